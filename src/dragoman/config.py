@@ -1,0 +1,286 @@
+"""Settings: small frozen records in Python, YAML on disk, `a.b=c` on the command line.
+
+Every setting has one default, here (a model kind's own settings stand beside that model). Names that stand on a
+menu (`norm`, `optimizer`, ...) are plain strings here and are checked by `pick` where the menu lives, so that
+adding a variant touches one file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from dragoman.types import Mistake
+
+V = TypeVar("V")
+S = TypeVar("S", bound="Settings")
+
+
+def near(name: str, menu: Iterable[str]) -> str:
+    """'; did you mean ...?' when a name on the menu is close, else nothing."""
+    found = difflib.get_close_matches(str(name), list(menu), 1, cutoff=0.5)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def pick(menu: Mapping[str, V], name: str, what: str) -> V:
+    """The entry called `name`, or a sentence with the nearest right name and the whole menu."""
+    if name in menu:
+        return menu[name]
+    raise Mistake(f"there is no {what} called {name!r}{near(name, menu)} (there are: {', '.join(menu)})")
+
+
+class Settings(BaseModel):
+    """A frozen record that knows its fields and refuses every other name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, dict) else value
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+Listed = BeforeValidator(_as_tuple)  # YAML knows lists, frozen records hold tuples
+Count = Annotated[int, Field(ge=1)]
+Amount = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class CorpusSettings(Settings):
+    """Where pairs come from: two plain files, one TSV or JSONL file, or the built-in phrasebook."""
+
+    source: str = ""
+    target: str = ""
+    tsv: str = ""
+    jsonl: str = ""
+    columns: Annotated[tuple[Amount, Amount], Listed] = (0, 1)  # of a TSV file: source, target
+    keys: Annotated[tuple[str, str], Listed] = ("source", "target")  # of a JSONL file
+    phrasebook: Amount = 0
+    split: str = ""  # of the phrasebook; by default the one that the recipe puts it under
+    seed: int = 1  # of the phrasebook
+    weight: Positive = 1.0  # of 2.0: every pair twice an epoch; of 0.5: every other pair
+
+    def check(self, key: str) -> None:
+        given = [name for name in ("source", "tsv", "jsonl", "phrasebook") if getattr(self, name)]
+        if len(given) != 1 or bool(self.source) != bool(self.target):
+            raise Mistake(
+                f"{key} needs one of {{source: F, target: F}}, {{tsv: F}}, {{jsonl: F}} or {{phrasebook: N}}, "
+                f"got {self.model_dump(exclude_defaults=True) or 'nothing'}"
+            )
+
+
+Corpora = Annotated[tuple[CorpusSettings, ...], Listed, BeforeValidator(_as_list)]
+
+
+class DataSettings(Settings):
+    train: Corpora = ()
+    dev: Corpora = ()
+    direction: str = "en-de"  # of the phrasebook
+    max_length: Count = 512  # tokens on either side; longer pairs are left out of training, counted and said
+    cache: str = "~/.cache/dragoman"  # token ids, once per corpus and tokenizer
+
+
+class TokenizerSettings(Settings):
+    kind: str = "bpe"
+    size: Annotated[int, Field(ge=8)] = 8000  # pieces of bpe and unigram; at most so many words or characters
+    joint: bool = True  # one vocabulary for both sides
+    byte_fallback: bool = True  # what no piece covers is spelt in bytes, so that nothing is lost
+    sampling: Fraction = 0.0  # bpe: chance of skipping a merge; unigram: spread of the samples; at training only
+
+
+class SearchSettings(Settings):
+    beam: Count = 4  # 1 is greedy
+    nbest: Count = 1
+    length_penalty: Annotated[float, Field(ge=0)] = 1.0  # score = logp / length ** length_penalty
+    max_ratio: Positive = 2.0  # an answer may have max_ratio * source tokens + max_extra tokens
+    max_extra: Amount = 16
+
+
+class TrainSettings(Settings):
+    seed: int = 1
+    steps: Amount = 100_000  # limits: whichever comes first; 0 is no limit
+    epochs: Amount = 0
+    minutes: Annotated[float, Field(ge=0)] = 0.0
+    tokens: Annotated[int, Field(ge=64)] = 8192  # of one batch, on the longer side, padding included
+    accumulate: Count = 1  # batches to one step
+    lr: Positive = 5e-4  # the peak
+    warmup: Amount = 1000  # steps
+    optimizer: str = "adamw"
+    beta2: Fraction = 0.98
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    schedule: str = "inverse_sqrt"
+    label_smoothing: Fraction = 0.1
+    clip: Annotated[float, Field(ge=0)] = 1.0  # of the gradient's norm; 0 is off
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    device: str = "auto"  # auto, cpu, cuda, cuda:1, ...
+    compile: Literal["auto"] | bool = "auto"
+    threads: Amount = 0  # 0: as PyTorch finds best
+    ema: Fraction = 0.0  # decay of the running mean of weights; 0 is off
+    average: Amount = 0  # the model is the mean of this many best checkpoints; 0 or 1: the best one
+    keep: Count = 3  # best checkpoints kept, beside the last
+    validate_every: Amount = 1000  # steps; 0 is only at the end
+    validate_lines: Amount = 500  # dev pairs translated for BLEU; 0: by loss alone
+    metric: Literal["bleu", "loss"] = "bleu"  # what "best" means
+    patience: Amount = 0  # validations without a better one before stopping; 0 is off
+    save_every: Count = 1000  # steps
+    log_every: Count = 50  # steps
+    tensorboard: bool = False  # curves in RUN/tensorboard, beside metrics.jsonl
+    freeze: Annotated[tuple[str, ...], Listed] = ()  # names of parameters to leave as they are, such as encoder.*
+
+    @property
+    def limit(self) -> str:
+        parts = [f"{getattr(self, n):g} {n}" for n in ("steps", "epochs", "minutes") if getattr(self, n)]
+        return " or ".join(parts)
+
+
+class Recipe(Settings):
+    """A whole run. `model` is filled in and checked by the model kind's own record (models/build.py)."""
+
+    data: DataSettings = DataSettings()
+    tokenizer: TokenizerSettings = TokenizerSettings()
+    model: dict[str, Any] = Field(default_factory=lambda: {"kind": "transformer"})
+    train: TrainSettings = TrainSettings()
+    search: SearchSettings = SearchSettings()
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 reads 1e-3 as a word; people who write learning rates mean a number."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+def parse_yaml(text: str, name: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}" if mark else ""
+        raise Mistake(f"{name}{where} is not valid YAML: {getattr(error, 'problem', None) or error}") from None
+
+
+def override(values: dict[str, Any], item: str) -> None:
+    """Set `a.b=c` in nested dicts; the right side is YAML."""
+    path, equals, value = item.partition("=")
+    if not equals or not path:
+        raise Mistake(f"{item!r} is not a setting; write it as name.name=value, such as train.steps=1000")
+    *parents, leaf = path.split(".")
+    spot = values
+    for name in parents:
+        inner = spot.setdefault(name, {})
+        if not isinstance(inner, dict):
+            raise Mistake(f"{item!r} sets something inside {name!r}, which is {inner!r} in the recipe")
+        spot = inner
+    spot[leaf] = parse_yaml(value, item)
+
+
+def build(cls: type[S], values: Any, where: str = "", line_of: Mapping[str, int] | None = None) -> S:
+    """Fill a record from nested dicts. The first fault becomes a sentence with the key, the value and the remedy."""
+    if not isinstance(values, dict):
+        raise Mistake(f"{where or 'the recipe'} must be settings written as name: value, got {values!r}")
+    try:
+        return cls.model_validate(values)
+    except ValidationError as error:
+        raise Mistake(_sentence(cls, error.errors()[0], where, line_of or {})) from None
+
+
+def _sentence(cls: type[Settings], fault: Any, where: str, line_of: Mapping[str, int]) -> str:
+    path = [str(p) for p in fault["loc"] if not str(p).startswith(("literal[", "function-", "bool", "tuple["))]
+    key = ".".join([*([where] if where else []), *path])
+    line = f" (line {line_of[key]})" if key in line_of else ""
+    if fault["type"] == "extra_forbidden":
+        record = _record_at(cls, path[:-1])
+        return f"there is no setting {key!r}{line}{near(path[-1], record.model_fields)} (there are: {', '.join(record.model_fields)})"
+    message = fault["msg"][0].lower() + fault["msg"][1:]
+    return f"{key}{line}: {message.removeprefix('input ')}, got {fault['input']!r}"
+
+
+def _record_at(cls: type[Settings], path: list[str]) -> type[Settings]:
+    for name in path:
+        if name.isdigit():
+            continue
+        kind: Any = cls.model_fields[name].annotation
+        for inner in (kind, *getattr(kind, "__args__", ())):
+            if isinstance(inner, type) and issubclass(inner, Settings):
+                cls = inner
+    return cls
+
+
+def _lines(node: yaml.Node | None, prefix: str = "") -> dict[str, int]:
+    """The line on which each key stands, so that a complaint can point at it."""
+    found: dict[str, int] = {}
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            name = f"{prefix}{key.value}"
+            found[name] = key.start_mark.line + 1
+            found |= _lines(value, name + ".")
+    if isinstance(node, yaml.SequenceNode):
+        for i, value in enumerate(node.value):
+            found |= _lines(value, f"{prefix}{i}.")
+    return found
+
+
+def read_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
+    """A recipe file with `a.b=c` laid over it. Corpus paths are looked up here first, then beside the recipe."""
+    text = read_text(path, "recipe")
+    values = parse_yaml(text, str(path))
+    if not isinstance(values, dict):
+        raise Mistake(f"{path} is not a recipe: it must hold sections such as data:, model: and train:")
+    lines = _lines(yaml.compose(text, Loader=_Loader))
+    for item in overrides:
+        override(values, item)
+        lines.pop(item.partition("=")[0], None)
+    try:
+        recipe = build(Recipe, values, line_of=lines)
+    except Mistake as fault:
+        raise Mistake(f"{path}: {fault}") from None
+    for name in ("train", "dev"):
+        for corpus in getattr(recipe.data, name):
+            corpus.check(f"{path}: data.{name}")
+    return _located(recipe, path.parent)
+
+
+def _located(recipe: Recipe, folder: Path) -> Recipe:
+    def locate(name: str) -> str:
+        if not name:
+            return name
+        here = Path(name).expanduser()
+        beside = folder / here
+        return str((beside if not here.exists() and beside.exists() else here).absolute())
+
+    def corpora(many: tuple[CorpusSettings, ...]) -> tuple[CorpusSettings, ...]:
+        names = ("source", "target", "tsv", "jsonl")
+        return tuple(c.model_copy(update={n: locate(getattr(c, n)) for n in names}) for c in many)
+
+    data = recipe.data.model_copy(update={"train": corpora(recipe.data.train), "dev": corpora(recipe.data.dev)})
+    return recipe.model_copy(update={"data": data})
+
+
+def read_text(path: Path, what: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise Mistake(f"there is no {what} file {str(path)!r}") from None
+    except IsADirectoryError:
+        raise Mistake(f"{str(path)!r} is a folder, but a {what} file is wanted") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise Mistake(f"{str(path)!r} is not UTF-8 text (line {line}), so it cannot be a {what} file") from None
+
+
+def to_yaml(settings: Settings) -> str:
+    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

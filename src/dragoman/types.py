@@ -1,0 +1,100 @@
+"""The nouns that travel through Dragoman, in the order of the walk.
+
+    files -> Pair -> Example -> Batch -> logits -> loss -> run folder -> Hypothesis -> text -> Score
+
+Shapes   B rows of a batch   S source width   T target width
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+PAD, UNK, BOS, EOS = 0, 1, 2, 3
+SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")  # every vocabulary begins with these four, in this order
+
+
+class Mistake(ValueError):
+    """What the user gave cannot work. The message is one plain sentence: the culprit, and what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A sentence and its counterpart, as raw text."""
+
+    source: str
+    target: str
+
+
+class Example(NamedTuple):
+    """A pair as token ids, without begin and end marks; `line` is its stable number in the corpus."""
+
+    source: NDArray[np.integer]
+    target: NDArray[np.integer]
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A grid of rows. Several pairs may lie side by side in a row; a pair's two sides lie in the same row.
+
+    Segments count the pairs of a row from 1; segment 0 is padding. Positions restart at 0 in every segment.
+    The target is shifted already: `target_in` begins with <s>, `target_out` ends with </s>.
+    One sentence per row is the same thing with one segment.
+    """
+
+    source_BS: Tensor
+    source_segment_BS: Tensor
+    source_position_BS: Tensor
+    target_in_BT: Tensor
+    target_out_BT: Tensor
+    target_segment_BT: Tensor
+    target_position_BT: Tensor
+    pairs: int
+    source_tokens: int
+    target_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """Real tokens on both sides: what a speed is counted in."""
+        return self.source_tokens + self.target_tokens
+
+    def to(self, device: torch.device) -> Batch:
+        moved = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved = {k: v.to(device, non_blocking=True) for k, v in moved.items() if not isinstance(v, int)}
+        return replace(self, **moved)
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """One answer of a model.
+
+    `alignment[t][s]` says how much target token t looked at source token s; each row sums to one, over the
+    tokens of `source_tokens`. `score` is the length-normalised log-probability that ranked it, `logp` the plain sum.
+    """
+
+    text: str
+    score: float
+    tokens: list[str]
+    alignment: list[list[float]]
+    source_tokens: list[str]
+    logp: float
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A metric's value, with the signature that makes it comparable."""
+
+    name: str
+    value: float
+    signature: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.value:.2f}  ({self.signature})"
