@@ -1,0 +1,90 @@
+"""Attention: the kernels on a menu, and the multi-head modules around them.
+
+Shapes   B batch   H heads   Q queries   K keys   D head width   C model width   N rows of a search
+A kernel takes q_BHQD, k_BHKD, v_BHKD and a keep-mask (True = may look) and returns out_BHQD.
+To add a variant: one function below and one line in KERNELS.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def weights(q_BHQD: Tensor, k_BHKD: Tensor, keep: Tensor) -> Tensor:
+    """How much each query looks at each key: scaled dot products, softmax over what it may look at."""
+    score_BHQK = q_BHQD @ k_BHKD.mT * q_BHQD.size(-1) ** -0.5
+    return score_BHQK.masked_fill(~keep, -torch.inf).softmax(-1)
+
+
+def reference(q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, keep: Tensor) -> Tensor:
+    """Scaled dot-product attention, written to be read."""
+    return weights(q_BHQD, k_BHKD, keep) @ v_BHKD
+
+
+def fused(q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, keep: Tensor) -> Tensor:
+    """The same numbers from PyTorch's fused kernel, which never holds the whole score matrix."""
+    return F.scaled_dot_product_attention(q_BHQD, k_BHKD, v_BHKD, attn_mask=keep)
+
+
+KERNELS: dict[str, Kernel] = {"reference": reference, "fused": fused}
+READABLE = {"fused": "reference"}  # a fast kernel and the plain one that it must equal
+
+
+def split_heads(x_BTC: Tensor, heads: int) -> Tensor:
+    return x_BTC.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def join_heads(x_BHTD: Tensor) -> Tensor:
+    return x_BHTD.transpose(1, 2).flatten(2)
+
+
+class SelfAttention(nn.Module):
+    """Every token asks the tokens of its own sentence. One product makes queries, keys and values."""
+
+    def __init__(self, width: int, heads: int, kernel: Kernel) -> None:
+        super().__init__()
+        self.heads, self.kernel = heads, kernel
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def split(self, x_BTC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.query_key_value(x_BTC).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return q, k, v
+
+    def forward(self, x_BTC: Tensor, keep: Tensor) -> Tensor:
+        q, k, v = self.split(x_BTC)
+        return self.out(join_heads(self.kernel(q, k, v, keep)))
+
+    def step(self, x_N1C: Tensor, cache: Tensor, at: int, keep: Tensor) -> Tensor:
+        """One more token: its key and value go to place `at` of the cache_2NHKD, then it looks at what `keep` allows."""
+        q_NH1D, k_NH1D, v_NH1D = self.split(x_N1C)
+        cache[0, :, :, at : at + 1], cache[1, :, :, at : at + 1] = k_NH1D, v_NH1D
+        seen = keep.size(-1)
+        return self.out(join_heads(self.kernel(q_NH1D, cache[0, :, :, :seen], cache[1, :, :, :seen], keep)))
+
+
+class CrossAttention(nn.Module):
+    """Every target token asks the tokens of its source sentence."""
+
+    def __init__(self, width: int, heads: int, kernel: Kernel) -> None:
+        super().__init__()
+        self.heads, self.kernel = heads, kernel
+        self.query = nn.Linear(width, width)
+        self.key_value = nn.Linear(width, 2 * width)
+        self.out = nn.Linear(width, width)
+
+    def look_up(self, memory_BSC: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the source: made once, asked at every step."""
+        k, v = self.key_value(memory_BSC).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return k, v
+
+    def forward(self, x_BTC: Tensor, memory: tuple[Tensor, Tensor], keep: Tensor) -> Tensor:
+        return self.out(join_heads(self.kernel(split_heads(self.query(x_BTC), self.heads), *memory, keep)))
+
+    def weights(self, x_BTC: Tensor, memory: tuple[Tensor, Tensor], keep: Tensor) -> Tensor:
+        """What `forward` looks at, before it reads the values: weights_BHTS."""
+        return weights(split_heads(self.query(x_BTC), self.heads), memory[0], keep)

@@ -1,0 +1,50 @@
+"""What stands around attention: the feed-forward net, the residual wiring, and dropout.
+
+Shapes   B batch   T tokens   C model width
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
+PLACES = {"pre": "pre", "post": "post"}  # norm before the sublayer, or after the residual sum (as in the paper)
+
+
+class FeedForward(nn.Module):
+    """Two products with an activation between them, on every token alone."""
+
+    def __init__(self, width: int, inner: int, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.activation = activation
+        self.wide = nn.Linear(width, inner)
+        self.narrow = nn.Linear(inner, width)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        return self.narrow(self.activation(self.wide(x_BTC)))
+
+
+class Residual(nn.Module):
+    """x + f(norm(x)) or norm(x + f(x)), with dropout on what f gives."""
+
+    def __init__(self, sublayer: nn.Module, norm: nn.Module, place: str, dropout: float) -> None:
+        super().__init__()
+        self.sublayer, self.norm, self.place = sublayer, norm, place
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x_BTC: Tensor, *args: Any) -> Tensor:
+        return self.around(x_BTC, self.sublayer, *args)
+
+    def around(self, x_BTC: Tensor, function: Callable[..., Tensor], *args: Any) -> Tensor:
+        """The same wiring around another verb of the sublayer, such as its `step`."""
+        if self.place == "pre":
+            return x_BTC + self.dropout(function(self.norm(x_BTC), *args))
+        out: Tensor = self.norm(x_BTC + self.dropout(function(x_BTC, *args)))
+        return out
+
+    def inlet(self, x_BTC: Tensor) -> Tensor:
+        """What the sublayer sees of x."""
+        return self.norm(x_BTC) if self.place == "pre" else x_BTC  # type: ignore[no-any-return]
