@@ -1,0 +1,192 @@
+"""From examples to grids: whole pairs laid side by side in rows of one width, under a token budget.
+
+A *layout* decides which pairs share a grid (LAYOUTS, at the foot); `lay` writes a planned grid out as a Batch.
+Lengths are counted as the grid holds them: a source with its </s>, a target with its <s> or its </s>.
+
+Shapes   B rows   S source width   T target width
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dragoman.types import BOS, EOS, PAD, Batch, Example
+
+Lengths = NDArray[np.int64]
+MUCH = np.iinfo(np.int64).max
+POOL = 8192  # pairs packed together: enough to fill rows, few enough to try every row
+
+
+class Widths(NamedTuple):
+    source: int
+    target: int
+
+    def times(self, factor: int) -> Widths:
+        return Widths(self.source * factor, self.target * factor)
+
+
+class Grid(NamedTuple):
+    """A planned batch: which examples lie in which row."""
+
+    rows: list[list[int]]
+    widths: Widths
+
+
+class Shelf:
+    """Rows of one width. The room that is left in them is one array, so that all are tried at once."""
+
+    def __init__(self, widths: Widths, most: int) -> None:
+        self.widths = widths
+        self.rows: list[list[int]] = []
+        self.room_2R = np.zeros((2, most), dtype=np.int64)
+
+    def place(self, item: int, length_21: NDArray[np.int64]) -> bool:
+        """Put an item into the row that it leaves the least room in; False if no row can hold it."""
+        if not self.rows:
+            return False
+        left_2R = self.room_2R[:, : len(self.rows)] - length_21
+        slack_R = np.where(left_2R.min(0) < 0, MUCH, left_2R.sum(0))
+        best = int(slack_R.argmin())
+        if slack_R[best] == MUCH:
+            return False
+        self.rows[best].append(item)
+        self.room_2R[:, best] = left_2R[:, best]
+        return True
+
+    def begin(self, item: int, length_21: NDArray[np.int64]) -> None:
+        """Start a new row with this item."""
+        self.room_2R[:, len(self.rows)] = np.array(self.widths) - length_21[:, 0]
+        self.rows.append([item])
+
+
+def pack(source_N: Lengths, target_N: Lengths, widths: Widths) -> list[Shelf]:
+    """Long pairs first, each into the fullest row that still has room, so that little room is left over.
+
+    Pairs wider than a row go to shelves of twice, four times, ... the width; shorter ones fill what is left there.
+    """
+    length_2N = np.stack([source_N, target_N])
+    share_N = (length_2N / np.array(widths)[:, None]).max(0)
+    own_N = np.ceil(np.log2(np.maximum(share_N, 1.0))).astype(int)
+    shelves = [Shelf(widths.times(2**k), len(source_N)) for k in range(int(own_N.max(initial=0)) + 1)]
+    for item in np.argsort(-share_N, kind="stable").tolist():
+        length_21 = length_2N[:, item : item + 1]
+        own = own_N[item]
+        if not any(shelf.place(item, length_21) for shelf in reversed(shelves[own:])):
+            shelves[own].begin(item, length_21)
+    return shelves
+
+
+def choose_widths(source_N: Lengths, target_N: Lengths) -> Widths:
+    """The narrowest rows that fill well: both grids as full as they can be, hardly a pair too wide.
+
+    The target's width follows the corpus' own ratio of lengths. Judged by packing a sample.
+    """
+    source_N, target_N = source_N[:POOL], target_N[:POOL]
+    ratio = target_N.sum() / source_N.sum()
+    best, best_fill = Widths(64, 64), 0.0
+    for source in (64, 128, 256, 512):
+        for slack in (0.97, 1.0, 1.03):
+            widths = Widths(source, max(8, round(source * ratio * slack / 8) * 8))
+            fill = _fill(source_N, target_N, widths)
+            if fill > best_fill + 0.015:  # twice the width must pay, since attention costs grow with it
+                best, best_fill = widths, fill
+    return best
+
+
+def _fill(source_N: Lengths, target_N: Lengths, widths: Widths) -> float:
+    shelves = pack(source_N, target_N, widths)
+    room = sum(len(s.rows) * np.array(s.widths) for s in shelves)
+    return float(min(np.array([source_N.sum(), target_N.sum()]) / room))
+
+
+def packed(
+    source_N: Lengths, target_N: Lengths, *, tokens: int, widths: Widths, rng: np.random.Generator
+) -> list[Grid]:
+    """Full rows in random order. All grids of a width have one shape, but for the last, some eighths of it."""
+    rows_by_widths: dict[Widths, list[list[int]]] = {}
+    for start in range(0, len(source_N), POOL):
+        for shelf in pack(source_N[start : start + POOL], target_N[start : start + POOL], widths):
+            rows_by_widths.setdefault(shelf.widths, []).extend([start + i for i in row] for row in shelf.rows)
+    grids = []
+    for shelf_widths, rows in rows_by_widths.items():
+        height = max(1, tokens // max(shelf_widths))
+        rng.shuffle(rows)
+        for start in range(0, len(rows), height):
+            some = rows[start : start + height]
+            grids.append(Grid(some + [[]] * (_few_heights(len(some), height) - len(some)), shelf_widths))
+    rng.shuffle(grids)  # type: ignore[arg-type]
+    return grids
+
+
+def _few_heights(rows: int, height: int) -> int:
+    """As many eighths of a full grid as hold these rows: few shapes, little emptiness."""
+    eighth = -(-height // 8)
+    return min(height, -(-rows // eighth) * eighth)
+
+
+def padded(
+    source_N: Lengths, target_N: Lengths, *, tokens: int, widths: Widths, rng: np.random.Generator
+) -> list[Grid]:  # noqa: ARG001
+    """One pair per row, pairs of like length together, so that little is padding."""
+    noise = rng.random(len(source_N))
+    order = np.lexsort((noise, target_N, source_N)).tolist()
+    grids: list[Grid] = []
+    rows: list[list[int]] = []
+    wide = Widths(0, 0)
+    for item in order:
+        wider = Widths(*(max(w, -(-int(n) // 8) * 8) for w, n in zip(wide, (source_N[item], target_N[item]))))
+        if rows and (len(rows) + 1) * max(wider) > tokens:
+            grids.append(Grid(rows, wide))
+            rows, wider = [], Widths(-(-int(source_N[item]) // 8) * 8, -(-int(target_N[item]) // 8) * 8)
+        rows.append([item])
+        wide = wider
+    if rows:
+        grids.append(Grid(rows, wide))
+    rng.shuffle(grids)  # type: ignore[arg-type]
+    return grids
+
+
+def lay(grid: Grid, examples: Sequence[Example]) -> Batch:
+    """Write the grid out. All is done on flat arrays: where a token goes is its segment's start plus its position."""
+    items = [item for row in grid.rows for item in row]
+    sizes = [len(row) for row in grid.rows]
+    row_N = np.repeat(np.arange(len(grid.rows)), sizes)
+    first_N = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    segment_N = np.arange(len(items)) - first_N + 1
+    end = np.array([EOS])
+    sides = {}
+    for name, width in zip(("source", "target"), grid.widths):
+        ids = [getattr(examples[item], name) for item in items]
+        length_N = np.array([len(i) + 1 for i in ids], dtype=np.int64)
+        flat = np.concatenate([part for i in ids for part in (i, end)]).astype(np.int64)
+        before_N = np.cumsum(length_N) - length_N
+        start_N = row_N * width + before_N - before_N[first_N]
+        position = np.arange(len(flat)) - np.repeat(before_N, length_N)
+        place = np.repeat(start_N, length_N) + position
+        sides[name] = (flat, np.repeat(segment_N, length_N), position, place)
+
+    def scatter(values: NDArray[np.int64], name: str, width: int) -> torch.Tensor:
+        out = np.full(len(grid.rows) * width, PAD, dtype=np.int64)
+        out[sides[name][3]] = values
+        return torch.from_numpy(out.reshape(len(grid.rows), width))
+
+    target_out, _, position, _ = sides["target"]
+    target_in = np.where(position == 0, BOS, np.roll(target_out, 1))
+    S, T = grid.widths
+    return Batch(
+        *(scatter(values, "source", S) for values in sides["source"][:3]),
+        scatter(target_in, "target", T),
+        *(scatter(values, "target", T) for values in sides["target"][:3]),
+        pairs=len(items),
+        source_tokens=len(sides["source"][0]),
+        target_tokens=len(target_out),
+    )
+
+
+Layout = Callable[..., list[Grid]]
+LAYOUTS: dict[str, Layout] = {"packed": packed, "padded": padded}

@@ -1,0 +1,140 @@
+"""An endless, seeded order of batches over one corpus or several. Its state is three integers.
+
+Each epoch is shuffled once, as a function of (seed, epoch); windows of the shuffled order are packed one after the
+other, so that no epoch is ever held whole and a resumed run repacks one window at most.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.data.batch import LAYOUTS, Widths, choose_widths, lay
+from dragoman.data.tokens import TokenStore
+from dragoman.text.tokenizer import Tokenizers
+from dragoman.types import Batch, Example
+
+WINDOW = 65_536  # pairs packed at a time
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the next batch is: enough to go on from."""
+
+    epoch: int = 0
+    window: int = 0
+    batch: int = 0
+
+    def state(self) -> dict[str, int]:
+        return asdict(self)
+
+
+class Weighted(NamedTuple):
+    store: TokenStore
+    weight: float
+
+
+class Stream:
+    """Batches from a place on, for ever. `sampling` above 0 draws a new segmentation of every text at every epoch."""
+
+    def __init__(
+        self,
+        parts: Sequence[Weighted],
+        tokenizers: Tokenizers,
+        *,
+        layout: str,
+        tokens: int,
+        seed: int,
+        sampling: float = 0.0,
+        widths: Widths | None = None,
+    ) -> None:
+        self.parts, self.tokenizers, self.layout = parts, tokenizers, LAYOUTS[layout]
+        self.tokens, self.seed, self.sampling = tokens, seed, sampling
+        self.first = np.cumsum([0, *(len(p.store) for p in parts)])
+        self.widths = widths or self._widths()
+
+    def _widths(self) -> Widths:
+        lengths = [part.store.lengths(4096) for part in self.parts]
+        return choose_widths(*(np.concatenate(side) for side in zip(*lengths, strict=True)))
+
+    def order(self, epoch: int) -> NDArray[np.uint32]:
+        """The pairs of an epoch, shuffled. Weight 2.5 means each pair twice and a random half of them once more."""
+        rng = np.random.default_rng([self.seed, epoch])
+        chosen = []
+        for first, (store, weight) in zip(self.first, self.parts):
+            lines = np.arange(first, first + len(store), dtype=np.uint32)
+            some = rng.permutation(len(store))[: round(weight % 1 * len(store))] if weight % 1 else []
+            chosen += [lines] * int(weight) + [lines[np.sort(np.asarray(some, dtype=np.int64))]]
+        order = np.concatenate(chosen)
+        rng.shuffle(order)
+        return order
+
+    def example(self, index: int, epoch: int) -> Example:
+        which = int(np.searchsorted(self.first, index, side="right")) - 1
+        store, line = self.parts[which].store, index - int(self.first[which])
+        if not self.sampling:
+            return store.example(line)
+        pair, key = store.pair(line), (self.seed, epoch, index)
+        source = self.tokenizers.source.sample(pair.source, rate=self.sampling, key=key)
+        target = self.tokenizers.target.sample(pair.target, rate=self.sampling, key=key)
+        return Example(np.asarray(source), np.asarray(target), line)
+
+    def batches(self, place: Place) -> Iterator[tuple[Batch, Place]]:
+        """Each batch with the place that follows it."""
+        epoch, window, at = place.epoch, place.window, place.batch
+        while True:
+            order = self.order(epoch)
+            windows = -(-len(order) // WINDOW)
+            while window < windows:
+                examples = [self.example(int(i), epoch) for i in order[window * WINDOW : (window + 1) * WINDOW]]
+                lengths = [np.array([len(getattr(e, side)) + 1 for e in examples]) for side in ("source", "target")]
+                rng = np.random.default_rng([self.seed, epoch, window])
+                grids = self.layout(*lengths, tokens=self.tokens, widths=self.widths, rng=rng)
+                for number, grid in enumerate(grids[at:], at + 1):
+                    last = number == len(grids)
+                    after = Place(epoch, window, number) if not last else Place(epoch, window + 1, 0)
+                    if last and window + 1 == windows:
+                        after = Place(epoch + 1, 0, 0)
+                    yield lay(grid, examples), after
+                for part in self.parts:
+                    part.store.forget_pages()
+                window, at = window + 1, 0
+            epoch, window = epoch + 1, 0
+
+
+def ahead(make: Callable[[], Iterator[tuple[Batch, Place]]], depth: int = 4) -> Iterator[tuple[Batch, Place]]:
+    """The same items, made in a thread while the caller computes. What goes wrong there is raised here."""
+    items: queue.Queue[tuple[Batch, Place] | BaseException] = queue.Queue(depth)
+    stop = threading.Event()
+
+    def hand_over(item: tuple[Batch, Place] | BaseException) -> None:
+        while not stop.is_set():
+            try:
+                return items.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+
+    def work() -> None:
+        try:
+            for item in make():
+                hand_over(item)
+                if stop.is_set():
+                    return
+        except BaseException as error:
+            hand_over(error)
+
+    threading.Thread(target=work, daemon=True, name="batches").start()
+    try:
+        while True:
+            item = items.get()
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        stop.set()

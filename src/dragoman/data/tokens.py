@@ -1,0 +1,193 @@
+"""Token ids of a corpus, memory-mapped: written once per corpus and tokenizer, opened at once ever after.
+
+    FOLDER/source.ids  source.ends  target.ids  target.ends  store.json     (and *.text, *.text_ends for sampling)
+
+`ends[i]` is where pair i's ids end, so that pair i is ids[ends[i-1]:ends[i]]. A corpus larger than memory trains,
+because only the pages in use are held.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.text.tokenizer import Tokenizers
+from dragoman.types import Example, Mistake, Pair
+
+SIDES = ("source", "target")
+CHUNK = 8192  # pairs encoded at a time
+
+
+class TokenStore:
+    """Examples by number. `digest` names the content, so that a resumed run can tell that its data is the same."""
+
+    def __init__(self, folder: Path) -> None:
+        about = json.loads((folder / "store.json").read_text(encoding="utf-8"))
+        self.pairs: int = about["pairs"]
+        self.digest: str = about["digest"]
+        self.dropped: dict[str, int] = about["dropped"]
+        self.longest: int = about["longest"]  # source tokens
+        self.ids = [_open(folder / f"{side}.ids", about["dtype"]) for side in SIDES]
+        self.ends = [_open(folder / f"{side}.ends", "int64") for side in SIDES]
+        self.text = [_open(folder / f"{side}.text", "uint8") for side in SIDES] if about["text"] else []
+        self.text_ends = [_open(folder / f"{side}.text_ends", "int64") for side in SIDES] if about["text"] else []
+
+    def __len__(self) -> int:
+        return self.pairs
+
+    def example(self, line: int) -> Example:
+        source, target = (_slice(ids, ends, line) for ids, ends in zip(self.ids, self.ends, strict=True))
+        return Example(source, target, line)
+
+    def pair(self, line: int) -> Pair:
+        """The text, where it is kept (for sampling a new segmentation at every epoch)."""
+        sides = (
+            _slice(text, ends, line).tobytes().decode() for text, ends in zip(self.text, self.text_ends, strict=True)
+        )
+        return Pair(*sides)
+
+    def lengths(self, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Lengths of some examples spread over the corpus, each with its end mark."""
+        lines = np.unique(np.linspace(0, self.pairs - 1, most).astype(np.int64))
+        source, target = (e[lines] - np.where(lines > 0, e[lines - 1], 0) + 1 for e in self.ends)
+        return source, target
+
+    def forget_pages(self) -> None:
+        """Hand back the pages that were read; the operating system keeps them cached while it has room."""
+        for array in (*self.ids, *self.ends, *self.text, *self.text_ends):
+            if isinstance(array, np.memmap):
+                array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
+
+
+def _open(path: Path, dtype: str) -> NDArray[Any]:
+    return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype)
+
+
+def _slice(values: NDArray[Any], ends: NDArray[Any], line: int) -> NDArray[Any]:
+    return values[ends[line - 1] if line else 0 : ends[line]]
+
+
+def open_store(
+    pairs: Callable[[], Iterator[Pair]],
+    tokenizers: Tokenizers,
+    *,
+    key: str,
+    cache: Path,
+    max_length: int,
+    text: bool,
+) -> TokenStore:
+    """The store of this corpus and tokenizer, made now if it is not there yet."""
+    name = hashlib.blake2b(f"{key}|{tokenizers.fingerprint()}|{max_length}|{text}".encode(), digest_size=12).hexdigest()
+    folder = cache / name
+    if not (folder / "store.json").exists():
+        try:
+            _make(folder, pairs(), tokenizers, max_length=max_length, text=text)
+        except OSError as error:
+            raise Mistake(
+                f"token ids cannot be kept in {str(cache)!r} ({error.strerror}); "
+                "free some room there or name another folder with data.cache=FOLDER"
+            ) from None
+    return TokenStore(folder)
+
+
+def _make(
+    folder: Path,
+    pairs: Iterator[Pair],
+    tokenizers: Tokenizers,
+    *,
+    max_length: int,
+    text: bool,
+) -> None:
+    """Written beside and renamed, so that a store is whole or not there."""
+    beside = folder.with_name(folder.name + ".part")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    dtype = "uint16" if max(tokenizers.source.size, tokenizers.target.size) <= 2**16 else "uint32"
+    dropped: Counter[str] = Counter()
+    digest = hashlib.blake2b(digest_size=16)
+    writers = [_Writer(beside, side, dtype, text, digest) for side in SIDES]
+    count = seen = longest = 0
+    while chunk := list(islice(pairs, CHUNK)):
+        seen += len(chunk)
+        encoded = [
+            t.encode_all([getattr(p, side) for p in chunk])
+            for t, side in zip((tokenizers.source, tokenizers.target), SIDES)
+        ]
+        fits = [_reason(s, t, max_length) for s, t in zip(*encoded, strict=True)]
+        dropped.update(reason for reason in fits if reason)
+        for writer, ids, side in zip(writers, encoded, SIDES, strict=True):
+            kept = [i for i, reason in enumerate(fits) if not reason]
+            writer.write([ids[i] for i in kept], [getattr(chunk[i], side) for i in kept])
+        count += sum(not reason for reason in fits)
+        longest = max([longest, *(len(ids) for ids, reason in zip(encoded[0], fits) if not reason)])
+    for writer in writers:
+        writer.close()
+    if not count:
+        raise Mistake(f"no pair of {seen} could be used ({_said(dropped)}); check the files, or raise data.max_length")
+    about = {"pairs": count, "dtype": dtype, "digest": digest.hexdigest(), "dropped": dict(dropped)}
+    about |= {"text": text, "longest": longest}
+    (beside / "store.json").write_text(json.dumps(about), encoding="utf-8")
+    if folder.exists():  # a whole store that another run made meanwhile
+        shutil.rmtree(beside)
+    else:
+        beside.rename(folder)
+
+
+def _reason(source: Sequence[int], target: Sequence[int], max_length: int) -> str:
+    if not source or not target:
+        return "one side empty"
+    return f"longer than {max_length} tokens" if max(len(source), len(target)) > max_length else ""
+
+
+def _said(dropped: Counter[str]) -> str:
+    return ", ".join(f"{n} {reason}" for reason, n in dropped.items()) or "nothing read"
+
+
+class _Writer:
+    """One side's ids, their ends, and, if wanted, the text itself."""
+
+    def __init__(self, folder: Path, side: str, dtype: str, text: bool, digest: Any) -> None:
+        self.dtype, self.digest = dtype, digest
+        self.streams = [
+            _Stream(folder, side, "ids", "ends"),
+            *([_Stream(folder, side, "text", "text_ends")] if text else []),
+        ]
+
+    def write(self, ids: list[list[int]], texts: list[str]) -> None:
+        arrays = [np.asarray(i, dtype=self.dtype) for i in ids]
+        self.digest.update(np.concatenate([np.zeros(0, self.dtype), *arrays]).tobytes())
+        self.streams[0].write([a.tobytes() for a in arrays], [len(a) for a in arrays])
+        for stream in self.streams[1:]:
+            raw = [t.encode() for t in texts]
+            stream.write(raw, [len(r) for r in raw])
+
+    def close(self) -> None:
+        for stream in self.streams:
+            stream.close()
+
+
+class _Stream:
+    def __init__(self, folder: Path, side: str, values: str, ends: str) -> None:
+        self.values: IO[bytes] = (folder / f"{side}.{values}").open("wb")
+        self.ends: IO[bytes] = (folder / f"{side}.{ends}").open("wb")
+        self.end = 0
+
+    def write(self, raw: list[bytes], lengths: list[int]) -> None:
+        ends = self.end + np.cumsum(lengths, dtype=np.int64)
+        self.values.write(b"".join(raw))
+        self.ends.write(ends.tobytes())
+        self.end = int(ends[-1]) if len(ends) else self.end
+
+    def close(self) -> None:
+        self.values.close()
+        self.ends.close()
