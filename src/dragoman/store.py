@@ -1,0 +1,185 @@
+"""A run folder on disk: whole files or none, a format number, and a digest that tells damage from data.
+
+    config.yaml  model.safetensors  tokenizer/  metrics.jsonl  checkpoints/  FORMAT
+
+Only tensors, text and JSON; loading never runs code from a folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from dragoman.config import Recipe, build, parse_yaml, to_yaml
+from dragoman.types import Mistake
+
+FORMAT = 1
+DIGEST_LINE = "# digest: "
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write beside, then rename: a reader sees the old file or the new one, never half of either."""
+    write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8"))
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a file or a folder beside `path`, then put it in its place in one move."""
+    beside = path.with_name(path.name + ".part")
+    _remove(beside)
+    try:
+        write(beside)
+        for file in [beside] if beside.is_file() else sorted(beside.rglob("*")):
+            _sync(file)
+        if beside.is_dir() and path.exists():
+            _remove(path)
+        os.replace(beside, path)
+        _sync(path.parent)
+    except (OSError, SafetensorError) as error:
+        _remove(beside)
+        raise unwritable(path, error) from None
+
+
+def unwritable(path: Path, error: Exception) -> Mistake:
+    why = getattr(error, "strerror", None) or str(error)
+    return Mistake(
+        f"cannot write {str(path)!r} ({why}); what was saved before is whole: make room or choose another "
+        "folder, then go on with --resume"
+    )
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], **about: str) -> None:
+    """Tensors with a digest of their content in the file's own header."""
+    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_whole(path, lambda beside: save_file(held, str(beside), {**about, "digest": _digest(held)}))
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and what was written about them; a damaged file is refused."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            about = dict(file.metadata() or {})
+    except FileNotFoundError:
+        raise Mistake(f"{str(path)!r} is missing, so the folder is not a whole run") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise Mistake(f"{str(path)!r} is cut short or damaged ({error}); copy it again or restore it") from None
+    if about.get("digest") != _digest(tensors):
+        raise Mistake(f"{str(path)!r} is damaged: its content does not match its digest; copy it again or restore it")
+    return tensors, about
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def mean(many: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The average of several sets of weights, summed in double precision, in the order given."""
+    sets = list(many)
+    total = {name: tensor.double() for name, tensor in sets[0].items()}
+    for tensors in sets[1:]:
+        for name, tensor in tensors.items():
+            total[name] += tensor
+    return {name: (tensor / len(sets)).to(sets[0][name].dtype) for name, tensor in total.items()}
+
+
+class RunFolder:
+    """The places in a run folder, and how each is read and written."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.model = self.path / "model.safetensors"
+        self.tokenizer = self.path / "tokenizer"
+        self.metrics = self.path / "metrics.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.format = self.path / "FORMAT"
+
+    def begin(self, recipe: Recipe) -> None:
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise unwritable(self.path, error) from None
+        self.save_recipe(recipe)
+        write_text(self.format, f"{FORMAT}\n")
+
+    def save_recipe(self, recipe: Recipe) -> None:
+        text = to_yaml(recipe)
+        write_text(self.config, f"{text}{DIGEST_LINE}{_text_digest(text)}\n")
+
+    def check(self) -> None:
+        """Refuse what is no run folder, or one of a later Dragoman."""
+        if not self.path.is_dir():
+            raise Mistake(f"there is no run folder {str(self.path)!r}")
+        if not self.format.exists():
+            raise Mistake(f"{str(self.path)!r} is not a run folder: it has no FORMAT file")
+        written = self.format.read_bytes().strip()
+        if not written.isdigit():
+            raise Mistake(f"{str(self.format)!r} is damaged: it must hold a number, such as {FORMAT}")
+        if int(written) > FORMAT:
+            raise Mistake(
+                f"{str(self.path)!r} has format {int(written)}, but this Dragoman reads up to {FORMAT}; update Dragoman"
+            )
+
+    def recipe(self) -> Recipe:
+        self.check()
+        try:
+            text = self.config.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            raise Mistake(f"{str(self.config)!r} is missing or damaged, so the folder is not a whole run") from None
+        body, mark, digest = text.partition(DIGEST_LINE)
+        if mark and digest.strip() != _text_digest(body):
+            raise Mistake(
+                f"{str(self.config)!r} is not as it was written; restore it, or, if you changed it on purpose, "
+                "remove its last line"
+            )
+        if not mark and not body.endswith("\n"):
+            raise Mistake(f"{str(self.config)!r} is cut short; restore it")
+        return build(Recipe, parse_yaml(body, str(self.config)), where="")
+
+    def save_model(self, weights: Mapping[str, Tensor], *, tokenizer: str, **about: str) -> None:
+        save_tensors(self.model, weights, tokenizer=tokenizer, **about)
+
+
+def _text_digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def read_json(path: Path) -> dict[str, object]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise Mistake(f"{str(path)!r} is missing, so the folder is not a whole run") from None
+    except (ValueError, OSError):
+        raise Mistake(f"{str(path)!r} is damaged; restore it") from None
+    if not isinstance(value, dict):
+        raise Mistake(f"{str(path)!r} is damaged; restore it")
+    return value

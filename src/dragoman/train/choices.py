@@ -1,0 +1,83 @@
+"""What is decided by looking at the machine. Decided once, saved with every checkpoint, kept on resume:
+the same choices on the same machine give the same bits."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+
+import torch
+
+from dragoman.config import TrainSettings
+from dragoman.translator import choose_device
+from dragoman.types import Mistake
+
+
+@dataclass(frozen=True)
+class Choices:
+    device: str
+    precision: str
+    compile: bool
+    threads: int
+    split: int = 1  # parts that every batch is cut into, because it did not fit into memory whole
+
+    def state(self) -> dict[str, object]:
+        return asdict(self)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(torch.device(self.device).type, torch.bfloat16)
+
+    def __str__(self) -> str:
+        how = "compiled" if self.compile else "not compiled"
+        threads = f", {self.threads} threads" if self.device == "cpu" else ""
+        return f"{self.device}, {self.precision}, {how}{threads}"
+
+
+def choose(settings: TrainSettings) -> Choices:
+    device = choose_device(settings.device)
+    return Choices(
+        device=str(device),
+        precision=settings.precision if settings.precision != "auto" else _best_precision(device),
+        compile=_compile(settings, device),
+        threads=settings.threads or torch.get_num_threads(),
+    )
+
+
+def rechosen(before: Choices, settings: TrainSettings) -> Choices:
+    """What an earlier part of the run chose, but for what is now set by name."""
+    now = choose(settings)
+    if settings.device == "auto" and torch.device(before.device).type == "cuda" and not torch.cuda.is_available():
+        raise Mistake(
+            f"this run was begun on {before.device}, which is not here; add train.device=cpu to go on without it "
+            "(equal within tolerance from then on, not to the bit)"
+        )
+    return Choices(
+        device=before.device if settings.device == "auto" else now.device,
+        precision=before.precision if settings.precision == "auto" else now.precision,
+        compile=before.compile if settings.compile == "auto" else now.compile,
+        threads=settings.threads or before.threads,
+        split=before.split,
+    )
+
+
+def _best_precision(device: torch.device) -> str:
+    """bf16 where there are instructions for it: elsewhere it is emulated, and slower than float32."""
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return "bf16" if fast else "float32"
+
+
+def _compile(settings: TrainSettings, device: torch.device) -> bool:
+    """Compiling pays on a long run; on a CPU it needs a C++ compiler at run time."""
+    able = device.type == "cuda" or any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+    if settings.compile is True and not able:
+        raise Mistake(
+            "train.compile=true needs a C++ compiler (g++ or clang++); install one or set train.compile=false"
+        )
+    if settings.compile == "auto":
+        return able and settings.steps >= 2000
+    return settings.compile

@@ -1,0 +1,78 @@
+"""From a recipe to what training reads: tokenizers, token stores, streams. Done once; found again at the next start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dragoman.config import CorpusSettings, Recipe
+from dragoman.data.stream import Weighted
+from dragoman.data.tokens import TokenStore, open_store
+from dragoman.store import RunFolder, write_whole
+from dragoman.text.corpus import fingerprint, read_pairs
+from dragoman.text.tokenizer import Tokenizers
+from dragoman.train.report import Report
+from dragoman.types import Mistake, Pair
+
+
+@dataclass(frozen=True)
+class Prepared:
+    tokenizers: Tokenizers
+    train: list[Weighted]
+    dev: list[Weighted]
+    dev_pairs: list[Pair]  # the first of dev, as text, to be translated
+
+    @property
+    def longest(self) -> int:
+        return max(part.store.longest for part in self.train)
+
+    @property
+    def digest(self) -> str:
+        return "+".join(f"{part.store.digest}*{part.weight:g}" for part in self.train)
+
+
+def prepare(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: Tokenizers | None = None) -> Prepared:
+    if not recipe.data.train:
+        raise Mistake("the recipe has no data.train; name a corpus there, such as {source: F, target: F}")
+    for split in ("train", "dev"):
+        for corpus in getattr(recipe.data, split):
+            fingerprint(corpus, split=split, direction=recipe.data.direction)  # a file that is missing is said first
+    found = tokenizers or _tokenizers(recipe, folder, report)
+    if not folder.tokenizer.exists():
+        write_whole(folder.tokenizer, found.save)
+    train = [_store(recipe, c, "train", found, report) for c in recipe.data.train]
+    dev = [_store(recipe, c, "dev", found, report) for c in recipe.data.dev]
+    pairs = (pair for c in recipe.data.dev for pair in _reader(recipe, c, "dev")())
+    lines = [pair for pair, _ in zip(pairs, range(recipe.train.validate_lines))]
+    return Prepared(found, train, dev, lines)
+
+
+def _tokenizers(recipe: Recipe, folder: RunFolder, report: Report) -> Tokenizers:
+    if folder.tokenizer.exists():
+        return Tokenizers.load(folder.tokenizer)
+
+    def pairs() -> Iterator[Pair]:
+        for corpus in recipe.data.train:
+            yield from report.counted(_reader(recipe, corpus, "train")(), "reading for the tokenizer")
+
+    report.say(f"learning a {recipe.tokenizer.kind} tokenizer")
+    return Tokenizers.train(pairs, recipe.tokenizer, seed=recipe.train.seed, say=report.say)
+
+
+def _reader(recipe: Recipe, corpus: CorpusSettings, split: str) -> Callable[[], Iterator[Pair]]:
+    return lambda: read_pairs(corpus, split=split, direction=recipe.data.direction)
+
+
+def _store(recipe: Recipe, corpus: CorpusSettings, split: str, tokenizers: Tokenizers, report: Report) -> Weighted:
+    store: TokenStore = open_store(
+        lambda: report.counted(_reader(recipe, corpus, split)(), f"encoding {split} pairs"),
+        tokenizers,
+        key=fingerprint(corpus, split=split, direction=recipe.data.direction),
+        cache=Path(recipe.data.cache).expanduser(),
+        max_length=recipe.data.max_length,
+        text=split == "train" and recipe.tokenizer.sampling > 0,
+    )
+    left_out = ", ".join(f"{n} {why}" for why, n in store.dropped.items())
+    report.say(f"{split}: {len(store):,} pairs" + (f" ({left_out}: left out)" if left_out else ""))
+    return Weighted(store, corpus.weight)

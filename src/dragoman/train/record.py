@@ -1,0 +1,118 @@
+"""The record of a run: all that shapes the next step, saved whole, so that a resumed run goes on to the bit.
+
+checkpoints/step-0000001000/   weights, optimizer, running mean, state.json: the newest only
+checkpoints/best-0000001000.safetensors   weights alone, of the best validations
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dragoman.data.stream import Place
+from dragoman.store import RunFolder, load_tensors, mean, read_json, save_tensors, write_whole
+from dragoman.train.choices import Choices
+from dragoman.train.step import Stepper
+from dragoman.train.validate import Validation
+from dragoman.types import Mistake
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Everything but tensors. What is not here may not matter."""
+
+    choices: Choices
+    data: str  # digest of the training data
+    step: int = 0
+    place: Place = field(default_factory=Place)
+    seconds: float = 0.0  # trained so far
+    tokens: int = 0  # read so far, both sides
+    skipped: int = 0  # steps not taken, because loss or gradient was not finite
+    skipped_in_a_row: int = 0
+    scale: float = 1.0  # of the learning rate; halved at every roll-back
+    best: tuple[tuple[float, int], ...] = ()  # (goodness, step), best first
+    stale: int = 0  # validations since the best one
+    last: Validation | None = None
+
+    def validated(self, validation: Validation, metric: str, keep: int) -> Progress:
+        entry = (validation.goodness(metric), self.step)
+        better = not self.best or entry[0] > self.best[0][0]
+        best = tuple(sorted([*self.best, entry], key=lambda e: (-e[0], e[1]))[:keep])
+        return replace(self, best=best, stale=0 if better else self.stale + 1, last=validation)
+
+    def state(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Progress:
+        last = state.pop("last")
+        return cls(
+            **state
+            | {
+                "choices": Choices(**state["choices"]),
+                "place": Place(**state["place"]),
+                "best": tuple((goodness, step) for goodness, step in state["best"]),
+                "last": Validation(**last) if last else None,
+            }
+        )
+
+
+def checkpoint(folder: RunFolder, step: int) -> Path:
+    return folder.checkpoints / f"step-{step:010}"
+
+
+def best_file(folder: RunFolder, step: int) -> Path:
+    return folder.checkpoints / f"best-{step:010}.safetensors"
+
+
+def save(folder: RunFolder, stepper: Stepper, progress: Progress) -> None:
+    """First the new, then away with the old: a crash between the two costs disk space, nothing else."""
+    if any(step == progress.step for _, step in progress.best):
+        save_tensors(best_file(folder, progress.step), stepper.weights())
+
+    def write(beside: Path) -> None:
+        beside.mkdir()
+        save_tensors(beside / "model.safetensors", dict(stepper.model.named_parameters()))
+        save_tensors(beside / "optimizer.safetensors", stepper.optimizer_tensors())
+        save_tensors(beside / "ema.safetensors", stepper.ema)
+        (beside / "state.json").write_text(json.dumps(progress.state(), indent=1), encoding="utf-8")
+
+    target = checkpoint(folder, progress.step)
+    if not target.exists():
+        write_whole(target, write)
+    kept = {target, *(best_file(folder, step) for _, step in progress.best)}
+    for old in folder.checkpoints.iterdir():
+        if old not in kept:
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
+
+
+def newest(folder: RunFolder) -> Path | None:
+    found = [p for p in folder.checkpoints.glob("step-*") if p.is_dir() and not p.name.endswith(".part")]
+    return max(found, default=None)
+
+
+def load(path: Path) -> Progress:
+    try:
+        return Progress.from_state(dict(read_json(path / "state.json")))
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, Mistake):
+            raise
+        raise Mistake(f"{str(path / 'state.json')!r} is damaged; restore it") from None
+
+
+def restore(path: Path, stepper: Stepper) -> None:
+    names = ("model", "optimizer", "ema")
+    stepper.restore(*(load_tensors(path / f"{name}.safetensors")[0] for name in names))
+
+
+def final_weights(folder: RunFolder, stepper: Stepper, progress: Progress, average: int) -> dict[str, Tensor]:
+    """The best weights, or the mean of the best few; without validation those of now."""
+    steps = [step for _, step in progress.best[: max(average, 1)]]
+    if not steps:
+        return stepper.weights()
+    return mean(load_tensors(best_file(folder, step))[0] for step in steps)

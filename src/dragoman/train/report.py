@@ -1,0 +1,115 @@
+"""What a run tells people while it goes: messages and a progress line on stderr, metrics.jsonl, TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from dragoman.store import unwritable, write_text
+from dragoman.types import Mistake
+
+T = TypeVar("T")
+QUIET_SECONDS = 10.0  # without a terminal, a line at most so often
+
+
+class Report:
+    """Messages go to stderr: results own stdout. Without a terminal there is no bar, only a line now and then."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+        self.progress: Progress | None = None
+        self.task = TaskID(0)
+        self.spoke = time.monotonic()
+
+    def say(self, message: str) -> None:
+        self.console.print(message, markup=False)
+
+    def counted(self, items: Iterable[T], what: str) -> Iterator[T]:
+        """The same items, with a count that shows on a terminal when it takes longer than a second."""
+        begun = shown = time.monotonic()
+        count = 0
+        for count, item in enumerate(items, 1):
+            yield item
+            if count % 1024 == 0 and self.console.is_terminal and time.monotonic() - shown > 0.5:
+                shown = time.monotonic()
+                sys.stderr.write(f"\r{what}: {count:,} ({count / (shown - begun):,.0f}/s)\x1b[K")
+                sys.stderr.flush()
+        if shown > begun:
+            sys.stderr.write("\r\x1b[K")
+
+    def begin(self, total: int, done: int) -> None:
+        if self.console.is_terminal and not self.console.quiet:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[said]}"),
+                TimeRemainingColumn(),
+            )
+            self.progress = Progress(*columns, console=self.console, transient=True)
+            self.task = self.progress.add_task("training", total=total or None, completed=done, said="")
+            self.progress.start()
+
+    def step(self, done: float, said: str) -> None:
+        if self.progress:
+            self.progress.update(self.task, completed=done, said=said)
+        elif time.monotonic() - self.spoke > QUIET_SECONDS:
+            self.spoke = time.monotonic()
+            self.say(said)
+
+    def end(self) -> None:
+        if self.progress:
+            self.progress.stop()
+            self.progress = None
+
+
+class Metrics:
+    """metrics.jsonl, one record a line, and the same numbers for TensorBoard. Cut back to the step resumed from."""
+
+    def __init__(self, path: Path, *, step: int, board: bool) -> None:
+        self.path = path
+        kept = [line for line in _lines(path) if _step(line) <= step]
+        write_text(path, "".join(line + "\n" for line in kept))
+        self.file: IO[str] = path.open("a", encoding="utf-8")
+        self.board = _board(path.parent / "tensorboard", step) if board else None
+
+    def write(self, event: str, step: int, **values: Any) -> None:
+        try:
+            self.file.write(json.dumps({"event": event, "step": step, **values}) + "\n")
+            self.file.flush()
+        except OSError as error:
+            raise unwritable(self.path, error) from None
+        if self.board:
+            for name, value in values.items():
+                if isinstance(value, int | float):
+                    self.board.add_scalar(f"{event}/{name}", value, step)
+
+    def close(self) -> None:
+        self.file.close()
+        if self.board:
+            self.board.close()
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []
+
+
+def _step(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")  # a torn line: not kept
+
+
+def _board(folder: Path, step: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise Mistake("train.tensorboard=true needs TensorBoard: pip install 'dragoman[board]'") from None
+    return SummaryWriter(str(folder), purge_step=step + 1)  # type: ignore[no-untyped-call]

@@ -1,0 +1,270 @@
+"""The front door: text in, answers out.
+
+    translator = load("runs/demo")
+    translator.translate(["A man walks his dog."])
+
+How floats round depends on the shapes they are computed in. So every grid here has a fixed number of rows, and a
+width that a sentence's own length decides; rows with nothing to do run empty. The answer to a line is the same
+alone, in a batch of any size and in any order.
+
+Shapes   B rows of a grid   S source width   T target width
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dragoman.config import Recipe, SearchSettings
+from dragoman.data.batch import Grid, Widths, lay
+from dragoman.models.build import build_model
+from dragoman.search.beam import beam_search
+from dragoman.search.sample import greedy
+from dragoman.search.step import Found
+from dragoman.store import RunFolder, load_tensors
+from dragoman.text.tokenizer import Tokenizers
+from dragoman.types import EOS, PAD, Example, Hypothesis, Mistake
+
+T = TypeVar("T")
+ROWS = {"cpu": 8, "cuda": 64}  # sentences of one grid
+SENTENCE = re.compile(r"\S.*?(?:[.!?…][\"'”’»)\]]*(?=\s)|[。！？][”’」』)\]]*|$)", re.DOTALL)
+
+
+class Piece(NamedTuple):
+    """A line, or one sentence of a line that is longer than what the model learnt from."""
+
+    line: int
+    text: str
+    ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Translator:
+    """A model with its tokenizers. `longest` is the longest source, in tokens, that it was trained on."""
+
+    model: nn.Module
+    tokenizers: Tokenizers
+    recipe: Recipe
+    longest: int
+    device: torch.device
+
+    def translate(self, lines: Sequence[str], *, beam: int | None = None) -> list[Hypothesis]:
+        """The best answer to every line, in order. An empty line stays empty."""
+        return [found[0] for found in self.nbest(lines, count=1, beam=beam)]
+
+    def nbest(self, lines: Sequence[str], *, count: int, beam: int | None = None) -> list[list[Hypothesis]]:
+        """Up to `count` different answers to every line, best first. A line that had to be split has one."""
+        search = self.recipe.search.model_copy(update={"beam": beam or self.recipe.search.beam, "nbest": count})
+        if count > search.beam:
+            raise Mistake(f"{count} answers cannot come from a beam of {search.beam}; ask for --beam {count} or more")
+        pieces = [piece for number, line in enumerate(lines) for piece in self.cut(number, line)]
+        with evaluating(self.model):
+            answers = self.answer(pieces, search)
+        out: list[list[Hypothesis]] = [[] for _ in lines]
+        for number, line in enumerate(lines):
+            if not line.strip():
+                out[number] = [Hypothesis("", 0.0, [], [], [], 0.0)]
+        parts: dict[int, list[list[Hypothesis]]] = {}
+        for piece, answer in zip(pieces, answers, strict=True):
+            parts.setdefault(piece.line, []).append(answer)
+        for number, some in parts.items():
+            out[number] = some[0] if len(some) == 1 else [joined([answer[0] for answer in some])]
+        return out
+
+    def cut(self, number: int, line: str) -> Iterator[Piece]:
+        """The line as it is, or, if it is longer than any the model learnt from, as runs of whole sentences."""
+        if not line.strip():
+            return
+        encode = self.tokenizers.source.encode
+        ids = encode(line)
+        if len(ids) <= self.longest:
+            yield Piece(number, line, ids)
+            return
+        held = ""
+        for sentence in sentences(line):
+            together = f"{held} {sentence}" if held else sentence
+            if held and len(encode(together)) > self.longest:
+                yield Piece(number, held, encode(held))
+                held = sentence
+            else:
+                held = together
+        yield Piece(number, held, encode(held))
+
+    def answer(self, pieces: Sequence[Piece], search: SearchSettings) -> list[list[Hypothesis]]:
+        """Grids of pieces of one width, then the alignments of what was found."""
+        found: dict[int, list[Found]] = {}
+        for width, some in grouped(range(len(pieces)), lambda i: rung(len(pieces[i].ids) + 1), self.rows):
+            source_BS = torch.full((self.rows, width), PAD)
+            limit_B = torch.zeros(self.rows, dtype=torch.long)
+            for row, i in enumerate(some):
+                ids = pieces[i].ids
+                source_BS[row, : len(ids) + 1] = torch.tensor([*ids, EOS])
+                limit_B[row] = int(search.max_ratio * len(ids)) + search.max_extra + 1
+            found.update(zip(some, self.search(source_BS, limit_B, search)))
+        flat = [(i, one) for i in range(len(pieces)) for one in found[i]]
+        looks = self.alignments([(pieces[i].ids, one.tokens) for i, one in flat])
+        answers: list[list[Hypothesis]] = [[] for _ in pieces]
+        for (i, one), look in zip(flat, looks, strict=True):
+            answers[i].append(self.hypothesis(pieces[i], one, look))
+        return answers
+
+    def search(self, source_BS: Tensor, limit_B: Tensor, search: SearchSettings) -> list[list[Found]]:
+        source_BS, limit_B = source_BS.to(self.device), limit_B.to(self.device)
+        model: Any = self.model
+        if search.beam == 1:
+            return greedy(model, source_BS, source_BS != PAD, limit_B, alpha=search.length_penalty)
+        return beam_search(
+            model,
+            source_BS,
+            source_BS != PAD,
+            limit_B,
+            width=search.beam,
+            nbest=search.nbest,
+            alpha=search.length_penalty,
+        )
+
+    @torch.inference_mode()
+    def alignments(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[list[float]]]:
+        """Where each target token looked, as shares of the source tokens; the whole answer is read in one pass."""
+        examples = [Example(np.asarray(s, dtype=np.int64), np.asarray(t, dtype=np.int64), 0) for s, t in pairs]
+        looks: list[list[list[float]]] = [[] for _ in pairs]
+
+        def widths(i: int) -> Widths:
+            return Widths(*(rung(len(side) + 1) for side in pairs[i]))
+
+        for wide, some in grouped(range(len(pairs)), widths, self.rows):
+            rows = [[i] for i in some] + [[]] * (self.rows - len(some))
+            look_BTS = self.model.alignment(lay(Grid(rows, wide), examples).to(self.device)).cpu()  # type: ignore[operator]
+            for row, i in enumerate(some):
+                look_TS = look_BTS[row, : len(pairs[i][1]), : len(pairs[i][0])]
+                looks[i] = (look_TS / look_TS.sum(-1, keepdim=True).clamp(min=1e-9)).tolist()
+        return looks
+
+    def hypothesis(self, piece: Piece, found: Found, look: list[list[float]]) -> Hypothesis:
+        warnings = []
+        if len(piece.ids) > self.longest:
+            warnings.append(f"longer than any sentence of training ({len(piece.ids)} tokens against {self.longest})")
+        if not found.finished:
+            warnings.append(f"cut at {len(found.tokens)} tokens, the most that search.max_ratio and max_extra allow")
+        source, target = self.tokenizers.source, self.tokenizers.target
+        return Hypothesis(
+            text=target.decode(found.tokens),
+            score=found.score,
+            tokens=target.pieces(found.tokens),
+            alignment=look,
+            source_tokens=source.pieces(piece.ids),
+            logp=found.logp,
+            warnings=tuple(warnings),
+        )
+
+    @property
+    def rows(self) -> int:
+        return ROWS[self.device.type]
+
+
+class evaluating:
+    """Dropout off inside, and back as it was after."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.was = model, model.training
+
+    def __enter__(self) -> None:
+        self.model.eval()
+
+    def __exit__(self, *_: object) -> None:
+        self.model.train(self.was)
+
+
+def sentences(line: str) -> list[str]:
+    """A line cut after marks that end sentences. Nothing is lost but the space between them."""
+    return SENTENCE.findall(line)
+
+
+def rung(length: int) -> int:
+    """The next of 16, 32, 64, 128, ...: a width that depends on the sentence alone."""
+    width = 16
+    while width < length:
+        width *= 2
+    return width
+
+
+def grouped(items: Iterable[int], key: Callable[[int], T], size: int) -> Iterator[tuple[T, list[int]]]:
+    """Items of one key together, at most `size` at a time, in the order they came."""
+    groups: dict[T, list[int]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    for value, some in groups.items():
+        rest = iter(some)
+        while chunk := list(islice(rest, size)):
+            yield value, chunk
+
+
+def joined(parts: Sequence[Hypothesis]) -> Hypothesis:
+    """One answer from the answers to a line's sentences; alignments stand on the diagonal."""
+    width = sum(len(part.source_tokens) for part in parts)
+    alignment, before = [], 0
+    for part in parts:
+        after = width - before - len(part.source_tokens)
+        alignment += [[0.0] * before + row + [0.0] * after for row in part.alignment]
+        before += len(part.source_tokens)
+    tokens = sum(len(part.tokens) + 1 for part in parts)
+    said = dict.fromkeys(warning for part in parts for warning in part.warnings)
+    return Hypothesis(
+        text=" ".join(part.text for part in parts),
+        score=sum(part.score * (len(part.tokens) + 1) for part in parts) / tokens,
+        tokens=[token for part in parts for token in part.tokens],
+        alignment=alignment,
+        source_tokens=[token for part in parts for token in part.source_tokens],
+        logp=sum(part.logp for part in parts),
+        warnings=(f"longer than any sentence of training: translated in {len(parts)} parts", *said),
+    )
+
+
+def choose_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise Mistake(f"there is no device called {name!r}; write auto, cpu, cuda or cuda:1") from None
+    if device.type not in ROWS:
+        raise Mistake(f"device {name!r} is not one that Dragoman runs on; write auto, cpu, cuda or cuda:1")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise Mistake(f"device {name!r} is not there; this machine has {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def load(run: str | Path, *, device: str = "auto") -> Translator:
+    """Open a run folder. It needs nothing else, and nothing in it is run."""
+    folder = RunFolder(run)
+    recipe = folder.recipe()
+    if not folder.model.exists():
+        raise Mistake(f"{str(folder.path)!r} has no model yet: training has not come to its first validation")
+    weights, about = load_tensors(folder.model)
+    tokenizers = Tokenizers.load(folder.tokenizer)
+    if about.get("tokenizer") != tokenizers.fingerprint():
+        raise Mistake(f"{str(folder.tokenizer)!r} is damaged, or not the tokenizer that the model was trained with")
+    model = build_model(recipe, source_size=tokenizers.source.size, target_size=tokenizers.target.size)
+    put_weights(model, weights, str(folder.model))
+    where = choose_device(device)
+    return Translator(model.to(where).eval(), tokenizers, recipe, int(about["longest"]), where)
+
+
+def put_weights(model: nn.Module, weights: dict[str, Tensor], name: str) -> None:
+    own = dict(model.named_parameters())
+    wrong = sorted(set(own) ^ set(weights)) or [n for n in own if own[n].shape != weights[n].shape]
+    if wrong:
+        raise Mistake(
+            f"{name!r} does not fit its config.yaml: parameter {wrong[0]!r} is missing, unknown or of another size"
+        )
+    with torch.no_grad():
+        for parameter_name, parameter in own.items():
+            parameter.copy_(weights[parameter_name])
