@@ -1,1 +1,42 @@
-"""Dragoman."""
+"""Dragoman learns to turn one sequence into another, translation first, and shows how it did so.
+
+    import dragoman
+    dragoman.train("recipe.yaml", out="run")
+    translator = dragoman.load("run")
+    translator.translate(["A man walks his dog."])
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dragoman.config import Recipe as Recipe
+    from dragoman.train.trainer import train as train
+    from dragoman.translator import Translator as Translator
+    from dragoman.translator import load as load
+    from dragoman.types import Hypothesis as Hypothesis
+    from dragoman.types import Mistake as Mistake
+    from dragoman.types import Pair as Pair
+    from dragoman.types import Score as Score
+
+__version__ = version("dragoman")
+
+_HOMES = {
+    "Hypothesis": "types",
+    "Mistake": "types",
+    "Pair": "types",
+    "Recipe": "config",
+    "Score": "types",
+    "Translator": "translator",
+    "load": "translator",
+    "train": "train.trainer",
+}
+__all__ = ["Hypothesis", "Mistake", "Pair", "Recipe", "Score", "Translator", "load", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are fetched from their rooms when first asked for, so that `import dragoman` is quick."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dragoman' has no attribute {name!r}")
+    return getattr(import_module(f"dragoman.{_HOMES[name]}"), name)

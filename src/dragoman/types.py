@@ -24,6 +24,14 @@ class Mistake(ValueError):
     """What the user gave cannot work. The message is one plain sentence: the culprit, and what would be right."""
 
 
+class Stop(Exception):
+    """A signal asked to stop, and everything is saved. `code` is what a shell expects of it."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 @dataclass(frozen=True, slots=True)
 class Pair:
     """A sentence and its counterpart, as raw text."""

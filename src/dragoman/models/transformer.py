@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dragoman.config import Amount, Count, Fraction, Settings, pick
 from dragoman.nn.attention import KERNELS, CrossAttention, SelfAttention
 from dragoman.nn.block import ACTIVATIONS, PLACES, FeedForward, Residual
+from dragoman.nn.dropout import Dropout
 from dragoman.nn.mask import causal, never_empty, same_segment
 from dragoman.nn.norm import NORMS
 from dragoman.nn.position import POSITIONS
@@ -37,7 +38,7 @@ class TransformerSettings(Settings):
     norm_place: str = "pre"
     activation: str = "relu"
     position: str = "sinusoidal"
-    kernel: str = "fused"
+    kernel: str = "auto"
     tied: bool = (
         True  # one matrix for target embeddings and output; for source embeddings too, if the vocabulary is joint
     )
@@ -136,7 +137,7 @@ class Transformer(nn.Module):
         width = settings.width
         self.scale = math.sqrt(width)
         self.position = POSITIONS[settings.position](width)
-        self.dropout = nn.Dropout(settings.dropout)
+        self.dropout = Dropout(settings.dropout)
         self.target_embedding = nn.Embedding(target_size, width)
         self.source_embedding = self.target_embedding if joint and settings.tied else nn.Embedding(source_size, width)
         self.encoder = nn.ModuleList(EncoderLayer(settings) for _ in range(settings.encoder_layers or settings.layers))

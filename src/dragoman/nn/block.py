@@ -1,4 +1,4 @@
-"""What stands around attention: the feed-forward net, the residual wiring, and dropout.
+"""What stands around attention: the feed-forward net and the residual wiring.
 
 Shapes   B batch   T tokens   C model width
 """
@@ -6,9 +6,10 @@ Shapes   B batch   T tokens   C model width
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from dragoman.nn.dropout import Dropout
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 PLACES = {"pre": "pre", "post": "post"}  # norm before the sublayer, or after the residual sum (as in the paper)
@@ -33,7 +34,7 @@ class Residual(nn.Module):
     def __init__(self, sublayer: nn.Module, norm: nn.Module, place: str, dropout: float) -> None:
         super().__init__()
         self.sublayer, self.norm, self.place = sublayer, norm, place
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x_BTC: Tensor, *args: Any) -> Tensor:
         return self.around(x_BTC, self.sublayer, *args)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-CHUNK = 1 << 23  # logits held at a time
+CHUNK = {"cpu": 512, "cuda": 8192}  # tokens whose logits are held at a time: few enough for a CPU's cache
 
 
 def plain(states_NC: Tensor, weight_VC: Tensor, target_N: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
@@ -43,8 +43,9 @@ class _Chunked(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight_VC) if wants else None
         total = states_NC.new_zeros((), dtype=torch.float32)
         likelihood = torch.zeros_like(total)
-        for start in range(0, len(target_N), step := max(1, CHUNK // V)):
-            part = slice(start, start + step)
+        chunk = CHUNK[device]
+        for start in range(0, len(target_N), chunk):
+            part = slice(start, start + chunk)
             logits = (states[part] @ weight.T).float()
             target = target_N[part, None]
             lse = logits.logsumexp(-1)

@@ -27,21 +27,13 @@ from dragoman.train.report import Metrics, Report
 from dragoman.train.step import Stepper, Update
 from dragoman.train.validate import Validator
 from dragoman.translator import put_weights
-from dragoman.types import Batch, Mistake
+from dragoman.types import Batch, Mistake, Stop
 
 ROLL_BACK_AFTER = 5  # non-finite steps in a row
 MAY_CHANGE = {
     "steps", "epochs", "minutes", "patience", "log_every", "keep", "average",  # when to stop, what to keep
     "device", "precision", "compile", "threads",  # where to run: said, because the bits may change
 }  # fmt: skip
-
-
-class Interrupted(Exception):
-    """A signal asked the run to stop; everything is saved. `code` is what a shell expects."""
-
-    def __init__(self, number: int, step: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name} at step {step}; go on with --resume")
-        self.code = 128 + number
 
 
 def train(
@@ -253,7 +245,8 @@ class Trainer:
             if due or last or not self.folder.model.exists():
                 self.publish()
         if self.signal and not last:
-            raise Interrupted(self.signal, step)
+            name = signal.Signals(self.signal).name
+            raise Stop(f"stopped by {name} at step {step}, all saved; go on with --resume", 128 + self.signal)
 
     def validate(self) -> None:
         with self.stepper.averaged():

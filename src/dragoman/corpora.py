@@ -1,0 +1,58 @@
+"""What `dragoman data` writes: cleaned corpora and pages of the phrasebook, each file whole or not there."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dragoman.config import CorpusSettings, build, override
+from dragoman.store import unwritable
+from dragoman.text import phrasebook
+from dragoman.text.clean import CleanSettings, clean
+from dragoman.text.corpus import read_pairs
+from dragoman.train.report import Report
+
+
+def clean_files(corpus: CorpusSettings, prefix: Path, settings: Sequence[str]) -> Counter[str]:
+    """Write the pairs worth keeping to PREFIX.source and PREFIX.target; count what became of the others."""
+    values: dict[str, Any] = {}
+    for item in settings:
+        override(values, item)
+    counts: Counter[str] = Counter()
+    chosen = build(CleanSettings, values)
+    pairs = clean(Report().counted(read_pairs(corpus), "cleaning"), chosen, counts)
+    write_columns(prefix, ("source", "target"), ((pair.source, pair.target) for pair in pairs))
+    return counts
+
+
+def write_phrasebook(prefix: Path, *, count: int, split: str, seed: int, gold: bool) -> None:
+    phrases = Report().counted(phrasebook.phrases(split, count, seed=seed), "writing")
+    if gold:
+        rows = ((p.source, p.target, json.dumps(asdict(p), ensure_ascii=False)) for p in phrases)
+        write_columns(prefix, ("en", "de", "jsonl"), rows)
+    else:
+        write_columns(prefix, ("en", "de"), ((p.source, p.target) for p in phrases))
+
+
+def write_columns(prefix: Path, endings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """One file for each column, written beside and renamed together at the end."""
+    paths = [prefix.with_name(f"{prefix.name}.{ending}") for ending in endings]
+    beside = [path.with_name(path.name + ".part") for path in paths]
+    try:
+        with ExitStack() as stack:
+            files = [stack.enter_context(path.open("w", encoding="utf-8", newline="\n")) for path in beside]
+            for row in rows:
+                for file, text in zip(files, row, strict=True):
+                    file.write(text + "\n")
+        for part, path in zip(beside, paths, strict=True):
+            part.replace(path)
+    except OSError as error:
+        raise unwritable(prefix, error) from None
+    finally:
+        for part in beside:
+            part.unlink(missing_ok=True)

@@ -1,0 +1,62 @@
+"""A run against references: scores with signatures, and, on the phrasebook, phenomenon by phenomenon."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from dragoman.score.metrics import evaluate
+from dragoman.text import phrasebook
+from dragoman.text.phrasebook import Phrase
+from dragoman.translator import Translator
+from dragoman.types import Score
+
+
+def against_references(translator: Translator, sources: Sequence[str], references: Sequence[Sequence[str]], *, beam: int | None) -> dict[str, Any]:
+    found = translator.translate(sources, beam=beam)
+    return {"lines": len(sources), **as_dict(evaluate([one.text for one in found], references))}
+
+
+def on_phrasebook(translator: Translator, split: str, count: int, *, beam: int | None) -> dict[str, Any]:
+    """The ordinary scores on a split of the built-in corpus, and the share of right answers for each phenomenon."""
+    direction = translator.recipe.data.direction
+    phrases = list(phrasebook.phrases(split, count, direction=direction))
+    texts = [one.text for one in translator.translate([phrase.source for phrase in phrases], beam=beam)]
+    scores = evaluate(texts, [[phrase.target for phrase in phrases]])
+    return {"lines": len(phrases), **as_dict(scores), "phenomena": phenomena(phrases, texts)}
+
+
+def phenomena(phrases: Sequence[Phrase], texts: Sequence[str]) -> dict[str, dict[str, float]]:
+    right: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    for phrase, text in zip(phrases, texts, strict=True):
+        for name, (good, all_of_it) in phrasebook.judged(phrase, text).items():
+            right[name] += good
+            total[name] += all_of_it
+    return {name: {"right": right[name], "total": total[name], "percent": 100 * right[name] / total[name]} for name in sorted(total)}
+
+
+def as_dict(scores: Sequence[Score]) -> dict[str, Any]:
+    return {score.name: {"value": score.value, "signature": score.signature} for score in scores}
+
+
+def table(results: Sequence[dict[str, Any]]) -> Table:
+    """One row for each score of each run."""
+    out = Table(box=None, padding=(0, 2, 0, 0))
+    several = len({result["run"] for result in results}) > 1
+    for name in (["run"] if several else []) + ["score", "value", "how it is counted"]:
+        out.add_column(name, justify="right" if name == "value" else "left")
+    for result in results:
+        for name in ("bleu", "chrf", "ter"):
+            row = [NAMES[name], f"{result[name]['value']:.2f}", result[name]["signature"]]
+            out.add_row(*([result["run"]] if several else []), *row)
+        for name, counts in result.get("phenomena", {}).items():
+            row = [name, f"{counts['percent']:.1f} %", f"{counts['right']} of {counts['total']} right"]
+            out.add_row(*([result["run"]] if several else []), *row)
+    return out
+
+
+NAMES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}

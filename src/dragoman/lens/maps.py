@@ -1,0 +1,80 @@
+"""Attention drawn rather than listed.
+
+Shapes   T target words   S source words
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.style import Style
+from rich.text import Text
+
+from dragoman.types import Hypothesis
+
+SHADES = " ░▒▓█"
+NAMES_AT_MOST = 14  # letters of a source word that stand above its column
+
+
+def by_words(hypothesis: Hypothesis) -> tuple[list[str], list[str], NDArray[np.float64]]:
+    """Source words, target words and weight_TS between them: pieces of a source word add up, of a target word average."""
+    source_of = word_numbers(hypothesis.source_tokens)
+    target_of = word_numbers(hypothesis.tokens)
+    look = np.array(hypothesis.alignment, dtype=float).reshape(len(hypothesis.tokens), len(hypothesis.source_tokens))
+    columns = np.zeros((len(look), max(source_of, default=-1) + 1))
+    np.add.at(columns.T, source_of, look.T)
+    weight_TS = np.zeros((max(target_of, default=-1) + 1, columns.shape[1]))
+    np.add.at(weight_TS, target_of, columns)
+    weight_TS /= np.bincount(target_of, minlength=len(weight_TS))[:, None] if len(weight_TS) else 1
+    return _words(hypothesis.source_tokens, source_of), _words(hypothesis.tokens, target_of), weight_TS
+
+
+def word_numbers(pieces: Sequence[str]) -> list[int]:
+    """Which word each piece belongs to. A word begins at a space (▁) or where letters meet a punctuation mark."""
+    numbers: list[int] = []
+    before = ""
+    for piece in pieces:
+        begins = piece.startswith("▁") or not numbers or _marks(piece) or _marks(before)
+        numbers.append((numbers[-1] if numbers else -1) + bool(begins))
+        before = piece
+    return numbers
+
+
+def _marks(piece: str) -> bool:
+    bare = piece.lstrip("▁")
+    return bool(bare) and not any(letter.isalnum() for letter in bare)
+
+
+def _words(pieces: Sequence[str], numbers: Sequence[int]) -> list[str]:
+    words = [""] * (max(numbers, default=-1) + 1)
+    for piece, number in zip(pieces, numbers, strict=True):
+        words[number] += piece.replace("▁", "")
+    return words
+
+
+def alignment_grid(hypothesis: Hypothesis) -> Text:
+    """A coloured grid for the terminal: source words above, target words at the left, darker is more."""
+    source, target, weight_TS = by_words(hypothesis)
+    names = [word if len(word) <= NAMES_AT_MOST else word[: NAMES_AT_MOST - 1] + "…" for word in source]
+    margin = max(map(len, target), default=0) + 2
+    grid = Text()
+    height = max(map(len, names), default=0)
+    for line in range(height):
+        letters = (name.rjust(height)[line] for name in names)
+        grid.append(" " * margin + "".join(f" {letter} " for letter in letters).rstrip() + "\n", style="dim")
+    for word, weight_S in zip(target, weight_TS, strict=True):
+        grid.append(word.rjust(margin - 2) + "  ")
+        for weight in weight_S.tolist():
+            grid.append(SHADES[min(int(weight * len(SHADES)), len(SHADES) - 1)] * 3, style=_style(weight))
+        grid.append("\n")
+    return grid
+
+
+def _style(weight: float) -> Style:
+    """From the terminal's dark to a warm yellow."""
+    low, high = (38, 44, 70), (250, 200, 70)
+    red, green, blue = (round(a + (b - a) * min(weight, 1.0) ** 0.7) for a, b in zip(low, high, strict=True))
+    shade = f"rgb({red},{green},{blue})"
+    return Style.parse(f"{shade} on rgb({low[0]},{low[1]},{low[2]})")

@@ -1,0 +1,212 @@
+"""Pairs of sentences from files: two plain files side by side, one TSV, one JSONL; or from the built-in phrasebook.
+
+Files are read line by line and never held whole; .gz, .xz and .zst are read as they are. Only a newline (or a carriage
+return and a newline) ends a line, so that line n is the same line n in every tool that counts newlines.
+"""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import hashlib
+import io
+import json
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
+from pathlib import Path
+from typing import IO, Any
+
+import zstandard
+
+from dragoman.config import CorpusSettings
+from dragoman.types import Mistake, Pair
+
+DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
+
+
+def _frame() -> zstandard.ZstdDecompressionObj:
+    return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()  # as wide as zstd --long=31
+
+
+class _Zstd(io.RawIOBase):
+    """The bytes inside a .zst file of one or more frames. Unlike zstandard's own reader, it notices a cut file."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("rb")
+        self.frame = _frame()
+        self.begun = False
+        self.ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.ready:
+            chunk = self.frame.unused_data if self.frame.eof else b""
+            if self.frame.eof:
+                self.frame, self.begun = _frame(), False
+            chunk = chunk or self.file.read(1 << 16)
+            if not chunk:
+                if self.begun:
+                    raise EOFError
+                return 0
+            self.begun = True
+            self.ready = memoryview(self.frame.decompress(chunk))
+        size = min(len(buffer), len(self.ready))
+        buffer[:size], self.ready = self.ready[:size], self.ready[size:]
+        return size
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """The lines of a text file, compressed or not, without their ends and without a byte order mark.
+
+    lines = list(read_lines(Path("corpus/train.en.xz")))
+    """
+    number = 0
+    try:
+        with _open(path) as stream:
+            for number, raw in enumerate(stream, 1):  # binary files end their lines at b"\n" alone
+                line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
+                if line.endswith(b"\n"):
+                    line = line[:-2] if line.endswith(b"\r\n") else line[:-1]
+                elif not line:
+                    return  # nothing but a byte order mark
+                yield line.decode()
+    except UnicodeDecodeError:
+        raise Mistake(f"{path} line {number} is not UTF-8; convert the file, such as with iconv -t UTF-8") from None
+    except DAMAGE:
+        raise Mistake(f"{path} is cut short or damaged after line {number}; compress or copy it again") from None
+    except FileNotFoundError:
+        raise Mistake(f"there is no file {str(path)!r}") from None
+    except IsADirectoryError:
+        raise Mistake(f"{str(path)!r} is a folder, but a text file is wanted") from None
+    except OSError as error:
+        raise Mistake(f"{str(path)!r} cannot be read: {error.strerror or error}") from None
+
+
+def _open(path: Path) -> IO[bytes]:
+    opener: Callable[[Path], Any] = OPENERS.get(path.suffix.lower(), lambda path: path.open("rb"))
+    stream: IO[bytes] = opener(path)
+    return stream
+
+
+def read_pairs(corpus: CorpusSettings, *, split: str = "train", direction: str = "en-de") -> Iterator[Pair]:
+    """The pairs of one corpus, in order. `split` and `direction` matter to the phrasebook alone.
+
+    for pair in read_pairs(CorpusSettings(source="train.en", target="train.de")):
+        print(pair.source, pair.target)
+    """
+    if corpus.phrasebook:
+        from dragoman.text import phrasebook
+
+        return phrasebook.pairs(corpus.split or split, corpus.phrasebook, seed=corpus.seed, direction=direction)
+    if corpus.tsv:
+        return _tsv(Path(corpus.tsv), corpus.columns)
+    if corpus.jsonl:
+        return _jsonl(Path(corpus.jsonl), corpus.keys)
+    return _side_by_side(Path(corpus.source), Path(corpus.target))
+
+
+def _side_by_side(source: Path, target: Path) -> Iterator[Pair]:
+    sources, targets = read_lines(source), read_lines(target)
+    number = 0
+    for s, t in zip_longest(sources, targets):
+        if s is None or t is None:
+            rest = sum(1 for _ in (targets if s is None else sources)) + 1
+            s_count, t_count = (number, number + rest) if s is None else (number + rest, number)
+            if not number:
+                raise Mistake(f"{source if s is None else target} is empty")
+            raise Mistake(
+                f"{source} has {s_count} lines but {target} has {t_count}; "
+                "line n of one must be the counterpart of line n of the other"
+            )
+        yield Pair(s, t)
+        number += 1
+    if not number:
+        raise Mistake(f"{source} and {target} are empty")
+
+
+def _tsv(path: Path, columns: tuple[int, int]) -> Iterator[Pair]:
+    """Fields are what stands between tabs; there is no quoting."""
+    left, right = columns
+    number = 0
+    for number, line in enumerate(read_lines(path), 1):
+        fields = line.split("\t")
+        if len(fields) <= max(columns):
+            raise Mistake(
+                f"{path} line {number} has {len(fields)} column{'s' * (len(fields) != 1)}, "
+                f"but columns {left} and {right} (counted from 0) are wanted; columns are separated by one tab"
+            )
+        yield Pair(fields[left], fields[right])
+    if not number:
+        raise Mistake(f"{path} is empty")
+
+
+def _jsonl(path: Path, keys: tuple[str, str]) -> Iterator[Pair]:
+    number = 0
+    for number, line in enumerate(read_lines(path), 1):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if not isinstance(record, dict):
+            raise Mistake(f"{path} line {number} is not a JSON object such as {json.dumps(dict.fromkeys(keys, '...'))}")
+        yield Pair(*(_text(record, key, f"{path} line {number}") for key in keys))
+    if not number:
+        raise Mistake(f"{path} is empty")
+
+
+def _text(record: dict[str, Any], key: str, where: str) -> str:
+    if key not in record:
+        names = ", ".join(record) or "none"
+        raise Mistake(f"{where} has no key {key!r} (it has: {names}); set keys to the right names")
+    value = record[key]
+    if not isinstance(value, str):
+        raise Mistake(f"{where}: {key!r} must be a string, got {json.dumps(value)[:40]}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(value[error.start]):04x}"
+        raise Mistake(f"{where}: {key!r} holds {half}, half of a surrogate pair, which is not text") from None
+    return value
+
+
+def fingerprint(corpus: CorpusSettings, *, split: str = "train", direction: str = "en-de") -> str:
+    """What a corpus is, without reading it: the same as long as its files and the settings that shape its pairs are.
+
+    A file counts by its place, size and time of change; the phrasebook by its settings and its grammar.
+    """
+    parts: list[Any]
+    if corpus.phrasebook:
+        room = sorted(path for path in Path(__file__).parent.iterdir() if path.is_file())  # grammar, lexicon and all
+        grammar = hashlib.blake2b(b"".join(path.read_bytes() for path in room)).hexdigest()
+        parts = ["phrasebook", corpus.phrasebook, corpus.split or split, corpus.seed, direction, grammar]
+    elif corpus.tsv:
+        parts = ["tsv", _identity(corpus.tsv), list(corpus.columns)]
+    elif corpus.jsonl:
+        parts = ["jsonl", _identity(corpus.jsonl), list(corpus.keys)]
+    else:
+        parts = ["plain", _identity(corpus.source), _identity(corpus.target)]
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
+
+
+def _identity(name: str) -> tuple[str, int, int]:
+    path = Path(name).resolve()
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise Mistake(f"{name!r} cannot be read: {error.strerror}") from None
+    return str(path), stat.st_size, stat.st_mtime_ns
+
+
+OPENERS: dict[str, Callable[[Path], Any]] = {
+    ".gz": gzip.open,
+    ".xz": lzma.open,
+    ".zst": lambda path: io.BufferedReader(_Zstd(path), 1 << 16),
+}

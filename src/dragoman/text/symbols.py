@@ -1,0 +1,211 @@
+"""What a tokenizer is, and the kinds that need no training beyond counting: characters, bytes, words.
+
+In every kind, ids 0 to 3 are <pad>, <unk>, <s> and </s>. Kinds that spell in bytes what they have no symbol for keep
+ids 4 to 259 for the 256 bytes; then come the symbols, most frequent first.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from dragoman.config import TokenizerSettings
+from dragoman.types import SPECIALS, UNK
+
+SPACE = "▁"  # how a space looks where pieces are shown
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+class Tokenizer(ABC):
+    """Raw text to ids and back. `lossless` promises decode(encode(text)) == text for every text."""
+
+    suffix: ClassVar[str] = ".json"
+    size: int
+    lossless: bool
+
+    @classmethod
+    @abstractmethod
+    def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> Tokenizer: ...
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, without <s> and </s>."""
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.encode(text) for text in texts]
+
+    @abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text behind the ids; the four specials stand for no text."""
+
+    @abstractmethod
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """One readable string for each id; a space is shown as "▁"."""
+
+    def sample(self, text: str, *, rate: float, key: tuple[int, int, int]) -> list[int]:  # noqa: ARG002
+        """A random one of the ways to cut the text: a pure function of text, rate and key = (seed, epoch, line).
+
+        Kinds that know only one way return it.
+        """
+        return self.encode(text)
+
+    @abstractmethod
+    def content(self) -> bytes:
+        """All there is to know about it, as the bytes of one file."""
+
+    @classmethod
+    @abstractmethod
+    def from_content(cls, content: bytes) -> Tokenizer: ...
+
+    def save(self, folder: Path, name: str) -> Path:
+        path = folder / (name + self.suffix)
+        path.write_bytes(self.content())
+        return path
+
+    @classmethod
+    def load(cls, path: Path) -> Tokenizer:
+        return cls.from_content(path.read_bytes())
+
+
+class Char(Tokenizer):
+    """One id per character; a character that is not among the known ones is spelt in bytes, or unknown."""
+
+    def __init__(self, symbols: Sequence[str], byte_fallback: bool) -> None:
+        reserved = [b""] * len(SPECIALS) + [bytes([byte]) for byte in range(256) if byte_fallback]
+        self.symbols = list(symbols)
+        self.spelling = reserved + [symbol.encode() for symbol in symbols]
+        self.shown = [*SPECIALS, *(BYTES if byte_fallback else ()), *(s.replace(" ", SPACE) for s in symbols)]
+        self.ids = {symbol: [len(reserved) + i] for i, symbol in enumerate(symbols)}
+        self.size = len(self.spelling)
+        self.lossless = byte_fallback
+
+    @classmethod
+    def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> Char:
+        counts: Counter[str] = Counter()
+        for line in lines:
+            counts.update(line)
+        return cls(most_frequent(counts, settings.size), settings.byte_fallback)
+
+    def encode(self, text: str) -> list[int]:
+        ids = self.ids
+        return [i for character in text for i in ids.get(character) or self._spell(character)]
+
+    def _spell(self, character: str) -> list[int]:
+        return [len(SPECIALS) + byte for byte in character.encode()] if self.lossless else [UNK]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        spelling = self.spelling
+        return b"".join([spelling[i] for i in ids]).decode(errors="replace")
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        return [self.shown[i] for i in ids]
+
+    def content(self) -> bytes:
+        return to_json({"byte_fallback": self.lossless, "symbols": self.symbols})
+
+    @classmethod
+    def from_content(cls, content: bytes) -> Char:
+        record = json.loads(content)
+        return cls(record["symbols"], record["byte_fallback"])
+
+
+class Byte(Char):
+    """One id per byte of UTF-8: no training, 260 ids, every text of every language."""
+
+    def __init__(self) -> None:
+        super().__init__([], byte_fallback=True)
+        self.shown = [*SPECIALS, *(chr(b) if 0x20 < b < 0x7F else BYTES[b] for b in range(256))]
+        self.shown[len(SPECIALS) + ord(" ")] = SPACE
+
+    @classmethod
+    def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> Byte:  # noqa: ARG003
+        return cls()
+
+    def encode(self, text: str) -> list[int]:
+        return [len(SPECIALS) + byte for byte in text.encode()]
+
+    @classmethod
+    def from_content(cls, content: bytes) -> Byte:  # noqa: ARG003
+        return cls()
+
+
+PUNCTUATION = (  # ASCII, Latin-1, Arabic, danda, general, symbols, CJK, full-width, emoji
+    r"!-/:-@\[-`{-~¡-©«-±´-¸»¿×÷،؛؟।॥\u2010-\u205e\u20a0-\u20cf\u2190-\u2bff\u3001-\u303f\uff01-\uff0f"
+    r"\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65\uffe0-\uffee\U0001f000-\U0001faff"
+)
+TOKEN = re.compile(rf"(?P<word>[^\s{PUNCTUATION}]+(?:['’\-][^\s{PUNCTUATION}]+)*)|[{PUNCTUATION}]")
+JOINER = "￭"  # on the side of a punctuation mark where no space stands: "walks." is the tokens "walks" and "￭."
+
+
+class Word(Tokenizer):
+    """One id per word or punctuation mark. Rare words are unknown and runs of spaces become one: it is not lossless.
+
+    Marks carry the knowledge of where spaces stand, so that words look the same beside a mark as anywhere else.
+    """
+
+    lossless = False
+
+    def __init__(self, symbols: Sequence[str]) -> None:
+        self.symbols = [*SPECIALS, *symbols]
+        self.ids = {symbol: i for i, symbol in enumerate(self.symbols) if i >= len(SPECIALS)}
+        self.size = len(self.symbols)
+
+    @classmethod
+    def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> Word:
+        counts: Counter[str] = Counter()
+        for line in lines:
+            counts.update(words(line))
+        return cls(most_frequent(counts, settings.size))
+
+    def encode(self, text: str) -> list[int]:
+        return [self.ids.get(word, UNK) for word in words(text)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        known = [i for i in ids if i >= len(SPECIALS)]
+        return "".join(self.pieces(known)).replace(SPACE, " ")[1:]
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        shown: list[str] = []
+        joined = False
+        for symbol in (self.symbols[i] for i in ids):
+            left = len(symbol) > 1 and symbol[0] == JOINER
+            right = len(symbol) > 1 + left and symbol[-1] == JOINER
+            glued = bool(shown) and (joined or left)
+            shown.append(("" if glued else SPACE) + symbol[left : len(symbol) - right])
+            joined = right
+        return shown
+
+    def content(self) -> bytes:
+        return to_json({"symbols": self.symbols[len(SPECIALS) :]})
+
+    @classmethod
+    def from_content(cls, content: bytes) -> Word:
+        return cls(json.loads(content)["symbols"])
+
+
+def words(text: str) -> list[str]:
+    """Words and punctuation marks, a mark with a joiner on each side where no space stands."""
+    found = list(TOKEN.finditer(text))
+    is_word = [match["word"] is not None for match in found]
+    tokens = [match[0] for match in found]
+    for i in range(1, len(found)):
+        if found[i - 1].end() == found[i].start():
+            if not is_word[i]:
+                tokens[i] = JOINER + tokens[i]
+            else:
+                tokens[i - 1] += JOINER
+    return tokens
+
+
+def most_frequent(counts: Counter[str], size: int) -> list[str]:
+    """Ties go by the symbol itself, so that the order of the corpus does not matter."""
+    return [symbol for symbol, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:size]]
+
+
+def to_json(record: dict[str, object]) -> bytes:
+    return (json.dumps(record, ensure_ascii=False, indent=0) + "\n").encode()

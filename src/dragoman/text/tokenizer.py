@@ -1,0 +1,134 @@
+"""Tokenizers: raw text in, ids out, and raw text back. The kinds stand on the menu at the foot of this file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import TypeVar
+
+from dragoman.config import TokenizerSettings, pick
+from dragoman.text.subword import Bpe, Unigram
+from dragoman.text.symbols import Byte, Char, Tokenizer, Word
+from dragoman.types import Mistake, Pair
+
+__all__ = ["TOKENIZERS", "Tokenizer", "Tokenizers", "train_tokenizer"]
+
+LINES = 1_000_000  # a tokenizer learns from at most so many lines, drawn at random from all
+T = TypeVar("T")
+
+
+def train_tokenizer(
+    texts: Iterable[str],
+    settings: TokenizerSettings,
+    *,
+    seed: int = 1,
+    say: Callable[[str], None] = lambda _: None,
+) -> Tokenizer:
+    """A tokenizer of `settings.kind`, learned from lines of text. The same lines and seed give the same tokenizer.
+
+    tokenizer = train_tokenizer(["a man walks", "a dog runs"], TokenizerSettings(kind="char"))
+    assert tokenizer.decode(tokenizer.encode("a cat!")) == "a cat!"
+    """
+    kind = pick(TOKENIZERS, settings.kind, "tokenizer")
+    lines, total = draw(texts, LINES, seed)
+    if total > len(lines):
+        say(f"the tokenizer learns from {len(lines)} of {total} lines, drawn at random")
+    return kind.train(lines, settings)
+
+
+def draw(items: Iterable[T], count: int, seed: int) -> tuple[list[T], int]:
+    """At most `count` items, each with the same chance, and how many there were. One pass."""
+    random = Random(seed)
+    drawn: list[T] = []
+    total = 0
+    for total, item in enumerate(items, 1):
+        if total <= count:
+            drawn.append(item)
+        elif (place := random.randrange(total)) < count:
+            drawn[place] = item
+    return drawn, total
+
+
+@dataclass(frozen=True)
+class Tokenizers:
+    """The tokenizers of the two sides; one and the same when the vocabulary is joint.
+
+    tokenizers = Tokenizers.train(lambda: [Pair("a dog", "ein Hund")], TokenizerSettings(kind="char"))
+    tokenizers.save(Path("run/tokenizer"))
+    assert Tokenizers.load(Path("run/tokenizer")).fingerprint() == tokenizers.fingerprint()
+    """
+
+    source: Tokenizer
+    target: Tokenizer
+
+    @property
+    def joint(self) -> bool:
+        return self.source is self.target
+
+    @classmethod
+    def train(
+        cls,
+        pairs: Callable[[], Iterable[Pair]],
+        settings: TokenizerSettings,
+        *,
+        seed: int = 1,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> Tokenizers:
+        """`pairs` begins the corpus anew at each call."""
+        if settings.joint:
+            both = (side for pair in pairs() for side in (pair.source, pair.target))
+            joint = train_tokenizer(both, settings, seed=seed, say=say)
+            return cls(joint, joint)
+        return cls(
+            train_tokenizer((pair.source for pair in pairs()), settings, seed=seed, say=say),
+            train_tokenizer((pair.target for pair in pairs()), settings, seed=seed, say=say),
+        )
+
+    def fingerprint(self) -> str:
+        """The same for tokenizers that do the same."""
+        return _hash(*(_hash(part.content()).encode() for part in self._sides().values()))
+
+    def _sides(self) -> dict[str, Tokenizer]:
+        return {"joint": self.source} if self.joint else {"source": self.source, "target": self.target}
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        index = {}
+        for name, part in self._sides().items():
+            path = part.save(folder, name)
+            kind = next(kind for kind, cls in TOKENIZERS.items() if type(part) is cls)
+            index[name] = {"kind": kind, "file": path.name, "hash": _hash(part.content())}
+        (folder / "tokenizer.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> Tokenizers:
+        try:
+            index = json.loads((folder / "tokenizer.json").read_bytes())
+            parts = {}
+            for name, entry in index.items():
+                content = (folder / Path(entry["file"]).name).read_bytes()
+                if _hash(content) != entry["hash"]:
+                    raise Mistake(f"{folder / entry['file']} is damaged; copy the whole folder again")
+                parts[name] = pick(TOKENIZERS, entry["kind"], "tokenizer").from_content(content)
+            return cls(parts.get("joint") or parts["source"], parts.get("joint") or parts["target"])
+        except FileNotFoundError as error:
+            raise Mistake(f"there is no file {error.filename!r}; copy the whole folder again") from None
+        except (KeyError, TypeError, AttributeError, RuntimeError, UnicodeDecodeError, json.JSONDecodeError):
+            raise Mistake(f"{folder / 'tokenizer.json'} is damaged; copy the whole folder again") from None
+
+
+def _hash(*parts: bytes) -> str:
+    return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
+
+
+TOKENIZERS: dict[str, type[Tokenizer]] = {
+    "bpe": Bpe,
+    "unigram": Unigram,
+    "char": Char,
+    "byte": Byte,
+    "word": Word,
+}

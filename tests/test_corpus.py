@@ -1,0 +1,218 @@
+"""Laws of reading: what was written is what is read, and everything else is a sentence that names the file."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+import os
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.config import CorpusSettings
+from dragoman.text.corpus import OPENERS, fingerprint, read_lines, read_pairs
+from dragoman.types import Mistake, Pair
+
+PACK: dict[str, Callable[[bytes], bytes]] = {
+    "": lambda data: data,
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+}
+CODES = st.sampled_from(sorted(PACK))
+ODD = st.sampled_from(
+    ["\x85", "\u2028", "\u2029", "\f", "\v", "\x1c", "\r", "\0", "\ufeff", " ", "\t", "é", "日", "🎉"]
+)
+LINE = st.lists(ODD | st.characters(exclude_categories=["Cs"], exclude_characters="\n"), max_size=8).map("".join)
+
+
+def test_every_code_is_tested() -> None:
+    assert set(PACK) == {"", *OPENERS}
+
+
+def write(path: Path, text: str | bytes) -> Path:
+    path.write_bytes(
+        PACK[path.suffix if path.suffix in PACK else ""](text if isinstance(text, bytes) else text.encode())
+    )
+    return path
+
+
+def outcome(path: Path) -> tuple[list[str], str]:
+    try:
+        return list(read_lines(path)), ""
+    except Mistake as fault:
+        return [], str(fault)
+
+
+@given(st.lists(LINE, max_size=6), CODES, st.sampled_from(["\n", "\r\n"]), st.booleans(), st.booleans())
+def test_lines_come_back_as_they_were_written(lines: list[str], code: str, end: str, mark: bool, ended: bool) -> None:
+    lines = [line if end == "\r\n" else line.rstrip("\r") for line in lines]
+    lines[:1] = [line.lstrip("\ufeff") for line in lines[:1]]
+    if lines and not ended:
+        lines[-1] += "."  # an empty last line needs its newline to be there at all
+    text = "\ufeff" * mark + end.join(lines) + end * (ended and bool(lines))
+    with TemporaryDirectory() as folder:
+        assert list(read_lines(write(Path(folder) / f"text{code}", text))) == lines
+
+
+@given(st.binary(max_size=60), CODES)
+def test_any_bytes_are_lines_or_a_sentence(data: bytes, code: str) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / f"text{code}"
+        path.write_bytes(data)
+        lines, fault = outcome(path)
+        assert str(path) in fault or code or "\n".join(lines).encode() in data.replace(b"\r\n", b"\n")
+
+
+@given(st.sampled_from(sorted(OPENERS)), st.data())
+def test_a_file_cut_short_anywhere_is_refused(code: str, data: st.DataObject) -> None:
+    whole = PACK[code]("".join(f"line {n}\n" for n in range(200)).encode())
+    cut = data.draw(st.integers(1, len(whole) - 1))
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / f"text{code}"
+        path.write_bytes(whole[:cut])
+        with pytest.raises(Mistake, match="cut short or damaged after line"):
+            list(read_lines(path))
+
+
+@given(st.sampled_from(sorted(OPENERS)), st.data())
+def test_a_damaged_file_is_refused_or_harmless(code: str, data: st.DataObject) -> None:
+    lines = [f"line {n}" for n in range(50)]
+    whole = bytearray(PACK[code](("\n".join(lines) + "\n").encode()))
+    whole[data.draw(st.integers(0, len(whole) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / f"text{code}"
+        path.write_bytes(whole)
+        found, fault = outcome(path)
+        assert str(path) in fault or found == lines
+
+
+def test_several_frames_are_one_text(tmp_path: Path) -> None:
+    for code in OPENERS:
+        path = tmp_path / f"text{code}"
+        path.write_bytes(PACK[code](b"one\ntw") + PACK[code](b"o\nthree"))
+        assert list(read_lines(path)) == ["one", "two", "three"]
+
+
+def test_reading_is_lazy_and_a_wrong_line_is_named(tmp_path: Path) -> None:
+    lines = read_lines(write(tmp_path / "text", b"one\ntwo\nth\xffree\n"))
+    assert [next(lines), next(lines)] == ["one", "two"]
+    with pytest.raises(Mistake, match=r"text line 3 is not UTF-8"):
+        next(lines)
+
+
+@given(st.integers(0, 5), st.integers(0, 5), CODES)
+def test_unequal_files_are_refused_with_both_counts(left: int, right: int, code: str) -> None:
+    with TemporaryDirectory() as folder:
+        source = write(Path(folder) / f"a{code}", "x\n" * left)
+        target = write(Path(folder) / f"b{code}", "y\n" * right)
+        pairs = read_pairs(CorpusSettings(source=str(source), target=str(target)))
+        if left == right > 0:
+            assert list(pairs) == [Pair("x", "y")] * left
+            return
+        with pytest.raises(Mistake) as fault:
+            list(pairs)
+        if min(left, right):
+            assert f"{source} has {left} lines but {target} has {right}" in str(fault.value)
+        else:
+            assert str(source if left == 0 else target) in str(fault.value)
+            assert "empty" in str(fault.value)
+
+
+@pytest.mark.parametrize(("make", "words"), [("none", "no file"), ("folder", "is a folder"), ("empty", "is empty")])
+@pytest.mark.parametrize("side", ["source", "target", "tsv", "jsonl"])
+def test_no_pair_is_handed_out_before_the_files_are_sound(tmp_path: Path, make: str, words: str, side: str) -> None:
+    good, bad = write(tmp_path / "good", "x\n"), tmp_path / "bad"
+    if make == "folder":
+        bad.mkdir()
+    if make == "empty":
+        bad.touch()
+    names = {"source": str(good), "target": str(good)} if side in ("source", "target") else {}
+    with pytest.raises(Mistake, match=words) as fault:
+        next(read_pairs(CorpusSettings(**{**names, side: str(bad)})))
+    assert str(bad) in str(fault.value)
+
+
+FIELD = LINE.map(lambda text: text.replace("\t", " ").strip("\r\ufeff"))
+
+
+@given(st.lists(st.tuples(FIELD, FIELD, FIELD), min_size=1, max_size=5), st.permutations(range(3)), CODES)
+def test_tsv_columns_come_back(rows: list[tuple[str, str, str]], order: list[int], code: str) -> None:
+    columns = (order[0], order[1])
+    with TemporaryDirectory() as folder:
+        path = write(Path(folder) / f"text.tsv{code}", "".join("\t".join(row) + "\n" for row in rows))
+        found = list(read_pairs(CorpusSettings(tsv=str(path), columns=columns)))
+    assert found == [Pair(row[columns[0]], row[columns[1]]) for row in rows]
+
+
+def test_a_tsv_line_with_too_few_columns_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "text.tsv", "a\tb\nc\n")
+    with pytest.raises(Mistake, match=r"text.tsv line 2 has 1 column, .*columns 0 and 1"):
+        list(read_pairs(CorpusSettings(tsv=str(path))))
+
+
+@given(st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=5), CODES, st.booleans())
+def test_jsonl_strings_come_back(rows: list[tuple[str, str]], code: str, plain: bool) -> None:
+    text = "".join(json.dumps({"id": 1, "en": a, "de": b}, ensure_ascii=plain) + "\n" for a, b in rows)
+    with TemporaryDirectory() as folder:
+        path = write(Path(folder) / f"text.jsonl{code}", text)
+        found = list(read_pairs(CorpusSettings(jsonl=str(path), keys=("en", "de"))))
+    assert found == [Pair(a, b) for a, b in rows]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("[1, 2]", "is not a JSON object"),
+        ("{'source': 1}", "is not a JSON object"),
+        ("", "is not a JSON object"),
+        ("[" * 100_000, "is not a JSON object"),
+        ('{"source": "a", "text": "b"}', r"has no key 'target' \(it has: source, text\)"),
+        ('{"source": "a", "target": ["b"]}', r"'target' must be a string, got \[\"b\"\]"),
+        ('{"source": "a", "target": null}', "'target' must be a string, got null"),
+        (r'{"source": "\ud83c", "target": "b"}', r"'source' holds \\ud83c, half of a surrogate pair"),
+    ],
+)
+def test_a_wrong_jsonl_line_is_named(tmp_path: Path, line: str, words: str) -> None:
+    path = write(tmp_path / "text.jsonl", '{"source": "a", "target": "b"}\n' + line + "\n")
+    pairs = read_pairs(CorpusSettings(jsonl=str(path)))
+    assert next(pairs) == Pair("a", "b")
+    with pytest.raises(Mistake, match=rf"text.jsonl line 2.*{words}"):
+        next(pairs)
+
+
+def test_a_fingerprint_follows_files_and_settings(tmp_path: Path) -> None:
+    path = write(tmp_path / "text.tsv", "a\tb\n")
+    corpus = CorpusSettings(tsv=str(path))
+    first = fingerprint(corpus)
+    assert first == fingerprint(corpus) == fingerprint(corpus.model_copy(update={"weight": 2.0}))
+    assert first == fingerprint(CorpusSettings(tsv=str(tmp_path / "." / "text.tsv")))
+    prints = [
+        first,
+        fingerprint(CorpusSettings(tsv=str(path), columns=(1, 0))),
+        fingerprint(CorpusSettings(jsonl=str(path))),
+    ]
+    prints.append(fingerprint(CorpusSettings(source=str(path), target=str(path))))
+    os.utime(path, ns=(1, 1))
+    prints.append(fingerprint(corpus))
+    write(path, "a\tbc\n")
+    os.utime(path, ns=(1, 1))
+    prints.append(fingerprint(corpus))
+    phrasebook = CorpusSettings(phrasebook=10)
+    prints += [
+        fingerprint(phrasebook),
+        fingerprint(phrasebook, direction="de-en"),
+        fingerprint(phrasebook, split="dev"),
+    ]
+    prints += [fingerprint(CorpusSettings(phrasebook=11)), fingerprint(CorpusSettings(phrasebook=10, seed=2))]
+    assert len(set(prints)) == len(prints)
+    assert fingerprint(CorpusSettings(phrasebook=10, split="dev")) == fingerprint(phrasebook, split="dev")
+    path.unlink()
+    with pytest.raises(Mistake, match=r"text\.tsv"):
+        fingerprint(corpus)

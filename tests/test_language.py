@@ -1,0 +1,33 @@
+"""Guesses of languages, and what is said when the extra is not installed."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from dragoman.text.language import Languages
+from dragoman.types import Mistake
+
+ENGLISH = "A man walks his dog through the park in the morning."
+GERMAN = "Ein Mann geht am Morgen mit seinem Hund durch den Park."
+
+
+def test_languages_are_told_apart() -> None:
+    languages = Languages()
+    assert [languages.guess(ENGLISH), languages.guess(GERMAN)] == ["en", "de"]
+    assert languages.foreign(ENGLISH, "de")
+    assert languages.foreign(GERMAN, "en")
+    assert not languages.foreign(GERMAN, "de")
+
+
+@pytest.mark.parametrize("text", ["", "12:30", "Hi."])
+def test_a_text_without_a_hint_is_not_foreign(text: str) -> None:
+    languages = Languages()
+    assert not any(languages.foreign(text, code) for code in languages.codes)
+
+
+def test_without_the_extra_the_sentence_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "py3langid", None)
+    with pytest.raises(Mistake, match=r"pip install 'dragoman\[clean\]'"):
+        Languages()

@@ -1,0 +1,139 @@
+"""Laws of sampling: no rate is SentencePiece's own way, more rate is more pieces, and the chances are the true ones."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.config import TokenizerSettings
+from dragoman.text import subword_sampling
+from dragoman.text.subword import Bpe, Subword, escape
+from dragoman.text.subword_sampling import Lexicon, bpe_dropout, uniform, unigram_sample
+from dragoman.text.tokenizer import train_tokenizer
+from dragoman.types import UNK
+from toy_text import ALL, LINES, TEXT
+
+BPE, UNIGRAM = ALL["bpe"], ALL["unigram"]
+NO_BYTES = train_tokenizer(LINES, TokenizerSettings(kind="bpe", size=120, byte_fallback=False))
+WORD = "grideltorverpolmun"
+kinds = pytest.mark.parametrize("kind", ["bpe", "unigram"])
+
+
+def without_dropping(tokenizer: Bpe, text: str) -> list[int]:
+    words = escape(text).split(" ") if text else []
+    lexicon = tokenizer.sampler.lexicon
+    return [i for w in words for i in lexicon.spell(bpe_dropout("▁" + w, lexicon, 0.0, uniform("")))]
+
+
+@given(TEXT | st.lists(st.sampled_from(LINES)).map("".join))
+def test_bpe_that_drops_nothing_is_that_of_sentencepiece(text: str) -> None:
+    for tokenizer in (BPE, NO_BYTES):
+        assert isinstance(tokenizer, Bpe)
+        assert without_dropping(tokenizer, text) == tokenizer.encode(text)
+
+
+@given(st.text("abcdog ", max_size=40))
+def test_unigram_that_hardly_spreads_is_as_probable_as_that_of_sentencepiece(text: str) -> None:
+    def score(ids: list[int]) -> float:
+        assert isinstance(UNIGRAM, Subword)
+        return math.fsum(UNIGRAM.processor.get_score(ids))
+
+    assert score(UNIGRAM.sample(text, rate=1e-9, key=(1, 1, 1))) == pytest.approx(score(UNIGRAM.encode(text)), rel=1e-5)
+
+
+@kinds
+def test_pieces_grow_with_the_rate(kind: str) -> None:
+    def pieces(rate: float) -> int:
+        return sum(len(ALL[kind].sample(line, rate=rate, key=(1, 1, n))) for n, line in enumerate(LINES))
+
+    counts = [pieces(rate) for rate in (0.0, 0.1, 0.3, 0.6, 0.9)]
+    assert counts == sorted(counts)
+    assert len(set(counts)) == len(counts)
+
+
+@kinds
+def test_seed_epoch_and_line_each_change_the_pieces(kind: str) -> None:
+    text = " ".join(LINES[:10])
+    keys = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (1, 1, 2)]
+    assert len({tuple(ALL[kind].sample(text, rate=0.3, key=key)) for key in keys}) == len(keys)
+
+
+@kinds
+def test_a_sample_does_not_depend_on_what_was_sampled_before(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subword_sampling, "REMEMBERED", 8)
+    tokenizer = ALL[kind]
+    forwards = [tokenizer.sample(line, rate=0.3, key=(1, 1, n)) for n, line in enumerate(LINES)]
+    tokenizer.sample(LINES[0], rate=0.7, key=(1, 1, 1))
+    monkeypatch.undo()
+    backwards = [tokenizer.sample(line, rate=0.3, key=(1, 1, n)) for n, line in reversed([*enumerate(LINES)])]
+    assert forwards == backwards[::-1]
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subword_sampling, "REMEMBERED", 100)
+    assert isinstance(BPE, Bpe)
+    for n in range(500):
+        BPE.sample(f"word{n} {'x' * 1000}", rate=0.5, key=(1, 1, n))
+    sampler = BPE.sampler
+    assert len(sampler.recent) + len(sampler.older) <= 100
+    assert all(len(word) <= subword_sampling.LONGEST_REMEMBERED for word, _ in [*sampler.recent, *sampler.older])
+
+
+def cuts(word: str) -> Iterator[tuple[str, ...]]:
+    if not word:
+        yield ()
+    for end in range(1, len(word) + 1):
+        for rest in cuts(word[end:]):
+            yield (word[:end], *rest)
+
+
+@pytest.mark.parametrize("rate", [0.015, 0.05, 0.2])
+def test_unigram_draws_each_way_as_often_as_it_should(rate: float) -> None:
+    scores = {"a": -3.0, "b": -4.0, "ab": -5.0, "ba": -6.0, "aba": -7.5}
+    lexicon = Lexicon(dict.fromkeys(scores, 9), scores, ())
+    alpha = (1 - rate) / (50 * rate)
+    word, count = "ababa", 4000
+    ways = {way: math.exp(alpha * sum(scores[p] for p in way)) for way in cuts(word) if all(p in scores for p in way)}
+    drawn = Counter(tuple(unigram_sample(word, lexicon, rate, uniform(f"{rate} {n}"))) for n in range(count))
+    assert set(drawn) <= set(ways)
+    for way, weight in ways.items():
+        chance = weight / sum(ways.values())
+        assert abs(drawn[way] / count - chance) < 5 * math.sqrt(chance * (1 - chance) / count) + 1e-3
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_bpe_drops_each_merge_as_often_as_it_should(rate: float) -> None:
+    scores = {"a": -9.0, "b": -9.0, "ab": 0.0, "abab": -1.0}
+    lexicon = Lexicon(dict.fromkeys(scores, 9), scores, ())
+    count = 4000
+    drawn = Counter(tuple(bpe_dropout("abab", lexicon, rate, uniform(f"{rate} {n}"))) for n in range(count))
+    keep = 1 - rate
+    expected = {
+        ("abab",): keep**3,
+        ("ab", "ab"): keep**2 * rate,
+        ("ab", "a", "b"): keep * rate,
+        ("a", "b", "ab"): keep * rate,
+        ("a", "b", "a", "b"): rate**2,
+    }
+    assert set(drawn) <= set(expected)
+    for way, chance in expected.items():
+        assert abs(drawn[way] / count - chance) < 5 * math.sqrt(chance * (1 - chance) / count)
+
+
+def test_all_variants_of_a_word_are_met() -> None:
+    tokenizer = ALL["unigram"]
+    ways = {tuple(tokenizer.sample(WORD, rate=0.9, key=(1, epoch, 1))) for epoch in range(1000)}
+    assert isinstance(tokenizer, Subword)
+    sampler = tokenizer.sampler
+    variants = {tuple(sampler.make(WORD, v)) for v in range(subword_sampling.VARIANTS)}
+    assert ways == variants
+    assert len(ways) > 20
+
+
+def test_a_run_of_unknown_characters_is_one_unknown() -> None:
+    assert Lexicon({"a": 7}, {"a": 0.0}, ()).spell(["a", "日", "本", "a", "日"]) == [7, UNK, 7, UNK]

@@ -1,0 +1,47 @@
+"""Words and marks: where spaces stood is known from the marks, and words look the same beside any of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.config import TokenizerSettings
+from dragoman.text.symbols import Byte, Char, Word, words
+
+MARKED = st.lists(st.sampled_from(["dog", "größer", "don't", "well-known", "हिन्दी", *".,!?()„“\"'-–…。", " "]))
+
+
+@given(MARKED.map(lambda parts: " ".join("".join(parts).split())))
+def test_known_words_and_marks_come_back_with_their_spaces(text: str) -> None:
+    tokenizer = Word.train([text], TokenizerSettings(kind="word"))
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("He walks, then stops.", ["He", "walks", "￭,", "then", "stops", "￭."]),
+        ('"Hi," (he) said', ['"￭', "Hi", "￭,", '￭"', "(￭", "he", "￭)", "said"]),
+        ("don't a/b  well-known", ["don't", "a", "￭/￭", "b", "well-known"]),
+        ("Grüße हिन्दी", ["Grüße", "हिन्दी"]),
+    ],
+)
+def test_marks_carry_the_joiners(text: str, tokens: list[str]) -> None:
+    assert words(text) == tokens
+
+
+@pytest.mark.parametrize("cls", [Char, Word])
+def test_size_keeps_the_most_frequent_and_ties_do_not_depend_on_order(cls: type[Char] | type[Word]) -> None:
+    settings = TokenizerSettings(kind="word", size=8, byte_fallback=False)
+    lines = ["c c c", "b b", "a", "d e f g h i j k"]
+    tokenizer = cls.train(lines, settings)
+    assert tokenizer.size == 4 + 8
+    assert tokenizer.content() == cls.train(lines[::-1], settings).content()
+    assert "c" in "".join(tokenizer.pieces([4, 5]))
+
+
+def test_bytes_are_utf8() -> None:
+    assert Byte().encode("aé") == [4 + byte for byte in "aé".encode()]
+    assert Byte().pieces(Byte().encode("a é")) == ["a", "▁", "<0xC3>", "<0xA9>"]
+    assert Byte().size == 260

@@ -1,0 +1,172 @@
+"""Laws of every tokenizer on the menu: text in is text out, the same training gives the same tokenizer."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.config import TokenizerSettings
+from dragoman.text.tokenizer import TOKENIZERS, Tokenizer, Tokenizers, draw, train_tokenizer
+from dragoman.types import SPECIALS, UNK, Mistake
+from toy_text import ALL, LINES, ODD, PAIRS, SIZE, TEXT
+
+KINDS = st.sampled_from(sorted(TOKENIZERS))
+kinds = pytest.mark.parametrize("kind", TOKENIZERS)
+
+
+@given(KINDS, TEXT)
+def test_text_in_is_text_out(kind: str, text: str) -> None:
+    tokenizer = ALL[kind]
+    ids = tokenizer.encode(text)
+    assert all(len(SPECIALS) <= i < tokenizer.size for i in ids) or not tokenizer.lossless
+    assert tokenizer.decode(ids) == text or not tokenizer.lossless
+    assert tokenizer.encode_all([text, "", text]) == [ids, [], ids]
+
+
+@kinds
+def test_only_words_lose_anything(kind: str) -> None:
+    assert ALL[kind].lossless == (kind != "word")
+
+
+@kinds
+def test_even_words_give_back_what_they_learned_from(kind: str) -> None:
+    tokenizer = ALL[kind]
+    assert [tokenizer.decode(ids) for ids in tokenizer.encode_all(LINES)] == LINES
+
+
+@given(KINDS, TEXT, st.lists(st.integers(0, 3), max_size=5))
+def test_specials_stand_for_no_text_and_pieces_match_ids(kind: str, text: str, specials: list[int]) -> None:
+    tokenizer = ALL[kind]
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode([*specials, *ids, *specials]) == tokenizer.decode(ids)
+    assert len(tokenizer.pieces([*specials, *ids])) == len(specials) + len(ids)
+
+
+@given(KINDS, st.data())
+def test_any_ids_can_be_decoded_and_shown(kind: str, data: st.DataObject) -> None:
+    tokenizer = ALL[kind]
+    ids = data.draw(st.lists(st.integers(0, tokenizer.size - 1)))
+    tokenizer.decode(ids).encode()
+    assert all(tokenizer.pieces(ids))
+
+
+@kinds
+def test_a_space_is_shown(kind: str) -> None:
+    tokenizer = ALL[kind]
+    shown = "".join(tokenizer.pieces(tokenizer.encode("The dog, it")))
+    assert shown.removeprefix("▁") == "The▁dog,▁it"
+
+
+@kinds
+def test_every_vocabulary_begins_with_the_specials(kind: str) -> None:
+    assert [piece.lstrip("▁") for piece in ALL[kind].pieces(range(4))] == list(SPECIALS)
+
+
+@kinds
+def test_the_same_text_gives_the_same_tokenizer(kind: str) -> None:
+    settings = TokenizerSettings(kind=kind, size=SIZE)
+    assert train_tokenizer(iter(LINES), settings).content() == ALL[kind].content()
+
+
+@given(KINDS, TEXT, st.floats(0, 0.9), st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 10**9)))
+def test_a_sample_is_another_way_to_say_the_same(kind: str, text: str, rate: float, key: tuple[int, int, int]) -> None:
+    tokenizer = ALL[kind]
+    ids = tokenizer.sample(text, rate=rate, key=key)
+    assert ids == tokenizer.sample(text, rate=rate, key=key)
+    assert tokenizer.decode(ids) == tokenizer.decode(tokenizer.encode(text))
+    assert tokenizer.sample(text, rate=0.0, key=key) == tokenizer.encode(text)
+
+
+@kinds
+@pytest.mark.parametrize("joint", [True, False])
+def test_a_folder_holds_all_of_it(kind: str, joint: bool, tmp_path: Path) -> None:
+    settings = TokenizerSettings(kind=kind, size=330, joint=joint)
+    tokenizers = Tokenizers.train(lambda: PAIRS, settings)
+    assert tokenizers.joint == joint
+    tokenizers.save(tmp_path / "deep" / "tokenizer")
+    loaded = Tokenizers.load(tmp_path / "deep" / "tokenizer")
+    assert loaded.joint == joint
+    assert loaded.fingerprint() == tokenizers.fingerprint()
+    for side in ("source", "target"):
+        before, after = getattr(tokenizers, side), getattr(loaded, side)
+        assert type(after) is type(before)
+        assert (after.size, after.lossless) == (before.size, before.lossless)
+        assert after.encode_all(LINES + ODD) == before.encode_all(LINES + ODD)
+        assert after.sample(LINES[0], rate=0.3, key=(1, 2, 3)) == before.sample(LINES[0], rate=0.3, key=(1, 2, 3))
+
+
+@kinds
+def test_it_can_be_sent_to_a_worker(kind: str) -> None:
+    copy: Tokenizer = pickle.loads(pickle.dumps(ALL[kind]))
+    assert copy.encode_all(LINES) == ALL[kind].encode_all(LINES)
+    assert copy.sample(LINES[0], rate=0.3, key=(1, 2, 3)) == ALL[kind].sample(LINES[0], rate=0.3, key=(1, 2, 3))
+
+
+def test_fingerprints_tell_tokenizers_apart() -> None:
+    prints = {Tokenizers(a, b).fingerprint() for a in ALL.values() for b in ALL.values()}
+    assert len(prints) == len(ALL) ** 2
+
+
+@kinds
+def test_a_damaged_folder_is_refused(kind: str, tmp_path: Path) -> None:
+    Tokenizers(ALL[kind], ALL[kind]).save(tmp_path)
+    index, [part] = tmp_path / "tokenizer.json", [p for p in tmp_path.iterdir() if p.name != "tokenizer.json"]
+    whole, names = part.read_bytes(), index.read_bytes()
+    part.write_bytes(whole[:-3])
+    with pytest.raises(Mistake, match=f"{part.name} is damaged"):
+        Tokenizers.load(tmp_path)
+    part.unlink()
+    with pytest.raises(Mistake, match=part.name):
+        Tokenizers.load(tmp_path)
+    part.write_bytes(whole)
+    for wrong in (names[:-5], b"[]", b"{}", b'{"joint": 3}', b"\xff"):
+        index.write_bytes(wrong)
+        with pytest.raises(Mistake, match=r"tokenizer\.json is damaged"):
+            Tokenizers.load(tmp_path)
+    index.write_text(json.dumps({"joint": {**json.loads(names)["joint"], "kind": "runes"}}))
+    with pytest.raises(Mistake, match="no tokenizer called 'runes'"):
+        Tokenizers.load(tmp_path)
+    with pytest.raises(Mistake, match=r"tokenizer\.json"):
+        Tokenizers.load(tmp_path / "nowhere")
+
+
+def test_a_wrong_kind_is_answered_with_the_right_one() -> None:
+    with pytest.raises(Mistake, match="did you mean 'unigram'"):
+        train_tokenizer(LINES, TokenizerSettings(kind="unigrams"))
+
+
+@given(st.integers(0, 30), st.integers(1, 10), st.integers(0, 5))
+def test_a_draw_is_fair_in_size_and_the_same_again(total: int, count: int, seed: int) -> None:
+    drawn, seen = draw(range(total), count, seed)
+    assert seen == total
+    assert len(set(drawn)) == min(total, count)
+    assert set(drawn) <= set(range(total))
+    assert drawn == draw(iter(range(total)), count, seed)[0]
+
+
+def test_every_item_has_the_same_chance_to_be_drawn() -> None:
+    counts = [0] * 20
+    for seed in range(2000):
+        for item in draw(range(20), 5, seed)[0]:
+            counts[item] += 1
+    assert all(400 < count < 600 for count in counts)
+
+
+def test_a_drawn_corpus_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("dragoman.text.tokenizer.LINES", 100)
+    train_tokenizer(LINES, TokenizerSettings(kind="char"), say=said.append)
+    assert said == ["the tokenizer learns from 100 of 400 lines, drawn at random"]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "char"])
+def test_without_byte_fallback_what_is_not_known_is_unknown(kind: str) -> None:
+    tokenizer = train_tokenizer(LINES, TokenizerSettings(kind=kind, size=120, byte_fallback=False))
+    assert not tokenizer.lossless
+    assert UNK in tokenizer.encode("日")
+    assert [tokenizer.decode(ids) for ids in tokenizer.encode_all(LINES)] == LINES
