@@ -168,8 +168,7 @@ def test_heads_form_a_tree(sample: dict[str, list[Phrase]]) -> None:
                     assert len(path) <= len(heads) + 1
 
 
-def test_trees_of_one_sentence() -> None:
-    """The lamp is old, but it is beautiful: the predicates hold the clauses, and "it" becomes "sie"."""
+def test_coreference_agrees_with_the_alignment() -> None:
     phrase = next(
         p for p in phrases("train", 5000) if p.source_coref and len(p.source_words) < 10 and "it" in p.source_words
     )

@@ -1,9 +1,9 @@
 """Dragoman learns to turn one sequence into another, translation first, and shows how it did so.
 
-    import dragoman
-    dragoman.train("recipe.yaml", out="run")
-    translator = dragoman.load("run")
-    translator.translate(["A man walks his dog."])
+import dragoman
+dragoman.train("recipe.yaml", out="run")
+translator = dragoman.load("run")
+translator.translate(["A man walks his dog."])
 """
 
 from importlib import import_module

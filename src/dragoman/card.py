@@ -11,8 +11,7 @@ from rich.table import Table
 
 from dragoman.config import CorpusSettings
 from dragoman.models.build import parameters
-from dragoman.store import load_tensors
-from dragoman.store import RunFolder
+from dragoman.store import RunFolder, load_tensors
 from dragoman.translator import load
 
 
@@ -20,10 +19,14 @@ def card(run: str | Path) -> dict[str, Any]:
     folder = RunFolder(run)
     translator = load(run, device="cpu")
     recipe = translator.recipe
-    events = [json.loads(line) for line in folder.metrics.read_text(encoding="utf-8").splitlines()] if folder.metrics.exists() else []
+    events = (
+        [json.loads(line) for line in folder.metrics.read_text(encoding="utf-8").splitlines()]
+        if folder.metrics.exists()
+        else []
+    )
     trained = [event for event in events if event["event"] == "train"]
     validated = [event for event in events if event["event"] == "validate"]
-    best = max(validated, key=lambda e: (e["bleu"] if e["bleu"] is not None else -e["loss"]), default=None)
+    best = max(validated, key=lambda e: e["bleu"] if e["bleu"] is not None else -e["loss"], default=None)
     last = trained[-1] if trained else {}
     return {
         "run": str(folder.path),
@@ -67,7 +70,9 @@ def card_table(about: dict[str, Any]) -> Group:
     }
     if best:
         said = f"loss {best['loss']:.4f}, perplexity {best['perplexity']:.2f}"
-        rows["best on dev"] = said + (f", BLEU {best['bleu']:.2f} ({best['signature']})" if best["bleu"] is not None else "")
+        rows["best on dev"] = said + (
+            f", BLEU {best['bleu']:.2f} ({best['signature']})" if best["bleu"] is not None else ""
+        )
     for name, value in rows.items():
         table.add_row(name, value)
     return Group(table)

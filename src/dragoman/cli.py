@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Optional
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -26,7 +26,7 @@ from dragoman.config import CorpusSettings, build, pick
 from dragoman.types import Hypothesis, Mistake
 
 if TYPE_CHECKING:
-    from dragoman.translator import Translator
+    pass
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -42,12 +42,20 @@ out = Console(highlight=False, soft_wrap=True)
 
 Run = Annotated[Path, typer.Argument(help="a run folder", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
-Beam = Annotated[Optional[int], typer.Option(min=1, help="width of the beam; 1 is greedy; by default the run's own")]
-Overrides = Annotated[Optional[list[str]], typer.Argument(metavar="[a.b=c ...]", help="settings to change", show_default=False)]
-SourceFile = Annotated[Optional[Path], typer.Option("--source", help="plain text, one sentence a line", show_default=False)]
-TargetFile = Annotated[Optional[Path], typer.Option("--target", help="its translations, line by line", show_default=False)]
-TsvFile = Annotated[Optional[Path], typer.Option("--tsv", help="source and target in columns", show_default=False)]
-JsonlFile = Annotated[Optional[Path], typer.Option("--jsonl", help="objects with source and target", show_default=False)]
+Beam = Annotated[int | None, typer.Option(min=1, help="width of the beam; 1 is greedy; by default the run's own")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[a.b=c ...]", help="settings to change", show_default=False)
+]
+SourceFile = Annotated[
+    Path | None, typer.Option("--source", help="plain text, one sentence a line", show_default=False)
+]
+TargetFile = Annotated[
+    Path | None, typer.Option("--target", help="its translations, line by line", show_default=False)
+]
+TsvFile = Annotated[Path | None, typer.Option("--tsv", help="source and target in columns", show_default=False)]
+JsonlFile = Annotated[
+    Path | None, typer.Option("--jsonl", help="objects with source and target", show_default=False)
+]
 
 
 @app.command()
@@ -67,7 +75,9 @@ def train(
     overrides: Overrides = None,
     out_folder: Annotated[Path, typer.Option("--out", help="the run folder to make", show_default=False)] = ...,  # type: ignore[assignment]
     resume: Annotated[bool, typer.Option("--resume", help="go on exactly where the run was")] = False,
-    init_from: Annotated[Optional[Path], typer.Option(help="a run whose weights to begin with", show_default=False)] = None,
+    init_from: Annotated[
+        Path | None, typer.Option(help="a run whose weights to begin with", show_default=False)
+    ] = None,
 ) -> None:
     """Train a model from a recipe into a run folder."""
     from dragoman.train.trainer import train as run_training
@@ -78,8 +88,10 @@ def train(
 @app.command()
 def translate(
     run: Run,
-    input_file: Annotated[Optional[Path], typer.Option("--input", help="by default stdin", show_default=False)] = None,
-    output_file: Annotated[Optional[Path], typer.Option("--output", help="by default stdout", show_default=False)] = None,
+    input_file: Annotated[Path | None, typer.Option("--input", help="by default stdin", show_default=False)] = None,
+    output_file: Annotated[
+        Path | None, typer.Option("--output", help="by default stdout", show_default=False)
+    ] = None,
     beam: Beam = None,
     nbest: Annotated[int, typer.Option(min=1, help="answers to each line, as 'line ||| text ||| score'")] = 1,
     batch: Annotated[int, typer.Option(min=1, help="lines taken at a time; never changes an answer")] = 256,
@@ -127,7 +139,9 @@ def one_line(text: str) -> str:
 def evaluate(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN [RUN ...]", help="run folders", show_default=False)],
     source: SourceFile = None,
-    reference: Annotated[Optional[list[Path]], typer.Option(help="one or several, line by line", show_default=False)] = None,
+    reference: Annotated[
+        list[Path] | None, typer.Option(help="one or several, line by line", show_default=False)
+    ] = None,
     phrasebook: Annotated[str, typer.Option(metavar="SPLIT", help="instead of files: dev, test or unseen")] = "",
     count: Annotated[int, typer.Option(min=1, help="sentences of the phrasebook")] = 1000,
     beam: Beam = None,
@@ -172,7 +186,13 @@ def info(run: Run, as_json: Json = False) -> None:
 
 
 @data.command()
-def stats(source: SourceFile = None, target: TargetFile = None, tsv: TsvFile = None, jsonl: JsonlFile = None, as_json: Json = False) -> None:
+def stats(
+    source: SourceFile = None,
+    target: TargetFile = None,
+    tsv: TsvFile = None,
+    jsonl: JsonlFile = None,
+    as_json: Json = False,
+) -> None:
     """Counts, lengths, ratios, duplicates, languages: what a corpus is like, and what is odd about it."""
     from dragoman.text.corpus import read_pairs
     from dragoman.text.stats import render
@@ -192,8 +212,13 @@ def clean(
     target: TargetFile = None,
     tsv: TsvFile = None,
     jsonl: JsonlFile = None,
-    out_prefix: Annotated[Path, typer.Option("--out", help="writes OUT.source and OUT.target", show_default=False)] = ...,  # type: ignore[assignment]
-    settings: Annotated[Optional[list[str]], typer.Argument(metavar="[name=value ...]", help="what to drop, such as max_ratio=3", show_default=False)] = None,
+    out_prefix: Annotated[
+        Path, typer.Option("--out", help="writes OUT.source and OUT.target", show_default=False)
+    ] = ...,  # type: ignore[assignment]
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[name=value ...]", help="what to drop, such as max_ratio=3", show_default=False),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Filter pairs by length, ratio, duplicates and language; say how many went, and why."""
@@ -214,7 +239,9 @@ def phrasebook(
     count: Annotated[int, typer.Option(min=1, help="pairs")] = 20000,
     split: Annotated[str, typer.Option(help="train, dev, test or unseen")] = "train",
     seed: Annotated[int, typer.Option()] = 1,
-    gold: Annotated[bool, typer.Option("--gold", help="also OUT.jsonl: alignments, trees, coreference, phenomena")] = False,
+    gold: Annotated[
+        bool, typer.Option("--gold", help="also OUT.jsonl: alignments, trees, coreference, phenomena")
+    ] = False,
 ) -> None:
     """Make English-German pairs from the built-in grammar."""
     from dragoman.corpora import write_phrasebook
@@ -270,7 +297,9 @@ def counting(path: Path | None) -> Iterator[Any]:
     def tick(done: int) -> None:
         if total:
             speed = done / (time.monotonic() - begun)
-            sys.stderr.write(f"\r{done:,} of {total:,} lines, {speed:,.1f}/s, {(total - done) / speed:.0f} s left\x1b[K")
+            sys.stderr.write(
+                f"\r{done:,} of {total:,} lines, {speed:,.1f}/s, {(total - done) / speed:.0f} s left\x1b[K"
+            )
             sys.stderr.flush()
 
     yield tick

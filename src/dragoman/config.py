@@ -8,7 +8,9 @@ adding a variant touches one file.
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import reprlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -38,7 +40,7 @@ def pick(menu: Mapping[str, V], name: str, what: str) -> V:
 class Settings(BaseModel):
     """A frozen record that knows its fields and refuses every other name."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def _as_list(value: Any) -> Any:
@@ -54,6 +56,7 @@ Count = Annotated[int, Field(ge=1)]
 Amount = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class CorpusSettings(Settings):
@@ -67,7 +70,7 @@ class CorpusSettings(Settings):
     keys: Annotated[tuple[str, str], Listed] = ("source", "target")  # of a JSONL file
     phrasebook: Amount = 0
     split: str = ""  # of the phrasebook; by default the one that the recipe puts it under
-    seed: int = 1  # of the phrasebook
+    seed: Seed = 1  # of the phrasebook
     weight: Positive = 1.0  # of 2.0: every pair twice an epoch; of 0.5: every other pair
 
     def check(self, key: str) -> None:
@@ -107,7 +110,7 @@ class SearchSettings(Settings):
 
 
 class TrainSettings(Settings):
-    seed: int = 1
+    seed: Seed = 1
     steps: Amount = 100_000  # limits: whichever comes first; 0 is no limit
     epochs: Amount = 0
     minutes: Annotated[float, Field(ge=0)] = 0.0
@@ -157,20 +160,33 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.1 reads 1e-3 as a word; people who write learning rates mean a number."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"),
-    list("-+.0123456789"),
-)
+class _Dumper(yaml.SafeDumper):
+    """Puts quotes around a word that `_Loader` would take for a number."""
+
+
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"),
+        list("-+.0123456789"),
+    )
 
 
 def parse_yaml(text: str, name: str) -> Any:
     try:
         return yaml.load(text, Loader=_Loader)
+    except yaml.reader.ReaderError as error:
+        line = text[: error.position].count("\n") + 1
+        culprit = repr(chr(error.character))
+        raise Mistake(f"{name} line {line} is not valid YAML: it holds the character {culprit}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
         raise Mistake(f"{name}{where} is not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    except RecursionError:
+        raise Mistake(f"{name} is not valid YAML: it is nested too deeply") from None
+    except (ValueError, LookupError, AttributeError) as error:  # a value that is not what its form or tag says
+        raise Mistake(f"{name} is not valid YAML: it holds a value that cannot be read ({error})") from None
 
 
 def override(values: dict[str, Any], item: str) -> None:
@@ -181,9 +197,9 @@ def override(values: dict[str, Any], item: str) -> None:
     *parents, leaf = path.split(".")
     spot = values
     for name in parents:
-        inner = spot.setdefault(name, {})
+        inner = spot[name] = {} if spot.get(name) is None else spot[name]
         if not isinstance(inner, dict):
-            raise Mistake(f"{item!r} sets something inside {name!r}, which is {inner!r} in the recipe")
+            raise Mistake(f"{item!r} sets something inside {name!r}, which is {_short(inner)} in the recipe")
         spot = inner
     spot[leaf] = parse_yaml(value, item)
 
@@ -191,22 +207,48 @@ def override(values: dict[str, Any], item: str) -> None:
 def build(cls: type[S], values: Any, where: str = "", line_of: Mapping[str, int] | None = None) -> S:
     """Fill a record from nested dicts. The first fault becomes a sentence with the key, the value and the remedy."""
     if not isinstance(values, dict):
-        raise Mistake(f"{where or 'the recipe'} must be settings written as name: value, got {values!r}")
+        raise Mistake(f"{where or 'the recipe'} must be settings written as name: value, got {_short(values)}")
     try:
         return cls.model_validate(values)
     except ValidationError as error:
-        raise Mistake(_sentence(cls, error.errors()[0], where, line_of or {})) from None
+        raise Mistake(_sentence(cls, error.errors(), where, line_of or {})) from None
 
 
-def _sentence(cls: type[Settings], fault: Any, where: str, line_of: Mapping[str, int]) -> str:
-    path = [str(p) for p in fault["loc"] if not str(p).startswith(("literal[", "function-", "bool", "tuple["))]
+def _sentence(cls: type[Settings], faults: Any, where: str, line_of: Mapping[str, int]) -> str:
+    fault = faults[0]
+    path = _path(fault)
     key = ".".join([*([where] if where else []), *path])
     line = f" (line {line_of[key]})" if key in line_of else ""
     if fault["type"] == "extra_forbidden":
-        record = _record_at(cls, path[:-1])
-        return f"there is no setting {key!r}{line}{near(path[-1], record.model_fields)} (there are: {', '.join(record.model_fields)})"
-    message = fault["msg"][0].lower() + fault["msg"][1:]
-    return f"{key}{line}: {message.removeprefix('input ')}, got {fault['input']!r}"
+        menu = _record_at(cls, path[:-1]).model_fields
+        return f"there is no setting {key!r}{line}{near(path[-1], menu)} (there are: {', '.join(menu)})"
+    wanted = " or ".join(_wanted(other) for other in faults if _path(other) == path)  # a union has a fault per member
+    return f"{key}{line}: should be {wanted}, got {_short(fault['input'])}"
+
+
+def _path(fault: Any) -> list[str]:
+    """The keys that lead to a fault, without the marks that pydantic leaves of unions and validators."""
+    *parents, last = [str(part) for part in fault["loc"]] or [""]
+    marks = ("literal[", "function-", "bool", "tuple[")
+    kept = [part for part in parents if not part.startswith(marks)]
+    unknown = fault["type"] == "extra_forbidden"
+    return [*kept, last] if unknown or not last.startswith(marks) else kept
+
+
+def _wanted(fault: Any) -> str:
+    if fault["type"] == "model_type":
+        return "settings written as name: value"
+    message: str = fault["msg"]
+    return message.removeprefix("Input should be ")[:1].lower() + message.removeprefix("Input should be ")[1:]
+
+
+def _short(value: Any) -> str:
+    """A value as a sentence can hold it."""
+    return _SHORT.repr(value)
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 200
 
 
 def _record_at(cls: type[Settings], path: list[str]) -> type[Settings]:
@@ -220,17 +262,27 @@ def _record_at(cls: type[Settings], path: list[str]) -> type[Settings]:
     return cls
 
 
-def _lines(node: yaml.Node | None, prefix: str = "") -> dict[str, int]:
-    """The line on which each key stands, so that a complaint can point at it."""
+def _lines(node: yaml.Node | None) -> dict[str, int]:
+    """The line on which each key stands, so that a complaint can point at it. A key that stands twice is refused."""
     found: dict[str, int] = {}
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            name = f"{prefix}{key.value}"
-            found[name] = key.start_mark.line + 1
-            found |= _lines(value, name + ".")
-    if isinstance(node, yaml.SequenceNode):
-        for i, value in enumerate(node.value):
-            found |= _lines(value, f"{prefix}{i}.")
+    seen: set[int] = set()  # an alias leads back to a node, maybe to one that it stands in
+
+    def walk(node: yaml.Node | None, prefix: str) -> None:
+        if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
+            return
+        seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                name, line = f"{prefix}{key.value}", key.start_mark.line + 1
+                if name in found:
+                    raise Mistake(f"{name!r} is set twice, on lines {found[name]} and {line}; keep one of them")
+                found[name] = line
+                walk(value, name + ".")
+        else:
+            for i, value in enumerate(node.value):
+                walk(value, f"{prefix}{i}.")
+
+    walk(node, "")
     return found
 
 
@@ -240,11 +292,11 @@ def read_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
     values = parse_yaml(text, str(path))
     if not isinstance(values, dict):
         raise Mistake(f"{path} is not a recipe: it must hold sections such as data:, model: and train:")
-    lines = _lines(yaml.compose(text, Loader=_Loader))
-    for item in overrides:
-        override(values, item)
-        lines.pop(item.partition("=")[0], None)
     try:
+        lines = _lines(yaml.compose(text, Loader=_Loader))
+        for item in overrides:
+            override(values, item)
+            lines.pop(item.partition("=")[0], None)
         recipe = build(Recipe, values, line_of=lines)
     except Mistake as fault:
         raise Mistake(f"{path}: {fault}") from None
@@ -258,9 +310,9 @@ def _located(recipe: Recipe, folder: Path) -> Recipe:
     def locate(name: str) -> str:
         if not name:
             return name
-        here = Path(name).expanduser()
+        here = Path(os.path.expanduser(name))
         beside = folder / here
-        return str((beside if not here.exists() and beside.exists() else here).absolute())
+        return str((beside if not os.path.exists(here) and os.path.exists(beside) else here).absolute())
 
     def corpora(many: tuple[CorpusSettings, ...]) -> tuple[CorpusSettings, ...]:
         names = ("source", "target", "tsv", "jsonl")
@@ -280,7 +332,9 @@ def read_text(path: Path, what: str) -> str:
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise Mistake(f"{str(path)!r} is not UTF-8 text (line {line}), so it cannot be a {what} file") from None
+    except OSError as error:
+        raise Mistake(f"the {what} file {str(path)!r} cannot be read: {error.strerror}") from None
 
 
 def to_yaml(settings: Settings) -> str:
-    return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return yaml.dump(settings.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from dragoman.train.report import Report
 from dragoman.train.trainer import train
 from dragoman.translator import Translator, load
 
+RECIPE = Path("recipes/phrasebook-en-de.yaml")
 TEST_LINES = 1000
 SHOWN = 6
 SPLITS = {"test": "sentences not seen in training", "unseen": "words in constructions not seen with them"}
@@ -50,7 +50,9 @@ def demo(out: Path, overrides: list[str], console: Console) -> None:
 
 
 def recipe_text() -> str:
-    return files("dragoman").joinpath("recipes/phrasebook-en-de.yaml").read_text(encoding="utf-8")
+    """The recipe that a wheel carries inside; in a checkout it lies in recipes/."""
+    places = (Path(__file__).parent / RECIPE, Path(__file__).parents[2] / RECIPE)
+    return next(place for place in places if place.exists()).read_text(encoding="utf-8")
 
 
 def score(out: Path, report_file: Path, console: Console) -> None:

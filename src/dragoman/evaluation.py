@@ -15,7 +15,9 @@ from dragoman.translator import Translator
 from dragoman.types import Score
 
 
-def against_references(translator: Translator, sources: Sequence[str], references: Sequence[Sequence[str]], *, beam: int | None) -> dict[str, Any]:
+def against_references(
+    translator: Translator, sources: Sequence[str], references: Sequence[Sequence[str]], *, beam: int | None
+) -> dict[str, Any]:
     found = translator.translate(sources, beam=beam)
     return {"lines": len(sources), **as_dict(evaluate([one.text for one in found], references))}
 
@@ -36,7 +38,10 @@ def phenomena(phrases: Sequence[Phrase], texts: Sequence[str]) -> dict[str, dict
         for name, (good, all_of_it) in phrasebook.judged(phrase, text).items():
             right[name] += good
             total[name] += all_of_it
-    return {name: {"right": right[name], "total": total[name], "percent": 100 * right[name] / total[name]} for name in sorted(total)}
+    return {
+        name: {"right": right[name], "total": total[name], "percent": 100 * right[name] / total[name]}
+        for name in sorted(total)
+    }
 
 
 def as_dict(scores: Sequence[Score]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -24,6 +25,8 @@ from dragoman.types import Mistake
 
 FORMAT = 1
 DIGEST_LINE = "# digest: "
+NOTE = "dragoman"  # the entry of a safetensors header that holds what is known about the tensors, as JSON
+CHANGED = "changed by hand"  # in place of the digest: what the user says of a config.yaml that is not as written
 
 
 def write_text(path: Path, text: str) -> None:
@@ -34,8 +37,8 @@ def write_text(path: Path, text: str) -> None:
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a file or a folder beside `path`, then put it in its place in one move."""
     beside = path.with_name(path.name + ".part")
-    _remove(beside)
     try:
+        _remove(beside)
         write(beside)
         for file in [beside] if beside.is_file() else sorted(beside.rglob("*")):
             _sync(file)
@@ -44,8 +47,9 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         os.replace(beside, path)
         _sync(path.parent)
     except (OSError, SafetensorError) as error:
-        _remove(beside)
         raise unwritable(path, error) from None
+    finally:
+        _remove(beside)  # what a failure left; after success there is nothing
 
 
 def unwritable(path: Path, error: Exception) -> Mistake:
@@ -66,15 +70,20 @@ def _sync(path: Path) -> None:
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        shutil.rmtree(path, ignore_errors=True)
     else:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink()
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], **about: str) -> None:
-    """Tensors with a digest of their content in the file's own header."""
+    """Tensors and what there is to know about them, with a digest of both in the file's own header.
+
+    The header has one entry: safetensors writes several in random order, and equal runs must give equal bytes.
+    """
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_whole(path, lambda beside: save_file(held, str(beside), {**about, "digest": _digest(held)}))
+    note = json.dumps({**about, "digest": _digest(held, about)}, sort_keys=True)
+    write_whole(path, lambda beside: save_file(held, str(beside), {NOTE: note}))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -82,18 +91,19 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(str(path), framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-            about = dict(file.metadata() or {})
+            about = json.loads((file.metadata() or {})[NOTE])
+            digest = about.pop("digest")
     except FileNotFoundError:
         raise Mistake(f"{str(path)!r} is missing, so the folder is not a whole run") from None
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Mistake(f"{str(path)!r} is cut short or damaged ({error}); copy it again or restore it") from None
-    if about.get("digest") != _digest(tensors):
+    if digest != _digest(tensors, about):
         raise Mistake(f"{str(path)!r} is damaged: its content does not match its digest; copy it again or restore it")
     return tensors, about
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
+def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
+    digest = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16)
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
@@ -124,12 +134,14 @@ class RunFolder:
         self.format = self.path / "FORMAT"
 
     def begin(self, recipe: Recipe) -> None:
+        """The format number comes first: a folder that has one is a run, however early it was killed."""
         try:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_text(self.format, f"{FORMAT}\n")
+            self.checkpoints.mkdir(exist_ok=True)
         except OSError as error:
             raise unwritable(self.path, error) from None
         self.save_recipe(recipe)
-        write_text(self.format, f"{FORMAT}\n")
 
     def save_recipe(self, recipe: Recipe) -> None:
         text = to_yaml(recipe)
@@ -139,10 +151,10 @@ class RunFolder:
         """Refuse what is no run folder, or one of a later Dragoman."""
         if not self.path.is_dir():
             raise Mistake(f"there is no run folder {str(self.path)!r}")
-        if not self.format.exists():
+        if not self.format.is_file():
             raise Mistake(f"{str(self.path)!r} is not a run folder: it has no FORMAT file")
         written = self.format.read_bytes().strip()
-        if not written.isdigit():
+        if not written.isdigit() or not int(written):
             raise Mistake(f"{str(self.format)!r} is damaged: it must hold a number, such as {FORMAT}")
         if int(written) > FORMAT:
             raise Mistake(
@@ -155,14 +167,14 @@ class RunFolder:
             text = self.config.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
             raise Mistake(f"{str(self.config)!r} is missing or damaged, so the folder is not a whole run") from None
-        body, mark, digest = text.partition(DIGEST_LINE)
-        if mark and digest.strip() != _text_digest(body):
+        body, mark, digest = text.rpartition(DIGEST_LINE)
+        if not mark:
+            raise Mistake(f"{str(self.config)!r} is cut short: it must end with a line {DIGEST_LINE!r}; restore it")
+        if digest.strip() not in (CHANGED, _text_digest(body)):
             raise Mistake(
                 f"{str(self.config)!r} is not as it was written; restore it, or, if you changed it on purpose, "
-                "remove its last line"
+                f"make its last line {DIGEST_LINE + CHANGED!r}"
             )
-        if not mark and not body.endswith("\n"):
-            raise Mistake(f"{str(self.config)!r} is cut short; restore it")
         return build(Recipe, parse_yaml(body, str(self.config)), where="")
 
     def save_model(self, weights: Mapping[str, Tensor], *, tokenizer: str, **about: str) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from dragoman.config import Recipe, SearchSettings
 from dragoman.data.batch import Grid, Widths, lay
+from dragoman.models.base import Seq2Seq
 from dragoman.models.build import build_model
 from dragoman.search.beam import beam_search
 from dragoman.search.sample import greedy
@@ -50,7 +51,7 @@ class Piece(NamedTuple):
 class Translator:
     """A model with its tokenizers. `longest` is the longest source, in tokens, that it was trained on."""
 
-    model: nn.Module
+    model: Seq2Seq
     tokenizers: Tokenizers
     recipe: Recipe
     longest: int
@@ -118,11 +119,10 @@ class Translator:
 
     def search(self, source_BS: Tensor, limit_B: Tensor, search: SearchSettings) -> list[list[Found]]:
         source_BS, limit_B = source_BS.to(self.device), limit_B.to(self.device)
-        model: Any = self.model
         if search.beam == 1:
-            return greedy(model, source_BS, source_BS != PAD, limit_B, alpha=search.length_penalty)
+            return greedy(self.model, source_BS, source_BS != PAD, limit_B, alpha=search.length_penalty)
         return beam_search(
-            model,
+            self.model,
             source_BS,
             source_BS != PAD,
             limit_B,
@@ -142,7 +142,7 @@ class Translator:
 
         for wide, some in grouped(range(len(pairs)), widths, self.rows):
             rows = [[i] for i in some] + [[]] * (self.rows - len(some))
-            look_BTS = self.model.alignment(lay(Grid(rows, wide), examples).to(self.device)).cpu()  # type: ignore[operator]
+            look_BTS = self.model.alignment(lay(Grid(rows, wide), examples).to(self.device)).cpu()
             for row, i in enumerate(some):
                 look_TS = look_BTS[row, : len(pairs[i][1]), : len(pairs[i][0])]
                 looks[i] = (look_TS / look_TS.sum(-1, keepdim=True).clamp(min=1e-9)).tolist()

@@ -119,7 +119,7 @@ def packed(
         for start in range(0, len(rows), height):
             some = rows[start : start + height]
             grids.append(Grid(some + [[]] * (_few_heights(len(some), height) - len(some)), shelf_widths))
-    rng.shuffle(grids)  # type: ignore[arg-type]
+    rng.shuffle(grids)
     return grids
 
 
@@ -130,11 +130,16 @@ def _few_heights(rows: int, height: int) -> int:
 
 
 def padded(
-    source_N: Lengths, target_N: Lengths, *, tokens: int, widths: Widths, rng: np.random.Generator
-) -> list[Grid]:  # noqa: ARG001
+    source_N: Lengths,
+    target_N: Lengths,
+    *,
+    tokens: int,
+    widths: Widths,  # noqa: ARG001 - each grid is as wide as its longest
+    rng: np.random.Generator,
+) -> list[Grid]:
     """One pair per row, pairs of like length together, so that little is padding."""
     noise = rng.random(len(source_N))
-    order = np.lexsort((noise, target_N, source_N)).tolist()
+    order = np.lexsort((noise, source_N, -(-np.maximum(source_N, target_N) // 8))).tolist()
     grids: list[Grid] = []
     rows: list[list[int]] = []
     wide = Widths(0, 0)
@@ -147,7 +152,7 @@ def padded(
         wide = wider
     if rows:
         grids.append(Grid(rows, wide))
-    rng.shuffle(grids)  # type: ignore[arg-type]
+    rng.shuffle(grids)
     return grids
 
 
@@ -168,24 +173,35 @@ def lay(grid: Grid, examples: Sequence[Example]) -> Batch:
         start_N = row_N * width + before_N - before_N[first_N]
         position = np.arange(len(flat)) - np.repeat(before_N, length_N)
         place = np.repeat(start_N, length_N) + position
-        sides[name] = (flat, np.repeat(segment_N, length_N), position, place)
-
-    def scatter(values: NDArray[np.int64], name: str, width: int) -> torch.Tensor:
-        out = np.full(len(grid.rows) * width, PAD, dtype=np.int64)
-        out[sides[name][3]] = values
-        return torch.from_numpy(out.reshape(len(grid.rows), width))
-
-    target_out, _, position, _ = sides["target"]
-    target_in = np.where(position == 0, BOS, np.roll(target_out, 1))
-    S, T = grid.widths
+        sides[name] = _Side(flat, np.repeat(segment_N, length_N), position, place, (len(grid.rows), width))
+    source, target = sides["source"], sides["target"]
     return Batch(
-        *(scatter(values, "source", S) for values in sides["source"][:3]),
-        scatter(target_in, "target", T),
-        *(scatter(values, "target", T) for values in sides["target"][:3]),
+        source_BS=source.grid(source.token),
+        source_segment_BS=source.grid(source.segment),
+        source_position_BS=source.grid(source.position),
+        target_in_BT=target.grid(np.where(target.position == 0, BOS, np.roll(target.token, 1))),
+        target_out_BT=target.grid(target.token),
+        target_segment_BT=target.grid(target.segment),
+        target_position_BT=target.grid(target.position),
         pairs=len(items),
-        source_tokens=len(sides["source"][0]),
-        target_tokens=len(target_out),
+        source_tokens=len(source.token),
+        target_tokens=len(target.token),
     )
+
+
+class _Side(NamedTuple):
+    """The tokens of one side, one after the other, and the place of each in a grid of this shape."""
+
+    token: NDArray[np.int64]
+    segment: NDArray[np.int64]
+    position: NDArray[np.int64]
+    place: NDArray[np.int64]
+    shape: tuple[int, int]
+
+    def grid(self, values: NDArray[np.int64]) -> torch.Tensor:
+        out = np.full(self.shape, PAD, dtype=np.int64)
+        out.ravel()[self.place] = values
+        return torch.from_numpy(out)
 
 
 Layout = Callable[..., list[Grid]]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from dragoman.data.batch import LAYOUTS, Widths, choose_widths, lay
 from dragoman.data.tokens import TokenStore
 from dragoman.text.tokenizer import Tokenizers
-from dragoman.types import Batch, Example
+from dragoman.types import Batch, Example, Mistake
 
 WINDOW = 65_536  # pairs packed at a time
 
@@ -57,6 +58,9 @@ class Stream:
         self.parts, self.tokenizers, self.layout = parts, tokenizers, LAYOUTS[layout]
         self.tokens, self.seed, self.sampling = tokens, seed, sampling
         self.first = np.cumsum([0, *(len(p.store) for p in parts)])
+        if not sum(int(weight) * len(store) + round(weight % 1 * len(store)) for store, weight in parts):
+            weights = ", ".join(f"{part.weight:g}" for part in parts)
+            raise Mistake(f"the corpora are too small for their weights ({weights}): no pair is left to train on")
         self.widths = widths or self._widths()
 
     def _widths(self) -> Widths:
@@ -69,8 +73,8 @@ class Stream:
         chosen = []
         for first, (store, weight) in zip(self.first, self.parts):
             lines = np.arange(first, first + len(store), dtype=np.uint32)
-            some = rng.permutation(len(store))[: round(weight % 1 * len(store))] if weight % 1 else []
-            chosen += [lines] * int(weight) + [lines[np.sort(np.asarray(some, dtype=np.int64))]]
+            some = rng.permutation(len(store))[: round(weight % 1 * len(store))] if weight % 1 else np.arange(0)
+            chosen += [lines] * int(weight) + [lines[np.sort(some)]]
         order = np.concatenate(chosen)
         rng.shuffle(order)
         return order
@@ -82,7 +86,8 @@ class Stream:
             return store.example(line)
         pair, key = store.pair(line), (self.seed, epoch, index)
         source = self.tokenizers.source.sample(pair.source, rate=self.sampling, key=key)
-        target = self.tokenizers.target.sample(pair.target, rate=self.sampling, key=key)
+        other = (~self.seed, epoch, index)  # no seed of a source: a word on both sides is not cut alike
+        target = self.tokenizers.target.sample(pair.target, rate=self.sampling, key=other)
         return Example(np.asarray(source), np.asarray(target), line)
 
     def batches(self, place: Place) -> Iterator[tuple[Batch, Place]]:
@@ -108,17 +113,18 @@ class Stream:
             epoch, window = epoch + 1, 0
 
 
-def ahead(make: Callable[[], Iterator[tuple[Batch, Place]]], depth: int = 4) -> Iterator[tuple[Batch, Place]]:
+def ahead(
+    make: Callable[[], Iterator[tuple[Batch, Place]]], depth: int = 4
+) -> Generator[tuple[Batch, Place], None, None]:
     """The same items, made in a thread while the caller computes. What goes wrong there is raised here."""
-    items: queue.Queue[tuple[Batch, Place] | BaseException] = queue.Queue(depth)
+    items: queue.Queue[tuple[Batch, Place] | BaseException | None] = queue.Queue(depth)
     stop = threading.Event()
 
-    def hand_over(item: tuple[Batch, Place] | BaseException) -> None:
+    def hand_over(item: tuple[Batch, Place] | BaseException | None) -> None:
         while not stop.is_set():
-            try:
-                return items.put(item, timeout=0.1)
-            except queue.Full:
-                continue
+            with suppress(queue.Full):
+                items.put(item, timeout=0.1)
+                return
 
     def work() -> None:
         try:
@@ -126,15 +132,17 @@ def ahead(make: Callable[[], Iterator[tuple[Batch, Place]]], depth: int = 4) -> 
                 hand_over(item)
                 if stop.is_set():
                     return
+            hand_over(None)
         except BaseException as error:
             hand_over(error)
 
-    threading.Thread(target=work, daemon=True, name="batches").start()
+    thread = threading.Thread(target=work, daemon=True, name="batches")
+    thread.start()
     try:
-        while True:
-            item = items.get()
+        while (item := items.get()) is not None:
             if isinstance(item, BaseException):
                 raise item
             yield item
     finally:
         stop.set()
+        thread.join()  # a thread that is still at work when the interpreter ends would abort it

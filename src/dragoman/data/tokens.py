@@ -12,8 +12,11 @@ import hashlib
 import json
 import mmap
 import shutil
+import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -26,12 +29,25 @@ from dragoman.types import Example, Mistake, Pair
 
 SIDES = ("source", "target")
 CHUNK = 8192  # pairs encoded at a time
+A_DAY = 86_400.0
 
 
 class TokenStore:
     """Examples by number. `digest` names the content, so that a resumed run can tell that its data is the same."""
 
     def __init__(self, folder: Path) -> None:
+        try:
+            self._open(folder)
+            whole = all(
+                len(ends) == self.pairs and ends[-1] == len(values)
+                for values, ends in zip((*self.ids, *self.text), (*self.ends, *self.text_ends), strict=True)
+            )
+        except (OSError, ValueError, KeyError):
+            whole = False
+        if not whole:
+            raise Mistake(f"the token ids in {str(folder)!r} are damaged; remove that folder, and they are made again")
+
+    def _open(self, folder: Path) -> None:
         about = json.loads((folder / "store.json").read_text(encoding="utf-8"))
         self.pairs: int = about["pairs"]
         self.digest: str = about["digest"]
@@ -109,13 +125,28 @@ def _make(
     text: bool,
 ) -> None:
     """Written beside and renamed, so that a store is whole or not there."""
-    beside = folder.with_name(folder.name + ".part")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(folder.parent)
+    beside = Path(tempfile.mkdtemp(suffix=".part", prefix=folder.name, dir=folder.parent))  # runs may start together
+    try:
+        with ExitStack() as stack:
+            about = _write(beside, stack, pairs, tokenizers, max_length=max_length, text=text)
+        (beside / "store.json").write_text(json.dumps(about), encoding="utf-8")
+        if not (folder / "store.json").exists():  # else another run made the same store meanwhile
+            shutil.rmtree(folder, ignore_errors=True)
+            beside.rename(folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _write(
+    folder: Path, stack: ExitStack, pairs: Iterator[Pair], tokenizers: Tokenizers, *, max_length: int, text: bool
+) -> dict[str, Any]:
+    """All files but store.json, and what that one is to hold."""
     dtype = "uint16" if max(tokenizers.source.size, tokenizers.target.size) <= 2**16 else "uint32"
     dropped: Counter[str] = Counter()
     digest = hashlib.blake2b(digest_size=16)
-    writers = [_Writer(beside, side, dtype, text, digest) for side in SIDES]
+    writers = [stack.enter_context(closing(_Writer(folder, side, dtype, text, digest))) for side in SIDES]
     count = seen = longest = 0
     while chunk := list(islice(pairs, CHUNK)):
         seen += len(chunk)
@@ -130,17 +161,18 @@ def _make(
             writer.write([ids[i] for i in kept], [getattr(chunk[i], side) for i in kept])
         count += sum(not reason for reason in fits)
         longest = max([longest, *(len(ids) for ids, reason in zip(encoded[0], fits) if not reason)])
-    for writer in writers:
-        writer.close()
     if not count:
         raise Mistake(f"no pair of {seen} could be used ({_said(dropped)}); check the files, or raise data.max_length")
     about = {"pairs": count, "dtype": dtype, "digest": digest.hexdigest(), "dropped": dict(dropped)}
-    about |= {"text": text, "longest": longest}
-    (beside / "store.json").write_text(json.dumps(about), encoding="utf-8")
-    if folder.exists():  # a whole store that another run made meanwhile
-        shutil.rmtree(beside)
-    else:
-        beside.rename(folder)
+    return about | {"text": text, "longest": longest}
+
+
+def _sweep(cache: Path) -> None:
+    """Away with what runs that were killed while encoding left behind."""
+    for part in cache.glob("*.part"):
+        with suppress(FileNotFoundError):  # another run sweeps too
+            if time.time() - part.stat().st_mtime > A_DAY:
+                shutil.rmtree(part, ignore_errors=True)
 
 
 def _reason(source: Sequence[int], target: Sequence[int], max_length: int) -> str:
@@ -165,8 +197,10 @@ class _Writer:
 
     def write(self, ids: list[list[int]], texts: list[str]) -> None:
         arrays = [np.asarray(i, dtype=self.dtype) for i in ids]
+        lengths = [len(a) for a in arrays]
+        self.digest.update(np.asarray(lengths, np.int64).tobytes())
         self.digest.update(np.concatenate([np.zeros(0, self.dtype), *arrays]).tobytes())
-        self.streams[0].write([a.tobytes() for a in arrays], [len(a) for a in arrays])
+        self.streams[0].write([a.tobytes() for a in arrays], lengths)
         for stream in self.streams[1:]:
             raw = [t.encode() for t in texts]
             stream.write(raw, [len(r) for r in raw])

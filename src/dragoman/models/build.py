@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from dragoman.config import Recipe, Settings, build, pick
+from dragoman.models.base import Seq2Seq
 from dragoman.models.transformer import Transformer, TransformerSettings
 
 
 class Kind(NamedTuple):
     settings: type[Any]
-    model: type[nn.Module]
+    model: Callable[..., Seq2Seq]
     layout: str  # how its batches are laid out (data/batch.py)
 
 
@@ -36,7 +38,7 @@ def completed(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"model": filled.model_dump(mode="json")})
 
 
-def build_model(recipe: Recipe, *, source_size: int, target_size: int) -> nn.Module:
+def build_model(recipe: Recipe, *, source_size: int, target_size: int) -> Seq2Seq:
     kind = kind_of(recipe.model)
     return kind.model(
         settings_of(recipe.model), source_size=source_size, target_size=target_size, joint=recipe.tokenizer.joint

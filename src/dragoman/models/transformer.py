@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.config import Amount, Count, Fraction, Settings, pick
+from dragoman.models.base import Seq2Seq
 from dragoman.nn.attention import KERNELS, CrossAttention, SelfAttention
 from dragoman.nn.block import ACTIVATIONS, PLACES, FeedForward, Residual
 from dragoman.nn.dropout import Dropout
@@ -127,7 +128,7 @@ class State:
         return replace(self, caches=[cache.index_select(1, rows_N) for cache in self.caches], rows=len(rows_N))
 
 
-class Transformer(nn.Module):
+class Transformer(Seq2Seq):
     """Source rows in, target states out; `project` turns states into logits."""
 
     def __init__(self, settings: TransformerSettings, *, source_size: int, target_size: int, joint: bool) -> None:

@@ -19,7 +19,7 @@ Kernel = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 def weights(q_BHQD: Tensor, k_BHKD: Tensor, keep: Tensor) -> Tensor:
     """How much each query looks at each key: scaled dot products, softmax over what it may look at."""
-    score_BHQK = q_BHQD @ k_BHKD.mT * q_BHQD.size(-1) ** -0.5
+    score_BHQK: Tensor = q_BHQD @ k_BHKD.mT * q_BHQD.size(-1) ** -0.5
     return score_BHQK.masked_fill(~keep, -torch.inf).softmax(-1)
 
 
@@ -50,7 +50,7 @@ class _Batched(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q_NQD: Tensor, k_NKD: Tensor, v_NKD: Tensor, keep: Tensor, rows: int) -> Tensor:
         score_NQK = torch.bmm(q_NQD, k_NKD.mT).mul_(q_NQD.size(-1) ** -0.5)
-        score_NQK.unflatten(0, (rows, -1)).masked_fill_(~keep, -torch.inf)
+        score_NQK.view(rows, -1, *score_NQK.shape[1:]).masked_fill_(~keep, -torch.inf)
         weight_NQK = score_NQK.softmax(-1)
         ctx.save_for_backward(q_NQD, k_NKD, v_NKD, weight_NQK)
         return torch.bmm(weight_NQK, v_NKD)
@@ -61,7 +61,8 @@ class _Batched(torch.autograd.Function):
         grad_NQD = grads[0].contiguous()
         slope_NQK = torch._softmax_backward_data(torch.bmm(grad_NQD, v_NKD.mT), weight_NQK, -1, weight_NQK.dtype)
         slope_NQK.mul_(q_NQD.size(-1) ** -0.5)
-        return torch.bmm(slope_NQK, k_NKD), torch.bmm(slope_NQK.mT, q_NQD), torch.bmm(weight_NQK.mT, grad_NQD), None, None
+        key_grad_NKD, value_grad_NKD = torch.bmm(slope_NQK.mT, q_NQD), torch.bmm(weight_NQK.mT, grad_NQD)
+        return torch.bmm(slope_NQK, k_NKD), key_grad_NKD, value_grad_NKD, None, None
 
 
 def auto(q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, keep: Tensor) -> Tensor:
@@ -74,7 +75,8 @@ READABLE = {"auto": "reference", "fused": "reference", "batched": "reference"}  
 
 
 def split_heads(x_BTC: Tensor, heads: int) -> Tensor:
-    return x_BTC.unflatten(-1, (heads, -1)).transpose(1, 2)
+    B, T, C = x_BTC.shape
+    return x_BTC.view(B, T, heads, C // heads).transpose(1, 2)
 
 
 def join_heads(x_BHTD: Tensor) -> Tensor:
@@ -96,14 +98,16 @@ class SelfAttention(nn.Module):
 
     def forward(self, x_BTC: Tensor, keep: Tensor) -> Tensor:
         q, k, v = self.split(x_BTC)
-        return self.out(join_heads(self.kernel(q, k, v, keep)))
+        out_BTC: Tensor = self.out(join_heads(self.kernel(q, k, v, keep)))
+        return out_BTC
 
     def step(self, x_N1C: Tensor, cache: Tensor, at: int, keep: Tensor) -> Tensor:
-        """One more token: its key and value go to place `at` of the cache_2NHKD, then it looks at what `keep` allows."""
+        """One more token: its key and value go to place `at` of cache_2NHKD, then it looks at what `keep` allows."""
         q_NH1D, k_NH1D, v_NH1D = self.split(x_N1C)
         cache[0, :, :, at : at + 1], cache[1, :, :, at : at + 1] = k_NH1D, v_NH1D
         seen = keep.size(-1)
-        return self.out(join_heads(self.kernel(q_NH1D, cache[0, :, :, :seen], cache[1, :, :, :seen], keep)))
+        out_N1C: Tensor = self.out(join_heads(self.kernel(q_NH1D, cache[0, :, :, :seen], cache[1, :, :, :seen], keep)))
+        return out_N1C
 
 
 class CrossAttention(nn.Module):
@@ -122,7 +126,9 @@ class CrossAttention(nn.Module):
         return k, v
 
     def forward(self, x_BTC: Tensor, memory: tuple[Tensor, Tensor], keep: Tensor) -> Tensor:
-        return self.out(join_heads(self.kernel(split_heads(self.query(x_BTC), self.heads), *memory, keep)))
+        q_BHTD = split_heads(self.query(x_BTC), self.heads)
+        out_BTC: Tensor = self.out(join_heads(self.kernel(q_BHTD, *memory, keep)))
+        return out_BTC
 
     def weights(self, x_BTC: Tensor, memory: tuple[Tensor, Tensor], keep: Tensor) -> Tensor:
         """What `forward` looks at, before it reads the values: weights_BHTS."""

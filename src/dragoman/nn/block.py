@@ -25,7 +25,8 @@ class FeedForward(nn.Module):
         self.narrow = nn.Linear(inner, width)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        return self.narrow(self.activation(self.wide(x_BTC)))
+        out: Tensor = self.narrow(self.activation(self.wide(x_BTC)))
+        return out
 
 
 class Residual(nn.Module):
@@ -41,11 +42,14 @@ class Residual(nn.Module):
 
     def around(self, x_BTC: Tensor, function: Callable[..., Tensor], *args: Any) -> Tensor:
         """The same wiring around another verb of the sublayer, such as its `step`."""
+        out: Tensor
         if self.place == "pre":
-            return x_BTC + self.dropout(function(self.norm(x_BTC), *args))
-        out: Tensor = self.norm(x_BTC + self.dropout(function(x_BTC, *args)))
+            out = x_BTC + self.dropout(function(self.norm(x_BTC), *args))
+        else:
+            out = self.norm(x_BTC + self.dropout(function(x_BTC, *args)))
         return out
 
     def inlet(self, x_BTC: Tensor) -> Tensor:
         """What the sublayer sees of x."""
-        return self.norm(x_BTC) if self.place == "pre" else x_BTC  # type: ignore[no-any-return]
+        out: Tensor = self.norm(x_BTC) if self.place == "pre" else x_BTC
+        return out

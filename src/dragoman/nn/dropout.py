@@ -31,7 +31,7 @@ class Dropout(nn.Module):
 
 def kept(x: Tensor, rate: float) -> Tensor:
     """For every number of x, 0 with chance `rate`, else 1 / (1 - rate). A function of the seed."""
-    dropped = round(rate * 65_536)
+    dropped = min(round(rate * 65_536), 65_535)
     bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     keep = bits.view(torch.int16)[: x.numel()].view(x.shape) >= dropped - 32_768
     return keep.to(x.dtype).mul_(65_536 / (65_536 - dropped))

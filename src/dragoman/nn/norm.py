@@ -7,5 +7,5 @@ from torch import nn
 NORMS: dict[str, Callable[[int], nn.Module]] = {
     "layer": lambda width: nn.LayerNorm(width),
     "rms": lambda width: nn.RMSNorm(width, eps=1e-6),
-    "none": lambda width: nn.Identity(),
+    "none": nn.Identity,
 }

@@ -207,9 +207,6 @@ simple simpler          | einfach einfacher      | puzzle thought
 
 COLOURS = "red blue green yellow white black brown"
 
-# English; German nominative masculine, feminine, neuter, plural are made in german.py from the kind of ending.
-NUMBERS = {"two": "zwei", "three": "drei", "four": "vier", "five": "fünf", "six": "sechs", "ten": "zehn"}
-
 # Tense -> when. A phrase of two words is aligned word by word.
 TIMES = {
     "present": "today/heute now/jetzt on_Monday/am_Montag on_Friday/am_Freitag every_day/jeden_Tag in_summer/im_Sommer"

@@ -10,7 +10,7 @@ from dragoman.text.words import Adjective, Noun, Phrasal, Verb
 
 BLOCK = 64
 # Nodes of a nominal, as offsets into its block.
-NOUN, DETERMINER, ADJECTIVE, COLOUR, PREPOSITION, DEGREE, OPENING, CLOSING, OF = range(0, 36, 4)
+NOUN, DETERMINER, ADJECTIVE, COLOUR, PREPOSITION, DEGREE, OF = range(0, 28, 4)
 # Nodes of a clause.
 VERB, NOT, HELPER, CONJUNCTION, OFTEN, MANNER, COMMA, END, PREDICATE, MORE, THAN, ASKED, OPINION = range(0, 52, 4)
 WHEN = 52  # two nodes: 52 and 56
@@ -42,10 +42,6 @@ class Nominal:
         self.relative: Clause | None = None
         self.antecedent: Nominal | None = None
         self.preposition: tuple[str, str, int] | None = None  # English, German, case
-
-    @property
-    def first(self) -> bool:
-        return self.pronoun in ("I", "we")
 
 
 class Clause:

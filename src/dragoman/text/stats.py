@@ -218,7 +218,7 @@ def _warnings(found: Stats) -> list[str]:
     return notes
 
 
-def histogram(counts: Counter[float], low: float, high: float, bars: int = 24) -> list[int]:
+def histogram(counts: Counter[float], low: float, high: float, bars: int = 20) -> list[int]:
     """Counts in equal steps from low to high; the first and the last hold what lies beyond."""
     found = [0] * bars
     for value, count in counts.items():
@@ -238,7 +238,7 @@ def sparkline(counts: Sequence[int]) -> str:
 
 def render(found: Stats) -> RenderableType:
     """The table that people see."""
-    table = Table(title=f"{found.pairs:,} pairs", title_justify="left")
+    table = Table(title=f"{found.pairs:,} pairs", title_justify="left", box=None, padding=(0, 1, 0, 0))
     for name in ("", "total", "mean", "5 %", "median", "95 %", "99 %", "max", "figure"):
         table.add_column(name, justify="left" if name in ("", "figure") else "right", no_wrap=True)
 
@@ -249,7 +249,7 @@ def render(found: Stats) -> RenderableType:
 
     for name, side in (("source", found.source), ("target", found.target)):
         row(f"{name} words", side.words, f"{side.total_words:,}", 0, "")
-        row(f"{name} characters", side.characters, f"{side.total_characters:,}", 0, sparkline(side.histogram))
+        row(f"{name} letters", side.characters, f"{side.total_characters:,}", 0, sparkline(side.histogram))
     row("target : source", found.ratio, "", 2, sparkline(found.ratio_histogram))
     facts = Table.grid(padding=(0, 2))
     facts.add_row("repeated", f"{found.source.repeated:,} sources, {found.target.repeated:,} targets")

@@ -132,7 +132,7 @@ def stocked() -> Stock:
 
 def alike(book: Lexicon, noun: Noun, adjective: Adjective) -> tuple[Noun, ...]:
     """Nouns to compare with: they share a kind, and the adjective fits them too."""
-    kinds = noun.tags - {noun.lemma, "goods", "small", "portable", "idea"}
+    kinds = noun.tags - {noun.lemma, "goods", "small", "portable", "idea", "in", "on", "at"}
     fit = (other for other in book.nouns if other.tags & kinds and other.tags & adjective.tags)
     return tuple(other for other in fit if not other.mass and other is not noun)
 

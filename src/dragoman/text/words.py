@@ -152,8 +152,8 @@ def ending(base: str, form: str) -> str:
 def read_noun(line: str) -> Noun:
     names, german, kinds = (part.split() for part in line.split("|"))
     article, base, genitive, plural = german
-    tags = frozenset([tag for tag in kinds if ":" not in tag and kinds.index(tag) < _of(kinds)] + [names[0]])
-    owners = tuple(kind.removeprefix("of:") for kind in kinds[_of(kinds) :])
+    of = next((place for place, kind in enumerate(kinds) if kind.startswith("of:")), len(kinds))
+    tags, owners = frozenset([*kinds[:of], names[0]]), tuple(kind.removeprefix("of:") for kind in kinds[of:])
     gender = GENDERS[article]
     second = ending(base, genitive)
     weak = gender == MASCULINE and second.endswith("n")  # den Studenten, dem Studenten, des Studenten
@@ -168,10 +168,6 @@ def read_noun(line: str) -> Noun:
     cases = ((base, others, others, second), (many, many, many_dative, many))
     mark = held("noun", names[0], tuple(menu)) if many and not tags & {"weather", "event"} else 0
     return Noun(names[0], english, cases, gender, tags, owners, pronoun, digest(f"noun {names[0]}"), mark)
-
-
-def _of(kinds: list[str]) -> int:
-    return next((n for n, kind in enumerate(kinds) if kind.startswith("of:")), len(kinds))
 
 
 def read_name(name: str, gender: int) -> Noun:
@@ -215,7 +211,7 @@ def read_verb(names: list[str], german: list[str]) -> Verb:
 
 
 def read_frames(line: str, pools: Lexicon) -> tuple[Verb, list[Frame]]:
-    names, german, use = (part.split() for part in line.split("|", 1)[0:1] + _german_and_use(line))
+    names, german, use = (part.split() for part in line.split(" | "))  # a separable verb has a bar without spaces
     verb = read_verb(names, german)
     subject, _, rest = " ".join(use).partition(">")
     slots: dict[str, tuple[Noun, ...]] = {"acc": (), "dat": (), "prep": ()}
@@ -247,12 +243,6 @@ def read_frames(line: str, pools: Lexicon) -> tuple[Verb, list[Frame]]:
         return Frame(verb, subjects, animate, personal, *filled, clause, predicates, *extras, steady)
 
     return verb, [frame(clause) for clause in ([""] if plain else []) + clauses]
-
-
-def _german_and_use(line: str) -> list[str]:
-    """The columns after the English one; a separable verb has a bar of its own, without spaces around it."""
-    columns = line.split(" | ")
-    return columns[-2:]
 
 
 def lines(table: str) -> list[str]:

@@ -77,5 +77,7 @@ def _compile(settings: TrainSettings, device: torch.device) -> bool:
         return device.type == "cuda" and (settings.steps == 0 or settings.steps >= 2000)
     able = device.type == "cuda" or any(shutil.which(name) for name in ("g++", "clang++", "c++"))
     if settings.compile and not able:
-        raise Mistake("train.compile=true needs a C++ compiler (g++ or clang++); install one or set train.compile=false")
+        raise Mistake(
+            "train.compile=true needs a C++ compiler (g++ or clang++); install one or set train.compile=false"
+        )
     return settings.compile

@@ -24,18 +24,20 @@ def plain(states_NC: Tensor, weight_VC: Tensor, target_N: Tensor, smoothing: flo
 
 
 def chunked(states_NC: Tensor, weight_VC: Tensor, target_N: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """The same numbers, a chunk of tokens at a time, with gradients made on the way: no logits are kept or made twice."""
-    loss, likelihood = _Chunked.apply(states_NC, weight_VC, target_N, smoothing)  # type: ignore[no-untyped-call]
+    """The same numbers, a chunk of tokens at a time, gradients made on the way: no logits are kept or made twice."""
+    loss, likelihood = _Chunked.apply(  # type: ignore[no-untyped-call]
+        states_NC, weight_VC, target_N, smoothing, torch.is_grad_enabled()
+    )
     return loss, likelihood
 
 
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, states_NC: Tensor, weight_VC: Tensor, target_N: Tensor, smoothing: float
+        ctx: Any, states_NC: Tensor, weight_VC: Tensor, target_N: Tensor, smoothing: float, learning: bool
     ) -> tuple[Tensor, Tensor]:
         V = len(weight_VC)
-        wants = states_NC.requires_grad or weight_VC.requires_grad
+        wants = learning and (states_NC.requires_grad or weight_VC.requires_grad)
         device = states_NC.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states_NC.dtype
         states, weight = states_NC.to(dtype), weight_VC.to(dtype)
@@ -66,9 +68,9 @@ class _Chunked(torch.autograd.Function):
         return total, likelihood
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         grad_states, grad_weight = ctx.saved_tensors
-        return grad_states.mul_(grads[0]), grad_weight.mul_(grads[0]), None, None
+        return grad_states.mul_(grads[0]), grad_weight.mul_(grads[0]), None, None, None
 
 
 Loss = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]

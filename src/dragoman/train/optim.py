@@ -21,26 +21,25 @@ OPTIMIZERS: dict[str, Callable[[Parameters, TrainSettings], Optimizer]] = {
 }
 
 
-def inverse_sqrt(step: int, settings: TrainSettings) -> float:
+def inverse_sqrt(step: int, warmup: int, done: float) -> float:  # noqa: ARG001
     """Up in a line, then down as 1 / sqrt(step) (Vaswani 2017, section 5.3)."""
-    warmup = max(settings.warmup, 1)
     return min(step / warmup, math.sqrt(warmup / step))
 
 
-def cosine(step: int, settings: TrainSettings) -> float:
-    """Up in a line, then down to nothing along a half wave that ends with the last step."""
-    if step <= settings.warmup:
-        return step / settings.warmup
-    done = (step - settings.warmup) / max(settings.steps - settings.warmup, 1)
-    return 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+def cosine(step: int, warmup: int, done: float) -> float:
+    """Down to nothing along a half wave that ends with the run; the warm-up is laid over its beginning.
+
+    A run with a limit in minutes comes down with the clock, so it gives the same quality, not the same bits, again.
+    """
+    return min(step / warmup, 1.0) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
 
 
-def constant(step: int, settings: TrainSettings) -> float:
+def constant(step: int, warmup: int, done: float) -> float:  # noqa: ARG001
     """Up in a line, then level."""
-    return min(step / max(settings.warmup, 1), 1.0)
+    return min(step / warmup, 1.0)
 
 
-SCHEDULES: dict[str, Callable[[int, TrainSettings], float]] = {
+SCHEDULES: dict[str, Callable[[int, int, float], float]] = {
     "inverse_sqrt": inverse_sqrt,
     "cosine": cosine,
     "constant": constant,
@@ -50,19 +49,18 @@ SCHEDULES: dict[str, Callable[[int, TrainSettings], float]] = {
 def check(settings: TrainSettings) -> None:
     pick(OPTIMIZERS, settings.optimizer, "train.optimizer")
     pick(SCHEDULES, settings.schedule, "train.schedule")
-    if settings.schedule == "cosine" and not settings.steps:
-        raise Mistake("train.schedule cosine ends with the last step, so it needs train.steps")
     if not (settings.steps or settings.epochs or settings.minutes):
         raise Mistake("training needs an end: set train.steps, train.epochs or train.minutes")
     if settings.average > settings.keep:
         raise Mistake(
-            f"train.average={settings.average} needs as many checkpoints, but train.keep={settings.keep}; raise train.keep"
+            f"train.average={settings.average} needs as many checkpoints, "
+            f"but train.keep={settings.keep}; raise train.keep"
         )
 
 
-def rate(step: int, settings: TrainSettings) -> float:
-    """The learning rate of a step, counted from 1."""
-    return settings.lr * SCHEDULES[settings.schedule](step, settings)
+def rate(step: int, done: float, settings: TrainSettings) -> float:
+    """The learning rate of a step, counted from 1; `done` is the share of the run's limit that is used up."""
+    return settings.lr * SCHEDULES[settings.schedule](step, max(settings.warmup, 1), done)
 
 
 def gradient_norm(parameters: Iterable[Tensor]) -> Tensor:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.config import TrainSettings
+from dragoman.models.base import Seq2Seq
 from dragoman.train.choices import Choices
 from dragoman.train.loss import chunked
-from dragoman.train.optim import OPTIMIZERS, gradient_norm, rate
+from dragoman.train.optim import OPTIMIZERS, gradient_norm
 from dragoman.types import Batch, Mistake
 
 
@@ -36,7 +37,7 @@ class Update:
 class Stepper:
     """A model with its optimizer and the running mean of its weights."""
 
-    def __init__(self, model: nn.Module, settings: TrainSettings, choices: Choices) -> None:
+    def __init__(self, model: Seq2Seq, settings: TrainSettings, choices: Choices) -> None:
         self.settings, self.choices = settings, choices
         self.device = torch.device(choices.device)
         self.model = model.to(self.device)
@@ -46,7 +47,7 @@ class Stepper:
         self.ema = {name: p.detach().clone() for name, p in model.named_parameters()} if settings.ema else {}
         self.forward = torch.compile(model) if choices.compile else model
 
-    def update(self, batches: Sequence[Batch], step: int, scale: float) -> Update:
+    def update(self, batches: Sequence[Batch], step: int, lr: float) -> Update:
         """Add the gradients of all batches up, as if they were one, and take a step; a non-finite one is not taken."""
         torch.manual_seed(self.settings.seed * 1_000_003 + step)
         self.model.train()
@@ -57,7 +58,7 @@ class Stepper:
                 sums += self.backward(part.to(self.device), count)
         norm = gradient_norm(self.parameters)
         loss, likelihood, size = torch.stack([*(sums / count), norm.float()]).tolist()
-        update = Update(loss, likelihood, size, scale * rate(step, self.settings), sum(b.tokens for b in batches))
+        update = Update(loss, likelihood, size, lr, sum(b.tokens for b in batches))
         if update.finite:
             self.apply(norm, update.lr)
         self.optimizer.zero_grad()
@@ -67,12 +68,11 @@ class Stepper:
         with self.choices.autocast():
             states_BTC = self.forward(batch)
             real_BT = batch.target_segment_BT > 0
-            weight_VC = self.model.project.weight  # type: ignore[union-attr]
             loss, likelihood = chunked(
                 states_BTC[real_BT],
-                weight_VC,
+                self.model.project.weight,
                 batch.target_out_BT[real_BT],
-                self.settings.label_smoothing,  # type: ignore[arg-type]
+                self.settings.label_smoothing,
             )
         (loss / count).backward()  # type: ignore[no-untyped-call]
         return torch.stack([loss.detach(), likelihood])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -16,6 +17,7 @@ import torch
 
 from dragoman.config import Recipe, TrainSettings, pick, read_recipe
 from dragoman.data.stream import Place, Stream, ahead
+from dragoman.models.base import Seq2Seq
 from dragoman.models.build import build_model, completed, kind_of, parameters
 from dragoman.store import RunFolder, load_tensors
 from dragoman.text.tokenizer import TOKENIZERS, Tokenizers
@@ -128,7 +130,7 @@ class Trainer:
         self.metrics = Metrics(folder.metrics, step=self.progress.step, board=self.settings.tensorboard)
         self.signal = 0
 
-    def model(self, init_from: Path | None) -> torch.nn.Module:
+    def model(self, init_from: Path | None) -> Seq2Seq:
         torch.manual_seed(self.settings.seed)
         tokenizers = self.prepared.tokenizers
         model = build_model(self.recipe, source_size=tokenizers.source.size, target_size=tokenizers.target.size)
@@ -164,25 +166,25 @@ class Trainer:
 
     def laps(self) -> None:
         """Steps from where we are, until the end or until a roll-back asks to begin the stream anew."""
-        batches = ahead(lambda: self.stream.batches(self.progress.place))
+        place = self.progress.place
         begun, seconds = time.monotonic(), self.progress.seconds
         meter = Meter(self.report, self.metrics, self.settings)
-        while not self.over():
-            some, place = self.gather(batches)
-            update = self.try_update(some)
-            ahead_of = replace(self.progress, step=self.progress.step + 1, place=place)
-            self.progress = replace(
-                ahead_of, seconds=seconds + time.monotonic() - begun, tokens=self.progress.tokens + update.tokens
-            )
-            if not update.finite:
-                if self.bad_step(update):
-                    batches.close()
+        with closing(ahead(lambda: self.stream.batches(place))) as batches:
+            while not self.over():
+                some, place_after = self.gather(batches)
+                update = self.try_update(some)
+                self.progress = replace(
+                    self.progress,
+                    step=self.progress.step + 1,
+                    place=place_after,
+                    seconds=seconds + time.monotonic() - begun,
+                    tokens=self.progress.tokens + update.tokens,
+                    skipped_in_a_row=0 if update.finite else self.progress.skipped_in_a_row + 1,
+                )
+                if not update.finite and self.bad_step(update):
                     return
-            else:
-                self.progress = replace(self.progress, skipped_in_a_row=0)
-            meter.step(self.progress, update)
-            self.after_step()
-        batches.close()
+                meter.step(self.progress, update)
+                self.after_step()
 
     def gather(self, batches: Iterator[tuple[Batch, Place]]) -> tuple[list[Batch], Place]:
         some, place = [], self.progress.place
@@ -192,9 +194,11 @@ class Trainer:
         return some, place
 
     def try_update(self, some: list[Batch]) -> Update:
+        step = self.progress.step + 1
+        rate = optim.rate(step, self.done(), self.settings)
         while True:
             try:
-                return self.stepper.update(some, self.progress.step + 1, self.progress.scale)
+                return self.stepper.update(some, step, self.progress.scale * rate)
             except torch.OutOfMemoryError:
                 if self.stepper.choices.split >= max(len(batch.source_BS) for batch in some):
                     raise Mistake(
@@ -209,11 +213,7 @@ class Trainer:
 
     def bad_step(self, update: Update) -> bool:
         """Count a step that was not taken; after several in a row go back to the last checkpoint with a smaller rate."""
-        self.progress = replace(
-            self.progress,
-            skipped=self.progress.skipped + 1,
-            skipped_in_a_row=self.progress.skipped_in_a_row + 1,
-        )
+        self.progress = replace(self.progress, skipped=self.progress.skipped + 1)
         step = self.progress.step
         self.report.say(f"step {step} skipped: loss {update.loss}, gradient norm {update.norm}")
         self.metrics.write("skipped", step, count=self.progress.skipped)
@@ -272,14 +272,18 @@ class Trainer:
             step=str(self.progress.step),
         )
 
-    def over(self) -> bool:
+    def done(self) -> float:
+        """The share of the run's limit that is used up: of steps, epochs or minutes, whichever comes first."""
         settings, progress = self.settings, self.progress
-        return bool(
-            (settings.steps and progress.step >= settings.steps)
-            or (settings.epochs and progress.place.epoch >= settings.epochs)
-            or (settings.minutes and progress.seconds >= settings.minutes * 60)
-            or (settings.patience and progress.stale >= settings.patience)
-        )
+        shares = [
+            progress.step / settings.steps if settings.steps else 0.0,
+            progress.place.epoch / settings.epochs if settings.epochs else 0.0,
+            progress.seconds / settings.minutes / 60 if settings.minutes else 0.0,
+        ]
+        return max(shares)
+
+    def over(self) -> bool:
+        return self.done() >= 1 or 0 < self.settings.patience <= self.progress.stale
 
     def finish(self) -> None:
         """Say how it went; a run that was cut between its last save and here publishes again."""

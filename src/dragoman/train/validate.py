@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
 
 from dragoman.config import Recipe
 from dragoman.data.batch import LAYOUTS, Widths, lay
+from dragoman.models.base import Seq2Seq
 from dragoman.models.build import kind_of
 from dragoman.score.metrics import bleu
 from dragoman.train.choices import Choices
@@ -47,7 +47,7 @@ class Validator:
         self.recipe, self.prepared, self.choices = recipe, prepared, choices
         self.batches = _batches(recipe, prepared, widths)
 
-    def __call__(self, model: nn.Module) -> Validation:
+    def __call__(self, model: Seq2Seq) -> Validation:
         with evaluating(model):
             loss = self.loss(model)
         pairs = self.prepared.dev_pairs
@@ -60,14 +60,13 @@ class Validator:
         return Validation(loss, score.value, score.signature)
 
     @torch.inference_mode()
-    def loss(self, model: nn.Module) -> float:
+    def loss(self, model: Seq2Seq) -> float:
         total, count = 0.0, 0
         for batch in self.batches:
             moved = batch.to(torch.device(self.choices.device))
             real_BT = moved.target_segment_BT > 0
             with self.choices.autocast():
-                weight_VC: torch.Tensor = model.project.weight  # type: ignore[union-attr,assignment]
-                _, likelihood = chunked(model(moved)[real_BT], weight_VC, moved.target_out_BT[real_BT], 0.0)
+                _, likelihood = chunked(model(moved)[real_BT], model.project.weight, moved.target_out_BT[real_BT], 0.0)
             total, count = total + float(likelihood), count + batch.target_tokens
         return total / count
 

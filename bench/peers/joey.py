@@ -1,0 +1,106 @@
+"""JoeyNMT: its own data reading, batching and training loop; every update is stopped at the gate between turns."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from joeynmt.config import parse_global_args, set_validation_args
+from joeynmt.prediction import prepare
+from joeynmt.training import TrainManager
+from turns import Turns, task
+
+FOR_EVER = 10**9
+
+
+def settings(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
+    size = asked["size"]
+    side = {"level": "word", "voc_file": str(folder / "words.txt"), "voc_limit": asked["vocabulary"], "max_length": 512}
+    stack = {
+        "type": "transformer",
+        "num_layers": size["layers"],
+        "num_heads": size["heads"],
+        "hidden_size": size["width"],
+        "ff_size": size["inner"],
+        "dropout": asked["dropout"],
+        "embeddings": {"embedding_dim": size["width"], "scale": True, "dropout": asked["dropout"]},
+    }
+    return {
+        "name": "bench",
+        "joeynmt_version": version("joeynmt"),
+        "model_dir": str(folder / f"joey-{size['width']}"),
+        "use_cuda": False,
+        "fp16": False,
+        "num_workers": 0,
+        "data": {
+            "train": str(folder / "train"),
+            "dev": str(folder / "dev"),
+            "dataset_type": "plain",
+            "src": {"lang": "source", **side},
+            "trg": {"lang": "target", **side},
+        },
+        "training": {
+            "optimizer": "adam",
+            "learning_rate": 0.0001,
+            "adam_betas": [0.9, 0.98],
+            "scheduling": "warmupinversesquareroot",
+            "learning_rate_warmup": 1000,
+            "clip_grad_norm": asked["clip"],
+            "loss": "crossentropy",
+            "label_smoothing": asked["smoothing"],
+            "normalization": "tokens",
+            "batch_type": "token",
+            "batch_size": asked["tokens"],
+            "epochs": FOR_EVER,
+            "updates": FOR_EVER,
+            "validation_freq": FOR_EVER,
+            "logging_freq": FOR_EVER,
+            "early_stopping_metric": "loss",
+        },
+        "testing": {"beam_size": 1, "batch_size": 1, "batch_type": "sentence"},
+        "model": {"tied_embeddings": True, "tied_softmax": True, "encoder": dict(stack), "decoder": dict(stack)},
+    }
+
+
+class Gated(TrainManager):  # type: ignore[misc]
+    """Its own loop, which waits at the gate before each update."""
+
+    turns: Turns
+
+    def _train_step(self, batch: Any) -> Any:
+        self.turns.before()
+        done = super()._train_step(batch)
+        self.turns.after(int(batch.src_length.sum()) + int(batch.ntokens))
+        return done
+
+
+def main() -> None:
+    asked, turns = task(), Turns()
+    torch.set_num_threads(asked["threads"])
+    folder = Path(asked["folder"])
+    whole = settings(asked, folder)
+    Path(whole["model_dir"]).mkdir(exist_ok=True)
+    args = parse_global_args(whole, rank=0, mode="train")
+    model, train_data, dev_data, _ = prepare(args, rank=0, mode="train")
+    manager = Gated(
+        model=model,
+        model_dir=args.model_dir,
+        device=args.device,
+        n_gpu=0,
+        rank=0,
+        num_workers=0,
+        autocast=args.autocast,
+        seed=args.seed,
+        train_args=args.train,
+        dev_args=set_validation_args(args.test),
+    )
+    manager.turns = turns
+    parameters = sum(p.numel() for p in model.parameters())
+    turns.ready(version=f"{version('joeynmt')} on torch {torch.__version__}", parameters=parameters)
+    manager.train_and_validate(train_data=train_data, valid_data=dev_data)
+
+
+if __name__ == "__main__":
+    main()

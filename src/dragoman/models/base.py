@@ -1,0 +1,33 @@
+"""What training, search and the lens ask of a sequence-to-sequence model, whatever its kind.
+
+Shapes   B rows   S source width   T target width   C model width   N rows of a search   V vocabulary
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from torch import Tensor, nn
+
+from dragoman.types import Batch
+
+
+class Seq2Seq(nn.Module, ABC):
+    project: nn.Linear  # states to logits; apart, so that the loss need not hold all logits at once
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> Tensor:
+        """States of every target position, before the projection to the vocabulary: states_BTC."""
+
+    @abstractmethod
+    def alignment(self, batch: Batch) -> Tensor:
+        """Where each target token looked in the source: weight_BTS, each row of it summing to one."""
+
+    @abstractmethod
+    def start(self, source_BS: Tensor, keep_BS: Tensor) -> Any:
+        """Read the sources, one to a row, and stand before the first target token."""
+
+    @abstractmethod
+    def step(self, token_N: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """One token in for every row; log-probabilities_NV of the next one and the new state out."""

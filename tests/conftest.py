@@ -1,0 +1,29 @@
+"""One thread, so that sums are made in one order and tests do not fight for cores; a home of its own for every test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+settings.register_profile("house", deadline=None, database=None, derandomize=True, print_blob=True)
+settings.load_profile("house")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fixtures that live longer than a test keep their caches in a folder of the session, never in the user's."""
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches in ~ are this test's own, and so are random numbers."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    torch.manual_seed(0)

@@ -1,0 +1,39 @@
+"""Made-up examples and lengths, for tests of what reads batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.data.batch import Grid, Widths, lay
+from dragoman.types import Batch, Example
+
+VOCABULARY = 40
+
+
+def examples(count: int, *, seed: int = 0, longest: int = 9, size: int = VOCABULARY) -> list[Example]:
+    """Random ids above the specials, of random lengths."""
+    rng = np.random.default_rng(seed)
+    return [
+        Example(*(rng.integers(4, size, rng.integers(1, longest + 1)) for _ in range(2)), line) for line in range(count)
+    ]
+
+
+def in_rows(rows: Sequence[Sequence[int]], some: Sequence[Example], widths: Widths | None = None) -> Batch:
+    """These examples in these rows, in rows as wide as need be, or wider."""
+    needed = (
+        max(sum(len(getattr(some[item], side)) + 1 for item in row) for row in rows) for side in ("source", "target")
+    )
+    return lay(Grid([list(row) for row in rows], widths or Widths(*needed)), some)
+
+
+def log_normal(
+    count: int, *, mean: float, spread: float, ratio: float, noise: float, longest: int = 500
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Lengths as corpora have them: sources log-normal about a mean, targets a noisy multiple of them."""
+    rng = np.random.default_rng(1)
+    source = np.clip(rng.lognormal(np.log(mean) - spread**2 / 2, spread, count).round(), 1, longest)
+    target = np.clip((source * ratio * np.exp(rng.normal(0, noise, count))).round(), 1, longest)
+    return source.astype(np.int64) + 1, target.astype(np.int64) + 1
