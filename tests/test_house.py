@@ -32,6 +32,7 @@ MAY_USE = {
     "corpora": ["types", "config", "store", "text", "train"],
     "demo": ["types", "config", "store", "text", "models", "translator", "lens", "evaluation", "train"],
     "cli": ["types", "config", "text", "score", "translator", "lens", "evaluation", "card", "train", "corpora", "demo"],
+    "__main__": ["cli"],
 }
 LINES, FUNCTION_LINES = 400, 60
 

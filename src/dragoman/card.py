@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from dragoman.config import CorpusSettings
 from dragoman.models.build import parameters
@@ -19,14 +23,10 @@ def card(run: str | Path) -> dict[str, Any]:
     folder = RunFolder(run)
     translator = load(run, device="cpu")
     recipe = translator.recipe
-    events = (
-        [json.loads(line) for line in folder.metrics.read_text(encoding="utf-8").splitlines()]
-        if folder.metrics.exists()
-        else []
-    )
+    events = list(read_events(folder.metrics))
     trained = [event for event in events if event["event"] == "train"]
     validated = [event for event in events if event["event"] == "validate"]
-    best = max(validated, key=lambda e: e["bleu"] if e["bleu"] is not None else -e["loss"], default=None)
+    best = max(validated, key=lambda event: goodness(event, recipe.train.metric), default=None)
     last = trained[-1] if trained else {}
     return {
         "run": str(folder.path),
@@ -46,6 +46,23 @@ def card(run: str | Path) -> dict[str, Any]:
     }
 
 
+def read_events(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of metrics.jsonl. A line that was torn when the machine went down is no record."""
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []:
+        with suppress(ValueError):
+            event = json.loads(line)
+            if isinstance(event, dict) and "event" in event:
+                yield event
+
+
+def goodness(event: dict[str, Any], metric: str) -> float:
+    """Higher is better, by the metric that the run was told to go by; without a number it is worst."""
+    bleu, loss = event.get("bleu"), event.get("loss")
+    if metric == "bleu" and bleu is not None:
+        return float(bleu)
+    return -float(loss) if loss is not None else -math.inf
+
+
 def corpus_name(corpus: CorpusSettings) -> str:
     if corpus.phrasebook:
         return f"phrasebook, {corpus.phrasebook} pairs, seed {corpus.seed}"
@@ -56,23 +73,22 @@ def corpus_name(corpus: CorpusSettings) -> str:
 def card_table(about: dict[str, Any]) -> Group:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     model, best = about["model"], about["validation"]
+    sizes = list(about["vocabulary"].values())[: 1 if about["tokenizer"]["joint"] else 2]
     rows = {
         "run": f"{about['run']} (format {about['format']})",
         "model": f"{model['kind']}, {about['parameters']:,} parameters",
         "settings": ", ".join(f"{k} {v}" for k, v in model.items() if k != "kind"),
-        "tokenizer": f"{about['tokenizer']['kind']}, {about['vocabulary']['source']:,} + {about['vocabulary']['target']:,} entries"
-        + (" (one and the same)" if about["tokenizer"]["joint"] else ""),
+        "tokenizer": f"{about['tokenizer']['kind']}, " + " + ".join(f"{size:,}" for size in sizes) + " entries",
         "trained on": "; ".join(about["data"]["train"]) + (f" ({about['direction']})" if about["direction"] else ""),
         "checked on": "; ".join(about["data"]["dev"]) or "nothing",
         "longest source": f"{about['longest_source']} tokens; longer input is split into sentences",
         "training": f"{about['steps']:,} steps, {about['tokens_read']:,} tokens, {about['train_seconds']:.0f} s, "
         f"{about['tokens_per_second']:,} tokens/s",
     }
-    if best:
-        said = f"loss {best['loss']:.4f}, perplexity {best['perplexity']:.2f}"
-        rows["best on dev"] = said + (
-            f", BLEU {best['bleu']:.2f} ({best['signature']})" if best["bleu"] is not None else ""
-        )
+    if best and best["loss"] is not None:
+        rows["best on dev"] = f"loss {best['loss']:.4f}, perplexity {best['perplexity']:.2f}"
+        if best["bleu"] is not None:
+            rows["best on dev"] += f", BLEU {best['bleu']:.2f} ({best['signature']})"
     for name, value in rows.items():
-        table.add_row(name, value)
+        table.add_row(name, Text(value, overflow="fold"))
     return Group(table)

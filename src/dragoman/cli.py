@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -17,16 +18,13 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from dragoman.config import CorpusSettings, build, pick
-from dragoman.types import Hypothesis, Mistake
-
-if TYPE_CHECKING:
-    pass
+from dragoman.types import Hypothesis, Mistake, Stop
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,8 +35,8 @@ app = typer.Typer(
 )
 data = typer.Typer(no_args_is_help=True, help="Look at, filter and make corpora.")
 app.add_typer(data, name="data")
-said = Console(stderr=True, highlight=False, soft_wrap=True)
-out = Console(highlight=False, soft_wrap=True)
+said = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+out = Console(highlight=False, soft_wrap=True, emoji=False)
 
 Run = Annotated[Path, typer.Argument(help="a run folder", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
@@ -49,13 +47,9 @@ Overrides = Annotated[
 SourceFile = Annotated[
     Path | None, typer.Option("--source", help="plain text, one sentence a line", show_default=False)
 ]
-TargetFile = Annotated[
-    Path | None, typer.Option("--target", help="its translations, line by line", show_default=False)
-]
+TargetFile = Annotated[Path | None, typer.Option("--target", help="its translations, line by line", show_default=False)]
 TsvFile = Annotated[Path | None, typer.Option("--tsv", help="source and target in columns", show_default=False)]
-JsonlFile = Annotated[
-    Path | None, typer.Option("--jsonl", help="objects with source and target", show_default=False)
-]
+JsonlFile = Annotated[Path | None, typer.Option("--jsonl", help="objects with source and target", show_default=False)]
 
 
 @app.command()
@@ -89,9 +83,7 @@ def train(
 def translate(
     run: Run,
     input_file: Annotated[Path | None, typer.Option("--input", help="by default stdin", show_default=False)] = None,
-    output_file: Annotated[
-        Path | None, typer.Option("--output", help="by default stdout", show_default=False)
-    ] = None,
+    output_file: Annotated[Path | None, typer.Option("--output", help="by default stdout", show_default=False)] = None,
     beam: Beam = None,
     nbest: Annotated[int, typer.Option(min=1, help="answers to each line, as 'line ||| text ||| score'")] = 1,
     batch: Annotated[int, typer.Option(min=1, help="lines taken at a time; never changes an answer")] = 256,
@@ -100,10 +92,12 @@ def translate(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
 ) -> None:
     """Translate lines: as many out as in, in the same order."""
-    from dragoman.translator import load
+    from dragoman.translator import kinds, load
 
     pick({"auto": 0, "torch": 0}, engine, "engine")
     translator = load(run, device=device)
+    if input_file is None and sys.stdin.isatty():
+        batch = 1  # who types a line waits for its answer
     warned: Counter[str] = Counter()
     with output_to(output_file) as sink, counting(input_file) as tick:
         number = 0
@@ -113,12 +107,16 @@ def translate(
                 number += 1
                 print(said_as(number, line, answers, nbest, as_json), file=sink)
                 for warning in answers[0].warnings:
-                    warned[warning.partition(":")[0].partition(" (")[0]] += 1
-                    said.print(f"line {number}: {warning}", markup=False)
+                    say(f"line {number}: {warning}")
+                warned.update(kinds(answers[0].warnings))
             sink.flush()
             tick(number)
+    say_counts(warned)
+
+
+def say_counts(warned: Counter[str]) -> None:
     if warned:
-        said.print("; ".join(f"{count} lines {what}" for what, count in warned.items()), markup=False)
+        say("; ".join(f"{count} line{'s' * (count > 1)} {what}" for what, count in warned.items()))
 
 
 def said_as(number: int, line: str, answers: list[Hypothesis], nbest: int, as_json: bool) -> str:
@@ -150,27 +148,25 @@ def evaluate(
 ) -> None:
     """Score runs: BLEU, chrF and TER, each with its signature; on the phrasebook also by phenomenon."""
     from dragoman import evaluation
-    from dragoman.text.corpus import read_lines
     from dragoman.translator import load
 
-    if bool(phrasebook) == bool(source and reference):
+    files = source is not None or bool(reference)
+    if bool(phrasebook) == files or (files and not (source and reference)):
         raise Mistake("evaluate needs either --source F and --reference F, or --phrasebook SPLIT")
+    texts = evaluation.read_texts(source, reference) if source and reference else None
     results = []
     for run in runs:
         translator = load(run, device=device)
-        if phrasebook:
-            found = evaluation.on_phrasebook(translator, phrasebook, count, beam=beam)
+        if texts:
+            found = evaluation.against_references(translator, *texts, beam=beam)
         else:
-            assert source is not None
-            assert reference is not None
-            found = evaluation.against_references(
-                translator, list(read_lines(source)), [list(read_lines(path)) for path in reference], beam=beam
-            )
+            found = evaluation.on_phrasebook(translator, phrasebook, count, beam=beam)
+        say_counts(Counter(found["warnings"]))
         results.append({"run": str(run), **found})
         if as_json:
             print(json.dumps(results[-1], ensure_ascii=False))
     if not as_json:
-        out.print(evaluation.table(results))
+        show(evaluation.table(results))
 
 
 @app.command()
@@ -182,7 +178,7 @@ def info(run: Run, as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(about, ensure_ascii=False))
     else:
-        out.print(card_table(about))
+        show(card_table(about))
 
 
 @data.command()
@@ -203,7 +199,7 @@ def stats(
     if as_json:
         print(json.dumps(found.as_dict(), ensure_ascii=False))
     else:
-        out.print(render(found))
+        show(render(found))
 
 
 @data.command()
@@ -230,7 +226,7 @@ def clean(
     else:
         total = sum(counts.values())
         for reason, count in counts.most_common():
-            out.print(f"{reason:>20}  {count:>10,}  {100 * count / total:6.2f} %")
+            print(f"{reason:>20}  {count:>10,}  {100 * count / total:6.2f} %")
 
 
 @data.command()
@@ -247,7 +243,7 @@ def phrasebook(
     from dragoman.corpora import write_phrasebook
 
     write_phrasebook(out_prefix, count=count, split=split, seed=seed, gold=gold)
-    said.print(f"{count:,} pairs in {out_prefix}.en and {out_prefix}.de")
+    say(f"{count:,} pairs in {out_prefix}.en and {out_prefix}.de")
 
 
 def corpus_from(source: Path | None, target: Path | None, tsv: Path | None, jsonl: Path | None) -> CorpusSettings:
@@ -257,27 +253,32 @@ def corpus_from(source: Path | None, target: Path | None, tsv: Path | None, json
     return corpus
 
 
+def say(message: str) -> None:
+    """A message, on a line of its own even where a count of lines is running."""
+    said.print(("\r\x1b[K" if said.is_terminal else "") + message, markup=False)
+
+
+def show(result: RenderableType) -> None:
+    """A table on stdout: fitted to a terminal, and elsewhere as wide as it is, since wrapped lines break programs."""
+    width = None if sys.stdout.isatty() else 10_000
+    Console(highlight=False, emoji=False, width=width).print(result)
+
+
 def input_lines(path: Path | None) -> Iterator[str]:
     """Lines of a file or of stdin. Only a line feed ends a line, with or without a carriage return."""
-    from dragoman.text.corpus import read_lines
+    from dragoman.text.corpus import lines_of, read_lines
 
-    if path is not None:
-        yield from read_lines(path)
-        return
-    for number, raw in enumerate(sys.stdin.buffer, 1):
-        try:
-            yield raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
-        except UnicodeDecodeError:
-            raise Mistake(f"line {number} of the input is not UTF-8 text; convert it first") from None
+    return read_lines(path) if path is not None else lines_of(sys.stdin.buffer, "the input")
 
 
 @contextmanager
 def output_to(path: Path | None) -> Iterator[IO[str]]:
-    """stdout, or a file that takes its name only when it is whole."""
+    """stdout, or a file that takes its name only when it is whole. A pipe or a device is written to as it is."""
     if path is None:
         yield sys.stdout
         return
-    beside = path.with_name(path.name + ".part")
+    path = path.resolve()
+    beside = path if path.exists() and not path.is_file() else path.with_name(path.name + ".part")
     try:
         with beside.open("w", encoding="utf-8", newline="\n") as file:
             yield file
@@ -285,7 +286,8 @@ def output_to(path: Path | None) -> Iterator[IO[str]]:
     except OSError as error:
         raise Mistake(f"cannot write {str(path)!r} ({error.strerror})") from None
     finally:
-        beside.unlink(missing_ok=True)
+        if beside != path:
+            beside.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -308,40 +310,75 @@ def counting(path: Path | None) -> Iterator[Any]:
 
 
 def spread(arguments: list[str]) -> list[str]:
-    """`--reference A B` as `--reference A --reference B`, which is all that the parser understands."""
-    spreadable, result, flag = {"--reference"}, [], ""
-    for position, argument in enumerate(arguments):
-        before = arguments[position - 1] if position else ""
+    """`--reference A B` as `--reference A --reference B`, which is all that the parser understands.
+
+    A folder is no reference: it is a run that stands behind the references.
+    """
+    result: list[str] = []
+    spreading = named = False
+    for argument in arguments:
         if argument.startswith("-"):
-            flag = argument if argument in spreadable else ""
-        elif flag and before != flag:
-            result.append(flag)
+            spreading = argument.partition("=")[0] == "--reference"
+            named = argument == "--reference"
+        elif spreading and not named and not Path(argument).is_dir():
+            result.append("--reference")
+        else:
+            named = False
         result.append(argument)
     return result
 
 
-def main() -> None:
-    from dragoman.types import Stop
-
-    sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
+def outcome(arguments: list[str]) -> int:
+    """Run a command. What comes of it is an exit code, and a sentence where it is not done."""
+    command = typer.main.get_command(app)
     try:
-        app(spread(sys.argv[1:]), prog_name="dragoman")
+        with command.make_context("dragoman", arguments) as context:
+            command.invoke(context)
+        sys.stdout.flush()
+    except typer.Exit as end:
+        return int(end.exit_code)
     except Mistake as mistake:
-        said.print(f"dragoman: {mistake}", markup=False)
-        sys.exit(2)
+        say(f"dragoman: {mistake}")
+        return 2
     except Stop as stop:
-        said.print(f"dragoman: {stop}", markup=False)
-        sys.exit(stop.code)
-    except KeyboardInterrupt:
-        sys.exit(130)
+        say(f"dragoman: {stop}")
+        return stop.code
+    except (KeyboardInterrupt, typer.Abort):
+        say("dragoman: stopped")
+        return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
-    except Exception:
-        traceback.print_exc()
-        said.print(
-            "dragoman: this is our fault, not yours. Please report it with the lines above, the command, and the "
-            "output of `pip freeze`.",
-            markup=False,
-        )
-        sys.exit(1)
+        return 141
+    except Exception as error:
+        return misused(error) if hasattr(error, "format_message") else failed()
+    return 0
+
+
+def misused(error: Any) -> int:
+    """A command line that the parser does not understand."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+    else:
+        message = " ".join(error.format_message().split()).rstrip(".")
+        where = error.ctx.command_path if getattr(error, "ctx", None) else "dragoman"
+        say(f"dragoman: {message[:1].lower()}{message[1:]}; {where} --help shows what there is")
+    return 2
+
+
+def failed() -> int:
+    traceback.print_exc()
+    say(
+        "dragoman: this is our fault, not yours. Please report it with the lines above, the command, and the "
+        "output of `pip freeze`."
+    )
+    return 1
+
+
+def main() -> None:
+    sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that files are tidied up
+    try:
+        code = outcome(spread(sys.argv[1:]))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    sys.exit(code)

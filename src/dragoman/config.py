@@ -161,9 +161,15 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts quotes around a word that `_Loader` would take for a number."""
+    """Puts quotes around a word that `_Loader` would take for a number, and escapes the rarer ends of lines."""
 
 
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style='"' if set(text) & set("\x85\u2028\u2029") else None
+    ),
+)
 for _kind in (_Loader, _Dumper):
     _kind.add_implicit_resolver(
         "tag:yaml.org,2002:float",
@@ -248,7 +254,7 @@ def _short(value: Any) -> str:
 
 
 _SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 200
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 200, 200
 
 
 def _record_at(cls: type[Settings], path: list[str]) -> type[Settings]:

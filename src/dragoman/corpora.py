@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.config import CorpusSettings, build, override
-from dragoman.store import unwritable
 from dragoman.text import phrasebook
 from dragoman.text.clean import CleanSettings, clean
 from dragoman.text.corpus import read_pairs
 from dragoman.train.report import Report
+from dragoman.types import Mistake
+
+BREAK = re.compile(r"\r?\n|\r\Z")  # inside a text, as JSONL allows, it would shift every line that follows
 
 
 def clean_files(corpus: CorpusSettings, prefix: Path, settings: Sequence[str]) -> Counter[str]:
@@ -25,34 +28,41 @@ def clean_files(corpus: CorpusSettings, prefix: Path, settings: Sequence[str]) -
         override(values, item)
     counts: Counter[str] = Counter()
     chosen = build(CleanSettings, values)
-    pairs = clean(Report().counted(read_pairs(corpus), "cleaning"), chosen, counts)
-    write_columns(prefix, ("source", "target"), ((pair.source, pair.target) for pair in pairs))
+    report = Report()
+    pairs = clean(report.counted(read_pairs(corpus), "cleaning"), chosen, counts)
+    write_columns(prefix, ("source", "target"), ((pair.source, pair.target) for pair in pairs), report)
     return counts
 
 
 def write_phrasebook(prefix: Path, *, count: int, split: str, seed: int, gold: bool) -> None:
-    phrases = Report().counted(phrasebook.phrases(split, count, seed=seed), "writing")
+    report = Report()
+    phrases = report.counted(phrasebook.phrases(split, count, seed=seed), "writing")
     if gold:
         rows = ((p.source, p.target, json.dumps(asdict(p), ensure_ascii=False)) for p in phrases)
-        write_columns(prefix, ("en", "de", "jsonl"), rows)
+        write_columns(prefix, ("en", "de", "jsonl"), rows, report)
     else:
-        write_columns(prefix, ("en", "de"), ((p.source, p.target) for p in phrases))
+        write_columns(prefix, ("en", "de"), ((p.source, p.target) for p in phrases), report)
 
 
-def write_columns(prefix: Path, endings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def write_columns(prefix: Path, endings: Sequence[str], rows: Iterable[Sequence[str]], report: Report) -> None:
     """One file for each column, written beside and renamed together at the end."""
     paths = [prefix.with_name(f"{prefix.name}.{ending}") for ending in endings]
     beside = [path.with_name(path.name + ".part") for path in paths]
+    broken = 0
     try:
         with ExitStack() as stack:
             files = [stack.enter_context(path.open("w", encoding="utf-8", newline="\n")) for path in beside]
             for row in rows:
                 for file, text in zip(files, row, strict=True):
-                    file.write(text + "\n")
+                    line = BREAK.sub(" ", text)
+                    broken += line is not text
+                    file.write(line + "\n")
         for part, path in zip(beside, paths, strict=True):
             part.replace(path)
     except OSError as error:
-        raise unwritable(prefix, error) from None
+        raise Mistake(f"cannot write {str(prefix)!r} ({error.strerror})") from None
     finally:
         for part in beside:
             part.unlink(missing_ok=True)
+    if broken:
+        report.say(f"{broken} texts held line breaks, which a plain file cannot hold: they are spaces now")

@@ -4,31 +4,52 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from dragoman.score.metrics import evaluate
 from dragoman.text import phrasebook
+from dragoman.text.corpus import read_lines
 from dragoman.text.phrasebook import Phrase
-from dragoman.translator import Translator
-from dragoman.types import Score
+from dragoman.translator import Translator, kinds
+from dragoman.types import Hypothesis, Mistake, Score
+
+
+def read_texts(source: Path, references: Sequence[Path]) -> tuple[list[str], list[list[str]]]:
+    """The lines of the source and of each reference, which must belong together line by line."""
+    sources = list(read_lines(source))
+    if not sources:
+        raise Mistake(f"{source} is empty")
+    texts = [list(read_lines(path)) for path in references]
+    for path, lines in zip(references, texts, strict=True):
+        if len(lines) != len(sources):
+            raise Mistake(f"{source} has {len(sources)} lines but {path} has {len(lines)}; they must belong together")
+    return sources, texts
 
 
 def against_references(
-    translator: Translator, sources: Sequence[str], references: Sequence[Sequence[str]], *, beam: int | None
+    translator: Translator, sources: Sequence[str], references: Sequence[Sequence[str]], *, beam: int | None = None
 ) -> dict[str, Any]:
-    found = translator.translate(sources, beam=beam)
-    return {"lines": len(sources), **as_dict(evaluate([one.text for one in found], references))}
+    return scored(translator.translate(sources, beam=beam), references)
 
 
-def on_phrasebook(translator: Translator, split: str, count: int, *, beam: int | None) -> dict[str, Any]:
+def on_phrasebook(translator: Translator, split: str, count: int, *, beam: int | None = None) -> dict[str, Any]:
     """The ordinary scores on a split of the built-in corpus, and the share of right answers for each phenomenon."""
     direction = translator.recipe.data.direction
     phrases = list(phrasebook.phrases(split, count, direction=direction))
-    texts = [one.text for one in translator.translate([phrase.source for phrase in phrases], beam=beam)]
-    scores = evaluate(texts, [[phrase.target for phrase in phrases]])
-    return {"lines": len(phrases), **as_dict(scores), "phenomena": phenomena(phrases, texts)}
+    found = translator.translate([phrase.source for phrase in phrases], beam=beam)
+    scores = scored(found, [[phrase.target for phrase in phrases]])
+    return {**scores, "phenomena": phenomena(phrases, [one.text for one in found])}
+
+
+def scored(found: Sequence[Hypothesis], references: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """Scores of the answers, and how many of these came with which warning."""
+    warnings = Counter(kind for one in found for kind in kinds(one.warnings))
+    scores = evaluate([one.text for one in found], references)
+    return {"lines": len(found), **as_dict(scores), "warnings": dict(warnings)}
 
 
 def phenomena(phrases: Sequence[Phrase], texts: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -51,16 +72,16 @@ def as_dict(scores: Sequence[Score]) -> dict[str, Any]:
 def table(results: Sequence[dict[str, Any]]) -> Table:
     """One row for each score of each run."""
     out = Table(box=None, padding=(0, 2, 0, 0))
-    several = len({result["run"] for result in results}) > 1
+    several = len(results) > 1
     for name in (["run"] if several else []) + ["score", "value", "how it is counted"]:
-        out.add_column(name, justify="right" if name == "value" else "left")
+        out.add_column(name, justify="right" if name == "value" else "left", overflow="fold")
     for result in results:
         for name in ("bleu", "chrf", "ter"):
             row = [NAMES[name], f"{result[name]['value']:.2f}", result[name]["signature"]]
-            out.add_row(*([result["run"]] if several else []), *row)
+            out.add_row(*([Text(result["run"])] if several else []), *row)
         for name, counts in result.get("phenomena", {}).items():
             row = [name, f"{counts['percent']:.1f} %", f"{counts['right']} of {counts['total']} right"]
-            out.add_row(*([result["run"]] if several else []), *row)
+            out.add_row(*([Text(result["run"])] if several else []), *row)
     return out
 
 

@@ -36,7 +36,11 @@ from dragoman.types import EOS, PAD, Example, Hypothesis, Mistake
 
 T = TypeVar("T")
 ROWS = {"cpu": 8, "cuda": 64}  # sentences of one grid
-SENTENCE = re.compile(r"\S.*?(?:[.!?…][\"'”’»)\]]*(?=\s)|[。！？][”’」』)\]]*|$)", re.DOTALL)
+WHOLE = 512  # tokens up to which a sentence is kept whole, however short those of training were
+CELLS = 4_000_000  # of an alignment; a line of very many parts goes without
+SENTENCE = re.compile(r"\S.*?(?:[.!?…][\"'”’»)\]]*(?=\s)|[。！？][”’」』)\]]*|\Z)", re.DOTALL)
+WORD = re.compile(r"\S+")
+LETTER = re.compile(r"\S")
 
 
 class Piece(NamedTuple):
@@ -63,9 +67,12 @@ class Translator:
 
     def nbest(self, lines: Sequence[str], *, count: int, beam: int | None = None) -> list[list[Hypothesis]]:
         """Up to `count` different answers to every line, best first. A line that had to be split has one."""
-        search = self.recipe.search.model_copy(update={"beam": beam or self.recipe.search.beam, "nbest": count})
-        if count > search.beam:
-            raise Mistake(f"{count} answers cannot come from a beam of {search.beam}; ask for --beam {count} or more")
+        if isinstance(lines, str):
+            raise Mistake("translate takes a list of lines; put a single line into a list of its own")
+        width = self.recipe.search.beam if beam is None else beam
+        if not 1 <= count <= width:
+            raise Mistake(f"{count} answers cannot come from a beam of {width}; ask for --beam {max(count, 1)} or more")
+        search = self.recipe.search.model_copy(update={"beam": width, "nbest": width if count > 1 else 1})
         pieces = [piece for number, line in enumerate(lines) for piece in self.cut(number, line)]
         with evaluating(self.model):
             answers = self.answer(pieces, search)
@@ -77,27 +84,35 @@ class Translator:
         for piece, answer in zip(pieces, answers, strict=True):
             parts.setdefault(piece.line, []).append(answer)
         for number, some in parts.items():
-            out[number] = some[0] if len(some) == 1 else [joined([answer[0] for answer in some])]
+            out[number] = different(some[0])[:count] if len(some) == 1 else [joined([answer[0] for answer in some])]
         return out
 
     def cut(self, number: int, line: str) -> Iterator[Piece]:
-        """The line as it is, or, if it is longer than any the model learnt from, as runs of whole sentences."""
+        """The line as it is, or, if it is longer than any the model learnt from, as runs of whole sentences.
+
+        A sentence that is itself longer stays whole, up to a limit; beyond, it is cut between words, or anywhere.
+        """
         if not line.strip():
             return
+        pieces = self.runs(line, SENTENCE, self.longest)
+        for part in (WORD, LETTER):
+            pieces = [run for piece in pieces for run in self.runs(piece, part, max(self.longest, WHOLE))]
+        for piece in pieces:
+            yield Piece(number, piece, self.tokenizers.source.encode(piece))
+
+    def runs(self, text: str, part: re.Pattern[str], most: int) -> list[str]:
+        """A text of more than `most` tokens as runs of its parts, each as long as the model learnt from."""
         encode = self.tokenizers.source.encode
-        ids = encode(line)
-        if len(ids) <= self.longest:
-            yield Piece(number, line, ids)
-            return
-        held = ""
-        for sentence in sentences(line):
-            together = f"{held} {sentence}" if held else sentence
-            if held and len(encode(together)) > self.longest:
-                yield Piece(number, held, encode(held))
-                held = sentence
+        if len(encode(text)) <= most:
+            return [text]
+        first, *rest = (match.span() for match in part.finditer(text))
+        runs = [first]
+        for start, end in rest:
+            if len(encode(text[runs[-1][0] : end])) > self.longest:
+                runs.append((start, end))
             else:
-                held = together
-        yield Piece(number, held, encode(held))
+                runs[-1] = (runs[-1][0], end)
+        return [text[start:end] for start, end in runs]
 
     def answer(self, pieces: Sequence[Piece], search: SearchSettings) -> list[list[Hypothesis]]:
         """Grids of pieces of one width, then the alignments of what was found."""
@@ -183,9 +198,12 @@ class evaluating:
         self.model.train(self.was)
 
 
-def sentences(line: str) -> list[str]:
-    """A line cut after marks that end sentences. Nothing is lost but the space between them."""
-    return SENTENCE.findall(line)
+def different(answers: Sequence[Hypothesis]) -> list[Hypothesis]:
+    """Without those whose text came before: one text can be spelt in several ways."""
+    first: dict[str, Hypothesis] = {}
+    for one in answers:
+        first.setdefault(one.text, one)
+    return list(first.values())
 
 
 def rung(length: int) -> int:
@@ -209,23 +227,35 @@ def grouped(items: Iterable[int], key: Callable[[int], T], size: int) -> Iterato
 
 def joined(parts: Sequence[Hypothesis]) -> Hypothesis:
     """One answer from the answers to a line's sentences; alignments stand on the diagonal."""
-    width = sum(len(part.source_tokens) for part in parts)
+    tokens = [token for part in parts for token in part.tokens]
+    source_tokens = [token for part in parts for token in part.source_tokens]
+    ends = sum(len(part.tokens) + 1 for part in parts)
+    warnings = [f"longer than any sentence of training: translated in {len(parts)} parts"]
+    warnings += dict.fromkeys(warning for part in parts for warning in part.warnings)
+    small = len(tokens) * len(source_tokens) <= CELLS
+    return Hypothesis(
+        text=" ".join(part.text for part in parts),
+        score=sum(part.score * (len(part.tokens) + 1) for part in parts) / ends,
+        tokens=tokens,
+        alignment=diagonal(parts, len(source_tokens)) if small else [],
+        source_tokens=source_tokens,
+        logp=sum(part.logp for part in parts),
+        warnings=(*warnings, *([] if small else ["too long for an alignment"])),
+    )
+
+
+def diagonal(parts: Sequence[Hypothesis], width: int) -> list[list[float]]:
     alignment, before = [], 0
     for part in parts:
         after = width - before - len(part.source_tokens)
         alignment += [[0.0] * before + row + [0.0] * after for row in part.alignment]
         before += len(part.source_tokens)
-    tokens = sum(len(part.tokens) + 1 for part in parts)
-    said = dict.fromkeys(warning for part in parts for warning in part.warnings)
-    return Hypothesis(
-        text=" ".join(part.text for part in parts),
-        score=sum(part.score * (len(part.tokens) + 1) for part in parts) / tokens,
-        tokens=[token for part in parts for token in part.tokens],
-        alignment=alignment,
-        source_tokens=[token for part in parts for token in part.source_tokens],
-        logp=sum(part.logp for part in parts),
-        warnings=(f"longer than any sentence of training: translated in {len(parts)} parts", *said),
-    )
+    return alignment
+
+
+def kinds(warnings: Iterable[str]) -> list[str]:
+    """Warnings without their numbers: what they are counted by."""
+    return [re.split(r" at \d|:| \(", warning)[0] for warning in warnings]
 
 
 def choose_device(name: str) -> torch.device:
@@ -253,18 +283,19 @@ def load(run: str | Path, *, device: str = "auto") -> Translator:
     if about.get("tokenizer") != tokenizers.fingerprint():
         raise Mistake(f"{str(folder.tokenizer)!r} is damaged, or not the tokenizer that the model was trained with")
     model = build_model(recipe, source_size=tokenizers.source.size, target_size=tokenizers.target.size)
-    put_weights(model, weights, str(folder.model))
+    put_weights(model, weights, repr(str(folder.model)), "its config.yaml")
     where = choose_device(device)
     return Translator(model.to(where).eval(), tokenizers, recipe, int(about["longest"]), where)
 
 
-def put_weights(model: nn.Module, weights: dict[str, Tensor], name: str) -> None:
+def put_weights(model: nn.Module, weights: dict[str, Tensor], name: str, place: str) -> None:
     own = dict(model.named_parameters())
-    wrong = sorted(set(own) ^ set(weights)) or [n for n in own if own[n].shape != weights[n].shape]
-    if wrong:
-        raise Mistake(
-            f"{name!r} does not fit its config.yaml: parameter {wrong[0]!r} is missing, unknown or of another size"
-        )
+    for one in sorted(set(own) ^ set(weights)):
+        raise Mistake(f"{name} does not fit {place}: parameter {one!r} is only in one of them")
+    for one, parameter in own.items():
+        if parameter.shape != weights[one].shape:
+            sizes = [" x ".join(map(str, held[one].shape)) for held in (weights, own)]
+            raise Mistake(f"{name} does not fit {place}: parameter {one!r} is {sizes[0]} there and {sizes[1]} here")
     with torch.no_grad():
         for parameter_name, parameter in own.items():
             parameter.copy_(weights[parameter_name])

@@ -19,6 +19,8 @@ from dragoman.types import BOS, EOS, PAD, Batch, Example
 
 Lengths = NDArray[np.int64]
 MUCH = np.iinfo(np.int64).max
+ENOUGH = 0.94  # of the places hold a token
+PRICE = 0.015  # how much fuller rows of twice the width must be, since attention costs grow with it
 POOL = 8192  # pairs packed together: enough to fill rows, few enough to try every row
 
 
@@ -82,20 +84,21 @@ def pack(source_N: Lengths, target_N: Lengths, widths: Widths) -> list[Shelf]:
 
 
 def choose_widths(source_N: Lengths, target_N: Lengths) -> Widths:
-    """The narrowest rows that fill well: both grids as full as they can be, hardly a pair too wide.
+    """The narrowest rows with both grids full enough; where there are none, the fullest that are worth their width.
 
     The target's width follows the corpus' own ratio of lengths. Judged by packing a sample.
     """
     source_N, target_N = source_N[:POOL], target_N[:POOL]
     ratio = target_N.sum() / source_N.sum()
-    best, best_fill = Widths(64, 64), 0.0
-    for source in (64, 128, 256, 512):
-        for slack in (0.97, 1.0, 1.03):
-            widths = Widths(source, max(8, round(source * ratio * slack / 8) * 8))
-            fill = _fill(source_N, target_N, widths)
-            if fill > best_fill + 0.015:  # twice the width must pay, since attention costs grow with it
-                best, best_fill = widths, fill
-    return best
+    worth: dict[Widths, float] = {}
+    for doubled, source in enumerate((64, 128, 256, 512)):
+        targets = {max(8, round(source * ratio * slack / 8) * 8) for slack in (0.97, 1.0, 1.03)}
+        fill = {Widths(source, target): _fill(source_N, target_N, Widths(source, target)) for target in sorted(targets)}
+        best = max(fill, key=fill.__getitem__)
+        if fill[best] >= ENOUGH:
+            return best
+        worth[best] = fill[best] - PRICE * doubled
+    return max(worth, key=worth.__getitem__)
 
 
 def _fill(source_N: Lengths, target_N: Lengths, widths: Widths) -> float:

@@ -19,7 +19,7 @@ NAMES_AT_MOST = 14  # letters of a source word that stand above its column
 
 
 def by_words(hypothesis: Hypothesis) -> tuple[list[str], list[str], NDArray[np.float64]]:
-    """Source words, target words and weight_TS between them: pieces of a source word add up, of a target word average."""
+    """Source words, target words and weight_TS between them: a source word's pieces add up, a target word's average."""
     source_of = word_numbers(hypothesis.source_tokens)
     target_of = word_numbers(hypothesis.tokens)
     look = np.array(hypothesis.alignment, dtype=float).reshape(len(hypothesis.tokens), len(hypothesis.source_tokens))

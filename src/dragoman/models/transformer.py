@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from dragoman.nn.norm import NORMS
 from dragoman.nn.position import POSITIONS
 from dragoman.types import Batch, Mistake
 
+M = TypeVar("M", bound=nn.Module)
 CAPACITY_STEP = 32  # a cache grows by so many places at a time; its size depends on the step alone
 
 
@@ -56,41 +57,42 @@ class TransformerSettings(Settings):
         pick(KERNELS, self.kernel, "model.kernel")
 
 
-class Layer(nn.Module):
-    """Self-attention, cross-attention in a decoder, and feed-forward, each in its residual wiring."""
-
-    def __init__(self, settings: TransformerSettings, *, decoder: bool) -> None:
-        super().__init__()
-        width, heads, kernel = settings.width, settings.heads, KERNELS[settings.kernel]
-        inner = settings.feedforward_width or 4 * width
-
-        def residual(sublayer: nn.Module) -> Residual:
-            return Residual(sublayer, NORMS[settings.norm](width), settings.norm_place, settings.dropout)
-
-        self.attention = residual(SelfAttention(width, heads, kernel))
-        self.cross = residual(CrossAttention(width, heads, kernel)) if decoder else None
-        self.feedforward = residual(FeedForward(width, inner, ACTIVATIONS[settings.activation]))
+def residual(sublayer: M, settings: TransformerSettings) -> Residual[M]:
+    return Residual(sublayer, NORMS[settings.norm](settings.width), settings.norm_place, settings.dropout)
 
 
-class EncoderLayer(Layer):
+def feedforward(settings: TransformerSettings) -> FeedForward:
+    inner = settings.feedforward_width or 4 * settings.width
+    return FeedForward(settings.width, inner, ACTIVATIONS[settings.activation])
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward, each in its residual wiring."""
+
     def __init__(self, settings: TransformerSettings) -> None:
-        super().__init__(settings, decoder=False)
+        super().__init__()
+        kernel = KERNELS[settings.kernel]
+        self.attention = residual(SelfAttention(settings.width, settings.heads, kernel), settings)
+        self.feedforward = residual(feedforward(settings), settings)
 
     def forward(self, x_BSC: Tensor, keep: Tensor) -> Tensor:
         out: Tensor = self.feedforward(self.attention(x_BSC, keep))
         return out
 
 
-class DecoderLayer(Layer):
-    cross: Residual
+class DecoderLayer(nn.Module):
+    """Self-attention that does not look ahead, cross-attention to the source, and feed-forward."""
 
     def __init__(self, settings: TransformerSettings) -> None:
-        super().__init__(settings, decoder=True)
+        super().__init__()
+        kernel = KERNELS[settings.kernel]
+        self.attention = residual(SelfAttention(settings.width, settings.heads, kernel), settings)
+        self.cross = residual(CrossAttention(settings.width, settings.heads, kernel), settings)
+        self.feedforward = residual(feedforward(settings), settings)
 
     def look_up(self, memory_BSC: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the source for this layer."""
-        cross: CrossAttention = self.cross.sublayer  # type: ignore[assignment]
-        return cross.look_up(memory_BSC)
+        return self.cross.sublayer.look_up(memory_BSC)
 
     def forward(self, x_BTC: Tensor, memory_BSC: Tensor, keep: Tensor, cross_keep: Tensor) -> Tensor:
         x_BTC = self.cross(self.attention(x_BTC, keep), self.look_up(memory_BSC), cross_keep)
@@ -101,31 +103,31 @@ class DecoderLayer(Layer):
         self, x_BWC: Tensor, memory: tuple[Tensor, Tensor], cache: Tensor, at: int, keep: Tensor, cross_keep: Tensor
     ) -> Tensor:
         """One token for every row. The W rows of a sentence ask its source together, as W queries."""
-        attention: SelfAttention = self.attention.sublayer  # type: ignore[assignment]
-        x_N1C = self.attention.around(x_BWC.flatten(0, 1)[:, None], attention.step, cache, at, keep)
+        x_N1C = self.attention.around(x_BWC.flatten(0, 1)[:, None], self.attention.sublayer.step, cache, at, keep)
         out: Tensor = self.feedforward(self.cross(x_N1C.view_as(x_BWC), memory, cross_keep))
         return out
 
     def looks(self, x_BTC: Tensor, memory_BSC: Tensor, keep: Tensor, cross_keep: Tensor) -> Tensor:
         """Where each target token looks in the source, mean over heads: weights_BTS."""
-        cross: CrossAttention = self.cross.sublayer  # type: ignore[assignment]
         x_BTC = self.cross.inlet(self.attention(x_BTC, keep))
-        return cross.weights(x_BTC, cross.look_up(memory_BSC), cross_keep).float().mean(1)
+        return self.cross.sublayer.weights(x_BTC, self.look_up(memory_BSC), cross_keep).float().mean(1)
 
 
 @dataclass(frozen=True)
 class State:
-    """What a search carries from step to step. The source's keys and values stay one per sentence."""
+    """What a search carries from step to step. The source's keys and values stay one per sentence.
+
+    A state serves for one step: the step writes into its caches.
+    """
 
     memory: list[tuple[Tensor, Tensor]]  # L x (k_BHSD, v_BHSD)
     keep_B11S: Tensor
     caches: list[Tensor]  # L x cache_2NHKD
-    rows: int
     at: int = 0
 
     def select(self, rows_N: Tensor) -> State:
         """The rows at these places. The rows of a sentence stay together, N / B of them to each."""
-        return replace(self, caches=[cache.index_select(1, rows_N) for cache in self.caches], rows=len(rows_N))
+        return replace(self, caches=[cache.index_select(1, rows_N) for cache in self.caches])
 
 
 class Transformer(Seq2Seq):
@@ -203,7 +205,7 @@ class Transformer(Seq2Seq):
         H, D = self.settings.heads, self.settings.width // self.settings.heads
         caches = [memory_BSC.new_zeros(2, len(source_BS), H, 0, D) for _ in self.decoder]
         memory = [layer.look_up(memory_BSC) for layer in self.decoder]  # type: ignore[operator]
-        return State(memory, never_empty(keep_BS[:, None])[:, None], caches, len(source_BS))
+        return State(memory, never_empty(keep_BS[:, None])[:, None], caches)
 
     def step(self, token_N: Tensor, state: State) -> tuple[Tensor, State]:
         """One token in for every row, log-probabilities_NV of the next one and the new state out."""

@@ -4,12 +4,14 @@ Shapes   B batch   T tokens   C model width
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.nn.dropout import Dropout
+
+M = TypeVar("M", bound=nn.Module)
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 PLACES = {"pre": "pre", "post": "post"}  # norm before the sublayer, or after the residual sum (as in the paper)
@@ -29,10 +31,10 @@ class FeedForward(nn.Module):
         return out
 
 
-class Residual(nn.Module):
+class Residual(nn.Module, Generic[M]):
     """x + f(norm(x)) or norm(x + f(x)), with dropout on what f gives."""
 
-    def __init__(self, sublayer: nn.Module, norm: nn.Module, place: str, dropout: float) -> None:
+    def __init__(self, sublayer: M, norm: nn.Module, place: str, dropout: float) -> None:
         super().__init__()
         self.sublayer, self.norm, self.place = sublayer, norm, place
         self.dropout = Dropout(dropout)

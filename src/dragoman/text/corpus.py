@@ -13,7 +13,7 @@ import io
 import json
 import lzma
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any
@@ -68,26 +68,32 @@ def read_lines(path: Path) -> Iterator[str]:
 
     lines = list(read_lines(Path("corpus/train.en.xz")))
     """
-    number = 0
     try:
         with _open(path) as stream:
-            for number, raw in enumerate(stream, 1):  # binary files end their lines at b"\n" alone
-                line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
-                if line.endswith(b"\n"):
-                    line = line[:-2] if line.endswith(b"\r\n") else line[:-1]
-                elif not line:
-                    return  # nothing but a byte order mark
-                yield line.decode()
-    except UnicodeDecodeError:
-        raise Mistake(f"{path} line {number} is not UTF-8; convert the file, such as with iconv -t UTF-8") from None
-    except DAMAGE:
-        raise Mistake(f"{path} is cut short or damaged after line {number}; compress or copy it again") from None
+            yield from lines_of(stream, str(path))
     except FileNotFoundError:
         raise Mistake(f"there is no file {str(path)!r}") from None
     except IsADirectoryError:
         raise Mistake(f"{str(path)!r} is a folder, but a text file is wanted") from None
     except OSError as error:
         raise Mistake(f"{str(path)!r} cannot be read: {error.strerror or error}") from None
+
+
+def lines_of(stream: Iterable[bytes], name: str) -> Iterator[str]:
+    """The same from an open file, which complaints call `name`."""
+    number = 0
+    try:
+        for number, raw in enumerate(stream, 1):  # binary files end their lines at b"\n" alone
+            line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
+            if line.endswith(b"\n"):
+                line = line[:-2] if line.endswith(b"\r\n") else line[:-1]
+            elif not line:
+                return  # nothing but a byte order mark
+            yield line.decode()
+    except UnicodeDecodeError:
+        raise Mistake(f"{name} line {number} is not UTF-8; convert the file, such as with iconv -t UTF-8") from None
+    except DAMAGE:
+        raise Mistake(f"{name} is cut short or damaged after line {number}; compress or copy it again") from None
 
 
 def _open(path: Path) -> IO[bytes]:

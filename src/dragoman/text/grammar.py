@@ -207,8 +207,8 @@ class Grammar(Nominals):
         if frame.predicate and clause.subject is not None:
             noun = clause.subject.noun
             fitting = self.stock.book.fitting[noun] if noun and not noun.proper else self.stock.moods
-            menu = [adjective for adjective in fitting if adjective.lemma in frame.predicate]
-            clause.predicate = self.adjective(menu, 0)
+            moods = [adjective for adjective in fitting if adjective.lemma in frame.predicate]
+            clause.predicate = self.adjective(moods, 0)
             if clause.predicate is None:
                 raise Dropped
 

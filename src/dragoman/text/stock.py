@@ -37,7 +37,7 @@ RECEIVING = (
     weighted("the*9 this*2 two three many some my our his her"),
 )
 BORNE = weighted("the*3 a*3"), weighted("the*3 - two three many")
-MASS = {
+MASS: dict[Determiners, Determiners] = {
     ANY: (weighted("-*8 the*6 this*2"),),
     DENIED: (weighted("-*6 the*6 this*2"),),
     KNOWN: (weighted("the*6 this*2"),),

@@ -215,7 +215,8 @@ def read_frames(line: str, pools: Lexicon) -> tuple[Verb, list[Frame]]:
     verb = read_verb(names, german)
     subject, _, rest = " ".join(use).partition(">")
     slots: dict[str, tuple[Noun, ...]] = {"acc": (), "dat": (), "prep": ()}
-    preposition, clauses, flags, predicates = ("", "", 0), [], set(), frozenset[str]()
+    flags: set[str] = set()
+    preposition, clauses, predicates = ("", "", 0), [], frozenset[str]()
     for part in (words for words in map(str.split, rest.split(";")) if words):
         kind, tags = part[0], part[1:]
         if "/" in kind:

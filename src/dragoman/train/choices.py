@@ -32,8 +32,9 @@ class Choices:
 
     def __str__(self) -> str:
         how = "compiled" if self.compile else "not compiled"
-        threads = f", {self.threads} threads" if self.device == "cpu" else ""
-        return f"{self.device}, {self.precision}, {how}{threads}"
+        threads = f", {self.threads} thread{'s' * (self.threads > 1)}" if self.device == "cpu" else ""
+        split = f", batches in {self.split} parts" if self.split > 1 else ""
+        return f"{self.device}, {self.precision}, {how}{threads}{split}"
 
 
 def choose(settings: TrainSettings) -> Choices:

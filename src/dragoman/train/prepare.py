@@ -22,14 +22,22 @@ class Prepared:
     train: list[Weighted]
     dev: list[Weighted]
     dev_pairs: list[Pair]  # the first of dev, as text, to be translated
+    names: list[str]  # of the corpora, train before dev
 
     @property
     def longest(self) -> int:
         return max(part.store.longest for part in self.train)
 
     @property
-    def digest(self) -> str:
-        return "+".join(f"{part.store.digest}*{part.weight:g}" for part in self.train)
+    def digests(self) -> dict[str, str]:
+        """What each corpus holds, by its name."""
+        parts = [*self.train, *self.dev]
+        return {name: f"{part.store.digest}*{part.weight:g}" for name, part in zip(self.names, parts, strict=True)}
+
+    def changed_since(self, digests: dict[str, str]) -> str:
+        """The name of a corpus that is not what it was, or nothing."""
+        now = self.digests
+        return next((name for name in [*now, *digests] if now.get(name) != digests.get(name)), "")
 
 
 def prepare(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: Tokenizers | None = None) -> Prepared:
@@ -45,7 +53,13 @@ def prepare(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: To
     dev = [_store(recipe, c, "dev", found, report) for c in recipe.data.dev]
     pairs = (pair for c in recipe.data.dev for pair in _reader(recipe, c, "dev")())
     lines = [pair for pair, _ in zip(pairs, range(recipe.train.validate_lines))]
-    return Prepared(found, train, dev, lines)
+    named = [(split, c) for split in ("train", "dev") for c in getattr(recipe.data, split)]
+    return Prepared(found, train, dev, lines, [f"data.{split} ({files_of(c)})" for split, c in named])
+
+
+def files_of(corpus: CorpusSettings) -> str:
+    files = [name for name in (corpus.source, corpus.target, corpus.tsv, corpus.jsonl) if name]
+    return " and ".join(files) or f"phrasebook: {corpus.phrasebook}, seed: {corpus.seed}"
 
 
 def _tokenizers(recipe: Recipe, folder: RunFolder, report: Report) -> Tokenizers:

@@ -10,16 +10,33 @@ import json
 import shutil
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from dragoman.data.stream import Place
-from dragoman.store import RunFolder, load_tensors, mean, read_json, save_tensors, write_whole
+from dragoman.store import RunFolder, load_tensors, mean, read_json, save_tensors, write_text, write_whole
 from dragoman.train.choices import Choices
-from dragoman.train.step import Stepper
+from dragoman.train.step import Stepper, Update
 from dragoman.train.validate import Validation
 from dragoman.types import Mistake
+
+
+class Running(NamedTuple):
+    """Sums since the last line of metrics.jsonl, so that a resumed run writes the same numbers there."""
+
+    loss: float = 0.0
+    likelihood: float = 0.0
+    steps: int = 0
+
+    def plus(self, update: Update) -> Running:
+        if not update.finite:
+            return self
+        return Running(self.loss + update.loss, self.likelihood + update.likelihood, self.steps + 1)
+
+    def means(self) -> tuple[float, float]:
+        steps = self.steps or float("nan")
+        return self.loss / steps, self.likelihood / steps
 
 
 @dataclass(frozen=True)
@@ -27,7 +44,9 @@ class Progress:
     """Everything but tensors. What is not here may not matter."""
 
     choices: Choices
-    data: str  # digest of the training data
+    data: dict[str, str]  # digest of each corpus
+    longest: int = 0  # source, in tokens, that the model was trained on
+    parent: str = ""  # the run that this one began with
     step: int = 0
     place: Place = field(default_factory=Place)
     seconds: float = 0.0  # trained so far
@@ -38,6 +57,21 @@ class Progress:
     best: tuple[tuple[float, int], ...] = ()  # (goodness, step), best first
     stale: int = 0  # validations since the best one
     last: Validation | None = None
+    running: Running = field(default_factory=Running)
+
+    def stepped(self, update: Update, place: Place, seconds: float) -> Progress:
+        """One step further, taken or skipped."""
+        bad = not update.finite
+        return replace(
+            self,
+            step=self.step + 1,
+            place=place,
+            seconds=seconds,
+            tokens=self.tokens + update.tokens,
+            skipped=self.skipped + bad,
+            skipped_in_a_row=self.skipped_in_a_row + 1 if bad else 0,
+            running=self.running.plus(update),
+        )
 
     def validated(self, validation: Validation, metric: str, keep: int) -> Progress:
         entry = (validation.goodness(metric), self.step)
@@ -58,6 +92,7 @@ class Progress:
                 "place": Place(**state["place"]),
                 "best": tuple((goodness, step) for goodness, step in state["best"]),
                 "last": Validation(**last) if last else None,
+                "running": Running(*state["running"]),
             }
         )
 
@@ -80,7 +115,7 @@ def save(folder: RunFolder, stepper: Stepper, progress: Progress) -> None:
         save_tensors(beside / "model.safetensors", dict(stepper.model.named_parameters()))
         save_tensors(beside / "optimizer.safetensors", stepper.optimizer_tensors())
         save_tensors(beside / "ema.safetensors", stepper.ema)
-        (beside / "state.json").write_text(json.dumps(progress.state(), indent=1), encoding="utf-8")
+        save_progress(beside, progress)
 
     target = checkpoint(folder, progress.step)
     if not target.exists():
@@ -89,6 +124,10 @@ def save(folder: RunFolder, stepper: Stepper, progress: Progress) -> None:
     for old in folder.checkpoints.iterdir():
         if old not in kept:
             shutil.rmtree(old) if old.is_dir() else old.unlink()
+
+
+def save_progress(path: Path, progress: Progress) -> None:
+    write_text(path / "state.json", json.dumps(progress.state(), indent=1) + "\n")
 
 
 def newest(folder: RunFolder) -> Path | None:

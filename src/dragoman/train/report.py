@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from dragoman.store import unwritable, write_text
 from dragoman.types import Mistake
@@ -23,7 +24,7 @@ class Report:
     """Messages go to stderr: results own stdout. Without a terminal there is no bar, only a line now and then."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+        self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True, emoji=False)
         self.progress: Progress | None = None
         self.task = TaskID(0)
         self.spoke = time.monotonic()
@@ -32,17 +33,26 @@ class Report:
         self.console.print(message, markup=False)
 
     def counted(self, items: Iterable[T], what: str) -> Iterator[T]:
-        """The same items, with a count that shows on a terminal when it takes longer than a second."""
+        """The same items, with a count that is shown when it takes long."""
         begun = shown = time.monotonic()
         count = 0
         for count, item in enumerate(items, 1):
             yield item
-            if count % 1024 == 0 and self.console.is_terminal and time.monotonic() - shown > 0.5:
+            if count % 1024 == 0 and time.monotonic() - shown > (0.5 if self.console.is_terminal else QUIET_SECONDS):
                 shown = time.monotonic()
-                sys.stderr.write(f"\r{what}: {count:,} ({count / (shown - begun):,.0f}/s)\x1b[K")
-                sys.stderr.flush()
-        if shown > begun:
-            sys.stderr.write("\r\x1b[K")
+                self.count(f"{what}: {count:,} ({count / (shown - begun):,.0f}/s)")
+        if shown > begun and self.console.is_terminal:
+            self.count("")
+
+    def count(self, said: str) -> None:
+        """On a terminal the last count gives way to the next; elsewhere each stands on its own line."""
+        if self.console.quiet:
+            return
+        if self.console.is_terminal:
+            sys.stderr.write(f"\r{said}\x1b[K")
+            sys.stderr.flush()
+        else:
+            self.say(said)
 
     def begin(self, total: int, done: int) -> None:
         if self.console.is_terminal and not self.console.quiet:
@@ -50,7 +60,6 @@ class Report:
                 TextColumn("{task.description}"),
                 BarColumn(),
                 TextColumn("{task.fields[said]}"),
-                TimeRemainingColumn(),
             )
             self.progress = Progress(*columns, console=self.console, transient=True)
             self.task = self.progress.add_task("training", total=total or None, completed=done, said="")
@@ -73,13 +82,23 @@ class Metrics:
     """metrics.jsonl, one record a line, and the same numbers for TensorBoard. Cut back to the step resumed from."""
 
     def __init__(self, path: Path, *, step: int, board: bool) -> None:
-        self.path = path
-        kept = [line for line in _lines(path) if _step(line) <= step]
-        write_text(path, "".join(line + "\n" for line in kept))
-        self.file: IO[str] = path.open("a", encoding="utf-8")
-        self.board = _board(path.parent / "tensorboard", step) if board else None
+        self.path, self.wants_board = path, board
+        self.file: IO[str] | None = None
+        self.board: Any = None
+        self.cut(step)
+
+    def cut(self, step: int) -> None:
+        """Forget what came after this step."""
+        self.close()
+        kept = [line for line in _lines(self.path) if _step(line) <= step]
+        write_text(self.path, "".join(line + "\n" for line in kept))
+        self.file = self.path.open("a", encoding="utf-8")
+        self.board = _board(self.path.parent / "tensorboard", step) if self.wants_board else None
 
     def write(self, event: str, step: int, **values: Any) -> None:
+        """One more record. What is not a number is null: JSON knows neither NaN nor infinity."""
+        values = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+        assert self.file is not None
         try:
             self.file.write(json.dumps({"event": event, "step": step, **values}) + "\n")
             self.file.flush()
@@ -91,9 +110,10 @@ class Metrics:
                     self.board.add_scalar(f"{event}/{name}", value, step)
 
     def close(self) -> None:
-        self.file.close()
-        if self.board:
-            self.board.close()
+        for sink in (self.file, self.board):
+            if sink:
+                sink.close()
+        self.file = self.board = None
 
 
 def _lines(path: Path) -> list[str]:
@@ -112,4 +132,4 @@ def _board(folder: Path, step: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise Mistake("train.tensorboard=true needs TensorBoard: pip install 'dragoman[board]'") from None
-    return SummaryWriter(str(folder), purge_step=step + 1)  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(folder), purge_step=step + 1)

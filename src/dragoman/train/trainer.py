@@ -6,36 +6,33 @@ dragoman.train("recipe.yaml", out="run")
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 
 import torch
 
-from dragoman.config import Recipe, TrainSettings, pick, read_recipe
+from dragoman.config import Recipe, TrainSettings
 from dragoman.data.stream import Place, Stream, ahead
-from dragoman.models.base import Seq2Seq
-from dragoman.models.build import build_model, completed, kind_of, parameters
-from dragoman.store import RunFolder, load_tensors
-from dragoman.text.tokenizer import TOKENIZERS, Tokenizers
+from dragoman.models.build import kind_of, parameters
+from dragoman.store import RunFolder
 from dragoman.train import optim, record
 from dragoman.train.choices import choose, rechosen
 from dragoman.train.prepare import Prepared, prepare
-from dragoman.train.record import Progress
+from dragoman.train.record import Progress, Running
 from dragoman.train.report import Metrics, Report
+from dragoman.train.start import Start, begin, new_model
 from dragoman.train.step import Stepper, Update
 from dragoman.train.validate import Validator
-from dragoman.translator import put_weights
 from dragoman.types import Batch, Mistake, Stop
 
 ROLL_BACK_AFTER = 5  # non-finite steps in a row
-MAY_CHANGE = {
-    "steps", "epochs", "minutes", "patience", "log_every", "keep", "average",  # when to stop, what to keep
-    "device", "precision", "compile", "threads",  # where to run: said, because the bits may change
-}  # fmt: skip
+SMALLEST_SCALE = 2.0**-10  # of the learning rate: a run that needs less than this will not recover
 
 
 def train(
@@ -50,114 +47,81 @@ def train(
     """Train a recipe into the folder `out` and return that folder."""
     report = report or Report()
     folder = RunFolder(out)
-    whole = recipe if isinstance(recipe, Recipe) else read_recipe(Path(recipe), overrides)
-    begun = folder.format.exists()
-    if begun and not resume:
-        raise Mistake(
-            f"{str(folder.path)!r} already holds a run; add --resume to go on with it, or choose another --out"
-        )
-    if folder.path.exists() and not begun and any(folder.path.iterdir()):
-        raise Mistake(f"{str(folder.path)!r} is not empty and is no run folder; choose another --out")
-    tokenizers: Tokenizers | None = None
-    if init_from is not None:
-        whole, tokenizers = inherited(whole, RunFolder(init_from), report)
-    whole = completed(whole)
-    check(whole)
-    if begun:
-        same_run(folder.recipe(), whole)
-    folder.begin(whole)
-    prepared = prepare(whole, folder, report, tokenizers=tokenizers)
-    Trainer(whole, folder, prepared, report, init_from=Path(init_from) if init_from else None).run()
+    start = begin(recipe, folder, overrides, resume=resume, init_from=init_from, report=report)
+    prepared = prepare(start.recipe, folder, report, tokenizers=start.parent.tokenizers if start.parent else None)
+    Trainer(start, folder, prepared, report).run()
     return folder.path
 
 
-def check(recipe: Recipe) -> None:
-    """Whatever a menu can refuse is refused before anything is read or written."""
-    optim.check(recipe.train)
-    pick(TOKENIZERS, recipe.tokenizer.kind, "tokenizer.kind")
-    if recipe.train.metric == "bleu" and not recipe.data.dev and recipe.train.patience:
-        raise Mistake("train.patience watches the dev set, so it needs data.dev")
-
-
-def inherited(recipe: Recipe, parent: RunFolder, report: Report) -> tuple[Recipe, Tokenizers]:
-    """Fine-tuning takes over the parent's tokenizer and model; what the recipe says of the model is laid over it."""
-    before = parent.recipe()
-    report.say(f"starting from {parent.path}: its tokenizer and its model")
-    given = recipe.model if recipe.model != Recipe().model else {}
-    tokenizer = before.tokenizer.model_copy(update={"sampling": recipe.tokenizer.sampling})
-    update = {"model": {**before.model, **given}, "tokenizer": tokenizer}
-    return recipe.model_copy(update=update), Tokenizers.load(parent.tokenizer)
-
-
-def same_run(before: Recipe, now: Recipe) -> None:
-    """A resumed run is the same run: only when to stop and where to run may differ."""
-    old, new = before.model_dump(mode="json"), now.model_dump(mode="json")
-    for section in old:
-        for key in old[section]:
-            if old[section][key] != new[section].get(key) and not (section == "train" and key in MAY_CHANGE):
-                raise Mistake(
-                    f"this run was begun with {section}.{key}={old[section][key]!r}, and cannot go on with "
-                    f"{new[section].get(key)!r}; keep it, or begin a new run with --init-from"
-                )
-
-
 class Trainer:
-    def __init__(
-        self, recipe: Recipe, folder: RunFolder, prepared: Prepared, report: Report, *, init_from: Path | None
-    ) -> None:
-        self.recipe, self.settings, self.folder, self.report = recipe, recipe.train, folder, report
+    def __init__(self, start: Start, folder: RunFolder, prepared: Prepared, report: Report) -> None:
+        self.recipe, self.settings, self.folder, self.report = start.recipe, start.recipe.train, folder, report
         self.prepared = prepared
-        newest = record.newest(folder)
-        saved = record.load(newest) if newest else None
-        choices = rechosen(saved.choices, self.settings) if saved else choose(self.settings)
-        torch.set_num_threads(choices.threads)
-        self.stepper = Stepper(self.model(init_from), self.settings, choices)
-        self.progress = replace(saved, choices=choices) if saved else Progress(choices, prepared.digest)
-        if newest:
-            if self.progress.data != prepared.digest:
-                raise Mistake("the training data is not what this run was begun with; restore it, or begin a new run")
-            record.restore(newest, self.stepper)
-            report.say(f"going on from step {self.progress.step}")
+        self.progress = self.begin_or_go_on(start)
         self.stream = Stream(
             prepared.train,
             prepared.tokenizers,
-            layout=kind_of(recipe.model).layout,
+            layout=kind_of(self.recipe.model).layout,
             tokens=self.settings.tokens,
             seed=self.settings.seed,
-            sampling=recipe.tokenizer.sampling,
+            sampling=self.recipe.tokenizer.sampling,
         )
-        self.validator = Validator(recipe, prepared, self.stream.widths, choices)
+        self.validator = Validator(self.recipe, prepared, self.stream.widths, self.progress.choices)
         self.metrics = Metrics(folder.metrics, step=self.progress.step, board=self.settings.tensorboard)
         self.signal = 0
 
-    def model(self, init_from: Path | None) -> Seq2Seq:
-        torch.manual_seed(self.settings.seed)
-        tokenizers = self.prepared.tokenizers
-        model = build_model(self.recipe, source_size=tokenizers.source.size, target_size=tokenizers.target.size)
-        if init_from is not None:
-            parent = RunFolder(init_from)
-            put_weights(model, load_tensors(parent.model)[0], str(parent.model))
-        return model
+    def begin_or_go_on(self, start: Start) -> Progress:
+        newest, parent = start.newest, start.parent
+        saved = record.load(newest) if newest else None
+        choices = rechosen(saved.choices, self.settings) if saved else choose(self.settings)
+        torch.set_num_threads(choices.threads)
+        self.stepper = Stepper(new_model(self.recipe, self.prepared.tokenizers, parent), self.settings, choices)
+        if not newest or not saved:
+            longest = max(self.prepared.longest, parent.longest if parent else 0)
+            return Progress(choices, self.prepared.digests, longest=longest, parent=start.init_from)
+        if changed := self.prepared.changed_since(saved.data):
+            raise Mistake(f"{changed} is not what this run was begun with; restore it, or begin a new run")
+        record.restore(newest, self.stepper)
+        self.report.say(f"going on from step {saved.step}")
+        if choices != saved.choices:
+            self.report.say(f"it ran on {saved.choices} before: equal within tolerance from here on, not to the bit")
+        return replace(saved, choices=choices)
 
     def run(self) -> None:
-        if self.over():
-            self.report.say(f"this run has already come to its end ({self.settings.limit}); raise it to train on")
-            self.finish()
-            return
+        try:
+            if why := self.ended():
+                self.report.say(f"this run has already come to its end ({why}); raise it to train on")
+                self.publish()  # it may have been killed between its last checkpoint and this
+            else:
+                self.go()
+        finally:
+            self.metrics.close()
+        self.say_how_it_went()
+
+    def go(self) -> None:
         self.report.say(
             f"{parameters(self.stepper.model):,} parameters; {self.progress.choices}; until {self.settings.limit}"
         )
         self.report.begin(self.settings.steps, self.progress.step)
+        try:
+            with self.signals():
+                while not self.ended():
+                    self.laps()
+        finally:
+            self.report.end()
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """Inside, Ctrl-C and SIGTERM are asked for at the end of a step. Only the main thread may listen to them."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         before = {number: signal.signal(number, self.on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            while not self.over():
-                self.laps()
+            yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-            self.report.end()
-            self.metrics.close()
-        self.finish()
 
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
         """The first one lets the step end and saves; a second one is for those who cannot wait."""
@@ -170,20 +134,15 @@ class Trainer:
         begun, seconds = time.monotonic(), self.progress.seconds
         meter = Meter(self.report, self.metrics, self.settings)
         with closing(ahead(lambda: self.stream.batches(place))) as batches:
-            while not self.over():
+            while not self.ended():
                 some, place_after = self.gather(batches)
                 update = self.try_update(some)
-                self.progress = replace(
-                    self.progress,
-                    step=self.progress.step + 1,
-                    place=place_after,
-                    seconds=seconds + time.monotonic() - begun,
-                    tokens=self.progress.tokens + update.tokens,
-                    skipped_in_a_row=0 if update.finite else self.progress.skipped_in_a_row + 1,
-                )
+                self.progress = self.progress.stepped(update, place_after, seconds + time.monotonic() - begun)
                 if not update.finite and self.bad_step(update):
                     return
                 meter.step(self.progress, update)
+                if self.progress.step % self.settings.log_every == 0:
+                    self.progress = replace(self.progress, running=Running())
                 self.after_step()
 
     def gather(self, batches: Iterator[tuple[Batch, Place]]) -> tuple[list[Batch], Place]:
@@ -206,45 +165,58 @@ class Trainer:
                     ) from None
             choices = self.stepper.shrink()
             self.progress = replace(self.progress, choices=choices)
+            tokens, accumulate = self.settings.tokens // choices.split, self.settings.accumulate * choices.split
             self.report.say(
                 f"out of memory: batches are cut into {choices.split} parts from now on; next time set "
-                f"train.tokens={self.settings.tokens // choices.split} train.accumulate={self.settings.accumulate * choices.split}"
+                f"train.tokens={tokens} train.accumulate={accumulate}"
             )
 
     def bad_step(self, update: Update) -> bool:
-        """Count a step that was not taken; after several in a row go back to the last checkpoint with a smaller rate."""
-        self.progress = replace(self.progress, skipped=self.progress.skipped + 1)
+        """Say that a step was not taken; after several in a row go back to the last checkpoint with a smaller rate."""
         step = self.progress.step
         self.report.say(f"step {step} skipped: loss {update.loss}, gradient norm {update.norm}")
         self.metrics.write("skipped", step, count=self.progress.skipped)
-        newest = record.newest(self.folder)
         if self.progress.skipped_in_a_row < ROLL_BACK_AFTER:
             return False
+        newest = record.newest(self.folder)
         if newest is None:
             raise Mistake(
                 f"{ROLL_BACK_AFTER} steps in a row were not finite before the first checkpoint; try a smaller train.lr"
             )
-        back = record.load(newest)
-        scale = min(self.progress.scale, back.scale) / 2
+        self.roll_back(newest)
+        return True
+
+    def roll_back(self, newest: Path) -> None:
+        now, back = self.progress, record.load(newest)
+        scale = back.scale / 2
+        if scale < SMALLEST_SCALE:
+            raise Mistake(
+                f"the steps after step {back.step} are not finite even at {back.scale:g} of the learning rate; "
+                "look at the data, or begin a new run with a smaller train.lr"
+            )
         record.restore(newest, self.stepper)
+        kept = {"skipped": now.skipped, "seconds": now.seconds, "choices": now.choices}
+        self.progress = replace(back, scale=scale, skipped_in_a_row=0, **kept)  # type: ignore[arg-type]
+        record.save_progress(newest, self.progress)
+        self.metrics.cut(back.step)
+        self.metrics.write("rolled back", back.step, after=now.step, scale=scale, skipped=now.skipped)
         self.report.say(
             f"{ROLL_BACK_AFTER} such steps in a row: back to step {back.step}, learning rate times {scale:g}"
         )
-        self.metrics.write("rolled back", step, to=back.step, scale=scale)
-        self.progress = replace(back, scale=scale, skipped=self.progress.skipped, skipped_in_a_row=0)
-        return True
 
     def after_step(self) -> None:
         step, settings = self.progress.step, self.settings
+        last = bool(self.ended())
+        if self.progress.skipped_in_a_row and not last and not self.signal:
+            return  # a checkpoint in the midst of bad steps would be none to roll back to
         due = bool(settings.validate_every) and step % settings.validate_every == 0
-        last = self.over()
         if (due or last) and self.validator.batches:
             self.validate()
         if due or last or step % settings.save_every == 0 or self.signal:
             record.save(self.folder, self.stepper, self.progress)
             if due or last or not self.folder.model.exists():
                 self.publish()
-        if self.signal and not last:
+        if self.signal and not self.ended():
             name = signal.Signals(self.signal).name
             raise Stop(f"stopped by {name} at step {step}, all saved; go on with --resume", 128 + self.signal)
 
@@ -268,26 +240,29 @@ class Trainer:
         self.folder.save_model(
             weights,
             tokenizer=self.prepared.tokenizers.fingerprint(),
-            longest=str(self.prepared.longest),
+            longest=str(self.progress.longest),
             step=str(self.progress.step),
         )
 
-    def done(self) -> float:
-        """The share of the run's limit that is used up: of steps, epochs or minutes, whichever comes first."""
+    def shares(self) -> dict[str, float]:
+        """How much of each limit is used up."""
         settings, progress = self.settings, self.progress
-        shares = [
-            progress.step / settings.steps if settings.steps else 0.0,
-            progress.place.epoch / settings.epochs if settings.epochs else 0.0,
-            progress.seconds / settings.minutes / 60 if settings.minutes else 0.0,
-        ]
-        return max(shares)
+        reached = {"steps": progress.step, "epochs": progress.place.epoch, "minutes": progress.seconds / 60}
+        limits = {name: getattr(settings, name) for name in reached}
+        return {f"train.{name}={limit:g}": reached[name] / limit for name, limit in limits.items() if limit}
 
-    def over(self) -> bool:
-        return self.done() >= 1 or 0 < self.settings.patience <= self.progress.stale
+    def done(self) -> float:
+        """The share of the run that is behind us, by whichever limit comes first."""
+        return max(self.shares().values())
 
-    def finish(self) -> None:
-        """Say how it went; a run that was cut between its last save and here publishes again."""
-        self.publish()
+    def ended(self) -> str:
+        """The setting that ends training here, or nothing."""
+        patience = self.settings.patience
+        if 0 < patience <= self.progress.stale:
+            return f"train.patience={patience}"
+        return next((limit for limit, share in self.shares().items() if share >= 1), "")
+
+    def say_how_it_went(self) -> None:
         progress = self.progress
         best = f"; best at step {progress.best[0][1]}" if progress.best else ""
         skipped = f"; {progress.skipped} steps skipped" if progress.skipped else ""
@@ -304,13 +279,12 @@ class Meter:
         self.reset()
 
     def reset(self) -> None:
-        self.updates: list[Update] = []
-        self.since = time.monotonic()
+        self.tokens, self.since = 0, time.monotonic()
 
     def step(self, progress: Progress, update: Update) -> None:
-        self.updates.append(update)
-        speed = sum(u.tokens for u in self.updates) / (time.monotonic() - self.since)
-        loss = sum(u.loss for u in self.updates) / len(self.updates)
+        self.tokens += update.tokens
+        speed = self.tokens / (time.monotonic() - self.since)
+        loss, likelihood = progress.running.means()
         said = f"step {progress.step}  loss {loss:.3f}  {speed:,.0f} tokens/s"
         self.report.step(progress.step, said + self.left(progress))
         if progress.step % self.settings.log_every == 0:
@@ -319,7 +293,7 @@ class Meter:
                 progress.step,
                 epoch=progress.place.epoch,
                 loss=loss,
-                likelihood=sum(u.likelihood for u in self.updates) / len(self.updates),
+                likelihood=likelihood,
                 norm=update.norm,
                 lr=update.lr,
                 tokens=progress.tokens,
@@ -334,4 +308,4 @@ class Meter:
             seconds.append((self.settings.steps - progress.step) * progress.seconds / progress.step)
         if self.settings.minutes:
             seconds.append(self.settings.minutes * 60 - progress.seconds)
-        return f"  {max(min(seconds), 0):.0f} s left" if seconds else ""
+        return f"  {timedelta(seconds=round(max(min(seconds), 0)))} left" if seconds else ""

@@ -34,8 +34,9 @@ class Validation:
         return math.exp(min(self.loss, 100.0))
 
     def goodness(self, metric: str) -> float:
-        """Higher is better, whatever the metric."""
-        return self.bleu if metric == "bleu" and self.bleu is not None else -self.loss
+        """Higher is better, whatever the metric; what is not a number is worst."""
+        value = self.bleu if metric == "bleu" and self.bleu is not None else -self.loss
+        return value if math.isfinite(value) else -math.inf
 
     def __str__(self) -> str:
         said = f"dev loss {self.loss:.4f}, perplexity {self.perplexity:.2f}"

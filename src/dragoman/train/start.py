@@ -1,0 +1,142 @@
+"""How a run begins, and which run may go on: what is in the way is refused before anything is written."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from dragoman.config import Recipe, build, override, pick, read_recipe
+from dragoman.models.base import Seq2Seq
+from dragoman.models.build import build_model, completed
+from dragoman.store import RunFolder
+from dragoman.text.tokenizer import TOKENIZERS, Tokenizers
+from dragoman.train import optim, record
+from dragoman.train.report import Report
+from dragoman.translator import Translator, load, put_weights
+from dragoman.types import Mistake
+
+MAY_CHANGE = {
+    "train": {
+        "steps", "epochs", "minutes", "patience",  # when to stop
+        "keep", "average", "save_every", "log_every", "tensorboard",  # what to keep and show
+        "device", "precision", "compile", "threads",  # where to run: said, because the bits may change
+    },
+    "data": {"cache"},
+}  # fmt: skip
+
+
+class Start(NamedTuple):
+    recipe: Recipe  # with every setting written out
+    newest: Path | None  # the checkpoint to go on from
+    parent: Translator | None  # the run whose weights a new one begins with
+    init_from: str
+
+
+def begin(
+    recipe: str | Path | Recipe,
+    folder: RunFolder,
+    overrides: Sequence[str],
+    *,
+    resume: bool,
+    init_from: str | Path | None,
+    report: Report,
+) -> Start:
+    """Make the folder, or find where the run in it was."""
+    whole = laid_over(recipe, overrides) if isinstance(recipe, Recipe) else read_recipe(Path(recipe), overrides)
+    newest = opened(folder, resume=resume)
+    if newest:
+        whole = gone_on(whole, folder, newest, init_from)
+        folder.begin(whole)
+        return Start(whole, newest, None, "")
+    parent = load(init_from, device="cpu") if init_from is not None else None
+    whole = completed(inherited(whole, parent.recipe) if parent else whole)
+    check(whole)
+    if parent:
+        report.say(f"starting from {init_from}: its weights, its tokenizer and its model's settings")
+        new_model(whole, parent.tokenizers, parent)  # what does not fit is said now, not after hours of preparation
+    elif resume:
+        report.say(f"there is nothing in {str(folder.path)!r} to go on from; beginning")
+    folder.begin(whole)
+    shutil.rmtree(folder.tokenizer, ignore_errors=True)  # of a start that came to nothing
+    return Start(whole, None, parent, str(init_from or ""))
+
+
+def gone_on(recipe: Recipe, folder: RunFolder, newest: Path, init_from: str | Path | None) -> Recipe:
+    """The recipe of a run that goes on; refused if it is not the one that the run was begun with."""
+    before = folder.recipe()
+    if record.load(newest).parent:
+        recipe = inherited(recipe, before)
+    elif init_from is not None:
+        raise Mistake(f"{str(folder.path)!r} was not begun with --init-from; leave it out, or choose another --out")
+    recipe = completed(recipe)
+    check(recipe)
+    same_run(before, recipe)
+    return recipe
+
+
+def laid_over(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    values = recipe.model_dump(mode="json")
+    for item in overrides:
+        override(values, item)
+    return build(Recipe, values)
+
+
+def opened(folder: RunFolder, *, resume: bool) -> Path | None:
+    """The checkpoint to go on from; None where a run may begin. What is in the way is refused, never removed."""
+    name = str(folder.path)
+    if folder.path.exists() and not folder.path.is_dir():
+        raise Mistake(f"{name!r} is a file, but a run needs a folder; choose another --out")
+    if not folder.format.exists():
+        if folder.path.exists() and any(path.name != "FORMAT.part" for path in folder.path.iterdir()):
+            raise Mistake(f"{name!r} is not empty and is no run folder; choose another --out")
+        return None
+    folder.check()
+    newest = record.newest(folder)
+    if not resume and (newest or folder.model.exists()):
+        raise Mistake(f"{name!r} already holds a run; add --resume to go on with it, or choose another --out")
+    if newest is None and folder.model.exists():
+        raise Mistake(f"{name!r} has no checkpoint to go on from; begin a new run with --init-from {name}")
+    return newest
+
+
+def check(recipe: Recipe) -> None:
+    """Whatever a menu can refuse is refused before anything is read or written."""
+    optim.check(recipe.train)
+    pick(TOKENIZERS, recipe.tokenizer.kind, "tokenizer.kind")
+    for name in ("train", "dev"):
+        for corpus in getattr(recipe.data, name):
+            corpus.check(f"data.{name}")
+    if recipe.train.patience and not recipe.data.dev:
+        raise Mistake("train.patience watches the dev set, so it needs data.dev")
+
+
+def inherited(recipe: Recipe, parent: Recipe) -> Recipe:
+    """Fine-tuning takes over the parent's tokenizer and model; what the recipe says of the model is laid over it."""
+    given = recipe.model if recipe.model != Recipe().model else {}
+    tokenizer = parent.tokenizer.model_copy(update={"sampling": recipe.tokenizer.sampling})
+    return recipe.model_copy(update={"model": {**parent.model, **given}, "tokenizer": tokenizer})
+
+
+def same_run(before: Recipe, now: Recipe) -> None:
+    """A resumed run is the same run: only when to stop and where to run may differ."""
+    old, new = before.model_dump(mode="json"), now.model_dump(mode="json")
+    for section in old:
+        for key in old[section]:
+            if old[section][key] != new[section].get(key) and key not in MAY_CHANGE.get(section, ()):
+                raise Mistake(
+                    f"this run was begun with {section}.{key}={old[section][key]!r}, and cannot go on with "
+                    f"{new[section].get(key)!r}; keep it, or begin a new run with --init-from"
+                )
+
+
+def new_model(recipe: Recipe, tokenizers: Tokenizers, parent: Translator | None) -> Seq2Seq:
+    """Weights drawn from the seed, or those of the run that this one begins with."""
+    torch.manual_seed(recipe.train.seed)
+    model = build_model(recipe, source_size=tokenizers.source.size, target_size=tokenizers.target.size)
+    if parent:
+        put_weights(model, dict(parent.model.named_parameters()), "the run of --init-from", "this recipe's model")
+    return model

@@ -1,0 +1,250 @@
+"""Packed rows: nothing lost, nothing cut, nothing mixed, and hardly a place empty."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from toy_batch import examples, in_rows, log_normal
+
+from dragoman.data.batch import LAYOUTS, Grid, Widths, choose_widths, lay, pack, packed, padded
+from dragoman.types import BOS, EOS, PAD, Batch, Example
+
+Lengths = NDArray[np.int64]
+
+LENGTH = st.integers(2, 40) | st.integers(2, 300)  # with the end mark
+LENGTHS = st.lists(st.tuples(LENGTH, LENGTH), min_size=1, max_size=60)
+WIDTHS = st.builds(Widths, st.integers(8, 96), st.integers(8, 96))
+KINDS = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+def planned(
+    layout: str, lengths: Sequence[tuple[int, int]], widths: Widths, tokens: int, seed: int = 0
+) -> tuple[list[Grid], Lengths, Lengths]:
+    source_N, target_N = np.array(lengths).T
+    rng = np.random.default_rng(seed)
+    return LAYOUTS[layout](source_N, target_N, tokens=tokens, widths=widths, rng=rng), source_N, target_N
+
+
+@KINDS
+@given(lengths=LENGTHS, widths=WIDTHS, tokens=st.integers(64, 2000))
+def test_every_pair_lies_in_one_row_that_holds_it_whole(
+    layout: str, lengths: list[tuple[int, int]], widths: Widths, tokens: int
+) -> None:
+    grids, source_N, target_N = planned(layout, lengths, widths, tokens)
+    assert sorted(item for grid in grids for row in grid.rows for item in row) == list(range(len(lengths)))
+    for grid in grids:
+        assert any(grid.rows)
+        for row in grid.rows:
+            assert source_N[row].sum() <= grid.widths.source
+            assert target_N[row].sum() <= grid.widths.target
+
+
+@KINDS
+@given(lengths=LENGTHS, widths=WIDTHS, tokens=st.integers(64, 2000))
+def test_the_budget_is_kept_by_all_but_single_rows(
+    layout: str, lengths: list[tuple[int, int]], widths: Widths, tokens: int
+) -> None:
+    for grid in planned(layout, lengths, widths, tokens)[0]:
+        assert len(grid.rows) * max(grid.widths) <= tokens or len(grid.rows) == 1
+
+
+@KINDS
+@given(lengths=LENGTHS, widths=WIDTHS, seed=st.integers(0, 100))
+def test_a_layout_is_a_function_of_its_seed(
+    layout: str, lengths: list[tuple[int, int]], widths: Widths, seed: int
+) -> None:
+    assert planned(layout, lengths, widths, 500, seed)[0] == planned(layout, lengths, widths, 500, seed)[0]
+
+
+@KINDS
+def test_another_seed_gives_another_order(layout: str) -> None:
+    source_N, target_N = log_normal(500, mean=12, spread=0.4, ratio=1.1, noise=0.2)
+    lengths = list(zip(source_N, target_N))
+    one, two = (planned(layout, lengths, Widths(64, 64), 512, seed)[0] for seed in (1, 2))
+    assert one != two
+
+
+@given(lengths=LENGTHS, widths=WIDTHS, tokens=st.integers(64, 2000))
+def test_packed_rows_have_few_shapes(lengths: list[tuple[int, int]], widths: Widths, tokens: int) -> None:
+    """Widths are the ones chosen, or twice, four times, ... as wide; grids of a width have one height but for the last."""
+    grids, source_N, target_N = planned("packed", lengths, widths, tokens)
+    for grid in grids:
+        factor = grid.widths.source // widths.source
+        assert grid.widths == widths.times(factor)
+        assert factor & (factor - 1) == 0
+        if factor > 1:  # a row this wide is there for a pair that needs it
+            half = widths.times(factor // 2)
+            for row in filter(None, grid.rows):
+                assert any(source_N[item] > half.source or target_N[item] > half.target for item in row)
+    for one in {grid.widths for grid in grids}:
+        heights = sorted((len(grid.rows) for grid in grids if grid.widths == one), reverse=True)
+        full = max(1, tokens // max(one))
+        assert heights[:-1] == [full] * (len(heights) - 1)
+        assert heights[-1] == full or heights[-1] % -(-full // 8) == 0
+
+
+@given(lengths=LENGTHS, widths=WIDTHS)
+def test_no_two_half_empty_rows(lengths: list[tuple[int, int]], widths: Widths) -> None:
+    """What would fit into a row is put there: no row's first pair fits into a row begun before it."""
+    source_N, target_N = np.array(lengths).T
+    for shelf in pack(source_N, target_N, widths):
+        assert (shelf.room_2R >= 0).all()
+        for at, row in enumerate(shelf.rows):
+            assert shelf.widths.source - source_N[row].sum() == shelf.room_2R[0, at]
+            assert shelf.widths.target - target_N[row].sum() == shelf.room_2R[1, at]
+            room = shelf.room_2R[:, :at]
+            assert not ((room[0] >= source_N[row[0]]) & (room[1] >= target_N[row[0]])).any()
+
+
+@given(lengths=LENGTHS, tokens=st.integers(64, 2000))
+def test_padded_rows_hold_one_pair_each(lengths: list[tuple[int, int]], tokens: int) -> None:
+    grids, source_N, target_N = planned("padded", lengths, Widths(64, 64), tokens)
+    for grid in grids:
+        items = [item for row in grid.rows for item in row]
+        assert all(len(row) == 1 for row in grid.rows)
+        for width, length_N in zip(grid.widths, (source_N, target_N)):
+            assert width % 8 == 0
+            assert width - 8 < length_N[items].max() <= width
+
+
+def fill(grids: list[Grid], source_N: Lengths, target_N: Lengths) -> tuple[float, float]:
+    room = sum(len(grid.rows) * np.array(grid.widths) for grid in grids)
+    return source_N.sum() / room[0], target_N.sum() / room[1]
+
+
+CORPORA = {
+    "news": log_normal(20_000, mean=26, spread=0.6, ratio=1.1, noise=0.2),
+    "captions": log_normal(20_000, mean=14, spread=0.3, ratio=1.0, noise=0.2),
+    "phrasebook": log_normal(20_000, mean=8, spread=0.35, ratio=1.05, noise=0.15),
+    "longer target": log_normal(20_000, mean=26, spread=0.6, ratio=1.6, noise=0.3),
+    "longer source": log_normal(20_000, mean=30, spread=0.5, ratio=0.6, noise=0.2),
+    "characters": log_normal(20_000, mean=70, spread=0.5, ratio=1.15, noise=0.1),
+}
+
+
+@cache
+def chosen(name: str) -> Widths:
+    return choose_widths(*CORPORA[name])
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_hardly_a_place_is_empty(name: str) -> None:
+    lengths = CORPORA[name]
+    grids = packed(*lengths, tokens=8192, widths=chosen(name), rng=np.random.default_rng(0))
+    assert min(fill(grids, *lengths)) >= 0.93
+
+
+@pytest.mark.parametrize(("name", "least"), [("news", 0.82), ("captions", 0.74), ("phrasebook", 0.70)])
+def test_padded_rows_lie_with_their_like(name: str, least: float) -> None:
+    lengths = CORPORA[name]
+    sorted_in = padded(*lengths, tokens=8192, widths=Widths(64, 64), rng=np.random.default_rng(0))
+    assert min(fill(sorted_in, *lengths)) >= least
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_widths_follow_the_corpus(name: str) -> None:
+    source_N, target_N = CORPORA[name]
+    widths = chosen(name)
+    assert widths.source % 64 == 0
+    assert widths.target % 8 == 0
+    assert widths.target / widths.source == pytest.approx(target_N.sum() / source_N.sum(), rel=0.1)
+    assert widths.source <= max(128, 4 * source_N.mean())  # attention costs grow with it
+
+
+@pytest.mark.parametrize("ratio", [0.8, 0.9, 0.95, 1.0, 1.034, 1.07, 1.15, 1.3])
+def test_short_sentences_get_narrow_rows_whatever_their_ratio(ratio: float) -> None:
+    lengths = log_normal(4000, mean=14, spread=0.35, ratio=ratio, noise=0.2)
+    widths = choose_widths(*lengths)
+    assert widths.source <= 128
+    grids = packed(*lengths, tokens=2048, widths=widths, rng=np.random.default_rng(0))
+    assert min(fill(grids, *lengths)) >= 0.93
+
+
+@given(LENGTHS)
+def test_widths_can_be_chosen_for_anything(lengths: list[tuple[int, int]]) -> None:
+    source_N, target_N = np.array(lengths).T
+    widths = choose_widths(source_N, target_N)
+    assert min(widths) >= 8
+    assert fill(packed(source_N, target_N, tokens=1, widths=widths, rng=np.random.default_rng(0)), source_N, target_N)
+
+
+IDS = st.lists(st.integers(4, 60), min_size=1, max_size=7)
+
+
+@st.composite
+def laid(draw: st.DrawFn) -> tuple[Batch, list[list[int]], list[Example]]:
+    """A batch, the rows it was made of, and the examples in them; some rows are empty, some rows have room left."""
+    some = [
+        Example(np.array(source, np.uint16), np.array(target, np.uint16), line)
+        for line, (source, target) in enumerate(draw(st.lists(st.tuples(IDS, IDS), min_size=1, max_size=8)))
+    ]
+    items = draw(st.permutations(range(len(some))))
+    cuts = sorted(draw(st.lists(st.integers(0, len(items)), max_size=4)))
+    rows = [list(items[a:b]) for a, b in zip([0, *cuts], [*cuts, len(items)])]
+    spare = draw(st.tuples(st.integers(0, 5), st.integers(0, 5)))
+    widths = Widths(
+        *(
+            max(sum(len(getattr(some[i], side)) + 1 for i in row) for row in rows) + more
+            for side, more in zip(("source", "target"), spare)
+        )
+    )
+    return lay(Grid(rows, widths), some), rows, some
+
+
+@given(laid())
+def test_what_is_laid_can_be_read_back(case: tuple[Batch, list[list[int]], list[Example]]) -> None:
+    """Both sides of a pair, in the same row, under the same segment number, each token at its position."""
+    batch, rows, some = case
+    for r, row in enumerate(rows):
+        for number, item in enumerate(row, 1):
+            source, target = some[item].source.tolist(), some[item].target.tolist()
+            here = batch.source_segment_BS[r] == number
+            assert batch.source_BS[r][here].tolist() == [*source, EOS]
+            assert batch.source_position_BS[r][here].tolist() == list(range(len(source) + 1))
+            here = batch.target_segment_BT[r] == number
+            assert batch.target_in_BT[r][here].tolist() == [BOS, *target]
+            assert batch.target_out_BT[r][here].tolist() == [*target, EOS]
+            assert batch.target_position_BT[r][here].tolist() == list(range(len(target) + 1))
+        assert batch.source_segment_BS[r].max() == batch.target_segment_BT[r].max() == len(row)
+
+
+@given(laid())
+def test_the_rest_is_padding(case: tuple[Batch, list[list[int]], list[Example]]) -> None:
+    batch, rows, some = case
+    empty_BS, empty_BT = batch.source_segment_BS == 0, batch.target_segment_BT == 0
+    for grid in (batch.source_BS, batch.source_position_BS):
+        assert (grid[empty_BS] == PAD).all()
+    for grid in (batch.target_in_BT, batch.target_out_BT, batch.target_position_BT):
+        assert (grid[empty_BT] == PAD).all()
+    assert int((~empty_BS).sum()) == batch.source_tokens == sum(len(e.source) + 1 for e in some)
+    assert int((~empty_BT).sum()) == batch.target_tokens == sum(len(e.target) + 1 for e in some)
+    assert batch.pairs == len(some)
+    assert batch.tokens == batch.source_tokens + batch.target_tokens
+    assert len(batch.source_BS) == len(batch.target_in_BT) == len(rows)
+
+
+@given(laid())
+def test_rows_are_filled_from_the_left(case: tuple[Batch, list[list[int]], list[Example]]) -> None:
+    batch = case[0]
+    for segment in (batch.source_segment_BS, batch.target_segment_BT):
+        order = torch.where(segment == 0, 1000, segment)
+        assert torch.equal(order, order.sort(dim=1).values)
+
+
+def test_a_batch_moves_whole() -> None:
+    batch = in_rows([[0, 1], [2]], examples(3))
+    moved = batch.to(torch.device("meta"))
+    for name in batch.__slots__:
+        value, other = getattr(batch, name), getattr(moved, name)
+        if isinstance(value, int):
+            assert value == other
+        else:
+            assert other.device.type == "meta"
+            assert other.shape == value.shape

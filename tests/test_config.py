@@ -1,0 +1,424 @@
+"""Settings: what is given is used, what is wrong is named, and nothing but a Mistake ever comes of a bad recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dragoman.config import (
+    CorpusSettings,
+    DataSettings,
+    Recipe,
+    SearchSettings,
+    Settings,
+    TokenizerSettings,
+    TrainSettings,
+    build,
+    near,
+    override,
+    parse_yaml,
+    pick,
+    read_recipe,
+    to_yaml,
+)
+from dragoman.models.build import completed, settings_of
+from dragoman.models.transformer import TransformerSettings
+from dragoman.types import Mistake
+
+SECTIONS: dict[str, type[Settings]] = {
+    "": Recipe,
+    "data": DataSettings,
+    "data.train.0": CorpusSettings,
+    "tokenizer": TokenizerSettings,
+    "train": TrainSettings,
+    "search": SearchSettings,
+    "model": TransformerSettings,
+}
+EVERY = [(section, name) for section, record in SECTIONS.items() for name in record.model_fields]
+
+
+def recipe_of(text: str, *overrides: str) -> Recipe:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "recipe.yaml"
+        path.write_text(text, encoding="utf-8")
+        return read_recipe(path, overrides)
+
+
+def complaint(text: str, *overrides: str) -> str:
+    with pytest.raises(Mistake) as caught:
+        recipe_of(text, *overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def nested(path: str, value: Any) -> Any:
+    for name in reversed(path.split(".") if path else []):
+        value = [value] if name == "0" else {name: value}
+    return value
+
+
+def misspelt(name: str) -> str:
+    return name[:-1] + ("x" if name[-1] != "x" else "y") if len(name) > 3 else name + "_"
+
+
+def record_of(section: str, values: dict[str, Any]) -> Any:
+    return settings_of(values) if section == "model" else build(Recipe, nested(section, values))
+
+
+def test_all_settings_are_covered() -> None:
+    def inside(record: type[Settings]) -> Iterator[type[Settings]]:
+        yield record
+        for field in record.model_fields.values():
+            for kind in (field.annotation, *getattr(field.annotation, "__args__", ())):
+                if isinstance(kind, type) and issubclass(kind, Settings):
+                    yield from inside(kind)
+
+    assert {*inside(Recipe), TransformerSettings} == set(SECTIONS.values())
+
+
+@pytest.mark.parametrize(("section", "name"), EVERY)
+def test_an_unknown_name_is_answered_with_the_nearest(section: str, name: str) -> None:
+    wrong = misspelt(name)
+    with pytest.raises(Mistake) as caught:
+        record_of(section, {wrong: 1})
+    message = str(caught.value)
+    assert f"there is no setting {'.'.join(filter(None, [section, wrong]))!r}" in message
+    assert f"did you mean {name!r}?" in message
+    assert ", ".join(SECTIONS[section].model_fields) in message
+
+
+@pytest.mark.parametrize("name", ["bool", "boolean", "literal[x", "function-a", "tuple[a", "0", "", "a.b"])
+@pytest.mark.parametrize("section", SECTIONS)
+def test_names_that_look_like_something_else(section: str, name: str) -> None:
+    with pytest.raises(Mistake, match="there is no setting"):
+        record_of(section, {name: 1})
+
+
+@pytest.mark.parametrize(("section", "name"), [(s, n) for s, n in EVERY if s])
+def test_a_value_of_the_wrong_type_is_named(section: str, name: str) -> None:
+    with pytest.raises(Mistake) as caught:
+        record_of(section, {name: {"no": "such"}})
+    message = str(caught.value)
+    assert f"{section}.{name}" in message
+    if name in ("train", "dev"):
+        assert "there is no setting" in message  # that would be a corpus
+    elif name != "kind":
+        assert message.startswith(f"{section}.{name}: should be ")
+        assert message.endswith("got {'no': 'such'}")
+        assert "dictionary" not in message
+
+
+@pytest.mark.parametrize(
+    ("item", "wanted"),
+    [
+        ("train.steps=-1", "greater than or equal to 0"),
+        ("train.steps=1.5", "a valid integer"),
+        ("train.steps=true", "a valid integer"),
+        ("train.steps=many", "a valid integer"),
+        ("train.steps=", "a valid integer, got None"),
+        ("train.lr=0", "greater than 0"),
+        ("train.lr=fast", "a valid number"),
+        ("train.lr=true", "a valid number"),
+        ("train.lr=.inf", "a finite number"),
+        ("train.lr=1e999", "a finite number"),
+        ("train.lr=.nan", "a finite number"),
+        ("train.label_smoothing=1", "less than 1"),
+        ("train.label_smoothing=-0.1", "greater than or equal to 0"),
+        ("train.tokens=63", "greater than or equal to 64"),
+        ("train.accumulate=0", "greater than or equal to 1"),
+        ("train.precision=fp8", "'auto', 'float32' or 'bf16', got 'fp8'"),
+        ("train.compile=maybe", "'auto' or a valid boolean, got 'maybe'"),
+        ("train.optimizer=1", "a valid string, got 1"),
+        ("train.freeze=encoder", "a valid tuple, got 'encoder'"),
+        ("train.seed=-1", "greater than or equal to 0"),
+        ("train.seed=4294967296", "less than 4294967296"),
+        ("train=3", "settings written as name: value, got 3"),
+        ("data=[1]", "settings written as name: value, got [1]"),
+        ("data.train=[[1]]", "settings written as name: value, got [1]"),
+        ("data.train={tsv: a, columns: [0]}", "field required"),
+        ("data.train={tsv: a, columns: [0, -1]}", "greater than or equal to 0, got -1"),
+        ("data.train={tsv: a, weight: 0}", "greater than 0"),
+        ("tokenizer.size=7", "greater than or equal to 8"),
+        ("tokenizer.joint=2", "a valid boolean"),
+        ("search.beam=0", "greater than or equal to 1"),
+        ("search.length_penalty=-1", "greater than or equal to 0"),
+        ("model=3", "a valid dictionary, got 3"),
+    ],
+)
+def test_a_value_that_cannot_be_is_named_with_what_could(item: str, wanted: str) -> None:
+    message = complaint("train: {steps: 5}", item)
+    assert item.partition("=")[0] in message
+    assert wanted in message
+
+
+@pytest.mark.parametrize(
+    ("item", "value"),
+    [
+        ("train.lr=1e-3", 1e-3),
+        ("train.lr=1E-3", 1e-3),
+        ("train.lr=1.5e-3", 1.5e-3),
+        ("train.lr=.5e-3", 5e-4),
+        ("train.lr=1.e-3", 1e-3),
+        ("train.lr=1e+1", 10.0),
+        ("train.lr=1", 1.0),
+        ("train.lr=0.25", 0.25),
+        ("train.steps=1_000", 1000),
+        ("train.compile=true", True),
+        ("train.compile=auto", "auto"),
+        ("train.freeze=[encoder.*, 1e5x]", ("encoder.*", "1e5x")),
+        ("train.optimizer='1e-3'", "1e-3"),
+        ("train.device=cuda:1", "cuda:1"),
+    ],
+)
+def test_a_setting_on_the_command_line_wins(item: str, value: object) -> None:
+    name = item.partition("=")[0].removeprefix("train.")
+    found = getattr(recipe_of("train: {lr: 0.125, steps: 7}", item).train, name)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_overrides_leave_the_rest_alone() -> None:
+    text = "train: {steps: 7, lr: 0.5}\nmodel: {layers: 2}\n"
+    recipe = recipe_of(text, "train.lr=0.25", "model.width=64", "search.beam=2", "train.lr=0.125")
+    assert recipe.train == TrainSettings(steps=7, lr=0.125)
+    assert recipe.model == {"layers": 2, "width": 64}
+    assert recipe.search == SearchSettings(beam=2)
+    assert recipe.tokenizer == TokenizerSettings()
+
+
+def test_an_override_fills_an_empty_section() -> None:
+    assert recipe_of("train:\nmodel: {}\n", "train.steps=3").train.steps == 3
+
+
+@pytest.mark.parametrize("item", ["train.steps", "=3", "", "steps 3"])
+def test_what_is_no_override_is_refused(item: str) -> None:
+    assert repr(item) in complaint("train: {steps: 5}", item)
+
+
+def test_an_override_inside_a_plain_value_is_refused() -> None:
+    assert "'steps', which is 5" in complaint("train: {steps: 5}", "train.steps.more=1")
+    with pytest.raises(Mistake, match=r"a=\[ line 1 is not valid YAML"):
+        override({}, "a=[")
+
+
+def test_a_fault_is_pointed_at_by_its_line() -> None:
+    text = "data:\n  train:\n    - tsv: a\n      colums: [0, 1]\ntrain:\n  steps: 5\n  lr: slow\n"
+    assert "recipe.yaml: there is no setting 'data.train.0.colums' (line 4)" in complaint(text)
+    assert "train.lr (line 7): should be a valid number, got 'slow'" in complaint(text.replace("colums", "columns"))
+    message = complaint(text.replace("colums", "columns"), "train.lr=slower")
+    assert "train.lr: should" in message  # the line in the file is not to blame
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("train:\n  steps: [1, 2\n", 3),
+        ("train:\n\tsteps: 1\n", 2),
+        ("a: 1\nb: 'x\n", 3),
+        ("a: 1\n b: 2\n", 2),
+        ("a: &x 1\nb: *y\n", 2),
+        ("a: 1\n? [b]\n: 2\n", 2),
+        ("a: 1\nb: !!python/object:os.system {}\n", 2),
+        ("a: 1\nb: \x00\n", 2),
+        ("a: 1\nb: 2\nc: \x07\n", 3),
+        ("---\na: 1\n---\nb: 2\n", 3),
+    ],
+)
+def test_what_is_not_yaml_is_pointed_at(text: str, line: int) -> None:
+    assert f"recipe.yaml line {line} is not valid YAML" in complaint(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a: 2024-13-45\n", "a: !!int x\n", "a: !!bool x\n", "a: !!timestamp x\n", "a: !!float x\n", "a: " + "[" * 5000]
+    + ["a: " + "9" * 5000, "a: !!binary é\n", "a: 0b\n"],
+)
+def test_values_that_cannot_be_read_are_mistakes(text: str) -> None:
+    assert "recipe.yaml" in complaint(text)
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "just words", "- a\n- list\n", "3", "null", "2024-01-01"])
+def test_what_is_no_recipe_is_refused(text: str) -> None:
+    assert "is not a recipe" in complaint(text)
+
+
+def test_a_key_given_twice_is_refused() -> None:
+    message = complaint("train:\n  steps: 5\nmodel: {}\ntrain:\n  lr: 0.5\n")
+    assert "'train' is set twice, on lines 1 and 4" in message
+    assert "'train.steps' is set twice, on lines 1 and 1" in complaint("train: {steps: 5, steps: 6}")
+
+
+def test_aliases_may_repeat_and_run_round() -> None:
+    assert recipe_of("train: &a {steps: 5}\nmodel: *a\n").model == {"steps": 5}
+    assert "train.steps (line 1): should be a valid integer" in complaint("train: &a {steps: *a}")
+    laughs = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))
+    assert "there is no setting 'a0'" in complaint(laughs)
+    assert len(complaint(laughs.replace("a11:", "train:").replace("a0:", "seed:"))) < 10_000
+
+
+TEXT = st.text(max_size=12)
+SCALAR = (
+    TEXT
+    | st.integers()
+    | st.floats()
+    | st.booleans()
+    | st.none()
+    | st.sampled_from(["1e-3", "auto", "0x1F", "1:30", "~", "2024-01-01", ".inf", "=", "<<", "!!int 3", "*a", "&a b"])
+)
+NAME = st.sampled_from([name for _, name in EVERY]) | TEXT | st.integers(0, 3)
+VALUE = st.recursive(
+    SCALAR, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAME, inner, max_size=4), max_leaves=12
+)
+SPELT = st.dictionaries(st.sampled_from(list(Recipe.model_fields)) | NAME, VALUE, max_size=4).map(
+    lambda values: "".join(f"{key}: {value}\n" for key, value in values.items())
+)
+BROKEN = st.lists(
+    st.sampled_from(["train", "data", "model", ":", " ", "\n", "\n  ", "- ", "{", "}", "[", "]", "'", '"', "&a ", "*a"])
+    | st.sampled_from(["?", "|", ">", "!!", "#", ",", "\t", "\x85", "\ufeff", "\0", "%", "---", "<<", "steps", "1e5"])
+    | TEXT,
+    max_size=20,
+).map("".join)
+
+
+@settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@given(SPELT | BROKEN)
+def test_any_text_is_a_recipe_or_a_mistake(text: str) -> None:
+    try:
+        recipe = recipe_of(text.encode("utf-8", "replace").decode())
+        completed(recipe)
+    except Mistake as mistake:
+        assert str(mistake)
+
+
+@settings(max_examples=200)
+@given(VALUE, st.sampled_from(EVERY))
+def test_any_value_is_taken_or_a_mistake(value: Any, where: tuple[str, str]) -> None:
+    section, name = where
+    try:
+        record_of(section, {name: value})
+    except Mistake as mistake:
+        assert str(mistake)
+
+
+WORD = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
+    ["1e5", "1E-3", ".5e1", "yes", "null", "~", "1:30", "0x10", "2024-01-01", "\u2028", "\x85", "# digest: ", "a: b"]
+)
+NUMBER = st.floats(1e-300, 1e300)
+
+
+@given(
+    corpora=st.lists(
+        st.builds(CorpusSettings, source=WORD, keys=st.tuples(WORD, WORD), weight=NUMBER, seed=st.integers(0, 2**32 - 1)),
+        max_size=3,
+    ),
+    freeze=st.lists(WORD, max_size=3),
+    optimizer=WORD,
+    lr=NUMBER,
+    model=st.dictionaries(WORD, WORD | NUMBER | st.integers() | st.booleans() | st.lists(WORD), max_size=3),
+)
+def test_what_is_written_is_what_is_read(
+    corpora: list[CorpusSettings], freeze: list[str], optimizer: str, lr: float, model: dict[str, Any]
+) -> None:
+    recipe = Recipe(
+        data=DataSettings(train=tuple(corpora)),
+        train=TrainSettings(freeze=tuple(freeze), optimizer=optimizer, lr=lr),
+        model=model,
+    )
+    assert build(Recipe, parse_yaml(to_yaml(recipe), "config.yaml")) == recipe
+
+
+def test_every_setting_is_written_out() -> None:
+    recipe = completed(recipe_of("data: {train: {phrasebook: 5}}\nmodel: {kind: transformer}\n"))
+    values = parse_yaml(to_yaml(recipe), "config.yaml")
+    for section, record in SECTIONS.items():
+        spot = values
+        for name in section.split(".") if section else []:
+            spot = spot[int(name)] if name == "0" else spot[name]
+        assert set(spot) == set(record.model_fields)
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        TrainSettings().steps = 5  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("split", ["train", "dev"])
+@pytest.mark.parametrize(("given", "count"), [("{tsv: a}", 1), ("[{tsv: a}]", 1), ("[{tsv: a}, {tsv: a}]", 2), ("[]", 0)])
+def test_one_corpus_or_several(split: str, given: str, count: int) -> None:
+    corpora = getattr(recipe_of(f"data: {{{split}: {given}}}").data, split)
+    assert [Path(corpus.tsv).name for corpus in corpora] == ["a"] * count
+
+
+@pytest.mark.parametrize(
+    "corpus",
+    ["{}", "{source: a}", "{target: a}", "{source: a, target: b, tsv: c}", "{tsv: a, jsonl: b}", "{tsv: a, target: b}"]
+    + ["{phrasebook: 0}", "{phrasebook: 5, tsv: a}", "{weight: 2.0}"],
+)
+@pytest.mark.parametrize("split", ["train", "dev"])
+def test_a_corpus_is_one_thing(corpus: str, split: str) -> None:
+    assert f"data.{split} needs one of" in complaint(f"data: {{{split}: {corpus}}}")
+
+
+def test_paths_are_found_here_or_beside_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    for name in ("here/both.en", "there/both.en", "there/beside.de", "home.tsv"):
+        (tmp_path / name).write_text("a\n")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    recipe = tmp_path / "there" / "recipe.yaml"
+    recipe.write_text(
+        "data:\n  train: [{source: both.en, target: beside.de}, {tsv: ~/home.tsv}]\n"
+        f"  dev: [{{jsonl: nowhere.jsonl}}, {{tsv: {tmp_path}/home.tsv}}, {{tsv: ~nobody-at-all/x}}, {{phrasebook: 3}}]\n"
+    )
+    data = read_recipe(recipe).data
+    assert data.train[0].source == str(tmp_path / "here/both.en")
+    assert data.train[0].target == str(tmp_path / "there/beside.de")
+    assert data.train[1].tsv == data.dev[1].tsv == str(tmp_path / "home.tsv")
+    assert data.dev[0].jsonl == str(tmp_path / "here/nowhere.jsonl")  # to be complained about when it is read
+    assert data.dev[2].tsv == str(tmp_path / "here/~nobody-at-all/x")
+    assert data.dev[3] == CorpusSettings(phrasebook=3)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, '"a\\0b"', "'/dev/null/x'"])
+def test_paths_that_cannot_be_are_kept_for_the_reader_to_complain(name: str) -> None:
+    assert recipe_of(f"data: {{train: {{tsv: {name}}}}}").data.train[0].tsv
+
+
+def test_a_recipe_file_that_cannot_be_read(tmp_path: Path) -> None:
+    def fault(path: Path) -> str:
+        with pytest.raises(Mistake) as caught:
+            read_recipe(path)
+        assert repr(str(path)) in str(caught.value)
+        return str(caught.value)
+
+    assert "there is no recipe file" in fault(tmp_path / "none.yaml")
+    assert "is a folder" in fault(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes("a: 1\nb: 2\nc: ü\n".encode("latin-1"))
+    assert "not UTF-8 text (line 3)" in fault(tmp_path / "latin.yaml")
+    assert "cannot be read" in fault(tmp_path / "latin.yaml" / "inside.yaml")
+    assert "cannot be read" in fault(tmp_path / ("x" * 5000))
+
+
+@given(st.dictionaries(TEXT, st.integers(), max_size=5), TEXT)
+def test_pick_gives_the_entry_or_the_menu(menu: dict[str, int], name: str) -> None:
+    if name in menu:
+        assert pick(menu, name, "dish") == menu[name]
+        return
+    with pytest.raises(Mistake) as caught:
+        pick(menu, name, "dish")
+    assert f"there is no dish called {name!r}{near(name, menu)} (there are: {', '.join(menu)})" == str(caught.value)
+
+
+@given(st.lists(TEXT, max_size=5), TEXT)
+def test_near_names_something_on_the_menu_or_nothing(menu: list[str], name: str) -> None:
+    assert near(name, menu) in {"", *(f"; did you mean {entry!r}?" for entry in menu)}
+    if name and name in menu:
+        assert near(name, menu) == f"; did you mean {name!r}?"

@@ -1,0 +1,40 @@
+"""Every block of the README runs, in order, in one folder, as a newcomer would type it.
+
+Training is cut short by settings that are laid over the README's own; `make` lines are run by .ci/run itself.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SHORT = "train.steps=12 train.threads=1 train.tokens=512 train.validate_lines=4 model.width=32 model.layers=1 data.cache=cache"
+
+
+def blocks(text: str) -> list[tuple[str, str]]:
+    return re.findall(r"^```(bash|python|yaml)\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_every_block_runs(tmp_path: Path) -> None:
+    found = blocks((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert {kind for kind, _ in found} == {"bash", "python", "yaml"}
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    for kind, text in found:
+        if kind == "yaml":
+            name = re.match(r"# (\S+)", text)
+            assert name, "a YAML block begins with the name of its file"
+            (tmp_path / name[1]).write_text(text, encoding="utf-8")
+            continue
+        if text.startswith("make "):
+            continue
+        if kind == "python":
+            text = text.replace("train.steps=30", SHORT.replace(" ", '", "'))
+            command = [sys.executable, "-c", text]
+        else:
+            text = re.sub(r"^(dragoman train .*)$", rf"\1 {SHORT}", text, flags=re.MULTILINE)
+            command = ["bash", "-euc", text]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
+    assert len((tmp_path / "dev.out").read_text(encoding="utf-8").split("\n")) == 201

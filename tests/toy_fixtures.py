@@ -1,0 +1,37 @@
+"""Fixtures around the toy language: commands within this process, and a model that is trained once."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from dragoman import cli
+from toy_run import Answer, Call, Toy, process, write_corpus, write_recipe
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    """A command within this process: the same entry, without the second that a new Python takes."""
+
+    def run(*arguments: object, stdin: bytes = b"") -> Answer:
+        monkeypatch.setattr(sys, "argv", ["dragoman", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert isinstance(end.value.code, int)
+        return Answer(end.value.code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    folder = tmp_path_factory.mktemp("toy")
+    write_corpus(folder, train=2000, dev=100)
+    recipe = write_recipe(folder / "recipe.yaml")
+    said = process("train", recipe, "--out", folder / "run")
+    assert said.code == 0, said.err
+    return Toy(folder, recipe, folder / "run", said)

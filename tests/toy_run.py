@@ -1,0 +1,117 @@
+"""A toy language with a model of it, trained once for all tests, and two ways to give commands.
+
+Every word has one counterpart, the order is turned round, and the mark at the end stays: "ba del fo!" is "ol ebi ak!".
+The fixtures are in toy_fixtures.py; modules that want them say `pytest_plugins = ["toy_fixtures"]`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import yaml
+
+from dragoman.translator import Translator, load
+from dragoman.types import Pair
+
+WORDS = {"ba": "ak", "del": "ebi", "fo": "ol", "gri": "tun", "mun": "sa", "ne": "wex", "pol": "yim", "ra": "zu"}
+RECIPE = {
+    "data": {
+        "train": {"source": "train.src", "target": "train.trg"},
+        "dev": {"source": "dev.src", "target": "dev.trg"},
+        "cache": "cache",
+    },
+    "tokenizer": {"kind": "bpe", "size": 310},
+    "model": {"layers": 1, "width": 64, "heads": 4, "dropout": 0.0},
+    "train": {
+        "threads": 1, "precision": "float32", "tokens": 512, "steps": 330, "lr": 4e-3, "warmup": 50,
+        "schedule": "cosine", "label_smoothing": 0.0, "validate_every": 165, "save_every": 110, "log_every": 10,
+    },
+}  # fmt: skip
+
+
+def translated(source: str) -> str:
+    """The right answer to a sentence of the toy language."""
+    return " ".join(WORDS[word] for word in reversed(source[:-1].split())) + source[-1]
+
+
+def sentences(count: int, seed: int = 1, longest: int = 5) -> list[str]:
+    random, found = Random(seed), dict[str, None]()
+    while len(found) < count:
+        words = random.choices(list(WORDS), k=random.randint(1, longest))
+        found[" ".join(words) + random.choice(".!?")] = None
+    return list(found)
+
+
+def pairs(count: int, seed: int = 1) -> list[Pair]:
+    return [Pair(source, translated(source)) for source in sentences(count, seed)]
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> Path:
+    path.write_bytes("".join(line + "\n" for line in lines).encode())
+    return path
+
+
+def write_corpus(folder: Path, *, train: int = 200, dev: int = 20, seed: int = 1) -> None:
+    many = pairs(train + dev, seed)
+    for name, some in (("train", many[:train]), ("dev", many[train:])):
+        write_lines(folder / f"{name}.src", (pair.source for pair in some))
+        write_lines(folder / f"{name}.trg", (pair.target for pair in some))
+
+
+def write_recipe(path: Path, **sections: dict[str, object]) -> Path:
+    """RECIPE with other values in some sections, beside a corpus; its cache is there too."""
+    whole = {name: {**section, **sections.get(name, {})} for name, section in RECIPE.items()}
+    whole["data"]["cache"] = str(path.parent / "cache")
+    path.write_text(yaml.safe_dump(whole))
+    return path
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "dragoman", *map(str, arguments)]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def process(*arguments: object, stdin: bytes = b"") -> Answer:
+    """A command as a process of its own."""
+    done = subprocess.run(command(*arguments), input=stdin, capture_output=True, env=environment(), check=False)
+    return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+Call = Callable[..., Answer]
+
+
+class Toy(NamedTuple):
+    folder: Path  # holds the corpus and the recipe
+    recipe: Path
+    run: Path
+    said: Answer  # what the training said
+
+    @property
+    def translator(self) -> Translator:
+        return load(self.run, device="cpu")
+
+
+def one_sentence(answer: Answer, *culprits: object, code: int = 2) -> None:
+    """The command was refused with a sentence that names the culprits, and nothing else was said or done."""
+    assert answer.code == code, answer
+    assert answer.out == ""
+    assert answer.err.startswith("dragoman: "), answer.err
+    assert answer.err.count("\n") == 1, answer.err
+    assert answer.err.endswith("\n"), answer.err
+    for culprit in culprits:
+        assert str(culprit) in answer.err, answer.err
