@@ -160,7 +160,7 @@ def test_widths_follow_the_corpus(name: str) -> None:
 
 @pytest.mark.parametrize("ratio", [0.8, 0.9, 0.95, 1.0, 1.034, 1.07, 1.15, 1.3])
 def test_short_sentences_get_narrow_rows_whatever_their_ratio(ratio: float) -> None:
-    lengths = log_normal(4000, mean=14, spread=0.35, ratio=ratio, noise=0.2)
+    lengths = log_normal(4000, mean=14, spread=0.35, ratio=ratio, noise=0.15)
     widths = choose_widths(*lengths)
     assert widths.source <= 128
     grids = packed(*lengths, tokens=2048, widths=widths, rng=np.random.default_rng(0))

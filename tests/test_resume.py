@@ -9,56 +9,32 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 
-from dragoman.train.report import Report
-from dragoman.train.trainer import train
-from toy_run import Call, command, environment, one_sentence, process, write_corpus, write_lines, write_recipe
+from toy_run import (
+    SMALL,
+    Call,
+    command,
+    environment,
+    events,
+    last_step,
+    one_sentence,
+    process,
+    quietly,
+    tensors,
+    write_corpus,
+    write_lines,
+    write_recipe,
+)
 
 pytest_plugins = ["toy_fixtures"]
 
-SMALL: dict[str, dict[str, object]] = {
-    "model": {"width": 16, "heads": 2, "dropout": 0.2},
-    "train": {
-        "steps": 24, "tokens": 128, "accumulate": 2, "warmup": 4, "validate_every": 6, "validate_lines": 8,
-        "save_every": 4, "log_every": 1,
-    },
-}  # fmt: skip
 EVERYTHING: dict[str, dict[str, object]] = {
     **SMALL,
     "tokenizer": {"kind": "unigram", "size": 300, "sampling": 0.3},
     "train": {**SMALL["train"], "ema": 0.8, "average": 2, "keep": 2, "schedule": "inverse_sqrt"},
 }
-TIMES = {"seconds", "tokens_per_second"}
-
-
-@pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    write_corpus(tmp_path)
-    return write_recipe(tmp_path / "recipe.yaml", **SMALL)
-
-
-def quietly(recipe: Path, run: Path, *overrides: str, **options: Any) -> Path:
-    return train(recipe, out=run, overrides=overrides, report=Report(quiet=True), **options)
-
-
-def events(run: Path) -> list[dict[str, Any]]:
-    """The records of a run, without what depends on the clock."""
-    lines = (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").exists() else []
-    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
-
-
-def last_step(run: Path) -> int:
-    """The last step on record; a line that is being written is not there yet."""
-    text = (run / "metrics.jsonl").read_text() if (run / "metrics.jsonl").exists() else ""
-    whole = text.split("\n")[:-1]
-    return int(json.loads(whole[-1])["step"]) if whole else 0
-
-
-def tensors(run: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(run)): path.read_bytes() for path in sorted(run.rglob("*.safetensors"))}
 
 
 def same_runs(run: Path, whole: Path) -> None:
@@ -95,30 +71,30 @@ def moments(run: Path, random: Random) -> list[tuple[str, Callable[[], bool]]]:
 def test_killed_five_times(tmp_path: Path) -> None:
     random = Random(2017)
     write_corpus(tmp_path)
-    recipe = write_recipe(tmp_path / "recipe.yaml", **EVERYTHING)
+    small = write_recipe(tmp_path / "recipe.yaml", **EVERYTHING)
     run, whole = tmp_path / "run", tmp_path / "whole"
     for name, moment in moments(run, random):
-        running = start("train", recipe, "--out", run, "--resume", f"data.cache={tmp_path / 'other cache'}")
+        running = start("train", small, "--out", run, "--resume", f"data.cache={tmp_path / 'other cache'}")
         until(moment, running)
         time.sleep(random.uniform(0, 0.02))
         assert running.poll() is None, name
         running.kill()
         assert running.wait() == -signal.SIGKILL
         running.communicate()
-    ended = process("train", recipe, "--out", run, "--resume", f"data.cache={tmp_path / 'other cache'}")
+    ended = process("train", small, "--out", run, "--resume", f"data.cache={tmp_path / 'other cache'}")
     assert ended.code == 0, ended.err
     assert "going on from step" in ended.err
-    assert process("train", recipe, "--out", whole).code == 0
+    assert process("train", small, "--out", whole).code == 0
     same_runs(run, whole)
     assert [event["step"] for event in events(run) if event["event"] == "train"] == list(range(1, 25))
     assert [event["step"] for event in events(run) if event["event"] == "validate"] == [6, 12, 18, 24]
 
 
-def test_stopped_by_signals(recipe: Path, tmp_path: Path) -> None:
+def test_stopped_by_signals(small: Path, tmp_path: Path) -> None:
     """The step ends, all is saved, and the exit code is the one that a shell expects."""
     run, whole = tmp_path / "run", tmp_path / "whole"
     for number, step in ((signal.SIGTERM, 5), (signal.SIGINT, 14)):
-        running = start("train", recipe, "--out", run, "--resume")
+        running = start("train", small, "--out", run, "--resume")
         until(lambda step=step: last_step(run) >= step, running)  # type: ignore[misc]
         running.send_signal(number)
         _, said = running.communicate()
@@ -127,33 +103,33 @@ def test_stopped_by_signals(recipe: Path, tmp_path: Path) -> None:
         assert b"Traceback" not in said
         [newest] = (run / "checkpoints").glob("step-*")
         assert int(newest.name.removeprefix("step-")) == last_step(run)
-    quietly(recipe, run, resume=True)
-    quietly(recipe, whole)
+    quietly(small, run, resume=True)
+    quietly(small, whole)
     same_runs(run, whole)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-def test_twice_six_steps_are_twelve(recipe: Path, tmp_path: Path, optimizer: str) -> None:
+def test_twice_six_steps_are_twelve(small: Path, tmp_path: Path, optimizer: str) -> None:
     settings = (f"train.optimizer={optimizer}", "train.schedule=constant", "train.log_every=5")
-    quietly(recipe, tmp_path / "run", *settings, "train.steps=6")
-    quietly(recipe, tmp_path / "run", *settings, "train.steps=12", resume=True)
-    quietly(recipe, tmp_path / "whole", *settings, "train.steps=12")
+    quietly(small, tmp_path / "run", *settings, "train.steps=6")
+    quietly(small, tmp_path / "run", *settings, "train.steps=12", resume=True)
+    quietly(small, tmp_path / "whole", *settings, "train.steps=12")
     same_runs(tmp_path / "run", tmp_path / "whole")
 
 
-def test_a_finished_run_says_so(recipe: Path, tmp_path: Path, call: Call) -> None:
+def test_a_finished_run_says_so(small: Path, tmp_path: Path, call: Call) -> None:
     run = tmp_path / "run"
-    quietly(recipe, run, "train.steps=3")
+    quietly(small, run, "train.steps=3")
     before = tensors(run)
     (run / "model.safetensors").unlink()  # as if killed between the last checkpoint and this
-    again = call("train", recipe, "--out", run, "--resume", "train.steps=3")
+    again = call("train", small, "--out", run, "--resume", "train.steps=3")
     assert again.code == 0
     assert "already come to its end (train.steps=3)" in again.err
     assert tensors(run) == before
 
 
-def test_nothing_to_resume_is_a_beginning(recipe: Path, tmp_path: Path, call: Call) -> None:
-    answer = call("train", recipe, "--out", tmp_path / "run", "--resume", "train.steps=1")
+def test_nothing_to_resume_is_a_beginning(small: Path, tmp_path: Path, call: Call) -> None:
+    answer = call("train", small, "--out", tmp_path / "run", "--resume", "train.steps=1")
     assert answer.code == 0
     assert "nothing" in answer.err.splitlines()[0]
 
@@ -182,8 +158,8 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps that tests may look at, but not change."""
     folder = tmp_path_factory.mktemp("begun")
     write_corpus(folder)
-    recipe = write_recipe(folder / "recipe.yaml", **SMALL)
-    return quietly(recipe, folder / "run", "train.steps=2")
+    small = write_recipe(folder / "recipe.yaml", **SMALL)
+    return quietly(small, folder / "run", "train.steps=2")
 
 
 def test_a_run_is_not_overwritten(begun: Path, call: Call) -> None:
@@ -192,50 +168,50 @@ def test_a_run_is_not_overwritten(begun: Path, call: Call) -> None:
     assert tensors(begun) == before
 
 
-def test_a_start_that_came_to_nothing_is_no_run(recipe: Path, tmp_path: Path, call: Call) -> None:
+def test_a_start_that_came_to_nothing_is_no_run(small: Path, tmp_path: Path, call: Call) -> None:
     """Who corrects the mistake may give the same command again."""
     run = tmp_path / "run"
-    one_sentence(call("train", recipe, "--out", run, "tokenizer.size=100000"), "tokenizer.size 100000")
-    assert call("train", recipe, "--out", run, "train.steps=1").code == 0
+    one_sentence(call("train", small, "--out", run, "tokenizer.size=100000"), "tokenizer.size 100000", working=True)
+    assert call("train", small, "--out", run, "train.steps=1").code == 0
 
 
-def test_a_changed_corpus_is_refused(recipe: Path, tmp_path: Path, call: Call) -> None:
+def test_a_changed_corpus_is_refused(small: Path, tmp_path: Path, call: Call) -> None:
     run, source = tmp_path / "run", tmp_path / "train.src"
-    quietly(recipe, run, "train.steps=2")
+    quietly(small, run, "train.steps=2")
     text = source.read_bytes()
     source.write_bytes(text.replace(b"ba", b"ra", 1))
-    one_sentence(call("train", recipe, "--out", run, "--resume"), source, "begun with")
+    one_sentence(call("train", small, "--out", run, "--resume"), source, "begun with", working=True)
     source.write_bytes(text)  # the same text at another time is the same corpus
-    assert call("train", recipe, "--out", run, "--resume", "train.steps=3").code == 0
+    assert call("train", small, "--out", run, "--resume", "train.steps=3").code == 0
 
 
-def test_a_changed_dev_set_is_refused(recipe: Path, tmp_path: Path, call: Call) -> None:
+def test_a_changed_dev_set_is_refused(small: Path, tmp_path: Path, call: Call) -> None:
     """Else the best checkpoint would be the one that met the easier sentences."""
-    quietly(recipe, tmp_path / "run", "train.steps=2")
+    quietly(small, tmp_path / "run", "train.steps=2")
     write_lines(tmp_path / "dev.src", ["ba."] * 20)
-    one_sentence(call("train", recipe, "--out", tmp_path / "run", "--resume"), tmp_path / "dev.src")
+    one_sentence(call("train", small, "--out", tmp_path / "run", "--resume"), tmp_path / "dev.src", working=True)
 
 
-def test_a_deleted_corpus_is_said(recipe: Path, tmp_path: Path, call: Call) -> None:
-    quietly(recipe, tmp_path / "run", "train.steps=2")
+def test_a_deleted_corpus_is_said(small: Path, tmp_path: Path, call: Call) -> None:
+    quietly(small, tmp_path / "run", "train.steps=2")
     (tmp_path / "train.trg").unlink()
-    one_sentence(call("train", recipe, "--out", tmp_path / "run", "--resume"), tmp_path / "train.trg")
+    one_sentence(call("train", small, "--out", tmp_path / "run", "--resume"), tmp_path / "train.trg")
 
 
-def test_minutes_count_across_resumes(recipe: Path, tmp_path: Path) -> None:
+def test_minutes_count_across_resumes(small: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     minutes = "train.minutes=1000"
-    quietly(recipe, run, minutes, "train.steps=2")
+    quietly(small, run, minutes, "train.steps=2")
     [state] = (run / "checkpoints").glob("step-*/state.json")
     progress = json.loads(state.read_text())
     assert progress["seconds"] > 0
     state.write_text(json.dumps({**progress, "seconds": 1000 * 60 - 1e-3}))
-    quietly(recipe, run, minutes, "train.steps=50", resume=True)
+    quietly(small, run, minutes, "train.steps=50", resume=True)
     assert last_step(run) == 3
 
 
-def test_a_change_of_machine_is_said(recipe: Path, tmp_path: Path, call: Call) -> None:
-    quietly(recipe, tmp_path / "run", "train.steps=2")
-    answer = call("train", recipe, "--out", tmp_path / "run", "--resume", "train.steps=3", "train.precision=bf16")
+def test_a_change_of_machine_is_said(small: Path, tmp_path: Path, call: Call) -> None:
+    quietly(small, tmp_path / "run", "train.steps=2")
+    answer = call("train", small, "--out", tmp_path / "run", "--resume", "train.steps=3", "train.precision=bf16")
     assert answer.code == 0
     assert "not to the bit" in answer.err

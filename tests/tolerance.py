@@ -5,18 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.bfloat16: 3e-2}  # rounding, times a few dozen
 
 
 def same(actual: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> None:
     """Equal up to the rounding of `dtype` (by default that of `actual`), measured against the largest number."""
     limit = TOLERANCE[dtype or actual.dtype]
-    size = float(expected.detach().abs().max()) if expected.numel() else 0.0
+    size = expected.detach().abs().max().item() if expected.numel() else 0.0
     torch.testing.assert_close(
-        actual.double(), expected.double(), rtol=limit, atol=limit * max(size, 1e-3), check_device=False
+        actual.cpu().double(), expected.cpu().double(), rtol=limit, atol=limit * max(size, 1e-3)
     )
 
 
 def differ(one: Tensor, other: Tensor) -> None:
     """Not equal by more than any rounding."""
-    assert float((one.double() - other.double()).abs().max()) > 1e-3
+    assert (one.detach().double() - other.detach().double()).abs().max().item() > 1e-3

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
 
 import pytest
 
 from dragoman import cli
-from toy_run import Answer, Call, Toy, process, write_corpus, write_recipe
+from toy_run import SMALL, Answer, Call, Toy, process, write_corpus, write_recipe
 
 
 @pytest.fixture
@@ -35,3 +36,10 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     said = process("train", recipe, "--out", folder / "run")
     assert said.code == 0, said.err
     return Toy(folder, recipe, folder / "run", said)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """The recipe of a run that takes half a second, in a folder of its own."""
+    write_corpus(tmp_path)
+    return write_recipe(tmp_path / "recipe.yaml", **SMALL)

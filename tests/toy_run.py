@@ -6,16 +6,19 @@ The fixtures are in toy_fixtures.py; modules that want them say `pytest_plugins 
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
+from dragoman.train.report import Report
+from dragoman.train.trainer import train
 from dragoman.translator import Translator, load
 from dragoman.types import Pair
 
@@ -33,6 +36,15 @@ RECIPE = {
         "schedule": "cosine", "label_smoothing": 0.0, "validate_every": 165, "save_every": 110, "log_every": 10,
     },
 }  # fmt: skip
+
+SMALL: dict[str, dict[str, object]] = {
+    "model": {"width": 16, "heads": 2, "dropout": 0.2},
+    "train": {
+        "steps": 24, "tokens": 128, "accumulate": 2, "warmup": 4, "validate_every": 6, "validate_lines": 8,
+        "save_every": 4, "log_every": 1,
+    },
+}  # fmt: skip
+TIMES = {"seconds", "tokens_per_second"}
 
 
 def translated(source: str) -> str:
@@ -72,6 +84,27 @@ def write_recipe(path: Path, **sections: dict[str, object]) -> Path:
     return path
 
 
+def quietly(recipe: Path, run: Path, *overrides: str, **options: Any) -> Path:
+    return train(recipe, out=run, overrides=overrides, report=Report(quiet=True), **options)
+
+
+def events(run: Path) -> list[dict[str, Any]]:
+    """The records of a run, without what depends on the clock."""
+    lines = (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").exists() else []
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+
+
+def last_step(run: Path) -> int:
+    """The last step on record; a line that is being written is not there yet."""
+    text = (run / "metrics.jsonl").read_text() if (run / "metrics.jsonl").exists() else ""
+    whole = text.split("\n")[:-1]
+    return int(json.loads(whole[-1])["step"]) if whole else 0
+
+
+def tensors(run: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(run)): path.read_bytes() for path in sorted(run.rglob("*.safetensors"))}
+
+
 class Answer(NamedTuple):
     code: int
     out: str
@@ -106,12 +139,16 @@ class Toy(NamedTuple):
         return load(self.run, device="cpu")
 
 
-def one_sentence(answer: Answer, *culprits: object, code: int = 2) -> None:
-    """The command was refused with a sentence that names the culprits, and nothing else was said or done."""
-    assert answer.code == code, answer
+def one_sentence(answer: Answer, *culprits: object, working: bool = False) -> None:
+    """The command was refused with a sentence that names the culprits, and nothing else was said before.
+
+    With `working`, it may have told of its progress until then.
+    """
+    assert answer.code == 2, answer
     assert answer.out == ""
-    assert answer.err.startswith("dragoman: "), answer.err
-    assert answer.err.count("\n") == 1, answer.err
-    assert answer.err.endswith("\n"), answer.err
+    *before, sentence = answer.err.removesuffix("\n").split("\n")
+    assert working or not before, answer.err
+    assert not any(line.startswith(("dragoman: ", "Traceback")) for line in before), answer.err
+    assert sentence.startswith("dragoman: "), answer.err
     for culprit in culprits:
-        assert str(culprit) in answer.err, answer.err
+        assert str(culprit) in sentence

@@ -55,12 +55,10 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
                 yield event
 
 
-def goodness(event: dict[str, Any], metric: str) -> float:
-    """Higher is better, by the metric that the run was told to go by; without a number it is worst."""
-    bleu, loss = event.get("bleu"), event.get("loss")
-    if metric == "bleu" and bleu is not None:
-        return float(bleu)
-    return -float(loss) if loss is not None else -math.inf
+def goodness(event: dict[str, Any], metric: str) -> tuple[float, float]:
+    """What the run went by, as it did: higher is better, equal BLEU is settled by the loss."""
+    loss = -event["loss"] if event["loss"] is not None else -math.inf
+    return (event["bleu"] if metric == "bleu" and event["bleu"] is not None else loss), loss
 
 
 def corpus_name(corpus: CorpusSettings) -> str:

@@ -38,7 +38,7 @@ T = TypeVar("T")
 ROWS = {"cpu": 8, "cuda": 64}  # sentences of one grid
 WHOLE = 512  # tokens up to which a sentence is kept whole, however short those of training were
 CELLS = 4_000_000  # of an alignment; a line of very many parts goes without
-SENTENCE = re.compile(r"\S.*?(?:[.!?…][\"'”’»)\]]*(?=\s)|[。！？][”’」』)\]]*|\Z)", re.DOTALL)
+END = re.compile(r"[.!?…]+[\"'“”’«»‹›)\]]*(?=\s)|[。！？]+[”’」』)\]]*")
 WORD = re.compile(r"\S+")
 LETTER = re.compile(r"\S")
 
@@ -88,22 +88,22 @@ class Translator:
         return out
 
     def cut(self, number: int, line: str) -> Iterator[Piece]:
-        """The line as it is, or, if it is longer than any the model learnt from, as runs of whole sentences.
+        """The line as it is, or, if it is longer than any the model learnt from, sentence by sentence.
 
         A sentence that is itself longer stays whole, up to a limit; beyond, it is cut between words, or anywhere.
         """
         if not line.strip():
             return
-        pieces = self.runs(line, SENTENCE, self.longest)
-        for part in (WORD, LETTER):
-            pieces = [run for piece in pieces for run in self.runs(piece, part, max(self.longest, WHOLE))]
-        for piece in pieces:
-            yield Piece(number, piece, self.tokenizers.source.encode(piece))
-
-    def runs(self, text: str, part: re.Pattern[str], most: int) -> list[str]:
-        """A text of more than `most` tokens as runs of its parts, each as long as the model learnt from."""
         encode = self.tokenizers.source.encode
-        if len(encode(text)) <= most:
+        pieces = [line] if len(encode(line)) <= self.longest else sentences(line)
+        for part in (WORD, LETTER):
+            pieces = [run for piece in pieces for run in self.runs(piece, part)]
+        yield from (Piece(number, piece, encode(piece)) for piece in pieces)
+
+    def runs(self, text: str, part: re.Pattern[str]) -> list[str]:
+        """The text, or, where it is too long for any memory, runs of its parts as long as the model learnt from."""
+        encode = self.tokenizers.source.encode
+        if len(encode(text)) <= max(self.longest, WHOLE):
             return [text]
         first, *rest = (match.span() for match in part.finditer(text))
         runs = [first]
@@ -196,6 +196,30 @@ class evaluating:
 
     def __exit__(self, *_: object) -> None:
         self.model.train(self.was)
+
+
+def sentences(line: str) -> list[str]:
+    """A line cut after marks that end sentences. Nothing is lost but the space between them."""
+    found, begun = [], 0
+    cased = line != line.lower()
+    for mark in END.finditer(line):
+        if ends(line, mark, cased):
+            found.append(line[begun : mark.end()])
+            begun = mark.end()
+    return [sentence.strip() for sentence in (*found, line[begun:]) if sentence.strip()]
+
+
+def ends(line: str, mark: re.Match[str], cased: bool) -> bool:
+    """Whether a mark ends a sentence: not after "Dr.", "z. B.", "e.g." or "3.", nor where small letters go on.
+
+    In doubt it does not: two sentences together do less harm than half of one.
+    """
+    after = WORD.search(line, mark.end())
+    if cased and after and after[0][0].islower():
+        return False
+    before = line[max(0, mark.start() - 20) : mark.start()].split(" ")[-1].lstrip("\"'“„«(")
+    short = before.isdigit() or len(before) == 1 or "." in before or (len(before) <= 3 and before.istitle())
+    return mark[0] != "." or not short
 
 
 def different(answers: Sequence[Hypothesis]) -> list[Hypothesis]:

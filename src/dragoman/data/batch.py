@@ -19,7 +19,7 @@ from dragoman.types import BOS, EOS, PAD, Batch, Example
 
 Lengths = NDArray[np.int64]
 MUCH = np.iinfo(np.int64).max
-ENOUGH = 0.94  # of the places hold a token
+ENOUGH = 0.935  # of the places hold a token
 PRICE = 0.015  # how much fuller rows of twice the width must be, since attention costs grow with it
 POOL = 8192  # pairs packed together: enough to fill rows, few enough to try every row
 

@@ -54,7 +54,7 @@ class Progress:
     skipped: int = 0  # steps not taken, because loss or gradient was not finite
     skipped_in_a_row: int = 0
     scale: float = 1.0  # of the learning rate; halved at every roll-back
-    best: tuple[tuple[float, int], ...] = ()  # (goodness, step), best first
+    best: tuple[tuple[tuple[float, float], int], ...] = ()  # (goodness, step), best first
     stale: int = 0  # validations since the best one
     last: Validation | None = None
     running: Running = field(default_factory=Running)
@@ -76,8 +76,8 @@ class Progress:
     def validated(self, validation: Validation, metric: str, keep: int) -> Progress:
         entry = (validation.goodness(metric), self.step)
         better = not self.best or entry[0] > self.best[0][0]
-        best = tuple(sorted([*self.best, entry], key=lambda e: (-e[0], e[1]))[:keep])
-        return replace(self, best=best, stale=0 if better else self.stale + 1, last=validation)
+        ranked = sorted([*self.best, entry], key=lambda each: each[0], reverse=True)  # of equals the earlier first
+        return replace(self, best=tuple(ranked[:keep]), stale=0 if better else self.stale + 1, last=validation)
 
     def state(self) -> dict[str, Any]:
         return asdict(self)
@@ -90,7 +90,7 @@ class Progress:
             | {
                 "choices": Choices(**state["choices"]),
                 "place": Place(**state["place"]),
-                "best": tuple((goodness, step) for goodness, step in state["best"]),
+                "best": tuple((tuple(goodness), step) for goodness, step in state["best"]),
                 "last": Validation(**last) if last else None,
                 "running": Running(*state["running"]),
             }

@@ -33,10 +33,10 @@ class Validation:
     def perplexity(self) -> float:
         return math.exp(min(self.loss, 100.0))
 
-    def goodness(self, metric: str) -> float:
-        """Higher is better, whatever the metric; what is not a number is worst."""
-        value = self.bleu if metric == "bleu" and self.bleu is not None else -self.loss
-        return value if math.isfinite(value) else -math.inf
+    def goodness(self, metric: str) -> tuple[float, float]:
+        """Higher is better, whatever the metric. Equal BLEU is settled by the loss; what is not a number is worst."""
+        loss = -self.loss if math.isfinite(self.loss) else -math.inf
+        return (self.bleu if metric == "bleu" and self.bleu is not None else loss), loss
 
     def __str__(self) -> str:
         said = f"dev loss {self.loss:.4f}, perplexity {self.perplexity:.2f}"

@@ -1,0 +1,99 @@
+"""Dropout: the right share, the right scale, the same from the same seed; and its twin in PyTorch."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from tolerance import DEVICES
+from torch.nn import functional as F
+
+from dragoman.nn.dropout import Dropout, kept
+
+RATES = pytest.mark.parametrize("rate", [0.01, 0.1, 0.3, 0.5, 0.9])
+EVERYWHERE = pytest.mark.parametrize("device", DEVICES)
+MANY = 400_000
+
+
+@RATES
+@EVERYWHERE
+def test_the_share_and_the_scale_are_right(rate: float, device: str) -> None:
+    out = Dropout(rate)(torch.ones(MANY, device=device))
+    dropped = (out == 0).double().mean().item()
+    spread = math.sqrt(rate * (1 - rate) / MANY)
+    assert abs(dropped - rate) < 5 * spread + 1 / 65_536
+    assert out[out > 0].unique().tolist() == pytest.approx([1 / (1 - rate)], rel=2e-4)
+    assert out.double().mean().item() == pytest.approx(1.0, abs=6 * spread / (1 - rate))
+
+
+@RATES
+def test_it_is_like_pytorchs(rate: float) -> None:
+    """The same mean and the same spread of sums: dropping is independent from number to number."""
+    x = torch.ones(2000, 257)
+    ours, theirs = (out.sum(1).double() for out in (Dropout(rate)(x), F.dropout(x, rate)))
+    spread = math.sqrt(257 * rate / (1 - rate))
+    for sums in (ours, theirs):
+        assert sums.mean().item() == pytest.approx(257, abs=5 * spread / math.sqrt(2000))
+        assert sums.std().item() == pytest.approx(spread, rel=0.1)
+
+
+def test_neighbours_are_independent() -> None:
+    """Four numbers share a random integer, and yet no two of them share a fate."""
+    fate = (kept(torch.ones(MANY), 0.5) > 0).double() * 2 - 1
+    for distance in (1, 2, 3, 4, 8):
+        assert abs((fate[distance:] * fate[:-distance]).mean().item()) < 5 / math.sqrt(MANY)
+
+
+@EVERYWHERE
+def test_it_is_a_function_of_the_seed(device: str) -> None:
+    def draw(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return Dropout(0.3)(torch.ones(1000, device=device))
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+
+
+def test_every_call_draws_anew() -> None:
+    dropout, x = Dropout(0.3), torch.ones(1000)
+    assert not torch.equal(dropout(x), dropout(x))
+
+
+@EVERYWHERE
+def test_the_gradient_is_the_mask(device: str) -> None:
+    x = torch.randn(50, 7, device=device, requires_grad=True)
+    out = Dropout(0.4)(x)
+    out.sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad * x.detach(), out.detach())
+    assert x.grad.unique().tolist() == pytest.approx([0.0, 1 / 0.6], rel=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (5,), (3, 5, 7), (0, 4)], ids=str)
+def test_any_shape_and_dtype(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    out = Dropout(0.5)(torch.ones(shape, dtype=dtype))
+    assert out.shape == shape
+    assert out.dtype == dtype
+
+
+def test_memory_may_lie_in_any_order() -> None:
+    x = torch.randn(30, 40).T
+    out = Dropout(0.5)(x)
+    assert ((out == 0) | torch.isclose(out, 2 * x)).all()
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_it_is_off_when_not_training_and_at_rate_zero(rate: float) -> None:
+    dropout, x = Dropout(rate), torch.randn(100)
+    if rate:
+        dropout.eval()
+    state = torch.get_rng_state()
+    assert dropout(x) is x
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("rate", [1e-9, 0.9999, 1 - 1e-9])
+def test_rates_at_the_edge_are_no_trouble(rate: float) -> None:
+    assert Dropout(rate)(torch.ones(1000)).isfinite().all()

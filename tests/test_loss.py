@@ -1,0 +1,175 @@
+"""The loss: the fast one gives the numbers and the gradients of the plain one, and that one those of the formula."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tolerance import DEVICES, same
+from torch import Tensor
+
+from dragoman.train import loss as loss_module
+from dragoman.train.loss import CHUNK, LOSSES, chunked, plain
+
+EVERY = pytest.mark.parametrize("name", LOSSES)
+SMOOTHING = pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+EVERYWHERE = pytest.mark.parametrize("device", DEVICES)
+DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_module, "CHUNK", dict.fromkeys(CHUNK, 16))
+
+
+def inputs(N: int, *, C: int = 8, V: int = 23, device: str = "cpu", dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    torch.manual_seed(N)
+    states_NC = torch.randn(N, C, device=device, dtype=torch.float64).to(dtype)
+    weight_VC = torch.randn(V, C, device=device, dtype=torch.float64).to(dtype)
+    return [states_NC.requires_grad_(), weight_VC.requires_grad_(), torch.randint(V, (N,), device=device)]
+
+
+def run(name: str, tensors: list[Tensor], smoothing: float, factor: float = 1.0) -> list[Tensor]:
+    """Loss, likelihood, and the gradients of `factor` times the loss."""
+    states_NC, weight_VC, target_N = tensors
+    loss, likelihood = LOSSES[name](states_NC, weight_VC, target_N, smoothing)
+    (loss * factor).backward()
+    assert states_NC.grad is not None
+    assert weight_VC.grad is not None
+    found = [loss.detach(), likelihood, states_NC.grad, weight_VC.grad]
+    states_NC.grad = weight_VC.grad = None
+    return found
+
+
+@EVERY
+@SMOOTHING
+def test_a_loss_is_its_formula(name: str, smoothing: float) -> None:
+    """-sum over tokens of (1 - s) log p(target) + s mean over the vocabulary of log p (Szegedy 2016)."""
+    states_NC, weight_VC, target_N = inputs(37)
+    total = nll = 0.0
+    for state, target in zip(states_NC, target_N.tolist()):
+        logp_V = torch.log_softmax((weight_VC @ state).double(), -1)
+        nll -= logp_V[target].item()
+        total -= (1 - smoothing) * logp_V[target].item() + smoothing * logp_V.mean().item()
+    loss, likelihood = LOSSES[name](states_NC, weight_VC, target_N, smoothing)
+    assert loss.item() == pytest.approx(total, rel=1e-5)
+    assert likelihood.item() == pytest.approx(nll, rel=1e-5)
+    assert loss.shape == likelihood.shape == ()
+    assert not likelihood.requires_grad
+
+
+@SMOOTHING
+@EVERYWHERE
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("N", [1, 15, 16, 17, 50])
+def test_chunked_is_plain(smoothing: float, device: str, dtype: torch.dtype, N: int) -> None:
+    exact = [tensor.detach().double() for tensor in inputs(N, device=device, dtype=dtype)[:2]]
+    target_N = inputs(N, device=device)[2]
+    expected = run("plain", [tensor.requires_grad_() for tensor in exact] + [target_N], smoothing, 0.7)
+    found = run("chunked", inputs(N, device=device, dtype=dtype), smoothing, 0.7)
+    limit = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32  # logits are float32 at most
+    for one, other in zip(found, expected, strict=True):
+        same(one, other, limit)
+    assert [tensor.dtype for tensor in found] == [torch.float32, torch.float32, dtype, dtype]
+
+
+def test_chunks_of_the_real_size_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loss_module, "CHUNK", CHUNK)
+    N = 2 * CHUNK["cpu"] + 100
+    for one, other in zip(run("chunked", inputs(N), 0.1), run("plain", inputs(N), 0.1), strict=True):
+        same(one, other)
+
+
+@SMOOTHING
+@EVERYWHERE
+def test_under_autocast_too(smoothing: float, device: str) -> None:
+    """Products in bf16, sums and gradients of the weights in float32."""
+    expected = run("plain", inputs(50, device=device), smoothing)
+    for name in LOSSES:
+        with torch.autocast(device, torch.bfloat16):
+            found = run(name, inputs(50, device=device), smoothing)
+        for one, other in zip(found, expected, strict=True):
+            assert one.dtype == torch.float32
+            same(one, other, torch.bfloat16)
+
+
+@EVERY
+@pytest.mark.parametrize("without", ["no_grad", "inference_mode"])
+def test_without_gradients_the_numbers_are_the_same(name: str, without: str) -> None:
+    tensors = inputs(50)
+    expected = run(name, tensors, 0.1)[:2]
+    with getattr(torch, without)():
+        found = LOSSES[name](*tensors, 0.1)
+    for one, other in zip(found, expected, strict=True):
+        same(one, other)
+        assert not one.requires_grad
+
+
+def test_without_gradients_none_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validation costs a forward pass, no more."""
+    made: list[str] = []
+    monkeypatch.setattr(torch, "empty_like", lambda *_: made.append("states") or torch.zeros(50, 8))
+    tensors = inputs(50)
+    with torch.no_grad():
+        chunked(*tensors, 0.1)
+    assert not made
+    chunked(*tensors, 0.1)
+    assert made
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_frozen_side_gets_no_gradient_and_the_other_its_own(frozen: int) -> None:
+    tensors = inputs(50)
+    expected = run("plain", inputs(50), 0.1)[3 - frozen]
+    tensors[frozen].requires_grad_(False)
+    chunked(*tensors, 0.1)[0].backward()
+    assert tensors[frozen].grad is None
+    other = tensors[1 - frozen].grad
+    assert other is not None
+    same(other, expected)
+
+
+def test_parts_add_up_to_the_whole() -> None:
+    """Accumulation: the gradients of two halves, one after the other, are those of all."""
+    tensors = inputs(50)
+    whole = run("chunked", tensors, 0.1)
+    states_NC, weight_VC, target_N = tensors
+    for part in (slice(0, 20), slice(20, 50)):
+        chunked(states_NC[part], weight_VC, target_N[part], 0.1)[0].backward()
+    assert states_NC.grad is not None
+    assert weight_VC.grad is not None
+    same(states_NC.grad, whole[2])
+    same(weight_VC.grad, whole[3])
+
+
+@EVERY
+def test_no_tokens_cost_nothing(name: str) -> None:
+    tensors = inputs(0)
+    loss, likelihood, *grads = run(name, tensors, 0.1)
+    assert loss.item() == likelihood.item() == 0
+    assert all((grad == 0).all() for grad in grads)
+
+
+@EVERY
+def test_large_logits_stay_finite(name: str) -> None:
+    tensors = inputs(20)
+    for tensor in tensors[:2]:
+        tensor.data.mul_(1e3)
+    assert all(tensor.isfinite().all() for tensor in run(name, tensors, 0.1))
+
+
+def test_a_second_backward_is_refused_rather_than_wrong() -> None:
+    loss, _ = chunked(*inputs(20), 0.1)
+    (loss * 2).backward(retain_graph=True)
+    with pytest.raises(RuntimeError):
+        (loss * 2).backward()
+
+
+def test_inputs_are_left_as_they_are() -> None:
+    tensors = inputs(20)
+    before = [tensor.detach().clone() for tensor in tensors]
+    chunked(*tensors, 0.1)[0].backward()
+    assert all(torch.equal(one, other) for one, other in zip(tensors, before))
+
+
+def test_plain_is_the_first_of_the_menu() -> None:
+    assert LOSSES == {"plain": plain, "chunked": chunked}

@@ -1,0 +1,165 @@
+"""Schedules by their formulas, optimizers by what they do."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tolerance import same
+
+from dragoman.config import TrainSettings
+from dragoman.train.optim import OPTIMIZERS, SCHEDULES, check, gradient_norm, rate
+from dragoman.types import Mistake
+
+EVERY_OPTIMIZER = pytest.mark.parametrize("name", OPTIMIZERS)
+EVERY_SCHEDULE = pytest.mark.parametrize("name", SCHEDULES)
+STEP, WARMUP, SHARE = st.integers(1, 100_000), st.integers(0, 5000), st.floats(0, 1)
+
+
+def rate_of(schedule: str, step: int, warmup: int, done: float = 0.0, lr: float = 1.0) -> float:
+    return rate(step, done, TrainSettings(schedule=schedule, warmup=warmup, lr=lr))
+
+
+FORMULAS = {
+    "inverse_sqrt": lambda step, warmup, _: min(step**-0.5, step * warmup**-1.5) * warmup**0.5,  # Vaswani 2017, 5.3
+    "cosine": lambda step, warmup, done: min(step / warmup, 1) * math.cos(math.pi * done / 2) ** 2,
+    "constant": lambda step, warmup, _: min(step / warmup, 1),
+}
+
+
+@EVERY_SCHEDULE
+@given(step=STEP, warmup=WARMUP, done=SHARE)
+def test_a_schedule_is_its_formula(name: str, step: int, warmup: int, done: float) -> None:
+    expected = FORMULAS[name](step, max(warmup, 1), done)
+    assert rate_of(name, step, warmup, done) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_every_schedule_has_its_formula() -> None:
+    assert FORMULAS.keys() == SCHEDULES.keys()
+
+
+@EVERY_SCHEDULE
+@given(warmup=st.integers(2, 2000), done=st.floats(0, 0.9))
+def test_up_to_the_end_of_the_warm_up_and_never_above_the_peak(name: str, warmup: int, done: float) -> None:
+    rates = [rate_of(name, step, warmup, done) for step in (1, warmup // 2 + 1, warmup)]
+    assert 0 < rates[0] < rates[-1] <= 1
+    assert rates == sorted(rates)
+    after = [rate_of(name, step, warmup, done) for step in (warmup, 2 * warmup, 50 * warmup)]
+    assert after == sorted(after, reverse=True)
+
+
+@EVERY_SCHEDULE
+@given(step=STEP, warmup=WARMUP, done=SHARE)
+def test_the_rate_is_in_proportion_to_its_peak(name: str, step: int, warmup: int, done: float) -> None:
+    assert rate_of(name, step, warmup, done, lr=0.25) == 0.25 * rate_of(name, step, warmup, done)
+
+
+@EVERY_SCHEDULE
+def test_no_warm_up_begins_at_the_peak(name: str) -> None:
+    assert rate_of(name, 1, 0) == 1.0
+
+
+def test_where_the_peak_is_and_where_the_end() -> None:
+    assert rate_of("inverse_sqrt", 400, 400) == 1.0
+    assert rate_of("inverse_sqrt", 1600, 400) == pytest.approx(0.5)
+    assert rate_of("cosine", 1000, 10, 0.5) == pytest.approx(0.5)
+    assert rate_of("cosine", 1000, 10, 1.0) == pytest.approx(0.0, abs=1e-12)
+    assert rate_of("cosine", 1000, 10, 1.7) == pytest.approx(0.0, abs=1e-12)  # past the end it does not rise again
+
+
+def fitted(name: str, steps: int, **given: object) -> tuple[list[float], torch.Tensor]:
+    """The way down a stretched bowl around (1, -2, 3), and where it ended."""
+    settings = TrainSettings(**{"lr": 0.05} | given)  # type: ignore[arg-type]
+    goal, scale = torch.tensor([1.0, -2.0, 3.0]), torch.tensor([1.0, 4.0, 0.5])
+    x = torch.zeros(3, requires_grad=True)
+    optimizer = OPTIMIZERS[name]([x], settings)
+    losses = []
+    for _ in range(steps):
+        loss = (scale * (x - goal) ** 2).sum()
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return losses, x.detach()
+
+
+@EVERY_OPTIMIZER
+def test_an_optimizer_goes_down(name: str) -> None:
+    losses, x = fitted(name, 400)
+    assert losses[-1] < 1e-2 * losses[0]
+    assert losses[50] < losses[0]
+    same(x, torch.tensor([1.0, -2.0, 3.0]), torch.bfloat16)
+
+
+@EVERY_OPTIMIZER
+def test_settings_reach_the_optimizer(name: str) -> None:
+    settings = TrainSettings(lr=0.125, beta2=0.75, weight_decay=0.5)
+    (group,) = OPTIMIZERS[name]([torch.zeros(2, requires_grad=True)], settings).param_groups
+    assert group["lr"] == 0.125
+    assert group["weight_decay"] == 0.5
+    if name != "sgd":
+        assert group["betas"] == (0.9, 0.75)
+
+
+@EVERY_OPTIMIZER
+def test_weight_decay_pulls_to_zero(name: str) -> None:
+    free, held = (fitted(name, 400, weight_decay=decay)[1] for decay in (0.0, 2.0))
+    assert (held.abs() < free.abs()).all()
+
+
+def test_sgd_is_its_formula() -> None:
+    losses, x = fitted("sgd", 1)
+    same(x, 0.05 * 2 * torch.tensor([1.0, 4.0, 0.5]) * torch.tensor([1.0, -2.0, 3.0]))
+    assert losses == [19.5 + 2.0]
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_adams_first_step_is_the_rate(name: str) -> None:
+    """Whatever the gradient's size: both running means are those of one gradient (Kingma 2015, section 2)."""
+    _, x = fitted(name, 1, lr=0.1)
+    same(x, torch.tensor([0.1, -0.1, 0.1]))
+
+
+@EVERY_OPTIMIZER
+def test_frozen_and_unused_parameters_stay(name: str) -> None:
+    used, unused = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    optimizer = OPTIMIZERS[name]([used, unused], TrainSettings(lr=0.1))
+    used.sum().backward()
+    optimizer.step()
+    assert torch.equal(unused.detach(), torch.ones(2))
+    assert not torch.equal(used.detach(), torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"optimizer": "adan"}, "there is no train.optimizer called 'adan'; did you mean 'adam'?"),
+        ({"schedule": "cosin"}, "there is no train.schedule called 'cosin'; did you mean 'cosine'?"),
+        ({"steps": 0}, "training needs an end"),
+        ({"average": 4, "keep": 3}, "train.average=4 needs as many checkpoints, but train.keep=3"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(given: dict[str, object], wanted: str) -> None:
+    with pytest.raises(Mistake) as caught:
+        check(TrainSettings(**given))  # type: ignore[arg-type]
+    assert wanted in str(caught.value)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("limit", [{"steps": 5}, {"steps": 0, "epochs": 2}, {"steps": 0, "minutes": 0.5}])
+def test_every_choice_from_the_menus_is_accepted(optimizer: str, schedule: str, limit: dict[str, float]) -> None:
+    check(TrainSettings(optimizer=optimizer, schedule=schedule, **limit))  # type: ignore[arg-type]
+
+
+def test_the_norm_is_that_of_all_gradients_together() -> None:
+    parameters = [torch.zeros(3, requires_grad=True) for _ in range(3)]
+    for parameter, grad in zip(parameters, ([3.0, 0.0, 0.0], [0.0, 4.0, 12.0])):
+        parameter.grad = torch.tensor(grad)
+    assert gradient_norm(parameters).item() == pytest.approx(13.0)
+    assert gradient_norm([]).item() == 0.0
+    parameters[0].grad = torch.tensor([math.nan, 0.0, 0.0])
+    assert math.isnan(gradient_norm(parameters).item())

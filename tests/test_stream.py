@@ -1,0 +1,245 @@
+"""The stream: every pair as often as its weight says, in an order that seed and epoch decide, from any place on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from toy_batch import examples, in_rows
+from toy_text import ALL, PAIRS
+
+from dragoman.data import stream as stream_module
+from dragoman.data.batch import LAYOUTS, Widths
+from dragoman.data.stream import Place, Stream, Weighted, ahead
+from dragoman.data.tokens import TokenStore, open_store
+from dragoman.text.tokenizer import Tokenizers
+from dragoman.types import BOS, Batch, Mistake, Pair
+
+LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
+Item = tuple[Batch, Place]
+
+
+@pytest.fixture()
+def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "WINDOW", 37)
+
+
+def tokenizers(kind: str) -> Tokenizers:
+    return Tokenizers(ALL[kind], ALL[kind])
+
+
+def store(cache: Path, pairs: list[Pair], kind: str = "char") -> TokenStore:
+    return open_store(
+        lambda: iter(pairs),
+        tokenizers(kind),
+        key=str(hash(tuple(pairs))),
+        cache=cache / "cache",
+        max_length=500,
+        text=True,
+    )
+
+
+def make(cache: Path, *, kind: str = "char", pairs: list[Pair] = PAIRS, **settings: object) -> Stream:
+    given = {"layout": "packed", "tokens": 512, "seed": 3} | settings
+    return Stream([Weighted(store(cache, pairs, kind), 1.0)], tokenizers(kind), **given)  # type: ignore[arg-type]
+
+
+def epoch_of(stream: Stream, epoch: int) -> list[Item]:
+    items = []
+    for batch, place in stream.batches(Place(epoch)):
+        items.append((batch, place))
+        if place.epoch != epoch:
+            return items
+    raise AssertionError
+
+
+def texts(batch: Batch, kind: str = "char") -> Iterator[Pair]:
+    """The pairs of a batch, read back from its grids."""
+    for r in range(len(batch.source_BS)):
+        for number in range(1, int(batch.source_segment_BS[r].max()) + 1):
+            source = batch.source_BS[r][batch.source_segment_BS[r] == number].tolist()
+            target = batch.target_in_BT[r][batch.target_segment_BT[r] == number].tolist()
+            assert target[0] == BOS
+            yield Pair(ALL[kind].decode(source[:-1]), ALL[kind].decode(target[1:]))
+
+
+def equal(one: Batch, other: Batch) -> bool:
+    names = Batch.__slots__
+    return all(
+        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+        for a, b in ((getattr(one, name), getattr(other, name)) for name in names)
+    )
+
+
+@LAYOUT
+@pytest.mark.parametrize("sampling", [0.0, 0.3])
+@pytest.mark.usefixtures("small_windows")
+def test_an_epoch_has_every_pair_once(tmp_path: Path, layout: str, sampling: float) -> None:
+    stream = make(tmp_path, layout=layout, kind="bpe", sampling=sampling)
+    for epoch in (0, 5):
+        found = Counter(pair for batch, _ in epoch_of(stream, epoch) for pair in texts(batch, "bpe"))
+        assert found == Counter(PAIRS)
+
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (2.5, 0.5), (3.0, 0.25), (0.1, 2.0)])
+@pytest.mark.usefixtures("small_windows")
+def test_weights_say_how_often(tmp_path: Path, weights: tuple[float, float]) -> None:
+    """2.5: every pair twice, and a random half of them once more; 0.5: a random half."""
+    halves = [PAIRS[:80], PAIRS[80:]]
+    parts = [Weighted(store(tmp_path, half), weight) for half, weight in zip(halves, weights)]
+    stream = Stream(parts, tokenizers("char"), layout="packed", tokens=512, seed=3)
+    chosen = []
+    for epoch in (0, 1):
+        found = Counter(pair for batch, _ in epoch_of(stream, epoch) for pair in texts(batch))
+        for half, weight in zip(halves, weights):
+            counts = Counter(found[pair] for pair in half)
+            more = round(weight % 1 * len(half))
+            assert counts == Counter({int(weight): len(half) - more, int(weight) + 1: more}) - Counter()
+        chosen.append(found)
+    assert (chosen[0] != chosen[1]) == any(weight % 1 for weight in weights)
+
+
+def test_weights_that_leave_nothing_are_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match=r"weights \(0.001\)"):
+        Stream([Weighted(store(tmp_path, PAIRS), 0.001)], tokenizers("char"), layout="packed", tokens=512, seed=3)
+
+
+@LAYOUT
+@pytest.mark.parametrize("sampling", [0.0, 0.3])
+@pytest.mark.usefixtures("small_windows")
+def test_from_any_place_on_the_same_batches_follow(tmp_path: Path, layout: str, sampling: float) -> None:
+    def begin() -> Stream:
+        return make(tmp_path, layout=layout, kind="unigram", sampling=sampling, tokens=256)
+
+    whole = list(islice(begin().batches(Place()), 60))
+    places = [Place(), *(place for _, place in whole)]
+    assert {place.epoch for place in places} >= {0, 1}
+    assert max(place.window for place in places) > 2
+    for at in range(0, 50, 7):
+        rest = islice(begin().batches(Place(**places[at].state())), 10)
+        for (batch, place), (other, other_place) in zip(rest, whole[at:]):
+            assert equal(batch, other)
+            assert place == other_place
+
+
+def test_places_never_repeat(tmp_path: Path) -> None:
+    places = [place for _, place in islice(make(tmp_path).batches(Place()), 100)]
+    order = [(place.epoch, place.window, place.batch) for place in places]
+    assert order == sorted(set(order))
+
+
+@LAYOUT
+def test_epochs_and_seeds_differ(tmp_path: Path, layout: str) -> None:
+    def first(seed: int, epoch: int) -> list[Pair]:
+        stream = make(tmp_path, layout=layout, seed=seed)
+        return [pair for batch, _ in epoch_of(stream, epoch) for pair in texts(batch)]
+
+    orders = [first(seed, epoch) for seed, epoch in ((3, 0), (3, 1), (4, 0))]
+    assert orders[0] == first(3, 0)
+    assert all(one != other for i, one in enumerate(orders) for other in orders[:i])
+    shared = sum(a == b for a, b in zip(orders[0], orders[1]))
+    assert shared < len(PAIRS) / 4  # shuffled, not rotated or nudged
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_sampling_cuts_anew_at_every_epoch_and_side(tmp_path: Path, kind: str) -> None:
+    same = [Pair(pair.source, pair.source) for pair in PAIRS]
+    stream, plain = (make(tmp_path, kind=kind, pairs=same, sampling=rate) for rate in (0.3, 0.0))
+
+    def cuts(some: Stream, epoch: int, side: str) -> list[list[int]]:
+        return [getattr(some.example(i, epoch), side).tolist() for i in range(len(same))]
+
+    assert cuts(stream, 0, "source") == cuts(stream, 0, "source")
+    assert cuts(plain, 0, "source") == cuts(plain, 1, "target")
+    for one, other in ((0, "target"), (1, "source")):
+        differing = sum(a != b for a, b in zip(cuts(stream, 0, "source"), cuts(stream, one, other)))
+        assert differing > len(same) / 2
+
+
+def test_kinds_that_know_one_way_are_not_changed_by_sampling(tmp_path: Path) -> None:
+    sampled, plain = (make(tmp_path, kind="char", sampling=rate) for rate in (0.3, 0.0))
+    for i in range(len(PAIRS)):
+        assert sampled.example(i, 4).source.tolist() == plain.example(i, 0).source.tolist()
+
+
+def test_widths_are_chosen_from_the_corpus_unless_given(tmp_path: Path) -> None:
+    chosen = make(tmp_path).widths
+    assert all(batch.source_BS.size(1) % chosen.source == 0 for batch, _ in islice(make(tmp_path).batches(Place()), 9))
+    given = make(tmp_path, widths=Widths(256, 320))
+    assert all(batch.source_BS.size(1) == 256 for batch, _ in islice(given.batches(Place()), 3))
+
+
+def items(count: int) -> Iterator[Item]:
+    some = examples(count)
+    for i in range(count):
+        yield in_rows([[i]], some), Place(0, 0, i + 1)
+
+
+def running() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "batches"]
+
+
+@pytest.mark.parametrize("depth", [1, 4, 100])
+def test_ahead_gives_the_same_items_and_ends(depth: int) -> None:
+    got = list(ahead(lambda: items(20), depth))
+    assert [place for _, place in got] == [place for _, place in items(20)]
+    assert all(equal(batch, other) for (batch, _), (other, _) in zip(got, items(20)))
+    assert not running()
+
+
+def test_ahead_is_ahead_but_not_further_than_asked() -> None:
+    made: list[int] = []
+
+    def count() -> Iterator[Item]:
+        for i, item in enumerate(items(50)):
+            made.append(i)
+            yield item
+
+    stream = ahead(count, 3)
+    next(stream)
+    limit = time.monotonic() + 5
+    while len(made) < 5 and time.monotonic() < limit:
+        time.sleep(0.01)
+    time.sleep(0.05)
+    assert len(made) == 5  # one taken, three waiting, one in hand
+    stream.close()
+    assert not running()
+
+
+@pytest.mark.parametrize("error", [Mistake("a deleted file"), KeyError("x"), KeyboardInterrupt()])
+def test_ahead_passes_on_what_goes_wrong(error: BaseException) -> None:
+    def breaking() -> Iterator[Item]:
+        yield from items(2)
+        raise error
+
+    stream = ahead(breaking)
+    assert len(list(islice(stream, 2))) == 2
+    with pytest.raises(type(error)) as caught:
+        next(stream)
+    assert caught.value is error
+    assert not running()
+
+
+def test_ahead_ends_its_thread_when_it_is_left() -> None:
+    def endless() -> Iterator[Item]:
+        while True:
+            yield from items(3)
+
+    stream = ahead(endless)
+    next(stream)
+    assert len(running()) == 1
+    stream.close()
+    assert not running()
+
+
+def test_order_is_a_permutation_that_numpy_need_not_hold_twice(tmp_path: Path) -> None:
+    order = make(tmp_path).order(0)
+    assert order.dtype == np.uint32
+    assert sorted(order.tolist()) == list(range(len(PAIRS)))

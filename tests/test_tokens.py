@@ -1,0 +1,242 @@
+"""Token ids on disk: the same as the tokenizer gives, made once, whole or not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_text import ALL, PAIRS, TEXT
+
+from dragoman.data import tokens
+from dragoman.data.tokens import TokenStore, open_store
+from dragoman.text.symbols import Byte
+from dragoman.text.tokenizer import Tokenizers
+from dragoman.types import Mistake, Pair
+
+KINDS = pytest.mark.parametrize("kind", ALL)
+
+
+def both(kind: str) -> Tokenizers:
+    return Tokenizers(ALL[kind], ALL[kind])
+
+
+def made(
+    cache: Path,
+    pairs: Sequence[Pair] = PAIRS,
+    *,
+    kind: str = "bpe",
+    key: str = "corpus",
+    max_length: int = 1000,
+    text: bool = False,
+) -> TokenStore:
+    return open_store(lambda: iter(pairs), both(kind), key=key, cache=cache, max_length=max_length, text=text)
+
+
+def unread() -> Iterator[Pair]:
+    raise AssertionError("the corpus was read again")
+
+
+def complaint(cache: Path, pairs: Sequence[Pair] = PAIRS, **more: object) -> str:
+    with pytest.raises(Mistake) as caught:
+        made(cache, pairs, **more)  # type: ignore[arg-type]
+    return str(caught.value)
+
+
+@KINDS
+@pytest.mark.parametrize("text", [False, True])
+def test_ids_are_the_tokenizers(tmp_path: Path, kind: str, text: bool) -> None:
+    store = made(tmp_path, kind=kind, text=text)
+    assert len(store) == len(PAIRS)
+    for line, pair in enumerate(PAIRS):
+        example = store.example(line)
+        assert example.source.tolist() == ALL[kind].encode(pair.source)
+        assert example.target.tolist() == ALL[kind].encode(pair.target)
+        assert example.line == line
+        if text:
+            assert store.pair(line) == pair
+    assert store.longest == max(len(ALL[kind].encode(pair.source)) for pair in PAIRS)
+    assert not store.dropped
+
+
+@settings(max_examples=40)
+@given(st.lists(st.builds(Pair, TEXT, TEXT), min_size=1, max_size=8), st.integers(1, 5))
+def test_what_does_not_fit_is_counted_and_the_rest_comes_back(pairs: list[Pair], chunk: int) -> None:
+    limit = 12
+    encode = ALL["byte"].encode
+    lengths = [(len(encode(pair.source)), len(encode(pair.target))) for pair in pairs]
+    empty = sum(min(both) == 0 for both in lengths)
+    long = sum(min(both) > 0 and max(both) > limit for both in lengths)
+    fits = [pair for pair, both in zip(pairs, lengths) if 0 < min(both) and max(both) <= limit]
+    with TemporaryDirectory() as cache, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokens, "CHUNK", chunk)
+        if not fits:
+            assert f"no pair of {len(pairs)} could be used" in complaint(
+                Path(cache), pairs, kind="byte", max_length=limit, text=True
+            )
+            assert list(Path(cache).iterdir()) == []
+            return
+        store = made(Path(cache), pairs, kind="byte", max_length=limit, text=True)
+        assert store.dropped == {
+            name: count for name, count in (("one side empty", empty), (f"longer than {limit} tokens", long)) if count
+        }
+        assert [store.pair(line) for line in range(len(store))] == fits
+        assert [store.example(line).source.tolist() for line in range(len(store))] == [encode(p.source) for p in fits]
+        assert store.longest == max(len(encode(pair.source)) for pair in fits)
+
+
+def test_the_longest_that_fits_is_kept(tmp_path: Path) -> None:
+    pairs = [Pair("a" * 5, "b"), Pair("a" * 6, "b"), Pair("a", "b" * 6), Pair("a", "b" * 5)]
+    store = made(tmp_path, pairs, kind="byte", max_length=5)
+    assert len(store) == 2
+    assert store.dropped == {"longer than 5 tokens": 2}
+
+
+def test_a_second_opening_reads_nothing(tmp_path: Path) -> None:
+    first = made(tmp_path, text=True)
+    again = open_store(unread, both("bpe"), key="corpus", cache=tmp_path, max_length=1000, text=True)
+    assert len(again) == len(first)
+    assert again.digest == first.digest
+    assert all(again.pair(line) == first.pair(line) for line in range(len(first)))
+
+
+@pytest.mark.parametrize("change", [{"key": "other"}, {"kind": "char"}, {"max_length": 999}, {"text": True}])
+def test_another_corpus_or_tokenizer_is_another_store(tmp_path: Path, change: dict[str, object]) -> None:
+    made(tmp_path)
+    made(tmp_path, **change)  # type: ignore[arg-type]
+    assert len(list(tmp_path.glob("*/store.json"))) == 2
+
+
+def test_the_digest_names_the_content(tmp_path: Path) -> None:
+    """Equal for equal content wherever it came from; different for a different word, order, side or boundary."""
+    content = [Pair("ab", "cd"), Pair("e", "f")]
+    others = [
+        [Pair("ab", "cd"), Pair("e", "g")],
+        [Pair("e", "f"), Pair("ab", "cd")],
+        [Pair("cd", "ab"), Pair("f", "e")],
+        [Pair("abe", "cdf")],
+        [Pair("a", "c"), Pair("be", "df")],
+        [Pair("ab", "cdf"), Pair("e", "f")],
+        content[:1],
+        [*content, *content],
+    ]
+    digests = [made(tmp_path, pairs, kind="byte", key=str(i)).digest for i, pairs in enumerate([content, *others])]
+    assert len(set(digests)) == len(digests)
+    assert made(tmp_path, content, kind="byte", key="elsewhere").digest == digests[0]
+
+
+@given(st.integers(1, 300), st.integers(1, 50))
+def test_lengths_are_those_of_a_spread_sample(count: int, most: int) -> None:
+    pairs = [Pair("a" * (i % 7 + 1), "b" * (i % 5 + 1)) for i in range(count)]
+    with TemporaryDirectory() as cache:
+        source_N, target_N = made(Path(cache), pairs, kind="byte").lengths(most)
+    both = list(zip((source_N - 1).tolist(), (target_N - 1).tolist()))
+    assert len(both) == min(count, most)
+    assert set(both) <= {(len(p.source), len(p.target)) for p in pairs}
+    if most >= count:
+        assert both == [(len(p.source), len(p.target)) for p in pairs]
+
+
+def test_an_unwritable_cache_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    message = complaint(tmp_path / "file" / "cache")
+    assert "data.cache=FOLDER" in message
+    assert repr(str(tmp_path / "file" / "cache")) in message
+
+
+def test_a_full_disk_is_a_mistake_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tokens._Stream, "write", full)
+    assert "No space left on device" in complaint(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_corpus_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
+    def broken() -> Iterator[Pair]:
+        yield PAIRS[0]
+        raise Mistake("line 2 is not UTF-8")
+
+    with pytest.raises(Mistake, match="line 2"):
+        open_store(broken, both("bpe"), key="x", cache=tmp_path, max_length=1000, text=False)
+    assert list(tmp_path.iterdir()) == []
+    assert len(made(tmp_path, key="x")) == len(PAIRS)
+
+
+def test_what_dead_runs_left_is_swept_but_not_what_may_be_alive(tmp_path: Path) -> None:
+    for name, age in (("dead.part", 100_000.0), ("alive.part", 10.0)):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    made(tmp_path)
+    assert [path.name for path in tmp_path.glob("*.part")] == ["alive.part"]
+
+
+def test_two_runs_may_make_the_same_store_at_once(tmp_path: Path) -> None:
+    def meanwhile() -> Iterator[Pair]:
+        yield PAIRS[0]
+        made(tmp_path)
+        yield from PAIRS[1:]
+
+    store = open_store(meanwhile, both("bpe"), key="corpus", cache=tmp_path, max_length=1000, text=False)
+    assert [store.example(i).source.tolist() for i in range(3)] == [ALL["bpe"].encode(p.source) for p in PAIRS[:3]]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_store_that_is_not_whole_is_made_again(tmp_path: Path) -> None:
+    made(tmp_path)
+    (folder,) = tmp_path.iterdir()
+    (folder / "store.json").unlink()
+    assert len(made(tmp_path)) == len(PAIRS)
+
+
+@pytest.mark.parametrize("name", ["source.ids", "target.ids", "source.ends", "target.ends", "source.text", "store.json"])
+@pytest.mark.parametrize("damage", ["cut", "cut to nothing", "gone"])
+def test_a_damaged_store_is_said(tmp_path: Path, name: str, damage: str) -> None:
+    made(tmp_path, text=True)
+    (folder,) = tmp_path.iterdir()
+    if damage == "gone" and name == "store.json":
+        return  # that is one that is not whole
+    content = (folder / name).read_bytes()
+    if damage == "gone":
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(content[:-9] if damage == "cut" else b"")
+    assert f"{str(folder)!r} are damaged; remove that folder" in complaint(tmp_path, text=True)
+
+
+def test_ids_take_two_bytes_or_four(tmp_path: Path) -> None:
+    class Many(Byte):
+        def encode(self, text: str) -> list[int]:
+            return [2**16 + ord(c) for c in text]
+
+    many = Many()
+    many.size = 2**17
+    store = open_store(
+        lambda: iter([Pair("ab", "c")]), Tokenizers(many, many), key="x", cache=tmp_path, max_length=9, text=False
+    )
+    assert store.example(0).source.tolist() == [2**16 + 97, 2**16 + 98]
+    assert store.ids[0].dtype == np.uint32
+    assert made(tmp_path).ids[0].dtype == np.uint16
+
+
+def test_pages_can_be_forgotten_and_read_again(tmp_path: Path) -> None:
+    store = made(tmp_path, text=True)
+    before = [store.example(line).target.tolist() for line in range(len(store))]
+    store.forget_pages()
+    assert [store.example(line).target.tolist() for line in range(len(store))] == before
+    assert all(isinstance(ids, np.memmap) for ids in store.ids)
+
+
+def test_what_is_kept_is_json(tmp_path: Path) -> None:
+    made(tmp_path)
+    (folder,) = tmp_path.iterdir()
+    about = json.loads((folder / "store.json").read_text())
+    assert about["pairs"] == len(PAIRS)

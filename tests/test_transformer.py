@@ -1,0 +1,520 @@
+"""The Transformer: PyTorch's own numbers, on packed rows as alone, step by step as all at once, on every setting."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_batch import VOCABULARY, examples, in_rows
+from tolerance import DEVICES, differ, same
+from torch import Tensor, nn
+
+from dragoman.config import Recipe, TokenizerSettings
+from dragoman.data.batch import Widths
+from dragoman.models.build import MODELS, build_model, completed, kind_of, parameters, settings_of
+from dragoman.models.transformer import CAPACITY_STEP, Transformer, TransformerSettings
+from dragoman.nn.attention import KERNELS
+from dragoman.nn.block import ACTIVATIONS, PLACES
+from dragoman.nn.norm import NORMS
+from dragoman.nn.position import POSITIONS, sinusoids
+from dragoman.types import BOS, EOS, PAD, Batch, Mistake
+
+MENUS: dict[str, Any] = {
+    "norm": NORMS,
+    "norm_place": PLACES,
+    "activation": ACTIVATIONS,
+    "position": POSITIONS,
+    "kernel": KERNELS,
+}
+SMALL = {"layers": 2, "width": 8, "heads": 2, "dropout": 0.0}
+PLACE = pytest.mark.parametrize("place", PLACES)
+EVERY_KERNEL = pytest.mark.parametrize("kernel", KERNELS)
+
+
+def model_of(*, joint: bool = True, dtype: torch.dtype = torch.float64, seed: int = 0, **given: Any) -> Transformer:
+    """A small model whose biases and norms are not at rest, so that a fault in them shows."""
+    torch.manual_seed(seed)
+    model = Transformer(TransformerSettings(**SMALL | given), source_size=VOCABULARY, target_size=VOCABULARY, joint=joint)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model.to(dtype)
+
+
+def loss_of(model: Transformer, batch: Batch) -> Tensor:
+    real_BT = batch.target_segment_BT > 0
+    logits_NV = model.project(model(batch)[real_BT])
+    return nn.functional.cross_entropy(logits_NV, batch.target_out_BT[real_BT], label_smoothing=0.1, reduction="sum")
+
+
+def gradients(model: Transformer, *batches: Batch) -> dict[str, Tensor]:
+    """Of the summed loss of all batches."""
+    model.zero_grad()
+    for batch in batches:
+        loss_of(model, batch).backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def copies(ours: nn.Module, theirs: nn.Module, *, decoder: bool) -> list[tuple[list[nn.Parameter], nn.Parameter]]:
+    """Our parameters of a layer beside PyTorch's; where PyTorch keeps several in one, ours are to be joined."""
+    attention, forward = ours.attention, ours.feedforward
+    pairs: list[tuple[list[Any], Any]] = [
+        ([attention.sublayer.query_key_value.weight], theirs.self_attn.in_proj_weight),
+        ([attention.sublayer.query_key_value.bias], theirs.self_attn.in_proj_bias),
+        ([attention.sublayer.out.weight], theirs.self_attn.out_proj.weight),
+        ([attention.sublayer.out.bias], theirs.self_attn.out_proj.bias),
+        ([attention.norm.weight], theirs.norm1.weight),
+        ([attention.norm.bias], theirs.norm1.bias),
+        ([forward.sublayer.wide.weight], theirs.linear1.weight),
+        ([forward.sublayer.wide.bias], theirs.linear1.bias),
+        ([forward.sublayer.narrow.weight], theirs.linear2.weight),
+        ([forward.sublayer.narrow.bias], theirs.linear2.bias),
+    ]
+    last = theirs.norm3 if decoder else theirs.norm2
+    pairs += [([forward.norm.weight], last.weight), ([forward.norm.bias], last.bias)]
+    if decoder:
+        cross, multihead = ours.cross, theirs.multihead_attn
+        pairs += [
+            ([cross.sublayer.query.weight, cross.sublayer.key_value.weight], multihead.in_proj_weight),
+            ([cross.sublayer.query.bias, cross.sublayer.key_value.bias], multihead.in_proj_bias),
+            ([cross.sublayer.out.weight], multihead.out_proj.weight),
+            ([cross.sublayer.out.bias], multihead.out_proj.bias),
+            ([cross.norm.weight], theirs.norm2.weight),
+            ([cross.norm.bias], theirs.norm2.bias),
+        ]
+    return pairs
+
+
+def pytorchs(model: Transformer) -> tuple[nn.Transformer, list[tuple[list[nn.Parameter], nn.Parameter]]]:
+    """`torch.nn.Transformer` with the weights of ours, and which of its weights are which of ours."""
+    settings = model.settings
+    given: dict[str, Any] = {
+        "d_model": settings.width,
+        "nhead": settings.heads,
+        "dim_feedforward": 4 * settings.width,
+        "dropout": 0.0,
+        "activation": settings.activation,
+        "norm_first": settings.norm_place == "pre",
+        "batch_first": True,
+        "dtype": torch.float64,
+    }
+
+    def norm() -> nn.LayerNorm | None:
+        return nn.LayerNorm(settings.width, dtype=torch.float64) if settings.norm_place == "pre" else None
+
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(**given), len(model.encoder), norm(), enable_nested_tensor=False
+    )
+    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**given), len(model.decoder), norm())
+    twin = nn.Transformer(**given, custom_encoder=encoder, custom_decoder=decoder)
+    pairs = [pair for one, two in zip(model.encoder, encoder.layers) for pair in copies(one, two, decoder=False)]
+    pairs += [pair for one, two in zip(model.decoder, decoder.layers) for pair in copies(one, two, decoder=True)]
+    for one, two in ((model.encoder_norm, encoder.norm), (model.decoder_norm, decoder.norm)):
+        if two is not None:
+            pairs += [([one.weight], two.weight), ([one.bias], two.bias)]  # type: ignore[list-item]
+    with torch.no_grad():
+        for mine, other in pairs:
+            other.copy_(torch.cat(mine))
+    assert len(pairs) == len(list(twin.parameters()))
+    return twin, pairs
+
+
+def embedded(table: Tensor, ids_BT: Tensor) -> Tensor:
+    """Scaled embeddings and sinusoids (Vaswani 2017, sections 3.4 and 3.5)."""
+    C = table.size(1)
+    return table[ids_BT] * C**0.5 + sinusoids(torch.arange(ids_BT.size(1)), C)
+
+
+@PLACE
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@EVERY_KERNEL
+def test_it_is_pytorchs_transformer(place: str, activation: str, kernel: str) -> None:
+    """One sentence per row, of different lengths: the same states, and the same gradients of every weight."""
+    model = model_of(norm_place=place, activation=activation, kernel=kernel, encoder_layers=3)
+    twin, pairs = pytorchs(model)
+    some = examples(4)
+    batch = in_rows([[i] for i in range(4)], some, Widths(12, 11))
+    real_BT = batch.target_segment_BT > 0
+    states = model(batch)[real_BT]
+
+    padding_BS = batch.source_segment_BS == 0
+    table = model.target_embedding.weight.detach().clone().requires_grad_()
+    theirs = twin(
+        embedded(table, batch.source_BS),
+        embedded(table, batch.target_in_BT),
+        tgt_mask=torch.ones(11, 11, dtype=torch.bool).triu(1),
+        src_key_padding_mask=padding_BS,
+        memory_key_padding_mask=padding_BS,
+        tgt_key_padding_mask=~real_BT,
+    )[real_BT]
+    same(states, theirs)
+    weight = torch.randn_like(states)
+    (states * weight).sum().backward()
+    (theirs * weight).sum().backward()
+    for mine, other in pairs:
+        grads = [parameter.grad for parameter in mine if parameter.grad is not None]
+        assert other.grad is not None
+        same(torch.cat(grads), other.grad)
+    assert table.grad is not None
+    assert model.target_embedding.weight.grad is not None
+    same(model.target_embedding.weight.grad, table.grad)
+
+
+ROWS = [[0, 1, 2], [3], [4, 5], [], [6, 7, 8, 9]]
+
+
+@PLACE
+@EVERY_KERNEL
+@pytest.mark.parametrize("device", DEVICES)
+def test_packed_is_alone(place: str, kernel: str, device: str) -> None:
+    """Sentences side by side in rows, with room left over, give the states and gradients that each gives by itself."""
+    model, some = model_of(norm_place=place, kernel=kernel).to(device), examples(10)
+    batch = in_rows(ROWS, some, Widths(44, 41)).to(torch.device(device))
+    singles = [in_rows([[i]], some).to(torch.device(device)) for i in range(10)]
+    states = model(batch)
+    for r, row in enumerate(ROWS):
+        for number, item in enumerate(row, 1):
+            same(states[r][batch.target_segment_BT[r] == number], model(singles[item])[0])
+    one_by_one = gradients(model, *singles)
+    for name, grad in gradients(model, batch).items():
+        same(grad, one_by_one[name])
+
+
+@settings(max_examples=20)
+@given(st.permutations(range(6)), st.lists(st.integers(0, 6), max_size=3), st.integers(0, 9))
+def test_any_packing_is_alone(items: list[int], cuts: list[int], spare: int) -> None:
+    model, some = model_of(layers=1), examples(6, seed=5)
+    rows = [list(items[a:b]) for a, b in zip([0, *sorted(cuts)], [*sorted(cuts), 6])]
+    widths = Widths(
+        *(
+            max(sum(len(getattr(some[i], side)) + 1 for i in row) for row in rows) + spare
+            for side in ("source", "target")
+        )
+    )
+    batch = in_rows(rows, some, widths)
+    states = model(batch)
+    for r, row in enumerate(rows):
+        for number, item in enumerate(row, 1):
+            same(states[r][batch.target_segment_BT[r] == number], model(in_rows([[item]], some))[0])
+
+
+def changed(batch: Batch, name: str, where: Tensor, value: int) -> Batch:
+    return replace(batch, **{name: getattr(batch, name).masked_fill(where, value)})
+
+
+@EVERY_KERNEL
+def test_padding_has_no_influence(kernel: str) -> None:
+    model = model_of(kernel=kernel)
+    batch = in_rows(ROWS, examples(10), Widths(44, 41))
+    other = changed(batch, "source_BS", batch.source_segment_BS == 0, 17)
+    other = changed(other, "source_position_BS", batch.source_segment_BS == 0, 5)
+    other = changed(other, "target_in_BT", batch.target_segment_BT == 0, 18)
+    real_BT = batch.target_segment_BT > 0
+    same(model(other)[real_BT], model(batch)[real_BT])
+    before, after = gradients(model, batch), gradients(model, other)
+    for name in before:
+        same(after[name], before[name])
+
+
+@EVERY_KERNEL
+def test_the_decoder_does_not_look_ahead(kernel: str) -> None:
+    model = model_of(kernel=kernel)
+    batch = in_rows([[0, 1, 2]], examples(3, seed=2, longest=12))
+    before = model(batch)
+    for number in (1, 2, 3):
+        length = int((batch.target_segment_BT == number).sum())
+        for at in range(1, length):
+            here = (batch.target_segment_BT == number) & (batch.target_position_BT == at)
+            after = model(changed(batch, "target_in_BT", here, 7 if batch.target_in_BT[here].item() != 7 else 8))
+            seen = (batch.target_segment_BT == number) & (batch.target_position_BT >= at)
+            same(after[~seen], before[~seen])
+            differ(after[here], before[here])
+
+
+def test_every_source_token_is_seen_by_its_target_and_no_other() -> None:
+    model = model_of()
+    batch = in_rows([[0, 1]], examples(2, seed=2))
+    before = model(batch)
+    for number in (1, 2):
+        mine = batch.target_segment_BT == number
+        for at in range(int((batch.source_segment_BS == number).sum())):
+            here = (batch.source_segment_BS == number) & (batch.source_position_BS == at)
+            after = model(changed(batch, "source_BS", here, 7 if batch.source_BS[here].item() != 7 else 8))
+            assert ((after - before)[mine].abs().amax(-1) > 1e-6).all()
+            same(after[~mine], before[~mine])
+
+
+@EVERY_KERNEL
+@PLACE
+def test_a_row_full_of_source_leaves_no_padding_empty_handed(kernel: str, place: str) -> None:
+    """A padding place of the target whose source row is full has no key of its own segment: softmax over nothing."""
+    model = model_of(kernel=kernel, norm_place=place, dtype=torch.float32)
+    some = examples(2, seed=4)
+    full = sum(len(example.source) + 1 for example in some)
+    batch = in_rows([[0, 1]], some, Widths(full, 60))
+    assert (batch.source_segment_BS > 0).all()
+    assert (batch.target_segment_BT == 0).any()
+    assert model(batch).isfinite().all()
+    assert all(grad.isfinite().all() for grad in gradients(model, batch).values())
+    assert model.alignment(batch).isfinite().all()
+
+
+def prefixes(B: int, W: int, T: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    token_BWT = torch.randint(4, VOCABULARY, (B, W, T), generator=generator)
+    token_BWT[:, :, 0] = BOS
+    return token_BWT
+
+
+def batch_of(source_BS: Tensor, keep_BS: Tensor, target_in_BT: Tensor) -> Batch:
+    B, T = target_in_BT.shape
+    return Batch(
+        source_BS=source_BS,
+        source_segment_BS=keep_BS.long(),
+        source_position_BS=torch.arange(source_BS.size(1)).expand_as(source_BS),
+        target_in_BT=target_in_BT,
+        target_out_BT=target_in_BT,
+        target_segment_BT=torch.ones(B, T, dtype=torch.long),
+        target_position_BT=torch.arange(T).expand(B, T),
+        pairs=B,
+        source_tokens=int(keep_BS.sum()),
+        target_tokens=B * T,
+    )
+
+
+def sources(B: int, S: int = 9) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    source_BS = torch.randint(4, VOCABULARY, (B, S), generator=generator)
+    for b in range(B):
+        source_BS[b, S - 2 * b - 1] = EOS
+        source_BS[b, S - 2 * b :] = PAD
+    return source_BS, source_BS != PAD
+
+
+@torch.no_grad()
+@EVERY_KERNEL
+@PLACE
+@pytest.mark.parametrize("beams", [1, 3])
+def test_step_by_step_is_all_at_once(kernel: str, place: str, beams: int) -> None:
+    """Past the point where the cache grows; the rows of a sentence swap places on the way, as beams do."""
+    B, W, T = 3, beams, CAPACITY_STEP + 5
+    model = model_of(kernel=kernel, norm_place=place)
+    source_BS, keep_BS = sources(B)
+    token_BWT = prefixes(B, W, T)
+    state = model.start(source_BS, keep_BS).select(torch.arange(B).repeat_interleave(W))
+    generator = torch.Generator().manual_seed(2)
+    for t in range(T):
+        logp_NV, state = model.step(token_BWT[:, :, t].flatten(), state)
+        if t % 7 in (0, 6) or abs(t - CAPACITY_STEP) < 3:
+            for w in range(W):
+                states_BTC = model(batch_of(source_BS, keep_BS, token_BWT[:, w, : t + 1]))
+                expected = model.project(states_BTC[:, -1]).log_softmax(-1)
+                same(logp_NV.view(B, W, -1)[:, w], expected, torch.float32)
+        parent_BW = torch.randint(W, (B, W), generator=generator)  # rows may repeat, and others are lost
+        state = state.select((parent_BW + W * torch.arange(B)[:, None]).flatten())
+        token_BWT = token_BWT.gather(1, parent_BW[:, :, None].expand(-1, -1, T)).clone()
+        token_BWT[:, :, t + 1 :] = prefixes(B, W, T, seed=t)[:, :, t + 1 :]
+
+
+@torch.no_grad()
+def test_log_probabilities_are_probabilities() -> None:
+    model = model_of(dtype=torch.bfloat16)
+    logp_NV, _ = model.step(torch.tensor([BOS, BOS]), model.start(*sources(2)))
+    assert logp_NV.dtype == torch.float32
+    same(logp_NV.exp().sum(-1), torch.ones(2))
+
+
+@torch.no_grad()
+def test_a_source_without_tokens_is_no_trouble() -> None:
+    """Rows with nothing to do run along with the others."""
+    model = model_of()
+    source_BS, keep_BS = sources(2)
+    with_empty = torch.cat([source_BS, torch.full_like(source_BS[:1], PAD)])
+    state = model.start(with_empty, with_empty != PAD)
+    alone = model.start(source_BS, keep_BS)
+    for t in range(3):
+        logp_NV, state = model.step(torch.full((3,), BOS + t), state)
+        expected, alone = model.step(torch.full((2,), BOS + t), alone)
+        assert logp_NV.isfinite().all()
+        same(logp_NV[:2], expected)
+
+
+@PLACE
+@EVERY_KERNEL
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_alignment_rows_sum_to_one_inside_their_sentence(place: str, kernel: str, layers: int) -> None:
+    model = model_of(norm_place=place, kernel=kernel, decoder_layers=layers)
+    batch = in_rows(ROWS, examples(10), Widths(44, 41))
+    look_BTS = model.alignment(batch)
+    same(look_BTS.sum(-1), torch.ones(look_BTS.shape[:2]))
+    real_BT = batch.target_segment_BT > 0
+    outside = batch.target_segment_BT[:, :, None] != batch.source_segment_BS[:, None, :]
+    assert (look_BTS[real_BT] * outside[real_BT] == 0).all()
+    differ(look_BTS, torch.full_like(look_BTS, 1 / 44))
+
+
+def test_alignment_is_what_the_layer_looked_at() -> None:
+    """Of the last layer but one: its cross-attention in the forward pass, mean over heads."""
+    model = model_of(decoder_layers=3, norm_place="post", kernel="reference")
+    batch = in_rows([[0, 1]], examples(2))
+    seen: list[Tensor] = []
+    cross = model.decoder[1].cross.sublayer
+    cross.register_forward_pre_hook(lambda module, args: seen.append(module.weights(*args).mean(1)))
+    model(batch)
+    same(model.alignment(batch), seen[0], torch.float32)
+
+
+@pytest.mark.parametrize("choice", list(itertools.product(*MENUS.values())), ids="-".join)
+def test_every_choice_from_the_menus_works(choice: tuple[str, ...]) -> None:
+    model = model_of(**dict(zip(MENUS, choice)), dtype=torch.float32, layers=1, width=4, dropout=0.1)
+    batch = in_rows([[0, 1], [2]], examples(3), Widths(24, 24))
+    assert model.train()(batch).isfinite().all()
+    grads = gradients(model, batch)
+    assert grads.keys() == dict(model.named_parameters()).keys()
+    assert all(grad.isfinite().all() for grad in grads.values())
+    assert sum(float(grad.abs().sum()) for grad in grads.values()) > 0
+    with torch.no_grad():
+        logp_NV, _ = model.eval().step(torch.tensor([BOS, BOS]), model.start(*sources(2)))
+    assert logp_NV.isfinite().all()
+
+
+@pytest.mark.parametrize("setting", MENUS)
+def test_an_unknown_name_is_answered_with_the_menu(setting: str) -> None:
+    first = next(iter(MENUS[setting]))
+    with pytest.raises(Mistake) as caught:
+        settings_of({setting: first + "x"})
+    assert f"there is no model.{setting} called {first + 'x'!r}; did you mean {first!r}?" in str(caught.value)
+
+
+def test_an_unknown_kind_is_answered_with_the_menu() -> None:
+    with pytest.raises(Mistake, match="there is no model.kind called 'transfomer'; did you mean 'transformer'"):
+        kind_of({"kind": "transfomer"})
+    assert kind_of({}) is MODELS["transformer"]
+
+
+@pytest.mark.parametrize(("width", "heads"), [(7, 1), (8, 3), (2, 4)])
+def test_a_width_that_heads_cannot_share_is_refused(width: int, heads: int) -> None:
+    with pytest.raises(Mistake, match=f"got width {width} and {heads} heads"):
+        settings_of({"width": width, "heads": heads})
+
+
+@pytest.mark.parametrize(("width", "heads"), [(2, 1), (2, 2), (6, 3), (8, 8)])
+def test_small_widths_work(width: int, heads: int) -> None:
+    model = model_of(width=width, heads=heads, dtype=torch.float32)
+    batch = in_rows([[0, 1]], examples(2))
+    assert all(grad.isfinite().all() for grad in gradients(model, batch).values())
+
+
+@pytest.mark.parametrize(
+    ("tied", "joint", "tables"), [(True, True, 1), (True, False, 2), (False, True, 3), (False, False, 3)]
+)
+def test_ties_are_as_set(tied: bool, joint: bool, tables: int) -> None:
+    """One matrix for all, for target and output, or for none."""
+    model = model_of(tied=tied, joint=joint)
+    matrices = (model.source_embedding.weight, model.target_embedding.weight, model.project.weight)
+    assert len({id(matrix) for matrix in matrices}) == tables
+    assert (model.project.weight is model.target_embedding.weight) == tied
+    inner = parameters(model) - tables * VOCABULARY * 8
+    assert inner == parameters(model_of(tied=True, joint=True)) - VOCABULARY * 8
+    batch = in_rows([[0, 1]], examples(2))
+    assert gradients(model, batch).keys() == dict(model.named_parameters()).keys()
+
+
+def test_vocabularies_may_differ_in_size() -> None:
+    model = Transformer(TransformerSettings(**SMALL), source_size=VOCABULARY, target_size=99, joint=False)
+    assert model.source_embedding.num_embeddings == VOCABULARY
+    assert model.project.out_features == 99
+    assert model(in_rows([[0]], examples(1))).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("given", "depths"),
+    [
+        ({"layers": 2}, (2, 2)),
+        ({"layers": 2, "encoder_layers": 3}, (3, 2)),
+        ({"layers": 2, "decoder_layers": 1}, (2, 1)),
+        ({"encoder_layers": 4, "decoder_layers": 1}, (4, 1)),
+    ],
+)
+def test_encoder_and_decoder_may_differ_in_depth(given: dict[str, int], depths: tuple[int, int]) -> None:
+    model = model_of(**given)
+    assert (len(model.encoder), len(model.decoder)) == depths
+
+
+def test_the_inner_width_is_four_times_the_width_unless_set() -> None:
+    assert model_of().encoder[0].feedforward.sublayer.wide.out_features == 32
+    assert model_of(feedforward_width=5).encoder[0].feedforward.sublayer.wide.out_features == 5
+
+
+@EVERY_KERNEL
+@pytest.mark.parametrize("device", DEVICES)
+def test_bf16_is_close_to_float32(kernel: str, device: str) -> None:
+    model = model_of(kernel=kernel, width=32, heads=4, dtype=torch.float32).to(device)
+    batch = in_rows(ROWS, examples(10), Widths(44, 41)).to(torch.device(device))
+    real_BT = batch.target_segment_BT > 0
+    expected, exact = model(batch)[real_BT], gradients(model, batch)
+    with torch.autocast(device, torch.bfloat16):
+        found = model(batch)[real_BT]
+        rounded = gradients(model, batch)
+    same(found, expected, torch.bfloat16)
+    for name, grad in rounded.items():
+        assert grad.dtype == torch.float32
+        assert float((grad - exact[name]).norm() / (exact[name].norm() + 1e-6)) < 0.1
+
+
+def test_dropout_is_a_function_of_the_seed_and_off_at_rest() -> None:
+    model = model_of(dropout=0.3)
+    batch = in_rows(ROWS, examples(10), Widths(44, 41))
+
+    def run(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        out: Tensor = model(batch)
+        return out
+
+    assert torch.equal(run(1), run(1))
+    differ(run(1), run(2))
+    model.eval()
+    assert torch.equal(run(1), run(2))
+    still = model_of(dropout=0.0)
+    still.load_state_dict(model.state_dict())
+    assert torch.equal(run(1), still(batch))
+
+
+def test_the_same_seed_makes_the_same_model() -> None:
+    one, other, third = model_of(seed=1), model_of(seed=1), model_of(seed=2)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    differ(one.project.weight, third.project.weight)
+
+
+def test_a_new_model_is_calm() -> None:
+    """Embeddings of unit size once scaled, biases at zero, and a loss near that of guessing."""
+    torch.manual_seed(0)
+    model = Transformer(
+        TransformerSettings(layers=3, width=64, heads=4, dropout=0.0),
+        source_size=VOCABULARY,
+        target_size=VOCABULARY,
+        joint=True,
+    )
+    assert (model.target_embedding.weight * model.scale).std().item() == pytest.approx(1, rel=0.1)
+    biases = [p for name, p in model.named_parameters() if name.endswith("bias")]
+    assert all((bias == 0).all() for bias in biases)
+    batch = in_rows(ROWS, examples(10), Widths(44, 41))
+    assert loss_of(model, batch).item() / batch.target_tokens < 2 * math.log(VOCABULARY)
+
+
+def test_settings_become_a_model() -> None:
+    recipe = Recipe(model={"width": 8, "heads": 2, "layers": 1}, tokenizer=TokenizerSettings(joint=False))
+    model = build_model(recipe, source_size=10, target_size=12)
+    assert isinstance(model, Transformer)
+    assert model.settings == TransformerSettings(width=8, heads=2, layers=1)
+    assert model.source_embedding.num_embeddings == 10
+    assert completed(recipe).model == TransformerSettings(width=8, heads=2, layers=1).model_dump()
+    assert completed(completed(recipe)) == completed(recipe)
+    assert parameters(model) == sum(p.numel() for p in model.parameters())
