@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tolerance import DEVICES, differ, same
 from torch import Tensor, nn
 
 from dragoman.nn.attention import (
@@ -19,6 +18,7 @@ from dragoman.nn.attention import (
     weights,
 )
 from dragoman.nn.mask import never_empty
+from tolerance import DEVICES, differ, same
 
 EVERY = pytest.mark.parametrize("name", KERNELS)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)

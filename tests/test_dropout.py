@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from tolerance import DEVICES
 from torch.nn import functional as F
 
 from dragoman.nn.dropout import Dropout, kept
+from tolerance import DEVICES
 
 RATES = pytest.mark.parametrize("rate", [0.01, 0.1, 0.3, 0.5, 0.9])
 EVERYWHERE = pytest.mark.parametrize("device", DEVICES)

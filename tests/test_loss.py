@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tolerance import DEVICES, same
 from torch import Tensor
 
 from dragoman.train import loss as loss_module
 from dragoman.train.loss import CHUNK, LOSSES, chunked, plain
+from tolerance import DEVICES, same
 
 EVERY = pytest.mark.parametrize("name", LOSSES)
 SMOOTHING = pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
@@ -172,4 +172,4 @@ def test_inputs_are_left_as_they_are() -> None:
 
 
 def test_plain_is_the_first_of_the_menu() -> None:
-    assert LOSSES == {"plain": plain, "chunked": chunked}
+    assert {"plain": plain, "chunked": chunked} == LOSSES

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tolerance import same
 
 from dragoman.nn.norm import NORMS
+from tolerance import same
 
 EVERY = pytest.mark.parametrize("name", NORMS)
 FORMULAS = {

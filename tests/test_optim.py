@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tolerance import same
 
 from dragoman.config import TrainSettings
 from dragoman.train.optim import OPTIMIZERS, SCHEDULES, check, gradient_norm, rate
 from dragoman.types import Mistake
+from tolerance import same
 
 EVERY_OPTIMIZER = pytest.mark.parametrize("name", OPTIMIZERS)
 EVERY_SCHEDULE = pytest.mark.parametrize("name", SCHEDULES)

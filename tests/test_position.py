@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from tolerance import DEVICES, differ, same
 
 from dragoman.nn.position import POSITIONS, sinusoids
+from tolerance import DEVICES, differ, same
 
 EVERY = pytest.mark.parametrize("name", POSITIONS)
 

@@ -12,8 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from toy_batch import examples, in_rows
-from toy_text import ALL, PAIRS
 
 from dragoman.data import stream as stream_module
 from dragoman.data.batch import LAYOUTS, Widths
@@ -21,12 +19,14 @@ from dragoman.data.stream import Place, Stream, Weighted, ahead
 from dragoman.data.tokens import TokenStore, open_store
 from dragoman.text.tokenizer import Tokenizers
 from dragoman.types import BOS, Batch, Mistake, Pair
+from toy_batch import examples, in_rows
+from toy_text import ALL, PAIRS
 
 LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
 Item = tuple[Batch, Place]
 
 
-@pytest.fixture()
+@pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_module, "WINDOW", 37)
 

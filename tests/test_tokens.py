@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_text import ALL, PAIRS, TEXT
 
 from dragoman.data import tokens
 from dragoman.data.tokens import TokenStore, open_store
 from dragoman.text.symbols import Byte
 from dragoman.text.tokenizer import Tokenizers
 from dragoman.types import Mistake, Pair
+from toy_text import ALL, PAIRS, TEXT
 
 KINDS = pytest.mark.parametrize("kind", ALL)
 
@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_counted_and_the_rest_comes_back(pairs: list[Pair],
     lengths = [(len(encode(pair.source)), len(encode(pair.target))) for pair in pairs]
     empty = sum(min(both) == 0 for both in lengths)
     long = sum(min(both) > 0 and max(both) > limit for both in lengths)
-    fits = [pair for pair, both in zip(pairs, lengths) if 0 < min(both) and max(both) <= limit]
+    fits = [pair for pair, both in zip(pairs, lengths) if min(both) > 0 and max(both) <= limit]
     with TemporaryDirectory() as cache, pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokens, "CHUNK", chunk)
         if not fits:
@@ -197,7 +197,9 @@ def test_a_store_that_is_not_whole_is_made_again(tmp_path: Path) -> None:
     assert len(made(tmp_path)) == len(PAIRS)
 
 
-@pytest.mark.parametrize("name", ["source.ids", "target.ids", "source.ends", "target.ends", "source.text", "store.json"])
+@pytest.mark.parametrize(
+    "name", ["source.ids", "target.ids", "source.ends", "target.ends", "source.text", "store.json"]
+)
 @pytest.mark.parametrize("damage", ["cut", "cut to nothing", "gone"])
 def test_a_damaged_store_is_said(tmp_path: Path, name: str, damage: str) -> None:
     made(tmp_path, text=True)

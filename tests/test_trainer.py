@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+import dragoman
 from dragoman import store
 from dragoman.store import mean
 from dragoman.train import step as steps
@@ -483,6 +484,14 @@ def test_training_in_a_thread(small: Path, tmp_path: Path) -> None:
     thread.start()
     thread.join()
     assert load(tmp_path / "run").translate(["ba."])
+
+
+def test_training_by_its_public_name(small: Path, tmp_path: Path) -> None:
+    """Again and again, also once the rooms behind it are open."""
+    for name in ("one", "two"):
+        made = dragoman.train(small, out=tmp_path / name, overrides=["train.steps=1"], report=Report(quiet=True))
+        assert made == tmp_path / name
+        assert dragoman.load(made).translate(["ba."])
 
 
 def test_a_recipe_from_python(small: Path, tmp_path: Path) -> None:

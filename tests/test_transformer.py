@@ -11,8 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_batch import VOCABULARY, examples, in_rows
-from tolerance import DEVICES, differ, same
 from torch import Tensor, nn
 
 from dragoman.config import Recipe, TokenizerSettings
@@ -24,6 +22,8 @@ from dragoman.nn.block import ACTIVATIONS, PLACES
 from dragoman.nn.norm import NORMS
 from dragoman.nn.position import POSITIONS, sinusoids
 from dragoman.types import BOS, EOS, PAD, Batch, Mistake
+from tolerance import DEVICES, differ, same
+from toy_batch import VOCABULARY, examples, in_rows
 
 MENUS: dict[str, Any] = {
     "norm": NORMS,
@@ -40,7 +40,9 @@ EVERY_KERNEL = pytest.mark.parametrize("kernel", KERNELS)
 def model_of(*, joint: bool = True, dtype: torch.dtype = torch.float64, seed: int = 0, **given: Any) -> Transformer:
     """A small model whose biases and norms are not at rest, so that a fault in them shows."""
     torch.manual_seed(seed)
-    model = Transformer(TransformerSettings(**SMALL | given), source_size=VOCABULARY, target_size=VOCABULARY, joint=joint)
+    model = Transformer(
+        TransformerSettings(**SMALL | given), source_size=VOCABULARY, target_size=VOCABULARY, joint=joint
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
@@ -394,7 +396,7 @@ def test_an_unknown_name_is_answered_with_the_menu(setting: str) -> None:
 
 
 def test_an_unknown_kind_is_answered_with_the_menu() -> None:
-    with pytest.raises(Mistake, match="there is no model.kind called 'transfomer'; did you mean 'transformer'"):
+    with pytest.raises(Mistake, match=r"there is no model\.kind called 'transfomer'; did you mean 'transformer'"):
         kind_of({"kind": "transfomer"})
     assert kind_of({}) is MODELS["transformer"]
 

@@ -13,9 +13,7 @@ def same(actual: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> 
     """Equal up to the rounding of `dtype` (by default that of `actual`), measured against the largest number."""
     limit = TOLERANCE[dtype or actual.dtype]
     size = expected.detach().abs().max().item() if expected.numel() else 0.0
-    torch.testing.assert_close(
-        actual.cpu().double(), expected.cpu().double(), rtol=limit, atol=limit * max(size, 1e-3)
-    )
+    torch.testing.assert_close(actual.cpu().double(), expected.cpu().double(), rtol=limit, atol=limit * max(size, 1e-3))
 
 
 def differ(one: Tensor, other: Tensor) -> None:

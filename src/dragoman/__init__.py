@@ -8,6 +8,7 @@ translator.translate(["A man walks his dog."])
 
 from importlib import import_module
 from importlib.metadata import version
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ _HOMES = {
     "Score": "types",
     "Translator": "translator",
     "load": "translator",
-    "train": "train.trainer",
 }
 __all__ = ["Hypothesis", "Mistake", "Pair", "Recipe", "Score", "Translator", "load", "train"]
 
@@ -40,3 +40,13 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'dragoman' has no attribute {name!r}")
     return getattr(import_module(f"dragoman.{_HOMES[name]}"), name)
+
+
+class _Train(ModuleType):
+    """`dragoman.train` is a room and a function: who has opened the room must still be able to call the function."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return import_module("dragoman.train.trainer").train(*arguments, **named)
+
+
+import_module("dragoman.train").__class__ = _Train  # the room is empty, so this is quick

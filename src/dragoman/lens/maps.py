@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.cells import cell_len, set_cell_size
 from rich.style import Style
 from rich.text import Text
 
@@ -22,7 +23,9 @@ def by_words(hypothesis: Hypothesis) -> tuple[list[str], list[str], NDArray[np.f
     """Source words, target words and weight_TS between them: a source word's pieces add up, a target word's average."""
     source_of = word_numbers(hypothesis.source_tokens)
     target_of = word_numbers(hypothesis.tokens)
-    look = np.array(hypothesis.alignment, dtype=float).reshape(len(hypothesis.tokens), len(hypothesis.source_tokens))
+    look = np.zeros((len(target_of), len(source_of)))
+    if hypothesis.alignment:  # a line of very many parts has none
+        look[:] = hypothesis.alignment
     columns = np.zeros((len(look), max(source_of, default=-1) + 1))
     np.add.at(columns.T, source_of, look.T)
     weight_TS = np.zeros((max(target_of, default=-1) + 1, columns.shape[1]))
@@ -50,22 +53,23 @@ def _marks(piece: str) -> bool:
 def _words(pieces: Sequence[str], numbers: Sequence[int]) -> list[str]:
     words = [""] * (max(numbers, default=-1) + 1)
     for piece, number in zip(pieces, numbers, strict=True):
-        words[number] += piece.replace("▁", "")
+        words[number] += "".join(letter if letter.isprintable() else "·" for letter in piece.replace("▁", ""))
     return words
 
 
 def alignment_grid(hypothesis: Hypothesis) -> Text:
-    """A coloured grid for the terminal: source words above, target words at the left, darker is more."""
+    """A coloured grid for the terminal: source words above, target words at the left, fuller is more."""
     source, target, weight_TS = by_words(hypothesis)
-    names = [word if len(word) <= NAMES_AT_MOST else word[: NAMES_AT_MOST - 1] + "…" for word in source]
-    margin = max(map(len, target), default=0) + 2
-    grid = Text()
+    names = [list(word if len(word) <= NAMES_AT_MOST else word[: NAMES_AT_MOST - 1] + "…") for word in source]
     height = max(map(len, names), default=0)
+    margin = max(map(cell_len, target), default=0)
+    grid = Text()
     for line in range(height):
-        letters = (name.rjust(height)[line] for name in names)
-        grid.append(" " * margin + "".join(f" {letter} " for letter in letters).rstrip() + "\n", style="dim")
+        letters = (" " if line < height - len(name) else name[line - height] for name in names)
+        above = "".join(" " + set_cell_size(letter, 2) for letter in letters)
+        grid.append(" " * (margin + 2) + above.rstrip() + "\n", style="dim")
     for word, weight_S in zip(target, weight_TS, strict=True):
-        grid.append(word.rjust(margin - 2) + "  ")
+        grid.append(" " * (margin - cell_len(word)) + word + "  ")
         for weight in weight_S.tolist():
             grid.append(SHADES[min(int(weight * len(SHADES)), len(SHADES) - 1)] * 3, style=_style(weight))
         grid.append("\n")

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.nn.dropout import Dropout
+from dragoman.nn.linear import Linear
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -23,8 +24,8 @@ class FeedForward(nn.Module):
     def __init__(self, width: int, inner: int, activation: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.activation = activation
-        self.wide = nn.Linear(width, inner)
-        self.narrow = nn.Linear(inner, width)
+        self.wide = Linear(width, inner)
+        self.narrow = Linear(inner, width)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         out: Tensor = self.narrow(self.activation(self.wide(x_BTC)))
@@ -46,9 +47,9 @@ class Residual(nn.Module, Generic[M]):
         """The same wiring around another verb of the sublayer, such as its `step`."""
         out: Tensor
         if self.place == "pre":
-            out = x_BTC + self.dropout(function(self.norm(x_BTC), *args))
+            out = self.dropout.add(x_BTC, function(self.norm(x_BTC), *args))
         else:
-            out = self.norm(x_BTC + self.dropout(function(x_BTC, *args)))
+            out = self.norm(self.dropout.add(x_BTC, function(x_BTC, *args)))
         return out
 
     def inlet(self, x_BTC: Tensor) -> Tensor:

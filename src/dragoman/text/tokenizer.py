@@ -113,7 +113,7 @@ class Tokenizers:
                 content = (folder / Path(entry["file"]).name).read_bytes()
                 if _hash(content) != entry["hash"]:
                     raise Mistake(f"{folder / entry['file']} is damaged; copy the whole folder again")
-                parts[name] = pick(TOKENIZERS, entry["kind"], "tokenizer").from_content(content)
+                parts[name] = TOKENIZERS[entry["kind"]].from_content(content)
             return cls(parts.get("joint") or parts["source"], parts.get("joint") or parts["target"])
         except FileNotFoundError as error:
             raise Mistake(f"there is no file {error.filename!r}; copy the whole folder again") from None

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dragoman.nn.linear import outer, product
+
 CHUNK = {"cpu": 512, "cuda": 8192}  # tokens whose logits are held at a time: few enough for a CPU's cache
 
 
@@ -48,20 +50,19 @@ class _Chunked(torch.autograd.Function):
         chunk = CHUNK[device]
         for start in range(0, len(target_N), chunk):
             part = slice(start, start + chunk)
-            logits = (states[part] @ weight.T).float()
+            logits = product(states[part], weight).float()
             target = target_N[part, None]
-            lse = logits.logsumexp(-1)
+            share = logits.softmax(-1)
+            lse = logits.amax(-1) - share.amax(-1).log()  # the softmax has been there: no second pass of exp
             nll = (lse - logits.gather(1, target)[:, 0]).sum()
             likelihood += nll
             total += (1 - smoothing) * nll + (smoothing * (lse.sum() - logits.sum() / V) if smoothing else 0.0)
             if grad_states is not None and grad_weight is not None:
-                grad = logits.sub_(lse[:, None]).exp_()  # the softmax
-                if smoothing:
-                    grad.sub_(smoothing / V)
+                grad = share.sub_(smoothing / V) if smoothing else share
                 grad.scatter_add_(1, target, grad.new_full((len(grad), 1), smoothing - 1))
                 grad = grad.to(dtype)
-                grad_states[part] = grad @ weight
-                grad_weight += grad.T @ states[part]
+                grad_states[part] = product(grad, weight.T)
+                grad_weight += outer(grad, states[part])
         if grad_states is not None and grad_weight is not None:
             ctx.save_for_backward(grad_states, grad_weight)
         ctx.mark_non_differentiable(likelihood)

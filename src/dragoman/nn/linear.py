@@ -1,0 +1,65 @@
+"""The linear layer, and faster products for training in float32 on a CPU.
+
+Shapes   N tokens   I inputs   O outputs
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Linear(nn.Linear):
+    """x W' + b. The numbers are those of PyTorch's own layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or torch.is_autocast_enabled(x.device.type) or not onednn(x):
+            return super().forward(x)
+        out: Tensor = _Linear.apply(x.flatten(0, -2), self.weight, self.bias)  # type: ignore[no-untyped-call]
+        return out.unflatten(0, x.shape[:-1])
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x_NI, weight_OI)
+        ctx.biased = bias_O is not None
+        return product(x_NI, weight_OI, bias_O)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_NO,) = grads
+        x_NI, weight_OI = ctx.saved_tensors
+        return product(grad_NO, weight_OI.T), outer(grad_NO, x_NI), grad_NO.sum(0) if ctx.biased else None
+
+
+def onednn(x: Tensor) -> bool:
+    """Whether a product with x is faster through oneDNN than as PyTorch would do it.
+
+    In float32 a Zen 4 core reaches 105 to 110 GFLOP/s through oneDNN, 92 to 97 through PyTorch's own products.
+    In bf16 PyTorch goes through oneDNN by itself.
+    """
+    return AVAILABLE and x.device.type == "cpu" and x.dtype == torch.float32
+
+
+def product(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """x W' + b."""
+    if not onednn(x_NI):
+        return nn.functional.linear(x_NI, weight_OI, bias_O)
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x_NI, weight_OI, bias_O, "none", [], "")
+    return out
+
+
+def outer(grad_NO: Tensor, x_NI: Tensor) -> Tensor:
+    """g' x, the slope of a weight_OI. Which operand goes first matters to speed alone."""
+    outputs, inputs = grad_NO.size(1), x_NI.size(1)
+    if onednn(x_NI) and outputs >= 2 * inputs:
+        return product(x_NI.T, grad_NO.T).T
+    if onednn(x_NI) and inputs >= 2 * outputs:
+        return product(grad_NO.T, x_NI.T)
+    return grad_NO.T @ x_NI
+
+
+AVAILABLE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")

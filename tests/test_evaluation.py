@@ -1,0 +1,93 @@
+"""Scores of a run, and of each phenomenon apart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from dragoman.evaluation import against_references, on_phrasebook, phenomena, read_texts, scored, table
+from dragoman.score.metrics import evaluate
+from dragoman.text import phrasebook
+from dragoman.types import Hypothesis, Mistake
+from toy_run import Toy, sentences, translated, write_lines
+
+pytest_plugins = ["toy_fixtures"]
+
+
+def test_scores_are_those_of_the_answers(toy: Toy) -> None:
+    sources = sentences(30, seed=41)
+    references = [[translated(line) for line in sources]]
+    result = against_references(toy.translator, sources, references)
+    texts = [one.text for one in toy.translator.translate(sources)]
+    for score in evaluate(texts, references):
+        assert result[score.name] == {"value": score.value, "signature": score.signature}
+    assert result["lines"] == 30
+    assert result["warnings"] == {}
+    greedy = against_references(toy.translator, sources, references, beam=1)
+    assert (
+        greedy["bleu"]["value"]
+        == evaluate([o.text for o in toy.translator.translate(sources, beam=1)], references)[0].value
+    )
+
+
+def test_warnings_are_counted_by_kind() -> None:
+    def answer(*warnings: str) -> Hypothesis:
+        return Hypothesis("a b c d", 0.0, [], [], [], 0.0, warnings)
+
+    cut = "cut at {} tokens, the most that search.max_ratio and max_extra allow"
+    found = [answer(), answer(cut.format(5)), answer(cut.format(7), "longer than any sentence of training (9 tokens)")]
+    counts = scored(found, [["a b c d"] * 3])["warnings"]
+    assert counts == {"cut": 2, "longer than any sentence of training": 1}
+
+
+@pytest.mark.parametrize("direction", ["en-de", "de-en"])
+def test_the_right_answers_have_everything_right(direction: str) -> None:
+    phrases = list(phrasebook.phrases("test", 60, direction=direction))
+    right = phenomena(phrases, [phrase.target for phrase in phrases])
+    assert set(right) == {phenomenon.name for phrase in phrases for phenomenon in phrase.phenomena}
+    assert all(counts["percent"] == 100 for counts in right.values())
+    totals = Counter(phenomenon.name for phrase in phrases for phenomenon in phrase.phenomena)
+    assert {name: counts["total"] for name, counts in right.items()} == totals
+    wrong = phenomena(phrases, [""] * 60)
+    assert all(counts["right"] == 0 for counts in wrong.values())
+    assert {name: counts["total"] for name, counts in wrong.items()} == totals
+
+
+def test_each_phenomenon_is_counted_apart() -> None:
+    """What is wrong in one sentence counts against that sentence's phenomena alone."""
+    phrases = list(phrasebook.phrases("test", 60))
+    spoilt = next(phrase for phrase in phrases if phrase.phenomena)
+    texts = ["" if phrase is spoilt else phrase.target for phrase in phrases]
+    lost = Counter(phenomenon.name for phenomenon in spoilt.phenomena)
+    for name, counts in phenomena(phrases, texts).items():
+        assert counts["total"] - counts["right"] == lost[name]
+
+
+def test_the_phrasebook_in_the_direction_of_the_run(toy: Toy) -> None:
+    result = on_phrasebook(toy.translator, "dev", 10, beam=1)
+    assert result["lines"] == 10
+    assert set(result["phenomena"]) == set(phenomena(list(phrasebook.phrases("dev", 10)), [""] * 10))
+
+
+def test_files_must_belong_together(tmp_path: Path) -> None:
+    three = write_lines(tmp_path / "three", "abc")
+    two = write_lines(tmp_path / "two", "ab")
+    none = write_lines(tmp_path / "none", [])
+    assert read_texts(three, [three, three]) == (["a", "b", "c"], [["a", "b", "c"]] * 2)
+    with pytest.raises(Mistake, match=r"three has 3 lines but .*two has 2"):
+        read_texts(three, [three, two])
+    with pytest.raises(Mistake, match="none is empty"):
+        read_texts(none, [none])
+
+
+def test_a_table_has_a_row_for_each_score(toy: Toy) -> None:
+    sources = sentences(5, seed=41)
+    one = {"run": "one", **against_references(toy.translator, sources, [sources])}
+    assert table([one]).row_count == 3
+    assert [column.header for column in table([one]).columns] == ["score", "value", "how it is counted"]
+    assert table([one, {**one, "run": "two"}]).row_count == 6
+    shown = {"right": 1, "total": 4, "percent": 25.0}
+    both = table([one | {"phenomena": {"pronoun": shown, "order": shown}}])
+    assert both.row_count == 5
