@@ -8,6 +8,7 @@ import lzma
 import os
 import pty
 import re
+import select
 import shlex
 import signal
 import subprocess
@@ -26,7 +27,7 @@ from sacrebleu.metrics.ter import TER
 
 from dragoman import cli
 from dragoman.text import phrasebook
-from toy_run import Call, Toy, command, environment, sentences, translated, write_lines
+from toy_run import Call, Toy, command, environment, sentences, started, translated, write_lines
 
 pytest_plugins = ["toy_fixtures"]
 
@@ -93,10 +94,10 @@ def test_output_to_a_pipe(toy: Toy, tmp_path: Path, lines: Path, call: Call) -> 
     """What is not an ordinary file is written to, never replaced."""
     os.mkfifo(tmp_path / "pipe")
     held: list[bytes] = []
-    reader = threading.Thread(target=lambda: held.append((tmp_path / "pipe").read_bytes()))
+    reader = threading.Thread(target=lambda: held.append((tmp_path / "pipe").read_bytes()), daemon=True)
     reader.start()
     assert call("translate", toy.run, "--input", lines, "--output", tmp_path / "pipe").code == 0
-    reader.join()
+    reader.join(timeout=60)
     assert held[0].count(b"\n") == 12
     assert (tmp_path / "pipe").is_fifo()
     (tmp_path / "link").symlink_to(lines)
@@ -161,14 +162,13 @@ def test_an_interrupt_leaves_nothing_half_written(toy: Toy, tmp_path: Path, numb
     many = write_lines(tmp_path / "many", sentences(3000, seed=2))
     out = tmp_path / "out"
     out.write_text("what was there before\n")
-    arguments = command("translate", toy.run, "--input", many, "--output", out, "--batch", 1)
-    running = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
     part = tmp_path / "out.part"
-    while not (part.exists() and part.stat().st_size):
-        assert running.poll() is None
-        time.sleep(0.01)
-    running.send_signal(number)
-    said = running.communicate()[1]
+    with started("translate", toy.run, "--input", many, "--output", out, "--batch", 1) as running:
+        while not (part.exists() and part.stat().st_size):
+            assert running.poll() is None
+            time.sleep(0.01)
+        running.send_signal(number)
+        said = running.communicate()[1]
     assert running.returncode == 128 + number, said
     assert b"Traceback" not in said
     assert out.read_text() == "what was there before\n"
@@ -178,27 +178,22 @@ def test_an_interrupt_leaves_nothing_half_written(toy: Toy, tmp_path: Path, numb
 def test_on_a_terminal(toy: Toy) -> None:
     """Who types a line gets its answer at once."""
     ours, theirs = pty.openpty()
-    running = subprocess.Popen(
-        command("translate", toy.run), stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
-    )
-    os.close(theirs)
-    assert running.stdout is not None
-    for line in ("ba del!", "fo."):
-        os.write(ours, line.encode() + b"\n")
-        assert running.stdout.readline().decode() == toy.translator.translate([line])[0].text + "\n"
-    os.write(ours, b"\x04")
-    assert running.wait() == 0
-    running.communicate()
+    with started("translate", toy.run, stdin=theirs) as running:
+        os.close(theirs)
+        assert running.stdout is not None
+        for line in ("ba del!", "fo."):
+            os.write(ours, line.encode() + b"\n")
+            assert select.select([running.stdout], [], [], 60)[0], "no answer before the input ends"
+            assert running.stdout.readline().decode() == toy.translator.translate([line])[0].text + "\n"
+        os.write(ours, b"\x04")
+        assert running.wait() == 0
     os.close(ours)
 
 
 def test_progress_is_for_terminals(toy: Toy, lines: Path) -> None:
     ours, theirs = pty.openpty()
-    running = subprocess.Popen(
-        command("translate", toy.run, "--input", lines, "--batch", 5),
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=theirs, env=environment(),
-    )  # fmt: skip
-    out, _ = running.communicate()
+    with started("translate", toy.run, "--input", lines, "--batch", 5, stderr=theirs) as running:
+        out, _ = running.communicate()
     said = os.read(ours, 10_000).decode()
     os.close(ours)
     os.close(theirs)

@@ -15,13 +15,12 @@ import pytest
 from toy_run import (
     SMALL,
     Call,
-    command,
-    environment,
     events,
     last_step,
     one_sentence,
     process,
     quietly,
+    started,
     tensors,
     write_corpus,
     write_lines,
@@ -46,13 +45,11 @@ def same_runs(run: Path, whole: Path) -> None:
 
 
 def until(moment: Callable[[], bool], running: subprocess.Popen[bytes]) -> None:
+    late = time.monotonic() + 120
     while not moment():
+        assert time.monotonic() < late
         assert running.poll() is None, running.communicate()[1].decode()
         time.sleep(0.001)
-
-
-def start(*arguments: object) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment())
 
 
 def moments(run: Path, random: Random) -> list[tuple[str, Callable[[], bool]]]:
@@ -74,13 +71,12 @@ def test_killed_five_times(tmp_path: Path) -> None:
     small = write_recipe(tmp_path / "recipe.yaml", **EVERYTHING)
     run, whole = tmp_path / "run", tmp_path / "whole"
     for name, moment in moments(run, random):
-        running = start("train", small, "--out", run, "--resume", f"data.cache={tmp_path / 'other cache'}")
-        until(moment, running)
-        time.sleep(random.uniform(0, 0.02))
-        assert running.poll() is None, name
-        running.kill()
-        assert running.wait() == -signal.SIGKILL
-        running.communicate()
+        with started("train", small, "--out", run, "--resume", f"data.cache={tmp_path / 'other cache'}") as running:
+            until(moment, running)
+            time.sleep(random.uniform(0, 0.02))
+            assert running.poll() is None, name
+            running.kill()
+            assert running.wait() == -signal.SIGKILL
     ended = process("train", small, "--out", run, "--resume", f"data.cache={tmp_path / 'other cache'}")
     assert ended.code == 0, ended.err
     assert "going on from step" in ended.err
@@ -94,10 +90,10 @@ def test_stopped_by_signals(small: Path, tmp_path: Path) -> None:
     """The step ends, all is saved, and the exit code is the one that a shell expects."""
     run, whole = tmp_path / "run", tmp_path / "whole"
     for number, step in ((signal.SIGTERM, 5), (signal.SIGINT, 14)):
-        running = start("train", small, "--out", run, "--resume")
-        until(lambda step=step: last_step(run) >= step, running)  # type: ignore[misc]
-        running.send_signal(number)
-        _, said = running.communicate()
+        with started("train", small, "--out", run, "--resume") as running:
+            until(lambda step=step: last_step(run) >= step, running)  # type: ignore[misc]
+            running.send_signal(number)
+            _, said = running.communicate()
         assert running.returncode == 128 + number, said
         assert f"stopped by {number.name} at step" in said.decode().splitlines()[-1]
         assert b"Traceback" not in said
@@ -166,6 +162,16 @@ def test_a_run_is_not_overwritten(begun: Path, call: Call) -> None:
     before = tensors(begun)
     one_sentence(call("train", begun.parent / "recipe.yaml", "--out", begun), begun, "--resume")
     assert tensors(begun) == before
+
+
+def test_two_cannot_train_in_one_folder(small: Path, tmp_path: Path, call: Call) -> None:
+    """A job that was started twice would otherwise ruin its own checkpoints."""
+    run = tmp_path / "run"
+    with started("train", small, "--out", run, "train.steps=100000", "train.schedule=constant") as running:
+        until(lambda: last_step(run) > 0, running)
+        again = call("train", small, "--out", run, "train.steps=100000", "train.schedule=constant", "--resume")
+        one_sentence(again, "another process", run)
+    assert call("train", small, "--out", run, "train.steps=1", "train.schedule=constant", "--resume").code == 0
 
 
 def test_a_start_that_came_to_nothing_is_no_run(small: Path, tmp_path: Path, call: Call) -> None:

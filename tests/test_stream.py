@@ -239,7 +239,11 @@ def test_ahead_ends_its_thread_when_it_is_left() -> None:
     assert not running()
 
 
-def test_order_is_a_permutation_that_numpy_need_not_hold_twice(tmp_path: Path) -> None:
-    order = make(tmp_path).order(0)
-    assert order.dtype == np.uint32
-    assert sorted(order.tolist()) == list(range(len(PAIRS)))
+def test_an_epoch_is_shuffled_whole(tmp_path: Path) -> None:
+    """Before it is cut into windows, and anew for every seed and epoch; in four bytes a pair."""
+    orders = [make(tmp_path, seed=seed).order(epoch) for seed, epoch in ((3, 0), (3, 1), (4, 0))]
+    for i, order in enumerate(orders):
+        assert order.dtype == np.uint32
+        assert sorted(order.tolist()) == list(range(len(PAIRS)))
+        for other in [np.arange(len(PAIRS)), *orders[:i]]:
+            assert (order == other).mean() < 0.1

@@ -180,14 +180,18 @@ def test_what_dead_runs_left_is_swept_but_not_what_may_be_alive(tmp_path: Path) 
 
 
 def test_two_runs_may_make_the_same_store_at_once(tmp_path: Path) -> None:
+    first: list[int] = []
+
     def meanwhile() -> Iterator[Pair]:
         yield PAIRS[0]
         made(tmp_path)
+        first.extend(path.stat().st_ino for path in tmp_path.glob("*/store.json"))
         yield from PAIRS[1:]
 
     store = open_store(meanwhile, both("bpe"), key="corpus", cache=tmp_path, max_length=1000, text=False)
     assert [store.example(i).source.tolist() for i in range(3)] == [ALL["bpe"].encode(p.source) for p in PAIRS[:3]]
     assert len(list(tmp_path.iterdir())) == 1
+    assert [path.stat().st_ino for path in tmp_path.glob("*/store.json")] == first  # the other run reads from it
 
 
 def test_a_store_that_is_not_whole_is_made_again(tmp_path: Path) -> None:

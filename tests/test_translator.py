@@ -35,20 +35,20 @@ def translator(toy: Toy) -> Translator:
 # The same in any company.
 
 
-def in_batches(translator: Translator, lines: list[str], size: int) -> list[Hypothesis]:
-    starts = range(0, len(lines), size)
-    return [one for start in starts for one in translator.translate(lines[start : start + size])]
-
-
-def test_the_same_at_every_batch_size_and_in_every_order(translator: Translator) -> None:
+@pytest.mark.parametrize("beam", [1, 4])
+def test_the_same_at_every_batch_size_and_in_every_order(translator: Translator, beam: int) -> None:
     """Text, scores and alignments, to the bit."""
+
+    def answers(lines: list[str], size: int) -> list[Hypothesis]:
+        starts = range(0, len(lines), size)
+        return [one for start in starts for one in translator.translate(lines[start : start + size], beam=beam)]
+
     lines = sentences(500, seed=11, longest=6)
-    answers = dict(zip(lines, in_batches(translator, lines, 64), strict=True))
-    assert len({one.text for one in answers.values()}) > 400
+    expected = dict(zip(lines, answers(lines, 64), strict=True))
+    assert len({one.text for one in expected.values()}) > 400
     shuffled = Random(5).sample(lines, len(lines))
     for size in (1, 7, 64):
-        found = in_batches(translator, shuffled, size)
-        assert found == [answers[line] for line in shuffled], size
+        assert answers(shuffled, size) == [expected[line] for line in shuffled], size
 
 
 def test_the_same_through_the_command_line(toy: Toy, tmp_path: Path, call: Call) -> None:

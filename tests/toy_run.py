@@ -10,7 +10,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -123,6 +124,17 @@ def process(*arguments: object, stdin: bytes = b"") -> Answer:
     """A command as a process of its own."""
     done = subprocess.run(command(*arguments), input=stdin, capture_output=True, env=environment(), check=False)
     return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+@contextmanager
+def started(*arguments: object, **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A command at work; whatever becomes of the test, it does not outlive it."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
+    with subprocess.Popen(command(*arguments), env=environment(), **pipes) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
 
 
 Call = Callable[..., Answer]

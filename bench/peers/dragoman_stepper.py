@@ -55,11 +55,11 @@ def recipe(asked: dict[str, Any]) -> Recipe:
 
 def main() -> None:
     asked, turns = task(), Turns()
-    torch.set_num_threads(asked["threads"])
     torch.manual_seed(1)
     whole = recipe(asked)
     model = build_model(whole, source_size=asked["vocabulary"], target_size=asked["vocabulary"])
     choices = choose(whole.train)
+    choices.apply()
     stepper = Stepper(model, whole.train, choices)
     some = list(itertools.islice(packed_batches(asked["folder"], asked["tokens"]), 50))
     full = sum(b.tokens for b in some) / sum(b.source_BS.numel() + b.target_out_BT.numel() for b in some)

@@ -30,7 +30,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (grad_NO,) = grads
+        grad_NO = grads[0].contiguous()  # oneDNN falls back to its slowest code on a strided second operand
         x_NI, weight_OI = ctx.saved_tensors
         return product(grad_NO, weight_OI.T), outer(grad_NO, x_NI), grad_NO.sum(0) if ctx.biased else None
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +15,7 @@ import torch
 from dragoman.config import Recipe, build, override, pick, read_recipe
 from dragoman.models.base import Seq2Seq
 from dragoman.models.build import build_model, completed
-from dragoman.store import RunFolder
+from dragoman.store import RunFolder, unwritable
 from dragoman.text.tokenizer import TOKENIZERS, Tokenizers
 from dragoman.train import optim, record
 from dragoman.train.report import Report
@@ -44,12 +47,14 @@ def begin(
     resume: bool,
     init_from: str | Path | None,
     report: Report,
+    held: ExitStack,
 ) -> Start:
-    """Make the folder, or find where the run in it was."""
+    """Make the folder, or find where the run in it was. It is ours alone until `held` lets go of it."""
     whole = laid_over(recipe, overrides) if isinstance(recipe, Recipe) else read_recipe(Path(recipe), overrides)
     newest = opened(folder, resume=resume)
     if newest:
         whole = gone_on(whole, folder, newest, init_from)
+        held.enter_context(alone(folder))
         folder.begin(whole)
         return Start(whole, newest, None, "")
     parent = load(init_from, device="cpu") if init_from is not None else None
@@ -58,11 +63,37 @@ def begin(
     if parent:
         report.say(f"starting from {init_from}: its weights, its tokenizer and its model's settings")
         new_model(whole, parent.tokenizers, parent)  # what does not fit is said now, not after hours of preparation
-    elif resume:
+    held.enter_context(alone(folder))
+    if resume:
         report.say(f"there is nothing in {str(folder.path)!r} to go on from; beginning")
     folder.begin(whole)
     shutil.rmtree(folder.tokenizer, ignore_errors=True)  # of a start that came to nothing
     return Start(whole, None, parent, str(init_from or ""))
+
+
+@contextmanager
+def alone(folder: RunFolder) -> Iterator[None]:
+    """Two processes that train in one folder would ruin each other's checkpoints; the second one is refused."""
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder.path, os.O_RDONLY)
+    except OSError as error:
+        raise unwritable(folder.path, error) from None
+    try:
+        with suppress(OSError):  # some network disks know no locks
+            lock(handle, folder)
+        yield
+    finally:
+        os.close(handle)
+
+
+def lock(handle: int, folder: RunFolder) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Mistake(
+            f"another process is training in {str(folder.path)!r}; wait for it or choose another --out"
+        ) from None
 
 
 def gone_on(recipe: Recipe, folder: RunFolder, newest: Path, init_from: str | Path | None) -> Recipe:

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -47,9 +47,11 @@ def train(
     """Train a recipe into the folder `out` and return that folder."""
     report = report or Report()
     folder = RunFolder(out)
-    start = begin(recipe, folder, overrides, resume=resume, init_from=init_from, report=report)
-    prepared = prepare(start.recipe, folder, report, tokenizers=start.parent.tokenizers if start.parent else None)
-    Trainer(start, folder, prepared, report).run()
+    with ExitStack() as held:
+        start = begin(recipe, folder, overrides, resume=resume, init_from=init_from, report=report, held=held)
+        tokenizers = start.parent.tokenizers if start.parent else None
+        prepared = prepare(start.recipe, folder, report, tokenizers=tokenizers)
+        Trainer(start, folder, prepared, report).run()
     return folder.path
 
 
@@ -74,7 +76,7 @@ class Trainer:
         newest, parent = start.newest, start.parent
         saved = record.load(newest) if newest else None
         choices = rechosen(saved.choices, self.settings) if saved else choose(self.settings)
-        torch.set_num_threads(choices.threads)
+        choices.apply()
         self.stepper = Stepper(new_model(self.recipe, self.prepared.tokenizers, parent), self.settings, choices)
         if not newest or not saved:
             longest = max(self.prepared.longest, parent.longest if parent else 0)
@@ -141,9 +143,12 @@ class Trainer:
                 if not update.finite and self.bad_step(update):
                     return
                 meter.step(self.progress, update)
-                if self.progress.step % self.settings.log_every == 0:
+                logged = self.progress.step % self.settings.log_every == 0
+                if logged:
                     self.progress = replace(self.progress, running=Running())
                 self.after_step()
+                if logged:
+                    meter.reset()  # so that the time of validations does not count against the speed of training
 
     def gather(self, batches: Iterator[tuple[Batch, Place]]) -> tuple[list[Batch], Place]:
         some, place = [], self.progress.place
@@ -267,7 +272,8 @@ class Trainer:
         best = f"; best at step {progress.best[0][1]}" if progress.best else ""
         skipped = f"; {progress.skipped} steps skipped" if progress.skipped else ""
         self.report.say(
-            f"done: {progress.step} steps, {progress.tokens:,} tokens in {progress.seconds:.0f} s{best}{skipped}"
+            f"done: {progress.step} steps, {progress.tokens:,} tokens in {progress.seconds:.0f} s{best}{skipped}; "
+            f"the model is in {self.folder.path}"
         )
 
 
@@ -300,7 +306,6 @@ class Meter:
                 tokens_per_second=round(speed),
                 seconds=round(progress.seconds, 2),
             )
-            self.reset()
 
     def left(self, progress: Progress) -> str:
         seconds = []
