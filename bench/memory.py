@@ -2,7 +2,7 @@
 
     python bench/memory.py --pairs 5000000 --keep bench/results/FILE.json
 
-The corpus comes from the phrasebook. Resident memory is read from the kernel after every part of the path: learning the
+The corpus is written from the phrasebook first, by other processes, into two plain files. Resident memory is read from the kernel after every part of the path: learning the
 tokenizer, encoding, and reading batches as training does. What the libraries take when they are imported counts apart.
 """
 
@@ -11,11 +11,13 @@ import json
 import platform
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
 
 from dragoman.config import Recipe, build
+from dragoman.corpora import write_phrasebook
 from dragoman.data.stream import Place, Stream, ahead
 from dragoman.store import RunFolder
 from dragoman.train.prepare import prepare
@@ -33,20 +35,40 @@ def forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
+def write(part: tuple[str, int, int]) -> None:
+    prefix, count, seed = part
+    write_phrasebook(Path(prefix), count=count, split="train", seed=seed, gold=False)
+
+
+def corpus(folder: str, pairs: int, workers: int) -> dict[str, str]:
+    """Two files with that many pairs. Parts of different seeds may share a few pairs, as real corpora do."""
+    parts = [(f"{folder}/part{seed}", pairs // workers, seed) for seed in range(workers)]
+    with ProcessPoolExecutor(workers) as pool:
+        list(pool.map(write, parts))
+    for side in ("en", "de"):
+        with Path(f"{folder}/all.{side}").open("wb") as whole:
+            for prefix, _, _ in parts:
+                whole.write(Path(f"{prefix}.{side}").read_bytes())
+                Path(f"{prefix}.{side}").unlink()
+    return {"source": f"{folder}/all.en", "target": f"{folder}/all.de"}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=5_000_000)
     parser.add_argument("--batches", type=int, default=600)
+    parser.add_argument("--workers", type=int, default=2, help="processes that write the corpus")
     parser.add_argument("--keep", type=Path, help="where the result goes")
     asked = parser.parse_args()
-    torch.zeros(1)
-    imported = resident()
-    forget_peak()
     with tempfile.TemporaryDirectory() as folder:
+        files = corpus(folder, asked.pairs, asked.workers)
+        torch.zeros(1)
+        imported = resident()
+        forget_peak()
         recipe = build(
             Recipe,
             {
-                "data": {"train": {"phrasebook": asked.pairs}, "cache": f"{folder}/cache"},
+                "data": {"train": files, "cache": f"{folder}/cache"},
                 "tokenizer": {"size": 3600},
             },
         )

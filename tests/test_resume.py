@@ -12,6 +12,7 @@ from random import Random
 
 import pytest
 
+from dragoman.translator import load
 from toy_run import (
     SMALL,
     Call,
@@ -178,7 +179,10 @@ def test_a_start_that_came_to_nothing_is_no_run(small: Path, tmp_path: Path, cal
     """Who corrects the mistake may give the same command again."""
     run = tmp_path / "run"
     one_sentence(call("train", small, "--out", run, "tokenizer.size=100000"), "tokenizer.size 100000", working=True)
+    late = call("train", small, "--out", run, "tokenizer.kind=char", "train.freeze=[nothing]")
+    one_sentence(late, "train.freeze", working=True)
     assert call("train", small, "--out", run, "train.steps=1").code == 0
+    assert load(run).tokenizers.source.size == 310  # not the characters of the start before
 
 
 def test_a_changed_corpus_is_refused(small: Path, tmp_path: Path, call: Call) -> None:

@@ -238,7 +238,7 @@ def test_pages_can_be_forgotten_and_read_again(tmp_path: Path) -> None:
     before = [store.example(line).target.tolist() for line in range(len(store))]
     store.forget_pages()
     assert [store.example(line).target.tolist() for line in range(len(store))] == before
-    assert all(isinstance(ids, np.memmap) for ids in store.ids)
+    assert all(isinstance(ids.base, np.memmap) for ids in store.ids)
 
 
 def test_what_is_kept_is_json(tmp_path: Path) -> None:

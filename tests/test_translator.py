@@ -268,6 +268,9 @@ def test_nbest_is_sorted_and_without_repeats(translator: Translator) -> None:
         scores = [answer.score for answer in answers]
         assert scores == sorted(scores, reverse=True)
     assert all(len(answers) <= 2 for answers in translator.nbest(lines, count=2))
+    many = translator.nbest(lines, count=16, beam=16)  # so many that some differ in their pieces alone
+    assert all(len({answer.text for answer in answers}) == len(answers) for answers in many)
+    assert any(len(answers) < 16 for answers in many)
 
 
 def test_one_text_is_one_answer(translator: Translator) -> None:

@@ -22,6 +22,7 @@ from dragoman.text.tokenizer import Tokenizers
 from dragoman.types import Batch, Example, Mistake
 
 WINDOW = 65_536  # pairs packed at a time
+FORGET_AFTER = 8192  # pairs read
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,20 @@ class Stream:
         target = self.tokenizers.target.sample(pair.target, rate=self.sampling, key=other)
         return Example(np.asarray(source), np.asarray(target), line)
 
+    def examples(self, indices: NDArray[np.uint32], epoch: int) -> list[Example]:
+        """These examples. They are read in the order of the files, so that few pages are held at a time."""
+        found: dict[int, Example] = {}
+        for place in np.argsort(indices, kind="stable").tolist():
+            found[place] = self.example(int(indices[place]), epoch)
+            if len(found) % FORGET_AFTER == 0:
+                self.forget_pages()
+        self.forget_pages()
+        return [found[place] for place in range(len(indices))]
+
+    def forget_pages(self) -> None:
+        for part in self.parts:
+            part.store.forget_pages()
+
     def batches(self, place: Place) -> Iterator[tuple[Batch, Place]]:
         """Each batch with the place that follows it."""
         epoch, window, at = place.epoch, place.window, place.batch
@@ -97,7 +112,7 @@ class Stream:
             order = self.order(epoch)
             windows = -(-len(order) // WINDOW)
             while window < windows:
-                examples = [self.example(int(i), epoch) for i in order[window * WINDOW : (window + 1) * WINDOW]]
+                examples = self.examples(order[window * WINDOW : (window + 1) * WINDOW], epoch)
                 lengths = [np.array([len(getattr(e, side)) + 1 for e in examples]) for side in ("source", "target")]
                 rng = np.random.default_rng([self.seed, epoch, window])
                 grids = self.layout(*lengths, tokens=self.tokens, widths=self.widths, rng=rng)
@@ -107,8 +122,6 @@ class Stream:
                     if last and window + 1 == windows:
                         after = Place(epoch + 1, 0, 0)
                     yield lay(grid, examples), after
-                for part in self.parts:
-                    part.store.forget_pages()
                 window, at = window + 1, 0
             epoch, window = epoch + 1, 0
 

@@ -62,7 +62,7 @@ class TokenStore:
         return self.pairs
 
     def example(self, line: int) -> Example:
-        source, target = (_slice(ids, ends, line) for ids, ends in zip(self.ids, self.ends, strict=True))
+        source, target = (_slice(ids, ends, line).copy() for ids, ends in zip(self.ids, self.ends, strict=True))
         return Example(source, target, line)
 
     def pair(self, line: int) -> Pair:
@@ -81,12 +81,13 @@ class TokenStore:
     def forget_pages(self) -> None:
         """Hand back the pages that were read; the operating system keeps them cached while it has room."""
         for array in (*self.ids, *self.ends, *self.text, *self.text_ends):
-            if isinstance(array, np.memmap):
-                array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
+            if isinstance(array.base, np.memmap):
+                array.base._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
 
 
 def _open(path: Path, dtype: str) -> NDArray[Any]:
-    return np.memmap(path, dtype=dtype, mode="r") if path.stat().st_size else np.zeros(0, dtype)
+    """A plain array over the mapped file: slices of a memmap itself weigh half a kilobyte each."""
+    return np.asarray(np.memmap(path, dtype=dtype, mode="r")) if path.stat().st_size else np.zeros(0, dtype)
 
 
 def _slice(values: NDArray[Any], ends: NDArray[Any], line: int) -> NDArray[Any]:
