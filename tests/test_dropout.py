@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from dragoman.nn.dropout import Dropout, kept
-from tolerance import DEVICES
+from tolerance import DEVICES, TOLERANCE, same
 
 RATES = pytest.mark.parametrize("rate", [0.01, 0.1, 0.3, 0.5, 0.9])
 EVERYWHERE = pytest.mark.parametrize("device", DEVICES)
@@ -70,7 +70,29 @@ def test_the_gradient_is_the_mask(device: str) -> None:
     assert x.grad.unique().tolist() == pytest.approx([0.0, 1 / 0.6], rel=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@EVERYWHERE
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("rate", [0.0, 0.4])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_adding_in_one_go_is_dropping_and_adding(device: str, training: bool, rate: float, dtype: torch.dtype) -> None:
+    """Gradients too; and where autocast has rounded one of the two, the sum has the other's precision."""
+    dropout = Dropout(rate).train(training)
+    x, y = (torch.randn(50, 7, device=device, dtype=kind).requires_grad_() for kind in (torch.float32, dtype))
+    found = []
+    for way in (lambda: dropout.add(x, y), lambda: x + dropout(y)):
+        torch.manual_seed(1)
+        out = way()
+        (out * torch.linspace(-1, 1, 7, device=device)).sum().backward()
+        found.append([out, x.grad, y.grad])
+        x.grad = y.grad = None
+    for one, other in zip(*found, strict=True):
+        assert one is not None
+        assert other is not None
+        assert one.dtype == other.dtype
+        same(one, other, torch.bfloat16 if dtype == torch.bfloat16 else torch.float32)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (3, 5, 7), (0, 4)], ids=str)
 def test_any_shape_and_dtype(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     out = Dropout(0.5)(torch.ones(shape, dtype=dtype))

@@ -90,6 +90,8 @@ def test_under_autocast_too(smoothing: float, device: str) -> None:
         for one, other in zip(found, expected, strict=True):
             assert one.dtype == torch.float32
             same(one, other, torch.bfloat16)
+        assert torch.equal(found[2], found[2].bfloat16().float())
+        assert not torch.equal(found[0], expected[0])
 
 
 @EVERY

@@ -129,6 +129,19 @@ def test_from_any_place_on_the_same_batches_follow(tmp_path: Path, layout: str, 
             assert place == other_place
 
 
+@pytest.mark.parametrize("sampling", [0.0, 0.3])
+def test_examples_come_in_the_order_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: float) -> None:
+    """Though they are read in the order of the files, and pages are handed back on the way."""
+    monkeypatch.setattr(stream_module, "FORGET_AFTER", 5)
+    stream = make(tmp_path, kind="bpe", sampling=sampling)
+    indices = np.array([7, 3, 199, 3, 0, 42, 7, 150, 8, 9, 1, 2], np.uint32)
+    for index, found in zip(indices.tolist(), stream.examples(indices, 2), strict=True):
+        expected = stream.example(index, 2)
+        assert found.source.tolist() == expected.source.tolist()
+        assert found.target.tolist() == expected.target.tolist()
+        assert found.line == index
+
+
 def test_places_never_repeat(tmp_path: Path) -> None:
     places = [place for _, place in islice(make(tmp_path).batches(Place()), 100)]
     order = [(place.epoch, place.window, place.batch) for place in places]

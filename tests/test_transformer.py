@@ -105,11 +105,11 @@ def pytorchs(model: Transformer) -> tuple[nn.Transformer, list[tuple[list[nn.Par
         "activation": settings.activation,
         "norm_first": settings.norm_place == "pre",
         "batch_first": True,
-        "dtype": torch.float64,
+        "dtype": model.project.weight.dtype,
     }
 
     def norm() -> nn.LayerNorm | None:
-        return nn.LayerNorm(settings.width, dtype=torch.float64) if settings.norm_place == "pre" else None
+        return nn.LayerNorm(settings.width, dtype=given["dtype"]) if settings.norm_place == "pre" else None
 
     encoder = nn.TransformerEncoder(
         nn.TransformerEncoderLayer(**given), len(model.encoder), norm(), enable_nested_tensor=False
@@ -137,9 +137,10 @@ def embedded(table: Tensor, ids_BT: Tensor) -> Tensor:
 @PLACE
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 @EVERY_KERNEL
-def test_it_is_pytorchs_transformer(place: str, activation: str, kernel: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_it_is_pytorchs_transformer(place: str, activation: str, kernel: str, dtype: torch.dtype) -> None:
     """One sentence per row, of different lengths: the same states, and the same gradients of every weight."""
-    model = model_of(norm_place=place, activation=activation, kernel=kernel, encoder_layers=3)
+    model = model_of(norm_place=place, activation=activation, kernel=kernel, encoder_layers=3, dtype=dtype)
     twin, pairs = pytorchs(model)
     some = examples(4)
     batch = in_rows([[i] for i in range(4)], some, Widths(12, 11))
@@ -362,9 +363,10 @@ def test_alignment_rows_sum_to_one_inside_their_sentence(place: str, kernel: str
     differ(look_BTS, torch.full_like(look_BTS, 1 / 44))
 
 
-def test_alignment_is_what_the_layer_looked_at() -> None:
+@PLACE
+def test_alignment_is_what_the_layer_looked_at(place: str) -> None:
     """Of the last layer but one: its cross-attention in the forward pass, mean over heads."""
-    model = model_of(decoder_layers=3, norm_place="post", kernel="reference")
+    model = model_of(decoder_layers=3, norm_place=place, kernel="reference")
     batch = in_rows([[0, 1]], examples(2))
     seen: list[Tensor] = []
     cross = model.decoder[1].cross.sublayer

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console
 
 from dragoman.config import CorpusSettings, build, pick
 from dragoman.types import Hypothesis, Mistake, Stop
@@ -36,7 +36,6 @@ app = typer.Typer(
 data = typer.Typer(no_args_is_help=True, help="Look at, filter and make corpora.")
 app.add_typer(data, name="data")
 said = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
-out = Console(highlight=False, soft_wrap=True, emoji=False)
 
 Run = Annotated[Path, typer.Argument(help="a run folder", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
@@ -60,7 +59,7 @@ def demo(
     """Train the default model on the built-in corpus, score it, translate with it."""
     from dragoman.demo import demo as run_demo
 
-    run_demo(out_folder, overrides or [], out)
+    run_demo(out_folder, overrides or [], paper())
 
 
 @app.command()
@@ -166,7 +165,7 @@ def evaluate(
         if as_json:
             print(json.dumps(results[-1], ensure_ascii=False))
     if not as_json:
-        show(evaluation.table(results))
+        paper().print(evaluation.table(results))
 
 
 @app.command()
@@ -178,7 +177,7 @@ def info(run: Run, as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(about, ensure_ascii=False))
     else:
-        show(card_table(about))
+        paper().print(card_table(about))
 
 
 @data.command()
@@ -199,7 +198,7 @@ def stats(
     if as_json:
         print(json.dumps(found.as_dict(), ensure_ascii=False))
     else:
-        show(render(found))
+        paper().print(render(found))
 
 
 @data.command()
@@ -258,10 +257,9 @@ def say(message: str) -> None:
     said.print(("\r\x1b[K" if said.is_terminal else "") + message, markup=False)
 
 
-def show(result: RenderableType) -> None:
-    """A table on stdout: fitted to a terminal, and elsewhere as wide as it is, since wrapped lines break programs."""
-    width = None if sys.stdout.isatty() else 10_000
-    Console(highlight=False, emoji=False, width=width).print(result)
+def paper() -> Console:
+    """stdout. Tables are fitted to a terminal, and elsewhere as wide as they are: wrapped lines break programs."""
+    return Console(highlight=False, emoji=False, soft_wrap=True, width=None if sys.stdout.isatty() else 10_000)
 
 
 def input_lines(path: Path | None) -> Iterator[str]:

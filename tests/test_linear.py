@@ -1,0 +1,149 @@
+"""The linear layer: PyTorch's own numbers, in outputs and gradients, whichever way they are made."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dragoman.nn import linear
+from dragoman.nn.linear import Linear, onednn, outer, product
+from tolerance import DEVICES, TOLERANCE, differ, same
+
+SIZES = pytest.mark.parametrize(("inputs", "outputs"), [(6, 6), (4, 12), (12, 4), (5, 7), (1, 1), (3, 40)])
+SHAPES = pytest.mark.parametrize("shape", [(1,), (9,), (2, 5), (2, 3, 4), (0, 3)], ids=str)
+DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+WAYS = pytest.mark.usefixtures("way")
+
+
+@pytest.fixture(params=["onednn", "plain"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through oneDNN, where it is built in, and as on machines without it."""
+    if request.param == "plain":
+        monkeypatch.setattr(linear, "AVAILABLE", False)
+
+
+def with_gradients(layer: nn.Linear, x: Tensor) -> list[Tensor]:
+    layer.zero_grad()
+    x = x.detach().requires_grad_()
+    out = layer(x)
+    weight = torch.linspace(-1, 1, out.numel(), device=x.device).view_as(out).to(out.dtype)
+    (out * weight).sum().backward()
+    return [out.detach(), *(leaf.grad for leaf in (x, *layer.parameters()) if leaf.grad is not None)]
+
+
+def twins(inputs: int, outputs: int, *, bias: bool = True, dtype: torch.dtype, device: str) -> tuple[Linear, nn.Linear]:
+    ours, theirs = (kind(inputs, outputs, bias, device=device, dtype=dtype) for kind in (Linear, nn.Linear))
+    theirs.load_state_dict(ours.state_dict())
+    return ours, theirs
+
+
+@SIZES
+@SHAPES
+@DTYPES
+@WAYS
+@pytest.mark.parametrize("device", DEVICES)
+def test_it_is_pytorchs(inputs: int, outputs: int, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
+    ours, theirs = twins(inputs, outputs, dtype=dtype, device=device)
+    x = torch.randn(*shape, inputs, dtype=dtype, device=device)
+    for one, other in zip(with_gradients(ours, x), with_gradients(theirs, x), strict=True):
+        assert one.dtype == other.dtype
+        same(one, other)
+
+
+@WAYS
+@pytest.mark.parametrize("bias", [True, False])
+def test_at_rest_and_without_gradients_too(bias: bool) -> None:
+    ours, theirs = twins(4, 12, bias=bias, dtype=torch.float32, device="cpu")
+    x = torch.randn(2, 5, 4)
+    for one, other in zip(with_gradients(ours, x), with_gradients(theirs, x), strict=True):
+        same(one, other)
+    with torch.no_grad():
+        same(ours(x), theirs(x))
+        same(ours.eval()(x), theirs(x))
+
+
+@WAYS
+def test_memory_may_lie_in_any_order() -> None:
+    ours, theirs = twins(4, 12, dtype=torch.float32, device="cpu")
+    x = torch.randn(4, 5, 2).permute(2, 1, 0)
+
+    class Turned(nn.Linear):
+        """Hands a strided gradient back."""
+
+        def __init__(self, inner: nn.Linear) -> None:
+            super().__init__(1, 1)
+            self.inner = inner
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.inner(x).transpose(0, 1).contiguous().transpose(0, 1)
+            return out
+
+    for one, other in zip(with_gradients(Turned(ours), x), with_gradients(Turned(theirs), x), strict=True):
+        same(one, other)
+
+
+@WAYS
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
+def test_what_is_frozen_gets_no_gradient(frozen: str) -> None:
+    ours, theirs = twins(4, 12, dtype=torch.float32, device="cpu")
+    for layer in (ours, theirs):
+        getattr(layer, frozen).requires_grad_(False)
+    x = torch.randn(5, 4)
+    found, expected = with_gradients(ours, x), with_gradients(theirs, x)
+    assert getattr(ours, frozen).grad is None
+    for one, other in zip(found, expected, strict=True):
+        same(one, other)
+
+
+@WAYS
+def test_under_autocast_it_is_bf16() -> None:
+    ours, theirs = twins(4, 12, dtype=torch.float32, device="cpu")
+    x = torch.randn(2, 5, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = with_gradients(ours, x), with_gradients(theirs, x)
+    assert found[0].dtype == torch.bfloat16
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@SIZES
+@DTYPES
+@WAYS
+@pytest.mark.parametrize("N", [1, 9])
+def test_products_are_products(inputs: int, outputs: int, dtype: torch.dtype, N: int) -> None:
+    x, weight, bias, grad = (
+        torch.randn(*shape, dtype=torch.float64).to(dtype)
+        for shape in ((N, inputs), (outputs, inputs), (outputs,), (N, outputs))
+    )
+    same(product(x, weight, bias), x.double() @ weight.double().T + bias.double())
+    same(product(x, weight), x.double() @ weight.double().T)
+    same(product(grad, weight.T), grad.double() @ weight.double())
+    same(outer(grad, x), grad.double().T @ x.double())
+
+
+def test_onednn_is_for_float32_on_a_cpu() -> None:
+    assert onednn(torch.zeros(1)) == linear.AVAILABLE
+    assert not onednn(torch.zeros(0, 3))  # which oneDNN cannot do
+    assert not onednn(torch.zeros(1, dtype=torch.bfloat16))
+    assert not onednn(torch.zeros(1, dtype=torch.float64))
+    assert not onednn(torch.zeros(1, device="meta"))
+
+
+@pytest.mark.skipif(not linear.AVAILABLE, reason="oneDNN is not built in")
+def test_the_fast_way_is_taken_when_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    plain = linear.product
+    monkeypatch.setattr(linear, "product", lambda *args: taken.append(1) or plain(*args))
+    layer = Linear(4, 12)
+    layer(torch.randn(3, 4))
+    assert len(taken) == 1
+    layer.eval()(torch.randn(3, 4))
+    layer.train().double()(torch.randn(3, 4, dtype=torch.float64))
+    assert len(taken) == 1
+
+
+def test_its_weights_are_those_of_a_linear_layer() -> None:
+    assert isinstance(Linear(2, 3), nn.Linear)
+    assert Linear(2, 3).state_dict().keys() == nn.Linear(2, 3).state_dict().keys()
+    differ(Linear(2, 3).weight, Linear(2, 3).weight)
