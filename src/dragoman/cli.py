@@ -373,6 +373,7 @@ def failed() -> int:
 
 
 def main() -> None:
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin ruin a crowded machine (docs/LOG.md)
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that files are tidied up
     try:
