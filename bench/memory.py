@@ -2,8 +2,9 @@
 
     python bench/memory.py --pairs 5000000 --keep bench/results/FILE.json
 
-The corpus is written from the phrasebook first, by other processes, into two plain files. Resident memory is read from the kernel after every part of the path: learning the
-tokenizer, encoding, and reading batches as training does. What the libraries take when they are imported counts apart.
+The corpus is written from the phrasebook first, by other processes, into two plain files. Resident memory is read from
+the kernel after every part of the path: learning the tokenizer, encoding, and reading batches as training does. What
+the libraries take when they are imported counts apart.
 """
 
 import argparse

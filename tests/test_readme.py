@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SHORT = "train.steps=12 train.threads=1 train.tokens=512 train.validate_lines=4 model.width=32 model.layers=1 data.cache=cache"
+SHORT = "train.steps=12 train.threads=1 train.tokens=512 train.validate_lines=4 model.width=32 model.layers=1"
 
 
 def blocks(text: str) -> list[tuple[str, str]]:

@@ -29,7 +29,8 @@ class Dropout(nn.Module):
         """x + dropout(y), in one go where that is faster."""
         if self.training and self.rate and y.device.type == "cpu":
             return torch.addcmul(x, y, kept(y, self.rate))
-        return x + self(y)
+        out: Tensor = x + self(y)
+        return out
 
     def extra_repr(self) -> str:
         return f"{self.rate}"

@@ -18,21 +18,25 @@ class Linear(nn.Linear):
         if not self.training or torch.is_autocast_enabled(x.device.type) or not onednn(x):
             return super().forward(x)
         out: Tensor = _Linear.apply(x.flatten(0, -2), self.weight, self.bias)  # type: ignore[no-untyped-call]
-        return out.unflatten(0, x.shape[:-1])
+        return out.view(*x.shape[:-1], -1)
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         ctx.save_for_backward(x_NI, weight_OI)
-        ctx.biased = bias_O is not None
         return product(x_NI, weight_OI, bias_O)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_NO = grads[0].contiguous()  # oneDNN falls back to its slowest code on a strided second operand
         x_NI, weight_OI = ctx.saved_tensors
-        return product(grad_NO, weight_OI.T), outer(grad_NO, x_NI), grad_NO.sum(0) if ctx.biased else None
+        wants_x, wants_weight, wants_bias = ctx.needs_input_grad
+        return (
+            product(grad_NO, weight_OI.T) if wants_x else None,
+            outer(grad_NO, x_NI) if wants_weight else None,
+            grad_NO.sum(0) if wants_bias else None,
+        )
 
 
 def onednn(x: Tensor) -> bool:
@@ -62,4 +66,6 @@ def outer(grad_NO: Tensor, x_NI: Tensor) -> Tensor:
     return grad_NO.T @ x_NI
 
 
-AVAILABLE = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+AVAILABLE: bool = torch.backends.mkldnn.is_available() and hasattr(  # type: ignore[no-untyped-call]
+    torch.ops.mkldnn, "_linear_pointwise"
+)
