@@ -14,7 +14,7 @@ import pytest
 from dragoman.text import phrasebook
 from dragoman.translator import load
 from dragoman.types import Mistake
-from toy_run import Call, Toy, one_sentence, process, write_corpus, write_lines, write_recipe
+from toy_run import Call, Toy, files, one_sentence, process, write_corpus, write_lines, write_recipe
 
 pytest_plugins = ["toy_fixtures"]
 
@@ -93,14 +93,14 @@ def test_data_commands_say_the_same(folder: Path, tmp_path: Path, call: Call, co
     out = ("--out", tmp_path / "clean") if command == "clean" else ()
     answer = call("data", command, "--source", folder / name, "--target", folder / "train.trg", *out)
     one_sentence(answer, *FILES[name])
-    assert list(tmp_path.iterdir()) == []
+    assert files(tmp_path) == []
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name not in ("short", "empty")])
 def test_translate_says_the_same(toy: Toy, folder: Path, tmp_path: Path, call: Call, name: str) -> None:
     answer = call("translate", toy.run, "--input", folder / name, "--output", tmp_path / "out")
     one_sentence(answer, *FILES[name])
-    assert list(tmp_path.iterdir()) == []
+    assert files(tmp_path) == []
 
 
 def test_translate_of_stdin_that_is_not_text(toy: Toy, call: Call) -> None:

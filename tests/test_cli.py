@@ -27,7 +27,7 @@ from sacrebleu.metrics.ter import TER
 
 from dragoman import cli
 from dragoman.text import phrasebook
-from toy_run import Call, Toy, command, environment, sentences, started, translated, write_lines
+from toy_run import Call, Toy, command, environment, files, sentences, started, translated, write_lines
 
 pytest_plugins = ["toy_fixtures"]
 
@@ -67,7 +67,7 @@ def test_files_and_pipes_are_one(toy: Toy, tmp_path: Path, lines: Path, call: Ca
     filed = call("translate", toy.run, "--input", lines, "--output", tmp_path / "out put")
     assert (filed.code, filed.out, filed.err) == (0, "", "")
     assert (tmp_path / "out put").read_text() == piped.out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["my lines.src", "out put"]
+    assert files(tmp_path) == ["my lines.src", "out put"]
 
 
 def test_packed_files_are_read_as_they_are(toy: Toy, tmp_path: Path, lines: Path, call: Call) -> None:

@@ -114,7 +114,7 @@ def stepper(tmp_path: Path, small: Path, *overrides: str) -> tuple[Stepper, list
 
 def test_several_batches_are_as_one(small: Path, tmp_path: Path) -> None:
     """The gradient of a step is that of all its tokens, however they are dealt out."""
-    one, batches = stepper(tmp_path, small, *PLAIN, "train.tokens=1024")
+    one, batches = stepper(tmp_path, small, *PLAIN, "train.tokens=1024", "train.optimizer=sgd")
     whole = max(batches, key=lambda batch: batch.pairs)
     counts = [int((half.target_segment_BT > 0).sum()) for half in steps.parts(whole, 2)]
     assert counts[0] != counts[1]  # else a mean of means would pass for a mean
@@ -123,15 +123,14 @@ def test_several_batches_are_as_one(small: Path, tmp_path: Path) -> None:
     results = []
     for some in ([whole], halves):
         steps.put(one.model, before)
-        one.optimizer.state.clear()
-        update = one.update(some, 1, 1e-3)
+        update = one.update(some, 1, 0.5)
         results.append((update, {name: p.detach().clone() for name, p in one.model.named_parameters()}))
     assert results[0][0].loss == pytest.approx(results[1][0].loss, rel=1e-6)
     assert results[0][0].norm == pytest.approx(results[1][0].norm, rel=1e-5)
     moved = {name: results[0][1][name] - before[name] for name in before}
-    assert max(float(change.abs().max()) for change in moved.values()) > 1e-4
+    assert max(float(change.abs().max()) for change in moved.values()) > 1e-2
     for name in before:
-        torch.testing.assert_close(results[0][1][name], results[1][1][name], rtol=0, atol=2e-5)
+        same(results[0][1][name], results[1][1][name])
 
 
 def greedy_for_memory(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:

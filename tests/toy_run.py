@@ -33,7 +33,7 @@ RECIPE = {
     "tokenizer": {"kind": "bpe", "size": 310},
     "model": {"layers": 1, "width": 64, "heads": 4, "dropout": 0.0},
     "train": {
-        "threads": 1, "precision": "float32", "tokens": 512, "steps": 330, "lr": 4e-3, "warmup": 50,
+        "device": "cpu", "threads": 1, "precision": "float32", "tokens": 512, "steps": 330, "lr": 4e-3, "warmup": 50,
         "schedule": "cosine", "label_smoothing": 0.0, "validate_every": 165, "save_every": 110, "log_every": 10,
     },
 }  # fmt: skip
@@ -104,6 +104,11 @@ def last_step(run: Path) -> int:
 
 def tensors(run: Path) -> dict[str, bytes]:
     return {str(path.relative_to(run)): path.read_bytes() for path in sorted(run.rglob("*.safetensors"))}
+
+
+def files(folder: Path) -> list[str]:
+    """What lies in a test's folder, without the home that libraries may have furnished."""
+    return sorted(path.name for path in folder.iterdir() if path.name != "home")
 
 
 class Answer(NamedTuple):
