@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from dragoman.score.metrics import evaluate
@@ -69,20 +68,18 @@ def as_dict(scores: Sequence[Score]) -> dict[str, Any]:
     return {score.name: {"value": score.value, "signature": score.signature} for score in scores}
 
 
-def table(results: Sequence[dict[str, Any]]) -> Table:
-    """One row for each score of each run."""
-    out = Table(box=None, padding=(0, 2, 0, 0))
-    several = len(results) > 1
-    for name in (["run"] if several else []) + ["score", "value", "how it is counted"]:
-        out.add_column(name, justify="right" if name == "value" else "left", overflow="fold")
+def table(results: Sequence[dict[str, Any]]) -> Text:
+    """One row for each score of each run. Signatures are not broken, however narrow the terminal: people copy them."""
+    rows = [["run", "score", "value", "how it is counted"]]
     for result in results:
-        for name in ("bleu", "chrf", "ter"):
-            row = [NAMES[name], f"{result[name]['value']:.2f}", result[name]["signature"]]
-            out.add_row(*([Text(result["run"])] if several else []), *row)
-        for name, counts in result.get("phenomena", {}).items():
-            row = [name, f"{counts['percent']:.1f} %", f"{counts['right']} of {counts['total']} right"]
-            out.add_row(*([Text(result["run"])] if several else []), *row)
-    return out
+        scores = [[NAMES[name], f"{result[name]['value']:.2f}", result[name]["signature"]] for name in NAMES]
+        counts = result.get("phenomena", {}).items()
+        scores += [[name, f"{c['percent']:.1f} %", f"{c['right']} of {c['total']} right"] for name, c in counts]
+        rows += [[result["run"], *score] for score in scores]
+    shown = rows if len(results) > 1 else [row[1:] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in shown]
+    return Text("\n".join(lines), no_wrap=True, overflow="ignore")
 
 
 NAMES = {"bleu": "BLEU", "chrf": "chrF", "ter": "TER"}
