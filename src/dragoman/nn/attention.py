@@ -53,7 +53,7 @@ class _Batched(torch.autograd.Function):
     def forward(ctx: Any, q_NQD: Tensor, k_NKD: Tensor, v_NKD: Tensor, keep: Tensor, rows: int) -> Tensor:
         score_NQK = torch.bmm(q_NQD, k_NKD.mT).mul_(q_NQD.size(-1) ** -0.5)
         score_NQK.view(rows, -1, *score_NQK.shape[1:]).add_(as_bias(keep, score_NQK.dtype))
-        weight_NQK = score_NQK.softmax(-1)
+        weight_NQK = score_NQK.softmax(-1, dtype=score_NQK.dtype)  # autocast on a GPU would widen it
         ctx.save_for_backward(q_NQD, k_NKD, v_NKD, weight_NQK)
         return torch.bmm(weight_NQK, v_NKD)
 
