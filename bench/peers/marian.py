@@ -42,7 +42,7 @@ def command(asked: dict[str, Any], folder: Path) -> list[str]:
         "maxi-batch": 1000,
         "maxi-batch-sort": "trg",
         "max-length": 512,
-        "workspace": 4000,
+        "workspace": 3000,
         "cpu-threads": asked["threads"],
         "disp-freq": "1u",
         "save-freq": "1000000u",
