@@ -73,8 +73,10 @@ def test_what_is_better(better: dict[str, float], worse: dict[str, float], metri
 
 def test_a_card_without_records(toy: Toy, tmp_path: Path) -> None:
     assert list(read_events(tmp_path / "nothing")) == []
-    (tmp_path / "torn").write_text('{"event": "train", "step": 1}\n[1]\n\n{"event": "tr')
-    assert list(read_events(tmp_path / "torn")) == [{"event": "train", "step": 1}]
+    (tmp_path / "torn").write_text(
+        '{"event": "train", "tokens": 1, "seconds": 1}\n{"event": "validate"}\n[1]\n\n{"event": "tr'
+    )
+    assert list(read_events(tmp_path / "torn")) == [{"event": "train", "tokens": 1, "seconds": 1}]
     assert "0 tokens" in said({**card(toy.run), "tokens_read": 0, "validation": None})
 
 

@@ -320,7 +320,11 @@ NUMBER = st.floats(1e-300, 1e300)
 @given(
     corpora=st.lists(
         st.builds(
-            CorpusSettings, source=WORD, keys=st.tuples(WORD, WORD), weight=NUMBER, seed=st.integers(0, 2**32 - 1)
+            CorpusSettings,
+            source=WORD,
+            keys=st.tuples(WORD, WORD),
+            weight=st.floats(1e-3, 1000),
+            seed=st.integers(0, 2**32 - 1),
         ),
         max_size=3,
     ),

@@ -19,15 +19,31 @@ EVERY_SCHEDULE = pytest.mark.parametrize("name", SCHEDULES)
 STEP, WARMUP, SHARE = st.integers(1, 100_000), st.integers(0, 5000), st.floats(0, 1)
 
 
-def rate_of(schedule: str, step: int, warmup: int, done: float = 0.0, lr: float = 1.0) -> float:
-    return rate(step, done, TrainSettings(schedule=schedule, warmup=warmup, lr=lr))
+def rate_of(schedule: str, step: int, warmup: int, done: float = 0.0, lr: float = 1.0, clock: float = 0.0) -> float:
+    return rate(step, TrainSettings(schedule=schedule, warmup=warmup, lr=lr), done=done, clock=clock)
+
+
+def ramp(step: int, warmup: int, _: float) -> float:
+    return min(1, step / warmup)
 
 
 FORMULAS = {
-    "inverse_sqrt": lambda step, warmup, _: min(step**-0.5, step * warmup**-1.5) * warmup**0.5,  # Vaswani 2017, 5.3
-    "cosine": lambda step, warmup, done: min(step / warmup, 1) * math.cos(math.pi * done / 2) ** 2,
-    "constant": lambda step, warmup, _: min(step / warmup, 1),
+    "inverse_sqrt": lambda step, warmup, done: ramp(step, warmup, done) * min(1, (warmup / step) ** 0.5),
+    "cosine": lambda step, warmup, done: ramp(step, warmup, done) * math.cos(math.pi * done / 2) ** 2,
+    "constant": ramp,
 }
+
+
+@given(step=STEP, warmup=st.integers(1, 2000))
+def test_inverse_sqrt_is_the_papers(step: int, warmup: int) -> None:
+    """Vaswani 2017, section 5.3, scaled to a peak of one."""
+    paper = min(step**-0.5, step * warmup**-1.5) * warmup**0.5
+    assert rate_of("inverse_sqrt", step, warmup) == pytest.approx(paper, rel=1e-9)
+
+
+def test_a_run_by_the_clock_warms_up_in_a_tenth_of_its_time() -> None:
+    assert rate_of("constant", 5, 1000, clock=0.1) == 1.0
+    assert rate_of("constant", 5, 1000, clock=0.05) == 0.5
 
 
 @EVERY_SCHEDULE
@@ -44,7 +60,7 @@ def test_every_schedule_has_its_formula() -> None:
 @EVERY_SCHEDULE
 @given(warmup=st.integers(2, 2000), done=st.floats(0, 0.9))
 def test_up_to_the_end_of_the_warm_up_and_never_above_the_peak(name: str, warmup: int, done: float) -> None:
-    rates = [rate_of(name, step, warmup, done) for step in (1, warmup // 2 + 1, warmup)]
+    rates = [rate_of(name, step, warmup) for step in (1, warmup // 2 + 1, warmup)]
     assert 0 < rates[0] < rates[-1] <= 1
     assert rates == sorted(rates)
     after = [rate_of(name, step, warmup, done) for step in (warmup, 2 * warmup, 50 * warmup)]

@@ -129,7 +129,7 @@ def test_a_damaged_folder_is_refused(kind: str, tmp_path: Path) -> None:
         with pytest.raises(Mistake, match=r"tokenizer\.json is damaged"):
             Tokenizers.load(tmp_path)
     index.write_text(json.dumps({"joint": {**json.loads(names)["joint"], "kind": "runes"}}))
-    with pytest.raises(Mistake, match="no tokenizer called 'runes'"):
+    with pytest.raises(Mistake, match=r"tokenizer\.json is damaged"):
         Tokenizers.load(tmp_path)
     with pytest.raises(Mistake, match=r"tokenizer\.json"):
         Tokenizers.load(tmp_path / "nowhere")

@@ -6,6 +6,7 @@ translator = dragoman.load("run")
 translator.translate(["A man walks his dog."])
 """
 
+import os
 from importlib import import_module
 from importlib.metadata import version
 from types import ModuleType
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from dragoman.types import Score as Score
 
 __version__ = version("dragoman")
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin ruin a crowded machine (docs/LOG.md)
 
 _HOMES = {
     "Hypothesis": "types",

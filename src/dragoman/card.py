@@ -18,6 +18,8 @@ from dragoman.models.build import parameters
 from dragoman.store import RunFolder, load_tensors
 from dragoman.translator import load
 
+KEYS = {"train": {"tokens", "seconds"}, "validate": {"loss", "perplexity", "bleu", "signature"}}  # what a record needs
+
 
 def card(run: str | Path) -> dict[str, Any]:
     folder = RunFolder(run)
@@ -27,7 +29,8 @@ def card(run: str | Path) -> dict[str, Any]:
     trained = [event for event in events if event["event"] == "train"]
     validated = [event for event in events if event["event"] == "validate"]
     best = max(validated, key=lambda event: goodness(event, recipe.train.metric), default=None)
-    last = trained[-1] if trained else {}
+    last = folder.state() or (trained[-1] if trained else {})  # a folder may come without its checkpoints
+    tokens, seconds = last.get("tokens") or 0, last.get("seconds") or 0.0
     return {
         "run": str(folder.path),
         "format": int(folder.format.read_text()),
@@ -39,9 +42,9 @@ def card(run: str | Path) -> dict[str, Any]:
         "data": {name: [corpus_name(c) for c in getattr(recipe.data, name)] for name in ("train", "dev")},
         "longest_source": translator.longest,
         "steps": int(load_tensors(folder.model)[1]["step"]),
-        "tokens_read": last.get("tokens", 0),
-        "train_seconds": last.get("seconds", 0.0),
-        "tokens_per_second": last.get("tokens_per_second", 0),
+        "tokens_read": tokens,
+        "train_seconds": seconds,
+        "tokens_per_second": round(tokens / seconds) if seconds else 0,
         "validation": best,
     }
 
@@ -49,9 +52,9 @@ def card(run: str | Path) -> dict[str, Any]:
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """The records of metrics.jsonl. A line that was torn when the machine went down is no record."""
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []:
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             event = json.loads(line)
-            if isinstance(event, dict) and "event" in event:
+            if isinstance(event, dict) and event.get("event") in KEYS and KEYS[event["event"]] <= set(event):
                 yield event
 
 

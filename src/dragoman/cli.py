@@ -14,7 +14,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -344,9 +344,14 @@ def outcome(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         say("dragoman: stopped")
         return 130
-    except BrokenPipeError:
+    except BrokenPipeError:  # the reader has gone, such as head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        say(f"dragoman: {error.strerror or error}" + (f": {error.filename!r}" if error.filename else ""))
+        with suppress(OSError):
+            sys.stdout.close()  # what it still holds cannot be written either
+        return 2
     except Exception as error:
         return misused(error) if hasattr(error, "format_message") else failed()
     return 0
@@ -373,7 +378,8 @@ def failed() -> int:
 
 
 def main() -> None:
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin ruin a crowded machine (docs/LOG.md)
+    if sys.stdin is None or sys.stdout is None:
+        sys.exit("dragoman: standard input and output must be open; use /dev/null for nothing")
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that files are tidied up
     try:

@@ -71,7 +71,7 @@ class CorpusSettings(Settings):
     phrasebook: Amount = 0
     split: str = ""  # of the phrasebook; by default the one that the recipe puts it under
     seed: Seed = 1  # of the phrasebook
-    weight: Positive = 1.0  # of 2.0: every pair twice an epoch; of 0.5: every other pair
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0  # of 2.0: every pair twice an epoch; of 0.5: every other pair
 
     def check(self, key: str) -> None:
         given = [name for name in ("source", "tsv", "jsonl", "phrasebook") if getattr(self, name)]
@@ -95,18 +95,18 @@ class DataSettings(Settings):
 
 class TokenizerSettings(Settings):
     kind: str = "bpe"
-    size: Annotated[int, Field(ge=8)] = 8000  # pieces of bpe and unigram; at most so many words or characters
+    size: Annotated[int, Field(ge=8, le=1_000_000)] = 8000  # pieces; at most so many words or characters
     joint: bool = True  # one vocabulary for both sides
     byte_fallback: bool = True  # what no piece covers is spelt in bytes, so that nothing is lost
     sampling: Fraction = 0.0  # bpe: chance of skipping a merge; unigram: spread of the samples; at training only
 
 
 class SearchSettings(Settings):
-    beam: Count = 4  # 1 is greedy
+    beam: Annotated[int, Field(ge=1, le=1000)] = 4  # 1 is greedy
     nbest: Count = 1
-    length_penalty: Annotated[float, Field(ge=0)] = 1.0  # score = logp / length ** length_penalty
-    max_ratio: Positive = 2.0  # an answer may have max_ratio * source tokens + max_extra tokens
-    max_extra: Amount = 16
+    length_penalty: Annotated[float, Field(ge=0, le=10)] = 1.0  # score = logp / length ** length_penalty
+    max_ratio: Annotated[float, Field(gt=0, le=100)] = 2.0  # answer tokens <= max_ratio * source tokens + max_extra
+    max_extra: Annotated[int, Field(ge=0, le=10_000)] = 16
 
 
 class TrainSettings(Settings):
@@ -114,7 +114,7 @@ class TrainSettings(Settings):
     steps: Amount = 100_000  # limits: whichever comes first; 0 is no limit
     epochs: Amount = 0
     minutes: Annotated[float, Field(ge=0)] = 0.0
-    tokens: Annotated[int, Field(ge=64)] = 8192  # of one batch, on the longer side, padding included
+    tokens: Annotated[int, Field(ge=64, le=10_000_000)] = 8192  # of one batch, on the longer side, padding included
     accumulate: Count = 1  # batches to one step
     lr: Positive = 5e-4  # the peak
     warmup: Amount = 1000  # steps
@@ -127,7 +127,7 @@ class TrainSettings(Settings):
     precision: Literal["auto", "float32", "bf16"] = "auto"
     device: str = "auto"  # auto, cpu, cuda, cuda:1, ...
     compile: Literal["auto"] | bool = "auto"
-    threads: Amount = 0  # 0: as PyTorch finds best
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0  # 0: as PyTorch finds best
     ema: Fraction = 0.0  # decay of the running mean of weights; 0 is off
     average: Amount = 0  # the model is the mean of this many best checkpoints; 0 or 1: the best one
     keep: Count = 3  # best checkpoints kept, beside the last

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,19 @@ def write_phrasebook(prefix: Path, *, count: int, split: str, seed: int, gold: b
 
 def write_columns(prefix: Path, endings: Sequence[str], rows: Iterable[Sequence[str]], report: Report) -> None:
     """One file for each column, written beside and renamed together at the end."""
+    if prefix.name in ("", ".."):
+        raise Mistake(f"--out {str(prefix)!r} is a folder; give the beginning of a file name, such as corpus/clean")
     paths = [prefix.with_name(f"{prefix.name}.{ending}") for ending in endings]
     beside = [path.with_name(path.name + ".part") for path in paths]
     broken = 0
     try:
         with ExitStack() as stack:
             files = [stack.enter_context(path.open("w", encoding="utf-8", newline="\n")) for path in beside]
-            for row in rows:
+            rows = iter(rows)
+            first = next(rows, None)
+            if first is None:
+                raise Mistake(f"no pair is left, so {str(prefix)!r} was not written; see which settings drop them all")
+            for row in chain([first], rows):
                 for file, text in zip(files, row, strict=True):
                     line = BREAK.sub(" ", text)
                     broken += line is not text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -19,9 +20,10 @@ from dragoman.text import phrasebook
 from dragoman.train.report import Report
 from dragoman.train.trainer import train
 from dragoman.translator import Translator, load
+from dragoman.types import Mistake
 
 RECIPE = Path("recipes/phrasebook-en-de.yaml")
-TEST_LINES = 1000
+TEST_LINES = 500
 SHOWN = 6
 SPLITS = {"test": "sentences not seen in training", "unseen": "words in constructions not seen with them"}
 
@@ -30,7 +32,11 @@ def demo(out: Path, overrides: list[str], console: Console) -> None:
     """Train, score, translate, draw. What is there already is not made again."""
     folder = RunFolder(out)
     report_file = out / "report.json"
-    if not report_file.exists():
+    if report_file.exists():
+        if overrides:
+            raise Mistake(f"{str(out)!r} holds a finished demo; remove it, or choose another --out to train anew")
+        console.print(f"The demo was trained before; what follows is from {out}.", highlight=False)
+    else:
         values = parse_yaml(recipe_text(), "the demo's recipe")
         for item in overrides:
             override(values, item)
@@ -46,7 +52,8 @@ def demo(out: Path, overrides: list[str], console: Console) -> None:
     show(translator, console)
     if sys.stdin.isatty() and sys.stdout.isatty():
         ask(translator, console)
-    console.print(NEXT.format(out=out), highlight=False)
+    command = "dragoman" if shutil.which("dragoman") else sys.argv[0]
+    console.print(NEXT.format(dragoman=command, out=out), highlight=False)
 
 
 def recipe_text() -> str:
@@ -56,14 +63,13 @@ def recipe_text() -> str:
 
 
 def score(out: Path, report_file: Path, console: Console) -> None:
-    console.print("Scoring it on two test sets.")
+    console.print(f"Scoring it on two test sets, {TEST_LINES} sentences each: a minute or less.")
     translator = load(out)
     results: dict[str, Any] = {split: on_phrasebook(translator, split, TEST_LINES, beam=None) for split in SPLITS}
-    seconds = [json.loads(line).get("seconds", 0.0) for line in RunFolder(out).metrics.read_text().splitlines()]
     report = {
         "bleu": {split: result["bleu"]["value"] for split, result in results.items()},
         "chrf": {split: result["chrf"]["value"] for split, result in results.items()},
-        "train_seconds": max(seconds, default=0.0),
+        "train_seconds": RunFolder(out).state()["seconds"],
         "parameters": parameters(translator.model),
         "results": results,
     }
@@ -81,12 +87,12 @@ def show(translator: Translator, console: Console) -> None:
         if one.text != phrase.target:
             console.print(f"   [dim]reference: {phrase.target}[/dim]", highlight=False)
     longest = max(found, key=lambda one: len(one.tokens) if len(one.source_tokens) <= 24 else 0)
-    console.print("\nWhere it looked while it wrote (source above, translation at the left):\n")
+    console.print("\nWhere it looked while it wrote (source above, translation at the left, brighter is more):\n")
     console.print(alignment_grid(longest))
 
 
 def ask(translator: Translator, console: Console) -> None:
-    console.print("Type an English sentence (an empty line ends this):")
+    console.print("Type an English sentence of words like these (an empty line ends this):")
     while line := console.input("> ").strip():
         one = translator.translate([line])[0]
         console.print(f"  {one.text}", highlight=False, markup=False)
@@ -94,7 +100,7 @@ def ask(translator: Translator, console: Console) -> None:
 
 NEXT = """
 What to type next:
-  dragoman translate {out} --input FILE          translate a file, line by line
-  dragoman evaluate {out} --phrasebook unseen    score it again, with signatures
-  dragoman info {out}                            what this model is
-  dragoman train RECIPE.yaml --out runs/mine     train on your own text (README.md shows a recipe)"""
+  {dragoman} translate {out} --input FILE         # a file, line by line
+  {dragoman} evaluate {out} --phrasebook unseen   # score it again, with signatures
+  {dragoman} info {out}                           # what this model is
+  {dragoman} train RECIPE.yaml --out runs/mine    # your own text (README.md shows a recipe)"""

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -41,6 +42,8 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         _remove(beside)
         write(beside)
         for file in [beside] if beside.is_file() else sorted(beside.rglob("*")):
+            if file.is_file():
+                file.chmod(0o666 & ~_umask())  # some writers make files that only their owner may read
             _sync(file)
         if beside.is_dir() and path.exists():
             _remove(path)
@@ -58,6 +61,12 @@ def unwritable(path: Path, error: Exception) -> Mistake:
         f"cannot write {str(path)!r} ({why}); what was saved before is whole: make room or choose another "
         "folder, then go on with --resume"
     )
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _sync(path: Path) -> None:
@@ -176,6 +185,11 @@ class RunFolder:
                 f"make its last line {DIGEST_LINE + CHANGED!r}"
             )
         return build(Recipe, parse_yaml(body, str(self.config)), where="")
+
+    def state(self) -> dict[str, Any]:
+        """What the newest checkpoint says of the run, or nothing where there is none."""
+        newest = max(self.checkpoints.glob("step-*/state.json"), default=None)
+        return read_json(newest) if newest else {}
 
     def save_model(self, weights: Mapping[str, Tensor], *, tokenizer: str, **about: str) -> None:
         save_tensors(self.model, weights, tokenizer=tokenizer, **about)

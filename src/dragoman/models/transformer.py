@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from dragoman.config import Amount, Count, Fraction, Settings, pick
@@ -32,9 +33,9 @@ class TransformerSettings(Settings):
     layers: Count = 6
     encoder_layers: Amount = 0  # 0: as many as `layers`
     decoder_layers: Amount = 0
-    width: Count = 512
+    width: Annotated[int, Field(ge=1, le=65_536)] = 512
     heads: Count = 8
-    feedforward_width: Amount = 0  # 0: four times the width
+    feedforward_width: Annotated[int, Field(ge=0, le=1_000_000)] = 0  # 0: four times the width
     dropout: Fraction = 0.1
     norm: str = "layer"
     norm_place: str = "pre"

@@ -30,12 +30,14 @@ def _frame() -> zstandard.ZstdDecompressionObj:
     return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()  # as wide as zstd --long=31
 
 
-class _Zstd(io.RawIOBase):
-    """The bytes inside a .zst file of one or more frames. Unlike zstandard's own reader, it notices a cut file."""
+class _Frames(io.RawIOBase):
+    """The bytes inside a .zst or .xz file of one or more frames. Unlike the libraries' own readers, it notices a file
+    that is cut, and one that is damaged after its first frame."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, begin: Callable[[], Any], padding: bytes = b"") -> None:
         self.file = path.open("rb")
-        self.frame = _frame()
+        self.begin, self.padding = begin, padding
+        self.frame = begin()
         self.begun = False
         self.ready = memoryview(b"")
 
@@ -46,8 +48,12 @@ class _Zstd(io.RawIOBase):
         while not self.ready:
             chunk = self.frame.unused_data if self.frame.eof else b""
             if self.frame.eof:
-                self.frame, self.begun = _frame(), False
+                self.frame, self.begun = self.begin(), False
             chunk = chunk or self.file.read(1 << 16)
+            if not self.begun:
+                chunk = chunk.lstrip(self.padding) if self.padding else chunk
+                if self.padding and not chunk and self.file.peek(1):
+                    continue
             if not chunk:
                 if self.begun:
                     raise EOFError
@@ -203,16 +209,18 @@ def fingerprint(corpus: CorpusSettings, *, split: str = "train", direction: str 
 
 
 def _identity(name: str) -> tuple[str, int, int]:
-    path = Path(name).resolve()
     try:
+        path = Path(name).resolve()
         stat = path.stat()
-    except OSError as error:
-        raise Mistake(f"{name!r} cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise Mistake(f"{name!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not (path.is_file() or path.is_dir()):
+        raise Mistake(f"{name!r} is not a plain file; training reads a corpus more than once, so write it to one")
     return str(path), stat.st_size, stat.st_mtime_ns
 
 
 OPENERS: dict[str, Callable[[Path], Any]] = {
     ".gz": gzip.open,
-    ".xz": lzma.open,
-    ".zst": lambda path: io.BufferedReader(_Zstd(path), 1 << 16),
+    ".xz": lambda path: io.BufferedReader(_Frames(path, lzma.LZMADecompressor, padding=b"\0"), 1 << 16),
+    ".zst": lambda path: io.BufferedReader(_Frames(path, _frame), 1 << 16),
 }

@@ -15,6 +15,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from dragoman.text.language import Languages
 from dragoman.text.seen import Seen
@@ -250,11 +251,11 @@ def render(found: Stats) -> RenderableType:
     for name, side in (("source", found.source), ("target", found.target)):
         row(f"{name} words", side.words, f"{side.total_words:,}", 0, "")
         row(f"{name} letters", side.characters, f"{side.total_characters:,}", 0, sparkline(side.histogram))
-    row("target : source", found.ratio, "", 2, sparkline(found.ratio_histogram))
+    row("target : source bytes", found.ratio, "", 2, sparkline(found.ratio_histogram))
     facts = Table.grid(padding=(0, 2))
     facts.add_row("repeated", f"{found.source.repeated:,} sources, {found.target.repeated:,} targets")
     facts.add_row("longest", f"source line {found.source.longest_line:,}, target line {found.target.longest_line:,}")
     facts.add_row("lengths go together", f"{found.length_correlation:.2f} (1 is fully, 0 not at all)")
     for note in found.notes:
-        facts.add_row("note", note)
+        facts.add_row("note", Text(note))
     return Group(table, facts)

@@ -19,6 +19,7 @@ from dragoman.text.subword_sampling import Lexicon, Sampler, bpe_dropout, unigra
 from dragoman.text.symbols import BYTES, SPACE, Tokenizer
 from dragoman.types import BOS, EOS, PAD, SPECIALS, UNK, Mistake
 
+LEARNT_AT_ONCE = 4000  # letters
 ESCAPE = "\ue581"  # of the private use area; itself escaped, so that the way back is exact
 ESCAPES = {ESCAPE: ESCAPE + "0", SPACE: ESCAPE + "1", "\u2585": ESCAPE + "2"}
 
@@ -35,6 +36,11 @@ def unescape(text: str) -> str:
         for character, code in reversed(ESCAPES.items()):
             text = text.replace(code, character)
     return text
+
+
+def in_parts(line: str) -> list[str]:
+    """The line in parts of a size that SentencePiece can learn from: a word of 65,536 letters would abort it."""
+    return [line[start : start + LEARNT_AT_ONCE] for start in range(0, len(line), LEARNT_AT_ONCE)]
 
 
 class Subword(Tokenizer):
@@ -70,7 +76,7 @@ class Subword(Tokenizer):
         model = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=map(escape, lines),
+                sentence_iterator=(escape(part) for line in lines for part in in_parts(line)),
                 model_writer=model,
                 model_type=cls.kind,
                 vocab_size=settings.size,
@@ -86,7 +92,7 @@ class Subword(Tokenizer):
                 num_threads=4,  # a constant: sums differ in their last digit with the number of threads
                 minloglevel=2,
             )
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             raise _mistake(str(error), settings) from None
         return cls(model.getvalue())
 

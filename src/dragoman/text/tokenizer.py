@@ -117,6 +117,10 @@ class Tokenizers:
             return cls(parts.get("joint") or parts["source"], parts.get("joint") or parts["target"])
         except FileNotFoundError as error:
             raise Mistake(f"there is no file {error.filename!r}; copy the whole folder again") from None
+        except OSError as error:
+            raise Mistake(
+                f"{error.filename!r} cannot be read ({error.strerror}); copy the whole folder again"
+            ) from None
         except (KeyError, TypeError, AttributeError, RuntimeError, UnicodeDecodeError, json.JSONDecodeError):
             raise Mistake(f"{folder / 'tokenizer.json'} is damaged; copy the whole folder again") from None
 

@@ -22,21 +22,21 @@ OPTIMIZERS: dict[str, Callable[[Parameters, TrainSettings], Optimizer]] = {
 
 
 def inverse_sqrt(step: int, warmup: int, done: float) -> float:  # noqa: ARG001
-    """Up in a line, then down as 1 / sqrt(step) (Vaswani 2017, section 5.3)."""
-    return min(step / warmup, math.sqrt(warmup / step))
+    """Down as 1 / sqrt(step) (Vaswani 2017, section 5.3)."""
+    return math.sqrt(warmup / max(step, warmup))
 
 
-def cosine(step: int, warmup: int, done: float) -> float:
-    """Down to nothing along a half wave that ends with the run; the warm-up is laid over its beginning.
+def cosine(step: int, warmup: int, done: float) -> float:  # noqa: ARG001
+    """Down to nothing along a half wave that ends with the run.
 
     A run with a limit in minutes comes down with the clock, so it gives the same quality, not the same bits, again.
     """
-    return min(step / warmup, 1.0) * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+    return 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
 
 
 def constant(step: int, warmup: int, done: float) -> float:  # noqa: ARG001
-    """Up in a line, then level."""
-    return min(step / warmup, 1.0)
+    """Level."""
+    return 1.0
 
 
 SCHEDULES: dict[str, Callable[[int, int, float], float]] = {
@@ -44,6 +44,7 @@ SCHEDULES: dict[str, Callable[[int, int, float], float]] = {
     "cosine": cosine,
     "constant": constant,
 }
+WARM_AT_MOST = 0.1  # of a run with a limit in minutes: one cannot know how many steps it will have
 
 
 def check(settings: TrainSettings) -> None:
@@ -58,9 +59,14 @@ def check(settings: TrainSettings) -> None:
         )
 
 
-def rate(step: int, done: float, settings: TrainSettings) -> float:
-    """The learning rate of a step, counted from 1; `done` is the share of the run's limit that is used up."""
-    return settings.lr * SCHEDULES[settings.schedule](step, max(settings.warmup, 1), done)
+def rate(step: int, settings: TrainSettings, *, done: float, clock: float = 0.0) -> float:
+    """The learning rate of a step, counted from 1: up in a line, then as the schedule has it.
+
+    `done` is the share of the run's limit that is used up, `clock` that of its minutes alone.
+    """
+    warmup = max(settings.warmup, 1)
+    warm = min(max(step / warmup, clock / WARM_AT_MOST), 1.0)
+    return settings.lr * warm * SCHEDULES[settings.schedule](step, warmup, done)
 
 
 def gradient_norm(parameters: Iterable[Tensor]) -> Tensor:

@@ -7,6 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -112,7 +113,8 @@ class Metrics:
     def close(self) -> None:
         for sink in (self.file, self.board):
             if sink:
-                sink.close()
+                with suppress(OSError):  # a disk that is full was said already
+                    sink.close()
         self.file = self.board = None
 
 
@@ -123,7 +125,7 @@ def _lines(path: Path) -> list[str]:
 def _step(line: str) -> float:
     try:
         return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return float("inf")  # a torn line: not kept
 
 

@@ -104,6 +104,8 @@ class Trainer:
         self.report.say(
             f"{parameters(self.stepper.model):,} parameters; {self.progress.choices}; until {self.settings.limit}"
         )
+        if 0 < self.settings.steps <= self.settings.warmup:
+            self.report.say(f"the run ends inside its warm-up: train.warmup={self.settings.warmup} should be far lower")
         self.report.begin(self.settings.steps, self.progress.step)
         try:
             with self.signals():
@@ -159,7 +161,8 @@ class Trainer:
 
     def try_update(self, some: list[Batch]) -> Update:
         step = self.progress.step + 1
-        rate = optim.rate(step, self.done(), self.settings)
+        clock = self.progress.seconds / self.settings.minutes / 60 if self.settings.minutes else 0.0
+        rate = optim.rate(step, self.settings, done=self.done(), clock=clock)
         while True:
             try:
                 return self.stepper.update(some, step, self.progress.scale * rate)
