@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 from dragoman.text.plan import Nominal, Plan
@@ -10,7 +11,7 @@ PREVIOUS, NEXT = -1, -2  # in a note: the word before the next node named, the w
 Token = tuple[str, int, int]  # word, node, node of its head (its own clause's head stands for itself)
 
 
-class Side:
+class Side(ABC):
     """Words in order. Subclasses know one language's order and forms."""
 
     __slots__ = ("above", "fused", "notes", "nouns", "references", "subjects", "tokens", "words", "written")
@@ -67,8 +68,9 @@ class Side:
         self.words = row
         self.written = " ".join(row).replace(" ,", ",").replace(" .", ".").replace(" ?", "?")
 
+    @abstractmethod
     def sentence(self, plan: Plan) -> None:
-        raise NotImplementedError
+        """Put the words of the plan in a row."""
 
     def places(self) -> dict[int, int]:
         return {token[1]: place for place, token in enumerate(self.tokens)}
