@@ -1,142 +1,38 @@
-"""Attention: every kernel gives the numbers of the readable one, and that one does what the paper says."""
+"""Attention with several heads: PyTorch's own numbers, in every width, and the lectures' plainest form."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from dragoman.nn.attention import (
-    KERNELS,
-    READABLE,
-    CrossAttention,
-    Kernel,
-    SelfAttention,
-    join_heads,
-    reference,
-    split_heads,
-    weights,
-)
-from dragoman.nn.mask import never_empty
-from tolerance import DEVICES, differ, same
+from dragoman.nn.attention import CrossAttention, SelfAttention, join_heads, split_heads
+from dragoman.nn.kernel import KERNELS
+from dragoman.nn.mask import Look, Rows, never_empty
+from dragoman.nn.position import POSITIONS
+from dragoman.nn.settings import AttentionSettings
+from tolerance import differ, same
 
 EVERY = pytest.mark.parametrize("name", KERNELS)
-DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-SHAPES = [(1, 1, 1, 1, 1), (2, 3, 5, 7, 4), (3, 2, 7, 5, 8), (2, 4, 33, 65, 16), (4, 2, 1, 9, 8)]  # B H Q K D
 
 
-def inputs(shape: tuple[int, ...], *, device: str = "cpu", seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    B, H, Q, K, D = shape
-    torch.manual_seed(seed)
-    q, k, v = (torch.randn(B, H, n, D, dtype=torch.float64, device=device) for n in (Q, K, K))
-    keep = never_empty(torch.rand(B, Q, K, device=device) < 0.4)[:, None]
-    return q, k, v, keep
+def of(**given: Any) -> AttentionSettings:
+    return AttentionSettings(**{"width": 8, "heads": 2, **given})
 
 
-def with_gradients(kernel: Kernel, tensors: list[Tensor], keep: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """What comes out, and the gradients of a weighted sum of it."""
-    leaves = [tensor.to(dtype).requires_grad_() for tensor in tensors]
-    out = kernel(*leaves, keep)
-    weight = torch.linspace(-1, 1, out.numel(), device=out.device, dtype=torch.float64).view_as(out)
-    (out * weight.to(dtype)).sum().backward()
-    return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+def self_attention(settings: AttentionSettings, *, ahead: bool = True) -> SelfAttention:
+    return SelfAttention(settings, POSITIONS[settings.position].relate, ahead=ahead)
 
 
-def test_every_fast_kernel_has_a_readable_twin() -> None:
-    assert set(READABLE) | {"reference"} == set(KERNELS)
-    assert set(READABLE.values()) == {"reference"}
+def places(B: int, T: int) -> Tensor:
+    return torch.arange(T).expand(B, T)
 
 
-@EVERY
-@DTYPES
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("device", DEVICES)
-def test_kernels_agree_in_outputs_and_gradients(
-    name: str, dtype: torch.dtype, shape: tuple[int, ...], device: str
-) -> None:
-    *tensors, keep = inputs(shape, device=device)
-    rounded = [tensor.to(dtype).double() for tensor in tensors]
-    expected = with_gradients(reference, rounded, keep, torch.float64)
-    found = with_gradients(KERNELS[name], tensors, keep, dtype)
-    for one, other in zip(found, expected, strict=True):
-        assert one.dtype == dtype
-        same(one, other)
-
-
-def test_the_reference_is_what_the_paper_says() -> None:
-    """Vaswani 2017, section 3.2.1, one query at a time: softmax(q k / sqrt(d)) v over the keys it may look at."""
-    q, k, v, keep = inputs((2, 3, 5, 7, 4))
-    out = reference(q, k, v, keep)
-    for b in range(2):
-        for h in range(3):
-            for i in range(5):
-                keys = [j for j in range(7) if keep[b, 0, i, j]]
-                score = torch.stack([(q[b, h, i] * k[b, h, j]).sum() / 4**0.5 for j in keys]).exp()
-                expected = sum(s * v[b, h, j] for s, j in zip(score / score.sum(), keys))
-                assert isinstance(expected, Tensor)
-                same(out[b, h, i], expected)
-
-
-@EVERY
-def test_what_is_not_kept_has_no_influence(name: str) -> None:
-    q, k, v, keep = inputs((2, 3, 5, 7, 4))
-    keep[:, :, :, 2:4] = False
-    keep[:, :, :, 0] = True
-    before = KERNELS[name](q, k, v, keep)
-    k[:, :, 2:4], v[:, :, 2:4] = 1e3, -1e3
-    same(KERNELS[name](q, k, v, keep), before)
-    differ(KERNELS[name](q, k, v, torch.ones_like(keep)), before)
-
-
-@EVERY
-def test_a_mask_may_be_one_for_all(name: str) -> None:
-    q, k, v, _ = inputs((2, 3, 5, 7, 4))
-    keep = torch.tensor([True, True, False, True, False, False, True])[None, None, None]
-    same(KERNELS[name](q, k, v, keep), reference(q, k, v, keep.expand(2, 1, 5, 7)))
-
-
-@EVERY
-def test_memory_may_lie_in_any_order(name: str) -> None:
-    """Heads are split by turning axes, so what a kernel gets is seldom contiguous; nor is the gradient it gets."""
-    q, k, v, keep = inputs((2, 3, 5, 7, 4))
-    turned = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in (q, k, v)]
-
-    def turning(*args: Tensor) -> Tensor:
-        return KERNELS[name](*args).transpose(1, 2).contiguous().transpose(1, 2)
-
-    found = with_gradients(turning, turned, keep, torch.float64)
-    for one, other in zip(found, with_gradients(reference, [q, k, v], keep, torch.float64), strict=True):
-        same(one, other)
-
-
-@EVERY
-def test_large_scores_stay_finite(name: str) -> None:
-    q, k, v, keep = inputs((2, 3, 5, 7, 4))
-    for tensor in with_gradients(KERNELS[name], [q * 1e3, k * 1e3, v], keep, torch.float32):
-        assert tensor.isfinite().all()
-
-
-@EVERY
-def test_gradients_are_those_of_finite_differences(name: str) -> None:
-    q, k, v, keep = inputs((1, 2, 3, 4, 2))
-    leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
-    assert torch.autograd.gradcheck(lambda *args: KERNELS[name](*args, keep), leaves)
-
-
-@EVERY
-def test_inputs_are_left_as_they_are(name: str) -> None:
-    tensors = inputs((2, 3, 5, 7, 4))
-    before = [tensor.clone() for tensor in tensors]
-    KERNELS[name](*tensors)
-    assert all(torch.equal(one, other) for one, other in zip(tensors, before))
-
-
-def test_weights_sum_to_one_over_what_is_kept() -> None:
-    q, k, _, keep = inputs((2, 3, 5, 7, 4))
-    weight = weights(q, k, keep)
-    same(weight.sum(-1), torch.ones(2, 3, 5, dtype=torch.float64))
-    assert (weight >= 0).all()
-    assert (weight.masked_select(~keep) == 0).all()
+def kept(*shape: int) -> Tensor:
+    torch.manual_seed(0)
+    return never_empty(torch.rand(*shape) < 0.4)[:, None]
 
 
 def test_heads_are_split_and_joined() -> None:
@@ -165,20 +61,20 @@ def stirred(module: nn.Module) -> nn.Module:
 
 @EVERY
 def test_self_attention_is_pytorchs(name: str) -> None:
-    module = SelfAttention(8, 2, KERNELS[name])
+    module = self_attention(of(kernel=name))
     stirred(module)
-    x_BTC, keep = torch.randn(3, 5, 8, dtype=torch.float64), inputs((3, 1, 5, 5, 1))[3]
+    x_BTC, keep = torch.randn(3, 5, 8, dtype=torch.float64), kept(3, 5, 5)
     twin = torch_attention(module.query_key_value, out=module.out, heads=2)
     expected, _ = twin(x_BTC, x_BTC, x_BTC, attn_mask=~keep.expand(3, 2, 5, 5).flatten(0, 1))
-    same(module(x_BTC, keep), expected)
+    same(module(x_BTC, places(3, 5), Look(keep)), expected)
 
 
 @EVERY
 def test_cross_attention_is_pytorchs(name: str) -> None:
-    module = CrossAttention(8, 2, KERNELS[name])
+    module = CrossAttention(of(kernel=name))
     stirred(module)
     x_BTC, memory_BSC = torch.randn(3, 5, 8, dtype=torch.float64), torch.randn(3, 7, 8, dtype=torch.float64)
-    keep = inputs((3, 1, 5, 7, 1))[3]
+    keep = kept(3, 5, 7)
     twin = torch_attention(module.query, module.key_value, out=module.out, heads=2)
     expected, looks = twin(
         x_BTC,
@@ -188,19 +84,63 @@ def test_cross_attention_is_pytorchs(name: str) -> None:
         average_attn_weights=False,
     )
     memory = module.look_up(memory_BSC)
-    same(module(x_BTC, memory, keep), expected)
-    same(module.weights(x_BTC, memory, keep), looks)
+    same(module(x_BTC, memory, Look(keep)), expected)
+    same(module.weights(x_BTC, memory, Look(keep)), looks)
 
 
 @EVERY
-def test_step_by_step_is_all_at_once(name: str) -> None:
-    module = SelfAttention(8, 2, KERNELS[name])
+@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize("projections", [True, False])
+def test_step_by_step_is_all_at_once(name: str, position: str, projections: bool) -> None:
+    scheme = POSITIONS[position].relate
+    if scheme.needs == "tree":
+        pytest.skip("a decoder has no trees")
+    module = self_attention(of(kernel=name, position=position, projections=projections, reach=3), ahead=False)
     stirred(module)
     N, T, K = 3, 6, 9
     x_NTC = torch.randn(N, T, 8, dtype=torch.float64)
-    causal = torch.ones(T, T, dtype=torch.bool).tril()
-    whole = module(x_NTC, causal[None, None])
-    cache = torch.full((2, N, 2, K, 4), 7.0, dtype=torch.float64)  # places not written yet hold anything
+    rows = Rows(torch.ones(N, T, dtype=torch.long), places(N, T), alone=True)
+    whole = module(x_NTC, rows.position_BT, module.look(rows))
+    cache = (torch.full((N, 2, K, 4), 7.0).double(), torch.full((N, 2, K, 4), 7.0).double())  # not written: anything
     for at in range(T):
-        keep = (torch.arange(K) <= at)[None, None, None]
-        same(module.step(x_NTC[:, at : at + 1], cache, at, keep), whole[:, at : at + 1])
+        same(module.step(x_NTC[:, at : at + 1], cache, at), whole[:, at : at + 1], torch.float32)
+
+
+@pytest.mark.parametrize(("query_width", "value_width"), [(4, 12), (16, 2), (0, 6), (2, 0)])
+def test_queries_and_values_have_widths_of_their_own(query_width: int, value_width: int) -> None:
+    settings = of(query_width=query_width, value_width=value_width)
+    both, cross = self_attention(settings), CrossAttention(settings)
+    q, k, v = both.split(torch.randn(3, 5, 8), places(3, 5))
+    assert q.shape == k.shape == (3, 2, 5, (query_width or 8) // 2)
+    assert v.shape == (3, 2, 5, (value_width or 8) // 2)
+    x_BTC = torch.randn(3, 5, 8)
+    assert both(x_BTC, places(3, 5), Look()).shape == x_BTC.shape
+    assert cross(x_BTC, cross.look_up(torch.randn(3, 7, 8)), Look()).shape == x_BTC.shape
+
+
+@EVERY
+def test_the_plainest_form_has_no_weights_at_all(name: str) -> None:
+    """q = k = v = x (lecture 9): output_i = sum_j softmax_j(x_i . x_j) x_j, in each head's share of the features."""
+    settings = of(kernel=name, projections=False, scaled=False, heads=1)
+    module = self_attention(settings)
+    assert not list(module.parameters())
+    x_BTC = torch.randn(3, 5, 8, dtype=torch.float64)
+    expected = (x_BTC @ x_BTC.mT).softmax(-1) @ x_BTC
+    same(module(x_BTC, places(3, 5), Look()), expected)
+    cross, memory_BSC = CrossAttention(settings), torch.randn(3, 7, 8, dtype=torch.float64)
+    expected = (x_BTC @ memory_BSC.mT).softmax(-1) @ memory_BSC
+    same(cross(x_BTC, cross.look_up(memory_BSC), Look()), expected)
+
+
+@EVERY
+def test_scaling_divides_scores_by_the_root_of_a_heads_width(name: str) -> None:
+    """With scaling off, queries half as long give what scaled ones give at a head width of 4."""
+    on, off = self_attention(of(kernel=name)), self_attention(of(kernel=name, scaled=False))
+    stirred(on)
+    off.double().load_state_dict(on.state_dict())
+    x_BTC = torch.randn(3, 5, 8, dtype=torch.float64)
+    differ(off(x_BTC, places(3, 5), Look()), on(x_BTC, places(3, 5), Look()))
+    with torch.no_grad():
+        off.query_key_value.weight[:8] /= 2
+        off.query_key_value.bias[:8] /= 2
+    same(off(x_BTC, places(3, 5), Look()), on(x_BTC, places(3, 5), Look()))

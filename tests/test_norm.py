@@ -5,15 +5,25 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dragoman.nn.norm import NORMS
-from tolerance import same
+from dragoman.nn.norm import NORMS, BatchNorm
+from tolerance import differ, same
 
 EVERY = pytest.mark.parametrize("name", NORMS)
+
+
+def layer(x: torch.Tensor) -> torch.Tensor:
+    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
+
+
 FORMULAS = {
-    "layer": lambda x: (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt(),
+    "layer": layer,
+    "layer_scalar": layer,
     "rms": lambda x: x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt(),
+    "scale": lambda x: x / x.pow(2).sum(-1, keepdim=True).sqrt() * x.size(-1) ** 0.5,
+    "batch": lambda x: (x - x.mean((0, 1))) / (x.var((0, 1), correction=0) + 1e-5).sqrt(),
     "none": lambda x: x,
 }
+LEARNED = {"layer": [(8,), (8,)], "layer_scalar": [(), ()], "rms": [(8,)], "scale": [()], "batch": [(8,), (8,)]}
 
 
 def test_every_norm_has_its_formula() -> None:
@@ -24,13 +34,53 @@ def test_every_norm_has_its_formula() -> None:
 @pytest.mark.parametrize("width", [2, 8, 33])
 def test_a_norm_is_its_formula(name: str, width: int) -> None:
     x_BTC = torch.randn(3, 4, width, dtype=torch.float64) * 3 + 1
-    same(NORMS[name](width).double()(x_BTC), FORMULAS[name](x_BTC))
+    same(NORMS[name](width).double()(x_BTC), FORMULAS[name](x_BTC), torch.float32)
+
+
+@pytest.mark.parametrize("name", ["layer", "layer_scalar"])
+def test_the_example_of_the_lectures(name: str) -> None:
+    """[100, 200, 100, 0] has mean 100 and variance 5000; with gain a and bias b the output is [b, 1.4 a + b, ...]."""
+    norm, x = NORMS[name](4), torch.tensor([[[100.0, 200.0, 100.0, 0.0]]])
+    assert [round(value, 1) for value in norm(x)[0, 0].tolist()] == [0.0, 1.4, 0.0, -1.4]
+    with torch.no_grad():
+        norm.weight.fill_(3.0)
+        norm.bias.fill_(7.0)
+    assert norm(x)[0, 0].tolist() == pytest.approx([7, 7 + 3 * 2**0.5, 7, 7 - 3 * 2**0.5], abs=1e-4)
 
 
 @EVERY
 def test_a_token_is_normed_alone(name: str) -> None:
+    """At use, whatever its neighbours are. At training batch norm looks at all of them, and it alone."""
     norm, x_BTC = NORMS[name](8), torch.randn(3, 4, 8)
+    norm(x_BTC)
+    norm.eval()
     same(norm(x_BTC)[1:2, 2:3], norm(x_BTC[1:2, 2:3]))
+
+
+def test_batch_norm_looks_at_real_tokens_only() -> None:
+    x_BTC = torch.randn(2, 5, 8)
+    real_BT = torch.tensor([[True] * 5, [True, True, False, False, False]])
+    stirred = torch.where(real_BT[..., None], x_BTC, 1e3)
+    one, other = NORMS["batch"](8), NORMS["batch"](8)
+    same(one(x_BTC, real_BT)[real_BT], other(stirred, real_BT)[real_BT])
+    flat = FORMULAS["batch"](x_BTC[real_BT][None])[0]
+    same(NORMS["batch"](8)(x_BTC, real_BT)[real_BT], flat)
+    for name, buffer in one.named_buffers():
+        same(buffer, other.get_buffer(name))
+
+
+def test_batch_norm_remembers_what_it_saw() -> None:
+    """After many batches it treats one token as it treated them; a batch of NaN leaves its memory as it was."""
+    norm = BatchNorm(8)
+    for _ in range(200):
+        norm(torch.randn(4, 16, 8) * 3 + 5)
+    before = norm.mean.clone()
+    differ(before, torch.zeros(8))
+    norm(torch.full((1, 2, 8), torch.nan))
+    assert torch.equal(norm.mean, before)
+    found = norm.eval()(torch.randn(50, 100, 8) * 3 + 5)
+    assert found.mean().item() == pytest.approx(0, abs=0.1)
+    assert found.std().item() == pytest.approx(1, abs=0.1)
 
 
 @EVERY
@@ -43,5 +93,5 @@ def test_zeros_are_no_trouble(name: str) -> None:
 
 @EVERY
 def test_a_norm_can_learn_its_scale(name: str) -> None:
-    shapes = {parameter.shape for parameter in NORMS[name](8).parameters()}
-    assert shapes == (set() if name == "none" else {torch.Size([8])})
+    shapes = [tuple(parameter.shape) for parameter in NORMS[name](8).parameters()]
+    assert shapes == LEARNED.get(name, [])

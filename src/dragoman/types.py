@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")  # every vocabulary begins with these four, in this order
+NO_WAY = -128  # between two tokens of which no tree is known, where ways through a tree are small integers
 
 
 class Mistake(ValueError):
@@ -32,20 +33,45 @@ class Stop(Exception):
         self.code = code
 
 
+class Tree(NamedTuple):
+    """A dependency tree over the words of a sentence. Heads count words from 1, as in CoNLL-U, and 0 is the root.
+
+    The words spell the sentence, spaces left out; one that has no letters of its own is "".
+    """
+
+    words: tuple[str, ...]
+    heads: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A sentence and its counterpart, as raw text."""
+    """A sentence and its counterpart, as raw text; the tree of the source, where one is known and wanted."""
 
     source: str
     target: str
+    tree: Tree | None = None
+
+
+class Links(NamedTuple):
+    """A tree as the tokens of a sentence see it: the word that each belongs to, from 1, and the head of each word.
+
+    A sentence without a tree has no heads, and its tokens belong to word 0.
+    """
+
+    word: NDArray[np.integer]
+    head: NDArray[np.integer]
 
 
 class Example(NamedTuple):
-    """A pair as token ids, without begin and end marks; `line` is its stable number in the corpus."""
+    """A pair as token ids, without begin and end marks; `line` is its stable number in the corpus.
+
+    `links` is there for all examples or for none: models that do not ask for trees need not carry them.
+    """
 
     source: NDArray[np.integer]
     target: NDArray[np.integer]
     line: int
+    links: Links | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +80,8 @@ class Batch:
 
     Segments count the pairs of a row from 1; segment 0 is padding. Positions restart at 0 in every segment.
     The target is shifted already: `target_in` begins with <s>, `target_out` ends with </s>.
-    One sentence per row is the same thing with one segment.
+    One sentence per row is the same thing with one segment: `alone` says that no row has more. `tree_BSS` holds, where
+    the model asks for trees, the way from each source token to each other (data/trees.py).
     """
 
     source_BS: Tensor
@@ -67,6 +94,9 @@ class Batch:
     pairs: int
     source_tokens: int
     target_tokens: int
+    alone: bool = False
+    depth_BS: Tensor | None = None  # of each source token in its dependency tree; 0: no tree is known
+    tree_BSS: Tensor | None = None
 
     @property
     def tokens(self) -> int:
@@ -74,9 +104,8 @@ class Batch:
         return self.source_tokens + self.target_tokens
 
     def to(self, device: torch.device) -> Batch:
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved = {k: v.to(device, non_blocking=True) for k, v in moved.items() if not isinstance(v, int)}
-        return replace(self, **moved)
+        held = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{k: v.to(device, non_blocking=True) for k, v in held.items() if hasattr(v, "to")})
 
 
 @dataclass(frozen=True, slots=True)

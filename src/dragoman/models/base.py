@@ -1,4 +1,4 @@
-"""What training, search and the lens ask of a sequence-to-sequence model, whatever its kind.
+"""What training, search and the lens ask of a model, whatever its kind.
 
 Shapes   B rows   S source width   T target width   C model width   N rows of a search   V vocabulary
 """
@@ -13,13 +13,17 @@ from torch import Tensor, nn
 from dragoman.types import Batch
 
 
-class Seq2Seq(nn.Module, ABC):
+class Model(nn.Module, ABC):
+    """Anything that training can teach. What it owns of the source side is called `encoder.` something."""
+
     project: nn.Linear  # states to logits; apart, so that the loss need not hold all logits at once
 
     @abstractmethod
     def forward(self, batch: Batch) -> Tensor:
         """States of every target position, before the projection to the vocabulary: states_BTC."""
 
+
+class Seq2Seq(Model):
     @abstractmethod
     def alignment(self, batch: Batch) -> Tensor:
         """Where each target token looked in the source: weight_BTS, each row of it summing to one."""
@@ -31,3 +35,8 @@ class Seq2Seq(nn.Module, ABC):
     @abstractmethod
     def step(self, token_N: Tensor, state: Any) -> tuple[Tensor, Any]:
         """One token in for every row; log-probabilities_NV of the next one and the new state out."""
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """All that a model is: what it learned, and what it measured on the way (the statistics of batch norm)."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}

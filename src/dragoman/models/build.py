@@ -8,21 +8,46 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from dragoman.config import Recipe, Settings, build, pick
-from dragoman.models.base import Seq2Seq
+from dragoman.models.base import Model
+from dragoman.models.heads import (
+    LanguageModel,
+    RnnClassifierSettings,
+    RnnLmSettings,
+    TextClassifier,
+    TransformerClassifierSettings,
+    TransformerLmSettings,
+)
+from dragoman.models.rnn import Rnn, RnnSettings
 from dragoman.models.transformer import Transformer, TransformerSettings
+from dragoman.nn.position import POSITIONS
+from dragoman.types import Mistake
 
 
 class Kind(NamedTuple):
-    settings: type[Any]
-    model: Callable[..., Seq2Seq]
-    layout: str  # how its batches are laid out (data/batch.py)
+    settings: type[Any]  # with `check()` and `layout`: how its batches are laid out (data/batch.py)
+    model: Callable[..., Model]
+    task: str  # translate, generate or classify
 
 
-MODELS = {"transformer": Kind(TransformerSettings, Transformer, "packed")}
+MODELS: dict[str, dict[str, Kind]] = {  # by kind, then by backbone; a kind with one way to build it has ""
+    "transformer": {"": Kind(TransformerSettings, Transformer, "translate")},
+    "rnn": {"": Kind(RnnSettings, Rnn, "translate")},
+    "lm": {
+        "transformer": Kind(TransformerLmSettings, LanguageModel, "generate"),
+        "rnn": Kind(RnnLmSettings, LanguageModel, "generate"),
+    },
+    "classifier": {
+        "transformer": Kind(TransformerClassifierSettings, TextClassifier, "classify"),
+        "rnn": Kind(RnnClassifierSettings, TextClassifier, "classify"),
+    },
+}
 
 
 def kind_of(model: dict[str, Any]) -> Kind:
-    return pick(MODELS, str(model.get("kind", "transformer")), "model.kind")
+    backbones = pick(MODELS, str(model.get("kind", "transformer")), "model.kind")
+    if "" in backbones:
+        return backbones[""]
+    return pick(backbones, str(model.get("backbone", "transformer")), "model.backbone")
 
 
 def settings_of(model: dict[str, Any]) -> Any:
@@ -32,13 +57,38 @@ def settings_of(model: dict[str, Any]) -> Any:
     return settings
 
 
+def layout_of(model: dict[str, Any]) -> str:
+    layout: str = settings_of(model).layout
+    return layout
+
+
+def asks_for_trees(model: dict[str, Any]) -> bool:
+    """Whether its batches are to carry the dependency trees of the sources."""
+    scheme = POSITIONS.get(model.get("position", ""))
+    return scheme is not None and scheme.relate.needs == "tree"
+
+
+def most_tokens(model: dict[str, Any]) -> int | None:
+    """Places that a model has for a sentence and the mark that goes with it; None where any length will do."""
+    settings = settings_of(model)
+    if not isinstance(settings, TransformerSettings):
+        return None
+    return settings.max_length if settings.position == "learned" or settings.attention == "linformer" else None
+
+
 def completed(recipe: Recipe) -> Recipe:
     """The recipe with every setting of its model written out."""
     filled: Settings = settings_of(recipe.model)
+    most, longest = most_tokens(recipe.model), recipe.data.max_length
+    if most is not None and longest >= most and kind_of(recipe.model).task != "generate":  # that one reads windows
+        raise Mistake(
+            f"data.max_length={longest} leaves no place for a sentence of that length and its mark in a model with "
+            f"model.max_length={most}; lower the one below the other"
+        )
     return recipe.model_copy(update={"model": filled.model_dump(mode="json")})
 
 
-def build_model(recipe: Recipe, *, source_size: int, target_size: int) -> Seq2Seq:
+def build_model(recipe: Recipe, *, source_size: int, target_size: int) -> Model:
     kind = kind_of(recipe.model)
     return kind.model(
         settings_of(recipe.model), source_size=source_size, target_size=target_size, joint=recipe.tokenizer.joint

@@ -1,4 +1,4 @@
-"""The Transformer of 2017 on packed rows: an encoder stack, a masked decoder stack that asks it, tied embeddings.
+"""The Transformer on packed rows: an encoder stack, a masked decoder stack that asks it, tied embeddings.
 
 Shapes   B rows   S source width   T target width   C model width   H heads   D head width   V vocabulary
          L layers   N rows of a search (B sentences x W beams)   K cache capacity
@@ -7,6 +7,7 @@ Shapes   B rows   S source width   T target width   C model width   H heads   D 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal, TypeVar
 
@@ -14,57 +15,93 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dragoman.config import Amount, Count, Fraction, Settings, pick
+from dragoman.config import Amount, Count, Fraction, pick
 from dragoman.models.base import Seq2Seq
-from dragoman.nn.attention import KERNELS, CrossAttention, SelfAttention
-from dragoman.nn.block import ACTIVATIONS, PLACES, FeedForward, Residual
+from dragoman.nn.attention import Cache, CrossAttention, SelfAttention
+from dragoman.nn.block import FEEDFORWARDS, PLACES, FeedForward, Residual
 from dragoman.nn.dropout import Dropout
-from dragoman.nn.mask import causal, never_empty, same_segment
+from dragoman.nn.kernel import KERNELS
+from dragoman.nn.mask import Look, Rows, across
 from dragoman.nn.norm import NORMS
-from dragoman.nn.position import POSITIONS
+from dragoman.nn.pattern import PATTERNS
+from dragoman.nn.position import POSITIONS, Scheme
+from dragoman.nn.settings import AttentionSettings
 from dragoman.types import Batch, Mistake
 
 M = TypeVar("M", bound=nn.Module)
 CAPACITY_STEP = 32  # a cache grows by so many places at a time; its size depends on the step alone
 
 
-class TransformerSettings(Settings):
+class TransformerSettings(AttentionSettings):
     kind: Literal["transformer"] = "transformer"
     layers: Count = 6
     encoder_layers: Amount = 0  # 0: as many as `layers`
     decoder_layers: Amount = 0
-    width: Annotated[int, Field(ge=1, le=65_536)] = 512
-    heads: Count = 8
+    shared: bool = False  # one layer's weights at every depth of a stack
     feedforward_width: Annotated[int, Field(ge=0, le=1_000_000)] = 0  # 0: four times the width
+    activation: str = "relu"  # of the feed-forward net
     dropout: Fraction = 0.1
     norm: str = "layer"
     norm_place: str = "pre"
-    activation: str = "relu"
-    position: str = "sinusoidal"
-    kernel: str = "auto"
-    tied: bool = (
-        True  # one matrix for target embeddings and output; for source embeddings too, if the vocabulary is joint
-    )
+    residual: bool = True
+    tied: bool = True  # one matrix for target embeddings and output; for source embeddings too, if they are joint
 
     def check(self) -> None:
-        if self.width % self.heads or self.width % 2:
-            raise Mistake(
-                f"model.width must be even and a multiple of model.heads, got width {self.width} and {self.heads} heads"
-            )
+        for name in ("width", "query_width", "value_width"):
+            if getattr(self, name) % self.heads:
+                raise Mistake(
+                    f"model.{name} must be a multiple of model.heads, got {getattr(self, name)} and {self.heads} heads"
+                )
         pick(NORMS, self.norm, "model.norm")
         pick(PLACES, self.norm_place, "model.norm_place")
-        pick(ACTIVATIONS, self.activation, "model.activation")
-        pick(POSITIONS, self.position, "model.position")
+        pick(FEEDFORWARDS, self.activation, "model.activation")
         pick(KERNELS, self.kernel, "model.kernel")
+        scheme = pick(POSITIONS, self.position, "model.position")
+        scheme.embed.check(self)
+        scheme.relate.check(self)
+        self.check_patterns()
+        if not self.projections and (self.query_width or self.value_width):
+            raise Mistake("model.projections=false leaves queries, keys and values as they are: drop their widths")
+
+    def check_patterns(self) -> None:
+        schemes = {"attention": POSITIONS[self.position], "decoder_attention": in_decoder(self)}
+        for name, scheme in schemes.items():
+            chosen = getattr(self, name)
+            pattern = pick(PATTERNS, chosen, f"model.{name}")
+            if name == "decoder_attention" and not pattern.causal:
+                able = ", ".join(kind for kind, each in PATTERNS.items() if each.causal)
+                raise Mistake(
+                    f"model.decoder_attention={chosen} would look ahead, which a decoder may not; choose one of: {able}"
+                )
+            if scheme.relate.needs not in pattern.tells:
+                raise Mistake(
+                    f"model.{name}={chosen} does not know the {scheme.relate.needs} of two tokens, which "
+                    f"model.position={self.position} asks for; choose another position, such as sinusoidal"
+                )
+
+    @property
+    def layout(self) -> str:
+        """Several sentences to a row, unless one of the patterns cannot tell them apart."""
+        kinds = (PATTERNS[self.attention], PATTERNS[self.decoder_attention])
+        return "packed" if all(kind.shares_rows for kind in kinds) else "padded"
+
+    @property
+    def encoder_depth(self) -> int:
+        return self.encoder_layers or self.layers
+
+    @property
+    def decoder_depth(self) -> int:
+        return self.decoder_layers or self.layers
 
 
 def residual(sublayer: M, settings: TransformerSettings) -> Residual[M]:
-    return Residual(sublayer, NORMS[settings.norm](settings.width), settings.norm_place, settings.dropout)
+    norm = NORMS[settings.norm](settings.width)
+    return Residual(sublayer, norm, place=settings.norm_place, skip=settings.residual, dropout=settings.dropout)
 
 
-def feedforward(settings: TransformerSettings) -> FeedForward:
-    inner = settings.feedforward_width or 4 * settings.width
-    return FeedForward(settings.width, inner, ACTIVATIONS[settings.activation])
+def feedforward(settings: TransformerSettings) -> Residual[FeedForward] | None:
+    kind = FEEDFORWARDS[settings.activation]
+    return residual(kind(settings.width, settings.feedforward_width or 4 * settings.width), settings) if kind else None
 
 
 class EncoderLayer(nn.Module):
@@ -72,46 +109,103 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
-        kernel = KERNELS[settings.kernel]
-        self.attention = residual(SelfAttention(settings.width, settings.heads, kernel), settings)
-        self.feedforward = residual(feedforward(settings), settings)
+        scheme = POSITIONS[settings.position]
+        self.attention = residual(SelfAttention(settings, scheme.relate, ahead=True), settings)
+        self.feedforward = feedforward(settings)
 
-    def forward(self, x_BSC: Tensor, keep: Tensor) -> Tensor:
-        out: Tensor = self.feedforward(self.attention(x_BSC, keep))
+    def forward(self, x_BSC: Tensor, rows: Rows, look: Look) -> Tensor:
+        x_BSC = self.attention(x_BSC, rows.real_BT, rows.position_BT, look)
+        out: Tensor = self.feedforward(x_BSC, rows.real_BT) if self.feedforward else x_BSC
         return out
 
 
 class DecoderLayer(nn.Module):
-    """Self-attention that does not look ahead, cross-attention to the source, and feed-forward."""
+    """Self-attention that does not look ahead, cross-attention to the source if there is one, and feed-forward."""
 
-    def __init__(self, settings: TransformerSettings) -> None:
+    def __init__(self, settings: TransformerSettings, *, cross: bool) -> None:
         super().__init__()
-        kernel = KERNELS[settings.kernel]
-        self.attention = residual(SelfAttention(settings.width, settings.heads, kernel), settings)
-        self.cross = residual(CrossAttention(settings.width, settings.heads, kernel), settings)
-        self.feedforward = residual(feedforward(settings), settings)
+        self.attention = residual(SelfAttention(settings, in_decoder(settings).relate, ahead=False), settings)
+        self.cross = residual(CrossAttention(settings), settings) if cross else None
+        self.feedforward = feedforward(settings)
 
-    def look_up(self, memory_BSC: Tensor) -> tuple[Tensor, Tensor]:
+    def look_up(self, memory_BSC: Tensor) -> Cache | None:
         """Keys and values of the source for this layer."""
-        return self.cross.sublayer.look_up(memory_BSC)
+        return self.cross.sublayer.look_up(memory_BSC) if self.cross else None
 
-    def forward(self, x_BTC: Tensor, memory_BSC: Tensor, keep: Tensor, cross_keep: Tensor) -> Tensor:
-        x_BTC = self.cross(self.attention(x_BTC, keep), self.look_up(memory_BSC), cross_keep)
-        out: Tensor = self.feedforward(x_BTC)
-        return out
+    def forward(self, x_BTC: Tensor, rows: Rows, look: Look, memory: Cache | None, cross_look: Look) -> Tensor:
+        x_BTC = self.attention(x_BTC, rows.real_BT, rows.position_BT, look)
+        return self.after(x_BTC, rows.real_BT, memory, cross_look)
 
-    def step(
-        self, x_BWC: Tensor, memory: tuple[Tensor, Tensor], cache: Tensor, at: int, keep: Tensor, cross_keep: Tensor
-    ) -> Tensor:
+    def after(self, x_BTC: Tensor, real_BT: Tensor | None, memory: Cache | None, cross_look: Look) -> Tensor:
+        """What follows self-attention."""
+        if self.cross and memory:
+            x_BTC = self.cross(x_BTC, real_BT, memory, cross_look)
+        return self.feedforward(x_BTC, real_BT) if self.feedforward else x_BTC
+
+    def step(self, x_BWC: Tensor, memory: Cache | None, cross_look: Look, cache: Cache, at: int) -> Tensor:
         """One token for every row. The W rows of a sentence ask its source together, as W queries."""
-        x_N1C = self.attention.around(x_BWC.flatten(0, 1)[:, None], self.attention.sublayer.step, cache, at, keep)
-        out: Tensor = self.feedforward(self.cross(x_N1C.view_as(x_BWC), memory, cross_keep))
+        x_N1C = self.attention.around(x_BWC.flatten(0, 1)[:, None], None, self.attention.sublayer.step, cache, at)
+        return self.after(x_N1C.view_as(x_BWC), None, memory, cross_look)
+
+    def looks(self, x_BTC: Tensor, rows: Rows, look: Look, memory: Cache, cross_look: Look) -> Tensor:
+        """Where each target token looks in the source, mean over heads: weights_BTS."""
+        assert self.cross
+        x_BTC = self.cross.inlet(self.attention(x_BTC, rows.real_BT, rows.position_BT, look), rows.real_BT)
+        return self.cross.sublayer.weights(x_BTC, memory, cross_look).float().mean(1)
+
+
+def in_decoder(settings: TransformerSettings) -> Scheme:
+    """A decoder's own position scheme: it has no trees, so there it counts in waves."""
+    scheme = POSITIONS[settings.position]
+    return POSITIONS["sinusoidal"] if scheme.relate.needs == "tree" else scheme
+
+
+def stacked(make: Callable[[], nn.Module], depth: int, *, shared: bool) -> nn.ModuleList:
+    """So many layers, or one of them so many times."""
+    return nn.ModuleList([make()] * depth if shared else [make() for _ in range(depth)])
+
+
+class Stack(nn.Module):
+    """Embeddings, layers and a last norm: what an encoder and a decoder have in common."""
+
+    def __init__(
+        self,
+        settings: TransformerSettings,
+        embedding: nn.Embedding,
+        scheme: Scheme,
+        layers: nn.ModuleList,
+    ) -> None:
+        super().__init__()
+        self.settings, self.layers = settings, layers
+        self.embedding = embedding
+        self.position = scheme.embed(settings)
+        self.dropout = Dropout(settings.dropout)
+        self.norm = NORMS[settings.norm if settings.norm_place == "pre" else "none"](settings.width)
+
+    def embed(self, ids_BT: Tensor, rows: Rows) -> Tensor:
+        x_BTC = self.embedding(ids_BT) * math.sqrt(self.settings.width)
+        out: Tensor = self.dropout(self.position(x_BTC, rows))
         return out
 
-    def looks(self, x_BTC: Tensor, memory_BSC: Tensor, keep: Tensor, cross_keep: Tensor) -> Tensor:
-        """Where each target token looks in the source, mean over heads: weights_BTS."""
-        x_BTC = self.cross.inlet(self.attention(x_BTC, keep))
-        return self.cross.sublayer.weights(x_BTC, self.look_up(memory_BSC), cross_keep).float().mean(1)
+    def look(self, rows: Rows) -> Look:
+        """Who may look at whom within the rows: the same in every layer."""
+        look: Look = self.layers[0].attention.sublayer.look(rows)  # type: ignore[union-attr,operator]
+        return look
+
+
+class Encoder(Stack):
+    """Source tokens in, one state for each out."""
+
+    def __init__(self, settings: TransformerSettings, embedding: nn.Embedding) -> None:
+        layers = stacked(lambda: EncoderLayer(settings), settings.encoder_depth, shared=settings.shared)
+        super().__init__(settings, embedding, POSITIONS[settings.position], layers)
+
+    def forward(self, ids_BS: Tensor, rows: Rows) -> Tensor:
+        x_BSC, look = self.embed(ids_BS, rows), self.look(rows)
+        for layer in self.layers:
+            x_BSC = layer(x_BSC, rows, look)
+        out: Tensor = self.norm(x_BSC, rows.real_BT)
+        return out
 
 
 @dataclass(frozen=True)
@@ -121,14 +215,70 @@ class State:
     A state serves for one step: the step writes into its caches.
     """
 
-    memory: list[tuple[Tensor, Tensor]]  # L x (k_BHSD, v_BHSD)
-    keep_B11S: Tensor
-    caches: list[Tensor]  # L x cache_2NHKD
+    memory: list[Cache | None]  # of each layer
+    look: Look  # at the sources
+    caches: list[Cache]
+    sentences: int
     at: int = 0
 
     def select(self, rows_N: Tensor) -> State:
         """The rows at these places. The rows of a sentence stay together, N / B of them to each."""
-        return replace(self, caches=[cache.index_select(1, rows_N) for cache in self.caches])
+        caches = [(k.index_select(0, rows_N), v.index_select(0, rows_N)) for k, v in self.caches]
+        return replace(self, caches=caches)
+
+
+class Decoder(Stack):
+    """Target tokens in, one state for each out, made of what stands before it and of the source, if there is one."""
+
+    def __init__(self, settings: TransformerSettings, embedding: nn.Embedding, *, cross: bool) -> None:
+        layers = stacked(lambda: DecoderLayer(settings, cross=cross), settings.decoder_depth, shared=settings.shared)
+        super().__init__(settings, embedding, in_decoder(settings), layers)
+
+    def forward(
+        self, ids_BT: Tensor, rows: Rows, memory_BSC: Tensor | None = None, source: Rows | None = None
+    ) -> Tensor:
+        x_BTC, look, cross_look = self.before(ids_BT, rows, source)
+        for layer in self.layers:
+            x_BTC = layer(x_BTC, rows, look, self.look_up(layer, memory_BSC), cross_look)
+        out: Tensor = self.norm(x_BTC, rows.real_BT)
+        return out
+
+    def before(self, ids_BT: Tensor, rows: Rows, source: Rows | None) -> tuple[Tensor, Look, Look]:
+        cross_look = across(rows, source) if source else Look()
+        return self.embed(ids_BT, rows), self.look(rows), cross_look
+
+    @staticmethod
+    def look_up(layer: nn.Module, memory_BSC: Tensor | None) -> Cache | None:
+        return None if memory_BSC is None else layer.look_up(memory_BSC)  # type: ignore[operator]
+
+    def looks(self, ids_BT: Tensor, rows: Rows, memory_BSC: Tensor, source: Rows) -> Tensor:
+        """Where each target token looked: cross-attention of the last layer but one, the one that aligns best."""
+        x_BTC, look, cross_look = self.before(ids_BT, rows, source)
+        *before, chosen = self.layers[: max(len(self.layers) - 1, 1)]
+        for layer in before:
+            x_BTC = layer(x_BTC, rows, look, self.look_up(layer, memory_BSC), cross_look)
+        looks: Tensor = chosen.looks(x_BTC, rows, look, self.look_up(chosen, memory_BSC), cross_look)  # type: ignore[operator]
+        return looks
+
+    def start(self, rows: int, memory_BSC: Tensor | None = None, source: Rows | None = None) -> State:
+        """Stand before the first target token of so many rows."""
+        like = self.embedding.weight if memory_BSC is None else memory_BSC
+        caches = [layer.attention.sublayer.empty(rows, like) for layer in self.layers]  # type: ignore[union-attr,operator]
+        look = across(source, source) if source else Look()
+        return State([self.look_up(layer, memory_BSC) for layer in self.layers], look, caches, rows)
+
+    def step(self, token_N: Tensor, state: State) -> tuple[Tensor, State]:
+        """One token in for every row; the states_NC that come after it and the new state out."""
+        at, caches = state.at, state.caches
+        if at % CAPACITY_STEP == 0:
+            caches = [tuple(nn.functional.pad(each, (0, 0, 0, CAPACITY_STEP)) for each in pair) for pair in caches]  # type: ignore[misc]
+        place_N1 = torch.full_like(token_N, at)[:, None]
+        x_N1C = self.embed(token_N[:, None], Rows(torch.ones_like(place_N1), place_N1, alone=True))
+        x_BWC = x_N1C.view(state.sentences, -1, x_N1C.size(-1))
+        for layer, memory, cache in zip(self.layers, state.memory, caches, strict=True):
+            x_BWC = layer.step(x_BWC, memory, state.look, cache, at)  # type: ignore[operator]
+        states_NC: Tensor = self.norm(x_BWC).flatten(0, 1)
+        return states_NC, replace(state, caches=caches, at=at + 1)
 
 
 class Transformer(Seq2Seq):
@@ -138,85 +288,46 @@ class Transformer(Seq2Seq):
         super().__init__()
         settings.check()
         self.settings = settings
-        width = settings.width
-        self.scale = math.sqrt(width)
-        self.position = POSITIONS[settings.position](width)
-        self.dropout = Dropout(settings.dropout)
-        self.target_embedding = nn.Embedding(target_size, width)
-        self.source_embedding = self.target_embedding if joint and settings.tied else nn.Embedding(source_size, width)
-        self.encoder = nn.ModuleList(EncoderLayer(settings) for _ in range(settings.encoder_layers or settings.layers))
-        self.decoder = nn.ModuleList(DecoderLayer(settings) for _ in range(settings.decoder_layers or settings.layers))
-        last = settings.norm if settings.norm_place == "pre" else "none"
-        self.encoder_norm, self.decoder_norm = NORMS[last](width), NORMS[last](width)
-        self.project = nn.Linear(width, target_size, bias=False)
-        self.initialise()
+        table = nn.Embedding(target_size, settings.width)
+        same = joint and settings.tied
+        self.decoder = Decoder(settings, table, cross=True)  # the first: a table that both read is called by its name
+        self.encoder = Encoder(settings, table if same else nn.Embedding(source_size, settings.width))
+        self.project = nn.Linear(settings.width, target_size, bias=False)
+        initialise(self)
         if settings.tied:
-            self.project.weight = self.target_embedding.weight
-
-    def initialise(self) -> None:
-        """Xavier for products, zero for biases, and embeddings that have unit size once scaled."""
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
-
-    def embed(self, table: nn.Embedding, ids_BT: Tensor, position_BT: Tensor) -> Tensor:
-        out: Tensor = self.dropout(self.position.embed(table(ids_BT) * self.scale, position_BT))
-        return out
-
-    def encode(self, source_BS: Tensor, segment_BS: Tensor, position_BS: Tensor) -> Tensor:
-        keep = same_segment(segment_BS, segment_BS)[:, None]
-        x_BSC = self.embed(self.source_embedding, source_BS, position_BS)
-        for layer in self.encoder:
-            x_BSC = layer(x_BSC, keep)
-        out: Tensor = self.encoder_norm(x_BSC)
-        return out
+            self.project.weight = table.weight
 
     def forward(self, batch: Batch) -> Tensor:
         """States of every target position, before the projection to the vocabulary: states_BTC."""
-        x_BTC, memory_BSC, keep, cross_keep = self.before_decoder(batch)
-        for layer in self.decoder:
-            x_BTC = layer(x_BTC, memory_BSC, keep, cross_keep)
-        out: Tensor = self.decoder_norm(x_BTC)
+        source = Rows.of_source(batch)
+        memory_BSC = self.encoder(batch.source_BS, source)
+        out: Tensor = self.decoder(batch.target_in_BT, Rows.of_target(batch), memory_BSC, source)
         return out
 
-    def before_decoder(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        segment_BT, position_BT = batch.target_segment_BT, batch.target_position_BT
-        memory_BSC = self.encode(batch.source_BS, batch.source_segment_BS, batch.source_position_BS)
-        keep = (same_segment(segment_BT, segment_BT) & causal(position_BT, position_BT))[:, None]
-        cross_keep = never_empty(same_segment(segment_BT, batch.source_segment_BS))[:, None]
-        return self.embed(self.target_embedding, batch.target_in_BT, position_BT), memory_BSC, keep, cross_keep
-
     def alignment(self, batch: Batch) -> Tensor:
-        """Where each target token looked: cross-attention of the last layer but one, the one that aligns best."""
-        x_BTC, *rest = self.before_decoder(batch)
-        chosen = max(len(self.decoder) - 2, 0)
-        for layer in self.decoder[:chosen]:
-            x_BTC = layer(x_BTC, *rest)
-        looks: Tensor = self.decoder[chosen].looks(x_BTC, *rest)  # type: ignore[operator]
-        return looks
+        source = Rows.of_source(batch)
+        memory_BSC = self.encoder(batch.source_BS, source)
+        return self.decoder.looks(batch.target_in_BT, Rows.of_target(batch), memory_BSC, source)
 
-    def start(self, source_BS: Tensor, keep_BS: Tensor) -> State:
+    def start(
+        self, source_BS: Tensor, keep_BS: Tensor, depth_BS: Tensor | None = None, tree_BSS: Tensor | None = None
+    ) -> State:
         """Read the sources, one to a row, and stand before the first target token."""
-        position_BS = torch.arange(source_BS.size(1), device=source_BS.device).expand_as(source_BS)
-        memory_BSC = self.encode(source_BS, keep_BS.long(), position_BS)
-        H, D = self.settings.heads, self.settings.width // self.settings.heads
-        caches = [memory_BSC.new_zeros(2, len(source_BS), H, 0, D) for _ in self.decoder]
-        memory = [layer.look_up(memory_BSC) for layer in self.decoder]  # type: ignore[operator]
-        return State(memory, never_empty(keep_BS[:, None])[:, None], caches)
+        rows = Rows.one_each(keep_BS, depth_BS, tree_BSS)
+        return self.decoder.start(len(source_BS), self.encoder(source_BS, rows), rows)
 
     def step(self, token_N: Tensor, state: State) -> tuple[Tensor, State]:
         """One token in for every row, log-probabilities_NV of the next one and the new state out."""
-        at, caches = state.at, state.caches
-        if at % CAPACITY_STEP == 0:
-            caches = [nn.functional.pad(cache, (0, 0, 0, CAPACITY_STEP)) for cache in caches]
-        keep = (torch.arange(caches[0].size(3), device=token_N.device) <= at)[None, None, None]
-        x_NC = self.embed(self.target_embedding, token_N, torch.full_like(token_N, at))
-        x_BWC = x_NC.view(len(state.keep_B11S), -1, x_NC.size(-1))
-        for layer, memory, cache in zip(self.decoder, state.memory, caches, strict=True):
-            x_BWC = layer.step(x_BWC, memory, cache, at, keep, state.keep_B11S)  # type: ignore[operator]
-        logits_NV = self.project(self.decoder_norm(x_BWC)).flatten(0, 1)
-        return logits_NV.float().log_softmax(-1), replace(state, caches=caches, at=at + 1)
+        states_NC, state = self.decoder.step(token_N, state)
+        return self.project(states_NC).float().log_softmax(-1), state
+
+
+def initialise(model: nn.Module) -> None:
+    """Xavier for products, zero for biases, and embeddings that have unit size once scaled."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)

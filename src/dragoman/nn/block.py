@@ -1,58 +1,97 @@
-"""What stands around attention: the feed-forward net and the residual wiring.
+"""What stands around attention: the feed-forward nets on a menu, and the residual wiring.
 
 Shapes   B batch   T tokens   C model width
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.nn.dropout import Dropout
 from dragoman.nn.linear import Linear
+from dragoman.nn.norm import Norm
 
 M = TypeVar("M", bound=nn.Module)
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 PLACES = {"pre": "pre", "post": "post"}  # norm before the sublayer, or after the residual sum (as in the paper)
 
 
 class FeedForward(nn.Module):
-    """Two products with an activation between them, on every token alone."""
+    """Two products on every token alone, and nothing between them: the net stays linear."""
 
-    def __init__(self, width: int, inner: int, activation: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, width: int, inner: int) -> None:
         super().__init__()
-        self.activation = activation
         self.wide = Linear(width, inner)
         self.narrow = Linear(inner, width)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        out: Tensor = self.narrow(self.activation(self.wide(x_BTC)))
+        out: Tensor = self.narrow(self.wide(x_BTC))
+        return out
+
+
+class Activated(FeedForward):
+    """Two products with an activation between them."""
+
+    activation: ClassVar[Callable[[Tensor], Tensor]]
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        out: Tensor = self.narrow(type(self).activation(self.wide(x_BTC)))
+        return out
+
+
+class Relu(Activated):
+    activation = F.relu
+
+
+class Gelu(Activated):
+    activation = F.gelu
+
+
+class SwiGlu(FeedForward):
+    """One half of the wide product lets the other through (Shazeer 2020); a third narrower, so as many parameters."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        inner = max(inner * 2 // 3, 1)
+        super().__init__(width, inner)
+        self.wide = Linear(width, 2 * inner)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        gate, value = self.wide(x_BTC).chunk(2, -1)
+        out: Tensor = self.narrow(F.silu(gate) * value)
         return out
 
 
 class Residual(nn.Module, Generic[M]):
-    """x + f(norm(x)) or norm(x + f(x)), with dropout on what f gives."""
+    """x + f(norm(x)) or norm(x + f(x)), with dropout on what f gives; without `skip` the x + is left out."""
 
-    def __init__(self, sublayer: M, norm: nn.Module, place: str, dropout: float) -> None:
+    def __init__(self, sublayer: M, norm: Norm, *, place: str, skip: bool, dropout: float) -> None:
         super().__init__()
-        self.sublayer, self.norm, self.place = sublayer, norm, place
+        self.sublayer, self.norm, self.place, self.skip = sublayer, norm, place, skip
         self.dropout = Dropout(dropout)
 
-    def forward(self, x_BTC: Tensor, *args: Any) -> Tensor:
-        return self.around(x_BTC, self.sublayer, *args)
+    def forward(self, x_BTC: Tensor, real_BT: Tensor | None, *args: Any) -> Tensor:
+        return self.around(x_BTC, real_BT, self.sublayer, *args)
 
-    def around(self, x_BTC: Tensor, function: Callable[..., Tensor], *args: Any) -> Tensor:
+    def around(self, x_BTC: Tensor, real_BT: Tensor | None, function: Callable[..., Tensor], *args: Any) -> Tensor:
         """The same wiring around another verb of the sublayer, such as its `step`."""
-        out: Tensor
-        if self.place == "pre":
-            out = self.dropout.add(x_BTC, function(self.norm(x_BTC), *args))
-        else:
-            out = self.norm(self.dropout.add(x_BTC, function(x_BTC, *args)))
+        y_BTC = function(self.inlet(x_BTC, real_BT), *args)
+        out: Tensor = self.dropout.add(x_BTC, y_BTC) if self.skip else self.dropout(y_BTC)
+        return out if self.place == "pre" else self.norm(out, real_BT)
+
+    def inlet(self, x_BTC: Tensor, real_BT: Tensor | None) -> Tensor:
+        """What the sublayer sees of x."""
+        out: Tensor = self.norm(x_BTC, real_BT) if self.place == "pre" else x_BTC
         return out
 
-    def inlet(self, x_BTC: Tensor) -> Tensor:
-        """What the sublayer sees of x."""
-        out: Tensor = self.norm(x_BTC) if self.place == "pre" else x_BTC
-        return out
+
+FEEDFORWARDS: dict[str, type[FeedForward] | None] = {
+    "relu": Relu,
+    "gelu": Gelu,
+    "swiglu": SwiGlu,
+    "identity": FeedForward,
+    "none": None,  # no feed-forward sublayer at all
+}

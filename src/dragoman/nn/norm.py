@@ -1,11 +1,110 @@
-"""Normalisation of activations. To add one: a module that takes the width, and a line in NORMS."""
+"""Normalisation of activations. To add one: a module that takes the width, and a line in NORMS.
 
-from collections.abc import Callable
+Shapes   B batch   T tokens   C model width   N real tokens
+Every norm is called with the activations and with `real_BT`, True where a token stands; only one of them asks for it.
+"""
 
-from torch import nn
+from __future__ import annotations
 
-NORMS: dict[str, Callable[[int], nn.Module]] = {
-    "layer": lambda width: nn.LayerNorm(width),
-    "rms": lambda width: nn.RMSNorm(width, eps=1e-6),
-    "none": nn.Identity,
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Norm(nn.Module):
+    """No normalisation at all."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002 - the menu's shape
+        return x_BTC
+
+
+class Layer(Norm):
+    """Mean 0 and variance 1 over the features of a token; then a gain and a bias for each feature (Ba 2016)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        return F.layer_norm(x_BTC, (self.width,), self.weight, self.bias)
+
+
+class LayerScalar(Norm):
+    """The same with one gain a and one bias b for all features, as the lectures write it: a (x - mean) / sd + b."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.weight, self.bias = nn.Parameter(torch.ones(())), nn.Parameter(torch.zeros(()))
+
+    def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        return self.weight * F.layer_norm(x_BTC, (self.width,)) + self.bias
+
+
+class Rms(Norm):
+    """Mean square 1 over the features, the mean left as it is; then a gain for each feature (Zhang 2019)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        return F.rms_norm(x_BTC, (self.width,), self.weight, eps=1e-6)
+
+
+class Scale(Norm):
+    """Every token's vector brought to one learned length (Nguyen 2019)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.weight = nn.Parameter(torch.tensor(width**0.5))
+
+    def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        return self.weight * F.normalize(x_BTC, dim=-1, eps=1e-5)
+
+
+class BatchNorm(Norm):
+    """Mean 0 and variance 1 of each feature over a batch's real tokens; at use, over those of training (Ioffe 2015).
+
+    At training a token therefore sees its neighbours, and a decoder's even what follows; at use it does not.
+    """
+
+    MOMENTUM = 0.1  # how much of the running statistics a batch replaces
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("variance", torch.ones(width))
+
+    def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:
+        mean, variance = self.mean, self.variance
+        if self.training:
+            real_BT1 = torch.ones_like(x_BTC[..., :1]) if real_BT is None else real_BT[..., None].to(x_BTC.dtype)
+            mean, variance = self.measure(x_BTC.float(), real_BT1.float())
+        return ((x_BTC - mean) * (variance + 1e-5).rsqrt() * self.weight + self.bias).to(x_BTC.dtype)
+
+    def measure(self, x_BTC: Tensor, real_BT1: Tensor) -> tuple[Tensor, Tensor]:
+        """Statistics of these tokens. The running ones move towards them, unless they are not numbers."""
+        count = real_BT1.sum()
+        mean = (x_BTC * real_BT1).sum((0, 1)) / count
+        variance = ((x_BTC - mean).square() * real_BT1).sum((0, 1)) / count
+        with torch.no_grad():
+            for running, now in ((self.mean, mean), (self.variance, variance)):
+                running.lerp_(torch.where(now.isfinite(), now, running), self.MOMENTUM)
+        return mean, variance
+
+
+NORMS: dict[str, type[Norm]] = {
+    "layer": Layer,
+    "layer_scalar": LayerScalar,
+    "rms": Rms,
+    "scale": Scale,
+    "batch": BatchNorm,
+    "none": Norm,
 }

@@ -1,0 +1,149 @@
+"""Half a model: a language model is a decoder without a source, a classifier an encoder with a label in the end.
+
+Either can be built from each backbone; its settings are those of the backbone and a few of its own.
+
+Shapes   B rows   S source width   T target width, or texts of a row   C model width   N rows of a search   V vocabulary
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor, nn
+
+from dragoman.config import Count, Settings, pick
+from dragoman.models.base import Model
+from dragoman.models.rnn import RecurrentEncoder, RecurrentStack, RnnSettings
+from dragoman.models.transformer import Decoder, Encoder, TransformerSettings, initialise
+from dragoman.nn.dropout import Dropout
+from dragoman.nn.mask import Rows
+from dragoman.nn.pool import POOLS
+from dragoman.types import Batch, Mistake
+
+
+def useless(settings: Settings, what: str, *names: str) -> None:
+    """A setting that would change nothing is refused: who sets it expects something of it."""
+    for name in names:
+        if getattr(settings, name) != type(settings).model_fields[name].default:
+            raise Mistake(f"model.{name} has no use in {what}; leave it out")
+
+
+class TransformerLmSettings(TransformerSettings):
+    kind: Literal["lm"] = "lm"  # type: ignore[assignment]
+    backbone: Literal["transformer"] = "transformer"
+    context: Count = 256  # tokens of a window of the text, and the most that are looked back at
+    bounded: ClassVar[bool] = True  # it looks back no further than its context
+
+    def check(self) -> None:
+        super().check()
+        useless(self, "a language model, which has no encoder", "encoder_layers", "attention")
+        if self.position == "tree":
+            raise Mistake("model.position=tree needs the tree of a whole sentence, which a language model has not read")
+        if self.position == "learned" and self.max_length < self.context:
+            raise Mistake(
+                f"model.context={self.context} is more than learned positions reach; "
+                f"raise model.max_length, which is {self.max_length}"
+            )
+
+    @property
+    def said_width(self) -> int:
+        """Of what goes to the projection."""
+        return self.width
+
+    def decoder(self, size: int) -> nn.Module:
+        return Decoder(self, nn.Embedding(size, self.width), cross=False)
+
+
+class TransformerClassifierSettings(TransformerSettings):
+    kind: Literal["classifier"] = "classifier"  # type: ignore[assignment]
+    backbone: Literal["transformer"] = "transformer"
+    pool: str = "mean"
+
+    def check(self) -> None:
+        super().check()
+        pick(POOLS, self.pool, "model.pool")
+        if self.position == "tree":
+            raise Mistake("model.position=tree needs trees beside the texts, which only translation takes so far")
+        useless(self, "a classifier, which has no decoder", "decoder_layers", "decoder_attention", "tied")
+
+    def encoder(self, size: int) -> nn.Module:
+        return Encoder(self, nn.Embedding(size, self.width))
+
+
+class RnnLmSettings(RnnSettings):
+    kind: Literal["lm"] = "lm"  # type: ignore[assignment]
+    backbone: Literal["rnn"] = "rnn"
+    context: Count = 256  # tokens of a window of the text at training; a state forgets nothing at its end
+    bounded: ClassVar[bool] = False
+    bidirectional: bool = False
+
+    def check(self) -> None:
+        super().check()
+        useless(self, "a language model, which has no encoder", "encoder_layers", "bidirectional", *OF_SOURCE)
+
+    def decoder(self, size: int) -> nn.Module:
+        return RecurrentStack(self, nn.Embedding(size, self.embedded_width))
+
+
+class RnnClassifierSettings(RnnSettings):
+    kind: Literal["classifier"] = "classifier"  # type: ignore[assignment]
+    backbone: Literal["rnn"] = "rnn"
+    pool: str = "mean"
+
+    def check(self) -> None:
+        super().check()
+        pick(POOLS, self.pool, "model.pool")
+        useless(self, "a classifier, which has no decoder", "decoder_layers", "tied", *OF_SOURCE)
+
+    def encoder(self, size: int) -> nn.Module:
+        return RecurrentEncoder(self, nn.Embedding(size, self.embedded_width))
+
+
+OF_SOURCE = ("bridge", "attention", "attention_width", "input_feeding")  # how a recurrent decoder meets a source
+
+
+class LanguageModel(Model):
+    """What comes next, given all that came before."""
+
+    def __init__(self, settings: Any, *, source_size: int, target_size: int, joint: bool) -> None:  # noqa: ARG002
+        super().__init__()
+        settings.check()
+        self.settings = settings
+        self.decoder = settings.decoder(target_size)
+        self.project = nn.Linear(settings.said_width, target_size, bias=False)
+        initialise(self)
+        if settings.tied:
+            self.project.weight = self.decoder.embedding.weight
+
+    def forward(self, batch: Batch) -> Tensor:
+        out: Tensor = self.decoder(batch.target_in_BT, Rows.of_target(batch))
+        return out
+
+    def start(self, source_BS: Tensor, keep_BS: Tensor) -> Any:  # noqa: ARG002 - search speaks of sources
+        """Stand before the first token, one row for each source; what the sources say does not matter."""
+        return self.decoder.start(len(source_BS))
+
+    def step(self, token_N: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """One token in for every row, log-probabilities_NV of the next one and the new state out."""
+        states_NC, state = self.decoder.step(token_N, state)
+        return self.project(states_NC).float().log_softmax(-1), state
+
+
+class TextClassifier(Model):
+    """One state for every text, pooled from those of its tokens; `project` turns it into a logit for each label."""
+
+    def __init__(self, settings: Any, *, source_size: int, target_size: int, joint: bool) -> None:  # noqa: ARG002
+        super().__init__()
+        settings.check()
+        self.settings, self.pool = settings, POOLS[settings.pool]
+        self.encoder = settings.encoder(source_size)
+        self.dropout = Dropout(settings.dropout)
+        self.project = nn.Linear(settings.width, target_size, bias=False)
+        initialise(self)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The state of the n-th text of a source row is at place n of the target row: states_BTC."""
+        rows = Rows.of_source(batch)
+        states_BSC = self.encoder(batch.source_BS, rows)
+        out: Tensor = self.dropout(self.pool(states_BSC, rows, batch.target_out_BT.size(1)))
+        return out

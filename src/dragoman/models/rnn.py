@@ -1,0 +1,324 @@
+"""Recurrent encoder-decoders: the bottleneck model, attention, input feeding. One sentence to a row.
+
+Shapes   B rows   S source width   T target width   E embedding width   C width of a state   O width of what is said
+         V vocabulary   N rows of a search (B sentences x W beams)   G width of all gates
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from dragoman.config import Amount, Count, Fraction, Settings, pick
+from dragoman.models.base import Seq2Seq
+from dragoman.models.transformer import initialise
+from dragoman.nn.dropout import Dropout
+from dragoman.nn.linear import Linear
+from dragoman.nn.mask import Rows
+from dragoman.nn.recurrent import CELLS, NONLINEARITIES, Cell, Ends, Reader, Stack, States
+from dragoman.nn.scores import SCORES, Attention, Source
+from dragoman.types import Batch, Mistake
+
+Width = Annotated[int, Field(ge=0, le=65_536)]
+
+
+class RnnSettings(Settings):
+    kind: Literal["rnn"] = "rnn"
+    cell: str = "lstm"
+    nonlinearity: str = "tanh"  # of the vanilla cell; the others have their own
+    initial_state: Literal["zero", "learned"] = "zero"
+    layers: Count = 1
+    encoder_layers: Amount = 0  # 0: as many as `layers`
+    decoder_layers: Amount = 0
+    width: Annotated[int, Field(ge=1, le=65_536)] = 512  # of a state; both directions of an encoder together
+    embedding_width: Width = 0  # 0: the width
+    bidirectional: bool = True  # the encoder's; a decoder cannot look ahead
+    bridge: str = "linear"  # how the decoder's first state comes from the encoder's last
+    attention: str = "additive"
+    attention_width: Width = 0  # of additive scores; 0: the width
+    input_feeding: bool = False  # what is said at a step goes into the next one too
+    dropout: Fraction = 0.2  # of embeddings, between layers, and of what is said
+    tied: bool = True  # one matrix for target embeddings and output; for source embeddings too, if they are joint
+
+    def check(self) -> None:
+        pick(CELLS, self.cell, "model.cell")
+        pick(NONLINEARITIES, self.nonlinearity, "model.nonlinearity")
+        pick(BRIDGES, self.bridge, "model.bridge")
+        pick(SCORES, self.attention, "model.attention")
+        if self.bidirectional and self.width % 2:
+            raise Mistake(
+                f"model.bidirectional=true gives each direction half of model.width: make it even, got {self.width}"
+            )
+        if self.cell != "vanilla" and self.nonlinearity != "tanh":
+            raise Mistake(
+                f"model.nonlinearity={self.nonlinearity} is for model.cell=vanilla; leave it out with {self.cell}"
+            )
+        if self.attention != "additive" and self.attention_width:
+            raise Mistake(
+                f"model.attention_width is for model.attention=additive, not for {self.attention}; leave it out"
+            )
+        if self.attention == "none" and self.bridge == "none":
+            raise Mistake(
+                "with model.attention=none and model.bridge=none the decoder never sees the source; change one of them"
+            )
+
+    @property
+    def layout(self) -> str:
+        return "padded"
+
+    @property
+    def encoder_depth(self) -> int:
+        return self.encoder_layers or self.layers
+
+    @property
+    def decoder_depth(self) -> int:
+        return self.decoder_layers or self.layers
+
+    @property
+    def embedded_width(self) -> int:
+        return self.embedding_width or self.width
+
+    @property
+    def said_width(self) -> int:
+        """Of what goes to the projection: a tied one has the width of the embeddings."""
+        return self.embedded_width if self.tied else self.width
+
+
+def cell_of(settings: RnnSettings, *, learned: bool) -> Callable[[int, int], Cell]:
+    return partial(CELLS[settings.cell], nonlinearity=settings.nonlinearity, learned=learned)
+
+
+def stack_of(settings: RnnSettings, *, learned: bool) -> Stack:
+    """The decoder's cells, the lowest of which reads embeddings."""
+    make, width = cell_of(settings, learned=learned), settings.width
+    higher = [make(width, width) for _ in range(settings.decoder_depth - 1)]
+    return Stack([make(settings.embedded_width, width), *higher], settings.dropout)
+
+
+class Embedded(nn.Module):
+    """Token ids to vectors of unit size, with dropout: what all of the following begin with."""
+
+    def __init__(self, settings: RnnSettings, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.settings, self.embedding = settings, embedding
+        self.dropout = Dropout(settings.dropout)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.dropout(self.embedding(ids) * math.sqrt(self.embedding.embedding_dim))
+        return out
+
+
+class RecurrentEncoder(Embedded):
+    """Source tokens in, one state for each out."""
+
+    def __init__(self, settings: RnnSettings, embedding: nn.Embedding) -> None:
+        super().__init__(settings, embedding)
+        make = cell_of(settings, learned=settings.initial_state == "learned")
+        widths = [settings.embedded_width, *[settings.width] * (settings.encoder_depth - 1)]
+        self.layers = nn.ModuleList(
+            Reader(make, width, settings.width, bidirectional=settings.bidirectional) for width in widths
+        )
+
+    def forward(self, ids_BS: Tensor, rows: Rows) -> Tensor:
+        memory_BSC: Tensor = self.read(ids_BS, rows)[0]
+        return memory_BSC
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def read(self, ids_BS: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+        """The states, memory_BSC, and what the top layer says once all is read, each end's half of it, last_BC."""
+        ends = Ends(rows)
+        x_BSC = self.embed(ids_BS)
+        for number, layer in enumerate(self.layers):
+            x_BSC, last_BC = layer(self.dropout(x_BSC) if number else x_BSC, ends)
+        return x_BSC, last_BC
+
+
+class Bridge(nn.Module):
+    """From the encoder to the decoder's first state. This one is not there: the decoder starts as from nothing."""
+
+    linked = False
+
+    def __init__(self, settings: RnnSettings) -> None:
+        super().__init__()
+        self.depth, self.parts, self.width = settings.decoder_depth, CELLS[settings.cell].parts, settings.width
+
+    def forward(self, last_BC: Tensor, first: States) -> States:  # noqa: ARG002 - the menu's shape
+        return first
+
+
+class Copy(Bridge):
+    """Every layer starts from what the encoder said last."""
+
+    linked = True
+
+    def forward(self, last_BC: Tensor, first: States) -> States:  # noqa: ARG002 - the menu's shape
+        return [(last_BC,) * self.parts] * self.depth
+
+
+class LinearBridge(Bridge):
+    """Every part of every layer's state is a linear map of what the encoder said last, with tanh."""
+
+    linked = True
+
+    def __init__(self, settings: RnnSettings) -> None:
+        super().__init__(settings)
+        self.out = Linear(self.width, self.depth * self.parts * self.width)
+
+    def forward(self, last_BC: Tensor, first: States) -> States:  # noqa: ARG002 - the menu's shape
+        states_BLPC = torch.tanh(self.out(last_BC)).view(-1, self.depth, self.parts, self.width)
+        return [layer_BPC.unbind(1) for layer_BPC in states_BLPC.unbind(1)]
+
+
+@dataclass(frozen=True)
+class State:
+    """What a search carries from step to step. The source stays one per sentence."""
+
+    layers: States
+    source: Source | None = None
+    said_NO: Tensor | None = None  # at the last step, where it is fed to the next one
+
+    def select(self, rows_N: Tensor) -> State:
+        """The rows at these places. The rows of a sentence stay together, N / B of them to each."""
+        layers = [tuple(part_NC.index_select(0, rows_N) for part_NC in layer) for layer in self.layers]
+        said_NO = None if self.said_NO is None else self.said_NO.index_select(0, rows_N)
+        return replace(self, layers=layers, said_NO=said_NO)
+
+
+class RecurrentDecoder(Embedded):
+    """Target tokens in; out comes what is said after each, made of the state and of what the state reads in the source.
+
+    Without input feeding the whole target runs through the fused kernel and looks at the source at once; with it, step
+    by step.
+    """
+
+    def __init__(self, settings: RnnSettings, embedding: nn.Embedding) -> None:
+        super().__init__(settings, embedding)
+        width = settings.width
+        self.bridge = BRIDGES[settings.bridge](settings)
+        self.stack = stack_of(settings, learned=settings.initial_state == "learned" and not self.bridge.linked)
+        score = SCORES[settings.attention](width, width, settings.attention_width or width)
+        self.attention = Attention(score, width)
+        self.join = Linear(self.attention.width + width, settings.said_width)
+        gates = self.stack.each()[0].gates * width
+        self.feed = Linear(settings.said_width, gates, bias=False) if settings.input_feeding else None
+
+    def say(self, state_BTC: Tensor, source: Source) -> Tensor:
+        """tanh(W [a; s] + b): the state joined with what it reads."""
+        out: Tensor = self.dropout(torch.tanh(self.join(self.attention(state_BTC, source))))
+        return out
+
+    def before(self, memory_BSC: Tensor, last_BC: Tensor, keep_BS: Tensor) -> tuple[Source, States]:
+        return self.attention.look_up(memory_BSC, keep_BS), self.bridge(last_BC, self.stack.first(len(last_BC)))
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, ids_BT: Tensor, source: Source, states: States) -> tuple[Tensor, Tensor]:
+        """The top layer's states, which look at the source, and what is said: state_BTC, said_BTO."""
+        x_BTE = self.embed(ids_BT)
+        if self.feed:
+            return self.step_by_step(x_BTE, source, states)
+        state_BTC = self.stack(x_BTE, states)
+        return state_BTC, self.say(state_BTC, source)
+
+    def step_by_step(self, x_BTE: Tensor, source: Source, states: States) -> tuple[Tensor, Tensor]:
+        read_TBG = self.stack.each()[0].read(x_BTE.transpose(0, 1).contiguous())
+        tops, said = [], [self.nothing(len(x_BTE))]
+        for read_BG in read_TBG.unbind():
+            top_BC, said_BO, states = self.advance(read_BG, said[-1], states, source)
+            tops.append(top_BC)
+            said.append(said_BO)
+        return torch.stack(tops, 1), torch.stack(said[1:], 1)
+
+    def advance(
+        self, read_NG: Tensor, said_NO: Tensor | None, states: States, source: Source
+    ) -> tuple[Tensor, Tensor, States]:
+        """One token on: the top layer's state, what is said, and all states. The rows of a sentence look together."""
+        if self.feed and said_NO is not None:
+            read_NG = read_NG + self.feed(said_NO)
+        top_NC, states = self.stack.advance(read_NG, states)
+        top_BWC = top_NC.view(len(source.value_BSM), -1, top_NC.size(-1))
+        return top_NC, self.say(top_BWC, source).flatten(0, 1), states
+
+    def nothing(self, rows: int) -> Tensor:
+        """What was said before the first token."""
+        return self.join.weight.new_zeros(rows, self.settings.said_width)
+
+    def step(self, token_N: Tensor, state: State) -> tuple[Tensor, State]:
+        """One token in for every row; what is said after it, said_NO, and the new state out."""
+        assert state.source
+        read_NG = self.stack.each()[0].read(self.embed(token_N))
+        _, said_NO, layers = self.advance(read_NG, state.said_NO, state.layers, state.source)
+        return said_NO, State(layers, state.source, said_NO if self.feed else None)
+
+
+class RecurrentStack(Embedded):
+    """A decoder without a source, for a language model: what is said after each token, said_BTO."""
+
+    def __init__(self, settings: RnnSettings, embedding: nn.Embedding) -> None:
+        super().__init__(settings, embedding)
+        self.stack = stack_of(settings, learned=settings.initial_state == "learned")
+        widths = settings.width, settings.said_width
+        self.out = Linear(*widths) if widths[0] != widths[1] else nn.Identity()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, ids_BT: Tensor, rows: Rows) -> Tensor:
+        assert rows.alone
+        out: Tensor = self.dropout(self.out(self.stack(self.embed(ids_BT), self.stack.first(len(ids_BT)))))
+        return out
+
+    def start(self, rows: int) -> State:
+        return State(self.stack.first(rows))
+
+    def step(self, token_N: Tensor, state: State) -> tuple[Tensor, State]:
+        top_NC, layers = self.stack.step(self.embed(token_N), state.layers)
+        return self.out(top_NC), State(layers)
+
+
+class Rnn(Seq2Seq):
+    """Source rows in, target states out; `project` turns states into logits."""
+
+    def __init__(self, settings: RnnSettings, *, source_size: int, target_size: int, joint: bool) -> None:
+        super().__init__()
+        settings.check()
+        self.settings = settings
+        table = nn.Embedding(target_size, settings.embedded_width)
+        same = joint and settings.tied
+        self.decoder = RecurrentDecoder(settings, table)  # the first: a table that both read is called by its name
+        self.encoder = RecurrentEncoder(settings, table if same else nn.Embedding(source_size, settings.embedded_width))
+        self.project = nn.Linear(settings.said_width, target_size, bias=False)
+        initialise(self)
+        if settings.tied:
+            self.project.weight = table.weight
+
+    def look_up(self, source_BS: Tensor, rows: Rows) -> tuple[Source, States]:
+        memory_BSC, last_BC = self.encoder.read(source_BS, rows)
+        return self.decoder.before(memory_BSC, last_BC, rows.real_BT)
+
+    def forward(self, batch: Batch) -> Tensor:
+        source, states = self.look_up(batch.source_BS, Rows.of_source(batch))
+        said_BTO: Tensor = self.decoder(batch.target_in_BT, source, states)[1]
+        return said_BTO
+
+    def alignment(self, batch: Batch) -> Tensor:
+        source, states = self.look_up(batch.source_BS, Rows.of_source(batch))
+        state_BTC, _ = self.decoder(batch.target_in_BT, source, states)
+        return self.decoder.attention.weights(state_BTC, source).float()
+
+    def start(self, source_BS: Tensor, keep_BS: Tensor) -> State:
+        """Read the sources, one to a row, and stand before the first target token."""
+        source, states = self.look_up(source_BS, Rows.one_each(keep_BS))
+        return State(states, source, self.decoder.nothing(len(source_BS)) if self.decoder.feed else None)
+
+    def step(self, token_N: Tensor, state: State) -> tuple[Tensor, State]:
+        """One token in for every row, log-probabilities_NV of the next one and the new state out."""
+        said_NO, state = self.decoder.step(token_N, state)
+        return self.project(said_NO).float().log_softmax(-1), state
+
+
+BRIDGES: dict[str, type[Bridge]] = {"linear": LinearBridge, "copy": Copy, "none": Bridge}

@@ -1,0 +1,217 @@
+"""What every model of every menu promises: one list of laws, run over all of them.
+
+A new entry of a menu is in these tests without a line being added here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dragoman.config import TrainSettings
+from dragoman.models.base import Model, tensors_of
+from dragoman.models.build import kind_of, settings_of
+from dragoman.store import load_tensors, save_tensors
+from dragoman.train.choices import Choices
+from dragoman.train.step import Stepper, put
+from dragoman.types import Batch, Mistake
+from tolerance import DEVICES, differ, same
+from toy_models import (
+    RNN,
+    SMALL_RNN,
+    SMALL_TRANSFORMER,
+    TRANSFORMER,
+    Section,
+    built,
+    cases,
+    laid,
+    loss_of,
+    some_examples,
+    states_of,
+)
+
+CASES = cases()
+EVERY = pytest.mark.parametrize("section", CASES.values(), ids=CASES.keys())
+WRITERS = {name: section for name, section in CASES.items() if kind_of(section).task != "classify"}
+EVERY_WRITER = pytest.mark.parametrize("section", WRITERS.values(), ids=WRITERS.keys())
+ALONE = [[item] for item in range(6)]
+PACKED = [[0, 1, 2], [3], [], [4, 5]]
+
+
+def packed(section: Section) -> list[list[int]]:
+    return PACKED if settings_of(section).layout == "packed" else ALONE
+
+
+@EVERY
+@pytest.mark.parametrize("device", DEVICES)
+def test_forward_and_backward_reach_every_weight(section: Section, device: str) -> None:
+    model = built(section, dtype=torch.float32).to(device)
+    batch = laid(section, packed(section), some_examples(section), spare=3).to(torch.device(device))
+    loss_of(model, batch).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+    reached = [name for name, parameter in model.named_parameters() if parameter.grad.abs().sum() > 0]
+    idle = {name for name, _ in model.named_parameters()} - set(reached)
+    assert not {name for name in idle if not may_rest(name, section)}, idle
+
+
+def may_rest(name: str, section: Section) -> bool:
+    """Weights that a batch may leave alone: rows of tables, a unit of ReLU that is off, a bias that softmax ignores;
+    and what a cell does with its state, where only the token that it reads first is asked."""
+    one_end = section.get("pool") in ("first", "last") and "hidden" in name
+    return name.endswith(("_RD", ".bias")) or "table" in name or one_end
+
+
+@EVERY
+@pytest.mark.parametrize("device", DEVICES)
+def test_neighbours_and_padding_change_nothing(section: Section, device: str) -> None:
+    """Packed, in a batch, in any order and with room left over, a sentence is what it is alone."""
+    model, examples = built(section).to(device).eval(), some_examples(section)
+    alone = [states_of(model, laid(section, [[item]], examples).to(torch.device(device)))[0] for item in range(6)]
+    for rows in (packed(section), ALONE[::-1]):
+        found = states_of(model, laid(section, rows, examples, spare=5).to(torch.device(device)))
+        for item, states in zip([item for row in rows for item in row], found, strict=True):
+            same(states, alone[item])
+
+
+@EVERY_WRITER
+def test_nothing_looks_ahead(section: Section) -> None:
+    model, examples = built(section).eval(), some_examples(section)
+    batch = laid(section, packed(section), examples)
+    before = model(batch)
+    for at in range(1, 8):
+        here = (batch.target_position_BT == at) & (batch.target_segment_BT > 0)
+        other = (batch.target_in_BT - 3) % 36 + 4
+        after = model(replace(batch, target_in_BT=torch.where(here, other, batch.target_in_BT)))
+        earlier = (batch.target_position_BT < at) & (batch.target_segment_BT > 0)
+        same(after[earlier], before[earlier])
+        assert not here.any() or not torch.equal(after[here], before[here])
+
+
+@torch.no_grad()
+@EVERY_WRITER
+@pytest.mark.parametrize("beams", [1, 3])
+def test_step_by_step_is_all_at_once(section: Section, beams: int) -> None:
+    """With a cache, and with rows that change places on the way as beams do."""
+    model, examples = built(section).eval(), some_examples(section)
+    batch = laid(section, ALONE, examples, spare=2)
+    whole = model.project(model(batch)).log_softmax(-1)
+    state = started(model, batch).select(torch.arange(6).repeat_interleave(beams))
+    for at in range(batch.target_in_BT.size(1)):
+        logp_NV, state = model.step(batch.target_in_BT[:, at].repeat_interleave(beams), state)
+        here = batch.target_segment_BT[:, at] > 0
+        for beam in range(beams):
+            same(logp_NV.view(6, beams, -1)[here, beam], whole[here, at], torch.float32)
+        order = torch.arange(6 * beams).view(6, beams).flip(1).flatten()
+        state = state.select(order)
+
+
+def started(model: Model, batch: Batch) -> Any:
+    trees = () if batch.depth_BS is None else (batch.depth_BS, batch.tree_BSS)
+    return model.start(batch.source_BS, batch.source_segment_BS > 0, *trees)
+
+
+@EVERY
+def test_saved_and_loaded_it_is_the_same(section: Section, tmp_path: Path) -> None:
+    model, other = built(section), built(section, seed=1)
+    batch = laid(section, packed(section), some_examples(section))
+    save_tensors(tmp_path / "model.safetensors", tensors_of(model))
+    put(other, load_tensors(tmp_path / "model.safetensors")[0])
+    for one, two in zip(states_of(model.eval(), batch), states_of(other.eval(), batch), strict=True):
+        assert torch.equal(one, two)
+
+
+@EVERY
+@pytest.mark.parametrize("device", DEVICES)
+def test_bf16_is_close(section: Section, device: str) -> None:
+    model = built(section, dtype=torch.float32).to(device).eval()
+    batch = laid(section, packed(section), some_examples(section)).to(torch.device(device))
+    with torch.no_grad():
+        expected = torch.cat(states_of(model, batch))
+        with torch.autocast(device, torch.bfloat16):
+            found = torch.cat(states_of(model, batch))
+    assert float((found.float() - expected).norm() / expected.norm()) < 0.06
+    slope = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1)).to(device)
+    exact, rounded = gradients(model, batch, slope), gradients(model, batch, slope, torch.bfloat16)
+    assert float((rounded - exact).norm() / exact.norm()) < 0.25  # a width of 8 rounds roughly; a wrong one is off by 1
+
+
+def gradients(model: Model, batch: Batch, slope: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Of a weighted sum of the states, all in one row."""
+    model.zero_grad()
+    with torch.autocast(slope.device.type, dtype, enabled=dtype is not None):
+        states = torch.cat(states_of(model, batch))
+    (states * slope).sum().backward()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
+
+
+def combinations() -> Iterator[Section]:
+    """Every combination of the main menus. The smaller ones take turns, in a random order, so that all meet."""
+    turns = Random(1)
+    for base, menus, main in (
+        (SMALL_TRANSFORMER, TRANSFORMER, ("norm", "position", "attention", "decoder_attention")),
+        (SMALL_RNN, RNN, ("cell", "attention", "input_feeding", "bidirectional", "bridge")),
+    ):
+        for choice in itertools.product(*(menus[name] for name in main)):
+            drawn = {name: turns.choice(menu) for name, menu in menus.items()}
+            yield {**base, "layers": 1, **drawn, **dict(zip(main, choice, strict=True))}
+
+
+def refusal(section: Section) -> str:
+    try:
+        settings_of(section)
+    except Mistake as mistake:
+        return str(mistake)
+    return ""
+
+
+def test_every_combination_takes_a_step_or_is_refused_with_a_sentence() -> None:
+    taken = refused = 0
+    for section in combinations():
+        if why := refusal(section):
+            assert "model." in why
+            assert "\n" not in why
+            refused += 1
+            continue
+        model = built(section, dtype=torch.float32)
+        batch = laid(section, packed(section), some_examples(section))
+        stepper = Stepper(model, TrainSettings(), Choices("cpu", "float32", False, 1))
+        before = model.project.weight.detach().clone()
+        assert stepper.update([batch], 1, 1e-3).finite, section
+        assert not torch.equal(before, model.project.weight), section
+        taken += 1
+    assert taken > 300
+    assert refused > 100
+
+
+@pytest.mark.parametrize("norm", TRANSFORMER["norm"])
+@pytest.mark.parametrize("activation", TRANSFORMER["activation"])
+def test_an_encoder_without_positions_does_not_know_the_order(norm: str, activation: str) -> None:
+    """A law: the states of a shuffled sentence are the shuffled states, and its translation is the same."""
+    section = {**SMALL_TRANSFORMER, "position": "none", "norm": norm, "activation": activation}
+    model, examples = built(section).eval(), some_examples(section, 1, longest=9)
+    order = torch.randperm(len(examples[0].source), generator=torch.Generator().manual_seed(1))
+    turned = examples[0]._replace(source=examples[0].source[order.numpy()])
+    states: list[Tensor] = []
+    model.encoder.register_forward_hook(lambda *hooked: states.append(hooked[-1]))
+    answers = [states_of(model, laid(section, [[0]], [example]))[0] for example in (examples[0], turned)]
+    same(states[1][0, : len(order)], states[0][0, order])
+    same(answers[1], answers[0])
+
+
+@pytest.mark.parametrize("position", [name for name in TRANSFORMER["position"] if name not in ("none", "tree")])
+def test_an_encoder_with_positions_knows_the_order(position: str) -> None:
+    section = {**SMALL_TRANSFORMER, "position": position}
+    model, examples = built(section).eval(), some_examples(section, 1, longest=9)
+    turned = examples[0]._replace(source=examples[0].source[::-1].copy())
+    one, other = (states_of(model, laid(section, [[0]], [example]))[0] for example in (examples[0], turned))
+    differ(one, other)

@@ -1,0 +1,130 @@
+"""Half models: a text's label depends on that text alone, a next token on what came before, with every backbone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dragoman.data.batch import Grid, Widths, lay_labels, lay_lines
+from dragoman.models.base import Model, tensors_of
+from dragoman.models.build import MODELS, kind_of, settings_of
+from dragoman.models.heads import LanguageModel
+from dragoman.nn.pool import POOLS
+from dragoman.types import Example, Mistake
+from tolerance import differ, same
+from toy_batch import examples
+
+BACKBONE = pytest.mark.parametrize("backbone", MODELS["lm"])
+SIZES: dict[str, dict[str, Any]] = {"transformer": {"heads": 2, "layers": 2}, "rnn": {"layers": 2}}
+SMALL = {"source_size": 40, "target_size": 40, "joint": True}
+
+
+def model_of(kind: str, backbone: str, **given: Any) -> Model:
+    torch.manual_seed(0)
+    model = {"kind": kind, "backbone": backbone, "width": 16, "dropout": 0.0, **SIZES[backbone], **given}
+    return kind_of(model).model(settings_of(model), **SMALL).double().eval()
+
+
+def labelled(count: int = 9) -> list[Example]:
+    return [Example(example.source, np.array([i % 3]), i) for i, example in enumerate(examples(count))]
+
+
+def test_every_backbone_serves_both() -> None:
+    assert list(MODELS["lm"]) == list(MODELS["classifier"]) == list(SIZES)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@BACKBONE
+def test_a_text_is_read_alone(backbone: str, pool: str) -> None:
+    """In a row of its own, between others where rows are shared, and with padding behind."""
+    model, some = model_of("classifier", backbone, pool=pool), labelled()
+    alone = [model(lay_labels(Grid([[i]], Widths(16, 1)), some))[0, 0] for i in range(9)]
+    rows = [[4], [0], [], [8]] if backbone == "rnn" else [[4, 1, 7], [0, 2], [], [8, 3, 5, 6]]
+    batch = lay_labels(Grid(rows, Widths(48, 5)), some)
+    states_BTC = model(batch)
+    for row, items in enumerate(rows):
+        for place, item in enumerate(items):
+            same(states_BTC[row, place], alone[item])
+            assert batch.target_out_BT[row, place] == item % 3
+    noise = torch.where(batch.source_segment_BS > 0, batch.source_BS, 33)
+    same(model(replace(batch, source_BS=noise))[batch.target_segment_BT > 0], states_BTC[batch.target_segment_BT > 0])
+    other = batch.source_BS.clone()
+    other[0, 0] = 39 if other[0, 0] != 39 else 38
+    differ(model(replace(batch, source_BS=other))[0, 0], states_BTC[0, 0])
+
+
+@BACKBONE
+def test_step_by_step_is_all_at_once(backbone: str) -> None:
+    model, some = model_of("lm", backbone), examples(5, longest=40)
+    assert isinstance(model, LanguageModel)
+    for position in ("sinusoidal", "rotary", "learned") if backbone == "transformer" else ("",):
+        model = model_of("lm", backbone, **({"position": position} if position else {}))
+        batch = lay_lines(Grid([[i] for i in range(5)], Widths(0, 48)), some)
+        whole_BTV = model.project(model(batch)).log_softmax(-1)
+        state = model.start(batch.target_in_BT[:, :0], batch.target_in_BT[:, :0] > 0)
+        for t in range(41):
+            logp_NV, state = model.step(batch.target_in_BT[:, t], state)
+            real_B = batch.target_segment_BT[:, t] > 0
+            same(logp_NV[real_B], whole_BTV[real_B, t], torch.float32)
+        flipped, state = model.step(batch.target_in_BT[:, 41], state.select(torch.tensor([1, 0, 2, 3, 4])))
+        assert flipped.exp().sum(-1).allclose(torch.ones(5, dtype=flipped.dtype), atol=1e-5)
+
+
+def test_lines_may_share_a_row() -> None:
+    """Where they are read with attention: the recurrent backbone asks for a row each."""
+    model, some = model_of("lm", "transformer"), examples(6)
+    rows = [[0, 1, 2], [3], [5, 4]]
+    states_BTC = model(batch := lay_lines(Grid(rows, Widths(0, 40)), some))
+    for row, items in enumerate(rows):
+        for number, item in enumerate(items, 1):
+            alone = lay_lines(Grid([[item]], Widths(0, 12)), some)
+            same(states_BTC[row][batch.target_segment_BT[row] == number], model(alone)[0, : alone.target_tokens])
+
+
+@BACKBONE
+def test_nothing_ahead_is_seen(backbone: str) -> None:
+    model = model_of("lm", backbone)
+    batch = lay_lines(Grid([[0]], Widths(0, 16)), examples(1, longest=15, seed=4))
+    length = batch.target_tokens
+    before = model(batch)
+    for t in range(1, length):
+        other = batch.target_in_BT.clone()
+        other[0, t] = 4 + (other[0, t] + 1) % 30
+        after = model(replace(batch, target_in_BT=other))
+        same(after[0, :t], before[0, :t])
+        differ(after[0, t:length], before[0, t:length])
+
+
+@BACKBONE
+@pytest.mark.parametrize("kind", ["lm", "classifier"])
+def test_the_side_of_a_parameter_is_in_its_name(kind: str, backbone: str) -> None:
+    names = [name.partition(".")[0] for name in tensors_of(model_of(kind, backbone))]
+    assert set(names) == ({"decoder"} if kind == "lm" else {"encoder", "project"})  # one is tied to its embeddings
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"kind": "lm", "attention": "local"}, "model.attention has no use in a language model"),
+        ({"kind": "lm", "encoder_layers": 2}, "model.encoder_layers has no use"),
+        ({"kind": "lm", "decoder_attention": "linformer"}, "would look ahead"),
+        ({"kind": "lm", "position": "learned", "max_length": 8}, "model.max_length, which is 8"),
+        ({"kind": "lm", "position": "tree"}, "model.position=tree"),
+        ({"kind": "lm", "pool": "mean"}, "no setting 'model.pool'"),
+        ({"kind": "lm", "backbone": "rnn", "input_feeding": True}, "model.input_feeding has no use"),
+        ({"kind": "lm", "backbone": "rnn", "bidirectional": True}, "model.bidirectional has no use"),
+        ({"kind": "lm", "backbone": "run"}, "no model.backbone called 'run'; did you mean 'rnn'?"),
+        ({"kind": "classifier", "pool": "min"}, "no model.pool called 'min'"),
+        ({"kind": "classifier", "decoder_layers": 1}, "a classifier, which has no decoder"),
+        ({"kind": "classifier", "backbone": "rnn", "attention": "dot"}, "model.attention has no use"),
+        ({"kind": "classifier", "backbone": "rnn", "pool": "min"}, "no model.pool called 'min'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(Mistake, match=re.escape(said)):
+        settings_of(given)

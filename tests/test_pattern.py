@@ -1,0 +1,341 @@
+"""Patterns: the blocks that are met give what the rule says, number by number, and never make all pairs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as trying
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from dragoman.models.transformer import TransformerSettings
+from dragoman.nn.attention import SelfAttention, join_heads
+from dragoman.nn.kernel import KERNELS, auto, reference
+from dragoman.nn.mask import Look, Rows, causal, same_segment
+from dragoman.nn.pattern import PATTERNS, BigBird, BlockLook
+from dragoman.nn.position import POSITIONS
+from dragoman.nn.settings import AttentionSettings
+from dragoman.types import Mistake
+from tolerance import DEVICES, differ, same
+
+SMALL: dict[str, Any] = {
+    "width": 8, "heads": 2, "position": "none", "reach": 3, "window": 3, "block": 2, "random_blocks": 2, "rank": 4,
+    "max_length": 64,
+}  # fmt: skip
+BLOCKED = ("local", "bigbird")
+SIDES = [(name, ahead) for name, pattern in PATTERNS.items() for ahead in (True, False) if ahead or pattern.causal]
+CAUSAL = [name for name, pattern in PATTERNS.items() if pattern.causal]
+FITTING = [
+    (pattern, position)
+    for pattern, kind in PATTERNS.items()
+    for position in ("none", "rotary", "alibi", "relative")
+    if POSITIONS[position].relate.needs in kind.tells
+]
+
+
+def attention(name: str, *, ahead: bool = True, **given: Any) -> SelfAttention:
+    """With weights that are not at rest."""
+    settings = AttentionSettings(**{**SMALL, "attention" if ahead else "decoder_attention": name, **given})
+    module = SelfAttention(settings, POSITIONS[settings.position].relate, ahead=ahead)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return module.double()
+
+
+def alone(*lengths: int, spare: int = 0, device: str = "cpu") -> Rows:
+    """Sentences of these lengths, each in a row of its own."""
+    place_T = torch.arange(max(lengths) + spare, device=device)
+    return Rows.one_each(place_T < torch.tensor(lengths, device=device)[:, None])
+
+
+def packed(*lengths: int, spare: int = 0) -> Rows:
+    """Sentences of these lengths side by side in one row."""
+    segment = [number for number, length in enumerate(lengths, 1) for _ in range(length)]
+    position = [place for length in lengths for place in range(length)]
+    return Rows(*(torch.tensor([numbers + [0] * spare]) for numbers in (segment, position)))
+
+
+def inputs(rows: Rows) -> Tensor:
+    B, T = rows.segment_BT.shape
+    return torch.randn(B, T, 8, dtype=torch.float64, device=rows.segment_BT.device)
+
+
+def answer(module: SelfAttention, x_BTC: Tensor, rows: Rows) -> Tensor:
+    out: Tensor = module(x_BTC, rows.position_BT, module.look(rows))
+    return out
+
+
+def by_the_rule(module: SelfAttention, x_BTC: Tensor, rows: Rows) -> Tensor:
+    """The same from all pairs, under the mask that the rule makes."""
+    keep_BTT = same_segment(rows.segment_BT, rows.segment_BT)
+    visible = module.pattern.visible(rows.position_BT, rows.position_BT)
+    keep_BTT = keep_BTT if visible is None else keep_BTT & visible
+    if not module.pattern.ahead:
+        keep_BTT = keep_BTT & causal(rows.position_BT, rows.position_BT)
+    look = Look(keep_BTT[:, None], gap=module.relate.gap(rows.position_BT, rows.position_BT))
+    out: Tensor = module.out(join_heads(module.relate.attend(reference, *module.split(x_BTC, rows.position_BT), look)))
+    return out
+
+
+def slopes(out_BTC: Tensor, rows: Rows, leaves: list[Tensor]) -> list[Tensor]:
+    """Gradients of a weighted sum of what the sentences say; what padding says is nobody's business."""
+    real = out_BTC[rows.real_BT]
+    weight = torch.linspace(-1, 1, real.numel(), dtype=real.dtype, device=real.device).view_as(real)
+    return list(torch.autograd.grad((real * weight).sum(), leaves))
+
+
+def equal_to_the_rule(module: SelfAttention, rows: Rows) -> None:
+    x_BTC = inputs(rows).requires_grad_()
+    leaves = [x_BTC, *module.parameters()]
+    found, expected = answer(module, x_BTC, rows), by_the_rule(module, x_BTC, rows)
+    same(found[rows.real_BT], expected[rows.real_BT])
+    for one, other in zip(slopes(found, rows, leaves), slopes(expected, rows, leaves), strict=True):
+        same(one, other)
+
+
+@trying(max_examples=60)
+@given(
+    st.sampled_from(BLOCKED), st.booleans(), st.lists(st.integers(1, 70), min_size=1, max_size=3), st.integers(0, 9),
+    st.integers(1, 9), st.integers(1, 5), st.integers(1, 2), st.integers(0, 2), st.integers(0, 3), st.integers(0, 99),
+    st.sampled_from(["none", "rotary", "alibi", "relative"]),
+)  # fmt: skip
+def test_blocks_give_what_the_rule_says(
+    name: str, ahead: bool, lengths: list[int], spare: int, window: int, block: int, window_blocks: int,
+    global_blocks: int, random_blocks: int, seed: int, position: str,
+) -> None:  # fmt: skip
+    sizes = {"window": window, "block": block, "window_blocks": window_blocks, "global_blocks": global_blocks}
+    chances = {"random_blocks": random_blocks, "random_seed": seed}
+    module = attention(name, ahead=ahead, position=position, **sizes, **chances)
+    equal_to_the_rule(module, alone(*lengths, spare=spare))
+
+
+@trying(max_examples=30)
+@given(
+    st.booleans(), st.lists(st.integers(1, 40), min_size=1, max_size=5), st.integers(0, 9), st.integers(1, 9),
+    st.sampled_from(["none", "rotary", "alibi", "relative"]),
+)  # fmt: skip
+def test_windows_end_where_sentences_do(
+    ahead: bool, lengths: list[int], spare: int, window: int, position: str
+) -> None:
+    """Packed equals alone, for the rule and for the blocks."""
+    module, rows = attention("local", ahead=ahead, window=window, position=position), packed(*lengths, spare=spare)
+    equal_to_the_rule(module, rows)
+    x_BTC = inputs(rows)
+    parts = answer(module, x_BTC, rows)[0].split([*lengths, spare])
+    for part_TC, x_TC in zip(parts[: len(lengths)], x_BTC[0].split([*lengths, spare])):
+        same(part_TC, answer(module, x_TC[None], alone(len(x_TC)))[0])
+
+
+@pytest.mark.parametrize("name", BLOCKED)
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("device", DEVICES)
+def test_blocks_do_with_every_kernel(name: str, ahead: bool, kernel: str, device: str) -> None:
+    module, rows = attention(name, ahead=ahead, kernel=kernel).to(device), alone(50, 31, 1, spare=3, device=device)
+    assert isinstance(module.look(rows), BlockLook)
+    equal_to_the_rule(module, rows)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_a_window_is_so_many_tokens_on_either_side(ahead: bool) -> None:
+    place = torch.arange(20)
+    visible = PATTERNS["local"](AttentionSettings(window=4), ahead=ahead).visible(place, place)
+    assert visible is not None
+    assert all(bool(visible[i, j]) == (-4 <= i - j <= 4) for i in range(20) for j in range(20))
+
+
+def bigbird(*, ahead: bool = True, **given: Any) -> BigBird:
+    return BigBird(AttentionSettings(**{"block": 2, "random_blocks": 3, **given}), ahead=ahead)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_bigbird_is_windows_first_blocks_and_random_ones(ahead: bool) -> None:
+    """Zaheer 2020, section 2, pair by pair."""
+    pattern, place = bigbird(ahead=ahead, global_blocks=2), torch.arange(60)
+    visible, random = pattern.visible(place, place), pattern.drawn(torch.arange(30))
+    for i in range(60):
+        for j in range(60):
+            query, key = i // 2, j // 2
+            links = {query - 1, query, query + 1, 0, 1, *random[query].tolist()}
+            assert bool(visible[i, j]) == (key in links or query < 2)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_random_blocks_are_so_many_further_ones(ahead: bool, count: int) -> None:
+    blocks, window, first = 400, 2, 1
+    drawn = bigbird(ahead=ahead, random_blocks=count, window_blocks=window).drawn(torch.arange(blocks))
+    for block in range(first + window + 2 * count, blocks):
+        links = drawn[block].tolist()
+        assert len(links) == len(set(links)) == count
+        assert all(link >= first and abs(link - block) > window for link in links)
+        assert ahead or all(link < block for link in links)
+    if ahead and count:
+        lost = (drawn >= blocks).double().mean().item()
+        assert 0.1 < lost < 0.2
+        assert 0.3 < (drawn > torch.arange(blocks)[:, None]).double().mean().item() < 0.7
+
+
+def test_random_blocks_are_fixed_by_the_seed_and_their_number_alone() -> None:
+    few, many = torch.arange(9), torch.arange(90)
+    assert torch.equal(bigbird().drawn(few), bigbird().drawn(many)[:9])
+    assert not torch.equal(bigbird().drawn(many), bigbird(random_seed=2).drawn(many))
+    assert (
+        len({tuple(row) for row in (bigbird(ahead=False).drawn(many) * 90 // many[:, None].clamp(min=1)).tolist()}) > 60
+    )
+
+
+@pytest.mark.parametrize("position", ["none", "rotary"])
+@pytest.mark.parametrize("lengths", [[1], [7, 3], [30, 12, 1]], ids=str)
+def test_linformer_squeezes_the_tokens_of_a_sentence(lengths: list[int], position: str) -> None:
+    """Wang 2020, equation 7, sum by sum: k' = E' k and v' = F' v, over the tokens that are there."""
+    module, rows = attention("linformer", position=position), alone(*lengths, spare=4)
+    x_BTC = inputs(rows)
+    q, k, v = module.split(x_BTC, rows.position_BT)
+    found = answer(module, x_BTC, rows)
+    key_TR, value_TR = module.pattern.key_TR, module.pattern.value_TR
+    for b, length in enumerate(lengths):
+        for i in range(length):
+            heads = []
+            for h in range(2):
+                keys = [sum(key_TR[t, r] * k[b, h, t] for t in range(length)) for r in range(4)]
+                values = [sum(value_TR[t, r] * v[b, h, t] for t in range(length)) for r in range(4)]
+                weight = torch.stack([(q[b, h, i] * key).sum() / 2 for key in keys]).softmax(-1)
+                heads.append(sum(w * value for w, value in zip(weight, values)))
+            same(found[b, i], module.out(torch.cat(heads)))
+
+
+def test_linformer_knows_no_place_beyond_its_last() -> None:
+    module = attention("linformer", max_length=10)
+    rows = alone(10, 4, spare=6)
+    assert answer(module, inputs(rows), rows).isfinite().all()
+    with pytest.raises(Mistake, match=r"11 tokens .* model.max_length is 10"):
+        module.look(alone(11, 4, spare=6))
+
+
+@pytest.mark.parametrize(("name", "position"), FITTING)
+def test_neighbours_and_padding_change_nothing(name: str, position: str) -> None:
+    """In a batch of long ones, with room left over, a sentence is what it is alone."""
+    module, rows = attention(name, position=position), alone(41, 5, 17, 1, spare=13)
+    x_BTC = inputs(rows)
+    found = answer(module, x_BTC, rows)
+    for b, length in enumerate((41, 5, 17, 1)):
+        same(found[b, :length], answer(module, x_BTC[b : b + 1, :length], alone(length))[0])
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("position", ["none", "rotary", "alibi", "relative"])
+def test_step_by_step_is_all_at_once_and_never_ahead(name: str, position: str) -> None:
+    module, rows = attention(name, ahead=False, position=position), alone(45, 45)
+    x_BTC = inputs(rows)
+    whole = answer(module, x_BTC, rows)
+    cache = tuple(torch.full((2, 2, 50, 4), 7.0, dtype=torch.float64) for _ in range(2))  # unwritten: anything
+    for at in range(45):
+        same(module.step(x_BTC[:, at : at + 1], cache, at), whole[:, at : at + 1])
+        other_BTC = x_BTC.clone()
+        other_BTC[:, at] += 1
+        after = answer(module, other_BTC, rows)
+        same(after[:, :at], whole[:, :at])
+        differ(after[:, at], whole[:, at])
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_far_tokens_are_heard_of_as_the_pattern_has_it(name: str) -> None:
+    """A change in the last token reaches the first one, unless all that is looked at is near."""
+    module, rows = attention(name, max_length=100), alone(90)
+    x_BTC = inputs(rows)
+    before = answer(module, x_BTC, rows)
+    x_BTC[:, -1] += 1
+    after = answer(module, x_BTC, rows)
+    if name == "local":
+        same(after[:, :-4], before[:, :-4])
+        differ(after[:, -4], before[:, -4])
+    else:
+        differ(after[:, 0], before[:, 0])
+
+
+@pytest.mark.parametrize(("name", "position"), FITTING)
+@pytest.mark.parametrize("device", DEVICES)
+def test_bf16_is_close(name: str, position: str, device: str) -> None:
+    module, rows = attention(name, position=position).to(device), alone(50, 31, device=device)
+    q, k, v = (torch.randn(2, 2, 50, 4, device=device).bfloat16() for _ in range(3))
+    look = module.look(rows)
+    found = module.pattern(q, k, v, look, module.relate, auto)
+    expected = module.pattern(q.double(), k.double(), v.double(), look, module.relate, reference)
+    assert found.dtype == torch.bfloat16
+    same(found[1, :, :31], expected[1, :, :31])
+
+
+def largest(step: Any) -> int:
+    """Bytes of the largest piece of memory that is asked for on the way."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as record:
+        step()
+    events = record.profiler.kineto_results.events()
+    return max(event.nbytes() for event in events if event.name() == "[memory]")
+
+
+@pytest.mark.parametrize(("name", "ahead"), SIDES)
+@pytest.mark.parametrize("position", ["none", "rotary", "alibi", "relative"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_nothing_ever_holds_all_pairs(name: str, ahead: bool, position: str, dtype: torch.dtype) -> None:
+    """Not even as a mask, forward or backward; full attention does so for positions that ask for distances."""
+    T = 2048
+    sizes = {"heads": 1, "window": 16, "block": 8, "rank": 16, "max_length": T}
+    module = attention(name, ahead=ahead, position=position, **sizes).to(dtype)
+    x_BTC, rows = torch.randn(1, T, 8, dtype=dtype), alone(T)
+    needs = POSITIONS[position].relate.needs
+    if needs in module.pattern.tells:
+        many = largest(lambda: answer(module, x_BTC, rows).sum().backward())
+        assert (many >= T * T) == (name == "full" and needs == "distance")
+
+
+@pytest.mark.parametrize(("query", "value"), [(8, 12), (8, 4)])
+def test_widths_apart_do_not_change_that(query: int, value: int) -> None:
+    module = attention("full", heads=1, query_width=query, value_width=value).float()
+    x_BTC, rows = torch.randn(1, 2048, 8), alone(2048)
+    assert largest(lambda: answer(module, x_BTC, rows).sum().backward()) < 2048**2
+
+
+@pytest.mark.parametrize(("name", "ahead"), SIDES)
+def test_pairs_grow_in_a_line_unless_everyone_meets(name: str, ahead: bool) -> None:
+    """And they are those that FLOPs are counted by; Linformer pays for squeezing as well."""
+    module = attention(name, ahead=ahead, max_length=2048)
+    met = {}
+    for length in (512, 1024, 2048):
+        met[length] = 0
+
+        def counting(q: Tensor, k: Tensor, v: Tensor, look: Look, length: int = length) -> Tensor:
+            met[length] += q[..., 0].numel() * k.size(-2)
+            return reference(q, k, v, look)
+
+        module.kernel = counting
+        rows = alone(length)
+        answer(module, inputs(rows), rows)
+        keys = module.pattern.keys(np.array([length]))[0] / (2 if name == "linformer" else 1)
+        assert met[length] / (module.heads * length) == pytest.approx(keys, rel=0.03)
+    assert met[2048] / met[512] == pytest.approx(16 if name == "full" else 4, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"decoder_attention": "linformer"}, r"decoder_attention=linformer would look ahead.*full, bigbird, local"),
+        ({"attention": "linformer", "position": "alibi"}, r"linformer does not know the distance.*position=alibi"),
+        ({"attention": "local", "position": "tree"}, r"attention=local does not know the tree.*position=tree"),
+        ({"attention": "bigbrid"}, "did you mean 'bigbird'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused(given: dict[str, str], why: str) -> None:
+    with pytest.raises(Mistake, match=why):
+        TransformerSettings(**given).check()
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_rows_are_shared_where_that_can_be(name: str) -> None:
+    assert TransformerSettings(attention=name).layout == ("packed" if name in ("full", "local") else "padded")
+    if name in CAUSAL:
+        assert TransformerSettings(decoder_attention=name).layout == TransformerSettings(attention=name).layout

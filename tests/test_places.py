@@ -1,0 +1,61 @@
+"""Models that know only so many places: they are never asked for more, and a recipe that would is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from dragoman.config import Recipe, build
+from dragoman.loading import load
+from dragoman.models.build import completed, most_tokens
+from dragoman.translator import Translator
+from dragoman.types import EOS, Mistake
+from toy_run import SMALL, quietly, write_corpus, write_recipe
+
+BOUNDED: list[dict[str, object]] = [{"position": "learned"}, {"attention": "linformer", "rank": 4}]
+EVERY = pytest.mark.parametrize("bounded", BOUNDED, ids=str)
+
+
+@EVERY
+def test_a_recipe_without_places_for_its_sentences_is_refused(bounded: dict[str, object]) -> None:
+    def recipe(longest: int) -> Recipe:
+        return build(Recipe, {"data": {"max_length": longest}, "model": {**bounded, "max_length": 100}})
+
+    assert completed(recipe(99)).model["max_length"] == 100
+    with pytest.raises(Mistake, match=r"data\.max_length=100 .* model\.max_length=100"):
+        completed(recipe(100))
+
+
+def test_other_models_have_places_for_all() -> None:
+    for model in ({"kind": "transformer"}, {"position": "rotary", "attention": "bigbird"}, {"kind": "rnn"}):
+        assert most_tokens(model) is None
+
+
+@EVERY
+def test_long_lines_are_cut_to_fit(bounded: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources of every length about the last place, answers that never end, and alignments of them."""
+    write_corpus(tmp_path, train=40, dev=4)
+    model = {**SMALL["model"], **bounded, "max_length": 21}
+    sizes = {"steps": 2, "validate_every": 0, "validate_lines": 0, "warmup": 1}
+    recipe = write_recipe(
+        tmp_path / "recipe.yaml", data={"max_length": 20}, model=model, train={**SMALL["train"], **sizes}
+    )
+    translator = load(quietly(recipe, tmp_path / "run"), device="cpu")
+    assert isinstance(translator, Translator)
+    lines = [" ".join(["ba"] * count) for count in (1, 5, 10, 15, 18, 19, 20, 21, 22, 40, 600)] + ["q" * 300]
+    pieces = [piece for number, line in enumerate(lines) for piece in translator.cut(number, line)]
+    assert max(len(piece.ids) for piece in pieces) <= 20
+    step = translator.model.step
+
+    def endless(token_N: Tensor, state: Any) -> tuple[Tensor, Any]:
+        logp_NV, state = step(token_N, state)
+        logp_NV[:, EOS] = -1e9
+        return logp_NV, state
+
+    monkeypatch.setattr(translator.model, "step", endless)
+    for beam in (1, 3):
+        found = translator.translate(lines, beam=beam)
+        assert any("model.max_length allows" in warning for one in found for warning in one.warnings)

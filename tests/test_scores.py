@@ -1,0 +1,113 @@
+"""Scores of recurrent attention: as the equations have them, fast as plain, blind to padding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from dragoman.nn import scores
+from dragoman.nn.scores import SCORES, Additive, Attention, Score, chunked, plain
+from tolerance import DEVICES, differ, same
+
+EVERY = pytest.mark.parametrize("name", SCORES)
+B, T, S, C, A = 3, 4, 6, 5, 7
+KEEP_BS = torch.tensor([[1] * 6, [1] * 4 + [0] * 2, [0] * 6]).bool()  # the last row is empty
+
+
+def score_of(name: str, memory_width: int = C) -> Score:
+    torch.manual_seed(0)
+    return SCORES[name](C, memory_width, A).double()
+
+
+def drawn(*shape: int, seed: int = 1) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=generator)
+
+
+def by_hand(name: str, score: Score, s: Tensor, h: Tensor) -> Tensor:
+    """e_i of the lecture, for one state and one source state."""
+    if isinstance(score, Additive):
+        return score.weight @ torch.tanh(score.key.weight @ h + score.query.weight @ s)
+    if name == "multiplicative":
+        W: Tensor = score.key.weight  # type: ignore[assignment,union-attr]
+        return s @ W @ h
+    return s @ h if name == "dot" else torch.zeros((), dtype=torch.float64)
+
+
+@EVERY
+def test_scores_are_those_of_the_lecture(name: str) -> None:
+    score, query_BTC, memory_BSC = score_of(name), drawn(B, T, C), drawn(B, S, C, seed=2)
+    score_BTS = score(query_BTC, score.keys(memory_BSC))
+    for b in range(B):
+        for t in range(T):
+            for s in range(S):
+                same(score_BTS[b, t, s], by_hand(name, score, query_BTC[b, t], memory_BSC[b, s]))
+
+
+@pytest.mark.parametrize("name", ["multiplicative", "additive"])
+def test_learned_scores_take_a_source_of_another_width(name: str) -> None:
+    score = score_of(name, memory_width=9)
+    assert score(drawn(B, T, C), score.keys(drawn(B, S, 9))).shape == (B, T, S)
+
+
+@EVERY
+def test_shares_sum_to_one_over_what_is_there(name: str) -> None:
+    attention = Attention(score_of(name), C)
+    source = attention.look_up(drawn(B, S, C, seed=2), KEEP_BS)
+    share_BTS = attention.weights(drawn(B, T, C), source)
+    same(share_BTS.sum(-1), torch.ones(B, T))
+    assert (share_BTS[1, :, 4:] == 0).all()
+    assert (share_BTS[1, :, :4] > 0).all()
+    if name in ("none", "mean"):
+        mean_BS = KEEP_BS.double() / KEEP_BS.sum(-1, keepdim=True)
+        same(share_BTS[:2], mean_BS[:2, None].expand(2, T, S))
+
+
+@EVERY
+def test_what_is_read_stands_before_the_state_that_asked(name: str) -> None:
+    attention = Attention(score_of(name), C)
+    query_BTC, memory_BSC = drawn(B, T, C), drawn(B, S, C, seed=2)
+    source = attention.look_up(memory_BSC, KEEP_BS)
+    joined = attention(query_BTC, source)
+    assert joined.size(-1) == attention.width + C
+    same(joined[..., attention.width :], query_BTC)
+    if attention.score.reads:
+        expected = [sum(w * h for w, h in zip(row, memory_BSC[0])) for row in attention.weights(query_BTC, source)[0]]
+        same(joined[0, :, :C], torch.stack(expected))  # type: ignore[arg-type]
+
+
+@EVERY
+def test_padding_of_the_source_has_no_influence(name: str) -> None:
+    attention = Attention(score_of(name), C)
+    memory_BSC = drawn(B, S, C, seed=2).requires_grad_()
+    joined = attention(drawn(B, T, C), attention.look_up(memory_BSC, KEEP_BS))
+    other = memory_BSC.detach().masked_fill(~KEEP_BS[..., None], 9.0)
+    same(attention(drawn(B, T, C), attention.look_up(other, KEEP_BS))[:2], joined[:2])
+    assert joined.isfinite().all()
+    if attention.score.reads:
+        joined[:2].square().sum().backward()
+        assert memory_BSC.grad is not None
+        assert (memory_BSC.grad[1, 4:] == 0).all()
+        differ(memory_BSC.grad[1, :4], torch.zeros(4, C))
+
+
+@pytest.mark.parametrize("block", [1, 2 * S * A, 12 * S * A, 1 << 20])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("device", DEVICES)
+def test_chunked_is_plain(block: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same scores and gradients, however few are taken at a time."""
+    monkeypatch.setattr(scores, "BLOCK", dict.fromkeys(DEVICES, block))
+    given = [t.to(device, dtype).requires_grad_() for t in (drawn(B, 5, A), drawn(B, S, A, seed=2), drawn(A, seed=3))]
+    fast, slow = chunked(*given), plain(*given)
+    same(fast, slow)
+    weight = drawn(B, 5, S, seed=4).to(slow)
+    for one, two in zip(
+        torch.autograd.grad(fast, given, weight), torch.autograd.grad(slow, given, weight), strict=True
+    ):
+        same(one, two)
+
+
+def test_the_gradient_of_chunked_is_its_slope() -> None:
+    given = [t.requires_grad_() for t in (drawn(2, 3, 4), drawn(2, 2, 4, seed=2), drawn(4, seed=3))]
+    assert torch.autograd.gradcheck(chunked, given)

@@ -1,0 +1,139 @@
+"""Every model that the menus can make, small, and batches for it: what the contract tests loop over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dragoman.data.batch import Grid, Widths
+from dragoman.data.forms import FORMS
+from dragoman.models.base import Model
+from dragoman.models.build import MODELS, kind_of, settings_of
+from dragoman.models.rnn import BRIDGES
+from dragoman.nn.block import FEEDFORWARDS, PLACES
+from dragoman.nn.kernel import KERNELS
+from dragoman.nn.norm import NORMS
+from dragoman.nn.pattern import PATTERNS
+from dragoman.nn.pool import POOLS
+from dragoman.nn.position import POSITIONS
+from dragoman.nn.recurrent import CELLS, NONLINEARITIES
+from dragoman.nn.scores import SCORES
+from dragoman.types import NO_WAY, Batch, Example
+from toy_batch import VOCABULARY
+
+Section = dict[str, Any]
+TRANSFORMER: dict[str, Sequence[Any]] = {
+    "norm": [*NORMS], "norm_place": [*PLACES], "activation": [*FEEDFORWARDS], "position": [*POSITIONS],
+    "kernel": [*KERNELS], "attention": [*PATTERNS], "decoder_attention": [*PATTERNS], "residual": [True, False],
+    "scaled": [True, False], "projections": [True, False], "shared": [True, False], "tied": [True, False],
+}  # fmt: skip
+RNN: dict[str, Sequence[Any]] = {
+    "cell": [*CELLS], "attention": [*SCORES], "input_feeding": [True, False], "bidirectional": [True, False],
+    "bridge": [*BRIDGES], "initial_state": ["zero", "learned"], "nonlinearity": [*NONLINEARITIES],
+    "tied": [True, False],
+}  # fmt: skip
+SMALL_TRANSFORMER = {
+    "layers": 2, "width": 8, "heads": 2, "dropout": 0.0, "max_length": 40, "window": 3, "block": 2,
+    "rank": 4, "reach": 3,
+}  # fmt: skip
+SMALL_RNN = {"kind": "rnn", "width": 8, "layers": 2, "dropout": 0.0}
+FORM = {"translate": "pairs", "generate": "lines", "classify": "labels"}
+LABELS = 5
+
+
+def one_by_one(base: Section, menus: dict[str, Sequence[Any]]) -> Iterator[Section]:
+    """The base, and the base with every single choice of every menu in turn."""
+    for name, menu in menus.items():
+        for choice in menu:
+            yield {**base, name: choice}
+
+
+def cases() -> dict[str, Section]:
+    """Every entry of every menu, in a model that is small otherwise."""
+    found = {
+        "deep and shallow": {**SMALL_TRANSFORMER, "encoder_layers": 3, "decoder_layers": 1},
+        "widths apart": {**SMALL_TRANSFORMER, "query_width": 4, "value_width": 12},
+        "deep and shallow rnn": {**SMALL_RNN, "encoder_layers": 1, "decoder_layers": 3},
+        "widths apart rnn": {**SMALL_RNN, "embedding_width": 6, "attention_width": 10},
+    }
+    for section in one_by_one(SMALL_TRANSFORMER, TRANSFORMER):
+        if section.get("decoder_attention", "full") == "full" or PATTERNS[section["decoder_attention"]].causal:
+            found[f"transformer {differences(section, SMALL_TRANSFORMER)}"] = section
+    for section in one_by_one(SMALL_RNN, RNN):
+        fits = {"cell": "vanilla"} if "nonlinearity" in section else {}
+        found[f"rnn {differences(section, SMALL_RNN)}"] = section | fits
+    for backbone in MODELS["lm"]:
+        small = SMALL_RNN if backbone == "rnn" else SMALL_TRANSFORMER
+        found[f"lm {backbone}"] = {**small, "kind": "lm", "backbone": backbone}
+        for pool in POOLS:
+            found[f"classifier {backbone} {pool}"] = {**small, "kind": "classifier", "backbone": backbone, "pool": pool}
+    return found
+
+
+def differences(section: Section, base: Section) -> str:
+    return " ".join(f"{name}={choice}" for name, choice in section.items() if base.get(name) != choice)
+
+
+def built(section: Section, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> Model:
+    """The model, its biases and norms not at rest, so that a fault in them shows."""
+    torch.manual_seed(seed)
+    kind = kind_of(section)
+    target_size = LABELS if kind.task == "classify" else VOCABULARY
+    model = kind.model(settings_of(section), source_size=VOCABULARY, target_size=target_size, joint=True)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() <= 1:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+        for name, buffer in model.named_buffers():
+            buffer.add_(torch.rand_like(buffer) if name.endswith(("mean", "variance")) else 0)
+    return model.to(dtype)
+
+
+def some_examples(section: Section, count: int = 6, *, seed: int = 3, longest: int = 9) -> list[Example]:
+    rng, task = np.random.default_rng(seed), kind_of(section).task
+
+    def ids() -> Any:
+        return rng.integers(4, VOCABULARY, rng.integers(2, longest + 1))
+
+    def target() -> Any:
+        return rng.integers(0, LABELS, 1) if task == "classify" else ids()
+
+    return [Example(ids()[: 0 if task == "generate" else None], target(), line) for line in range(count)]
+
+
+def laid(section: Section, rows: Sequence[Sequence[int]], examples: Sequence[Example], *, spare: int = 0) -> Batch:
+    """These examples in these rows, with some room left over; with a tree for each source, where one is asked for."""
+    form = FORMS[FORM[kind_of(section).task]]
+    source_N, target_N = form.lengths(examples)
+    widths = Widths(*(max(sum(int(n[i]) for i in row) for row in rows) + spare for n in (source_N, target_N)))
+    batch = form.lay(Grid([list(row) for row in rows], widths), examples)
+    return with_chains(batch) if section.get("position") == "tree" else batch
+
+
+def with_chains(batch: Batch) -> Batch:
+    """The batch with the simplest of trees: every token hangs on the one before it."""
+    segment_BS, position_BS = batch.source_segment_BS, batch.source_position_BS
+    same = (segment_BS[:, :, None] == segment_BS[:, None]) & (segment_BS > 0)[:, None]
+    way_BSS = (position_BS[:, None] - position_BS[:, :, None]).masked_fill(~same, NO_WAY)
+    return replace(batch, depth_BS=(position_BS + 1) * (segment_BS > 0), tree_BSS=way_BSS.to(torch.int8))
+
+
+def states_of(model: Model, batch: Batch) -> list[Tensor]:
+    """The states of every segment's targets, row by row."""
+    states_BTC, segment_BT = model(batch), batch.target_segment_BT
+    return [
+        states_BTC[row][segment_BT[row] == number]
+        for row in range(len(segment_BT))
+        for number in range(1, int(segment_BT[row].max()) + 1)
+    ]
+
+
+def loss_of(model: Model, batch: Batch) -> Tensor:
+    real_BT = batch.target_segment_BT > 0
+    logits_NV = model.project(model(batch)[real_BT]).float()
+    return torch.nn.functional.cross_entropy(logits_NV, batch.target_out_BT[real_BT], reduction="sum")
