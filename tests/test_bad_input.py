@@ -11,8 +11,8 @@ from random import Random
 
 import pytest
 
+from dragoman.loading import load
 from dragoman.text import phrasebook
-from dragoman.translator import load
 from dragoman.types import Mistake
 from toy_run import Call, Toy, files, one_sentence, process, write_corpus, write_lines, write_recipe
 
@@ -234,7 +234,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "missing": (shutil.rmtree, ("there is no run folder",)),
     "empty": (lambda run: [shutil.rmtree(run), run.mkdir()], ("not a run folder",)),
     "a file": (lambda run: [shutil.rmtree(run), run.write_text("x")], ("no run folder",)),
-    "from the future": (lambda run: (run / "FORMAT").write_text("2\n"), ("format 2", "update")),
+    "from the future": (lambda run: (run / "FORMAT").write_text("99\n"), ("format 99", "update")),
     "from nowhere": (lambda run: (run / "FORMAT").write_text("two\n"), ("FORMAT", "damaged")),
     "without config": (lambda run: (run / "config.yaml").unlink(), ("config.yaml",)),
     "without model": (lambda run: (run / "model.safetensors").unlink(), ("no model yet",)),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dragoman.data.batch import LAYOUTS, Grid, Shelf, Widths, choose_widths, lay, pack, packed, padded
+from dragoman.text.phrasebook import pairs
 from dragoman.types import BOS, EOS, PAD, Batch, Example
 from toy_batch import examples, in_rows, log_normal
 
@@ -79,8 +80,9 @@ def test_grids_come_in_random_order(layout: str) -> None:
     source_N, target_N = log_normal(2000, mean=40, spread=0.6, ratio=1.1, noise=0.2)
     widths = [grid.widths for grid in planned(layout, list(zip(source_N, target_N)), Widths(64, 64), 512)[0]]
     assert len(set(widths)) > 2
-    changes = sum(one != other for one, other in pairwise(widths))
-    assert changes > 2 * len(set(widths))  # not one width after the other
+    wider = sum(one < other for one, other in pairwise(widths))
+    narrower = sum(one > other for one, other in pairwise(widths))
+    assert min(wider, narrower) > 4  # not one width after the other
 
 
 @given(lengths=LENGTHS, widths=WIDTHS, tokens=st.integers(64, 2000))
@@ -136,8 +138,7 @@ def test_padded_rows_hold_one_pair_each(lengths: list[tuple[int, int]], tokens: 
         items = [item for row in grid.rows for item in row]
         assert all(len(row) == 1 for row in grid.rows)
         for width, length_N in zip(grid.widths, (source_N, target_N)):
-            assert width % 8 == 0
-            assert width - 8 < length_N[items].max() <= width
+            assert width == length_N[items].max()
 
 
 def fill(grids: list[Grid], source_N: Lengths, target_N: Lengths) -> tuple[float, float]:
@@ -168,11 +169,22 @@ def test_hardly_a_place_is_empty(name: str) -> None:
     assert min(fill(grids, *lengths)) >= 0.93
 
 
-@pytest.mark.parametrize(("name", "least"), [("news", 0.82), ("captions", 0.74), ("phrasebook", 0.70)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("news", 0.93), ("captions", 0.95), ("phrasebook", 0.96), ("longer target", 0.85)]
+)
 def test_padded_rows_lie_with_their_like(name: str, least: float) -> None:
     lengths = CORPORA[name]
-    sorted_in = padded(*lengths, tokens=8192, widths=Widths(64, 64), rng=np.random.default_rng(0))
+    sorted_in = padded(*lengths, tokens=2048, widths=Widths(64, 64), rng=np.random.default_rng(0))
     assert min(fill(sorted_in, *lengths)) >= least
+
+
+def test_little_of_the_padded_phrasebook_is_padding() -> None:
+    """Four characters are about a token."""
+    some = [(len(pair.source) // 4 + 2, len(pair.target) // 4 + 2) for pair in pairs("train", 16_000)]
+    source_N, target_N = np.array(some).T
+    grids = padded(source_N, target_N, tokens=4096, widths=Widths(64, 64), rng=np.random.default_rng(0))
+    places = sum(len(grid.rows) * sum(grid.widths) for grid in grids)
+    assert (source_N.sum() + target_N.sum()) / places >= 0.95
 
 
 @pytest.mark.parametrize("name", CORPORA)
@@ -276,7 +288,7 @@ def test_a_batch_moves_whole() -> None:
     moved = batch.to(torch.device("meta"))
     for name in batch.__slots__:
         value, other = getattr(batch, name), getattr(moved, name)
-        if isinstance(value, int):
+        if value is None or isinstance(value, int):
             assert value == other
         else:
             assert other.device.type == "meta"

@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 
 from dragoman.card import card, card_table, corpus_name, goodness, read_events
 from dragoman.config import CorpusSettings
+from dragoman.score.metrics import metric_named
+from dragoman.store import FORMAT
 from toy_run import Call, Toy, events, quietly
 
 pytest_plugins = ["toy_fixtures"]
@@ -28,7 +30,7 @@ def test_numbers_are_those_of_the_run(toy: Toy) -> None:
     records = events(toy.run)
     assert about["parameters"] == sum(tensor.numel() for tensor in load_file(toy.run / "model.safetensors").values())
     assert about["steps"] == 330
-    assert about["format"] == 1
+    assert about["format"] == FORMAT
     assert about["vocabulary"] == {"source": 310, "target": 310}
     assert about["tokens_read"] == [r["tokens"] for r in records if r["event"] == "train"][-1]
     assert about["train_seconds"] > 0
@@ -65,10 +67,13 @@ def test_best_is_what_the_run_went_by(small: Path, tmp_path: Path) -> None:
         ({"bleu": 0.0, "loss": 1.0}, {"bleu": 0.0, "loss": 2.0}, "bleu"),
         ({"bleu": None, "loss": 1.0}, {"bleu": None, "loss": 2.0}, "bleu"),
         ({"bleu": None, "loss": 1.0}, {"bleu": None, "loss": None}, "bleu"),
+        ({"ter": 1.0, "loss": 9.0}, {"ter": 2.0, "loss": 1.0}, "ter"),
+        ({"loss": 1.0}, {"loss": 2.0}, "auto"),
     ],
 )
 def test_what_is_better(better: dict[str, float], worse: dict[str, float], metric: str) -> None:
-    assert goodness(better, metric) > goodness(worse, metric)
+    entry = metric_named(metric, "translate")
+    assert goodness(better, entry) > goodness(worse, entry)
 
 
 def test_a_card_without_records(toy: Toy, tmp_path: Path) -> None:
@@ -83,6 +88,7 @@ def test_a_card_without_records(toy: Toy, tmp_path: Path) -> None:
 def test_names_of_corpora() -> None:
     assert corpus_name(CorpusSettings(source="/a/b/train.en", target="c/train.de")) == "train.en + train.de"
     assert corpus_name(CorpusSettings(tsv="/a/b.tsv", weight=2.5)) == "b.tsv (weight 2.5)"
+    assert corpus_name(CorpusSettings(text="/a/b.txt", part=(0.0, 0.5))) == "b.txt, part [0.0, 0.5]"
     assert corpus_name(CorpusSettings(phrasebook=500, seed=3)) == "phrasebook, 500 pairs, seed 3"
 
 

@@ -27,7 +27,7 @@ from sacrebleu.metrics.ter import TER
 
 from dragoman import cli
 from dragoman.text import phrasebook
-from toy_run import Call, Toy, command, environment, files, sentences, started, translated, write_lines
+from toy_run import Call, Toy, command, environment, files, one_sentence, sentences, started, translated, write_lines
 
 pytest_plugins = ["toy_fixtures"]
 
@@ -227,6 +227,29 @@ def test_scores_are_those_of_the_translations(toy: Toy, tmp_path: Path, call: Ca
             assert f"nrefs:{len(references)}" in record[name]["signature"]
 
 
+def test_the_metrics_that_were_asked_for(toy: Toy, tmp_path: Path, call: Call) -> None:
+    sources = sentences(5, seed=31)
+    source = write_lines(tmp_path / "s", sources)
+    one = write_lines(tmp_path / "one", map(translated, sources))
+    asked = ["evaluate", toy.run, "--source", source, "--reference", one, "--metric", "wer", "--metric", "exact"]
+    record = json.loads(call(*asked, "--json").out)
+    assert [key for key in record if isinstance(record[key], dict) and "value" in record[key]] == ["wer", "exact"]
+    assert {row.split("  ")[0] for row in call(*asked).out.splitlines()[1:]} == {"word errors", "exact match"}
+    one_sentence(call(*asked, "--metric", "exakt"), "'exakt'", "'exact'")
+
+
+def test_a_run_is_scored_on_its_own_test_corpora(small: Path, tmp_path: Path, call: Call) -> None:
+    """Named in the recipe, checked before training, and found again without a word."""
+    test = f"data.test={{source: {tmp_path / 'dev.src'}, target: {tmp_path / 'dev.trg'}}}"
+    assert call("train", small, test, "data.metrics=[exact]", "--out", tmp_path / "run").code == 0
+    [record] = [json.loads(line) for line in call("evaluate", tmp_path / "run", "--json").out.splitlines()]
+    assert record["test"] == f"{tmp_path / 'dev.src'} and {tmp_path / 'dev.trg'}"
+    assert record["lines"] == 20
+    assert set(record) == {"run", "test", "lines", "exact", "warnings"}
+    for wrong, culprits in (("data.test={tsv: x, jsonl: y}", ["data.test"]), ("data.metrics=[exakt]", ["'exact'"])):
+        one_sentence(call("train", small, wrong, "--out", tmp_path / "other"), *culprits)
+
+
 def test_references_in_every_spelling(toy: Toy, tmp_path: Path, call: Call) -> None:
     sources = sentences(5, seed=31)
     source = write_lines(tmp_path / "s", sources)
@@ -367,7 +390,7 @@ def test_a_fault_of_ours_says_how_to_report_it(toy: Toy, monkeypatch: pytest.Mon
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("dragoman.translator.load", broken)
+    monkeypatch.setattr("dragoman.loading.open_run", broken)
     answer = call("translate", toy.run, stdin=b"ba.\n")
     assert (answer.code, answer.out) == (1, "")
     assert "ZeroDivisionError" in answer.err

@@ -104,15 +104,16 @@ def test_names_that_look_like_something_else(section: str, name: str) -> None:
 
 @pytest.mark.parametrize(("section", "name"), [(s, n) for s, n in EVERY if s])
 def test_a_value_of_the_wrong_type_is_named(section: str, name: str) -> None:
+    wrong = ["such"] if name == "where" else {"no": "such"}
     with pytest.raises(Mistake) as caught:
-        record_of(section, {name: {"no": "such"}})
+        record_of(section, {name: wrong})
     message = str(caught.value)
     assert f"{section}.{name}" in message
-    if name in ("train", "dev"):
+    if name in ("train", "dev", "test"):
         assert "there is no setting" in message  # that would be a corpus
     elif name != "kind":
         assert message.startswith(f"{section}.{name}: should be ")
-        assert message.endswith("got {'no': 'such'}")
+        assert message.endswith(f"got {wrong}")
         assert "dictionary" not in message
 
 
@@ -150,7 +151,7 @@ def test_a_value_of_the_wrong_type_is_named(section: str, name: str) -> None:
         ("tokenizer.joint=2", "a valid boolean"),
         ("search.beam=0", "greater than or equal to 1"),
         ("search.length_penalty=-1", "greater than or equal to 0"),
-        ("model=3", "a valid dictionary, got 3"),
+        ("model=3", "settings written as name: value, got 3"),
     ],
 )
 def test_a_value_that_cannot_be_is_named_with_what_could(item: str, wanted: str) -> None:

@@ -7,6 +7,7 @@ import json
 import lzma
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -174,8 +175,8 @@ def test_jsonl_strings_come_back(rows: list[tuple[str, str]], code: str, plain: 
         ("", "is not a JSON object"),
         ("[" * 100_000, "is not a JSON object"),
         ('{"source": "a", "text": "b"}', r"has no key 'target' \(it has: source, text\)"),
-        ('{"source": "a", "target": ["b"]}', r"'target' must be a string, got \[\"b\"\]"),
-        ('{"source": "a", "target": null}', "'target' must be a string, got null"),
+        ('{"source": "a", "target": ["b"]}', r"'target' must be a string or a number, got \[\"b\"\]"),
+        ('{"source": "a", "target": null}', "'target' must be a string or a number, got null"),
         (r'{"source": "\ud83c", "target": "b"}', r"'source' holds \\ud83c, half of a surrogate pair"),
     ],
 )
@@ -216,3 +217,102 @@ def test_a_fingerprint_follows_files_and_settings(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(Mistake, match=r"text\.tsv"):
         fingerprint(corpus)
+
+
+ROWS = ["train\tone\tuno", "test\ttwo\tdos", "train\tthree\ttres"]
+RECORDS = [{"fold": 1, "text": "one\ntwo", "label": True}, {"fold": 2, "text": "three", "label": 0.5}]
+
+
+def test_where_keeps_the_rows_that_hold_a_word(tmp_path: Path) -> None:
+    tsv = str(write(tmp_path / "a.tsv", "\n".join(ROWS) + "\n"))
+    kept = read_pairs(CorpusSettings(tsv=tsv, columns=(1, 2), where={0: "train"}))  # type: ignore[dict-item]
+    assert list(kept) == [Pair("one", "uno"), Pair("three", "tres")]
+    both = CorpusSettings(tsv=tsv, columns=(2, 0), where={"0": "train", "1": "three"})
+    assert list(read_pairs(both)) == [Pair("tres", "train")]
+    jsonl = str(write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, RECORDS))))
+    kept = read_pairs(CorpusSettings(jsonl=jsonl, keys=("text", "label"), where={"fold": 1}))  # type: ignore[dict-item]
+    assert list(kept) == [Pair("one\ntwo", "true")]  # line breaks stay, and labels become text
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ({"split": "train"}, r"where names the column 'split', but columns are numbered, from 0"),
+        ({"3": "train"}, r"a\.tsv line 1 has 3 columns, but columns 1 and 2 and 3 .*are wanted"),
+        ({"0": "dev"}, r"a\.tsv has no line with 0: dev, as where asks; its lines have such as 0: train; 0: test"),
+    ],
+)
+def test_a_where_that_finds_nothing_is_a_mistake(tmp_path: Path, where: dict[str, str], words: str) -> None:
+    path = write(tmp_path / "a.tsv", "\n".join(ROWS))
+    with pytest.raises(Mistake, match=words):
+        list(read_pairs(CorpusSettings(tsv=str(path), columns=(1, 2), where=where)))
+
+
+def test_a_jsonl_where_is_checked_too(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, RECORDS)))
+    for where, words in (({"fould": "1"}, "no key 'fould'"), ({"fold": "3"}, "no line with fold: 3.*fold: 1; fold: 2")):
+        with pytest.raises(Mistake, match=words):
+            list(read_pairs(CorpusSettings(jsonl=str(path), keys=("text", "label"), where=where)))
+
+
+@given(LINE, st.integers(1, 4))
+def test_the_first_words_of_a_source(text: str, count: int) -> None:
+    with TemporaryDirectory() as folder:
+        path = write(Path(folder) / "a.jsonl", json.dumps({"source": text, "target": text}))
+        [pair] = read_pairs(CorpusSettings(jsonl=str(path), source_words=count))
+    assert pair.target == text
+    assert text.startswith(pair.source)
+    assert pair.source.split() == text.split()[:count]
+
+
+DIALOGUES = """1 hello\tgood day
+2 a table please\tfor how many
+3 for two\tapi_call two
+4 the_lamb phone 123
+5 <SILENCE>\twhat about the_lamb
+
+1 bye\t see you
+"""
+
+
+def test_a_dialogue_gives_all_that_was_said_before_each_answer(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.txt", DIALOGUES)
+    pairs = list(read_pairs(CorpusSettings(dialogue=str(path))))
+    first = "hello | good day | a table please | for how many | for two"
+    assert pairs == [
+        Pair("hello", "good day"),
+        Pair("hello | good day | a table please", "for how many"),
+        Pair(first, "api_call two"),
+        Pair(first + " | api_call two | the_lamb phone 123 | <SILENCE>", "what about the_lamb"),
+        Pair("bye", "see you"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no line with an answer"),
+        ("1 hello\n2 there\n", "no line with an answer, which stands behind a tab"),
+        ("1 hello\tyes\nhello\tno\n", r"d\.txt line 2 must begin with the number of the turn.*not 'hello\\tno'"),
+    ],
+)
+def test_a_dialogue_that_is_none_is_a_mistake(tmp_path: Path, text: str, words: str) -> None:
+    path = write(tmp_path / "d.txt", text)
+    with pytest.raises(Mistake, match=words):
+        list(read_pairs(CorpusSettings(dialogue=str(path))))
+
+
+@given(lines=st.lists(st.text("ab \u2028é", max_size=6), min_size=1, max_size=20), cut=st.floats(0.05, 0.95))
+def test_parts_of_a_text_share_no_line_and_leave_none_out(lines: list[str], cut: float) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "text"
+        path.write_bytes("".join(line + "\n" for line in lines).encode())
+        found = []
+        for part in ((0.0, cut), (cut, 1.0)):
+            with suppress(Mistake):  # a part may be smaller than any line
+                found += [pair.target for pair in read_pairs(CorpusSettings(text=str(path), part=part))]
+            so_far = sum(len(line) + 1 for line in found)
+            assert part[0] or abs(so_far - cut * sum(len(line) + 1 for line in lines)) <= max(map(len, lines)) + 1
+        assert found == lines
+        assert [pair.target for pair in read_pairs(CorpusSettings(text=str(path)))] == lines
+        assert all(pair.source == "" for pair in read_pairs(CorpusSettings(text=str(path))))

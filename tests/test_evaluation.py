@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dragoman.evaluation import against_references, on_phrasebook, phenomena, read_texts, scored, table
+from dragoman.config import CorpusSettings
+from dragoman.evaluation import against_references, on_own_tests, on_phrasebook, phenomena, read_texts, scored, table
 from dragoman.score.metrics import evaluate
 from dragoman.text import phrasebook
 from dragoman.types import Hypothesis, Mistake
@@ -30,6 +33,40 @@ def test_scores_are_those_of_the_answers(toy: Toy) -> None:
         greedy["bleu"]["value"]
         == evaluate([o.text for o in toy.translator.translate(sources, beam=1)], references)[0].value
     )
+
+
+def test_a_run_is_scored_on_its_own_tests(toy: Toy, tmp_path: Path) -> None:
+    """Each corpus of data.test by itself, with the metrics that the recipe names."""
+    sources = sentences(12, seed=43)
+    right = [translated(line) for line in sources]
+    rows = [{"in": s, "out": t, "other": "x"} for s, t in zip(sources, right, strict=True)]
+    jsonl = write_lines(tmp_path / "t.jsonl", map(json.dumps, rows))
+    tsv = write_lines(tmp_path / "t.tsv", [f"{s}\t{t}" for s, t in zip(sources, right, strict=True)])
+    tests = (
+        CorpusSettings(tsv=str(tsv)),
+        CorpusSettings(jsonl=str(jsonl), keys=("in", "other")),
+        CorpusSettings(jsonl=str(jsonl), keys=("in", "other"), references=("other", "out")),
+    )
+    data = toy.translator.recipe.data.model_copy(update={"test": tests, "metrics": ("exact", "wer")})
+    translator = replace(toy.translator, recipe=toy.translator.recipe.model_copy(update={"data": data}))
+    plain, hopeless, both = on_own_tests(translator)
+    texts = [one.text for one in translator.translate(sources)]
+    assert (plain["test"], plain["lines"]) == (str(tsv), 12)
+    assert plain["exact"]["value"] == evaluate(texts, [right], ["exact"])[0].value > 90
+    assert set(plain) == {"test", "lines", "exact", "wer", "warnings"}
+    assert hopeless["exact"]["value"] == 0
+    assert both["exact"]["value"] == plain["exact"]["value"]
+    assert both["exact"]["signature"].startswith("nrefs:2|")
+    [asked, *_] = on_own_tests(translator, names=["chrf"])
+    assert set(asked) == {"test", "lines", "chrf", "warnings"}
+    header, *told = table([{"run": "one", **found} for found in (plain, hopeless)]).plain.split("\n")
+    assert header.split()[:2] == ["test", "score"]
+    assert [row.split()[0] for row in told] == [str(tsv)] * 2 + [str(jsonl)] * 2
+
+
+def test_a_run_without_tests_of_its_own(toy: Toy) -> None:
+    with pytest.raises(Mistake, match=r"no data\.test; .* --source F and --reference F"):
+        list(on_own_tests(toy.translator))
 
 
 def test_warnings_are_counted_by_kind() -> None:

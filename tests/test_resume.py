@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from dragoman.translator import load
+from dragoman.loading import load
 from toy_run import (
     SMALL,
     Call,

@@ -1,4 +1,4 @@
-"""Greedy search takes the likeliest token, and says when it was cut."""
+"""Greedy search takes the likeliest token, sampling draws one; both say when they were cut."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.search.sample import greedy
+from dragoman.search.sample import FILTERS, SampleSettings, drawn, greedy, sample
 from dragoman.search.step import Found, legal
 from dragoman.types import BOS, EOS, Mistake
-from toy_steps import Broken, Script, Toy, rescore, sources
+from toy_steps import Broken, Script, Toy, ToyState, rescore, sources
 
 
 def follow(model: Toy, first: int, limit: int) -> list[int]:
@@ -79,3 +79,114 @@ def test_dead_rows_ask_nothing_of_the_model() -> None:
 def test_a_negative_penalty_is_a_mistake() -> None:
     with pytest.raises(Mistake, match="must be 0 or more"):
         greedy(Toy(), *sources(4), torch.tensor([3]), alpha=-0.5)
+
+
+def prompts(*prompts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    width = max(map(len, prompts))
+    padded = [[*prompt, *[0] * (width - len(prompt))] for prompt in prompts]
+    return torch.tensor(padded), torch.tensor([len(prompt) for prompt in prompts])
+
+
+def draws(rows: int, tokens: int, seed: int = 0) -> torch.Tensor:
+    return torch.rand(rows, tokens, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def follow_prompt(model: Toy, prompt: list[int], limit: int) -> list[int]:
+    """The likeliest continuation, in plain Python; the end mark is kept."""
+    state, tokens = model.start(*sources(1)), []
+    for token in prompt:
+        logp_NV, state = model.step(torch.tensor([token]), state)
+    while len(tokens) < limit and tokens[-1:] != [EOS]:
+        row = legal(logp_NV)[0].tolist()
+        tokens.append(row.index(max(row)))
+        logp_NV, state = model.step(torch.tensor(tokens[-1:]), state)
+    return tokens
+
+
+class Alone(Toy):
+    """A language model: it knows of no sources."""
+
+    def start(self, source_BS: torch.Tensor, keep_BS: torch.Tensor) -> ToyState:  # noqa: ARG002
+        return super().start(*sources(*[1] * len(source_BS)))
+
+
+class Spoken(Alone, Script):
+    """The same with log-probabilities as written."""
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10_000), levels=st.sampled_from([2, 1 << 20]))
+@pytest.mark.parametrize("given_as", [{"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-9}])
+def test_the_coldest_draw_is_greedy(seed: int, levels: int, given_as: dict[str, float]) -> None:
+    model, some = Alone(seed=seed, levels=levels), [[BOS, 4], [BOS], [BOS, 5, 4, 5]]
+    limits = [7, 0, 3]
+    found = sample(
+        model, *prompts(*some), draws(3, 7, seed), torch.tensor(limits), SampleSettings(**given_as), ends=True
+    )
+    for b in (0, 2):
+        wanted = follow_prompt(model, some[b], limits[b])
+        assert [*found[b].tokens, EOS][: len(wanted)] == wanted
+        assert found[b].finished == (wanted[-1] == EOS)
+    assert found[1] == Found([], 0.0, 0.0, False)
+
+
+def test_a_row_depends_on_its_own_draws_alone() -> None:
+    model, some, draw_BT = Alone(seed=3), [[BOS], [BOS, 4, 5], [BOS, 5]], draws(3, 12)
+    limit_B = torch.tensor([12, 4, 9])
+    together = sample(model, *prompts(*some), draw_BT, limit_B, SampleSettings(), ends=False)
+    assert [len(found.tokens) for found in together] == [12, 4, 9]
+    for b in range(3):
+        alone = sample(model, *prompts(some[b]), draw_BT[b : b + 1], limit_B[b : b + 1], SampleSettings(), ends=False)
+        assert alone == [together[b]]
+
+
+def test_an_end_mark_ends_a_row_or_is_a_token_like_any_other() -> None:
+    always = [-math.inf, -math.inf, -math.inf, 0.0, -math.inf]
+    model = Spoken(always)
+    rows = (*prompts([BOS]), draws(1, 5), torch.tensor([5]), SampleSettings())
+    assert sample(model, *rows, ends=True) == [Found([], 0.0, 0.0, True)]
+    assert sample(model, *rows, ends=False) == [Found([EOS] * 5, 0.0, 0.0, False)]
+
+
+def test_a_broken_model_ends_the_row() -> None:
+    model = Spoken([math.nan] * 5)
+    rows = (*prompts([BOS, 4]), draws(1, 5), torch.tensor([5]), SampleSettings())
+    assert sample(model, *rows, ends=False) == [Found([], 0.0, 0.0, False)]
+
+
+def test_draws_fall_as_often_as_a_token_is_likely() -> None:
+    share_V = torch.tensor([0.0, 0.1, 0.25, 0.05, 0.6])
+    count = 20_000
+    token_N = drawn(share_V.log().expand(count, 5), draws(1, count)[0])
+    found_V = token_N.bincount(minlength=5) / count
+    assert (found_V - share_V).abs().max() < 4 * math.sqrt(0.25 / count)
+    assert found_V[0] == 0
+    edge_N = drawn(share_V.log().expand(3, 5), torch.tensor([0.0, 0.1, 1 - 2**-53], dtype=torch.float64))
+    assert edge_N.tolist() == [1, 2, 4]
+
+
+@settings(max_examples=50, deadline=None)
+@given(values=st.lists(st.integers(-8, 0), min_size=2, max_size=9), k=st.integers(1, 9), p=st.floats(0.01, 0.99))
+def test_filters_keep_the_likeliest_and_no_more_than_they_must(values: list[int], k: int, p: float) -> None:
+    logp_NV = torch.tensor([values], dtype=torch.float64).log_softmax(-1)
+    order = sorted(range(len(values)), key=lambda i: (-values[i], i))
+    kept = [i for i in range(len(values)) if FILTERS["top_k"](logp_NV, k)[0, i] > -math.inf]
+    assert kept == sorted(order[:k])
+    nucleus = [i for i in range(len(values)) if FILTERS["top_p"](logp_NV, p)[0, i] > -math.inf]
+    share = logp_NV[0].exp()
+    assert nucleus == sorted(order[: len(nucleus)])
+    assert share[order[: len(nucleus)]].sum() >= p - 1e-9
+    assert share[order[: len(nucleus) - 1]].sum() < p + 1e-9
+    for name, rule in FILTERS.items():
+        assert torch.equal(rule(logp_NV, SampleSettings.model_fields[name].default), logp_NV)
+
+
+def test_temperature_sharpens() -> None:
+    logp_NV = torch.tensor([[0.7, 0.2, 0.1]]).log()
+    share = [FILTERS["temperature"](logp_NV, value).softmax(-1)[0] for value in (0.5, 1.0, 2.0)]
+    assert share[0][0] > share[1][0] > share[2][0]
+    assert share[0].tolist() == pytest.approx([0.49 / 0.54, 0.04 / 0.54, 0.01 / 0.54])
+
+
+def test_every_filter_has_a_setting() -> None:
+    assert list(FILTERS) == list(SampleSettings.model_fields)

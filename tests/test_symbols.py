@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.config import TokenizerSettings
-from dragoman.text.symbols import Byte, Char, Word, words
+from dragoman.text.symbols import Byte, Char, Space, Word
 
 MARKED = st.lists(st.sampled_from(["dog", "größer", "don't", "well-known", "हिन्दी", *".,!?()„“\"'-–…。", " "]))
 
@@ -28,7 +28,7 @@ def test_known_words_and_marks_come_back_with_their_spaces(text: str) -> None:
     ],
 )
 def test_marks_carry_the_joiners(text: str, tokens: list[str]) -> None:
-    assert words(text) == tokens
+    assert Word.cut(text) == tokens
 
 
 @pytest.mark.parametrize("cls", [Char, Word])
@@ -45,3 +45,10 @@ def test_bytes_are_utf8() -> None:
     assert Byte().encode("aé") == [4 + byte for byte in "aé".encode()]
     assert Byte().pieces(Byte().encode("a é")) == ["a", "▁", "<0xC3>", "<0xA9>"]
     assert Byte().size == 260
+
+
+@given(st.lists(st.text(max_size=5).map(lambda text: "".join(text.split())).filter(bool)))
+def test_what_stands_between_spaces_comes_back_as_it_is(tokens: list[str]) -> None:
+    tokenizer = Space.train([" ".join(tokens)], TokenizerSettings(kind="space"))
+    assert tokenizer.decode(tokenizer.encode("  ".join(tokens))) == " ".join(tokens)
+    assert tokenizer.pieces(tokenizer.encode(" ".join(tokens))) == ["▁" + token for token in tokens]

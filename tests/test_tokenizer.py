@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from dragoman.config import TokenizerSettings
 from dragoman.text.tokenizer import TOKENIZERS, Tokenizer, Tokenizers, draw, train_tokenizer
-from dragoman.types import SPECIALS, UNK, Mistake
-from toy_text import ALL, LINES, ODD, PAIRS, SIZE, TEXT
+from dragoman.types import SPECIALS, UNK, Mistake, Pair
+from toy_text import ALL, LINES, ODD, PAIRS, SIZE, SIZES, TEXT
 
 KINDS = st.sampled_from(sorted(TOKENIZERS))
 kinds = pytest.mark.parametrize("kind", TOKENIZERS)
@@ -30,7 +30,7 @@ def test_text_in_is_text_out(kind: str, text: str) -> None:
 
 @kinds
 def test_only_words_lose_anything(kind: str) -> None:
-    assert ALL[kind].lossless == (kind != "word")
+    assert ALL[kind].lossless == (kind not in ("word", "space"))
 
 
 @kinds
@@ -69,7 +69,7 @@ def test_every_vocabulary_begins_with_the_specials(kind: str) -> None:
 
 @kinds
 def test_the_same_text_gives_the_same_tokenizer(kind: str) -> None:
-    settings = TokenizerSettings(kind=kind, size=SIZE)
+    settings = TokenizerSettings(kind=kind, size=SIZES.get(kind, SIZE))
     assert train_tokenizer(iter(LINES), settings).content() == ALL[kind].content()
 
 
@@ -133,6 +133,19 @@ def test_a_damaged_folder_is_refused(kind: str, tmp_path: Path) -> None:
         Tokenizers.load(tmp_path)
     with pytest.raises(Mistake, match=r"tokenizer\.json"):
         Tokenizers.load(tmp_path / "nowhere")
+
+
+def test_each_side_has_a_kind_and_size_of_its_own(tmp_path: Path) -> None:
+    pairs = [Pair("fun", "f ʌ n"), Pair("phone", "f oʊ n"), Pair("tiny", "t aɪ n i")]
+    settings = TokenizerSettings(kind="char", joint=False, target_kind="space", target_size=8)
+    both = Tokenizers.train(lambda: pairs, settings)
+    assert (type(both.source), type(both.target)) == (TOKENIZERS["char"], TOKENIZERS["space"])
+    assert [both.target.decode(both.target.encode(pair.target)) for pair in pairs] == [p.target for p in pairs]
+    both.save(tmp_path)
+    assert Tokenizers.load(tmp_path).fingerprint() == both.fingerprint()
+    for other in ({"target_kind": "space"}, {"target_size": 9}):
+        with pytest.raises(Mistake, match=r"set tokenizer\.joint to false"):
+            Tokenizers.train(lambda: pairs, TokenizerSettings(kind="char", **other))  # type: ignore[arg-type]
 
 
 def test_a_wrong_kind_is_answered_with_the_right_one() -> None:

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from dragoman.loading import load_as
 from dragoman.train.report import Report
 from dragoman.train.trainer import train
-from dragoman.translator import Translator, load
+from dragoman.translator import Translator
 from dragoman.types import Pair
 
 WORDS = {"ba": "ak", "del": "ebi", "fo": "ol", "gri": "tun", "mun": "sa", "ne": "wex", "pol": "yim", "ra": "zu"}
@@ -153,7 +154,7 @@ class Toy(NamedTuple):
 
     @property
     def translator(self) -> Translator:
-        return load(self.run, device="cpu")
+        return load_as(Translator, self.run, device="cpu")
 
 
 def one_sentence(answer: Answer, *culprits: object, working: bool = False) -> None:

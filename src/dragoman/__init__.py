@@ -13,10 +13,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dragoman.classifier import Classifier as Classifier
     from dragoman.config import Recipe as Recipe
+    from dragoman.generator import Generator as Generator
+    from dragoman.loading import load as load
     from dragoman.train.trainer import train as train
     from dragoman.translator import Translator as Translator
-    from dragoman.translator import load as load
     from dragoman.types import Hypothesis as Hypothesis
     from dragoman.types import Mistake as Mistake
     from dragoman.types import Pair as Pair
@@ -27,15 +29,17 @@ __version__ = version("dragoman")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin ruin a crowded machine (docs/LOG.md)
 
 _HOMES = {
+    "Classifier": "classifier",
+    "Generator": "generator",
     "Hypothesis": "types",
     "Mistake": "types",
     "Pair": "types",
     "Recipe": "config",
     "Score": "types",
     "Translator": "translator",
-    "load": "translator",
+    "load": "loading",
 }
-__all__ = ["Hypothesis", "Mistake", "Pair", "Recipe", "Score", "Translator", "load", "train"]
+__all__ = ["Classifier", "Generator", "Hypothesis", "Mistake", "Pair", "Recipe", "Score", "Translator", "load", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,20 +10,20 @@ import json
 import os
 import signal
 import sys
-import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from dragoman.config import CorpusSettings, build, pick
+from dragoman.cli_data import data
+from dragoman.config import build, pick
+from dragoman.console import counting, input_lines, output_to, paper, say
 from dragoman.types import Hypothesis, Mistake, Stop
 
 app = typer.Typer(
@@ -33,22 +33,21 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Learn to turn one sequence into another, translation first, and show how.",
 )
-data = typer.Typer(no_args_is_help=True, help="Look at, filter and make corpora.")
 app.add_typer(data, name="data")
-said = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
+Said = tuple[str, Sequence[str]]  # an answer and its warnings
 Run = Annotated[Path, typer.Argument(help="a run folder", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
 Beam = Annotated[int | None, typer.Option(min=1, help="width of the beam; 1 is greedy; by default the run's own")]
+Conllu = Annotated[
+    Path | None, typer.Option(help="trees of the lines, for runs with model.position=tree", show_default=False)
+]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[a.b=c ...]", help="settings to change", show_default=False)
 ]
 SourceFile = Annotated[
     Path | None, typer.Option("--source", help="plain text, one sentence a line", show_default=False)
 ]
-TargetFile = Annotated[Path | None, typer.Option("--target", help="its translations, line by line", show_default=False)]
-TsvFile = Annotated[Path | None, typer.Option("--tsv", help="source and target in columns", show_default=False)]
-JsonlFile = Annotated[Path | None, typer.Option("--jsonl", help="objects with source and target", show_default=False)]
 
 
 @app.command()
@@ -85,16 +84,41 @@ def translate(
     output_file: Annotated[Path | None, typer.Option("--output", help="by default stdout", show_default=False)] = None,
     beam: Beam = None,
     nbest: Annotated[int, typer.Option(min=1, help="answers to each line, as 'line ||| text ||| score'")] = 1,
+    conllu: Conllu = None,
     batch: Annotated[int, typer.Option(min=1, help="lines taken at a time; never changes an answer")] = 256,
     as_json: Json = False,
     engine: Annotated[str, typer.Option(help="auto or torch")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
 ) -> None:
     """Translate lines: as many out as in, in the same order."""
-    from dragoman.translator import kinds, load
+    from dragoman.loading import load_as
+    from dragoman.text.trees import Grove
+    from dragoman.translator import TREELESS, Translator
 
     pick({"auto": 0, "torch": 0}, engine, "engine")
-    translator = load(run, device=device)
+    translator = load_as(Translator, run, device=device)
+    grove = Grove(conllu, str(input_file or "the input")) if conllu else None
+    if translator.asks_for_trees and not grove:
+        say("no trees were given with --conllu: words are known by their places alone")
+
+    def answer(before: int, lines: list[str]) -> Iterator[Said]:
+        trees = [grove.tree_of(line) for line in lines] if grove else None
+        found = translator.nbest(lines, count=nbest, beam=beam, trees=trees)
+        for number, (line, answers) in enumerate(zip(lines, found, strict=True), before + 1):
+            warnings = [one for one in answers[0].warnings if grove or one != TREELESS]  # said of all lines, above
+            yield said_as(number, line, answers, nbest, as_json), warnings
+
+    answer_lines(answer, input_file, output_file, batch)
+    if grove:
+        grove.end()
+
+
+def answer_lines(
+    answer: Callable[[int, list[str]], Iterator[Said]], input_file: Path | None, output_file: Path | None, batch: int
+) -> None:
+    """One answer out for every line in. `answer` is given how many lines came before, and some lines."""
+    from dragoman.door import kinds
+
     if input_file is None and sys.stdin.isatty():
         batch = 1  # who types a line waits for its answer
     warned: Counter[str] = Counter()
@@ -102,12 +126,12 @@ def translate(
         number = 0
         lines = input_lines(input_file)
         while some := list(islice(lines, batch)):
-            for line, answers in zip(some, translator.nbest(some, count=nbest, beam=beam), strict=True):
+            for text, warnings in answer(number, some):
                 number += 1
-                print(said_as(number, line, answers, nbest, as_json), file=sink)
-                for warning in answers[0].warnings:
+                print(text, file=sink)
+                for warning in warnings:
                     say(f"line {number}: {warning}")
-                warned.update(kinds(answers[0].warnings))
+                warned.update(kinds(warnings))
             sink.flush()
             tick(number)
     say_counts(warned)
@@ -141,31 +165,143 @@ def evaluate(
     ] = None,
     phrasebook: Annotated[str, typer.Option(metavar="SPLIT", help="instead of files: dev, test or unseen")] = "",
     count: Annotated[int, typer.Option(min=1, help="sentences of the phrasebook")] = 1000,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(help="what to count, may be repeated; by default the run's own", show_default=False),
+    ] = None,
+    conllu: Conllu = None,
     beam: Beam = None,
     as_json: Json = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
 ) -> None:
-    """Score runs: BLEU, chrF and TER, each with its signature; on the phrasebook also by phenomenon."""
+    """Score runs on files, on the phrasebook, or, when neither is named, on their own data.test."""
     from dragoman import evaluation
-    from dragoman.translator import load
+    from dragoman.loading import load, load_as
+    from dragoman.score.metrics import METRICS
+    from dragoman.translator import Translator
 
     files = source is not None or bool(reference)
-    if bool(phrasebook) == files or (files and not (source and reference)):
-        raise Mistake("evaluate needs either --source F and --reference F, or --phrasebook SPLIT")
-    texts = evaluation.read_texts(source, reference) if source and reference else None
+    if (phrasebook and files) or ((files or conllu) and not source):
+        raise Mistake("evaluate takes --source F and --reference F, or --phrasebook SPLIT, or the run's own data.test")
+    names = [pick(METRICS, name, "metric").name for name in metric or []]
+    texts = evaluation.read_texts(source, reference or []) if source else None
+    trees = evaluation.read_trees(conllu, texts[0], source) if source and conllu and texts else None
     results = []
     for run in runs:
-        translator = load(run, device=device)
         if texts:
-            found = evaluation.against_references(translator, *texts, beam=beam)
+            door = load(run, device=device)
+            if trees and not getattr(door, "asks_for_trees", False):
+                say(f"{run} reads no trees: it is scored without them")
+            found = [evaluation.against_references(door, *texts, names=names, beam=beam, trees=trees)]
+        elif phrasebook:
+            translator = load_as(Translator, run, device=device)
+            found = [evaluation.on_phrasebook(translator, phrasebook, count, names=names, beam=beam)]
         else:
-            found = evaluation.on_phrasebook(translator, phrasebook, count, beam=beam)
-        say_counts(Counter(found["warnings"]))
-        results.append({"run": str(run), **found})
-        if as_json:
-            print(json.dumps(results[-1], ensure_ascii=False))
+            found = list(evaluation.on_own_tests(load(run, device=device), names=names, beam=beam))
+        for one in found:
+            say_counts(Counter(one["warnings"]))
+            results.append({"run": str(run), **one})
+            if as_json:
+                print(json.dumps(results[-1], ensure_ascii=False))
     if not as_json:
         paper().print(evaluation.table(results))
+
+
+@app.command()
+def generate(
+    run: Run,
+    prompt: Annotated[str, typer.Option(help="the beginning of the text")] = "",
+    input_file: Annotated[
+        Path | None, typer.Option("--input", help="instead: one prompt a line", show_default=False)
+    ] = None,
+    output_file: Annotated[Path | None, typer.Option("--output", help="by default stdout", show_default=False)] = None,
+    count: Annotated[int, typer.Option(min=1, help="texts for each prompt")] = 1,
+    tokens: Annotated[int, typer.Option(min=1, help="the most that a text may add")] = 256,
+    temperature: Annotated[float, typer.Option(help="below 1: safer, above 1: bolder; 0: the likeliest tokens")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="draw from so many likeliest tokens; 0: from all")] = 0,
+    top_p: Annotated[float, typer.Option(help="draw from the likeliest tokens of this probability together")] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="of what is drawn")] = 1,
+    as_json: Json = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
+) -> None:
+    """Let a language model go on from a prompt."""
+    from dragoman.generator import Generator
+    from dragoman.loading import load_as
+    from dragoman.search.sample import SampleSettings
+
+    drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    settings = build(SampleSettings, drawing, where="generate")
+    if prompt and input_file:
+        raise Mistake("generate takes --prompt TEXT or --input F, not both")
+    generator = load_as(Generator, run, device=device)
+    prompts = input_lines(input_file) if input_file else iter([prompt])
+    between = "---\n" if generator.whole_files else ""  # texts of many lines need a mark between them
+    with output_to(output_file) as sink:
+        first = True
+        while some := list(islice(prompts, 64)):
+            for texts in generator.generate(some, count=count, tokens=tokens, seed=seed, settings=settings):
+                for one in texts:
+                    mark = "" if first or as_json else between
+                    print(mark + (json.dumps(asdict(one), ensure_ascii=False) if as_json else one.text), file=sink)
+                    first = False
+            sink.flush()
+
+
+@app.command()
+def classify(
+    run: Run,
+    input_file: Annotated[Path | None, typer.Option("--input", help="by default stdin", show_default=False)] = None,
+    output_file: Annotated[Path | None, typer.Option("--output", help="by default stdout", show_default=False)] = None,
+    batch: Annotated[int, typer.Option(min=1, help="lines taken at a time; never changes an answer")] = 256,
+    as_json: Json = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
+) -> None:
+    """Put a label on lines: as many out as in, in the same order."""
+    from dragoman.classifier import Classifier
+    from dragoman.loading import load_as
+
+    classifier = load_as(Classifier, run, device=device)
+
+    def answer(_: int, lines: list[str]) -> Iterator[Said]:
+        for line, one in zip(lines, classifier.classify(lines), strict=True):
+            record = {"source": line, **asdict(one)}
+            yield json.dumps(record, ensure_ascii=False) if as_json else one.label, one.warnings
+
+    answer_lines(answer, input_file, output_file, batch)
+
+
+@app.command()
+def compare(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(metavar="RECIPE.yaml|FOLDER ... [a.b=c ...]", help="recipes, settings", show_default=False),
+    ],
+    out_folder: Annotated[Path, typer.Option("--out", help="where runs and report go")] = Path("runs/compare"),
+    seeds: Annotated[int, typer.Option(min=1, help="runs of each recipe: train.seed, then the next ones")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="runs at a time; speeds are honest with 1 only")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Train several recipes on the same data with the same budget; write one report of them all."""
+    from dragoman.compare.compare import compare as run_comparison
+    from dragoman.compare.compare import said
+
+    settings = [argument for argument in arguments if "=" in argument and not Path(argument).exists()]
+    paths = [Path(argument) for argument in arguments if argument not in settings]
+    whole = run_comparison(paths, out=out_folder, overrides=settings, seeds=seeds, jobs=jobs)
+    if as_json:
+        print(json.dumps(whole, ensure_ascii=False))
+    else:
+        paper().print(said(whole))
+    if failed_runs := [model["name"] for model in whole["models"] if model["failures"]]:
+        raise Mistake(f"runs of {', '.join(failed_runs)} failed; the report has the others, and says why")
+
+
+@app.command(hidden=True)
+def compare_one(recipe: Path, run: Path) -> None:
+    """One run of a comparison, which starts it: train, judge, write the judgement beside the run."""
+    from dragoman.compare.work import work
+
+    work(recipe, run)
 
 
 @app.command()
@@ -178,133 +314,6 @@ def info(run: Run, as_json: Json = False) -> None:
         print(json.dumps(about, ensure_ascii=False))
     else:
         paper().print(card_table(about))
-
-
-@data.command()
-def stats(
-    source: SourceFile = None,
-    target: TargetFile = None,
-    tsv: TsvFile = None,
-    jsonl: JsonlFile = None,
-    as_json: Json = False,
-) -> None:
-    """Counts, lengths, ratios, duplicates, languages: what a corpus is like, and what is odd about it."""
-    from dragoman.text.corpus import read_pairs
-    from dragoman.text.stats import render
-    from dragoman.text.stats import stats as look
-    from dragoman.train.report import Report
-
-    found = look(Report().counted(read_pairs(corpus_from(source, target, tsv, jsonl)), "reading"))
-    if as_json:
-        print(json.dumps(found.as_dict(), ensure_ascii=False))
-    else:
-        paper().print(render(found))
-
-
-@data.command()
-def clean(
-    source: SourceFile = None,
-    target: TargetFile = None,
-    tsv: TsvFile = None,
-    jsonl: JsonlFile = None,
-    out_prefix: Annotated[
-        Path, typer.Option("--out", help="writes OUT.source and OUT.target", show_default=False)
-    ] = ...,  # type: ignore[assignment]
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[name=value ...]", help="what to drop, such as max_ratio=3", show_default=False),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Filter pairs by length, ratio, duplicates and language; say how many went, and why."""
-    from dragoman.corpora import clean_files
-
-    counts = clean_files(corpus_from(source, target, tsv, jsonl), out_prefix, settings or [])
-    if as_json:
-        print(json.dumps(dict(counts)))
-    else:
-        total = sum(counts.values())
-        for reason, count in counts.most_common():
-            print(f"{reason:>20}  {count:>10,}  {100 * count / total:6.2f} %")
-
-
-@data.command()
-def phrasebook(
-    out_prefix: Annotated[Path, typer.Option("--out", help="writes OUT.en and OUT.de", show_default=False)] = ...,  # type: ignore[assignment]
-    count: Annotated[int, typer.Option(min=1, help="pairs")] = 20000,
-    split: Annotated[str, typer.Option(help="train, dev, test or unseen")] = "train",
-    seed: Annotated[int, typer.Option()] = 1,
-    gold: Annotated[
-        bool, typer.Option("--gold", help="also OUT.jsonl: alignments, trees, coreference, phenomena")
-    ] = False,
-) -> None:
-    """Make English-German pairs from the built-in grammar."""
-    from dragoman.corpora import write_phrasebook
-
-    write_phrasebook(out_prefix, count=count, split=split, seed=seed, gold=gold)
-    say(f"{count:,} pairs in {out_prefix}.en and {out_prefix}.de")
-
-
-def corpus_from(source: Path | None, target: Path | None, tsv: Path | None, jsonl: Path | None) -> CorpusSettings:
-    given = {"source": source, "target": target, "tsv": tsv, "jsonl": jsonl}
-    corpus = build(CorpusSettings, {name: str(path) for name, path in given.items() if path is not None})
-    corpus.check("the command")
-    return corpus
-
-
-def say(message: str) -> None:
-    """A message, on a line of its own even where a count of lines is running."""
-    said.print(("\r\x1b[K" if said.is_terminal else "") + message, markup=False)
-
-
-def paper() -> Console:
-    """stdout. Tables are fitted to a terminal, and elsewhere as wide as they are: wrapped lines break programs."""
-    return Console(highlight=False, emoji=False, soft_wrap=True, width=None if sys.stdout.isatty() else 10_000)
-
-
-def input_lines(path: Path | None) -> Iterator[str]:
-    """Lines of a file or of stdin. Only a line feed ends a line, with or without a carriage return."""
-    from dragoman.text.corpus import lines_of, read_lines
-
-    return read_lines(path) if path is not None else lines_of(sys.stdin.buffer, "the input")
-
-
-@contextmanager
-def output_to(path: Path | None) -> Iterator[IO[str]]:
-    """stdout, or a file that takes its name only when it is whole. A pipe or a device is written to as it is."""
-    if path is None:
-        yield sys.stdout
-        return
-    path = path.resolve()
-    beside = path if path.exists() and not path.is_file() else path.with_name(path.name + ".part")
-    try:
-        with beside.open("w", encoding="utf-8", newline="\n") as file:
-            yield file
-        os.replace(beside, path)
-    except OSError as error:
-        raise Mistake(f"cannot write {str(path)!r} ({error.strerror})") from None
-    finally:
-        if beside != path:
-            beside.unlink(missing_ok=True)
-
-
-@contextmanager
-def counting(path: Path | None) -> Iterator[Any]:
-    """Lines done, speed and time left on a terminal, when the input is a file."""
-    begun = time.monotonic()
-    total = sum(1 for _ in input_lines(path)) if path is not None and sys.stderr.isatty() else 0
-
-    def tick(done: int) -> None:
-        if total:
-            speed = done / (time.monotonic() - begun)
-            sys.stderr.write(
-                f"\r{done:,} of {total:,} lines, {speed:,.1f}/s, {(total - done) / speed:.0f} s left\x1b[K"
-            )
-            sys.stderr.flush()
-
-    yield tick
-    if total:
-        sys.stderr.write("\n")
 
 
 def spread(arguments: list[str]) -> list[str]:

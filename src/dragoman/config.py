@@ -51,44 +51,86 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
+def _as_words(value: Any) -> Any:
+    """{0: train} names a column by its number, and 1 may be a word to look for: here both are text."""
+    if not isinstance(value, dict):
+        return value
+    return {str(key): word if isinstance(word, dict | list) else str(word) for key, word in value.items()}
+
+
 Listed = BeforeValidator(_as_tuple)  # YAML knows lists, frozen records hold tuples
 Count = Annotated[int, Field(ge=1)]
 Amount = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
+FILES = ("source", "target", "tsv", "jsonl", "dialogue", "text", "conllu")  # settings of a corpus that name a file
+
+
 class CorpusSettings(Settings):
-    """Where pairs come from: two plain files, one TSV or JSONL file, or the built-in phrasebook."""
+    """Where pairs come from: two plain files, one TSV or JSONL file, dialogues, or the built-in phrasebook.
+
+    A language model takes plain text, or the targets of pairs.
+    """
 
     source: str = ""
     target: str = ""
     tsv: str = ""
     jsonl: str = ""
+    dialogue: str = ""  # numbered turns, "3 what they say<tab>the answer"; all that was said so far is the source
+    text: str = ""  # of a language model
+    conllu: str = ""  # trees of the sources that are not empty, in order; for model.position=tree
+    part: Annotated[tuple[Share, Share], Listed] = (0.0, 1.0)  # of a text, by its characters: from here to there
     columns: Annotated[tuple[Amount, Amount], Listed] = (0, 1)  # of a TSV file: source, target
     keys: Annotated[tuple[str, str], Listed] = ("source", "target")  # of a JSONL file
+    references: Annotated[tuple[str, ...], Listed] = ()  # of a JSONL file to test on: keys of all right answers
+    where: Annotated[dict[str, str], BeforeValidator(_as_words)] = {}  # TSV column or JSONL key: the word it must hold
+    source_words: Amount = 0  # of a source, such as a long document, so many are read and the rest left out; 0: all
     phrasebook: Amount = 0
     split: str = ""  # of the phrasebook; by default the one that the recipe puts it under
     seed: Seed = 1  # of the phrasebook
     weight: Annotated[float, Field(gt=0, le=1000)] = 1.0  # of 2.0: every pair twice an epoch; of 0.5: every other pair
 
+    @property
+    def files(self) -> list[str]:
+        return [path for name in FILES if (path := getattr(self, name))]
+
+    @property
+    def shown(self) -> str:
+        """What it is called where results are told."""
+        rows = ", ".join(f"{name}: {word}" for name, word in self.where.items())
+        name = " and ".join(self.files) or f"phrasebook: {self.phrasebook}, seed: {self.seed}"
+        return name + (f" ({rows})" if rows else "")
+
     def check(self, key: str) -> None:
-        given = [name for name in ("source", "tsv", "jsonl", "phrasebook") if getattr(self, name)]
+        given = [name for name in ("source", "tsv", "jsonl", "dialogue", "text", "phrasebook") if getattr(self, name)]
         if len(given) != 1 or bool(self.source) != bool(self.target):
             raise Mistake(
-                f"{key} needs one of {{source: F, target: F}}, {{tsv: F}}, {{jsonl: F}} or {{phrasebook: N}}, "
-                f"got {self.model_dump(exclude_defaults=True) or 'nothing'}"
+                f"{key} needs one of {{source: F, target: F}}, {{tsv: F}}, {{jsonl: F}}, {{dialogue: F}}, {{text: F}} "
+                f"or {{phrasebook: N}}, got {self.model_dump(exclude_defaults=True) or 'nothing'}"
             )
+        works = {"where": ("tsv", "jsonl"), "references": ("jsonl",), "conllu": ("source", "tsv", "jsonl", "dialogue")}
+        for name, kinds in works.items():
+            if getattr(self, name) and given[0] not in kinds:
+                raise Mistake(f"{key}: {name} works with {' and '.join(kinds)}, not with {given[0]}")
+        if self.part != (0.0, 1.0) and (given[0] != "text" or self.part[0] >= self.part[1]):
+            raise Mistake(f"{key}: part is the share of a text to read, such as [0.0, 0.9], got {list(self.part)}")
 
 
+SPLITS = ("train", "dev", "test")
 Corpora = Annotated[tuple[CorpusSettings, ...], Listed, BeforeValidator(_as_list)]
 
 
 class DataSettings(Settings):
     train: Corpora = ()
     dev: Corpora = ()
+    test: Corpora = ()  # what `dragoman evaluate RUN` scores, each corpus by itself
+    metrics: Annotated[tuple[str, ...], Listed] = ()  # that it counts; by default those of the task
     direction: str = "en-de"  # of the phrasebook
+    documents: Literal["file", "line"] = "file"  # of a language model: each file is one text, or each line
     max_length: Count = 512  # tokens on either side; longer pairs are left out of training, counted and said
     cache: str = "~/.cache/dragoman"  # token ids, once per corpus and tokenizer
 
@@ -97,6 +139,8 @@ class TokenizerSettings(Settings):
     kind: str = "bpe"
     size: Annotated[int, Field(ge=8, le=1_000_000)] = 8000  # pieces; at most so many words or characters
     joint: bool = True  # one vocabulary for both sides
+    target_kind: str = ""  # of the target side, where the vocabularies are two; by default as the source side
+    target_size: Annotated[int, Field(ge=0, le=1_000_000)] = 0  # likewise; 0: as the source side
     byte_fallback: bool = True  # what no piece covers is spelt in bytes, so that nothing is lost
     sampling: Fraction = 0.0  # bpe: chance of skipping a merge; unigram: spread of the samples; at training only
 
@@ -109,11 +153,17 @@ class SearchSettings(Settings):
     max_extra: Annotated[int, Field(ge=0, le=10_000)] = 16
 
 
+LIMITS = ("steps", "epochs", "minutes", "flops")  # of a training run, in TrainSettings
+
+
 class TrainSettings(Settings):
     seed: Seed = 1
     steps: Amount = 100_000  # limits: whichever comes first; 0 is no limit
     epochs: Amount = 0
     minutes: Annotated[float, Field(ge=0)] = 0.0
+    flops: Annotated[float, Field(ge=0)] = (
+        0.0  # such as 1e15: floating-point operations, as models/flops.py counts them
+    )
     tokens: Annotated[int, Field(ge=64, le=10_000_000)] = 8192  # of one batch, on the longer side, padding included
     accumulate: Count = 1  # batches to one step
     lr: Positive = 5e-4  # the peak
@@ -133,7 +183,7 @@ class TrainSettings(Settings):
     keep: Count = 3  # best checkpoints kept, beside the last
     validate_every: Amount = 1000  # steps; 0 is only at the end
     validate_lines: Amount = 500  # dev pairs translated for BLEU; 0: by loss alone
-    metric: Literal["bleu", "loss"] = "bleu"  # what "best" means
+    metric: str = "auto"  # what "best" means: loss, a metric's name, or the usual one of the task
     patience: Amount = 0  # validations without a better one before stopping; 0 is off
     save_every: Count = 1000  # steps
     log_every: Count = 50  # steps
@@ -142,7 +192,7 @@ class TrainSettings(Settings):
 
     @property
     def limit(self) -> str:
-        parts = [f"{getattr(self, n):g} {n}" for n in ("steps", "epochs", "minutes") if getattr(self, n)]
+        parts = [f"{getattr(self, n):g} {n}" for n in LIMITS if getattr(self, n)]
         return " or ".join(parts)
 
 
@@ -242,7 +292,7 @@ def _path(fault: Any) -> list[str]:
 
 
 def _wanted(fault: Any) -> str:
-    if fault["type"] == "model_type":
+    if fault["type"] in ("model_type", "dict_type"):
         return "settings written as name: value"
     message: str = fault["msg"]
     return message.removeprefix("Input should be ")[:1].lower() + message.removeprefix("Input should be ")[1:]
@@ -306,7 +356,7 @@ def read_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
         recipe = build(Recipe, values, line_of=lines)
     except Mistake as fault:
         raise Mistake(f"{path}: {fault}") from None
-    for name in ("train", "dev"):
+    for name in SPLITS:
         for corpus in getattr(recipe.data, name):
             corpus.check(f"{path}: data.{name}")
     return _located(recipe, path.parent)
@@ -321,10 +371,9 @@ def _located(recipe: Recipe, folder: Path) -> Recipe:
         return str((beside if not os.path.exists(here) and os.path.exists(beside) else here).absolute())
 
     def corpora(many: tuple[CorpusSettings, ...]) -> tuple[CorpusSettings, ...]:
-        names = ("source", "target", "tsv", "jsonl")
-        return tuple(c.model_copy(update={n: locate(getattr(c, n)) for n in names}) for c in many)
+        return tuple(c.model_copy(update={n: locate(getattr(c, n)) for n in FILES}) for c in many)
 
-    data = recipe.data.model_copy(update={"train": corpora(recipe.data.train), "dev": corpora(recipe.data.dev)})
+    data = recipe.data.model_copy(update={split: corpora(getattr(recipe.data, split)) for split in SPLITS})
     return recipe.model_copy(update={"data": data})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import chain
@@ -16,6 +16,8 @@ from dragoman.config import CorpusSettings, build, override
 from dragoman.text import phrasebook
 from dragoman.text.clean import CleanSettings, clean
 from dragoman.text.corpus import read_pairs
+from dragoman.text.phrasebook import Phrase
+from dragoman.text.trees import as_conllu
 from dragoman.train.report import Report
 from dragoman.types import Mistake
 
@@ -35,18 +37,20 @@ def clean_files(corpus: CorpusSettings, prefix: Path, settings: Sequence[str]) -
     return counts
 
 
-def write_phrasebook(prefix: Path, *, count: int, split: str, seed: int, gold: bool) -> None:
+def write_phrasebook(prefix: Path, *, count: int, split: str, seed: int, gold: bool, conllu: bool) -> None:
     report = Report()
-    phrases = report.counted(phrasebook.phrases(split, count, seed=seed), "writing")
+    columns: dict[str, Callable[[Phrase], str]] = {"en": lambda p: p.source, "de": lambda p: p.target}
     if gold:
-        rows = ((p.source, p.target, json.dumps(asdict(p), ensure_ascii=False)) for p in phrases)
-        write_columns(prefix, ("en", "de", "jsonl"), rows, report)
-    else:
-        write_columns(prefix, ("en", "de"), ((p.source, p.target) for p in phrases), report)
+        columns["jsonl"] = lambda p: json.dumps(asdict(p), ensure_ascii=False)
+    if conllu:
+        columns["en.conllu"] = lambda p: as_conllu(p.source, p.tree)
+        columns["de.conllu"] = lambda p: as_conllu(p.target, p.reversed().tree)
+    phrases = report.counted(phrasebook.phrases(split, count, seed=seed), "writing")
+    write_columns(prefix, list(columns), ([made(p) for made in columns.values()] for p in phrases), report)
 
 
 def write_columns(prefix: Path, endings: Sequence[str], rows: Iterable[Sequence[str]], report: Report) -> None:
-    """One file for each column, written beside and renamed together at the end."""
+    """One file for each column, written beside and renamed together at the end. A row of CoNLL-U is several lines."""
     if prefix.name in ("", ".."):
         raise Mistake(f"--out {str(prefix)!r} is a folder; give the beginning of a file name, such as corpus/clean")
     paths = [prefix.with_name(f"{prefix.name}.{ending}") for ending in endings]
@@ -60,8 +64,8 @@ def write_columns(prefix: Path, endings: Sequence[str], rows: Iterable[Sequence[
             if first is None:
                 raise Mistake(f"no pair is left, so {str(prefix)!r} was not written; see which settings drop them all")
             for row in chain([first], rows):
-                for file, text in zip(files, row, strict=True):
-                    line = BREAK.sub(" ", text)
+                for file, ending, text in zip(files, endings, row, strict=True):
+                    line = text if ending.endswith("conllu") else BREAK.sub(" ", text)
                     broken += line is not text
                     file.write(line + "\n")
         for part, path in zip(beside, paths, strict=True):

@@ -14,12 +14,13 @@ from rich.console import Console
 from dragoman.config import Recipe, build, override, parse_yaml
 from dragoman.evaluation import on_phrasebook, table
 from dragoman.lens.maps import alignment_grid
+from dragoman.loading import load_as
 from dragoman.models.build import parameters
 from dragoman.store import RunFolder, read_json, write_text
 from dragoman.text import phrasebook
 from dragoman.train.report import Report
 from dragoman.train.trainer import train
-from dragoman.translator import Translator, load
+from dragoman.translator import Translator
 from dragoman.types import Mistake
 
 RECIPE = Path("recipes/phrasebook-en-de.yaml")
@@ -48,7 +49,7 @@ def demo(out: Path, overrides: list[str], console: Console) -> None:
     for split, meaning in SPLITS.items():
         console.print(f"\n[bold]{split}[/bold]: {meaning}")
         console.print(table([report["results"][split] | {"run": str(out)}]))  # type: ignore[index]
-    translator = load(out)
+    translator = load_as(Translator, out)
     show(translator, console)
     if sys.stdin.isatty() and sys.stdout.isatty():
         ask(translator, console)
@@ -64,7 +65,7 @@ def recipe_text() -> str:
 
 def score(out: Path, report_file: Path, console: Console) -> None:
     console.print(f"Scoring it on two test sets, {TEST_LINES} sentences each: a minute or less.")
-    translator = load(out)
+    translator = load_as(Translator, out)
     results: dict[str, Any] = {split: on_phrasebook(translator, split, TEST_LINES, beam=None) for split in SPLITS}
     report = {
         "bleu": {split: result["bleu"]["value"] for split, result in results.items()},

@@ -24,7 +24,7 @@ from torch import Tensor
 from dragoman.config import Recipe, build, parse_yaml, to_yaml
 from dragoman.types import Mistake
 
-FORMAT = 1
+FORMAT = 2
 DIGEST_LINE = "# digest: "
 NOTE = "dragoman"  # the entry of a safetensors header that holds what is known about the tensors, as JSON
 CHANGED = "changed by hand"  # in place of the digest: what the user says of a config.yaml that is not as written
@@ -169,6 +169,12 @@ class RunFolder:
             raise Mistake(
                 f"{str(self.path)!r} has format {int(written)}, but this Dragoman reads up to {FORMAT}; update Dragoman"
             )
+
+    @property
+    def version(self) -> int:
+        """The format that the folder was written in."""
+        self.check()
+        return int(self.format.read_bytes())
 
     def recipe(self) -> Recipe:
         self.check()

@@ -1,11 +1,7 @@
-"""The front door: text in, answers out.
+"""The door to translation: lines in, answers out.
 
-    translator = load("runs/demo")
+    translator = dragoman.load("runs/demo")
     translator.translate(["A man walks his dog."])
-
-How floats round depends on the shapes they are computed in. So every grid here has a fixed number of rows, and a
-width that a sentence's own length decides; rows with nothing to do run empty. The answer to a line is the same
-alone, in a batch of any size and in any order.
 
 Shapes   B rows of a grid   S source width   T target width
 """
@@ -13,30 +9,26 @@ Shapes   B rows of a grid   S source width   T target width
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dragoman.config import Recipe, SearchSettings
+from dragoman.config import SearchSettings
 from dragoman.data.batch import Grid, Widths, lay
+from dragoman.door import Door, evaluating, grouped, rung
 from dragoman.models.base import Seq2Seq
-from dragoman.models.build import build_model
+from dragoman.models.build import asks_for_trees
 from dragoman.search.beam import beam_search
 from dragoman.search.sample import greedy
-from dragoman.search.step import Found
-from dragoman.store import RunFolder, load_tensors
-from dragoman.text.tokenizer import Tokenizers
-from dragoman.types import EOS, PAD, Example, Hypothesis, Mistake
+from dragoman.search.step import Found, StepModel
+from dragoman.text.trees import fault, linked, rooted
+from dragoman.types import Batch, Example, Hypothesis, Links, Mistake, Tree
 
-T = TypeVar("T")
-ROWS = {"cpu": 8, "cuda": 64}  # sentences of one grid
-WHOLE = 512  # tokens up to which a sentence is kept whole, however short those of training were
+TREELESS = "read without a tree"  # a warning
 CELLS = 4_000_000  # of an alignment; a line of very many parts goes without
 END = re.compile(r"[.!?…]+[\"'“”’«»‹›)\]]*(?=\s)|[。！？]+[”’」』)\]]*")
 WORD = re.compile(r"\S+")
@@ -49,31 +41,60 @@ class Piece(NamedTuple):
     line: int
     text: str
     ids: list[int]
+    links: Links | None = None  # for models that ask for trees
+    warning: str = ""
+
+    def example(self, target: Sequence[int] = ()) -> Example:
+        return Example(np.array(self.ids, dtype=np.int64), np.array(target, dtype=np.int64), self.line, self.links)
+
+
+@dataclass(frozen=True)
+class WithTrees:
+    """A model as search knows it, which is handed the trees of the sources beside them."""
+
+    model: Any
+    depth_BS: Tensor
+    tree_BSS: Tensor
+
+    def start(self, source_BS: Tensor, keep_BS: Tensor) -> Any:
+        return self.model.start(source_BS, keep_BS, self.depth_BS, self.tree_BSS)
+
+    def step(self, token_N: Tensor, state: Any) -> tuple[Tensor, Any]:
+        logp_NV, state = self.model.step(token_N, state)
+        return logp_NV, state
 
 
 @dataclass(frozen=True, slots=True)
-class Translator:
-    """A model with its tokenizers. `longest` is the longest source, in tokens, that it was trained on."""
+class Translator(Door[Seq2Seq]):
+    """Sequence-to-sequence models of every kind."""
 
-    model: Seq2Seq
-    tokenizers: Tokenizers
-    recipe: Recipe
-    longest: int
-    device: torch.device
-
-    def translate(self, lines: Sequence[str], *, beam: int | None = None) -> list[Hypothesis]:
+    def translate(
+        self, lines: Sequence[str], *, beam: int | None = None, trees: Sequence[Tree | None] | None = None
+    ) -> list[Hypothesis]:
         """The best answer to every line, in order. An empty line stays empty."""
-        return [found[0] for found in self.nbest(lines, count=1, beam=beam)]
+        return [found[0] for found in self.nbest(lines, count=1, beam=beam, trees=trees)]
 
-    def nbest(self, lines: Sequence[str], *, count: int, beam: int | None = None) -> list[list[Hypothesis]]:
-        """Up to `count` different answers to every line, best first. A line that had to be split has one."""
+    def nbest(
+        self,
+        lines: Sequence[str],
+        *,
+        count: int,
+        beam: int | None = None,
+        trees: Sequence[Tree | None] | None = None,
+    ) -> list[list[Hypothesis]]:
+        """Up to `count` different answers to every line, best first. A line that had to be split has one.
+
+        `trees` are for models with model.position=tree, one for each line, or None where there is none.
+        """
         if isinstance(lines, str):
             raise Mistake("translate takes a list of lines; put a single line into a list of its own")
+        if trees is not None:
+            self.check_trees(trees, len(lines))
         width = self.recipe.search.beam if beam is None else beam
         if not 1 <= count <= width:
             raise Mistake(f"{count} answers cannot come from a beam of {width}; ask for --beam {max(count, 1)} or more")
         search = self.recipe.search.model_copy(update={"beam": width, "nbest": width if count > 1 else 1})
-        pieces = [piece for number, line in enumerate(lines) for piece in self.cut(number, line)]
+        pieces = [piece for number, line in enumerate(lines) for piece in self.cut(number, line, trees)]
         with evaluating(self.model):
             answers = self.answer(pieces, search)
         out: list[list[Hypothesis]] = [[] for _ in lines]
@@ -87,7 +108,20 @@ class Translator:
             out[number] = different(some[0])[:count] if len(some) == 1 else [joined([answer[0] for answer in some])]
         return out
 
-    def cut(self, number: int, line: str) -> Iterator[Piece]:
+    @property
+    def asks_for_trees(self) -> bool:
+        return asks_for_trees(self.recipe.model)
+
+    def check_trees(self, trees: Sequence[Tree | None], lines: int) -> None:
+        if not self.asks_for_trees:
+            raise Mistake("this model reads no trees (those with model.position=tree do); leave them out")
+        if len(trees) != lines:
+            raise Mistake(f"there are {lines} lines but {len(trees)} trees; give one for each, or None")
+        for number, tree in enumerate(trees, 1):
+            if tree and (wrong := fault(tree)):
+                raise Mistake(f"the tree of line {number} is none: {wrong}")
+
+    def cut(self, number: int, line: str, trees: Sequence[Tree | None] | None = None) -> Iterator[Piece]:
         """The line as it is, or, if it is longer than any the model learnt from, sentence by sentence.
 
         A sentence that is itself longer stays whole, up to a limit; beyond, it is cut between words, or anywhere.
@@ -98,12 +132,25 @@ class Translator:
         pieces = [line] if len(encode(line)) <= self.longest else sentences(line)
         for part in (WORD, LETTER):
             pieces = [run for piece in pieces for run in self.runs(piece, part)]
-        yield from (Piece(number, piece, encode(piece)) for piece in pieces)
+        whole = len(pieces) == 1
+        for text in pieces:
+            piece = Piece(number, text, encode(text))
+            yield self.grown(piece, trees, whole=whole) if self.asks_for_trees else piece
+
+    def grown(self, piece: Piece, trees: Sequence[Tree | None] | None, *, whole: bool) -> Piece:
+        """The piece with the tree of its line. Where that cannot be, words are known by their places alone."""
+        tree = trees[piece.line] if trees is not None else None
+        roots = rooted(tree if whole else None, piece.text)
+        links = linked(roots, piece.text, piece.ids, self.tokenizers.source)
+        if len(links.head):
+            return piece._replace(links=links)
+        why = ": its words do not spell the line" if whole else ": the line was cut into parts"
+        return piece._replace(links=links, warning=TREELESS + (why if tree else ""))
 
     def runs(self, text: str, part: re.Pattern[str]) -> list[str]:
         """The text, or, where it is too long for any memory, runs of its parts as long as the model learnt from."""
         encode = self.tokenizers.source.encode
-        if len(encode(text)) <= max(self.longest, WHOLE):
+        if len(encode(text)) <= self.whole:
             return [text]
         first, *rest = (match.span() for match in part.finditer(text))
         runs = [first]
@@ -118,28 +165,31 @@ class Translator:
         """Grids of pieces of one width, then the alignments of what was found."""
         found: dict[int, list[Found]] = {}
         for width, some in grouped(range(len(pieces)), lambda i: rung(len(pieces[i].ids) + 1), self.rows):
-            source_BS = torch.full((self.rows, width), PAD)
+            rows = [[row] for row in range(len(some))] + [[]] * (self.rows - len(some))
+            batch = lay(Grid(rows, Widths(width, 1)), [pieces[i].example() for i in some])
             limit_B = torch.zeros(self.rows, dtype=torch.long)
             for row, i in enumerate(some):
-                ids = pieces[i].ids
-                source_BS[row, : len(ids) + 1] = torch.tensor([*ids, EOS])
-                limit_B[row] = int(search.max_ratio * len(ids)) + search.max_extra + 1
-            found.update(zip(some, self.search(source_BS, limit_B, search)))
+                limit = int(search.max_ratio * len(pieces[i].ids)) + search.max_extra + 1
+                limit_B[row] = min(limit, self.places)
+            found.update(zip(some, self.search(batch.to(self.device), limit_B.to(self.device), search)))
         flat = [(i, one) for i in range(len(pieces)) for one in found[i]]
-        looks = self.alignments([(pieces[i].ids, one.tokens) for i, one in flat])
+        looks = self.alignments([pieces[i].example(one.tokens) for i, one in flat])
         answers: list[list[Hypothesis]] = [[] for _ in pieces]
         for (i, one), look in zip(flat, looks, strict=True):
             answers[i].append(self.hypothesis(pieces[i], one, look))
         return answers
 
-    def search(self, source_BS: Tensor, limit_B: Tensor, search: SearchSettings) -> list[list[Found]]:
-        source_BS, limit_B = source_BS.to(self.device), limit_B.to(self.device)
+    def search(self, batch: Batch, limit_B: Tensor, search: SearchSettings) -> list[list[Found]]:
+        source_BS, keep_BS = batch.source_BS, batch.source_segment_BS > 0
+        model: StepModel[Any] = self.model
+        if batch.depth_BS is not None and batch.tree_BSS is not None:
+            model = WithTrees(self.model, batch.depth_BS, batch.tree_BSS)
         if search.beam == 1:
-            return greedy(self.model, source_BS, source_BS != PAD, limit_B, alpha=search.length_penalty)
+            return greedy(model, source_BS, keep_BS, limit_B, alpha=search.length_penalty)
         return beam_search(
-            self.model,
+            model,
             source_BS,
-            source_BS != PAD,
+            keep_BS,
             limit_B,
             width=search.beam,
             nbest=search.nbest,
@@ -147,28 +197,29 @@ class Translator:
         )
 
     @torch.inference_mode()
-    def alignments(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[list[float]]]:
+    def alignments(self, examples: Sequence[Example]) -> list[list[list[float]]]:
         """Where each target token looked, as shares of the source tokens; the whole answer is read in one pass."""
-        examples = [Example(np.asarray(s, dtype=np.int64), np.asarray(t, dtype=np.int64), 0) for s, t in pairs]
-        looks: list[list[list[float]]] = [[] for _ in pairs]
+        looks: list[list[list[float]]] = [[] for _ in examples]
 
         def widths(i: int) -> Widths:
-            return Widths(*(rung(len(side) + 1) for side in pairs[i]))
+            return Widths(rung(len(examples[i].source) + 1), rung(len(examples[i].target) + 1))
 
-        for wide, some in grouped(range(len(pairs)), widths, self.rows):
+        for wide, some in grouped(range(len(examples)), widths, self.rows):
             rows = [[i] for i in some] + [[]] * (self.rows - len(some))
             look_BTS = self.model.alignment(lay(Grid(rows, wide), examples).to(self.device)).cpu()
             for row, i in enumerate(some):
-                look_TS = look_BTS[row, : len(pairs[i][1]), : len(pairs[i][0])]
+                look_TS = look_BTS[row, : len(examples[i].target), : len(examples[i].source)]
                 looks[i] = (look_TS / look_TS.sum(-1, keepdim=True).clamp(min=1e-9)).tolist()
         return looks
 
     def hypothesis(self, piece: Piece, found: Found, look: list[list[float]]) -> Hypothesis:
-        warnings = []
+        warnings = [piece.warning] if piece.warning else []
         if len(piece.ids) > self.longest:
             warnings.append(f"longer than any sentence of training ({len(piece.ids)} tokens against {self.longest})")
         if not found.finished:
-            warnings.append(f"cut at {len(found.tokens)} tokens, the most that search.max_ratio and max_extra allow")
+            full = len(found.tokens) == self.places
+            why = "model.max_length allows" if full else "search.max_ratio and max_extra allow"
+            warnings.append(f"cut at {len(found.tokens)} tokens, the most that {why}")
         source, target = self.tokenizers.source, self.tokenizers.target
         return Hypothesis(
             text=target.decode(found.tokens),
@@ -179,23 +230,6 @@ class Translator:
             logp=found.logp,
             warnings=tuple(warnings),
         )
-
-    @property
-    def rows(self) -> int:
-        return ROWS[self.device.type]
-
-
-class evaluating:
-    """Dropout off inside, and back as it was after."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model, self.was = model, model.training
-
-    def __enter__(self) -> None:
-        self.model.eval()
-
-    def __exit__(self, *_: object) -> None:
-        self.model.train(self.was)
 
 
 def sentences(line: str) -> list[str]:
@@ -230,25 +264,6 @@ def different(answers: Sequence[Hypothesis]) -> list[Hypothesis]:
     return list(first.values())
 
 
-def rung(length: int) -> int:
-    """The next of 16, 32, 64, 128, ...: a width that depends on the sentence alone."""
-    width = 16
-    while width < length:
-        width *= 2
-    return width
-
-
-def grouped(items: Iterable[int], key: Callable[[int], T], size: int) -> Iterator[tuple[T, list[int]]]:
-    """Items of one key together, at most `size` at a time, in the order they came."""
-    groups: dict[T, list[int]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    for value, some in groups.items():
-        rest = iter(some)
-        while chunk := list(islice(rest, size)):
-            yield value, chunk
-
-
 def joined(parts: Sequence[Hypothesis]) -> Hypothesis:
     """One answer from the answers to a line's sentences; alignments stand on the diagonal."""
     tokens = [token for part in parts for token in part.tokens]
@@ -275,51 +290,3 @@ def diagonal(parts: Sequence[Hypothesis], width: int) -> list[list[float]]:
         alignment += [[0.0] * before + row + [0.0] * after for row in part.alignment]
         before += len(part.source_tokens)
     return alignment
-
-
-def kinds(warnings: Iterable[str]) -> list[str]:
-    """Warnings without their numbers: what they are counted by."""
-    return [re.split(r" at \d|:| \(", warning)[0] for warning in warnings]
-
-
-def choose_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise Mistake(f"there is no device called {name!r}; write auto, cpu, cuda or cuda:1") from None
-    if device.type not in ROWS:
-        raise Mistake(f"device {name!r} is not one that Dragoman runs on; write auto, cpu, cuda or cuda:1")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise Mistake(f"device {name!r} is not there; this machine has {torch.cuda.device_count()} CUDA devices")
-    return device
-
-
-def load(run: str | Path, *, device: str = "auto") -> Translator:
-    """Open a run folder. It needs nothing else, and nothing in it is run."""
-    folder = RunFolder(run)
-    recipe = folder.recipe()
-    if not folder.model.exists():
-        raise Mistake(f"{str(folder.path)!r} has no model yet: training has not come to its first validation")
-    weights, about = load_tensors(folder.model)
-    tokenizers = Tokenizers.load(folder.tokenizer)
-    if about.get("tokenizer") != tokenizers.fingerprint():
-        raise Mistake(f"{str(folder.tokenizer)!r} is damaged, or not the tokenizer that the model was trained with")
-    model = build_model(recipe, source_size=tokenizers.source.size, target_size=tokenizers.target.size)
-    put_weights(model, weights, repr(str(folder.model)), "its config.yaml")
-    where = choose_device(device)
-    return Translator(model.to(where).eval(), tokenizers, recipe, int(about["longest"]), where)
-
-
-def put_weights(model: nn.Module, weights: dict[str, Tensor], name: str, place: str) -> None:
-    own = dict(model.named_parameters())
-    for one in sorted(set(own) ^ set(weights)):
-        raise Mistake(f"{name} does not fit {place}: parameter {one!r} is only in one of them")
-    for one, parameter in own.items():
-        if parameter.shape != weights[one].shape:
-            sizes = [" x ".join(map(str, held[one].shape)) for held in (weights, own)]
-            raise Mistake(f"{name} does not fit {place}: parameter {one!r} is {sizes[0]} there and {sizes[1]} here")
-    with torch.no_grad():
-        for parameter_name, parameter in own.items():
-            parameter.copy_(weights[parameter_name])

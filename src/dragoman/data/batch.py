@@ -1,7 +1,8 @@
 """From examples to grids: whole pairs laid side by side in rows of one width, under a token budget.
 
-A *layout* decides which pairs share a grid (LAYOUTS, at the foot); `lay` writes a planned grid out as a Batch.
-Lengths are counted as the grid holds them: a source with its </s>, a target with its <s> or its </s>.
+A *layout* decides which pairs share a grid (LAYOUTS, at the foot); `lay` writes a planned grid out as a Batch, and
+its sisters do so for what is not a pair (data/forms.py). Lengths are counted as the grid holds them: a source with its
+</s>, a target with its <s> or its </s>.
 
 Shapes   B rows   S source width   T target width
 """
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dragoman.data.trees import lay_trees
 from dragoman.types import BOS, EOS, PAD, Batch, Example
 
 Lengths = NDArray[np.int64]
@@ -86,8 +88,12 @@ def pack(source_N: Lengths, target_N: Lengths, widths: Widths) -> list[Shelf]:
 def choose_widths(source_N: Lengths, target_N: Lengths) -> Widths:
     """The narrowest rows with both grids full enough; where there are none, the fullest that are worth their width.
 
-    The target's width follows the corpus' own ratio of lengths. Judged by packing a sample.
+    The target's width follows the corpus' own ratio of lengths. Judged by packing a sample. A side that has nothing, or
+    a single label for each text, is not judged.
     """
+    if not source_N.any():
+        target, source = choose_widths(target_N, source_N)
+        return Widths(source, target)
     source_N, target_N = source_N[:POOL], target_N[:POOL]
     ratio = target_N.sum() / source_N.sum()
     worth: dict[Widths, float] = {}
@@ -104,7 +110,8 @@ def choose_widths(source_N: Lengths, target_N: Lengths) -> Widths:
 def _fill(source_N: Lengths, target_N: Lengths, widths: Widths) -> float:
     shelves = pack(source_N, target_N, widths)
     room = sum(len(s.rows) * np.array(s.widths) for s in shelves)
-    return float(min(np.array([source_N.sum(), target_N.sum()]) / room))
+    fill_2 = np.array([source_N.sum(), target_N.sum()]) / room
+    return float(fill_2[0] if target_N.max() <= 1 else fill_2.min())
 
 
 def packed(
@@ -140,17 +147,23 @@ def padded(
     widths: Widths,  # noqa: ARG001 - each grid is as wide as its longest
     rng: np.random.Generator,
 ) -> list[Grid]:
-    """One pair per row, pairs of like length together, so that little is padding."""
+    """One pair per row, pairs of like length together, so that little is padding.
+
+    They are sorted by the longer side, then by how far the sides differ, to and fro, so that neighbours are alike there
+    too where one length ends and the next begins.
+    """
     noise = rng.random(len(source_N))
-    order = np.lexsort((noise, source_N, -(-np.maximum(source_N, target_N) // 8))).tolist()
+    longer_N, more_N = np.maximum(source_N, target_N), source_N - target_N
+    order = np.lexsort((noise, np.where(longer_N % 2, more_N, -more_N), longer_N)).tolist()
     grids: list[Grid] = []
     rows: list[list[int]] = []
     wide = Widths(0, 0)
     for item in order:
-        wider = Widths(*(max(w, -(-int(n) // 8) * 8) for w, n in zip(wide, (source_N[item], target_N[item]))))
+        own = Widths(int(source_N[item]), int(target_N[item]))
+        wider = Widths(max(wide.source, own.source), max(wide.target, own.target))
         if rows and (len(rows) + 1) * max(wider) > tokens:
             grids.append(Grid(rows, wide))
-            rows, wider = [], Widths(-(-int(source_N[item]) // 8) * 8, -(-int(target_N[item]) // 8) * 8)
+            rows, wider = [], own
         rows.append([item])
         wide = wider
     if rows:
@@ -160,36 +173,61 @@ def padded(
 
 
 def lay(grid: Grid, examples: Sequence[Example]) -> Batch:
-    """Write the grid out. All is done on flat arrays: where a token goes is its segment's start plus its position."""
-    items = [item for row in grid.rows for item in row]
-    sizes = [len(row) for row in grid.rows]
-    row_N = np.repeat(np.arange(len(grid.rows)), sizes)
-    first_N = np.repeat(np.cumsum(sizes) - sizes, sizes)
-    segment_N = np.arange(len(items)) - first_N + 1
-    end = np.array([EOS])
-    sides = {}
-    for name, width in zip(("source", "target"), grid.widths):
-        ids = [getattr(examples[item], name) for item in items]
-        length_N = np.array([len(i) + 1 for i in ids], dtype=np.int64)
-        flat = np.concatenate([part for i in ids for part in (i, end)]).astype(np.int64)
+    """Pairs: a source with its </s>, and a target that begins with <s> as input and ends with </s> as output."""
+    places = _Places(grid, examples)
+    source = places.side([e.source for e in places.examples], grid.widths.source, end=True)
+    target = places.side([e.target for e in places.examples], grid.widths.target, end=True)
+    return _batch(places, source, target, np.where(target.position == 0, BOS, np.roll(target.token, 1)))
+
+
+def lay_lines(grid: Grid, examples: Sequence[Example]) -> Batch:
+    """Texts without a source: the same with nothing in the source grid."""
+    places = _Places(grid, examples)
+    source = places.side([e.source[:0] for e in places.examples], grid.widths.source)
+    target = places.side([e.target for e in places.examples], grid.widths.target, end=True)
+    return _batch(places, source, target, np.where(target.position == 0, BOS, np.roll(target.token, 1)))
+
+
+def lay_windows(grid: Grid, examples: Sequence[Example]) -> Batch:
+    """Windows of a long text, each with the token that follows it: the last does not go in, the first not out."""
+    places = _Places(grid, examples)
+    source = places.side([e.source[:0] for e in places.examples], grid.widths.source)
+    target = places.side([e.target[1:] for e in places.examples], grid.widths.target)
+    before = places.side([e.target[:-1] for e in places.examples], grid.widths.target)
+    return _batch(places, source, target, before.token)
+
+
+def lay_labels(grid: Grid, examples: Sequence[Example]) -> Batch:
+    """Texts and their labels: the n-th place of a target row is the label of the n-th text in the source row."""
+    places = _Places(grid, examples)
+    source = places.side([e.source for e in places.examples], grid.widths.source, end=True)
+    target = places.side([e.target for e in places.examples], grid.widths.target)
+    return _batch(places, source, target, np.full_like(target.token, PAD))
+
+
+class _Places:
+    """Which row and segment each example of a grid lies in."""
+
+    def __init__(self, grid: Grid, examples: Sequence[Example]) -> None:
+        self.examples = [examples[item] for row in grid.rows for item in row]
+        sizes = [len(row) for row in grid.rows]
+        self.height = len(sizes)
+        self.alone = max(sizes, default=0) <= 1
+        self.row_N = np.repeat(np.arange(len(sizes)), sizes)
+        self.first_N = np.repeat(np.cumsum(sizes) - sizes, sizes).astype(np.int64)
+        self.segment_N = np.arange(len(self.examples)) - self.first_N + 1
+
+    def side(self, ids: Sequence[NDArray[np.integer]], width: int, *, end: bool = False) -> _Side:
+        """One side on flat arrays: where a token goes is its segment's start plus its position."""
+        mark = np.full(int(end), EOS)
+        length_N = np.array([len(i) + end for i in ids], dtype=np.int64)
+        flat = np.concatenate([mark[:0], *(part for i in ids for part in (i, mark))])
         before_N = np.cumsum(length_N) - length_N
-        start_N = row_N * width + before_N - before_N[first_N]
+        start_N = self.row_N * width + before_N - before_N[self.first_N]
         position = np.arange(len(flat)) - np.repeat(before_N, length_N)
         place = np.repeat(start_N, length_N) + position
-        sides[name] = _Side(flat, np.repeat(segment_N, length_N), position, place, (len(grid.rows), width))
-    source, target = sides["source"], sides["target"]
-    return Batch(
-        source_BS=source.grid(source.token),
-        source_segment_BS=source.grid(source.segment),
-        source_position_BS=source.grid(source.position),
-        target_in_BT=target.grid(np.where(target.position == 0, BOS, np.roll(target.token, 1))),
-        target_out_BT=target.grid(target.token),
-        target_segment_BT=target.grid(target.segment),
-        target_position_BT=target.grid(target.position),
-        pairs=len(items),
-        source_tokens=len(source.token),
-        target_tokens=len(target.token),
-    )
+        segment = np.repeat(self.segment_N, length_N)
+        return _Side(flat.astype(np.int64), segment, position, place, (self.height, width))
 
 
 class _Side(NamedTuple):
@@ -205,6 +243,26 @@ class _Side(NamedTuple):
         out = np.full(self.shape, PAD, dtype=np.int64)
         out.ravel()[self.place] = values
         return torch.from_numpy(out)
+
+
+def _batch(places: _Places, source: _Side, target: _Side, target_in: NDArray[np.int64]) -> Batch:
+    links = [one.links for one in places.examples if one.links]
+    depth_BS, tree_BSS = lay_trees(links, places.row_N, source.place, source.shape) if links else (None, None)
+    return Batch(
+        source_BS=source.grid(source.token),
+        source_segment_BS=source.grid(source.segment),
+        source_position_BS=source.grid(source.position),
+        target_in_BT=target.grid(target_in),
+        target_out_BT=target.grid(target.token),
+        target_segment_BT=target.grid(target.segment),
+        target_position_BT=target.grid(target.position),
+        pairs=len(places.examples),
+        source_tokens=len(source.token),
+        target_tokens=len(target.token),
+        alone=places.alone,
+        depth_BS=depth_BS,
+        tree_BSS=tree_BSS,
+    )
 
 
 Layout = Callable[..., list[Grid]]

@@ -11,14 +11,16 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.batch import LAYOUTS, Widths, choose_widths, lay
+from dragoman.data.batch import LAYOUTS, Widths, choose_widths
+from dragoman.data.forms import FORMS
 from dragoman.data.tokens import TokenStore
 from dragoman.text.tokenizer import Tokenizers
+from dragoman.text.trees import linked
 from dragoman.types import Batch, Example, Mistake
 
 WINDOW = 65_536  # pairs packed at a time
@@ -54,42 +56,57 @@ class Stream:
         tokens: int,
         seed: int,
         sampling: float = 0.0,
+        form: str = "pairs",
         widths: Widths | None = None,
     ) -> None:
-        self.parts, self.tokenizers, self.layout = parts, tokenizers, LAYOUTS[layout]
+        self.parts, self.tokenizers, self.layout, self.form = parts, tokenizers, LAYOUTS[layout], FORMS[form]
         self.tokens, self.seed, self.sampling = tokens, seed, sampling
-        self.first = np.cumsum([0, *(len(p.store) for p in parts)])
-        if not sum(int(weight) * len(store) + round(weight % 1 * len(store)) for store, weight in parts):
+        sizes = zip(self.sizes(0), (part.weight for part in parts), strict=True)
+        if not any(int(weight) * size + round(weight % 1 * size) for size, weight in sizes):
             weights = ", ".join(f"{part.weight:g}" for part in parts)
             raise Mistake(f"the corpora are too small for their weights ({weights}): no pair is left to train on")
         self.widths = widths or self._widths()
 
     def _widths(self) -> Widths:
-        lengths = [part.store.lengths(4096) for part in self.parts]
+        lengths = [self.form.held(*part.store.lengths(4096)) for part in self.parts]
         return choose_widths(*(np.concatenate(side) for side in zip(*lengths, strict=True)))
+
+    def sizes(self, epoch: int) -> list[int]:  # noqa: ARG002 - windows begin elsewhere at every epoch
+        """How many examples each part has."""
+        return [len(part.store) for part in self.parts]
 
     def order(self, epoch: int) -> NDArray[np.uint32]:
         """The pairs of an epoch, shuffled. Weight 2.5 means each pair twice and a random half of them once more."""
         rng = np.random.default_rng([self.seed, epoch])
-        chosen = []
-        for first, (store, weight) in zip(self.first, self.parts):
-            lines = np.arange(first, first + len(store), dtype=np.uint32)
-            some = rng.permutation(len(store))[: round(weight % 1 * len(store))] if weight % 1 else np.arange(0)
+        chosen, first = [], 0
+        for size, (_, weight) in zip(self.sizes(epoch), self.parts, strict=True):
+            lines = np.arange(first, first + size, dtype=np.uint32)
+            some = rng.permutation(size)[: round(weight % 1 * size)] if weight % 1 else np.arange(0)
             chosen += [lines] * int(weight) + [lines[np.sort(some)]]
+            first += size
         order = np.concatenate(chosen)
         rng.shuffle(order)
         return order
 
     def example(self, index: int, epoch: int) -> Example:
-        which = int(np.searchsorted(self.first, index, side="right")) - 1
-        store, line = self.parts[which].store, index - int(self.first[which])
+        which, line = self.locate(index, epoch)
+        store = self.parts[which].store
         if not self.sampling:
             return store.example(line)
         pair, key = store.pair(line), (self.seed, epoch, index)
         source = self.tokenizers.source.sample(pair.source, rate=self.sampling, key=key)
         other = (~self.seed, epoch, index)  # no seed of a source: a word on both sides is not cut alike
         target = self.tokenizers.target.sample(pair.target, rate=self.sampling, key=other)
-        return Example(np.asarray(source), np.asarray(target), line)
+        links = linked(store.roots(line), pair.source, source, self.tokenizers.source) if store.trees else None
+        return Example(np.asarray(source), np.asarray(target), line, links)
+
+    def locate(self, index: int, epoch: int) -> tuple[int, int]:
+        """The part that an example is in, and its number there."""
+        for which, size in enumerate(self.sizes(epoch)):
+            if index < size:
+                return which, index
+            index -= size
+        raise IndexError(index)
 
     def examples(self, indices: NDArray[np.uint32], epoch: int) -> list[Example]:
         """These examples. They are read in the order of the files, so that few pages are held at a time."""
@@ -113,17 +130,83 @@ class Stream:
             windows = -(-len(order) // WINDOW)
             while window < windows:
                 examples = self.examples(order[window * WINDOW : (window + 1) * WINDOW], epoch)
-                lengths = [np.array([len(getattr(e, side)) + 1 for e in examples]) for side in ("source", "target")]
                 rng = np.random.default_rng([self.seed, epoch, window])
-                grids = self.layout(*lengths, tokens=self.tokens, widths=self.widths, rng=rng)
+                grids = self.layout(*self.form.lengths(examples), tokens=self.tokens, widths=self.widths, rng=rng)
                 for number, grid in enumerate(grids[at:], at + 1):
                     last = number == len(grids)
                     after = Place(epoch, window, number) if not last else Place(epoch, window + 1, 0)
                     if last and window + 1 == windows:
                         after = Place(epoch + 1, 0, 0)
-                    yield lay(grid, examples), after
+                    yield self.form.lay(grid, examples), after
                 window, at = window + 1, 0
             epoch, window = epoch + 1, 0
+
+
+class Windows(Stream):
+    """Batches from long texts, read in windows of `context` tokens that begin at a new place at every epoch.
+
+    Every token but a text's first is predicted once an epoch: the first window is as long as the draw of that epoch
+    says, the last as long as what is left.
+    """
+
+    def __init__(self, parts: Sequence[Weighted], tokenizers: Tokenizers, *, context: int, **settings: Any) -> None:
+        self.context = context
+        self.drawn: dict[int, list[Cut]] = {}  # of the epoch at hand
+        for part in parts:
+            check_text(part.store)
+        super().__init__(parts, tokenizers, form="windows", widths=Widths(8, context), **settings)
+
+    def cuts(self, epoch: int) -> list[Cut]:
+        """How the text of each part is cut at this epoch."""
+        if epoch not in self.drawn:
+            firsts = np.random.default_rng([self.seed, epoch, self.context]).integers(
+                self.context, size=len(self.parts)
+            )
+            lengths = [part.store.text_length for part in self.parts]
+            self.drawn = {epoch: [Cut(n, self.context, int(f) + 1) for n, f in zip(lengths, firsts, strict=True)]}
+        return self.drawn[epoch]
+
+    def sizes(self, epoch: int) -> list[int]:
+        return [len(cut) for cut in self.cuts(epoch)]
+
+    def example(self, index: int, epoch: int) -> Example:
+        which, number = self.locate(index, epoch)
+        window = self.parts[which].store.window(*self.cuts(epoch)[which].span(number))
+        return Example(window[:0], window, number)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A text of so many tokens cut into windows; the first predicts `first` tokens, the others `context` each."""
+
+    length: int
+    context: int
+    first: int
+
+    def __len__(self) -> int:
+        return 1 + max(0, -(-(self.length - 1 - self.first) // self.context))
+
+    def span(self, number: int) -> tuple[int, int]:
+        """From where to where a window goes, with the token that follows it, which is the first of the next."""
+        end = self.first + number * self.context
+        return max(end - self.context, 0), min(end, self.length - 1) + 1
+
+
+def check_text(store: TokenStore) -> None:
+    if store.text_length < 2:
+        raise Mistake("a text of fewer than two tokens has nothing to be predicted from; name a longer one")
+
+
+def in_order(store: TokenStore, form: str, context: int) -> Iterator[Example]:
+    """All examples as they stand in the corpus: what is the same at every validation."""
+    if form != "windows":
+        yield from (store.example(line) for line in range(len(store)))
+        return
+    check_text(store)
+    cut = Cut(store.text_length, context, context)
+    for number in range(len(cut)):
+        window = store.window(*cut.span(number))
+        yield Example(window[:0], window, number)
 
 
 def ahead(

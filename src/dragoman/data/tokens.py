@@ -1,9 +1,11 @@
 """Token ids of a corpus, memory-mapped: written once per corpus and tokenizer, opened at once ever after.
 
     FOLDER/source.ids  source.ends  target.ids  target.ends  store.json     (and *.text, *.text_ends for sampling)
+    source.words  source.words_ends  source.trees  source.trees_ends     for models that ask for trees
 
 `ends[i]` is where pair i's ids end, so that pair i is ids[ends[i-1]:ends[i]]. A corpus larger than memory trains,
-because only the pages in use are held.
+because only the pages in use are held. Of a tree, `words` says which word each token belongs to, and `trees` where each
+word begins among the letters of the text and which word is its head.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from itertools import islice
 from pathlib import Path
@@ -24,10 +26,13 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.text.tokenizer import Tokenizers
-from dragoman.types import Example, Mistake, Pair
+from dragoman.data.forms import FORMS, Form
+from dragoman.text.tokenizer import Tokenizer, Tokenizers
+from dragoman.text.trees import Roots, linked, rooted
+from dragoman.types import EOS, Example, Links, Mistake, Pair
 
 SIDES = ("source", "target")
+TREES = ("words", "trees")
 CHUNK = 8192  # pairs encoded at a time
 A_DAY = 86_400.0
 
@@ -40,7 +45,9 @@ class TokenStore:
             self._open(folder)
             whole = all(
                 len(ends) == self.pairs and ends[-1] == len(values)
-                for values, ends in zip((*self.ids, *self.text), (*self.ends, *self.text_ends), strict=True)
+                for values, ends in zip(
+                    (*self.ids, *self.text, *self.trees), (*self.ends, *self.text_ends, *self.tree_ends), strict=True
+                )
             )
         except (OSError, ValueError, KeyError):
             whole = False
@@ -53,34 +60,56 @@ class TokenStore:
         self.digest: str = about["digest"]
         self.dropped: dict[str, int] = about["dropped"]
         self.longest: int = about["longest"]  # source tokens
+        self.characters: int = about.get("characters", 0)  # of the targets, an end of line counted as one
         self.ids = [_open(folder / f"{side}.ids", about["dtype"]) for side in SIDES]
         self.ends = [_open(folder / f"{side}.ends", "int64") for side in SIDES]
         self.text = [_open(folder / f"{side}.text", "uint8") for side in SIDES] if about["text"] else []
         self.text_ends = [_open(folder / f"{side}.text_ends", "int64") for side in SIDES] if about["text"] else []
+        self.treeless: int | None = about.get("treeless")  # sources without a usable tree; None: trees are not kept
+        names = TREES if self.treeless is not None else ()
+        self.trees = [_open(folder / f"source.{name}", "int32") for name in names]
+        self.tree_ends = [_open(folder / f"source.{name}_ends", "int64") for name in names]
 
     def __len__(self) -> int:
         return self.pairs
 
     def example(self, line: int) -> Example:
         source, target = (_slice(ids, ends, line).copy() for ids, ends in zip(self.ids, self.ends, strict=True))
-        return Example(source, target, line)
+        links = (
+            Links(_slice(self.trees[0], self.tree_ends[0], line).copy(), self.roots(line).heads) if self.trees else None
+        )
+        return Example(source, target, line, links)
+
+    def roots(self, line: int) -> Roots:
+        """The source's tree, where trees are kept."""
+        return Roots(*_slice(self.trees[1], self.tree_ends[1], line).reshape(-1, 2).T.copy())
 
     def pair(self, line: int) -> Pair:
         """The text, where it is kept (for sampling a new segmentation at every epoch)."""
-        sides = (
+        source, target = (
             _slice(text, ends, line).tobytes().decode() for text, ends in zip(self.text, self.text_ends, strict=True)
         )
-        return Pair(*sides)
+        return Pair(source, target)
+
+    @property
+    def text_length(self) -> int:
+        """Tokens of all targets together, where they are one text."""
+        return len(self.ids[1])
+
+    def window(self, start: int, end: int) -> NDArray[Any]:
+        """Target tokens from one place to another, whatever lines they are in."""
+        window: NDArray[Any] = self.ids[1][start:end].copy()
+        return window
 
     def lengths(self, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Lengths of some examples spread over the corpus, each with its end mark."""
+        """Lengths of some examples spread over the corpus."""
         lines = np.unique(np.linspace(0, self.pairs - 1, most).astype(np.int64))
-        source, target = (e[lines] - np.where(lines > 0, e[lines - 1], 0) + 1 for e in self.ends)
+        source, target = (e[lines] - np.where(lines > 0, e[lines - 1], 0) for e in self.ends)
         return source, target
 
     def forget_pages(self) -> None:
         """Hand back the pages that were read; the operating system keeps them cached while it has room."""
-        for array in (*self.ids, *self.ends, *self.text, *self.text_ends):
+        for array in (*self.ids, *self.ends, *self.text, *self.text_ends, *self.trees, *self.tree_ends):
             if isinstance(array.base, np.memmap):
                 array.base._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
 
@@ -102,13 +131,24 @@ def open_store(
     cache: Path,
     max_length: int,
     text: bool,
+    trees: bool = False,
+    form: str = "pairs",
 ) -> TokenStore:
     """The store of this corpus and tokenizer, made now if it is not there yet."""
-    name = hashlib.blake2b(f"{key}|{tokenizers.fingerprint()}|{max_length}|{text}".encode(), digest_size=12).hexdigest()
-    folder = cache / name
+    whole_key = f"{key}|{tokenizers.fingerprint()}|{max_length}|{text}" + (f"|{form}" if form != "pairs" else "")
+    whole_key += "|trees" if trees else ""
+    folder = cache / hashlib.blake2b(whole_key.encode(), digest_size=12).hexdigest()
+
+    def write(beside: Path) -> None:
+        with ExitStack() as stack:
+            about = _write(
+                beside, stack, pairs(), tokenizers, FORMS[form], max_length=max_length, text=text, trees=trees
+            )
+        (beside / "store.json").write_text(json.dumps(about), encoding="utf-8")
+
     if not (folder / "store.json").exists():
         try:
-            _make(folder, pairs(), tokenizers, max_length=max_length, text=text)
+            keep_folder(folder, "store.json", write)
         except OSError as error:
             raise Mistake(
                 f"token ids cannot be kept in {str(cache)!r} ({error.strerror}); "
@@ -117,23 +157,14 @@ def open_store(
     return TokenStore(folder)
 
 
-def _make(
-    folder: Path,
-    pairs: Iterator[Pair],
-    tokenizers: Tokenizers,
-    *,
-    max_length: int,
-    text: bool,
-) -> None:
-    """Written beside and renamed, so that a store is whole or not there."""
+def keep_folder(folder: Path, last: str, write: Callable[[Path], None]) -> None:
+    """A folder of the cache, filled beside and renamed: it is whole or not there, and has the file `last` if whole."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     _sweep(folder.parent)
     beside = Path(tempfile.mkdtemp(suffix=".part", prefix=folder.name, dir=folder.parent))  # runs may start together
     try:
-        with ExitStack() as stack:
-            about = _write(beside, stack, pairs, tokenizers, max_length=max_length, text=text)
-        (beside / "store.json").write_text(json.dumps(about), encoding="utf-8")
-        if not (folder / "store.json").exists():  # else another run made the same store meanwhile
+        write(beside)
+        if not (folder / last).exists():  # else another run made the same one meanwhile
             shutil.rmtree(folder, ignore_errors=True)
             beside.rename(folder)
     finally:
@@ -141,31 +172,46 @@ def _make(
 
 
 def _write(
-    folder: Path, stack: ExitStack, pairs: Iterator[Pair], tokenizers: Tokenizers, *, max_length: int, text: bool
+    folder: Path,
+    stack: ExitStack,
+    pairs: Iterator[Pair],
+    tokenizers: Tokenizers,
+    form: Form,
+    *,
+    max_length: int,
+    text: bool,
+    trees: bool,
 ) -> dict[str, Any]:
     """All files but store.json, and what that one is to hold."""
     dtype = "uint16" if max(tokenizers.source.size, tokenizers.target.size) <= 2**16 else "uint32"
     dropped: Counter[str] = Counter()
     digest = hashlib.blake2b(digest_size=16)
     writers = [stack.enter_context(closing(_Writer(folder, side, dtype, text, digest))) for side in SIDES]
-    count = seen = longest = 0
+    tree_writer = stack.enter_context(closing(_TreeWriter(folder, digest))) if trees else None
+    count = seen = longest = characters = 0
     while chunk := list(islice(pairs, CHUNK)):
         seen += len(chunk)
         encoded = [
             t.encode_all([getattr(p, side) for p in chunk])
             for t, side in zip((tokenizers.source, tokenizers.target), SIDES)
         ]
-        fits = [_reason(s, t, max_length) for s, t in zip(*encoded, strict=True)]
-        dropped.update(reason for reason in fits if reason)
+        reasons = [form.refuse(s, t, max_length) for s, t in zip(*encoded, strict=True)]
+        dropped.update(reason for reason in reasons if reason)
+        kept = [i for i, reason in enumerate(reasons) if not reason]
+        if form.closed:
+            encoded[1] = [[*ids, EOS] for ids in encoded[1]]
         for writer, ids, side in zip(writers, encoded, SIDES, strict=True):
-            kept = [i for i, reason in enumerate(fits) if not reason]
             writer.write([ids[i] for i in kept], [getattr(chunk[i], side) for i in kept])
-        count += sum(not reason for reason in fits)
-        longest = max([longest, *(len(ids) for ids, reason in zip(encoded[0], fits) if not reason)])
+        if tree_writer:
+            tree_writer.write([chunk[i] for i in kept], [encoded[0][i] for i in kept], tokenizers.source)
+        count += len(kept)
+        longest = max([longest, *(len(encoded[0][i]) for i in kept)])
+        characters += sum(len(chunk[i].target) + 1 for i in kept)
     if not count:
         raise Mistake(f"no pair of {seen} could be used ({_said(dropped)}); check the files, or raise data.max_length")
     about = {"pairs": count, "dtype": dtype, "digest": digest.hexdigest(), "dropped": dict(dropped)}
-    return about | {"text": text, "longest": longest}
+    treeless = {"treeless": tree_writer.treeless} if tree_writer else {}
+    return about | {"text": text, "longest": longest, "characters": characters} | treeless
 
 
 def _sweep(cache: Path) -> None:
@@ -174,12 +220,6 @@ def _sweep(cache: Path) -> None:
         with suppress(FileNotFoundError):  # another run sweeps too
             if time.time() - part.stat().st_mtime > A_DAY:
                 shutil.rmtree(part, ignore_errors=True)
-
-
-def _reason(source: Sequence[int], target: Sequence[int], max_length: int) -> str:
-    if not source or not target:
-        return "one side empty"
-    return f"longer than {max_length} tokens" if max(len(source), len(target)) > max_length else ""
 
 
 def _said(dropped: Counter[str]) -> str:
@@ -205,6 +245,28 @@ class _Writer:
         for stream in self.streams[1:]:
             raw = [t.encode() for t in texts]
             stream.write(raw, [len(r) for r in raw])
+
+    def close(self) -> None:
+        for stream in self.streams:
+            stream.close()
+
+
+class _TreeWriter:
+    """The trees of the sources, as their tokens and their letters see them."""
+
+    def __init__(self, folder: Path, digest: Any) -> None:
+        self.digest, self.treeless = digest, 0
+        self.streams = [_Stream(folder, "source", name, f"{name}_ends") for name in TREES]
+
+    def write(self, pairs: list[Pair], ids: list[list[int]], tokenizer: Tokenizer) -> None:
+        roots = [rooted(pair.tree, pair.source) for pair in pairs]
+        links = [linked(r, pair.source, i, tokenizer) for r, pair, i in zip(roots, pairs, ids, strict=True)]
+        self.treeless += sum(not len(one.head) for one in links)
+        columns: list[list[NDArray[Any]]] = [[one.word for one in links], [np.stack(r, 1).ravel() for r in roots]]
+        for stream, arrays in zip(self.streams, columns, strict=True):
+            raw = [array.tobytes() for array in arrays]
+            stream.write(raw, [len(array) for array in arrays])
+            self.digest.update(b"".join(raw))
 
     def close(self) -> None:
         for stream in self.streams:

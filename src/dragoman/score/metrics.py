@@ -1,12 +1,15 @@
-"""Metrics: a system's lines against one or several references, as sacreBLEU counts them, signature included.
+"""Metrics: a system's lines against one or several references, with a signature that says how they are counted.
 
 `hypotheses` is a list of lines of plain text; `references` is a list of such lists, each as long as `hypotheses`.
-To add a metric: one function below and one line in METRICS.
+To add a metric: one function below, from lines to a value and a signature, and one line in METRICS.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 from dragoman.config import pick
@@ -14,43 +17,141 @@ from dragoman.types import Mistake, Score
 
 SUBWORD_SHARE = 0.05  # of the tokens; in text cut into subwords the share is far higher, in plain text it is about 0
 
+Lines = Sequence[str]
+Counted = tuple[float, str]  # value, signature
 
-def bleu(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric on the menu. `higher` is better, or lower; `shown` is its name in tables."""
+
+    name: str
+    shown: str
+    count: Callable[[Lines, Sequence[Lines]], Counted]
+    higher: bool = True
+
+    def __call__(self, hypotheses: Lines, references: Sequence[Lines]) -> Score:
+        """The score of lines from anywhere; subword text is refused."""
+        refuse_subwords(hypotheses)
+        return self.of_answers(hypotheses, references)
+
+    def of_answers(self, hypotheses: Lines, references: Sequence[Lines]) -> Score:
+        """The score of a model's answers: text, whatever marks a model may write that has hardly learned yet."""
+        check(hypotheses, references)
+        return Score(self.name, *self.count(hypotheses, references))
+
+    def goodness(self, value: float) -> float:
+        """Higher is better, whatever the metric."""
+        return value if self.higher else -value
+
+
+def bleu(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
     """Word n-grams up to 4 that occur in a reference, with a penalty for being short. 100 is perfect."""
     from sacrebleu.metrics.bleu import BLEU
 
-    return _score("bleu", BLEU(), hypotheses, references)
+    return _sacrebleu(BLEU(), hypotheses, references)
 
 
-def chrf(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
+def chrf(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
     """Character n-grams up to 6, found and covered, the covered ones counting double (chrF2). 100 is perfect."""
     from sacrebleu.metrics.chrf import CHRF
 
-    return _score("chrf", CHRF(), hypotheses, references)
+    return _sacrebleu(CHRF(), hypotheses, references)
 
 
-def ter(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
+def ter(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
     """Edits, among them moves of whole phrases, per hundred words of the reference. 0 is perfect."""
     from sacrebleu.metrics.ter import TER
 
-    return _score("ter", TER(), hypotheses, references)
+    return _sacrebleu(TER(), hypotheses, references)
 
 
-def evaluate(
-    hypotheses: Sequence[str], references: Sequence[Sequence[str]], names: Iterable[str] = ("bleu", "chrf", "ter")
-) -> list[Score]:
-    """The scores called `names`, in that order."""
-    chosen = [pick(METRICS, name, "metric") for name in names]
-    return [metric(hypotheses, references) for metric in chosen]
-
-
-def _score(name: str, metric: Any, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Score:
-    check(hypotheses, references)
+def _sacrebleu(metric: Any, hypotheses: Lines, references: Sequence[Lines]) -> Counted:
     value = metric.corpus_score(list(hypotheses), [list(reference) for reference in references]).score
-    return Score(name, float(value), str(metric.get_signature()))
+    return float(value), str(metric.get_signature())
 
 
-def check(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+def rouge(kind: str, hypotheses: Lines, references: Sequence[Lines]) -> Counted:
+    """F1 of stemmed words, pairs of them or their longest common row, averaged over the lines. 100 is perfect.
+
+    With several references, each line counts by the one that it is nearest to.
+    """
+    try:
+        from rouge_score import rouge_scorer
+    except ImportError:
+        raise Mistake(f"{kind} needs a library that is not there; pip install 'dragoman[rouge]' brings it") from None
+    scorer = rouge_scorer.RougeScorer([kind], use_stemmer=True)
+    rows = zip(hypotheses, zip(*references, strict=True), strict=True)
+    found = [scorer.score_multi(list(row), line)[kind].fmeasure for line, row in rows]
+    signature = f"nrefs:{len(references)}|case:lc|stem:porter|mean:f1|version:rouge-score {version('rouge-score')}"
+    return 100 * float(sum(found)) / len(found), signature
+
+
+def exact(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
+    """How many lines in a hundred equal a reference, runs of spaces counting as one. 100 is perfect."""
+    rows = zip(hypotheses, zip(*references, strict=True), strict=True)
+    right = sum(line.split() in [reference.split() for reference in row] for line, row in rows)
+    return 100 * right / len(hypotheses), f"nrefs:{len(references)}|case:mixed|space:one|unit:line"
+
+
+def wrong(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
+    """The rest of `exact`: how many lines in a hundred are not quite right. 0 is perfect.
+
+    Where a line is a word and its letters or sounds are the tokens, the field calls this the word error rate.
+    """
+    value, signature = exact(hypotheses, references)
+    return 100 - value, signature
+
+
+def error_rate(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
+    """Words (or whatever stands between spaces) to add, drop or change, per hundred of the reference. 0 is perfect.
+
+    With several references, each line counts by the one that asks for the fewest edits.
+    """
+    edits = total = 0
+    for line, *row in zip(hypotheses, *references, strict=True):
+        words = [reference.split() for reference in row]
+        fewest, length = min((distance(line.split(), reference), len(reference)) for reference in words)
+        edits, total = edits + fewest, total + length
+    return 100 * edits / max(total, 1), f"nrefs:{len(references)}|case:mixed|edits:ins+del+sub|per:reference"
+
+
+def distance(one: Sequence[str], other: Sequence[str]) -> int:
+    """The fewest tokens to add, drop or change that turn one row into the other (Levenshtein)."""
+    above = list(range(len(other) + 1))
+    for i, token in enumerate(one, 1):
+        row = [i]
+        for j, wanted in enumerate(other):
+            row.append(min(above[j] + (token != wanted), above[j + 1] + 1, row[j] + 1))
+        above = row
+    return above[-1]
+
+
+def evaluate(hypotheses: Lines, references: Sequence[Lines], names: Sequence[str] = ()) -> list[Score]:
+    """The scores called `names`, in that order; by default those that are usual for translations."""
+    return [metric(hypotheses, references) for metric in chosen(names)]
+
+
+def of_answers(hypotheses: Lines, references: Sequence[Lines], names: Sequence[str] = ()) -> list[Score]:
+    """The same of a model's answers."""
+    return [metric.of_answers(hypotheses, references) for metric in chosen(names)]
+
+
+def chosen(names: Sequence[str]) -> list[Metric]:
+    return [pick(METRICS, name, "metric") for name in names or USUAL["translate"]]
+
+
+def metric_named(name: str, task: str) -> Metric | None:
+    """What `train.metric` names: an entry of the menu; nothing, where it is the loss that counts.
+
+    A language model gives no answers that could be right or wrong, so it has nothing but the loss.
+    """
+    chosen = AUTO[task] if name == "auto" else name
+    menu: dict[str, Metric | None] = {"loss": None, **(METRICS if task in USUAL else {})}
+    return pick(menu, chosen, "metric")
+
+
+def check(hypotheses: Lines, references: Sequence[Lines]) -> None:
     """Refuse what would give a number that means nothing."""
     if not hypotheses:
         raise Mistake("there are no hypotheses to score")
@@ -64,6 +165,9 @@ def check(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Non
                 f"reference {number} of {len(references)} has {_lines(reference)}, "
                 f"but there are {len(hypotheses)} hypotheses; line by line they must belong together"
             )
+
+
+def refuse_subwords(hypotheses: Lines) -> None:
     if subword_share(hypotheses) > SUBWORD_SHARE:
         raise Mistake(
             "the hypotheses look like subword text ('▁' or '@@' marks); detokenise them first, "
@@ -71,7 +175,7 @@ def check(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Non
         )
 
 
-def _lines(reference: Sequence[str]) -> str:
+def _lines(reference: Lines) -> str:
     return "1 line" if len(reference) == 1 else f"{len(reference)} lines"
 
 
@@ -81,8 +185,21 @@ def subword_share(lines: Iterable[str]) -> float:
     return sum(token.startswith("▁") or token.endswith("@@") for token in tokens) / max(len(tokens), 1)
 
 
-METRICS: dict[str, Callable[[Sequence[str], Sequence[Sequence[str]]], Score]] = {
-    "bleu": bleu,
-    "chrf": chrf,
-    "ter": ter,
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("bleu", "BLEU", bleu),
+        Metric("chrf", "chrF", chrf),
+        Metric("ter", "TER", ter, higher=False),
+        Metric("rouge1", "ROUGE-1", partial(rouge, "rouge1")),
+        Metric("rouge2", "ROUGE-2", partial(rouge, "rouge2")),
+        Metric("rougeL", "ROUGE-L", partial(rouge, "rougeL")),
+        Metric("exact", "exact match", exact),
+        Metric("accuracy", "accuracy", exact),
+        Metric("wrong", "wrong lines", wrong, higher=False),
+        Metric("wer", "word errors", error_rate, higher=False),
+        Metric("per", "phone errors", error_rate, higher=False),
+    )
 }
+USUAL = {"translate": ("bleu", "chrf", "ter"), "classify": ("accuracy",)}  # what `evaluate` counts, by the task
+AUTO = {"translate": "bleu", "classify": "accuracy", "generate": "loss"}  # what "best" means, by the task

@@ -1,4 +1,4 @@
-"""Pairs of sentences from files: two plain files side by side, one TSV, one JSONL; or from the built-in phrasebook.
+"""Pairs of sentences from files: two plain files side by side, one TSV or JSONL, dialogues; or from the phrasebook.
 
 Files are read line by line and never held whole; .gz, .xz and .zst are read as they are. Only a newline (or a carriage
 return and a newline) ends a line, so that line n is the same line n in every tool that counts newlines.
@@ -12,17 +12,22 @@ import hashlib
 import io
 import json
 import lzma
+import math
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any
 
 import zstandard
 
-from dragoman.config import CorpusSettings
+from dragoman.config import FILES, CorpusSettings
 from dragoman.types import Mistake, Pair
 
+TURN = " | "  # between the turns of a dialogue
+SHOWN = 5  # rows that a complaint quotes
 DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
 
 
@@ -108,8 +113,12 @@ def _open(path: Path) -> IO[bytes]:
     return stream
 
 
-def read_pairs(corpus: CorpusSettings, *, split: str = "train", direction: str = "en-de") -> Iterator[Pair]:
-    """The pairs of one corpus, in order. `split` and `direction` matter to the phrasebook alone.
+def read_pairs(
+    corpus: CorpusSettings, *, split: str = "train", direction: str = "en-de", trees: bool = False
+) -> Iterator[Pair]:
+    """The pairs of one corpus, in order, with the trees of the sources where these are wanted and there are any.
+
+    `split` and `direction` matter to the phrasebook alone.
 
     for pair in read_pairs(CorpusSettings(source="train.en", target="train.de")):
         print(pair.source, pair.target)
@@ -117,15 +126,22 @@ def read_pairs(corpus: CorpusSettings, *, split: str = "train", direction: str =
     if corpus.phrasebook:
         from dragoman.text import phrasebook
 
-        return phrasebook.pairs(corpus.split or split, corpus.phrasebook, seed=corpus.seed, direction=direction)
-    if corpus.tsv:
-        return _tsv(Path(corpus.tsv), corpus.columns)
-    if corpus.jsonl:
-        return _jsonl(Path(corpus.jsonl), corpus.keys)
-    return _side_by_side(Path(corpus.source), Path(corpus.target))
+        read = phrasebook.analysed_pairs if trees else phrasebook.pairs
+        return read(corpus.split or split, corpus.phrasebook, seed=corpus.seed, direction=direction)
+    kind = next(kind for kind in READERS if getattr(corpus, kind))
+    pairs = READERS[kind](corpus)
+    if corpus.conllu and trees:
+        from dragoman.text.trees import with_trees
+
+        pairs = with_trees(pairs, Path(corpus.conllu), getattr(corpus, kind))
+    if not corpus.source_words:
+        return pairs
+    beginning = re.compile(rf"\s*(?:\S+\s+){{0,{corpus.source_words - 1}}}\S*")
+    return (replace(pair, source=beginning.match(pair.source)[0]) for pair in pairs)  # type: ignore[index]
 
 
-def _side_by_side(source: Path, target: Path) -> Iterator[Pair]:
+def _side_by_side(corpus: CorpusSettings) -> Iterator[Pair]:
+    source, target = Path(corpus.source), Path(corpus.target)
     sources, targets = read_lines(source), read_lines(target)
     number = 0
     for s, t in zip_longest(sources, targets):
@@ -144,34 +160,107 @@ def _side_by_side(source: Path, target: Path) -> Iterator[Pair]:
         raise Mistake(f"{source} and {target} are empty")
 
 
-def _tsv(path: Path, columns: tuple[int, int]) -> Iterator[Pair]:
+def _tsv(corpus: CorpusSettings) -> Iterator[Pair]:
     """Fields are what stands between tabs; there is no quoting."""
-    left, right = columns
-    number = 0
-    for number, line in enumerate(read_lines(path), 1):
+    path = Path(corpus.tsv)
+    for name in corpus.where:
+        if not name.isdecimal():
+            raise Mistake(f"{path}: where names the column {name!r}, but columns are numbered, from 0")
+    wanted = list(dict.fromkeys([*map(str, corpus.columns), *corpus.where]))
+
+    def row(line: str, place: str) -> dict[str, str]:
         fields = line.split("\t")
-        if len(fields) <= max(columns):
+        if len(fields) <= max(map(int, wanted)):
             raise Mistake(
-                f"{path} line {number} has {len(fields)} column{'s' * (len(fields) != 1)}, "
-                f"but columns {left} and {right} (counted from 0) are wanted; columns are separated by one tab"
+                f"{place} has {len(fields)} column{'s' * (len(fields) != 1)}, "
+                f"but columns {' and '.join(wanted)} (counted from 0) are wanted; columns are separated by one tab"
             )
-        yield Pair(fields[left], fields[right])
-    if not number:
-        raise Mistake(f"{path} is empty")
+        return {name: fields[int(name)] for name in wanted}
+
+    left, right = map(str, corpus.columns)
+    return (Pair(found[left], found[right]) for found in _chosen(path, row, corpus.where))
 
 
-def _jsonl(path: Path, keys: tuple[str, str]) -> Iterator[Pair]:
-    number = 0
-    for number, line in enumerate(read_lines(path), 1):
+def _jsonl(corpus: CorpusSettings) -> Iterator[Pair]:
+    path = Path(corpus.jsonl)
+
+    def row(line: str, place: str) -> dict[str, str]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict):
-            raise Mistake(f"{path} line {number} is not a JSON object such as {json.dumps(dict.fromkeys(keys, '...'))}")
-        yield Pair(*(_text(record, key, f"{path} line {number}") for key in keys))
+            raise Mistake(f"{place} is not a JSON object such as {json.dumps(dict.fromkeys(corpus.keys, '...'))}")
+        return {key: _text(record, key, place) for key in (*corpus.keys, *corpus.where)}
+
+    left, right = corpus.keys
+    return (Pair(found[left], found[right]) for found in _chosen(path, row, corpus.where))
+
+
+def _chosen(path: Path, row: Callable[[str, str], dict[str, str]], where: dict[str, str]) -> Iterator[dict[str, str]]:
+    """The rows of a file whose fields hold the words that `where` asks for."""
+    number = kept = 0
+    others: dict[str, None] = {}
+    for number, line in enumerate(read_lines(path), 1):
+        found = row(line, f"{path} line {number}")
+        held = {name: found[name] for name in where}
+        if held == where:
+            kept += 1
+            yield found
+        elif len(others) < SHOWN:
+            others[", ".join(f"{name}: {word[:40]}" for name, word in held.items())] = None
     if not number:
         raise Mistake(f"{path} is empty")
+    if not kept:
+        asked = ", ".join(f"{name}: {word}" for name, word in where.items())
+        raise Mistake(f"{path} has no line with {asked}, as where asks; its lines have such as {'; '.join(others)}")
+
+
+def _dialogue(corpus: CorpusSettings) -> Iterator[Pair]:
+    """A pair for every answer: all that was said before it, facts that were looked up included, and the answer.
+
+    A line is "3 what they say<tab>the answer" or "4 a fact"; the numbers begin anew with every dialogue.
+    """
+    path = Path(corpus.dialogue)
+    said: list[str] = []
+    answers = 0
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.strip():
+            continue
+        turn, _, text = line.partition(" ")
+        if not turn.isdecimal():
+            raise Mistake(
+                f"{path} line {number} must begin with the number of the turn, such as '1 hello', not {turn!r}"
+            )
+        if turn == "1":
+            said = []
+        utterance, tab, answer = text.partition("\t")
+        said.append(utterance)
+        if tab:
+            answers += 1
+            yield Pair(TURN.join(said), answer.strip())
+            said.append(answer.strip())
+    if not answers:
+        raise Mistake(f"{path} has no line with an answer, which stands behind a tab")
+
+
+def _plain(corpus: CorpusSettings) -> Iterator[Pair]:
+    """Every line of a text, empty ones too, as a target without a source.
+
+    A line is in the part of the text that its first character is in, so that parts that meet share no line.
+    """
+    path = Path(corpus.text)
+    whole = corpus.part == (0.0, 1.0)
+    total = math.inf if whole else sum(len(line) + 1 for line in read_lines(path))
+    first, last = (share and share * total for share in corpus.part)
+    at, found = 0, False
+    for line in read_lines(path):
+        if first <= at < last:
+            found = True
+            yield Pair("", line)
+        at += len(line) + 1
+    if not found:
+        raise Mistake(f"{path} has no line in part {list(corpus.part)}" if at else f"{path} is empty")
 
 
 def _text(record: dict[str, Any], key: str, where: str) -> str:
@@ -179,8 +268,10 @@ def _text(record: dict[str, Any], key: str, where: str) -> str:
         names = ", ".join(record) or "none"
         raise Mistake(f"{where} has no key {key!r} (it has: {names}); set keys to the right names")
     value = record[key]
+    if isinstance(value, int | float):  # a label, such as 1
+        return json.dumps(value)
     if not isinstance(value, str):
-        raise Mistake(f"{where}: {key!r} must be a string, got {json.dumps(value)[:40]}")
+        raise Mistake(f"{where}: {key!r} must be a string or a number, got {json.dumps(value)[:40]}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -199,12 +290,9 @@ def fingerprint(corpus: CorpusSettings, *, split: str = "train", direction: str 
         room = sorted(path for path in Path(__file__).parent.iterdir() if path.is_file())  # grammar, lexicon and all
         grammar = hashlib.blake2b(b"".join(path.read_bytes() for path in room)).hexdigest()
         parts = ["phrasebook", corpus.phrasebook, corpus.split or split, corpus.seed, direction, grammar]
-    elif corpus.tsv:
-        parts = ["tsv", _identity(corpus.tsv), list(corpus.columns)]
-    elif corpus.jsonl:
-        parts = ["jsonl", _identity(corpus.jsonl), list(corpus.keys)]
     else:
-        parts = ["plain", _identity(corpus.source), _identity(corpus.target)]
+        shape = corpus.model_dump(mode="json", include={"columns", "keys", "where", "part"})
+        parts = [*((name, _identity(getattr(corpus, name))) for name in FILES if getattr(corpus, name)), shape]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
 
@@ -223,4 +311,11 @@ OPENERS: dict[str, Callable[[Path], Any]] = {
     ".gz": gzip.open,
     ".xz": lambda path: io.BufferedReader(_Frames(path, lzma.LZMADecompressor, padding=b"\0"), 1 << 16),
     ".zst": lambda path: io.BufferedReader(_Frames(path, _frame), 1 << 16),
+}
+READERS: dict[str, Callable[[CorpusSettings], Iterator[Pair]]] = {
+    "source": _side_by_side,
+    "tsv": _tsv,
+    "jsonl": _jsonl,
+    "dialogue": _dialogue,
+    "text": _plain,
 }

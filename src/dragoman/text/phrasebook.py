@@ -26,7 +26,7 @@ from dragoman.text.grammar import Grammar
 from dragoman.text.plan import Plan
 from dragoman.text.side import Side
 from dragoman.text.words import digest
-from dragoman.types import Mistake, Pair
+from dragoman.types import Mistake, Pair, Tree
 
 SPLITS = ("train", "dev", "test", "unseen")
 DIRECTIONS = ("en-de", "de-en")
@@ -64,6 +64,10 @@ class Phrase:
     def pair(self) -> Pair:
         return Pair(self.source, self.target)
 
+    @property
+    def tree(self) -> Tree:
+        return Tree(self.source_words, self.source_heads)
+
     def reversed(self) -> Phrase:
         """The other direction. Each side carries its own phenomena; English has no endings, so no "adjective"."""
         return replace(
@@ -95,6 +99,11 @@ def pairs(split: str, count: int, *, seed: int = 1, direction: str = "en-de") ->
     """The texts of `phrases`, in the same order and faster."""
     check(split, count, direction)
     return written(split, count, seed, direction)
+
+
+def analysed_pairs(split: str, count: int, *, seed: int = 1, direction: str = "en-de") -> Iterator[Pair]:
+    """The same with the trees of the sources."""
+    return (Pair(p.source, p.target, p.tree) for p in phrases(split, count, seed=seed, direction=direction))
 
 
 def written(split: str, count: int, seed: int, direction: str) -> Iterator[Pair]:
@@ -187,13 +196,19 @@ def judged(phrase: Phrase, hypothesis: str) -> dict[str, tuple[int, int]]:
     by side in the reference have to stand side by side, others may lie up to two words further apart than there. Where
     the reference itself can be read so in several ways ("ist ... ist"), the hypothesis needs as many. Case is ignored.
     """
-    reference, row = [word.lower() for word in phrase.target_words], [w.lower() for w in split_words(hypothesis)]
     marks: dict[str, tuple[int, int]] = {}
+    for phenomenon, good in verdicts(phrase, hypothesis):
+        right, total = marks.get(phenomenon.name, (0, 0))
+        marks[phenomenon.name] = (right + good, total + 1)
+    return marks
+
+
+def verdicts(phrase: Phrase, hypothesis: str) -> Iterator[tuple[Phenomenon, bool]]:
+    """Every phenomenon of the phrase, and whether the hypothesis has it right."""
+    reference, row = [word.lower() for word in phrase.target_words], [w.lower() for w in split_words(hypothesis)]
     for phenomenon in phrase.phenomena:
         needed = readings(reference, reference, phenomenon.words)
-        right, total = marks.get(phenomenon.name, (0, 0))
-        marks[phenomenon.name] = (right + (readings(row, reference, phenomenon.words) >= needed), total + 1)
-    return marks
+        yield phenomenon, readings(row, reference, phenomenon.words) >= needed
 
 
 def readings(row: Sequence[str], reference: Sequence[str], places: tuple[int, ...]) -> int:

@@ -10,13 +10,14 @@ import io
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any, ClassVar, Self
 
 import sentencepiece
 
 from dragoman.config import TokenizerSettings
 from dragoman.text.subword_sampling import Lexicon, Sampler, bpe_dropout, unigram_sample
-from dragoman.text.symbols import BYTES, SPACE, Tokenizer
+from dragoman.text.symbols import BYTES, SPACE, Tokenizer, one_after_another
 from dragoman.types import BOS, EOS, PAD, SPECIALS, UNK, Mistake
 
 LEARNT_AT_ONCE = 4000  # letters
@@ -111,6 +112,16 @@ class Subword(Tokenizer):
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         return [self.shown[i] for i in ids]
+
+    def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:
+        sizes = [len(self.spelling[i].replace(SPACE.encode(), b"")) for i in ids]
+        if not self.lossless:  # an unknown piece is a run of letters that are no pieces
+            lexicon, escaped = self.sampler.lexicon, escape(text).replace(" ", SPACE)
+            unknown = iter(
+                [len("".join(run).encode()) for known, run in groupby(escaped, lexicon.ids.__contains__) if not known]
+            )
+            sizes = [next(unknown, 0) if i == UNK else size for i, size in zip(ids, sizes)]
+        return one_after_another(sizes, text)
 
     def sample(self, text: str, *, rate: float, key: tuple[int, int, int]) -> list[int]:
         if not rate or not text:

@@ -11,8 +11,9 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from dragoman.config import TokenizerSettings
 from dragoman.types import SPECIALS, UNK
@@ -53,6 +54,10 @@ class Tokenizer(ABC):
         Kinds that know only one way return it.
         """
         return self.encode(text)
+
+    def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:  # noqa: ARG002
+        """How many bytes of the text, spaces not counted, stand before each piece of it; None where none can tell."""
+        return None
 
     @abstractmethod
     def content(self) -> bytes:
@@ -105,6 +110,10 @@ class Char(Tokenizer):
     def pieces(self, ids: Iterable[int]) -> list[str]:
         return [self.shown[i] for i in ids]
 
+    def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:
+        spelling = [self.spelling[i] for i in ids] if self.lossless else [character.encode() for character in text]
+        return one_after_another([len(spelt.replace(b" ", b"")) for spelt in spelling], text)
+
     def content(self) -> bytes:
         return to_json({"byte_fallback": self.lossless, "symbols": self.symbols})
 
@@ -149,6 +158,7 @@ class Word(Tokenizer):
     """
 
     lossless = False
+    token: ClassVar[re.Pattern[str]] = TOKEN
 
     def __init__(self, symbols: Sequence[str]) -> None:
         self.symbols = [*SPECIALS, *symbols]
@@ -156,14 +166,28 @@ class Word(Tokenizer):
         self.size = len(self.symbols)
 
     @classmethod
-    def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> Word:
+    def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> Self:
         counts: Counter[str] = Counter()
         for line in lines:
-            counts.update(words(line))
+            counts.update(cls.cut(line))
         return cls(most_frequent(counts, settings.size))
 
+    @staticmethod
+    def cut(text: str) -> list[str]:
+        """Words and punctuation marks, a mark with a joiner on each side where no space stands."""
+        found = list(TOKEN.finditer(text))
+        is_word = [match["word"] is not None for match in found]
+        tokens = [match[0] for match in found]
+        for i in range(1, len(found)):
+            if found[i - 1].end() == found[i].start():
+                if not is_word[i]:
+                    tokens[i] = JOINER + tokens[i]
+                else:
+                    tokens[i - 1] += JOINER
+        return tokens
+
     def encode(self, text: str) -> list[int]:
-        return [self.ids.get(word, UNK) for word in words(text)]
+        return [self.ids.get(word, UNK) for word in self.cut(text)]
 
     def decode(self, ids: Iterable[int]) -> str:
         known = [i for i in ids if i >= len(SPECIALS)]
@@ -180,26 +204,42 @@ class Word(Tokenizer):
             joined = right
         return shown
 
+    def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:  # noqa: ARG002 - unknown words have a place too
+        return [letters(text[: found.start()]) for found in self.token.finditer(text)]
+
     def content(self) -> bytes:
         return to_json({"symbols": self.symbols[len(SPECIALS) :]})
 
     @classmethod
-    def from_content(cls, content: bytes) -> Word:
+    def from_content(cls, content: bytes) -> Self:
         return cls(json.loads(content)["symbols"])
 
 
-def words(text: str) -> list[str]:
-    """Words and punctuation marks, a mark with a joiner on each side where no space stands."""
-    found = list(TOKEN.finditer(text))
-    is_word = [match["word"] is not None for match in found]
-    tokens = [match[0] for match in found]
-    for i in range(1, len(found)):
-        if found[i - 1].end() == found[i].start():
-            if not is_word[i]:
-                tokens[i] = JOINER + tokens[i]
-            else:
-                tokens[i - 1] += JOINER
-    return tokens
+class Space(Word):
+    """One id for whatever stands between spaces: for text that is in tokens already, such as sounds, actions or SQL."""
+
+    token = re.compile(r"\S+")
+
+    @staticmethod
+    def cut(text: str) -> list[str]:
+        return text.split()
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return " ".join(self.symbols[i] for i in ids if i >= len(SPECIALS))
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        return [SPACE + self.symbols[i] for i in ids]
+
+
+def letters(text: str) -> int:
+    """How many bytes a text has, spaces not counted."""
+    return len(text.replace(" ", "").encode())
+
+
+def one_after_another(sizes: Sequence[int], text: str) -> list[int] | None:
+    """Where pieces of these sizes begin, if they make up the text."""
+    *starts, end = accumulate(sizes, initial=0)
+    return starts if end == letters(text) else None
 
 
 def most_frequent(counts: Counter[str], size: int) -> list[str]:

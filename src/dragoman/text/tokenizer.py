@@ -11,8 +11,9 @@ from random import Random
 from typing import TypeVar
 
 from dragoman.config import TokenizerSettings, pick
+from dragoman.text.labels import Labels
 from dragoman.text.subword import Bpe, Unigram
-from dragoman.text.symbols import Byte, Char, Tokenizer, Word
+from dragoman.text.symbols import Byte, Char, Space, Tokenizer, Word
 from dragoman.types import Mistake, Pair
 
 __all__ = ["TOKENIZERS", "Tokenizer", "Tokenizers", "train_tokenizer"]
@@ -79,13 +80,19 @@ class Tokenizers:
         say: Callable[[str], None] = lambda _: None,
     ) -> Tokenizers:
         """`pairs` begins the corpus anew at each call."""
+        kind, size = settings.target_kind or settings.kind, settings.target_size or settings.size
+        target = settings.model_copy(update={"kind": kind, "size": size})
+        if settings.joint and target != settings:
+            raise Mistake(
+                "tokenizer.target_kind and target_size are for two vocabularies; set tokenizer.joint to false"
+            )
         if settings.joint:
             both = (side for pair in pairs() for side in (pair.source, pair.target))
             joint = train_tokenizer(both, settings, seed=seed, say=say)
             return cls(joint, joint)
         return cls(
             train_tokenizer((pair.source for pair in pairs()), settings, seed=seed, say=say),
-            train_tokenizer((pair.target for pair in pairs()), settings, seed=seed, say=say),
+            train_tokenizer((pair.target for pair in pairs()), target, seed=seed, say=say),
         )
 
     def fingerprint(self) -> str:
@@ -100,7 +107,7 @@ class Tokenizers:
         index = {}
         for name, part in self._sides().items():
             path = part.save(folder, name)
-            kind = next(kind for kind, cls in TOKENIZERS.items() if type(part) is cls)
+            kind = next(kind for kind, cls in SAVED.items() if type(part) is cls)
             index[name] = {"kind": kind, "file": path.name, "hash": _hash(part.content())}
         (folder / "tokenizer.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
 
@@ -113,7 +120,7 @@ class Tokenizers:
                 content = (folder / Path(entry["file"]).name).read_bytes()
                 if _hash(content) != entry["hash"]:
                     raise Mistake(f"{folder / entry['file']} is damaged; copy the whole folder again")
-                parts[name] = TOKENIZERS[entry["kind"]].from_content(content)
+                parts[name] = SAVED[entry["kind"]].from_content(content)
             return cls(parts.get("joint") or parts["source"], parts.get("joint") or parts["target"])
         except FileNotFoundError as error:
             raise Mistake(f"there is no file {error.filename!r}; copy the whole folder again") from None
@@ -135,4 +142,6 @@ TOKENIZERS: dict[str, type[Tokenizer]] = {
     "char": Char,
     "byte": Byte,
     "word": Word,
+    "space": Space,
 }
+SAVED: dict[str, type[Tokenizer]] = {**TOKENIZERS, "labels": Labels}  # what a run folder may hold

@@ -4,14 +4,16 @@ the same choices on the same machine give the same bits."""
 from __future__ import annotations
 
 import ctypes
+import resource
 import shutil
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 
 import torch
 
 from dragoman.config import TrainSettings
-from dragoman.translator import choose_device
+from dragoman.door import choose_device
 from dragoman.types import Mistake
 
 
@@ -29,6 +31,7 @@ class Choices:
     def apply(self) -> None:
         """Make the process run as chosen."""
         torch.set_num_threads(self.threads)
+        torch.backends.cuda.enable_cudnn_sdp(False)  # its gradients are NaN in rows of 64 places (PyTorch issue 196678)
         if self.device == "cpu":
             hold_memory()
 
@@ -44,12 +47,12 @@ class Choices:
         return f"{self.device}, {self.precision}, {how}{threads}{split}"
 
 
-def choose(settings: TrainSettings) -> Choices:
+def choose(settings: TrainSettings, layout: str = "packed") -> Choices:
     device = choose_device(settings.device)
     return Choices(
         device=str(device),
         precision=settings.precision if settings.precision != "auto" else _best_precision(device),
-        compile=_compile(settings, device),
+        compile=_compile(settings, device, layout),
         threads=settings.threads or torch.get_num_threads(),
     )
 
@@ -69,6 +72,13 @@ def rechosen(before: Choices, settings: TrainSettings) -> Choices:
         threads=settings.threads or before.threads,
         split=before.split,
     )
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes held so far: on a GPU by tensors, elsewhere by the whole process, libraries and data included."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def hold_memory() -> None:
@@ -92,10 +102,10 @@ def _best_precision(device: torch.device) -> str:
     return "bf16" if fast else "float32"
 
 
-def _compile(settings: TrainSettings, device: torch.device) -> bool:
-    """On a GPU compiling pays on all but short runs. On a CPU our own kernels are faster than compiled ones."""
+def _compile(settings: TrainSettings, device: torch.device, layout: str) -> bool:
+    """On a GPU compiling pays on all but short runs, for grids of few shapes. On a CPU our own kernels are faster."""
     if settings.compile == "auto":
-        return device.type == "cuda" and (settings.steps == 0 or settings.steps >= 2000)
+        return device.type == "cuda" and layout == "packed" and (settings.steps == 0 or settings.steps >= 2000)
     able = device.type == "cuda" or any(shutil.which(name) for name in ("g++", "clang++", "c++"))
     if settings.compile and not able:
         raise Mistake(

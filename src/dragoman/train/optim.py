@@ -50,8 +50,8 @@ WARM_AT_MOST = 0.1  # of a run with a limit in minutes: one cannot know how many
 def check(settings: TrainSettings) -> None:
     pick(OPTIMIZERS, settings.optimizer, "train.optimizer")
     pick(SCHEDULES, settings.schedule, "train.schedule")
-    if not (settings.steps or settings.epochs or settings.minutes):
-        raise Mistake("training needs an end: set train.steps, train.epochs or train.minutes")
+    if not settings.limit:
+        raise Mistake("training needs an end: set train.steps, train.epochs, train.minutes or train.flops")
     if settings.average > settings.keep:
         raise Mistake(
             f"train.average={settings.average} needs as many checkpoints, "

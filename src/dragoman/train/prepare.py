@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dragoman.config import CorpusSettings, Recipe
-from dragoman.data.stream import Weighted
-from dragoman.data.tokens import TokenStore, open_store
+from dragoman.data.forms import FORMS
+from dragoman.data.stream import Stream, Weighted, Windows
+from dragoman.data.tokens import TokenStore, keep_folder, open_store
+from dragoman.models.build import asks_for_trees, kind_of, layout_of
 from dragoman.store import RunFolder, write_whole
 from dragoman.text.corpus import fingerprint, read_pairs
-from dragoman.text.tokenizer import Tokenizers
+from dragoman.text.labels import Labels
+from dragoman.text.tokenizer import Tokenizers, train_tokenizer
 from dragoman.train.report import Report
 from dragoman.types import Mistake, Pair
 
@@ -40,6 +47,34 @@ class Prepared:
         return next((name for name in [*now, *digests] if now.get(name) != digests.get(name)), "")
 
 
+def form_of(recipe: Recipe) -> str:
+    """What the texts of this recipe look like to its model (data/forms.py)."""
+    task = kind_of(recipe.model).task
+    forms = {"translate": "pairs", "classify": "labels", "generate": "windows"}
+    return "lines" if task == "generate" and recipe.data.documents == "line" else forms[task]
+
+
+def layout_for(recipe: Recipe) -> str:
+    """How its grids are laid out. Windows fill their rows; the short one at the end of a text gets a row of its own."""
+    return "padded" if form_of(recipe) == "windows" else layout_of(recipe.model)
+
+
+def check_data(recipe: Recipe) -> None:
+    """Refuse what the model's task cannot make use of."""
+    form = form_of(recipe)
+    for split in ("train", "dev", "test"):
+        if form in ("pairs", "labels") and any(corpus.text for corpus in getattr(recipe.data, split)):
+            wanted = "sources and targets" if form == "pairs" else "texts and labels"
+            raise Mistake(
+                f"data.{split} is plain text, which only a language model learns from; model.kind="
+                f"{recipe.model['kind']} needs {wanted}, such as {{tsv: F}}"
+            )
+    if form != "pairs" and (recipe.tokenizer.target_kind or recipe.tokenizer.target_size):
+        raise Mistake(f"model.kind={recipe.model['kind']} has one tokenizer; leave target_kind and target_size out")
+    if form == "windows" and recipe.tokenizer.sampling:
+        raise Mistake("tokenizer.sampling cuts lines anew at every epoch, so it needs data.documents=line")
+
+
 def prepare(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: Tokenizers | None = None) -> Prepared:
     if not recipe.data.train:
         raise Mistake("the recipe has no data.train; name a corpus there, such as {source: F, target: F}")
@@ -51,42 +86,84 @@ def prepare(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: To
         write_whole(folder.tokenizer, found.save)
     train = [_store(recipe, c, "train", found, report) for c in recipe.data.train]
     dev = [_store(recipe, c, "dev", found, report) for c in recipe.data.dev]
-    pairs = (pair for c in recipe.data.dev for pair in _reader(recipe, c, "dev")())
-    lines = [pair for pair, _ in zip(pairs, range(recipe.train.validate_lines))]
+    trees = asks_for_trees(recipe.model)
+    pairs = (pair for c in recipe.data.dev for pair in _reader(recipe, c, "dev", trees=trees)())
+    lines = [pair for pair, _ in zip(pairs, range(recipe.train.validate_lines if form_of(recipe) == "pairs" else 0))]
     named = [(split, c) for split in ("train", "dev") for c in getattr(recipe.data, split)]
     return Prepared(found, train, dev, lines, [f"data.{split} ({files_of(c)})" for split, c in named])
 
 
+def stream_of(recipe: Recipe, prepared: Prepared) -> Stream:
+    """Batches without end, as the model's task and kind want them."""
+    form, settings = form_of(recipe), recipe.train
+    common: dict[str, Any] = {"layout": layout_for(recipe), "tokens": settings.tokens, "seed": settings.seed}
+    if form == "windows":
+        return Windows(prepared.train, prepared.tokenizers, context=recipe.model["context"], **common)
+    return Stream(prepared.train, prepared.tokenizers, sampling=recipe.tokenizer.sampling, form=form, **common)
+
+
 def files_of(corpus: CorpusSettings) -> str:
-    files = [name for name in (corpus.source, corpus.target, corpus.tsv, corpus.jsonl) if name]
-    return " and ".join(files) or f"phrasebook: {corpus.phrasebook}, seed: {corpus.seed}"
+    part = f", part {list(corpus.part)}" if corpus.part != (0.0, 1.0) else ""
+    return " and ".join(corpus.files) + part or f"phrasebook: {corpus.phrasebook}, seed: {corpus.seed}"
 
 
 def _tokenizers(recipe: Recipe, folder: RunFolder, report: Report) -> Tokenizers:
+    """The run's own, or those that an earlier run learned from the same corpora in the same way, or new ones."""
     if folder.tokenizer.exists():
         return Tokenizers.load(folder.tokenizer)
+    corpora = [fingerprint(c, split="train", direction=recipe.data.direction) for c in recipe.data.train]
+    way = [corpora, recipe.tokenizer.model_dump(), form_of(recipe), recipe.train.seed]
+    name = hashlib.blake2b(json.dumps(way).encode(), digest_size=12).hexdigest()
+    kept = Path(recipe.data.cache).expanduser() / f"{name}-tokenizer"
+    with suppress(Mistake):  # not there, or damaged
+        return Tokenizers.load(kept)
+    found = _learned(recipe, report)
+    with suppress(OSError):  # a run can do without; if there is no room at all, the token store will say so
+        keep_folder(kept, "tokenizer.json", found.save)
+    return found
 
+
+def _learned(recipe: Recipe, report: Report) -> Tokenizers:
     def pairs() -> Iterator[Pair]:
         for corpus in recipe.data.train:
             yield from report.counted(_reader(recipe, corpus, "train")(), "reading for the tokenizer")
 
     report.say(f"learning a {recipe.tokenizer.kind} tokenizer")
-    return Tokenizers.train(pairs, recipe.tokenizer, seed=recipe.train.seed, say=report.say)
+    settings, seed, form = recipe.tokenizer, recipe.train.seed, form_of(recipe)
+    if form == "pairs":
+        return Tokenizers.train(pairs, settings, seed=seed, say=report.say)
+    if form == "labels":
+        labels = Labels.train(pair.target for pair in pairs())
+        return Tokenizers(train_tokenizer((p.source for p in pairs()), settings, seed=seed, say=report.say), labels)
+    one = train_tokenizer((pair.target for pair in pairs()), settings, seed=seed, say=report.say)
+    return Tokenizers(one, one)
 
 
-def _reader(recipe: Recipe, corpus: CorpusSettings, split: str) -> Callable[[], Iterator[Pair]]:
-    return lambda: read_pairs(corpus, split=split, direction=recipe.data.direction)
+def _reader(recipe: Recipe, corpus: CorpusSettings, split: str, *, trees: bool = False) -> Callable[[], Iterator[Pair]]:
+    """The pairs of a corpus; a language model reads the targets alone."""
+
+    def read() -> Iterator[Pair]:
+        pairs = read_pairs(corpus, split=split, direction=recipe.data.direction, trees=trees)
+        return (Pair("", pair.target) for pair in pairs) if kind_of(recipe.model).task == "generate" else pairs
+
+    return read
 
 
 def _store(recipe: Recipe, corpus: CorpusSettings, split: str, tokenizers: Tokenizers, report: Report) -> Weighted:
+    form, trees = form_of(recipe), asks_for_trees(recipe.model)
+    noun = FORMS[form].noun
     store: TokenStore = open_store(
-        lambda: report.counted(_reader(recipe, corpus, split)(), f"encoding {split} pairs"),
+        lambda: report.counted(_reader(recipe, corpus, split, trees=trees)(), f"encoding {split} {noun}"),
         tokenizers,
         key=fingerprint(corpus, split=split, direction=recipe.data.direction),
         cache=Path(recipe.data.cache).expanduser(),
         max_length=recipe.data.max_length,
         text=split == "train" and recipe.tokenizer.sampling > 0,
+        trees=trees,
+        form=form,
     )
     left_out = ", ".join(f"{n} {why}" for why, n in store.dropped.items())
-    report.say(f"{split}: {len(store):,} pairs" + (f" ({left_out}: left out)" if left_out else ""))
+    report.say(f"{split}: {len(store):,} {noun}" + (f" ({left_out}: left out)" if left_out else ""))
+    if store.treeless:
+        report.say(f"{split}: {store.treeless:,} sentences have no usable tree; their words are known by place alone")
     return Weighted(store, corpus.weight)

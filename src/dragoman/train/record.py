@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from dragoman.data.stream import Place
+from dragoman.models.base import tensors_of
 from dragoman.store import RunFolder, load_tensors, mean, read_json, save_tensors, write_text, write_whole
 from dragoman.train.choices import Choices
 from dragoman.train.step import Stepper, Update
@@ -51,6 +52,8 @@ class Progress:
     place: Place = field(default_factory=Place)
     seconds: float = 0.0  # trained so far
     tokens: int = 0  # read so far, both sides
+    flops: float = 0.0  # spent so far (models/flops.py)
+    peak_memory: int = 0  # bytes: of the GPU, or else of the whole process
     skipped: int = 0  # steps not taken, because loss or gradient was not finite
     skipped_in_a_row: int = 0
     scale: float = 1.0  # of the learning rate; halved at every roll-back
@@ -59,7 +62,7 @@ class Progress:
     last: Validation | None = None
     running: Running = field(default_factory=Running)
 
-    def stepped(self, update: Update, place: Place, seconds: float) -> Progress:
+    def stepped(self, update: Update, place: Place, seconds: float, flops: float) -> Progress:
         """One step further, taken or skipped."""
         bad = not update.finite
         return replace(
@@ -68,6 +71,7 @@ class Progress:
             place=place,
             seconds=seconds,
             tokens=self.tokens + update.tokens,
+            flops=self.flops + flops,
             skipped=self.skipped + bad,
             skipped_in_a_row=self.skipped_in_a_row + 1 if bad else 0,
             running=self.running.plus(update),
@@ -91,7 +95,7 @@ class Progress:
                 "choices": Choices(**state["choices"]),
                 "place": Place(**state["place"]),
                 "best": tuple((tuple(goodness), step) for goodness, step in state["best"]),
-                "last": Validation(**last) if last else None,
+                "last": Validation.from_state(last) if last else None,
                 "running": Running(*state["running"]),
             }
         )
@@ -112,7 +116,7 @@ def save(folder: RunFolder, stepper: Stepper, progress: Progress) -> None:
 
     def write(beside: Path) -> None:
         beside.mkdir()
-        save_tensors(beside / "model.safetensors", dict(stepper.model.named_parameters()))
+        save_tensors(beside / "model.safetensors", tensors_of(stepper.model))
         save_tensors(beside / "optimizer.safetensors", stepper.optimizer_tensors())
         save_tensors(beside / "ema.safetensors", stepper.ema)
         save_progress(beside, progress)

@@ -12,30 +12,33 @@ from typing import NamedTuple
 
 import torch
 
-from dragoman.config import Recipe, build, override, pick, read_recipe
-from dragoman.models.base import Seq2Seq
-from dragoman.models.build import build_model, completed
-from dragoman.store import RunFolder, unwritable
+from dragoman.config import SPLITS, Recipe, build, override, pick, read_recipe
+from dragoman.door import Door
+from dragoman.loading import open_run, put_weights
+from dragoman.models.base import Model, tensors_of
+from dragoman.models.build import build_model, completed, kind_of
+from dragoman.score.metrics import METRICS, metric_named
+from dragoman.store import FORMAT, RunFolder, unwritable
 from dragoman.text.tokenizer import TOKENIZERS, Tokenizers
 from dragoman.train import optim, record
+from dragoman.train.prepare import check_data
 from dragoman.train.report import Report
-from dragoman.translator import Translator, load, put_weights
 from dragoman.types import Mistake
 
 MAY_CHANGE = {
     "train": {
-        "steps", "epochs", "minutes", "patience",  # when to stop
+        "steps", "epochs", "minutes", "flops", "patience",  # when to stop
         "keep", "average", "save_every", "log_every", "tensorboard",  # what to keep and show
         "device", "precision", "compile", "threads",  # where to run: said, because the bits may change
     },
-    "data": {"cache"},
+    "data": {"cache", "test", "metrics"},
 }  # fmt: skip
 
 
 class Start(NamedTuple):
     recipe: Recipe  # with every setting written out
     newest: Path | None  # the checkpoint to go on from
-    parent: Translator | None  # the run whose weights a new one begins with
+    parent: Door[Model] | None  # the run whose weights a new one begins with
     init_from: str
 
 
@@ -57,7 +60,7 @@ def begin(
         held.enter_context(alone(folder))
         folder.begin(whole)
         return Start(whole, newest, None, "")
-    parent = load(init_from, device="cpu") if init_from is not None else None
+    parent = open_run(init_from, device="cpu") if init_from is not None else None
     whole = completed(inherited(whole, parent.recipe) if parent else whole)
     check(whole)
     if parent:
@@ -127,6 +130,8 @@ def opened(folder: RunFolder, *, resume: bool) -> Path | None:
         return None
     folder.check()
     newest = record.newest(folder)
+    if newest and folder.version < FORMAT:
+        raise Mistake(f"{name!r} was begun by an earlier Dragoman; begin a new run with --init-from {name}")
     if not resume and (newest or folder.model.exists()):
         raise Mistake(f"{name!r} already holds a run; add --resume to go on with it, or choose another --out")
     if newest is None and folder.model.exists():
@@ -138,9 +143,14 @@ def check(recipe: Recipe) -> None:
     """Whatever a menu can refuse is refused before anything is read or written."""
     optim.check(recipe.train)
     pick(TOKENIZERS, recipe.tokenizer.kind, "tokenizer.kind")
-    for name in ("train", "dev"):
+    pick(TOKENIZERS, recipe.tokenizer.target_kind or recipe.tokenizer.kind, "tokenizer.target_kind")
+    metric_named(recipe.train.metric, kind_of(recipe.model).task)
+    for name in recipe.data.metrics:
+        pick(METRICS, name, "metric")
+    for name in SPLITS:
         for corpus in getattr(recipe.data, name):
             corpus.check(f"data.{name}")
+    check_data(recipe)
     if recipe.train.patience and not recipe.data.dev:
         raise Mistake("train.patience watches the dev set, so it needs data.dev")
 
@@ -164,10 +174,10 @@ def same_run(before: Recipe, now: Recipe) -> None:
                 )
 
 
-def new_model(recipe: Recipe, tokenizers: Tokenizers, parent: Translator | None) -> Seq2Seq:
+def new_model(recipe: Recipe, tokenizers: Tokenizers, parent: Door[Model] | None) -> Model:
     """Weights drawn from the seed, or those of the run that this one begins with."""
     torch.manual_seed(recipe.train.seed)
     model = build_model(recipe, source_size=tokenizers.source.size, target_size=tokenizers.target.size)
     if parent:
-        put_weights(model, dict(parent.model.named_parameters()), "the run of --init-from", "this recipe's model")
+        put_weights(model, tensors_of(parent.model), "the run of --init-from", "this recipe's model")
     return model

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.config import TrainSettings
-from dragoman.models.base import Seq2Seq
+from dragoman.models.base import Model, tensors_of
 from dragoman.train.choices import Choices
 from dragoman.train.loss import chunked
 from dragoman.train.optim import OPTIMIZERS, gradient_norm
@@ -37,14 +37,14 @@ class Update:
 class Stepper:
     """A model with its optimizer and the running mean of its weights."""
 
-    def __init__(self, model: Seq2Seq, settings: TrainSettings, choices: Choices) -> None:
+    def __init__(self, model: Model, settings: TrainSettings, choices: Choices) -> None:
         self.settings, self.choices = settings, choices
         self.device = torch.device(choices.device)
         self.model = model.to(self.device)
         freeze(model, settings.freeze)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = OPTIMIZERS[settings.optimizer](self.parameters, settings)
-        self.ema = {name: p.detach().clone() for name, p in model.named_parameters()} if settings.ema else {}
+        self.ema = {name: each.detach().clone() for name, each in tensors_of(model).items()} if settings.ema else {}
         self.forward = torch.compile(model) if choices.compile else model
 
     def update(self, batches: Sequence[Batch], step: int, lr: float) -> Update:
@@ -84,7 +84,7 @@ class Stepper:
             group["lr"] = lr
         self.optimizer.step()
         if self.ema:
-            live = dict(self.model.named_parameters())
+            live = tensors_of(self.model)
             torch._foreach_lerp_(list(self.ema.values()), [live[n].detach() for n in self.ema], 1 - self.settings.ema)
 
     def shrink(self) -> Choices:
@@ -96,7 +96,7 @@ class Stepper:
 
     def weights(self) -> dict[str, Tensor]:
         """What a user of the model gets: the running mean, if there is one."""
-        return self.ema or dict(self.model.named_parameters())
+        return self.ema or tensors_of(self.model)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
@@ -104,7 +104,7 @@ class Stepper:
         if not self.ema:
             yield
             return
-        live = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        live = {name: each.detach().clone() for name, each in tensors_of(self.model).items()}
         put(self.model, self.ema)
         try:
             yield
@@ -112,32 +112,37 @@ class Stepper:
             put(self.model, live)
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
+        names = self.trained_names()
         states = self.optimizer.state_dict()["state"]
-        return {f"{index}.{name}": value for index, state in states.items() for name, value in state.items()}
+        return {f"{names[index]}:{key}": value for index, state in states.items() for key, value in state.items()}
+
+    def trained_names(self) -> list[str]:
+        return [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
 
     def restore(self, weights: dict[str, Tensor], optimizer: dict[str, Tensor], ema: dict[str, Tensor]) -> None:
         put(self.model, weights)
         for name, value in self.ema.items():
             value.copy_(ema[name])
         state: dict[int, dict[str, Tensor]] = {}
-        for key, value in optimizer.items():
-            index, name = key.split(".", 1)
-            state.setdefault(int(index), {})[name] = value
+        index = {name: number for number, name in enumerate(self.trained_names())}
+        for name, value in optimizer.items():
+            parameter, _, key = name.rpartition(":")
+            state.setdefault(index[parameter], {})[key] = value
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 @torch.no_grad()
 def put(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    for name, parameter in model.named_parameters():
-        parameter.copy_(weights[name])
+    for name, tensor in tensors_of(model).items():
+        tensor.copy_(weights[name])
 
 
 def parts(batch: Batch, count: int) -> list[Batch]:
     """The batch cut by rows into so many parts, or as many as it has rows."""
     if count == 1:
         return [batch]
-    names = [n for n in Batch.__slots__ if n.endswith(("_BS", "_BT"))]
+    names = [n for n in Batch.__slots__ if isinstance(getattr(batch, n), Tensor)]
     chunks = zip(*(getattr(batch, n).chunk(count) for n in names), strict=True)
     return [replace(batch, **dict(zip(names, chunk, strict=True))) for chunk in chunks]
 

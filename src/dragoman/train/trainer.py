@@ -17,13 +17,14 @@ from types import FrameType
 
 import torch
 
-from dragoman.config import Recipe, TrainSettings
-from dragoman.data.stream import Place, Stream, ahead
-from dragoman.models.build import kind_of, parameters
+from dragoman.config import LIMITS, Recipe, TrainSettings
+from dragoman.data.stream import Place, ahead
+from dragoman.models.build import layout_of, parameters
+from dragoman.models.flops import Cost
 from dragoman.store import RunFolder
 from dragoman.train import optim, record
-from dragoman.train.choices import choose, rechosen
-from dragoman.train.prepare import Prepared, prepare
+from dragoman.train.choices import choose, peak_memory, rechosen
+from dragoman.train.prepare import Prepared, prepare, stream_of
 from dragoman.train.record import Progress, Running
 from dragoman.train.report import Metrics, Report
 from dragoman.train.start import Start, begin, new_model
@@ -60,14 +61,8 @@ class Trainer:
         self.recipe, self.settings, self.folder, self.report = start.recipe, start.recipe.train, folder, report
         self.prepared = prepared
         self.progress = self.begin_or_go_on(start)
-        self.stream = Stream(
-            prepared.train,
-            prepared.tokenizers,
-            layout=kind_of(self.recipe.model).layout,
-            tokens=self.settings.tokens,
-            seed=self.settings.seed,
-            sampling=self.recipe.tokenizer.sampling,
-        )
+        self.cost = Cost.of(self.stepper.model)
+        self.stream = stream_of(self.recipe, prepared)
         self.validator = Validator(self.recipe, prepared, self.stream.widths, self.progress.choices)
         self.metrics = Metrics(folder.metrics, step=self.progress.step, board=self.settings.tensorboard)
         self.signal = 0
@@ -75,7 +70,8 @@ class Trainer:
     def begin_or_go_on(self, start: Start) -> Progress:
         newest, parent = start.newest, start.parent
         saved = record.load(newest) if newest else None
-        choices = rechosen(saved.choices, self.settings) if saved else choose(self.settings)
+        layout = layout_of(self.recipe.model)
+        choices = rechosen(saved.choices, self.settings) if saved else choose(self.settings, layout)
         choices.apply()
         self.stepper = Stepper(new_model(self.recipe, self.prepared.tokenizers, parent), self.settings, choices)
         if not newest or not saved:
@@ -141,7 +137,8 @@ class Trainer:
             while not self.ended():
                 some, place_after = self.gather(batches)
                 update = self.try_update(some)
-                self.progress = self.progress.stepped(update, place_after, seconds + time.monotonic() - begun)
+                spent = sum(map(self.cost.training, some))
+                self.progress = self.progress.stepped(update, place_after, seconds + time.monotonic() - begun, spent)
                 if not update.finite and self.bad_step(update):
                     return
                 meter.step(self.progress, update)
@@ -221,6 +218,8 @@ class Trainer:
         if (due or last) and self.validator.batches:
             self.validate()
         if due or last or step % settings.save_every == 0 or self.signal:
+            peak = max(self.progress.peak_memory, peak_memory(self.stepper.device))
+            self.progress = replace(self.progress, peak_memory=peak)
             record.save(self.folder, self.stepper, self.progress)
             if due or last or not self.folder.model.exists():
                 self.publish()
@@ -233,14 +232,7 @@ class Trainer:
             validation = self.validator(self.stepper.model)
         self.progress = self.progress.validated(validation, self.settings.metric, self.settings.keep)
         self.report.say(f"step {self.progress.step}: {validation}")
-        self.metrics.write(
-            "validate",
-            self.progress.step,
-            loss=validation.loss,
-            perplexity=validation.perplexity,
-            bleu=validation.bleu,
-            signature=validation.signature,
-        )
+        self.metrics.write("validate", self.progress.step, **validation.record())
 
     def publish(self) -> None:
         """The model that users of the folder get, as good as it is known so far."""
@@ -255,9 +247,10 @@ class Trainer:
     def shares(self) -> dict[str, float]:
         """How much of each limit is used up."""
         settings, progress = self.settings, self.progress
-        reached = {"steps": progress.step, "epochs": progress.place.epoch, "minutes": progress.seconds / 60}
-        limits = {name: getattr(settings, name) for name in reached}
-        return {f"train.{name}={limit:g}": reached[name] / limit for name, limit in limits.items() if limit}
+        reached = (progress.step, progress.place.epoch, progress.seconds / 60, progress.flops)
+        limits = [getattr(settings, name) for name in LIMITS]
+        rows = zip(LIMITS, limits, reached, strict=True)
+        return {f"train.{name}={limit:g}": spent / limit for name, limit, spent in rows if limit}
 
     def done(self) -> float:
         """The share of the run that is behind us, by whichever limit comes first."""
@@ -306,6 +299,7 @@ class Meter:
                 norm=update.norm,
                 lr=update.lr,
                 tokens=progress.tokens,
+                flops=progress.flops,
                 tokens_per_second=round(speed),
                 seconds=round(progress.seconds, 2),
             )
@@ -316,4 +310,6 @@ class Meter:
             seconds.append((self.settings.steps - progress.step) * progress.seconds / progress.step)
         if self.settings.minutes:
             seconds.append(self.settings.minutes * 60 - progress.seconds)
+        if self.settings.flops:
+            seconds.append((self.settings.flops / progress.flops - 1) * progress.seconds)
         return f"  {timedelta(seconds=round(max(min(seconds), 0)))} left" if seconds else ""

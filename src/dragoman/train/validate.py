@@ -1,82 +1,139 @@
-"""How good the model is now: loss on all of dev, and BLEU of real translations of its first lines."""
+"""How good the model is now: loss on all of dev, and, where there are answers, the metric that they are judged by."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from dragoman.config import Recipe
-from dragoman.data.batch import LAYOUTS, Widths, lay
-from dragoman.models.base import Seq2Seq
+from dragoman.data.batch import LAYOUTS, Widths
+from dragoman.data.forms import FORMS
+from dragoman.data.stream import in_order
+from dragoman.door import evaluating
+from dragoman.models.base import Model, Seq2Seq
 from dragoman.models.build import kind_of
-from dragoman.score.metrics import bleu
+from dragoman.score.metrics import AUTO, METRICS, Metric, metric_named
 from dragoman.train.choices import Choices
 from dragoman.train.loss import chunked
-from dragoman.train.prepare import Prepared
-from dragoman.translator import Translator, evaluating
+from dragoman.train.prepare import Prepared, form_of, layout_for
+from dragoman.translator import Translator
 from dragoman.types import Batch
 
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """`loss` is the plain negative log-likelihood per target token, in nats. BLEU is by greedy search."""
+    """`loss` is the plain negative log-likelihood per target token, in nats. Answers are by greedy search.
+
+    A language model gives no answers; its `bits` are per character, the end of a line counted as one.
+    """
 
     loss: float
-    bleu: float | None = None
+    score: float | None = None
+    metric: str = "bleu"
     signature: str = ""
+    bits: float | None = None
 
     @property
     def perplexity(self) -> float:
         return math.exp(min(self.loss, 100.0))
 
     def goodness(self, metric: str) -> tuple[float, float]:
-        """Higher is better, whatever the metric. Equal BLEU is settled by the loss; what is not a number is worst."""
+        """Higher is better, whatever `train.metric` is. Equal scores are settled by the loss; no number is worst."""
         loss = -self.loss if math.isfinite(self.loss) else -math.inf
-        return (self.bleu if metric == "bleu" and self.bleu is not None else loss), loss
+        return (loss if metric == "loss" or self.score is None else METRICS[self.metric].goodness(self.score)), loss
+
+    def record(self) -> dict[str, Any]:
+        """What metrics.jsonl says of it. The score goes by the metric's name."""
+        about = {"loss": self.loss, "perplexity": self.perplexity}
+        if self.bits is not None:
+            return about | {"bits_per_character": self.bits}
+        return about | {self.metric: self.score, "signature": self.signature}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Validation:
+        """Back from what was saved; format 1 knew only BLEU."""
+        return cls(**{"score" if name == "bleu" else name: value for name, value in state.items()})
 
     def __str__(self) -> str:
         said = f"dev loss {self.loss:.4f}, perplexity {self.perplexity:.2f}"
-        return said if self.bleu is None else f"{said}, BLEU {self.bleu:.2f}"
+        if self.bits is not None:
+            said += f", {self.bits:.4f} bits per character"
+        return said if self.score is None else f"{said}, {METRICS[self.metric].shown} {self.score:.2f}"
 
 
 class Validator:
     def __init__(self, recipe: Recipe, prepared: Prepared, widths: Widths, choices: Choices) -> None:
         self.recipe, self.prepared, self.choices = recipe, prepared, choices
+        self.device = torch.device(choices.device)
+        self.task = kind_of(recipe.model).task
         self.batches = _batches(recipe, prepared, widths)
 
-    def __call__(self, model: Seq2Seq) -> Validation:
+    @property
+    def metric(self) -> Metric:
+        """What answers are judged by, even where the loss decides which model is best."""
+        return metric_named(self.recipe.train.metric, self.task) or METRICS[AUTO[self.task]]
+
+    def __call__(self, model: Model) -> Validation:
         with evaluating(model):
             loss = self.loss(model)
-        pairs = self.prepared.dev_pairs
-        if not pairs:
+        if self.task == "generate":
+            return Validation(loss, metric="loss", bits=loss * self.tokens_per_character() / math.log(2))
+        found, wanted = self.labels(model) if self.task == "classify" else self.translations(model)
+        if not wanted:
             return Validation(loss)
-        device = torch.device(self.choices.device)
-        translator = Translator(model, self.prepared.tokenizers, self.recipe, self.prepared.longest, device)
-        found = translator.translate([pair.source for pair in pairs], beam=1)
-        score = bleu([one.text for one in found], [[pair.target for pair in pairs]])
-        return Validation(loss, score.value, score.signature)
+        score = self.metric.of_answers(found, [wanted])
+        return Validation(loss, score.value, score.name, score.signature)
 
     @torch.inference_mode()
-    def loss(self, model: Seq2Seq) -> float:
+    def loss(self, model: Model) -> float:
         total, count = 0.0, 0
         for batch in self.batches:
-            moved = batch.to(torch.device(self.choices.device))
+            moved = batch.to(self.device)
             real_BT = moved.target_segment_BT > 0
             with self.choices.autocast():
                 _, likelihood = chunked(model(moved)[real_BT], model.project.weight, moved.target_out_BT[real_BT], 0.0)
             total, count = total + float(likelihood), count + batch.target_tokens
         return total / count
 
+    def translations(self, model: Model) -> tuple[list[str], list[str]]:
+        """Answers to the first lines of dev, and the right ones."""
+        pairs, tokenizers = self.prepared.dev_pairs, self.prepared.tokenizers
+        translator = Translator(cast(Seq2Seq, model), tokenizers, self.recipe, self.prepared.longest, self.device)
+        trees = [pair.tree for pair in pairs] if translator.asks_for_trees else None
+        found = translator.translate([pair.source for pair in pairs], beam=1, trees=trees)
+        return [one.text for one in found], [pair.target for pair in pairs]
+
+    @torch.inference_mode()
+    def labels(self, model: Model) -> tuple[list[str], list[str]]:
+        """Labels of all of dev, and the right ones."""
+        found, wanted = [], []
+        with evaluating(model), self.choices.autocast():
+            for batch in self.batches:
+                moved = batch.to(self.device)
+                real_BT = moved.target_segment_BT > 0
+                found += model.project(model(moved)[real_BT]).argmax(-1).tolist()
+                wanted += moved.target_out_BT[real_BT].tolist()
+        names = self.prepared.tokenizers.target.pieces
+        return names(found), names(wanted)
+
+    def tokens_per_character(self) -> float:
+        stores = [part.store for part in self.prepared.dev]
+        marks = 0 if FORMS[form_of(self.recipe)].closed else sum(map(len, stores))  # of the ends of lines
+        return (sum(s.text_length for s in stores) + marks) / sum(s.characters for s in stores)
+
 
 def _batches(recipe: Recipe, prepared: Prepared, widths: Widths) -> Sequence[Batch]:
-    examples = [part.store.example(line) for part in prepared.dev for line in range(len(part.store))]
+    name = form_of(recipe)
+    context = recipe.model.get("context", 0)  # of a language model
+    examples = [example for part in prepared.dev for example in in_order(part.store, name, context)]
     if not examples:
         return []
-    source_N, target_N = (np.array([len(getattr(e, side)) + 1 for e in examples]) for side in ("source", "target"))
-    layout = LAYOUTS[kind_of(recipe.model).layout]
-    grids = layout(source_N, target_N, tokens=recipe.train.tokens, widths=widths, rng=np.random.default_rng(0))
-    return [lay(grid, examples) for grid in grids]
+    form, layout = FORMS[name], LAYOUTS[layout_for(recipe)]
+    rng = np.random.default_rng(0)
+    grids = layout(*form.lengths(examples), tokens=recipe.train.tokens, widths=widths, rng=rng)
+    return [form.lay(grid, examples) for grid in grids]

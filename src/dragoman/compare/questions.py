@@ -1,0 +1,128 @@
+"""What a folder of recipes is meant to show, asked in a file beside them, and answered from the numbers alone.
+
+questions:
+  - title: Does attention help with long sentences?
+    figure: length
+    models: [03-bottleneck-lstm, 06-lstm-dot]
+    better: 06-lstm-dot
+    worse: 03-bottleneck-lstm
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from dragoman.compare.figures import FIGURES, Asked, Figure, Line
+from dragoman.compare.plan import QUESTIONS
+from dragoman.config import Listed, Settings, build, parse_yaml, pick, read_text
+from dragoman.types import Mistake
+
+
+class Question(Settings):
+    title: str
+    figure: str
+    text: str = ""  # why it is asked
+    models: Annotated[tuple[str, ...], Listed] = ("*",)  # names of recipes, or patterns of them
+    better: str = ""  # the line that is expected to be ahead ...
+    worse: str = ""  # ... of this one, at the far end; without them all lines are ranked there
+    test: str = ""  # by default the first test set
+    x: str = ""  # of figure "setting": what runs along the axis, such as model.layers
+    lines: str = ""  # ... and what makes a line of its own, such as model.residual
+
+
+class Questions(Settings):
+    title: str = "Comparison"
+    questions: Annotated[tuple[Question, ...], Listed] = ()
+
+
+def read_questions(paths: Sequence[Path]) -> Questions:
+    """The questions of the first folder that has any."""
+    for path in paths:
+        file = path / QUESTIONS
+        if path.is_dir() and file.exists():
+            found = build(Questions, parse_yaml(read_text(file, "questions"), str(file)), where=str(file))
+            for question in found.questions:
+                pick(FIGURES, question.figure, f"figure of {question.title!r}")
+            return found
+    return Questions()
+
+
+def answered(question: Question, report: Mapping[str, Any]) -> dict[str, Any]:
+    """The question with its figure and with what came out, as report.json holds it."""
+    about = report["about"]
+    names = [model["name"] for model in report["models"]]
+    chosen = list(dict.fromkeys(name for pattern in question.models for name in fnmatch.filter(names, pattern)))
+    test = question.test or next(iter(about["tests"]), "")
+    if not chosen or test not in about["tests"]:
+        culprit = "models" if not chosen else f"test {test!r}"
+        raise Mistake(f"the question {question.title!r} asks about {culprit} that the comparison does not have")
+    models = [model for name in chosen for model in report["models"] if model["name"] == name]
+    asked = Asked(test, about["metrics"][0], next(iter(about["budget"])), question.x, question.lines)
+    figure = FIGURES[question.figure](in_common(models), asked)
+    return {**question.model_dump(mode="json"), "models": chosen, "test": test, "answer": answer(question, figure)}
+
+
+def in_common(models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The models with the seeds that all of them finished, so that seeds can be set against each other."""
+    seeds = [{run["seed"] for run in model["runs"]} for model in models if model["runs"]]
+    common = set.intersection(*seeds) if seeds else set()
+    return [{**model, "runs": [run for run in model["runs"] if run["seed"] in common]} for model in models]
+
+
+def answer(question: Question, figure: Figure) -> str:
+    """What came out, in a sentence that holds nothing but the numbers."""
+    lines = {line.name: line for line in figure.lines}
+    if not lines:
+        return "There is nothing to see yet: no run of these models was finished."
+    if not question.better:
+        return ranking(figure)
+    missing = [name for name in (question.better, question.worse) if name not in lines]
+    if missing:
+        return f"Nothing can be said: {missing[0]} has no finished run."
+    return contest(lines[question.better], lines[question.worse], figure)
+
+
+def ranking(figure: Figure) -> str:
+    """Everyone at the far end, best first."""
+    far = max(line.points[-1].x for line in figure.lines)
+    last = [(line.points[-1], line.name) for line in figure.lines if line.points[-1].x == far]
+    ranked = sorted(last, key=lambda each: each[0].mean, reverse=not figure.low_is_good)
+    return f"At {ranked[0][0].said}: " + ", ".join(f"{n} {number(p.mean)}" for p, n in ranked) + f" ({figure.unit})."
+
+
+def contest(better: Line, worse: Line, figure: Figure) -> str:
+    """Whether the one is above the other at the far end, in how many seeds, and how it is at the near end."""
+    pairs = [(b, w) for b in better.points for w in worse.points if b.x == w.x]
+    if not pairs:
+        return f"Nothing can be said: {better.name} and {worse.name} have no point in common."
+    b, w = pairs[-1]
+    ahead = sum((one < other) if figure.low_is_good else (one > other) for one, other in zip(b.values, w.values))
+    seeds = min(len(b.values), len(w.values))
+    verdict = "As expected" if ahead == seeds else "Not as expected" if ahead == 0 else "Undecided"
+    found = (
+        f"{verdict}: at {b.said} {better.name} has {number(b.mean)} {figure.unit} and {worse.name} {number(w.mean)}, "
+        f"{gaps(b.values, w.values, figure.logarithmic)}; it is ahead in {ahead} of {seeds} seed{'s' * (seeds > 1)}"
+    )
+    near_b, near_w = pairs[0]
+    if figure.logarithmic or near_b.x == b.x:
+        return found + "."
+    return f"{found}. At {near_b.said}: {gaps(near_b.values, near_w.values, False)}."
+
+
+def gaps(one: Sequence[float], other: Sequence[float], ratio: bool) -> str:
+    """Seed by seed: the difference, or how many times as much."""
+    found = [a / b if ratio else a - b for a, b in zip(one, other)]
+    mean = number(sum(found) / len(found), signed=not ratio)
+    mean = f"{mean} times as much" if ratio else f"a difference of {mean}"
+    if len(found) == 1:
+        return mean
+    low, high = (number(value, signed=not ratio) for value in (min(found), max(found)))
+    return f"{mean} (by seed {low} to {high})"
+
+
+def number(value: float, *, signed: bool = False) -> str:
+    sign = "+" if signed else ""
+    return f"{value:{sign}.1f}" if abs(value) >= 1 or value == 0 else f"{value:{sign}.3g}"

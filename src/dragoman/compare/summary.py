@@ -1,0 +1,96 @@
+"""From judgements to one record of the whole comparison: each model's numbers over its seeds.
+
+The record is all that the page shows, and what report.json holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dragoman.compare.judge import metrics
+from dragoman.compare.plan import Planned
+from dragoman.config import LIMITS, Recipe
+
+Judgement = Mapping[str, Any]
+COLUMNS: dict[str, Callable[[Judgement], float | None]] = {
+    "parameters": lambda j: j["parameters"],
+    "tokens_per_second": lambda j: j["training"]["tokens_per_second"],
+    "greedy_per_second": lambda j: j["speed"]["greedy"] if "speed" in j else None,
+    "beam_per_second": lambda j: j["speed"]["beam"] if "speed" in j else None,
+    "peak_memory": lambda j: j["training"]["peak_memory"],
+    "train_seconds": lambda j: j["training"]["seconds"],
+    "flops": lambda j: j["training"]["flops"],
+    "dev_loss": lambda j: min((p["loss"] for p in j["training"]["curve"] if p["loss"] is not None), default=None),
+}
+
+
+def summarised(
+    runs: Sequence[Planned], judgements: Mapping[Path, Judgement], failures: Mapping[Path, str], *, jobs: int
+) -> dict[str, Any]:
+    names = list(dict.fromkeys(run.name for run in runs))
+    first = runs[0].recipe
+    return {
+        "about": {
+            "dragoman": version("dragoman"),
+            "torch": torch.__version__,
+            "devices": sorted({j["training"]["device"] for j in judgements.values()}),
+            "budget": {name: getattr(first.train, name) for name in LIMITS if getattr(first.train, name)},
+            "seeds": sorted({run.seed for run in runs}),
+            "jobs": jobs,
+            "data": first.data.model_dump(mode="json", exclude={"cache"}, exclude_defaults=True),
+            "tests": test_names(judgements),
+            "metrics": list(metrics(first)),
+        },
+        "models": [model(name, [run for run in runs if run.name == name], judgements, failures) for name in names],
+    }
+
+
+def test_names(judgements: Mapping[Path, Judgement]) -> list[str]:
+    return list(next(iter(judgements.values()))["tests"])
+
+
+def model(
+    name: str, runs: Sequence[Planned], judgements: Mapping[Path, Judgement], failures: Mapping[Path, str]
+) -> dict[str, Any]:
+    mine = [judgements[run.folder] for run in runs if run.folder in judgements]
+    recipe = runs[0].recipe
+    return {
+        "name": name,
+        "family": family(recipe),
+        "settings": recipe.model_dump(mode="json", include={"model", "tokenizer", "train", "search"}),
+        "numbers": {column: spread([number(j) for j in mine]) for column, number in COLUMNS.items()}
+        | {
+            f"{metric} {test}": spread([j["tests"][test]["scores"][metric] for j in mine])
+            for test in (mine[0]["tests"] if mine else {})
+            for metric in metrics(recipe)
+        },
+        "runs": [{"seed": run.seed, **judgements[run.folder]} for run in runs if run.folder in judgements],
+        "failures": [{"seed": run.seed, "why": failures[run.folder]} for run in runs if run.folder in failures],
+    }
+
+
+def family(recipe: Recipe) -> str:
+    """What a model is at the first glance: kinds of recurrent models and of attention stand apart."""
+    model = recipe.model
+    kind, attention = str(model["kind"]), str(model.get("attention", ""))
+    if kind == "rnn":
+        return "recurrent, one vector" if attention in ("none", "mean") else "recurrent, attention"
+    if kind != "transformer":
+        return kind
+    parts = model["residual"], model["projections"], model["scaled"]
+    if not all(parts) or "none" in (model["norm"], model["activation"], model["position"]):
+        return "Transformer, parts missing"
+    return "Transformer" if attention == "full" else "Transformer, efficient"
+
+
+def spread(values: Sequence[float | None]) -> dict[str, float] | None:
+    """Mean, lowest and highest over the seeds; nothing where a seed has no number."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return None
+    return {"mean": sum(known) / len(known), "low": min(known), "high": max(known)}

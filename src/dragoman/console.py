@@ -1,0 +1,72 @@
+"""How commands read and speak: results on stdout, everything else on stderr, files whole or not there."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from rich.console import Console
+
+from dragoman.types import Mistake
+
+said = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+
+
+def say(message: str) -> None:
+    """A message, on a line of its own even where a count of lines is running."""
+    said.print(("\r\x1b[K" if said.is_terminal else "") + message, markup=False)
+
+
+def paper() -> Console:
+    """stdout. Tables are fitted to a terminal, and elsewhere as wide as they are: wrapped lines break programs."""
+    return Console(highlight=False, emoji=False, soft_wrap=True, width=None if sys.stdout.isatty() else 10_000)
+
+
+def input_lines(path: Path | None) -> Iterator[str]:
+    """Lines of a file or of stdin. Only a line feed ends a line, with or without a carriage return."""
+    from dragoman.text.corpus import lines_of, read_lines
+
+    return read_lines(path) if path is not None else lines_of(sys.stdin.buffer, "the input")
+
+
+@contextmanager
+def output_to(path: Path | None) -> Iterator[IO[str]]:
+    """stdout, or a file that takes its name only when it is whole. A pipe or a device is written to as it is."""
+    if path is None:
+        yield sys.stdout
+        return
+    path = path.resolve()
+    beside = path if path.exists() and not path.is_file() else path.with_name(path.name + ".part")
+    try:
+        with beside.open("w", encoding="utf-8", newline="\n") as file:
+            yield file
+        os.replace(beside, path)
+    except OSError as error:
+        raise Mistake(f"cannot write {str(path)!r} ({error.strerror})") from None
+    finally:
+        if beside != path:
+            beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def counting(path: Path | None) -> Iterator[Any]:
+    """Lines done, speed and time left on a terminal, when the input is a file."""
+    begun = time.monotonic()
+    total = sum(1 for _ in input_lines(path)) if path is not None and sys.stderr.isatty() else 0
+
+    def tick(done: int) -> None:
+        if total:
+            speed = done / (time.monotonic() - begun)
+            sys.stderr.write(
+                f"\r{done:,} of {total:,} lines, {speed:,.1f}/s, {(total - done) / speed:.0f} s left\x1b[K"
+            )
+            sys.stderr.flush()
+
+    yield tick
+    if total:
+        sys.stderr.write("\n")

@@ -1,0 +1,106 @@
+"""What every front door shares: a model that is ready to answer, and grids that make its answers repeatable.
+
+How floats round depends on the shapes they are computed in. So every grid here has a fixed number of rows, and a
+width that a text's own length decides; rows with nothing to do run empty. The answer to a line is the same
+alone, in a batch of any size and in any order.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Generic, TypeVar
+
+import torch
+from torch import nn
+
+from dragoman.config import Recipe
+from dragoman.models.base import Model
+from dragoman.models.build import most_tokens
+from dragoman.text.tokenizer import Tokenizers
+from dragoman.types import Mistake
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Model)
+ROWS = {"cpu": 8, "cuda": 64}  # texts of one grid
+WHOLE = 512  # tokens up to which a text is kept whole, however short those of training were
+
+
+@dataclass(frozen=True, slots=True)
+class Door(Generic[M]):
+    """A model with its tokenizers. `longest` is the longest source, in tokens, that it was trained on."""
+
+    model: M
+    tokenizers: Tokenizers
+    recipe: Recipe
+    longest: int
+    device: torch.device
+
+    @property
+    def rows(self) -> int:
+        return ROWS[self.device.type]
+
+    @property
+    def places(self) -> int:
+        """Tokens that a text may have at most, its mark not counted, for the model to have a place for each."""
+        most = most_tokens(self.recipe.model)
+        return sys.maxsize if most is None else most - 1
+
+    @property
+    def whole(self) -> int:
+        """Tokens up to which a text is kept whole."""
+        return min(max(self.longest, WHOLE), self.places)
+
+
+class evaluating:
+    """Dropout off inside, and back as it was after."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.was = model, model.training
+
+    def __enter__(self) -> None:
+        self.model.eval()
+
+    def __exit__(self, *_: object) -> None:
+        self.model.train(self.was)
+
+
+def rung(length: int) -> int:
+    """The next of 16, 32, 64, 128, ...: a width that depends on the sentence alone."""
+    width = 16
+    while width < length:
+        width *= 2
+    return width
+
+
+def grouped(items: Iterable[int], key: Callable[[int], T], size: int) -> Iterator[tuple[T, list[int]]]:
+    """Items of one key together, at most `size` at a time, in the order they came."""
+    groups: dict[T, list[int]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    for value, some in groups.items():
+        rest = iter(some)
+        while chunk := list(islice(rest, size)):
+            yield value, chunk
+
+
+def kinds(warnings: Iterable[str]) -> list[str]:
+    """Warnings without their numbers: what they are counted by."""
+    return [re.split(r" at \d|:| \(", warning)[0] for warning in warnings]
+
+
+def choose_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise Mistake(f"there is no device called {name!r}; write auto, cpu, cuda or cuda:1") from None
+    if device.type not in ROWS:
+        raise Mistake(f"device {name!r} is not one that Dragoman runs on; write auto, cpu, cuda or cuda:1")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise Mistake(f"device {name!r} is not there; this machine has {torch.cuda.device_count()} CUDA devices")
+    return device

@@ -1,0 +1,77 @@
+"""From a run folder to what it can do: `load` opens the door that fits the run's task.
+
+dragoman.load("runs/demo").translate(["A man walks his dog."])
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from dragoman.classifier import Classifier
+from dragoman.door import Door, choose_device
+from dragoman.generator import Generator
+from dragoman.models.base import Model, tensors_of
+from dragoman.models.build import build_model, kind_of
+from dragoman.models.old import renamed
+from dragoman.store import RunFolder, load_tensors
+from dragoman.text.tokenizer import Tokenizers
+from dragoman.translator import Translator
+from dragoman.types import Mistake
+
+D = TypeVar("D", Translator, Generator, Classifier)
+
+
+def open_run(run: str | Path, *, device: str = "auto") -> Door[Model]:
+    """The model in a run folder. It needs nothing else, and nothing in the folder is run."""
+    folder = RunFolder(run)
+    recipe = folder.recipe()
+    if not folder.model.exists():
+        raise Mistake(f"{str(folder.path)!r} has no model yet: training has not come to its first validation")
+    weights, about = load_tensors(folder.model)
+    tokenizers = Tokenizers.load(folder.tokenizer)
+    if about.get("tokenizer") != tokenizers.fingerprint():
+        raise Mistake(f"{str(folder.tokenizer)!r} is damaged, or not the tokenizer that the model was trained with")
+    model = build_model(recipe, source_size=tokenizers.source.size, target_size=tokenizers.target.size)
+    put_weights(model, renamed(weights, folder.version), repr(str(folder.model)), "its config.yaml")
+    where = choose_device(device)
+    return Door(model.to(where).eval(), tokenizers, recipe, int(about["longest"]), where)
+
+
+def load(run: str | Path, *, device: str = "auto") -> Any:
+    """Open a run folder: a Translator, a Generator or a Classifier, by what the model was trained to do."""
+    opened = open_run(run, device=device)
+    door = DOORS[kind_of(opened.recipe.model).task]
+    return door(opened.model, opened.tokenizers, opened.recipe, opened.longest, opened.device)  # type: ignore[arg-type]
+
+
+def load_as(door: type[D], run: str | Path, *, device: str = "auto") -> D:
+    """The same, where only one kind of door will do."""
+    found = load(run, device=device)
+    if isinstance(found, door):
+        return found
+    wanted, there = (next(task for task, each in DOORS.items() if issubclass(one, each)) for one in (door, type(found)))
+    raise Mistake(f"the model in {str(run)!r} does not {wanted}: it was trained to {there}; use dragoman {there}")
+
+
+def put_weights(model: nn.Module, weights: dict[str, Tensor], name: str, place: str) -> None:
+    own = tensors_of(model)
+    for one in sorted(set(own) ^ set(weights)):
+        raise Mistake(f"{name} does not fit {place}: tensor {one!r} is only in one of them")
+    for one, tensor in own.items():
+        if tensor.shape != weights[one].shape:
+            sizes = [" x ".join(map(str, held[one].shape)) for held in (weights, own)]
+            raise Mistake(f"{name} does not fit {place}: tensor {one!r} is {sizes[0]} there and {sizes[1]} here")
+    with torch.no_grad():
+        for one, tensor in own.items():
+            tensor.copy_(weights[one])
+
+
+DOORS: dict[str, type[Translator] | type[Generator] | type[Classifier]] = {  # by the task of a model's kind
+    "translate": Translator,
+    "generate": Generator,
+    "classify": Classifier,
+}

@@ -1,0 +1,48 @@
+"""Labels that were given against the right ones: who was taken for whom, and how well each label was found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+
+def confusion(found: Sequence[str], wanted: Sequence[str]) -> dict[str, Any]:
+    """`counts[i][j]` texts of labels[i] were called labels[j]; for each label precision, recall and F1, in per cent.
+
+    A label that was never given has precision 0; the mean of F1 counts every label alike, however rare.
+    """
+    counts = Counter(zip(wanted, found, strict=True))
+    labels = sorted({*found, *wanted})
+    each = {label: _shares(label, counts) for label in labels}
+    return {
+        "labels": labels,
+        "counts": [[counts[right, given] for given in labels] for right in labels],
+        "each": each,
+        "f1": sum(one["f1"] for one in each.values()) / max(len(each), 1),
+    }
+
+
+def _shares(label: str, counts: Counter[tuple[str, str]]) -> dict[str, float]:
+    right = counts[label, label]
+    given = sum(n for (_, each), n in counts.items() if each == label)
+    there = sum(n for (each, _), n in counts.items() if each == label)
+    return {
+        "precision": 100 * right / max(given, 1),
+        "recall": 100 * right / max(there, 1),
+        "f1": 200 * right / max(given + there, 1),
+        "texts": there,
+    }
+
+
+def drawn(table: dict[str, Any]) -> str:
+    """The table as text: a row for each right label, a column for each label that was given."""
+    labels, shares = table["labels"], ("precision", "recall", "f1")
+    rows = [["right label", *(f"as {label}" for label in labels), *shares]]
+    for label, row in zip(labels, table["counts"], strict=True):
+        rows.append([label, *map(str, row), *(f"{table['each'][label][name]:.2f}" for name in shares)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    )

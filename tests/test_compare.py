@@ -1,0 +1,340 @@
+"""Comparisons: the same for all, one process each, stopped and gone on with, and a page that holds what came out."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+
+from dragoman.compare import judge as judging
+from dragoman.compare.compare import compare
+from dragoman.compare.page import page
+from dragoman.compare.plan import planned, recipe_files
+from dragoman.compare.questions import answered, read_questions
+from dragoman.compare.summary import summarised
+from dragoman.compare.work import judgement_of
+from dragoman.text import phrasebook
+from dragoman.train.report import Report
+from dragoman.train.trainer import train
+from dragoman.types import Mistake, Pair
+from toy_heads import classifier_recipe, lm_recipe
+from toy_report import report_of
+from toy_run import SMALL, Call, one_sentence, process, started, tensors, write_corpus, write_recipe
+
+pytest_plugins = ["toy_fixtures"]
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+FOLDERS = [RECIPES / name for name in ("lectures", "depth", "lengths")]
+CLOCK = {"seconds", "tokens_per_second", "greedy", "beam", "peak_memory", "train_seconds"}
+CLOCK |= {"greedy_per_second", "beam_per_second"}
+MODELS = {
+    "attention": {"layers": 1, "width": 16, "heads": 2},
+    "bottleneck": {"kind": "rnn", "layers": 1, "width": 16, "attention": "none"},
+}
+
+
+def write_recipes(folder: Path, **train: object) -> list[Path]:
+    """A Transformer and a recurrent model on the toy language."""
+    folder.mkdir(exist_ok=True)
+    write_corpus(folder)
+    paths = []
+    for name, model in MODELS.items():
+        path = write_recipe(folder / f"{name}.yaml", train={**SMALL["train"], **train})
+        whole = yaml.safe_load(path.read_text())
+        whole["model"], whole["data"]["test"] = model, whole["data"]["dev"]
+        path.write_text(yaml.safe_dump(whole))
+        paths.append(path)
+    questions = {"title": "Toys", "questions": [{"title": "Who?", "figure": "length"}]}
+    (folder / "questions.yaml").write_text(yaml.safe_dump(questions))
+    return paths
+
+
+def timeless(value: Any) -> Any:
+    """A report without what depends on the clock."""
+    if isinstance(value, dict):
+        return {key: timeless(each) for key, each in value.items() if key not in CLOCK}
+    return [timeless(each) for each in value] if isinstance(value, list) else value
+
+
+def report(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((out / "report.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison that ran through; its recipes are beside it."""
+    folder = tmp_path_factory.mktemp("compare")
+    write_recipes(folder / "recipes")
+    compare([folder / "recipes"], out=folder / "out")
+    return folder / "out"
+
+
+def test_the_report_has_all_that_was_asked_for(done: Path) -> None:
+    found = report(done)
+    assert found["title"] == "Toys"
+    assert [model["name"] for model in found["models"]] == list(MODELS)
+    assert found["about"]["budget"] == {"steps": 24}
+    for model in found["models"]:
+        numbers = model["numbers"]
+        assert all(numbers[name]["mean"] > 0 for name in judging_columns(numbers))
+        [run] = model["runs"]
+        assert [point["step"] for point in run["training"]["curve"]] == [6, 12, 18, 24]
+        assert sum(row["lines"] for row in run["tests"]["dev.src"]["lengths"]) == 20
+        assert run["gradient"]["target"][0] == run["gradient"]["source"][0] == 1.0
+    assert found["questions"][0]["answer"].startswith("At ")
+
+
+def judging_columns(numbers: dict[str, Any]) -> list[str]:
+    """All but the scores, which a toy may have none of."""
+    wanted = {"parameters", "tokens_per_second", "greedy_per_second", "beam_per_second", "peak_memory", "flops"}
+    assert wanted < numbers.keys()
+    return sorted(wanted)
+
+
+def test_runs_are_ordinary_run_folders(done: Path, call: Call) -> None:
+    answer = call("info", done / "runs" / "bottleneck-seed1", "--json")
+    assert answer.code == 0
+    assert json.loads(answer.out)["model"]["attention"] == "none"
+
+
+def test_what_is_done_is_not_done_again(done: Path, call: Call) -> None:
+    before, bytes_before = tensors(done), (done / "report.json").read_bytes()
+    answer = call("compare", done.parent / "recipes", "--out", done)
+    assert answer.code == 0, answer.err
+    assert answer.out.splitlines()[0].split()[0] == "model"
+    assert "Who?" in answer.out
+    answer = call("compare", done.parent / "recipes", "--out", done, "--json")
+    assert "2 of 2 runs were done before" in answer.err
+    assert json.loads(answer.out) == json.loads(bytes_before)
+    assert tensors(done) == before
+    assert (done / "report.json").read_bytes() == bytes_before
+
+
+def test_a_comparison_that_was_killed_goes_on(done: Path, tmp_path: Path) -> None:
+    """Killed at its first checkpoint, it leaves no process behind, and the same command ends in the same report."""
+    out, recipe = tmp_path / "out", done.parent / "recipes" / "attention.yaml"
+    arguments = ("compare", recipe, "--out", out)
+    with started(*arguments) as running:
+        wait_for(lambda: any(out.glob("runs/attention-seed1/checkpoints/step-*")))
+        running.send_signal(signal.SIGKILL)
+    assert not (out / "report.json").exists()
+    kept = {file.name: file.read_bytes() for file in out.glob("runs/*.json")}
+    compare([recipe], out=out)
+    assert timeless(report(out)["models"]) == timeless(report(done)["models"][:1])
+    assert all((out / "runs" / name).read_bytes() == held for name, held in kept.items())
+
+
+def wait_for(ready: Any, most: float = 60.0) -> None:
+    until = time.monotonic() + most
+    while not ready():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_run_that_fails_does_not_take_the_others_with_it(tmp_path: Path) -> None:
+    write_recipes(tmp_path / "recipes")
+    spoilt = tmp_path / "recipes" / "attention.yaml"
+    whole = yaml.safe_load(spoilt.read_text())
+    whole["train"] |= {"lr": 1e30, "clip": 0.0, "save_every": 100, "validate_every": 0}
+    spoilt.write_text(yaml.safe_dump(whole))
+    answer = process("compare", tmp_path / "recipes", "--out", tmp_path / "out", "--jobs", 2)
+    assert answer.code == 2
+    assert answer.err.splitlines()[-1].startswith("dragoman: runs of attention failed")
+    found = report(tmp_path / "out")
+    assert "not finite" in found["models"][0]["failures"][0]["why"]
+    assert found["models"][1]["numbers"]["parameters"]
+    assert "not finite" in (tmp_path / "out" / "report.html").read_text()
+    assert "shared the machine" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "culprits"),
+    [
+        ("data", "max_length", 5, ("data.max_length", "attention", "bottleneck")),
+        ("data", "direction", "de-en", ("data.direction", "attention", "bottleneck")),
+        ("train", "steps", 7, ("train.steps", "attention", "bottleneck", "train.steps=24")),
+        ("train", "tokens", 256, ("train.tokens", "attention", "bottleneck")),
+        ("train", "minutes", 1.0, ("train.minutes", "attention", "bottleneck")),
+        ("train", "optimizer", "adamm", ("bottleneck.yaml", "did you mean")),
+        ("model", "cell", "lsmt", ("bottleneck.yaml", "did you mean")),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    tmp_path: Path, call: Call, section: str, key: str, value: object, culprits: tuple[str, ...]
+) -> None:
+    paths = write_recipes(tmp_path / "recipes")
+    whole = yaml.safe_load(paths[1].read_text())
+    whole[section][key] = value
+    paths[1].write_text(yaml.safe_dump(whole))
+    one_sentence(call("compare", *paths, "--out", tmp_path / "out"), *culprits)
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_budget_on_the_command_line_serves_all(tmp_path: Path) -> None:
+    paths = write_recipes(tmp_path / "recipes")
+    paths[1].write_text(paths[1].read_text().replace("steps: 24", "steps: 7"))
+    runs = planned(paths, tmp_path / "out", ["train.steps=9"], 2)
+    assert {run.recipe.train.steps for run in runs} == {9}
+    assert [(run.name, run.seed) for run in runs] == [(name, seed) for seed in (1, 2) for name in MODELS]
+
+
+def test_results_of_other_settings_are_refused(done: Path, call: Call) -> None:
+    answer = call("compare", done.parent / "recipes", "--out", done, "train.lr=0.1")
+    one_sentence(answer, "attention-seed1", "train.lr=0.004", "0.1", "--out")
+
+
+def test_settings_that_change_no_result_may_differ(done: Path, call: Call) -> None:
+    assert call("compare", done.parent / "recipes", "--out", done, "train.log_every=2", "train.threads=2").code == 0
+
+
+def test_a_judgement_of_another_version_is_made_again(done: Path, tmp_path: Path) -> None:
+    [run, *_] = planned([done.parent / "recipes"], done, [], 1)
+    assert judgement_of(run) is not None
+    copy = run._replace(folder=tmp_path / "runs" / "x-seed1")
+    copy.judgement.parent.mkdir()
+    copy.judgement.write_text(json.dumps({"version": 0}))
+    assert judgement_of(copy) is None
+
+
+def test_recipes_that_are_not_there(tmp_path: Path, call: Call) -> None:
+    (tmp_path / "empty").mkdir()
+    one_sentence(call("compare", tmp_path / "empty", "--out", tmp_path / "out"), "no recipe", "empty")
+    one_sentence(call("compare", tmp_path / "none.yaml", "--out", tmp_path / "out"), "none.yaml")
+    one_sentence(call("compare", "train.steps=3", "--out", tmp_path / "out"), "compare needs recipes")
+    paths = write_recipes(tmp_path / "recipes")
+    twins = write_recipes(tmp_path / "twins")
+    one_sentence(call("compare", paths[0], twins[0], "--out", tmp_path / "out"), "two recipes", "attention")
+
+
+# The page
+
+
+class Whole(HTMLParser):
+    """Every tag that is opened is closed, in order."""
+
+    VOID = ("meta", "br", "input", "link", "img")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.references: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.references += [f"{tag} {name}" for name, _ in attrs if name in ("src", "href", "srcset", "data")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("models", [1, 3, 20])
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_the_page_is_whole_and_stands_alone(models: int, seeds: int) -> None:
+    text = page(report_of(models=models, seeds=seeds))
+    parser = Whole()
+    parser.feed(text)
+    parser.close()
+    assert parser.open == parser.references == []
+    assert not any(mark in text for mark in ("http:", "https:", "url(", "@import", "fetch("))
+    assert text.count("<svg") == 5 * min(models, 2)  # five figures for each of the two families
+    for number in range(models):
+        assert f"model-{number}</th>" in text
+
+
+def test_the_page_shows_what_the_report_says() -> None:
+    made = report_of(models=2, seeds=3)
+    made["questions"] = [answered(question, made) for question in read_questions([RECIPES / "nowhere"]).questions]
+    text = page(made)
+    assert "A &lt;comparison&gt;" in text
+    assert "21.0<span" in text  # the mean of 20, 21 and 22
+    assert "±1.0" in text
+    assert "1,024 MiB" in text
+
+
+def test_the_page_of_a_real_comparison(done: Path) -> None:
+    text = (done / "report.html").read_text()
+    Whole().feed(text)
+    assert "Who?" in text
+    assert report(done)["questions"][0]["answer"].replace("&", "&amp;") in text
+    for svg in text.split("<svg")[1:]:
+        ElementTree.fromstring("<svg" + svg.split("</svg>")[0] + "</svg>")
+
+
+# Judging
+
+
+def test_every_line_falls_into_one_bin() -> None:
+    pairs = [Pair("w " * count, "a b") for count in range(1, 100)]
+    rows = judging.by_length(pairs, ["a b"] * 99, "exact")
+    assert sum(row["lines"] for row in rows) == 99
+    assert all(row["value"] == 100 for row in rows)
+    assert [row["low"] for row in rows] == [low for low, _ in judging.LENGTHS]
+
+
+def test_grammar_by_distance_counts_every_phenomenon() -> None:
+    """A perfect translation has all right at every distance, an empty one none."""
+    phrases = list(phrasebook.phrases("test", 60))
+    right = judging.by_distance(phrases, [phrase.target for phrase in phrases])
+    wrong = judging.by_distance(phrases, [""] * 60)
+    assert sum(row["lines"] for row in right) == sum(len(phrase.phenomena) for phrase in phrases)
+    assert {row["value"] for row in right} == {100.0}
+    assert {row["value"] for row in wrong} == {0.0}
+    assert len(right) > 3
+
+
+@pytest.mark.parametrize("write", [lm_recipe, classifier_recipe], ids=["lm", "classifier"])
+def test_other_tasks_are_judged_by_their_own_scores(tmp_path: Path, write: Any) -> None:
+    """Language models and classifiers have no lengths and no gradients in their reports, but all the rest."""
+    [run] = planned([write(tmp_path, steps=4, validate_every=2)], tmp_path / "out", [], 1)
+    train(run.recipe, out=run.folder, report=Report(quiet=True))
+    judgement = judging.judge(run.folder, device="cpu")
+    [name] = judgement["tests"]
+    metric = judging.metrics(run.recipe)[0]
+    assert judgement["tests"][name]["scores"][metric] >= 0
+    whole = summarised([run], {run.folder: judgement}, {}, jobs=1) | {"title": "t", "questions": []}
+    assert whole["models"][0]["numbers"][f"{metric} {name}"] is not None
+    text = page(whole)
+    Whole().feed(text)
+    assert "Learning curves" in text
+    assert "Quality by length" not in text
+
+
+# The recipes that come with the house
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_recipes_of_a_folder_agree(folder: Path, tmp_path: Path) -> None:
+    """On data and budget, which `compare` asks for, and on all else that is no matter of the model."""
+    runs = planned([folder], tmp_path, [], 1)
+    assert len(runs) == len(recipe_files([folder]))
+    assert len({(run.recipe.tokenizer, run.recipe.search) for run in runs}) == 1
+    own = {"lr", "warmup"}  # a model may need its own
+    assert len({run.recipe.train.model_dump_json(exclude=own) for run in runs}) == 1
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_questions_are_about_recipes_that_are_there(folder: Path) -> None:
+    names = [path.stem for path in recipe_files([folder])]
+    made = report_of(models=len(names), seeds=1)
+    for model, name in zip(made["models"], names, strict=True):
+        model["name"] = name
+    for question in read_questions([folder]).questions:
+        assert "Nothing can be said" not in answered(question, made)["answer"]
+
+
+def test_more_than_one_recipe_of_the_road(tmp_path: Path) -> None:
+    assert len(planned([RECIPES / "lectures"], tmp_path, [], 1)) >= 20
+    with pytest.raises(Mistake, match=r"data\.max_length"):
+        planned([RECIPES / "lectures", RECIPES / "lengths"], tmp_path, [], 1)

@@ -1,0 +1,123 @@
+"""Forms: what goes into a grid comes back out of it, whatever the task; and what does not fit is counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.data.batch import LAYOUTS, Grid, Widths, choose_widths
+from dragoman.data.forms import FORMS
+from dragoman.data.tokens import TokenStore, open_store
+from dragoman.text.labels import Labels
+from dragoman.text.tokenizer import Tokenizers
+from dragoman.types import BOS, EOS, Batch, Example, Mistake, Pair
+from toy_text import ALL
+
+LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
+NOTHING = np.zeros(0, dtype=np.int64)
+
+
+def made(form: str, lengths: list[int], seed: int = 0) -> list[Example]:
+    """Examples of a form, with texts of these lengths."""
+    rng = np.random.default_rng(seed)
+    texts = [rng.integers(4, 30, length) for length in lengths]
+    if form == "pairs":
+        return [Example(text, rng.integers(4, 30, len(text) % 7 + 1), i) for i, text in enumerate(texts)]
+    if form == "labels":
+        return [Example(text, rng.integers(0, 3, 1), i) for i, text in enumerate(texts)]
+    return [Example(NOTHING, text, i) for i, text in enumerate(texts)]
+
+
+def segments(ids_BT: torch.Tensor, segment_BT: torch.Tensor) -> list[list[int]]:
+    """The texts of a grid, row by row."""
+    return [
+        ids[segment == number].tolist()
+        for ids, segment in zip(ids_BT, segment_BT, strict=True)
+        for number in range(1, int(segment.max()) + 1)
+    ]
+
+
+def read_back(form: str, batch: Batch) -> list[tuple[list[int], ...]]:
+    """What went in, from what the model sees: (source, input, output) of every example."""
+    grids = (batch.target_in_BT, batch.target_out_BT)
+    target = [segments(grid, batch.target_segment_BT) for grid in grids]
+    sourceless = form in ("lines", "windows")
+    source = [[] for _ in target[0]] if sourceless else segments(batch.source_BS, batch.source_segment_BS)
+    return list(zip(source, *target, strict=True))
+
+
+def expected(form: str, example: Example) -> tuple[list[int], list[int], list[int]]:
+    source, target = example.source.tolist(), example.target.tolist()
+    return {
+        "pairs": ([*source, EOS], [BOS, *target], [*target, EOS]),
+        "labels": ([*source, EOS], [0], target),
+        "lines": ([], [BOS, *target], [*target, EOS]),
+        "windows": ([], target[:-1], target[1:]),
+    }[form]
+
+
+@LAYOUT
+@pytest.mark.parametrize("name", FORMS)
+@given(lengths=st.lists(st.integers(2, 40), min_size=1, max_size=30), tokens=st.sampled_from([64, 200]))
+def test_every_example_lies_in_a_grid_once_and_whole(layout: str, name: str, lengths: list[int], tokens: int) -> None:
+    form, examples = FORMS[name], made(name, lengths)
+    held = form.lengths(examples)
+    grids = LAYOUTS[layout](*held, tokens=tokens, widths=choose_widths(*held), rng=np.random.default_rng(1))
+    batches = [form.lay(grid, examples) for grid in grids]
+    found = [one for batch in batches for one in read_back(name, batch)]
+    assert sorted(found) == sorted(expected(name, example) for example in examples)
+    assert sum(batch.target_tokens for batch in batches) == held[1].sum()
+    assert sum(batch.source_tokens for batch in batches) == held[0].sum()
+    if layout == "padded":
+        assert all(batch.alone for batch in batches)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_grid_may_be_empty(name: str) -> None:
+    batch = FORMS[name].lay(Grid([[], []], Widths(8, 8)), [])
+    assert batch.target_tokens == batch.source_tokens == batch.pairs == 0
+    assert batch.target_in_BT.shape == (2, 8)
+    assert batch.alone
+
+
+def test_labels_do_not_widen_rows() -> None:
+    """Rows are as wide as the texts want: a side with one place for each text has no say in it."""
+    rng = np.random.default_rng(0)
+    text_N, one_N = rng.integers(2, 40, 2000), np.ones(2000, dtype=np.int64)
+    assert choose_widths(text_N, one_N).source == choose_widths(text_N, text_N).source
+    assert choose_widths(np.zeros_like(text_N), text_N).target == choose_widths(text_N, text_N).source
+
+
+def store(cache: Path, form: str, pairs: list[Pair], tokenizers: Tokenizers, max_length: int = 5) -> TokenStore:
+    return open_store(
+        lambda: iter(pairs), tokenizers, key="k", cache=cache, max_length=max_length, text=False, form=form
+    )
+
+
+def test_what_does_not_fit_is_counted_by_form(tmp_path: Path) -> None:
+    labels = Tokenizers(ALL["byte"], Labels(["no", "yes"]))
+    pairs = [Pair("a", "yes"), Pair("", "yes"), Pair("b", "maybe"), Pair("c" * 9, "no"), Pair("d", " no ")]
+    found = store(tmp_path, "labels", pairs, labels)
+    assert found.dropped == {
+        "without text": 1,
+        "with a label that training does not have": 1,
+        "longer than 5 tokens": 1,
+    }
+    assert [found.example(i).target.tolist() for i in range(len(found))] == [[1], [0]]
+    texts = [Pair("", "ab"), Pair("", ""), Pair("", "c" * 9)]
+    both = Tokenizers(ALL["byte"], ALL["byte"])
+    lines = store(tmp_path, "lines", texts, both)
+    assert lines.dropped == {"empty": 1, "longer than 5 tokens": 1}
+    assert lines.characters == 3
+    whole = store(tmp_path, "windows", texts, both)
+    assert whole.dropped == {}
+    encoded = [token for pair in texts for token in (*ALL["byte"].encode(pair.target), EOS)]
+    assert whole.window(0, whole.text_length).tolist() == encoded
+    assert whole.characters == len(encoded)
+    with pytest.raises(Mistake, match="no pair of 1"):
+        store(tmp_path / "other", "labels", pairs[1:2], labels)

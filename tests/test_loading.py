@@ -1,0 +1,57 @@
+"""Which door a run opens: the one of its task, and no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import dragoman
+from dragoman.classifier import Classifier
+from dragoman.generator import Generator
+from dragoman.loading import DOORS, load_as, open_run
+from dragoman.models.build import MODELS
+from dragoman.translator import Translator
+from dragoman.types import Mistake
+from toy_heads import classifier_recipe, lm_recipe
+from toy_run import SMALL, quietly, write_corpus, write_recipe
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run of every task, hardly trained."""
+    folder = tmp_path_factory.mktemp("doors")
+    write_corpus(folder)
+    recipes = {
+        "translate": write_recipe(folder / "recipe.yaml", **SMALL),
+        "generate": lm_recipe(folder),
+        "classify": classifier_recipe(folder),
+    }
+    return {task: quietly(recipe, folder / task, "train.steps=1", "data.dev=[]") for task, recipe in recipes.items()}
+
+
+def test_every_task_of_a_model_has_a_door() -> None:
+    assert {kind.task for backbones in MODELS.values() for kind in backbones.values()} == set(DOORS)
+
+
+@pytest.mark.parametrize("task", DOORS)
+def test_a_run_opens_the_door_of_its_task(runs: dict[str, Path], task: str) -> None:
+    found = dragoman.load(runs[task], device="cpu")
+    assert type(found) is DOORS[task]
+    assert callable(getattr(found, task))
+    assert open_run(runs[task], device="cpu").recipe == found.recipe
+    for door in (Translator, Generator, Classifier):
+        if door is type(found):
+            assert type(load_as(door, runs[task], device="cpu")) is door
+        else:
+            with pytest.raises(Mistake, match=f"was trained to {task}; use dragoman {task}"):
+                load_as(door, runs[task], device="cpu")
+
+
+def test_a_run_may_begin_with_another_of_its_task(runs: dict[str, Path], tmp_path: Path) -> None:
+    for task in ("generate", "classify"):
+        recipe = lm_recipe(tmp_path) if task == "generate" else classifier_recipe(tmp_path)
+        run = quietly(recipe, tmp_path / task, "train.steps=1", "data.dev=[]", init_from=runs[task])
+        assert open_run(run, device="cpu").tokenizers.fingerprint() == (
+            open_run(runs[task], device="cpu").tokenizers.fingerprint()
+        )

@@ -1,0 +1,231 @@
+"""Trees in grids and in the encoder: ways against a walk over the arcs, and the fallback where there is no tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dragoman.data.batch import Grid, Widths, lay
+from dragoman.data.trees import FAR
+from dragoman.models.build import settings_of
+from dragoman.models.transformer import Transformer, TransformerSettings
+from dragoman.nn.kernel import reference
+from dragoman.nn.mask import Look, Rows
+from dragoman.nn.position import POSITIONS
+from dragoman.nn.settings import AttentionSettings
+from dragoman.types import NO_WAY, Batch, Example, Links, Mistake
+from tolerance import differ, same
+from toy_batch import VOCABULARY, examples, in_rows
+from toy_trees import arcs, heads, to_root
+
+
+@st.composite
+def sources(draw: st.DrawFn, *, most: int = 7) -> Example:
+    """A sentence whose words have none, one or several tokens, with a tree or without."""
+    found = draw(heads(most=most))
+    words = [word for word in range(1, len(found) + 1) for _ in range(draw(st.integers(0, 2)))] or [1]
+    if draw(st.integers(0, 3)) == 0:
+        found, words = (), [0] * len(words)
+    links = Links(np.array(words, np.int32), np.array(found, np.int32))
+    return Example(np.full(len(words), 7), np.full(2, 8), 0, links)
+
+
+def expected(example: Example, one: int, other: int) -> int:
+    """The way between two tokens of a sentence, by walking."""
+    assert example.links
+    words, found = [*example.links.word.tolist(), 0], example.links.head.tolist()
+    if not words[one] or not words[other]:
+        return NO_WAY
+    length = arcs(words[one], words[other], found)
+    return length if words[other] > words[one] else -length
+
+
+@given(st.lists(st.lists(sources(), max_size=3), min_size=1, max_size=3).filter(any), st.integers(0, 3))
+def test_ways_are_those_of_a_walk(rows: list[list[Example]], spare: int) -> None:
+    some = [example for row in rows for example in row]
+    numbers = iter(range(len(some)))
+    width = max(sum(len(e.source) + 1 for e in row) for row in rows) + spare
+    batch = lay(Grid([[next(numbers) for _ in row] for row in rows], Widths(width, 9)), some)
+    depth = torch.zeros(len(rows), width, dtype=torch.long)
+    ways = torch.full((len(rows), width, width), NO_WAY, dtype=torch.int8)
+    for r, row in enumerate(rows):
+        at = 0
+        for example in row:
+            assert example.links
+            for one, word in enumerate(example.links.word.tolist()):
+                depth[r, at + one] = len(to_root(word, example.links.head.tolist())) - 1
+                for other in range(len(example.source)):
+                    ways[r, at + one, at + other] = expected(example, one, other)
+            at += len(example.source) + 1
+    assert batch.depth_BS is not None
+    assert batch.tree_BSS is not None
+    assert torch.equal(batch.depth_BS, depth)
+    assert torch.equal(batch.tree_BSS, ways)
+    assert batch.tree_BSS.dtype == torch.int8
+
+
+@given(heads(), st.randoms())
+def test_the_order_of_words_turns_ways_round_and_no_more(found: tuple[int, ...], random: Any) -> None:
+    order = list(range(len(found)))
+    random.shuffle(order)
+    moved = [0] * len(found)
+    for word, place in enumerate(order):
+        moved[place] = order[found[word] - 1] + 1 if found[word] else 0
+    one, other = grid([found]), grid([moved])
+    assert one.depth_BS is not None
+    assert one.tree_BSS is not None
+    assert other.depth_BS is not None
+    assert other.tree_BSS is not None
+    assert torch.equal(one.depth_BS[0, :-1], other.depth_BS[0, order])
+    assert torch.equal(one.tree_BSS[0, :-1, :-1].abs(), other.tree_BSS[0][order][:, order].abs())
+
+
+def grid(trees: Sequence[Sequence[int]], widths: Widths | None = None) -> Batch:
+    """Sentences with one token for each word, one to a row."""
+    some = [tree_example(found, number) for number, found in enumerate(trees)]
+    return in_rows([[number] for number in range(len(some))], some, widths)
+
+
+def tree_example(found: Sequence[int], seed: int = 0) -> Example:
+    rng, words = np.random.default_rng(seed), np.arange(1, len(found) + 1)
+    source, target = rng.integers(4, VOCABULARY, len(found)), rng.integers(4, VOCABULARY, 5)
+    return Example(source, target, 0, Links(words, np.array(found, np.int64)))
+
+
+def test_ways_that_a_byte_cannot_hold_count_as_the_longest_that_it_can() -> None:
+    batch = grid([range(300)])
+    assert batch.depth_BS is not None
+    assert batch.tree_BSS is not None
+    assert batch.depth_BS[0, :-1].tolist() == list(range(1, 301))
+    assert batch.tree_BSS[0, 0, 100:300].tolist() == [min(n, FAR) for n in range(100, 300)]
+    assert batch.tree_BSS[0, 299, :100].tolist() == [-FAR] * 100
+
+
+def test_examples_without_links_carry_no_trees() -> None:
+    batch = in_rows([[0, 1]], examples(2))
+    assert batch.depth_BS is None
+    assert batch.tree_BSS is None
+
+
+def model_of(position: str, *, seed: int = 0, **given: Any) -> Transformer:
+    torch.manual_seed(seed)
+    made = TransformerSettings(layers=2, width=8, heads=2, dropout=0.0, reach=3, position=position, **given)
+    return Transformer(made, source_size=VOCABULARY, target_size=VOCABULARY, joint=True).double()
+
+
+CHAIN, STAR, DEEP = (0, 1, 2, 3, 4), (2, 0, 2, 2, 2), (5, 1, 2, 5, 0)
+
+
+def test_a_tree_changes_what_is_read() -> None:
+    model = model_of("tree")
+    batch = grid([CHAIN])
+    for found in (STAR, DEEP):
+        other = grid([found])
+        differ(model(batch), model(replace(batch, depth_BS=other.depth_BS, tree_BSS=other.tree_BSS)))
+        differ(model(batch), model(replace(batch, depth_BS=other.depth_BS)))
+        differ(model(batch), model(replace(batch, tree_BSS=other.tree_BSS)))
+
+
+def test_without_a_tree_it_is_the_sinusoidal_model() -> None:
+    """Whatever was learned of depths and ways; trees that are not there and trees that are unknown are the same."""
+    model, plain = model_of("tree"), model_of("sinusoidal", seed=1)
+    learned = model.state_dict()
+    plain.load_state_dict({name: learned[name] for name in plain.state_dict()})
+    own = set(learned) - set(plain.state_dict())
+    assert len(own) == 1 + 2 * 2  # the depths, and keys and values of the ways in each layer of the encoder
+    assert all(name.startswith("encoder.") for name in own)
+    some = [tree_example(CHAIN, 1), tree_example(STAR, 2)]
+    without = [example._replace(links=Links(np.zeros(5, int), np.zeros(0, int))) for example in some]
+    batch = in_rows([[0, 1]], [example._replace(links=None) for example in some])
+    same(model(batch), plain(batch))
+    same(model(in_rows([[0, 1]], without)), plain(batch))
+    differ(model(in_rows([[0, 1]], some)), plain(batch))
+
+
+def test_vectors_of_zero_are_the_sinusoidal_model_too() -> None:
+    model, plain = model_of("tree"), model_of("sinusoidal", seed=1)
+    learned = model.state_dict()
+    plain.load_state_dict({name: learned[name] for name in plain.state_dict()})
+    with torch.no_grad():
+        for name in set(learned) - set(plain.state_dict()):
+            learned[name].zero_()
+    batch = grid([CHAIN, STAR])
+    same(model(batch), plain(batch))
+
+
+@settings(max_examples=20)
+@given(st.lists(heads(most=5), min_size=4, max_size=4), st.permutations(range(4)), st.integers(0, 4), st.integers(0, 3))
+def test_packed_equals_alone(trees: list[tuple[int, ...]], items: list[int], cut: int, spare: int) -> None:
+    model, some = model_of("tree"), [tree_example(found, n) for n, found in enumerate(trees)]
+    rows = [items[:cut], items[cut:]]
+    widths = Widths(max(sum(len(some[i].source) + 1 for i in row) for row in rows) + spare, 24 + spare)
+    batch = in_rows(rows, some, widths)
+    states = model(batch)
+    for r, row in enumerate(rows):
+        for number, item in enumerate(row, 1):
+            same(states[r][batch.target_segment_BT[r] == number], model(in_rows([[item]], some))[0])
+
+
+def attended(q: Tensor, gap: Tensor, reach: int) -> tuple[Tensor, Any]:
+    relate = POSITIONS["tree"].relate(AttentionSettings(width=8, heads=2, reach=reach)).double()
+    rows = Rows(torch.ones(q.size(0), q.size(2)), torch.zeros(1), tree_BTT=gap)
+    return relate.attend(reference, q, q, q, Look(gap=relate.between(rows))), relate
+
+
+def test_a_way_has_its_vector_and_an_unknown_one_has_none() -> None:
+    """Written out for every pair, as in the paper's formulas (Shaw 2018, equations 3 and 4)."""
+    torch.manual_seed(3)
+    q = torch.randn(1, 2, 4, 4, dtype=torch.float64)
+    gap = torch.tensor([[[0, 1, -2, NO_WAY], [-1, 0, 9, 2], [2, -9, 0, NO_WAY], [NO_WAY] * 4]], dtype=torch.int8)
+    found, relate = attended(q, gap, reach=2)
+    key, value = (torch.zeros(4, 4, 4, dtype=torch.float64) for _ in range(2))
+    for i in range(4):
+        for j in range(4):
+            way = int(gap[0, i, j])
+            if way != NO_WAY:
+                key[i, j], value[i, j] = (table[max(-2, min(2, way)) + 2] for table in (relate.key_RD, relate.value_RD))
+    score = torch.einsum("bhqd,bhqkd->bhqk", q, q[:, :, None] + key) * 4**-0.5
+    same(found, torch.einsum("bhqk,bhqkd->bhqd", score.softmax(-1), q[:, :, None] + value))
+
+
+def test_only_depths_that_occur_learn() -> None:
+    model = model_of("tree")
+    batch = grid([CHAIN])
+    model(batch).square().sum().backward()
+    slope = model.encoder.position.table.weight.grad  # type: ignore[union-attr]
+    assert isinstance(slope, Tensor)
+    assert (slope.abs().sum(1) > 0).tolist() == [True, True, True]  # depths 4 and 5 count as 3
+    model.zero_grad()
+    model(grid([STAR])).square().sum().backward()
+    slope = model.encoder.position.table.weight.grad  # type: ignore[union-attr]
+    assert isinstance(slope, Tensor)
+    assert (slope.abs().sum(1) > 0).tolist() == [True, True, False]
+
+
+REFUSED = {
+    "rnn": ({"kind": "rnn", "position": "tree"}, r"there is no setting 'model\.position'"),
+    "lm": ({"kind": "lm", "position": "tree"}, r"model\.position=tree needs the tree of a whole sentence"),
+    "classifier": ({"kind": "classifier", "position": "tree"}, r"model\.position=tree needs trees beside the texts"),
+    "odd width": ({"width": 7, "heads": 1, "position": "tree"}, r"model\.position=tree needs an even model\.width"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_models_that_read_no_trees_refuse_them(name: str) -> None:
+    section, sentence = REFUSED[name]
+    with pytest.raises(Mistake, match=sentence):
+        settings_of(section)
+
+
+@pytest.mark.parametrize("pattern", ["linformer", "bigbird", "local"])
+def test_patterns_that_know_no_trees_refuse_them(pattern: str) -> None:
+    with pytest.raises(Mistake, match=rf"model\.attention={pattern} does not know the tree of two tokens"):
+        settings_of({"position": "tree", "attention": pattern})

@@ -1,0 +1,61 @@
+"""Validations: which of two is better, what is kept of them, and that metrics of every kind can choose a model."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from dragoman.score.metrics import METRICS
+from dragoman.store import RunFolder
+from dragoman.train.validate import Validation
+from toy_run import events, quietly
+
+pytest_plugins = ["toy_fixtures"]
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_better_is_higher_whatever_the_metric(name: str) -> None:
+    low, high = Validation(9.0, 20.0, name), Validation(1.0, 30.0, name)
+    best, worst = (high, low) if METRICS[name].higher else (low, high)
+    assert best.goodness(name) > worst.goodness(name)
+    assert high.goodness("loss") > low.goodness("loss")
+    assert Validation(1.0, 20.0, name).goodness(name) > Validation(2.0, 20.0, name).goodness(name)
+
+
+@pytest.mark.parametrize("metric", ["loss", "auto"])
+def test_no_number_is_worst(metric: str) -> None:
+    assert Validation(math.nan).goodness(metric) < Validation(1e9).goodness(metric)
+
+
+@pytest.mark.parametrize(
+    "one", [Validation(1.5), Validation(1.5, 20.0, "wer", "how"), Validation(0.7, metric="loss", bits=1.0)]
+)
+def test_it_is_kept_whole(one: Validation) -> None:
+    assert Validation.from_state(json.loads(json.dumps(asdict(one)))) == one
+    assert one.record()["loss"] == one.loss
+    assert str(round(one.loss, 4)) in str(one)
+
+
+def test_the_first_format_knew_only_bleu() -> None:
+    assert Validation.from_state({"loss": 1.0, "bleu": 2.0, "signature": "s"}) == Validation(1.0, 2.0, "bleu", "s")
+    assert Validation.from_state({"loss": 1.0, "bleu": None, "signature": ""}) == Validation(1.0)
+
+
+@pytest.mark.parametrize("metric", ["wer", "exact", "loss", "auto"])
+def test_the_best_model_is_the_best_by_its_metric(small: Path, tmp_path: Path, metric: str) -> None:
+    run = quietly(small, tmp_path / "run", f"train.metric={metric}", "train.validate_every=3", "train.steps=12")
+    name = {"loss": "bleu", "auto": "bleu"}.get(metric, metric)
+    found = {event["step"]: event for event in events(run) if event["event"] == "validate"}
+    assert len(found) == 4
+    assert all(event[name] is not None and event["signature"] for event in found.values())
+
+    def worth(step: int) -> tuple[float, float]:
+        event = found[step]
+        return -event["loss"] if metric == "loss" else METRICS[name].goodness(event[name]), -event["loss"]
+
+    best = [step for _, step in RunFolder(run).state()["best"]]
+    assert best[0] == max(found, key=worth)

@@ -1,0 +1,102 @@
+"""Windows of a long text: every token predicted once an epoch, from a new place on, and from any place as before."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.data import stream as stream_module
+from dragoman.data.stream import Cut, Place, Weighted, Windows, in_order
+from dragoman.data.tokens import TokenStore, open_store
+from dragoman.text.tokenizer import Tokenizers
+from dragoman.types import Mistake, Pair
+from toy_text import ALL, LINES
+
+BOTH = Tokenizers(ALL["char"], ALL["char"])
+
+
+def text(cache: Path, lines: list[str]) -> TokenStore:
+    return open_store(
+        lambda: (Pair("", line) for line in lines),
+        BOTH,
+        key=str(hash(tuple(lines))),
+        cache=cache,
+        max_length=3,
+        text=False,
+        form="windows",
+    )
+
+
+def windows(*stores: TokenStore, context: int = 50, seed: int = 3, weights: tuple[float, ...] = ()) -> Windows:
+    parts = [Weighted(store, weight) for store, weight in zip(stores, weights or (1.0,) * len(stores), strict=True)]
+    return Windows(parts, BOTH, context=context, layout="padded", tokens=400, seed=seed)
+
+
+@given(length=st.integers(2, 300), context=st.integers(1, 40), first=st.integers(1, 40))
+def test_a_cut_covers_every_token_but_the_first_once(length: int, context: int, first: int) -> None:
+    cut = Cut(length, context, min(first, context))
+    spans = [cut.span(number) for number in range(len(cut))]
+    predicted = [place for start, end in spans for place in range(start + 1, end)]
+    assert predicted == list(range(1, length))
+    assert all(1 <= end - start - 1 <= context for start, end in spans)
+
+
+def test_an_epoch_predicts_every_token_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "WINDOW", 37)
+    stores = [text(tmp_path, LINES[:150]), text(tmp_path, LINES[150:200])]
+    stream = windows(*stores)
+    wanted = Counter(token for store in stores for token in store.window(1, store.text_length).tolist())
+    begun = set()
+    for epoch in (0, 1, 7):
+        found: Counter[int] = Counter()
+        for batch, place in stream.batches(Place(epoch)):
+            assert batch.alone
+            assert batch.target_out_BT.size(1) <= 56
+            real_BT = batch.target_segment_BT > 0
+            assert torch.equal(batch.target_in_BT[:, 1:][real_BT[:, 1:]], batch.target_out_BT[:, :-1][real_BT[:, 1:]])
+            found.update(batch.target_out_BT[real_BT].tolist())
+            if place.epoch != epoch:
+                break
+        assert found == wanted
+        begun.add(stream.cuts(epoch)[0].first)
+    assert len(begun) > 1
+
+
+def test_weights_say_how_often(tmp_path: Path) -> None:
+    stream = windows(text(tmp_path, LINES[:100]), text(tmp_path, LINES[100:200]), weights=(2.0, 0.5))
+    sizes = stream.sizes(4)
+    counts = Counter(stream.order(4).tolist())
+    assert all(counts[index] == 2 for index in range(sizes[0]))
+    assert sum(counts[index] for index in range(sizes[0], sum(sizes))) == round(sizes[1] / 2)
+
+
+def test_from_any_place_on_the_same_batches_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "WINDOW", 19)
+    store = text(tmp_path, LINES)
+    whole = list(islice(windows(store).batches(Place()), 90))
+    places = [Place(), *(place for _, place in whole)]
+    assert {place.epoch for place in places} >= {0, 1}
+    for at in range(0, 80, 9):
+        rest = islice(windows(store).batches(Place(**places[at].state())), 8)
+        for (batch, place), (other, other_place) in zip(rest, whole[at:]):
+            assert torch.equal(batch.target_in_BT, other.target_in_BT)
+            assert place == other_place
+    other_seed = next(windows(store, seed=4).batches(Place()))[0]
+    assert not torch.equal(whole[0][0].target_in_BT, other_seed.target_in_BT)
+
+
+def test_validation_reads_the_text_as_it_stands(tmp_path: Path) -> None:
+    store = text(tmp_path, LINES[:20])
+    found = [token for example in in_order(store, "windows", 16) for token in example.target[1:].tolist()]
+    assert found == store.window(1, store.text_length).tolist()
+
+
+def test_a_text_with_nothing_to_predict_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match="fewer than two tokens"):
+        windows(text(tmp_path, [""]))
