@@ -31,9 +31,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 HERE = Path(__file__).parent
-SIZES = {
-    "small": {"layers": 3, "width": 256, "inner": 1024, "heads": 4},
-    "base": {"layers": 6, "width": 512, "inner": 2048, "heads": 8},
+SIZES: dict[str, dict[str, Any]] = {
+    "small": {"kind": "transformer", "layers": 3, "width": 256, "inner": 1024, "heads": 4},
+    "base": {"kind": "transformer", "layers": 6, "width": 512, "inner": 2048, "heads": 8},
+    "lstm": {"kind": "rnn", "layers": 1, "width": 512, "feeding": True},  # with additive attention
+    "lstm-unfed": {"kind": "rnn", "layers": 1, "width": 512, "feeding": False},
 }
 VOCABULARY = 8000  # joint, with the four special tokens
 SPECIALS = 4
@@ -46,13 +48,16 @@ class Kind(NamedTuple):
     precisions: tuple[str, ...]
     compiles: bool
     note: str = ""
+    models: tuple[str, ...] = ("transformer",)
 
 
 KINDS = {
-    OURS: Kind("dragoman_stepper.py", "dragoman", ("float32", "bf16"), True),
+    OURS: Kind("dragoman_stepper.py", "dragoman", ("float32", "bf16"), True, models=("transformer", "rnn")),
     "torch": Kind("torch_transformer.py", "torch", ("float32", "bf16"), True),
     "hf": Kind("hf_marian.py", "transformers", ("float32", "bf16"), True),
-    "joeynmt": Kind("joey.py", "joeynmt", ("float32",), False, "has half precision on CUDA only"),
+    "joeynmt": Kind(
+        "joey.py", "joeynmt", ("float32",), False, "has half precision on CUDA only", ("transformer", "rnn")
+    ),
     "marian": Kind("marian.py", "pymarian", ("float32",), False, "trains in float32 only on a CPU"),
 }
 
@@ -240,7 +245,7 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=10.0, help="of one turn, at least; whole updates are counted")
-    parser.add_argument("--sizes", default=",".join(SIZES))
+    parser.add_argument("--sizes", default="small,base", help=f"of {', '.join(SIZES)}")
     parser.add_argument("--precisions", default="float32,bf16")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
@@ -279,12 +284,13 @@ def main() -> None:
         )
         for size in given.sizes.split(","):
             for precision in given.precisions.split(","):
-                names = [name for name in here if precision in KINDS[name].precisions]
+                able = [name for name in here if SIZES[size]["kind"] in KINDS[name].models]
+                names = [name for name in able if precision in KINDS[name].precisions]
                 names += [
                     f"{name} compiled" for name in names if name in given.compiled.split(",") and KINDS[name].compiles
                 ]
                 print(f"\n## {size}, {precision}\n", flush=True)
-                for name in here:
+                for name in able:
                     if precision not in KINDS[name].precisions:
                         print(f"  {name} is skipped: it {KINDS[name].note}")
                 task = {

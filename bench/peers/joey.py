@@ -15,22 +15,32 @@ from turns import Turns, task
 FOR_EVER = 10**9
 
 
-def settings(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
-    size = asked["size"]
-    side = {"level": "word", "voc_file": str(folder / "words.txt"), "voc_limit": asked["vocabulary"], "max_length": 512}
-    stack = {
-        "type": "transformer",
+def stacks(asked: dict[str, Any]) -> dict[str, Any]:
+    """Encoder and decoder. An encoder that reads both ways gives each way half of the width, as Dragoman does."""
+    size, dropout = asked["size"], asked["dropout"]
+    shared = {
         "num_layers": size["layers"],
-        "num_heads": size["heads"],
         "hidden_size": size["width"],
-        "ff_size": size["inner"],
-        "dropout": asked["dropout"],
-        "embeddings": {"embedding_dim": size["width"], "scale": True, "dropout": asked["dropout"]},
+        "dropout": dropout,
+        "embeddings": {"embedding_dim": size["width"], "scale": True, "dropout": dropout},
     }
+    if size["kind"] == "transformer":
+        stack = {**shared, "type": "transformer", "num_heads": size["heads"], "ff_size": size["inner"]}
+        return {"encoder": stack, "decoder": dict(stack)}
+    cells = {**shared, "type": "recurrent", "rnn_type": "lstm"}
+    attention = {"attention": "bahdanau", "input_feeding": size["feeding"], "init_hidden": "bridge"}
+    return {
+        "encoder": {**cells, "hidden_size": size["width"] // 2, "bidirectional": True},
+        "decoder": {**cells, **attention, "hidden_dropout": dropout},
+    }
+
+
+def settings(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
+    side = {"level": "word", "voc_file": str(folder / "words.txt"), "voc_limit": asked["vocabulary"], "max_length": 512}
     return {
         "name": "bench",
         "joeynmt_version": version("joeynmt"),
-        "model_dir": str(folder / f"joey-{size['width']}"),
+        "model_dir": str(folder / f"joey-{asked['size']['kind']}-{asked['size']['width']}"),
         "use_cuda": False,
         "fp16": False,
         "num_workers": 0,
@@ -60,7 +70,7 @@ def settings(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
             "early_stopping_metric": "loss",
         },
         "testing": {"beam_size": 1, "batch_size": 1, "batch_type": "sentence"},
-        "model": {"tied_embeddings": True, "tied_softmax": True, "encoder": dict(stack), "decoder": dict(stack)},
+        "model": {"tied_embeddings": True, "tied_softmax": True, **stacks(asked)},
     }
 
 

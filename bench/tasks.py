@@ -1,0 +1,207 @@
+"""How good are the recipes of recipes/tasks, beside what is published? One table, from real data.
+
+    python bench/tasks.py scan-simple geo atis --data ../shared/data --out runs/tasks
+    python bench/tasks.py --data F --out F --at-once 4 --seeds 1 2 3 --set train.threads=2
+
+Without names it runs all. Every run trains and is scored by processes of its own, a few at a time. What is finished is
+not run again and what was stopped goes on, so the same command may be given as often as need be. OUT/tasks.json and
+OUT/tasks.md are written anew after every run. --data is a folder that holds scan, g2p-sigmorphon2020 and so on.
+
+Published figures marked "unchecked" are quoted from memory: compare them with the paper before relying on them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+RECIPES = Path(__file__).resolve().parent.parent / "recipes" / "tasks"
+LOWER = {"wrong", "per", "wer", "ter", "loss", "perplexity", "bits_per_character"}  # is better
+
+
+class Task(NamedTuple):
+    recipe: str
+    published: tuple[dict[str, str], ...]  # for each corpus of data.test: by metric, what others reached
+    source: str
+    settings: tuple[str, ...] = ()
+    parent: str = ""  # the task whose model it goes on from
+
+
+def g2p(language: str, lstm: str, transformer: str) -> Task:
+    """Each of the two as word error rate / phone error rate."""
+    one, other = lstm.split("/"), transformer.split("/")
+    figures = [f"{a} (LSTM), {b} (Transformer)" for a, b in zip(one, other, strict=True)]
+    folder = "data/g2p-sigmorphon2020"
+    settings = tuple(f"data.{split}.tsv={folder}/{split}/{language}_{split}.tsv" for split in ("train", "dev", "test"))
+    return Task(
+        "g2p", ({"wrong": figures[0], "per": figures[1]},), "baselines of Gorman et al. 2020 (unchecked)", settings
+    )
+
+
+def babi(task: int, exact: str, bleu: str, *settings: str) -> Task:
+    files = [f"data.{split}.dialogue=data/dialog-babi/task{task}.{split}.txt.xz" for split in ("train", "dev", "test")]
+    figures = {"exact": exact, **({"bleu": bleu} if bleu else {})}
+    return Task("babi", (figures,), "Madotto et al. 2018 (unchecked)", (*files, *settings))
+
+
+CHREN = "Zhang, Frey and Bansal 2020, best systems, which use further data"
+TASKS = {
+    "scan-simple": Task("scan-simple", ({"exact": "99.8"},), "Lake and Baroni 2018 (unchecked)"),
+    "scan-length": Task("scan-length", ({"exact": "13.8; 20.8 (best)"},), "Lake and Baroni 2018 (unchecked)"),
+    "scan-jump": Task("scan-jump", ({"exact": "0.08; 1.2 (best)"},), "Lake and Baroni 2018 (unchecked)"),
+    "geo": Task(
+        "geo", ({"exact": "63 (attention), 71 (copying)"},), "Finegan-Dollak et al. 2018, question split (unchecked)"
+    ),
+    "atis": Task(
+        "atis", ({"exact": "46 (attention), 51 (copying)"},), "Finegan-Dollak et al. 2018, question split (unchecked)"
+    ),
+    "g2p-ady": g2p("ady", "28.00/6.53", "28.44/6.49"),
+    "g2p-arm": g2p("arm", "14.67/3.49", "14.22/3.29"),
+    "g2p-bul": g2p("bul", "31.11/5.94", "34.00/7.89"),
+    "g2p-dut": g2p("dut", "16.44/2.94", "15.78/2.89"),
+    "g2p-fre": g2p("fre", "6.22/1.32", "6.89/1.72"),
+    "g2p-geo": g2p("geo", "26.44/5.14", "28.00/5.43"),
+    "g2p-hin": g2p("hin", "6.67/1.47", "9.56/2.40"),
+    "g2p-hun": g2p("hun", "5.33/1.18", "5.33/1.28"),
+    "g2p-jpn": g2p("jpn", "7.56/1.79", "7.33/1.86"),
+    "g2p-kor": g2p("kor", "46.89/16.78", "43.78/17.50"),
+    "django": Task("django", ({"exact": "45.1 (seq2seq), 71.6 (syntax-driven)"},), "Yin and Neubig 2017 (unchecked)"),
+    "shakespeare": Task(
+        "shakespeare", ({"bleu": "31.26 (copying), 24.39 (statistical)"},), "Jhamtani et al. 2017 (unchecked)"
+    ),
+    "aeslc": Task(
+        "aeslc",
+        ({"rouge1": "15.04; 37.68 (pretrained)", "rouge2": "7.39; 21.25", "rougeL": "14.93; 36.51"},),
+        "Zhang et al. 2020, Transformer-base (unchecked) and PEGASUS",
+    ),
+    "babi-5": babi(5, "98.8 (seq2seq), 98.4 (attention)", ""),
+    "babi-6": babi(6, "46.4 (seq2seq), 46.0 (attention)", "55.0 (seq2seq), 56.6 (attention)", "data.max_length=2048"),
+    "sst2": Task("sst2", ({"accuracy": "83.5, with the phrases"},), "CNN-rand, harvardnlp/sent-conv-torch"),
+    "lm-char": Task("lm-char", ({"loss": "1.4697"},), "nanoGPT, its README"),
+    "chren-en": Task("chren-en", ({"bleu": "15.8"}, {"bleu": "6.5"}), CHREN),
+    "chren-en-outside": Task("chren-en-outside", ({}, {"bleu": "6.5"}), CHREN, parent="chren-en"),
+}
+
+
+class Bench:
+    """A folder with a run and a result for every task and seed."""
+
+    def __init__(self, out: Path, data: Path, seeds: Sequence[int], settings: Sequence[str]) -> None:
+        self.out, self.seeds, self.settings = out, seeds, settings
+        self.lock = threading.Lock()
+        out.mkdir(parents=True, exist_ok=True)
+        if not (out / "data").exists():
+            (out / "data").symlink_to(data.resolve(strict=True))
+
+    def result(self, name: str, seed: int) -> Path:
+        return self.out / f"{name}-{seed}.json"
+
+    def run(self, name: str, seed: int) -> None:
+        """Train, score, keep the result. A failure is said and leaves the others alone."""
+        if self.result(name, seed).exists():
+            return
+        task, run = TASKS[name], f"{name}-{seed}"
+        settings = [*task.settings, f"train.seed={seed}", "data.cache=cache", *self.settings]
+        parent = ["--init-from", f"{task.parent}-{seed}"] if task.parent else []
+        try:
+            recipe = str(RECIPES / f"{task.recipe}.yaml")
+            self.command(run, "train", recipe, *settings, "--out", run, "--resume", *parent)
+            tests = [json.loads(line) for line in self.command(run, "evaluate", run, "--json").splitlines()]
+            card = json.loads(self.command(run, "info", run, "--json"))
+        except subprocess.CalledProcessError as error:
+            print(f"{run}: failed with code {error.returncode}, see {self.out / run}.log", file=sys.stderr)
+            return
+        found = {"seconds": card["train_seconds"], "parameters": card["parameters"], "tests": tests}
+        self.result(name, seed).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        with self.lock:
+            self.tell()
+        print(f"{run}: done", file=sys.stderr)
+
+    def command(self, run: str, *arguments: str) -> str:
+        """What a command of Dragoman's prints; what it says goes to the run's log."""
+        with (self.out / f"{run}.log").open("a", encoding="utf-8") as log:
+            whole = [sys.executable, "-m", "dragoman", *arguments]
+            done = subprocess.run(whole, cwd=self.out, stdout=subprocess.PIPE, stderr=log, text=True, check=True)
+        return done.stdout
+
+    def tell(self) -> None:
+        rows = [row for name in TASKS for row in self.rows(name)]
+        whole = json.dumps(rows, indent=1, ensure_ascii=False) + "\n"
+        (self.out / "tasks.json").write_text(whole, encoding="utf-8")
+        (self.out / "tasks.md").write_text(as_markdown(rows), encoding="utf-8")
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """A row for every test corpus and metric of a task, over the seeds that are done."""
+        files = sorted(self.out.glob(f"{name}-[0-9]*.json"))
+        runs = [
+            json.loads(file.read_text(encoding="utf-8")) for file in files if file.stem.removeprefix(name)[1:].isdigit()
+        ]
+        if not runs:
+            return []
+        rows = []
+        for place, test in enumerate(runs[0]["tests"]):
+            metrics = [key for key, held in test.items() if isinstance(held, dict) and "value" in held]
+            published = TASKS[name].published[place] if place < len(TASKS[name].published) else {}
+            for metric in metrics:
+                values = [run["tests"][place][metric]["value"] for run in runs]
+                rows.append({
+                    "task": name,
+                    "test": Path(str(test.get("test", "")).split(" and ")[0]).name,
+                    "metric": metric,
+                    "better": "lower" if metric in LOWER else "higher",
+                    "reached": statistics.mean(values),
+                    "values": values,
+                    "published": published.get(metric, ""),
+                    "source": TASKS[name].source if metric in published else "",
+                    "signature": test[metric].get("signature", ""),
+                    "seconds": statistics.mean(run["seconds"] for run in runs),
+                    "parameters": runs[0]["parameters"],
+                })  # fmt: skip
+        return rows
+
+
+def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
+    lines = ["| task | test | metric | reached | runs | published | source | seconds | parameters |", "|" + "---|" * 9]
+    for row in rows:
+        spread = f" ({min(row['values']):.2f} to {max(row['values']):.2f})" if len(row["values"]) > 1 else ""
+        figure = f"{row['reached']:.4f}" if row["metric"] == "loss" else f"{row['reached']:.2f}"
+        cells = [row["task"], row["test"], f"{row['metric']}{' ↓' * (row['better'] == 'lower')}", figure + spread]
+        cells += [str(len(row["values"])), row["published"], row["source"]]
+        lines.append("| " + " | ".join([*cells, f"{row['seconds']:.0f}", f"{row['parameters']:,}"]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="TASK", help=f"of {', '.join(TASKS)}; by default all")
+    parser.add_argument("--data", type=Path, required=True, help="the folder that holds the corpora")
+    parser.add_argument("--out", type=Path, required=True, help="where runs and tables go")
+    parser.add_argument("--at-once", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument("--set", nargs="+", default=[], metavar="a.b=c", help="settings for all of them")
+    arguments = parser.parse_args()
+    names = arguments.names or list(TASKS)
+    for name in names:
+        if name not in TASKS:
+            parser.error(f"there is no task called {name!r}; there are {', '.join(TASKS)}")
+    wanted = dict.fromkeys(name for one in names for name in (TASKS[one].parent, one) if name)
+    bench = Bench(arguments.out, arguments.data, arguments.seeds, arguments.set)
+    for later in (False, True):  # a run that goes on from another comes after it
+        jobs = [(n, s) for s in arguments.seeds for n in wanted if bool(TASKS[n].parent) == later]
+        with ThreadPoolExecutor(arguments.at_once) as pool:
+            for done in [pool.submit(bench.run, *job) for job in jobs]:
+                done.result()
+    bench.tell()
+    print((arguments.out / "tasks.md").read_text(encoding="utf-8"), end="")
+
+
+if __name__ == "__main__":
+    main()
