@@ -88,7 +88,7 @@ def test_a_card_without_records(toy: Toy, tmp_path: Path) -> None:
 def test_names_of_corpora() -> None:
     assert corpus_name(CorpusSettings(source="/a/b/train.en", target="c/train.de")) == "train.en + train.de"
     assert corpus_name(CorpusSettings(tsv="/a/b.tsv", weight=2.5)) == "b.tsv (weight 2.5)"
-    assert corpus_name(CorpusSettings(text="/a/b.txt", part=(0.0, 0.5))) == "b.txt, part [0.0, 0.5]"
+    assert corpus_name(CorpusSettings(text="/a/b.txt", part=(0.0, 0.5))) == "b.txt (part [0.0, 0.5])"
     assert corpus_name(CorpusSettings(phrasebook=500, seed=3)) == "phrasebook, 500 pairs, seed 3"
 
 

@@ -197,6 +197,8 @@ def test_a_fingerprint_follows_files_and_settings(tmp_path: Path) -> None:
     prints = [
         first,
         fingerprint(CorpusSettings(tsv=str(path), columns=(1, 0))),
+        fingerprint(CorpusSettings(tsv=str(path), source_words=3)),
+        fingerprint(CorpusSettings(tsv=str(path), where={"0": "a"})),
         fingerprint(CorpusSettings(jsonl=str(path))),
     ]
     prints.append(fingerprint(CorpusSettings(source=str(path), target=str(path))))

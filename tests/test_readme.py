@@ -33,7 +33,7 @@ def test_every_block_runs(tmp_path: Path) -> None:
             text = text.replace("train.steps=30", SHORT.replace(" ", '", "'))
             command = [sys.executable, "-c", text]
         else:
-            text = re.sub(r"^(dragoman train .*)$", rf"\1 {SHORT}", text, flags=re.MULTILINE)
+            text = re.sub(r"^(dragoman (?:train|compare) .*)$", rf"\1 {SHORT}", text, flags=re.MULTILINE)
             command = ["bash", "-euc", text]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"

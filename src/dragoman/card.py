@@ -73,9 +73,8 @@ def goodness(event: dict[str, Any], metric: Metric | None) -> tuple[float, float
 def corpus_name(corpus: CorpusSettings) -> str:
     if corpus.phrasebook:
         return f"phrasebook, {corpus.phrasebook} pairs, seed {corpus.seed}"
-    part = f", part {list(corpus.part)}" if corpus.part != (0.0, 1.0) else ""
     weight = f" (weight {corpus.weight:g})" if corpus.weight != 1 else ""
-    return " + ".join(Path(name).name for name in corpus.files) + part + weight
+    return " + ".join(Path(name).name for name in corpus.files) + corpus.chosen + weight
 
 
 def card_table(about: dict[str, Any]) -> Group:

@@ -100,10 +100,15 @@ class CorpusSettings(Settings):
 
     @property
     def shown(self) -> str:
-        """What it is called where results are told."""
-        rows = ", ".join(f"{name}: {word}" for name, word in self.where.items())
-        name = " and ".join(self.files) or f"phrasebook: {self.phrasebook}, seed: {self.seed}"
-        return name + (f" ({rows})" if rows else "")
+        """What it is called where people read of it."""
+        return (" and ".join(self.files) or f"phrasebook: {self.phrasebook}, seed: {self.seed}") + self.chosen
+
+    @property
+    def chosen(self) -> str:
+        """Which rows of its file it takes, or which part of it; nothing, where it takes them all."""
+        rows = [f"{name}: {word}" for name, word in self.where.items()]
+        part = [f"part {list(self.part)}"] if self.part != (0.0, 1.0) else []
+        return f" ({', '.join(rows + part)})" if rows or part else ""
 
     def check(self, key: str) -> None:
         given = [name for name in ("source", "tsv", "jsonl", "dialogue", "text", "phrasebook") if getattr(self, name)]
@@ -112,7 +117,8 @@ class CorpusSettings(Settings):
                 f"{key} needs one of {{source: F, target: F}}, {{tsv: F}}, {{jsonl: F}}, {{dialogue: F}}, {{text: F}} "
                 f"or {{phrasebook: N}}, got {self.model_dump(exclude_defaults=True) or 'nothing'}"
             )
-        works = {"where": ("tsv", "jsonl"), "references": ("jsonl",), "conllu": ("source", "tsv", "jsonl", "dialogue")}
+        pairs = ("source", "tsv", "jsonl", "dialogue")
+        works = {"where": ("tsv", "jsonl"), "references": ("jsonl",), "conllu": pairs, "source_words": pairs}
         for name, kinds in works.items():
             if getattr(self, name) and given[0] not in kinds:
                 raise Mistake(f"{key}: {name} works with {' and '.join(kinds)}, not with {given[0]}")

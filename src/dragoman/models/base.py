@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dragoman.types import Batch
+from dragoman.config import Settings
+from dragoman.types import Batch, Mistake
 
 
 class Model(nn.Module, ABC):
@@ -40,3 +41,21 @@ class Seq2Seq(Model):
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """All that a model is: what it learned, and what it measured on the way (the statistics of batch norm)."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def initialise(model: nn.Module) -> None:
+    """Xavier for products, zero for biases, and embeddings that have unit size once scaled."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+
+
+def useless(settings: Settings, what: str, *names: str) -> None:
+    """A setting that would change nothing is refused: who sets it expects something of it."""
+    for name in names:
+        if getattr(settings, name) != type(settings).model_fields[name].default:
+            raise Mistake(f"model.{name} has no use in {what}; leave it out")

@@ -24,7 +24,7 @@ from dragoman.types import Mistake
 
 
 class Kind(NamedTuple):
-    settings: type[Any]  # with `check()` and `layout`: how its batches are laid out (data/batch.py)
+    settings: type[Any]  # with `check()`, `layout` (how its batches are laid out, data/batch.py) and `compiles`
     model: Callable[..., Model]
     task: str  # translate, generate or classify
 
@@ -65,15 +65,13 @@ def layout_of(model: dict[str, Any]) -> str:
 def asks_for_trees(model: dict[str, Any]) -> bool:
     """Whether its batches are to carry the dependency trees of the sources."""
     scheme = POSITIONS.get(model.get("position", ""))
-    return scheme is not None and scheme.relate.needs == "tree"
+    return scheme is not None and scheme.of_trees
 
 
 def most_tokens(model: dict[str, Any]) -> int | None:
     """Places that a model has for a sentence and the mark that goes with it; None where any length will do."""
-    settings = settings_of(model)
-    if not isinstance(settings, TransformerSettings):
-        return None
-    return settings.max_length if settings.position == "learned" or settings.attention == "linformer" else None
+    most: int | None = settings_of(model).most
+    return most
 
 
 def completed(recipe: Recipe) -> Recipe:

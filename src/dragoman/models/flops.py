@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dragoman.models.base import Model
 from dragoman.nn.attention import CrossAttention, SelfAttention
-from dragoman.nn.scores import Additive, Attention, Dot, Multiplicative
+from dragoman.nn.scores import Attention
 from dragoman.types import Batch
 
 Lengths = NDArray[np.int64]
@@ -81,9 +81,7 @@ def look(name: str, module: nn.Module) -> Look | None:
     if isinstance(module, CrossAttention):
         return Look("target", "source", module.query_width + module.value_width, every)
     if isinstance(module, Attention):
-        scored = module.width if isinstance(module.score, Dot | Multiplicative) else 0
-        scored = module.score.weight.numel() if isinstance(module.score, Additive) else scored
-        return Look("target", "source", scored + module.width, every)
+        return Look("target", "source", module.score.products + module.width, every)
     return None
 
 

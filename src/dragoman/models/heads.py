@@ -11,21 +11,15 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from dragoman.config import Count, Settings, pick
-from dragoman.models.base import Model
+from dragoman.config import Count, pick
+from dragoman.models.base import Model, initialise, useless
 from dragoman.models.rnn import RecurrentEncoder, RecurrentStack, RnnSettings
-from dragoman.models.transformer import Decoder, Encoder, TransformerSettings, initialise
+from dragoman.models.transformer import Decoder, Encoder, TransformerSettings
 from dragoman.nn.dropout import Dropout
 from dragoman.nn.mask import Rows
 from dragoman.nn.pool import POOLS
+from dragoman.nn.position import POSITIONS
 from dragoman.types import Batch, Mistake
-
-
-def useless(settings: Settings, what: str, *names: str) -> None:
-    """A setting that would change nothing is refused: who sets it expects something of it."""
-    for name in names:
-        if getattr(settings, name) != type(settings).model_fields[name].default:
-            raise Mistake(f"model.{name} has no use in {what}; leave it out")
 
 
 class TransformerLmSettings(TransformerSettings):
@@ -37,11 +31,11 @@ class TransformerLmSettings(TransformerSettings):
     def check(self) -> None:
         super().check()
         useless(self, "a language model, which has no encoder", "encoder_layers", "attention")
-        if self.position == "tree":
-            raise Mistake("model.position=tree needs the tree of a whole sentence, which a language model has not read")
-        if self.position == "learned" and self.max_length < self.context:
+        if POSITIONS[self.position].of_trees:
+            raise Mistake(f"model.position={self.position} needs the tree of a whole sentence, which a language model has not read")
+        if self.most is not None and self.most < self.context:
             raise Mistake(
-                f"model.context={self.context} is more than learned positions reach; "
+                f"model.context={self.context} is more than model.position={self.position} reaches; "
                 f"raise model.max_length, which is {self.max_length}"
             )
 
@@ -62,8 +56,8 @@ class TransformerClassifierSettings(TransformerSettings):
     def check(self) -> None:
         super().check()
         pick(POOLS, self.pool, "model.pool")
-        if self.position == "tree":
-            raise Mistake("model.position=tree needs trees beside the texts, which only translation takes so far")
+        if POSITIONS[self.position].of_trees:
+            raise Mistake(f"model.position={self.position} needs trees beside the texts, which only translation takes so far")
         useless(self, "a classifier, which has no decoder", "decoder_layers", "decoder_attention", "tied")
 
     def encoder(self, size: int) -> nn.Module:

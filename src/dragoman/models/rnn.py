@@ -10,15 +10,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from dragoman.config import Amount, Count, Fraction, Settings, pick
-from dragoman.models.base import Seq2Seq
-from dragoman.models.transformer import initialise
+from dragoman.models.base import Seq2Seq, initialise, useless
 from dragoman.nn.dropout import Dropout
 from dragoman.nn.linear import Linear
 from dragoman.nn.mask import Rows
@@ -56,18 +55,18 @@ class RnnSettings(Settings):
             raise Mistake(
                 f"model.bidirectional=true gives each direction half of model.width: make it even, got {self.width}"
             )
-        if self.cell != "vanilla" and self.nonlinearity != "tanh":
+        if not CELLS[self.cell].plain:
+            useless(self, f"model.cell={self.cell}, which has its own", "nonlinearity")
+        if not SCORES[self.attention].sized:
+            useless(self, f"model.attention={self.attention}", "attention_width")
+        if not SCORES[self.attention].reads and not BRIDGES[self.bridge].linked:
             raise Mistake(
-                f"model.nonlinearity={self.nonlinearity} is for model.cell=vanilla; leave it out with {self.cell}"
+                f"with model.attention={self.attention} and model.bridge={self.bridge} the decoder never sees the "
+                "source; change one of them"
             )
-        if self.attention != "additive" and self.attention_width:
-            raise Mistake(
-                f"model.attention_width is for model.attention=additive, not for {self.attention}; leave it out"
-            )
-        if self.attention == "none" and self.bridge == "none":
-            raise Mistake(
-                "with model.attention=none and model.bridge=none the decoder never sees the source; change one of them"
-            )
+
+    most: ClassVar[int | None] = None  # places for a sentence: any length will do
+    compiles: ClassVar[bool] = False  # its loops, unrolled, would be compiled anew for every length
 
     @property
     def layout(self) -> str:
@@ -130,7 +129,6 @@ class RecurrentEncoder(Embedded):
         memory_BSC: Tensor = self.read(ids_BS, rows)[0]
         return memory_BSC
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def read(self, ids_BS: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """The states, memory_BSC, and what the top layer says once all is read, each end's half of it, last_BC."""
         ends = Ends(rows)
@@ -217,7 +215,6 @@ class RecurrentDecoder(Embedded):
     def before(self, memory_BSC: Tensor, last_BC: Tensor, keep_BS: Tensor) -> tuple[Source, States]:
         return self.attention.look_up(memory_BSC, keep_BS), self.bridge(last_BC, self.stack.first(len(last_BC)))
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, ids_BT: Tensor, source: Source, states: States) -> tuple[Tensor, Tensor]:
         """The top layer's states, which look at the source, and what is said: state_BTC, said_BTO."""
         x_BTE = self.embed(ids_BT)
@@ -266,7 +263,6 @@ class RecurrentStack(Embedded):
         widths = settings.width, settings.said_width
         self.out = Linear(*widths) if widths[0] != widths[1] else nn.Identity()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, ids_BT: Tensor, rows: Rows) -> Tensor:
         assert rows.alone
         out: Tensor = self.dropout(self.out(self.stack(self.embed(ids_BT), self.stack.first(len(ids_BT)))))

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from dragoman.config import Amount, Count, Fraction, pick
-from dragoman.models.base import Seq2Seq
+from dragoman.models.base import Seq2Seq, initialise
 from dragoman.nn.attention import Cache, CrossAttention, SelfAttention
 from dragoman.nn.block import FEEDFORWARDS, PLACES, FeedForward, Residual
 from dragoman.nn.dropout import Dropout
@@ -45,6 +45,7 @@ class TransformerSettings(AttentionSettings):
     norm_place: str = "pre"
     residual: bool = True
     tied: bool = True  # one matrix for target embeddings and output; for source embeddings too, if they are joint
+    compiles: ClassVar[bool] = True
 
     def check(self) -> None:
         for name in ("width", "query_width", "value_width"):
@@ -84,6 +85,12 @@ class TransformerSettings(AttentionSettings):
         """Several sentences to a row, unless one of the patterns cannot tell them apart."""
         kinds = (PATTERNS[self.attention], PATTERNS[self.decoder_attention])
         return "packed" if all(kind.shares_rows for kind in kinds) else "padded"
+
+    @property
+    def most(self) -> int | None:
+        """Places that it has for a sentence and the mark that goes with it; None where any length will do."""
+        limited = POSITIONS[self.position].embed.limited or PATTERNS[self.attention].limited
+        return self.max_length if limited else None
 
     @property
     def encoder_depth(self) -> int:
@@ -157,7 +164,7 @@ class DecoderLayer(nn.Module):
 def in_decoder(settings: TransformerSettings) -> Scheme:
     """A decoder's own position scheme: it has no trees, so there it counts in waves."""
     scheme = POSITIONS[settings.position]
-    return POSITIONS["sinusoidal"] if scheme.relate.needs == "tree" else scheme
+    return POSITIONS["sinusoidal"] if scheme.of_trees else scheme
 
 
 def stacked(make: Callable[[], nn.Module], depth: int, *, shared: bool) -> nn.ModuleList:
@@ -320,14 +327,3 @@ class Transformer(Seq2Seq):
         """One token in for every row, log-probabilities_NV of the next one and the new state out."""
         states_NC, state = self.decoder.step(token_N, state)
         return self.project(states_NC).float().log_softmax(-1), state
-
-
-def initialise(model: nn.Module) -> None:
-    """Xavier for products, zero for biases, and embeddings that have unit size once scaled."""
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)

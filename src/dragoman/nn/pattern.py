@@ -33,6 +33,7 @@ class Full(nn.Module):
 
     shares_rows = True  # several sentences may lie in one row
     causal = True  # may stand in a decoder
+    limited = False  # knows no place beyond settings.max_length
     tells = frozenset({"nothing", "distance", "tree"})  # what a position scheme may ask for (nn/position.py)
 
     def __init__(self, settings: AttentionSettings, *, ahead: bool) -> None:
@@ -210,6 +211,7 @@ class Linformer(Full):
 
     shares_rows = False
     causal = False
+    limited = True
     tells = frozenset({"nothing"})
 
     def __init__(self, settings: AttentionSettings, *, ahead: bool) -> None:

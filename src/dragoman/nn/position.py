@@ -26,6 +26,8 @@ from dragoman.types import NO_WAY, Mistake
 class Embed(nn.Module):
     """Nothing is added."""
 
+    limited = False  # knows no place beyond settings.max_length
+
     def __init__(self, settings: AttentionSettings) -> None:
         super().__init__()
         self.settings = settings
@@ -52,6 +54,8 @@ class Sinusoidal(Embed):
 
 class Learned(Embed):
     """A vector for every place, learned like those of the words. It knows no place beyond its table."""
+
+    limited = True
 
     def __init__(self, settings: AttentionSettings) -> None:
         super().__init__(settings)
@@ -217,6 +221,11 @@ def sinusoids(position_BT: Tensor, width: int) -> Tensor:
 class Scheme(NamedTuple):
     embed: type[Embed] = Embed
     relate: type[Relate] = Relate
+
+    @property
+    def of_trees(self) -> bool:
+        """Whether it asks for the dependency trees of the sentences."""
+        return self.relate.needs == "tree"
 
 
 POSITIONS = {

@@ -24,6 +24,7 @@ class Cell(nn.Module):
     """What all cells share: weights for the input and for the last state, gates side by side, and where they start."""
 
     gates, parts = 1, 1
+    plain = False  # whether its nonlinearity is a matter of choice
 
     def __init__(self, inputs: int, width: int, *, nonlinearity: str = "tanh", learned: bool = False) -> None:
         super().__init__()
@@ -88,6 +89,8 @@ class Cell(nn.Module):
 
 class Vanilla(Cell):
     """h' = f(W h + U x + b)."""
+
+    plain = True
 
     def advance(self, read_NG: Tensor, state: State) -> State:
         return (NONLINEARITIES[self.nonlinearity](read_NG + F.linear(state[0], self.hidden_weight)),)

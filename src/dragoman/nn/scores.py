@@ -24,9 +24,16 @@ class Score(nn.Module):
     """All source tokens count alike, so that what is read is their mean."""
 
     reads = True  # whether the decoder gets to see what it looks at
+    sized = False  # whether model.attention_width matters to it
 
     def __init__(self, width: int, memory_width: int, attention_width: int) -> None:  # noqa: ARG002 - the menu's shape
         super().__init__()
+        self.width, self.attention_width = width, attention_width
+
+    @property
+    def products(self) -> int:
+        """Multiply-adds when a query meets a key (models/flops.py)."""
+        return 0
 
     def keys(self, memory_BSM: Tensor) -> Tensor:
         """What a source state shows of itself: made once, asked at every step."""
@@ -45,11 +52,15 @@ class Nothing(Score):
 class Dot(Score):
     """s'h. Both have one width."""
 
+    @property
+    def products(self) -> int:
+        return self.width
+
     def forward(self, query_BTC: Tensor, key_BSA: Tensor) -> Tensor:
         return query_BTC @ key_BSA.mT
 
 
-class Multiplicative(Score):
+class Multiplicative(Dot):
     """s'Wh."""
 
     def __init__(self, width: int, memory_width: int, attention_width: int) -> None:
@@ -60,18 +71,21 @@ class Multiplicative(Score):
         out: Tensor = self.key(memory_BSM)
         return out
 
-    def forward(self, query_BTC: Tensor, key_BSA: Tensor) -> Tensor:
-        return query_BTC @ key_BSA.mT
-
 
 class Additive(Score):
     """v'tanh(W1 h + W2 s)."""
+
+    sized = True
 
     def __init__(self, width: int, memory_width: int, attention_width: int) -> None:
         super().__init__(width, memory_width, attention_width)
         self.key = Linear(memory_width, attention_width, bias=False)
         self.query = Linear(width, attention_width, bias=False)
         self.weight = nn.Parameter(torch.empty(attention_width).uniform_(-1, 1) * (3 / attention_width) ** 0.5)
+
+    @property
+    def products(self) -> int:
+        return self.attention_width
 
     def keys(self, memory_BSM: Tensor) -> Tensor:
         out: Tensor = self.key(memory_BSM)

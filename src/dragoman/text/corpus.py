@@ -28,6 +28,7 @@ from dragoman.types import Mistake, Pair
 
 TURN = " | "  # between the turns of a dialogue
 SHOWN = 5  # rows that a complaint quotes
+NO_SHAPE = ("weight", "references", "phrasebook", "split", "seed")  # settings that change no pair of a file
 DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
 
 
@@ -291,8 +292,8 @@ def fingerprint(corpus: CorpusSettings, *, split: str = "train", direction: str 
         grammar = hashlib.blake2b(b"".join(path.read_bytes() for path in room)).hexdigest()
         parts = ["phrasebook", corpus.phrasebook, corpus.split or split, corpus.seed, direction, grammar]
     else:
-        shape = corpus.model_dump(mode="json", include={"columns", "keys", "where", "part"})
-        parts = [*((name, _identity(getattr(corpus, name))) for name in FILES if getattr(corpus, name)), shape]
+        files = [(name, _identity(getattr(corpus, name))) for name in FILES if getattr(corpus, name)]
+        parts = [*files, corpus.model_dump(mode="json", exclude={*FILES, *NO_SHAPE})]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
 

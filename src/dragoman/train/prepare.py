@@ -90,7 +90,7 @@ def prepare(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: To
     pairs = (pair for c in recipe.data.dev for pair in _reader(recipe, c, "dev", trees=trees)())
     lines = [pair for pair, _ in zip(pairs, range(recipe.train.validate_lines if form_of(recipe) == "pairs" else 0))]
     named = [(split, c) for split in ("train", "dev") for c in getattr(recipe.data, split)]
-    return Prepared(found, train, dev, lines, [f"data.{split} ({files_of(c)})" for split, c in named])
+    return Prepared(found, train, dev, lines, [f"data.{split} ({c.shown})" for split, c in named])
 
 
 def stream_of(recipe: Recipe, prepared: Prepared) -> Stream:
@@ -100,11 +100,6 @@ def stream_of(recipe: Recipe, prepared: Prepared) -> Stream:
     if form == "windows":
         return Windows(prepared.train, prepared.tokenizers, context=recipe.model["context"], **common)
     return Stream(prepared.train, prepared.tokenizers, sampling=recipe.tokenizer.sampling, form=form, **common)
-
-
-def files_of(corpus: CorpusSettings) -> str:
-    part = f", part {list(corpus.part)}" if corpus.part != (0.0, 1.0) else ""
-    return " and ".join(corpus.files) + part or f"phrasebook: {corpus.phrasebook}, seed: {corpus.seed}"
 
 
 def _tokenizers(recipe: Recipe, folder: RunFolder, report: Report) -> Tokenizers:

@@ -151,6 +151,8 @@ def check(recipe: Recipe) -> None:
         for corpus in getattr(recipe.data, name):
             corpus.check(f"data.{name}")
     check_data(recipe)
+    if recipe.train.compile is True and not kind_of(recipe.model).settings.compiles:
+        raise Mistake("train.compile=true is of no use to recurrent models, whose kernels are compiled; leave it out")
     if recipe.train.patience and not recipe.data.dev:
         raise Mistake("train.patience watches the dev set, so it needs data.dev")
 

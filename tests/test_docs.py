@@ -1,0 +1,55 @@
+"""The documents speak of what is there: every name on a menu of models, tokenizers and metrics, every recipe."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dragoman.models.build import MODELS
+from dragoman.score.metrics import METRICS
+from dragoman.text.tokenizer import TOKENIZERS
+from toy_models import RNN, TRANSFORMER
+
+ROOT = Path(__file__).parents[1]
+MODELS_PAGE = (ROOT / "docs/models.md").read_text(encoding="utf-8")
+TASKS_PAGE = (ROOT / "docs/tasks.md").read_text(encoding="utf-8")
+
+
+def row(page: str, section: str, setting: str) -> str:
+    """The line of a setting in the table of a section."""
+    part = page.split(f"## `kind: {section}`")[1].split("\n## ")[0]
+    return next(line for line in part.splitlines() if re.match(rf"\| .*`{setting}`", line))
+
+
+@pytest.mark.parametrize(("kind", "menus"), [("rnn", RNN), ("transformer", TRANSFORMER)])
+def test_every_choice_of_a_model_is_told(kind: str, menus: dict[str, list[object]]) -> None:
+    for setting, menu in menus.items():
+        if setting in ("tied", "decoder_attention"):
+            continue
+        told = row(MODELS_PAGE, kind, setting)
+        for choice in menu:
+            name = str(choice).lower() if isinstance(choice, bool) else choice
+            assert f"`{name}`" in told, f"{kind}: {setting} {name}"
+
+
+def test_every_kind_of_model_is_told() -> None:
+    assert all(f"## `kind: {kind}`" in MODELS_PAGE for kind in MODELS)
+
+
+def test_every_tokenizer_and_metric_is_told() -> None:
+    assert all(f"`{name}`" in TASKS_PAGE for name in (*TOKENIZERS, *METRICS))
+
+
+def test_every_recipe_of_a_task_is_told() -> None:
+    recipes = [path.stem for path in (ROOT / "recipes/tasks").glob("*.yaml")]
+    assert recipes
+    assert all(f"`{name}`" in TASKS_PAGE for name in recipes)
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
+def test_files_that_a_page_names_are_there(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    for name in re.findall(r"`((?:src|tests|bench|recipes|docs)/[\w./-]+\.\w+)`", text):
+        assert (ROOT / name).exists(), f"{page} names {name}"
