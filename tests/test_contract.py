@@ -19,6 +19,14 @@ from torch import Tensor
 from dragoman.config import TrainSettings
 from dragoman.models.base import Model, tensors_of
 from dragoman.models.build import kind_of, settings_of
+from dragoman.nn.block import FEEDFORWARDS
+from dragoman.nn.kernel import KERNELS
+from dragoman.nn.norm import NORMS
+from dragoman.nn.pattern import PATTERNS
+from dragoman.nn.pool import POOLS
+from dragoman.nn.position import POSITIONS
+from dragoman.nn.recurrent import CELLS
+from dragoman.nn.scores import SCORES
 from dragoman.store import load_tensors, save_tensors
 from dragoman.train.choices import Choices
 from dragoman.train.step import Stepper, put
@@ -215,3 +223,25 @@ def test_an_encoder_with_positions_knows_the_order(position: str) -> None:
     turned = examples[0]._replace(source=examples[0].source[::-1].copy())
     one, other = (states_of(model, laid(section, [[0]], [example]))[0] for example in (examples[0], turned))
     differ(one, other)
+
+
+MENUS: dict[str, tuple[dict[str, Any], Section]] = {
+    "norm": (NORMS, SMALL_TRANSFORMER),
+    "position": (POSITIONS, SMALL_TRANSFORMER),
+    "attention": (PATTERNS, SMALL_TRANSFORMER),
+    "activation": (FEEDFORWARDS, SMALL_TRANSFORMER),
+    "kernel": (KERNELS, SMALL_TRANSFORMER),
+    "cell": (CELLS, SMALL_RNN),
+    "attention of an rnn": (SCORES, SMALL_RNN),
+    "pool": (POOLS, {**SMALL_TRANSFORMER, "kind": "classifier"}),
+}
+
+
+@pytest.mark.parametrize("menu", MENUS)
+def test_a_variant_is_one_more_line_on_its_menu(menu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else must be known of it stands with it: a new name on a menu is a setting that trains."""
+    entries, base = MENUS[menu]
+    monkeypatch.setitem(entries, "new", list(entries.values())[-2])
+    section = {**base, menu.split()[0]: "new"}
+    stepper = Stepper(built(section, dtype=torch.float32), TrainSettings(), Choices("cpu", "float32", False, 1))
+    assert stepper.update([laid(section, packed(section), some_examples(section))], 1, 1e-3).finite
