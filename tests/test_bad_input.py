@@ -12,6 +12,7 @@ from random import Random
 import pytest
 
 from dragoman.loading import load
+from dragoman.store import CHANGED, DIGEST_LINE
 from dragoman.text import phrasebook
 from dragoman.types import Mistake
 from toy_run import Call, Toy, files, one_sentence, process, write_corpus, write_lines, write_recipe
@@ -167,15 +168,29 @@ def test_a_file_that_is_no_recipe(folder: Path, tmp_path: Path, call: Call, name
         ("train.device=gpu", ("'gpu'", "cuda")),
         ("train.device=cuda:99", ("'cuda:99'",)),
         ("train.patience=3", ("train.patience", "data.dev")),
+        ("train.freeze=[nothing]", ("train.freeze", "'nothing'")),
+        ("train.freeze=['*']", ("train.freeze", "nothing to train")),
+        ("model.reach=100000000", ("model.reach", "65536")),
+        ("tokenizer.target_size=50", ("target_size", "tokenizer.joint")),
+        ("data.metrics=bleu", ("data.metrics", "a list", "'bleu'")),
+        ("data.train={tsv: one.tsv, columns: [0]}", ("columns.1", "should be set")),
+        ("data.train={tsv: one.tsv, columns: [0, 1, 2]}", ("columns", "a list of 2")),
+        ("data.train={tsv: one.tsv, columns: [-1, 0]}", ("columns", "-1")),
+        ("data.train={tsv: missing.tsv}", ("missing.tsv",)),
+        ("data.dev={source: train.src, target: missing}", ("missing",)),
+        ("data.test={tsv: missing.tsv}", ("missing.tsv",)),
+        ("data.test={text: train.src}", ("data.test", "plain text")),
     ],
 )
 def test_a_setting_that_is_wrong(
     folder: Path, tmp_path: Path, call: Call, setting: str, culprits: tuple[str, ...]
 ) -> None:
+    """All that can be seen without reading the corpora is said before anything is written."""
     more = ["data.dev=[]"] if "patience" in setting else []
-    cache = f"data.cache={tmp_path}"
+    cache = f"data.cache={tmp_path / 'cache'}"
     answer = call("train", folder / "recipe.yaml", "--out", tmp_path / "run", cache, setting, *more)
-    one_sentence(answer, *culprits, working=True)
+    one_sentence(answer, *culprits)
+    assert files(tmp_path) == []
 
 
 MENUS = {  # a misspelt name: the one that was meant
@@ -198,10 +213,9 @@ MENUS = {  # a misspelt name: the one that was meant
 @pytest.mark.parametrize("setting", MENUS)
 def test_a_misspelt_variant(folder: Path, tmp_path: Path, call: Call, setting: str) -> None:
     run = tmp_path / "run"
-    more = ["data.train={phrasebook: 5}"] if "direction" in setting else []
-    answer = call("train", folder / "recipe.yaml", "--out", run, setting, f"data.cache={tmp_path}", *more)
-    one_sentence(answer, repr(setting.partition("=")[2]), MENUS[setting], working="direction" in setting)
-    assert "direction" in setting or not run.exists()
+    answer = call("train", folder / "recipe.yaml", "--out", run, setting, f"data.cache={tmp_path}")
+    one_sentence(answer, repr(setting.partition("=")[2]), MENUS[setting])
+    assert not run.exists()
 
 
 def test_a_vocabulary_that_the_corpus_cannot_fill(folder: Path, tmp_path: Path, call: Call) -> None:
@@ -221,6 +235,12 @@ def test_a_vocabulary_that_the_corpus_cannot_fill(folder: Path, tmp_path: Path, 
     assert call(*command, f"tokenizer.size={largest}").code == 0
 
 
+def test_a_corpus_of_which_nothing_can_be_used_is_named(folder: Path, tmp_path: Path, call: Call) -> None:
+    cache = f"data.cache={tmp_path}"
+    answer = call("train", folder / "recipe.yaml", "--out", tmp_path / "run", "data.max_length=1", cache)
+    one_sentence(answer, "data.train", folder / "train.src", "none of 60 pairs", "data.max_length", working=True)
+
+
 # Run folders.
 
 
@@ -237,7 +257,14 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "from the future": (lambda run: (run / "FORMAT").write_text("99\n"), ("format 99", "update")),
     "from nowhere": (lambda run: (run / "FORMAT").write_text("two\n"), ("FORMAT", "damaged")),
     "without config": (lambda run: (run / "config.yaml").unlink(), ("config.yaml",)),
-    "without model": (lambda run: (run / "model.safetensors").unlink(), ("no model yet",)),
+    "from nowhere near": (lambda run: (run / "FORMAT").write_text("9" * 5000), ("FORMAT", "damaged")),
+    "without model": (lambda run: (run / "model.safetensors").unlink(), ("model.safetensors", "missing", "--resume")),
+    "just begun": (
+        lambda run: [(run / "model.safetensors").unlink(), shutil.rmtree(run / "checkpoints")],
+        ("no model yet",),
+    ),
+    "changed model": (lambda run: change(run, "norm: layer", "norm: lyer"), ("config.yaml", "'layer'")),
+    "changed settings": (lambda run: change(run, "seed: 1\n", "seed: one\n"), ("config.yaml", "seed", "'one'")),
     "without tokenizer": (lambda run: shutil.rmtree(run / "tokenizer"), ("tokenizer.json",)),
     "without pieces": (lambda run: (run / "tokenizer/joint.model").unlink(), ("joint.model",)),
     "half a model": (lambda run: halve(run / "model.safetensors"), ("model.safetensors",)),
@@ -249,6 +276,14 @@ FOLDERS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
     "flipped config": (lambda run: flip(run / "config.yaml", 100), ("config.yaml",)),
     "flipped tokenizer": (lambda run: flip(run / "tokenizer/joint.model", 2000), ("joint.model", "damaged")),
 }
+
+
+def change(run: Path, old: str, new: str) -> None:
+    """Edit the settings by hand, and say so."""
+    text = (run / "config.yaml").read_text()
+    assert old in text
+    body = text.replace(old, new).rpartition(DIGEST_LINE)[0]
+    (run / "config.yaml").write_text(f"{body}{DIGEST_LINE}{CHANGED}\n")
 
 
 def halve(path: Path) -> None:

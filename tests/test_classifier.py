@@ -135,6 +135,17 @@ def test_labels_may_be_numbers_and_stand_anywhere(tmp_path: Path, form: str) -> 
     assert load(run, device="cpu").classify(["ba."])[0].probabilities.keys() == {"0", "1"}
 
 
+def test_a_label_of_two_lines_is_one_line_out(tmp_path: Path, call: Call) -> None:
+    recipe = classifier_recipe(tmp_path, steps=1)
+    records = (
+        json.dumps({"source": text, "target": f"{mark}\nindeed"}) for text, mark in (("ba", "yes"), ("ne", "no"))
+    )
+    corpus = f"data.train={{jsonl: {write_lines(tmp_path / 'two.jsonl', records)}}}"
+    run = quietly(recipe, tmp_path / "run", corpus, "data.dev=[]")
+    answer = call("classify", run, stdin=b"ba\nne\n")
+    assert [line.partition(" ")[2] for line in answer.out.splitlines()] == ["indeed", "indeed"]
+
+
 COMPLAINTS: list[tuple[str, list[str], str]] = [
     ("yes\tba\nyes\tne\n", [], "only the label 'yes'"),
     ("", [], "is empty"),
@@ -144,6 +155,9 @@ COMPLAINTS: list[tuple[str, list[str], str]] = [
     ("yes\tba\nno\tne\n", ["model.pool=min"], "no model.pool called 'min'"),
     ("yes\tba\nno\tne\n", ["tokenizer.target_kind=char"], "has one tokenizer"),
     ("yes\tba\nno\tne\n", ["train.metric=accurate"], "did you mean 'accuracy'"),
+    ("yes\tba\nno\tne\n", ["train.metric=bleu"], "no metric of models that classify called 'bleu'"),
+    ("yes\tba\nno\tne\n", ["data.metrics=[exact, bleu]"], "bleu cannot judge models that classify"),
+    ("yes\tba\nno\tne\n", ["model={kind: lm, layers: 1}", "data.metrics=[bleu]"], "bleu cannot judge"),
 ]
 
 

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,10 @@ def test_without_a_command_there_is_help(call: Call) -> None:
     answer = call()
     assert answer.code in (0, 2)
     assert "translate" in answer.out + answer.err
+
+
+def test_the_version_is_told(call: Call) -> None:
+    assert call("--version") == (0, f"dragoman {version('dragoman')}\n", "")
 
 
 # translate

@@ -17,7 +17,7 @@ from dragoman.compare import judge as judging
 from dragoman.compare.compare import compare
 from dragoman.compare.page import page
 from dragoman.compare.plan import planned, recipe_files
-from dragoman.compare.questions import answered, read_questions
+from dragoman.compare.questions import answered, check_questions, read_questions
 from dragoman.compare.summary import summarised
 from dragoman.compare.work import judgement_of
 from dragoman.text import phrasebook
@@ -26,7 +26,7 @@ from dragoman.train.trainer import train
 from dragoman.types import Mistake, Pair
 from toy_heads import classifier_recipe, lm_recipe
 from toy_report import report_of
-from toy_run import SMALL, Call, one_sentence, process, started, tensors, write_corpus, write_recipe
+from toy_run import SMALL, Call, one_sentence, started, tensors, write_corpus, write_recipe
 
 pytest_plugins = ["toy_fixtures"]
 
@@ -139,13 +139,13 @@ def wait_for(ready: Any, most: float = 60.0) -> None:
         time.sleep(0.01)
 
 
-def test_a_run_that_fails_does_not_take_the_others_with_it(tmp_path: Path) -> None:
+def test_a_run_that_fails_does_not_take_the_others_with_it(tmp_path: Path, call: Call) -> None:
     write_recipes(tmp_path / "recipes")
     spoilt = tmp_path / "recipes" / "attention.yaml"
     whole = yaml.safe_load(spoilt.read_text())
     whole["train"] |= {"lr": 1e30, "clip": 0.0, "save_every": 100, "validate_every": 0}
     spoilt.write_text(yaml.safe_dump(whole))
-    answer = process("compare", tmp_path / "recipes", "--out", tmp_path / "out", "--jobs", 2)
+    answer = call("compare", tmp_path / "recipes", "--out", tmp_path / "out", "--jobs", 2)
     assert answer.code == 2
     assert answer.err.splitlines()[-1].startswith("dragoman: runs of attention failed")
     found = report(tmp_path / "out")
@@ -165,6 +165,7 @@ def test_a_run_that_fails_does_not_take_the_others_with_it(tmp_path: Path) -> No
         ("train", "minutes", 1.0, ("train.minutes", "attention", "bottleneck")),
         ("train", "optimizer", "adamm", ("bottleneck.yaml", "did you mean")),
         ("model", "cell", "lsmt", ("bottleneck.yaml", "did you mean")),
+        ("data", "test", {"tsv": "nowhere.tsv"}, ("bottleneck.yaml", "nowhere.tsv")),
     ],
 )
 def test_what_cannot_be_compared_is_refused(
@@ -200,8 +201,42 @@ def test_a_judgement_of_another_version_is_made_again(done: Path, tmp_path: Path
     assert judgement_of(run) is not None
     copy = run._replace(folder=tmp_path / "runs" / "x-seed1")
     copy.judgement.parent.mkdir()
-    copy.judgement.write_text(json.dumps({"version": 0}))
-    assert judgement_of(copy) is None
+    for torn_or_old in ("{", json.dumps({"version": 0})):
+        copy.judgement.write_text(torn_or_old)
+        assert judgement_of(copy) is None
+
+
+@pytest.mark.parametrize(
+    ("question", "culprits"),
+    [
+        ({"models": ["nobody"]}, ("'Who?'", "models")),
+        ({"better": "attention"}, ("'Who?'", "better and worse")),
+        ({"better": "attention", "worse": "botleneck"}, ("'Who?'", "'botleneck'", "'bottleneck'")),
+        ({"figure": "setting", "x": "model.cell", "lines": "model.width"}, ("model.cell", "attention")),
+        ({"figure": "setting", "x": "model.kind", "lines": "model.width"}, ("model.kind", "no number")),
+    ],
+)
+def test_what_cannot_be_asked_is_said_before_the_runs(
+    tmp_path: Path, call: Call, question: dict[str, object], culprits: tuple[str, ...]
+) -> None:
+    write_recipes(tmp_path / "recipes")
+    asked = {"questions": [{"title": "Who?", "figure": "length", **question}]}
+    (tmp_path / "recipes" / "questions.yaml").write_text(yaml.safe_dump(asked))
+    one_sentence(call("compare", tmp_path / "recipes", "--out", tmp_path / "out"), *culprits)
+    assert not (tmp_path / "out").exists()
+
+
+def test_only_models_of_one_task_are_compared(tmp_path: Path, call: Call) -> None:
+    paths = write_recipes(tmp_path / "recipes")
+    whole = yaml.safe_load(paths[1].read_text())
+    paths[1].write_text(yaml.safe_dump({**whole, "model": {"kind": "lm", "layers": 1}}))
+    one_sentence(call("compare", *paths, "--out", tmp_path / "out"), "model.kind", "translate", "generate")
+
+
+def test_without_anything_to_judge_by_there_is_no_comparison(tmp_path: Path, call: Call) -> None:
+    write_recipes(tmp_path / "recipes")
+    nothing = ("data.test=[]", "data.dev=[]")
+    one_sentence(call("compare", tmp_path / "recipes", "--out", tmp_path / "out", *nothing), "data.test", "attention")
 
 
 def test_recipes_that_are_not_there(tmp_path: Path, call: Call) -> None:
@@ -301,6 +336,7 @@ def test_other_tasks_are_judged_by_their_own_scores(tmp_path: Path, write: Any) 
     train(run.recipe, out=run.folder, report=Report(quiet=True))
     judgement = judging.judge(run.folder, device="cpu")
     [name] = judgement["tests"]
+    assert "/" not in name  # a folder of this machine is no business of the report's readers
     metric = judging.metrics(run.recipe)[0]
     assert judgement["tests"][name]["scores"][metric] >= 0
     whole = summarised([run], {run.folder: judgement}, {}, jobs=1) | {"title": "t", "questions": []}
@@ -319,6 +355,7 @@ def test_recipes_of_a_folder_agree(folder: Path, tmp_path: Path) -> None:
     """On data and budget, which `compare` asks for, and on all else that is no matter of the model."""
     runs = planned([folder], tmp_path, [], 1)
     assert len(runs) == len(recipe_files([folder]))
+    check_questions(read_questions([folder]), runs)
     assert len({(run.recipe.tokenizer, run.recipe.search) for run in runs}) == 1
     own = {"lr", "warmup"}  # a model may need its own
     assert len({run.recipe.train.model_dump_json(exclude=own) for run in runs}) == 1

@@ -23,7 +23,6 @@ from dragoman.config import (
     build,
     near,
     override,
-    parse_yaml,
     pick,
     read_recipe,
     to_yaml,
@@ -31,6 +30,7 @@ from dragoman.config import (
 from dragoman.models.build import completed, settings_of
 from dragoman.models.transformer import TransformerSettings
 from dragoman.types import Mistake
+from dragoman.yaml_text import parse_yaml
 
 SECTIONS: dict[str, type[Settings]] = {
     "": Recipe,
@@ -138,13 +138,13 @@ def test_a_value_of_the_wrong_type_is_named(section: str, name: str) -> None:
         ("train.precision=fp8", "'auto', 'float32' or 'bf16', got 'fp8'"),
         ("train.compile=maybe", "'auto' or a valid boolean, got 'maybe'"),
         ("train.optimizer=1", "a valid string, got 1"),
-        ("train.freeze=encoder", "a valid tuple, got 'encoder'"),
+        ("train.freeze=encoder", "a list, got 'encoder'"),
         ("train.seed=-1", "greater than or equal to 0"),
         ("train.seed=4294967296", "less than 4294967296"),
         ("train=3", "settings written as name: value, got 3"),
         ("data=[1]", "settings written as name: value, got [1]"),
         ("data.train=[[1]]", "settings written as name: value, got [1]"),
-        ("data.train={tsv: a, columns: [0]}", "field required"),
+        ("data.train={tsv: a, columns: [0]}", "columns.1: should be set, got (0,)"),
         ("data.train={tsv: a, columns: [0, -1]}", "greater than or equal to 0, got -1"),
         ("data.train={tsv: a, weight: 0}", "greater than 0"),
         ("tokenizer.size=7", "greater than or equal to 8"),

@@ -290,11 +290,20 @@ def test_a_dialogue_gives_all_that_was_said_before_each_answer(tmp_path: Path) -
     ]
 
 
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_a_dialogue_begins_where_numbers_do_not_go_on(tmp_path: Path, first: int) -> None:
+    turns = [f"{first} hello\thi", f"{first + 1} how\tfine", f"{first} bye\tsee you", f"{first} ho\tha"]
+    path = write(tmp_path / "d.txt", "\n".join(turns))
+    sources = [pair.source for pair in read_pairs(CorpusSettings(dialogue=str(path)))]
+    assert sources == ["hello", "hello | hi | how", "bye", "ho"]
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
         ("", "no line with an answer"),
         ("1 hello\n2 there\n", "no line with an answer, which stands behind a tab"),
+        ("9" * 5000 + " hello\tyes\n", "must begin with the number of the turn"),
         ("1 hello\tyes\nhello\tno\n", r"d\.txt line 2 must begin with the number of the turn.*not 'hello\\tno'"),
     ],
 )

@@ -119,5 +119,5 @@ def test_what_does_not_fit_is_counted_by_form(tmp_path: Path) -> None:
     encoded = [token for pair in texts for token in (*ALL["byte"].encode(pair.target), EOS)]
     assert whole.window(0, whole.text_length).tolist() == encoded
     assert whole.characters == len(encoded)
-    with pytest.raises(Mistake, match="no pair of 1"):
+    with pytest.raises(Mistake, match="none of 1 texts"):
         store(tmp_path / "other", "labels", pairs[1:2], labels)

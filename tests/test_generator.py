@@ -130,6 +130,15 @@ def test_a_line_ends_at_the_longest_that_training_allows(lines_run: Path) -> Non
     assert not found.finished
 
 
+def test_what_a_prompt_loses_is_said(run: Path, lines_run: Path, call: Call) -> None:
+    answer = call("generate", run, "--prompt", "ab☃", "--tokens", 3, "--count", 2, "--device", "cpu")
+    assert (answer.code, answer.err) == (0, "prompt 1: the prompt holds what the tokenizer does not know\n")
+    long = call("generate", lines_run, "--prompt", "a" * 600, "--tokens", 3, "--device", "cpu")
+    assert long.out == "a" * 600 + "\n"
+    assert "prompt 1: stopped at 512 tokens" in long.err
+    assert call("generate", run, "--prompt", "ab", "--tokens", 3, "--device", "cpu").err == ""
+
+
 def test_on_the_command_line(run: Path, tmp_path: Path, call: Call) -> None:
     first = call("generate", run, "--prompt", "ab", "--tokens", 30, "--count", 2, "--device", "cpu")
     assert first.code == 0, first.err
@@ -171,7 +180,7 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(tmp_path: Path, documents:
         ("ab\n" * 9, ["data.train={tsv: text, part: [0.0, 0.1]}"], "part is the share"),
         ("ab\n" * 9, ["tokenizer.kind=bpe", "tokenizer.sampling=0.1"], "needs data.documents=line"),
         ("ab\n" * 9, ["data.documents=page"], "'file' or 'line'"),
-        ("ab\n" * 9, ["train.metric=bleu"], "no metric called 'bleu'"),
+        ("ab\n" * 9, ["train.metric=bleu"], "no metric of models that generate called 'bleu'"),
     ],
 )
 def test_bad_input_is_answered_with_a_sentence(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -114,6 +115,22 @@ def test_a_bias_is_added_to_the_scores(name: str) -> None:
     weight = weights(q, k, look)
     weight[..., 3] *= 2
     same(KERNELS[name](q, k, v, replace(look, bias=bias)), weight / weight.sum(-1, keepdim=True) @ v)
+
+
+@EVERY
+@pytest.mark.parametrize("shape", [(2, 3, 5, 7), (3, 5, 7), (1, 3, 1, 7), (2, 1, 5, 1)], ids=str)
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_bias_can_be_learned(name: str, shape: tuple[int, ...], kept: bool) -> None:
+    q, k, v, look = inputs((2, 3, 5, 7, 4))
+    look = look if kept else Look()
+    slopes = []
+    for kernel in (KERNELS[name], reference):
+        bias = torch.linspace(-1, 1, 210, dtype=torch.float64).sin()[: math.prod(shape)].view(shape).requires_grad_()
+        out = kernel(q, k, v, replace(look, bias=bias))
+        (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
+        assert bias.grad is not None
+        slopes.append(bias.grad)
+    same(*slopes)
 
 
 @EVERY

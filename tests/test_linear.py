@@ -16,6 +16,12 @@ DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 WAYS = pytest.mark.usefixtures("way")
 
 
+def test_the_compiler_is_left_to_its_own_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no rule for ours, and gives up on a model that holds it."""
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert not onednn(torch.ones(2, 2))
+
+
 @pytest.fixture(params=["onednn", "plain"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through oneDNN, where it is built in, and as on machines without it."""

@@ -124,10 +124,12 @@ def test_what_best_means() -> None:
     assert metric_named("loss", "translate") is None
     assert metric_named("exact", "classify") is METRICS["exact"]
     assert all(name in METRICS for names in USUAL.values() for name in names)
-    with pytest.raises(Mistake, match=r"no metric called 'bleu' \(there are: loss\)"):
+    with pytest.raises(Mistake, match=r"no metric of models that generate called 'bleu' \(there are: auto, loss\)"):
         metric_named("bleu", "generate")
-    with pytest.raises(Mistake, match="no metric called 'lossy'; did you mean 'loss'"):
+    with pytest.raises(Mistake, match="called 'lossy'; did you mean 'loss'"):
         metric_named("lossy", "translate")
+    with pytest.raises(Mistake, match=r"that classify called 'bleu' \(there are: auto, loss, exact, accuracy, wrong\)"):
+        metric_named("bleu", "classify")
 
 
 def test_evaluate_gives_what_was_asked_for_in_that_order() -> None:

@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-SHORT = "train.steps=12 train.threads=1 train.tokens=512 train.validate_lines=4 model.width=32 model.layers=1"
+SHORT = (
+    "train.steps=12 train.threads=1 train.tokens=512 train.validate_lines=4 model.width=32 model.layers=1 "
+    "search.beam=1 search.max_ratio=0.5"  # who has hardly learned knows no end
+)
 
 
 def blocks(text: str) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from dragoman.config import Recipe, TokenizerSettings
+from dragoman.config import Recipe, TokenizerSettings, TrainSettings
 from dragoman.data.batch import Widths
 from dragoman.loading import load_as
 from dragoman.models.build import MODELS, build_model, completed, kind_of, layout_of, settings_of
@@ -22,6 +22,7 @@ from dragoman.nn.recurrent import CELLS, NONLINEARITIES
 from dragoman.nn.scores import SCORES
 from dragoman.search.beam import beam_search
 from dragoman.search.sample import greedy
+from dragoman.train.start import check
 from dragoman.translator import Translator
 from dragoman.types import BOS, PAD, Batch, Mistake
 from tolerance import DEVICES, differ, same
@@ -285,8 +286,8 @@ def test_an_unknown_name_is_answered_with_the_menu(setting: str) -> None:
     ("given", "said"),
     [
         ({"width": 7}, "model.bidirectional=true gives each direction half of model.width: make it even, got 7"),
-        ({"nonlinearity": "relu"}, "model.nonlinearity=relu is for model.cell=vanilla; leave it out with lstm"),
-        ({"attention": "dot", "attention_width": 5}, "model.attention_width is for model.attention=additive"),
+        ({"nonlinearity": "relu"}, "model.nonlinearity has no use in model.cell=lstm"),
+        ({"attention": "dot", "attention_width": 5}, "model.attention_width has no use in model.attention=dot"),
         ({"attention": "none", "bridge": "none"}, "the decoder never sees the source"),
         ({"initial_state": "lerned"}, "model.initial_state: should be 'zero' or 'learned', got 'lerned'"),
         ({"heads": 8}, "there is no setting 'model.heads'"),
@@ -296,6 +297,12 @@ def test_what_cannot_work_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(Mistake, match=said):
         settings_of({"kind": "rnn", **given})
     assert settings_of({"kind": "rnn", "width": 7, "bidirectional": False}).width == 7
+
+
+def test_it_is_not_compiled() -> None:
+    recipe = completed(Recipe(model={"kind": "rnn"}, train=TrainSettings(compile=True)))
+    with pytest.raises(Mistake, match=r"train\.compile=true is of no use to recurrent models"):
+        check(recipe)
 
 
 def test_it_is_a_kind_of_model() -> None:

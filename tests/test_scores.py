@@ -108,6 +108,14 @@ def test_chunked_is_plain(block: int, dtype: torch.dtype, device: str, monkeypat
         same(one, two)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_autocast_does_not_narrow_the_sums(device: str) -> None:
+    given = [drawn(*shape).float().to(device) for shape in ((2, 3, 8), (2, 5, 8), (8,))]
+    with torch.autocast(device, torch.bfloat16):
+        found = chunked(*given)
+    assert torch.equal(found, chunked(*given))
+
+
 def test_the_gradient_of_chunked_is_its_slope() -> None:
     given = [t.requires_grad_() for t in (drawn(2, 3, 4), drawn(2, 2, 4, seed=2), drawn(4, seed=3))]
     assert torch.autograd.gradcheck(chunked, given)

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dragoman import store
-from dragoman.config import DataSettings, Recipe, TrainSettings, parse_yaml
+from dragoman.config import DataSettings, Recipe, TrainSettings
 from dragoman.store import (
     CHANGED,
     DIGEST_LINE,
@@ -30,6 +30,7 @@ from dragoman.store import (
     write_whole,
 )
 from dragoman.types import Mistake
+from dragoman.yaml_text import parse_yaml
 
 RECIPE = Recipe(
     data=DataSettings(direction="de-en"), train=TrainSettings(steps=77, lr=1e-5, freeze=("1e5", "ü # digest: x"))

@@ -78,7 +78,7 @@ def test_what_does_not_fit_is_counted_and_the_rest_comes_back(pairs: list[Pair],
     with TemporaryDirectory() as cache, pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokens, "CHUNK", chunk)
         if not fits:
-            assert f"no pair of {len(pairs)} could be used" in complaint(
+            assert f"none of {len(pairs)} pairs can be used" in complaint(
                 Path(cache), pairs, kind="byte", max_length=limit, text=True
             )
             assert list(Path(cache).iterdir()) == []

@@ -28,6 +28,7 @@ from dragoman.train.step import Stepper
 from dragoman.train.trainer import ROLL_BACK_AFTER, train
 from dragoman.types import Batch, Mistake
 from tolerance import same
+from toy_batch import examples, in_rows
 from toy_run import Call, Toy, events, one_sentence, quietly, sentences, tensors, translated, write_lines, write_recipe
 
 pytest_plugins = ["toy_fixtures"]
@@ -110,6 +111,13 @@ def stepper(tmp_path: Path, small: Path, *overrides: str) -> tuple[Stepper, list
         patch.setattr(Stepper, "update", update)
         quietly(small, tmp_path / "stepper", *overrides, "train.steps=3")
     return seen[0][0], [batch for _, some in seen for batch in some]
+
+
+def test_parts_of_empty_rows_are_left_out() -> None:
+    """Grids have a few shapes, so some rows are empty; batch norm would find no token in a part of nothing else."""
+    batch = in_rows([[0], [], [1], [], [], []], examples(2))
+    assert [part.source_BS.shape[0] for part in steps.parts(batch, 6)] == [1, 1]
+    assert torch.equal(torch.cat([part.source_BS for part in steps.parts(batch, 3)]), batch.source_BS[:4])
 
 
 def test_several_batches_are_as_one(small: Path, tmp_path: Path) -> None:

@@ -7,31 +7,29 @@ Exit 1: ours. Ctrl-C: 130.
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from dragoman.cli_data import data
 from dragoman.config import build, pick
 from dragoman.console import counting, input_lines, output_to, paper, say
-from dragoman.types import Hypothesis, Mistake, Stop
+from dragoman.outcome import outcome
+from dragoman.types import Hypothesis, Mistake
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Learn to turn one sequence into another, translation first, and show how.",
 )
 app.add_typer(data, name="data")
 
@@ -48,6 +46,21 @@ Overrides = Annotated[
 SourceFile = Annotated[
     Path | None, typer.Option("--source", help="plain text, one sentence a line", show_default=False)
 ]
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"dragoman {version('dragoman')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    _: Annotated[
+        bool, typer.Option("--version", help="say which Dragoman this is", callback=show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Learn to turn one sequence into another, translation first, and show how."""
 
 
 @app.command()
@@ -237,13 +250,15 @@ def generate(
     prompts = input_lines(input_file) if input_file else iter([prompt])
     between = "---\n" if generator.whole_files else ""  # texts of many lines need a mark between them
     with output_to(output_file) as sink:
-        first = True
+        number = 0  # of the prompt
         while some := list(islice(prompts, 64)):
             for texts in generator.generate(some, count=count, tokens=tokens, seed=seed, settings=settings):
                 for one in texts:
-                    mark = "" if first or as_json else between
+                    mark = "" if (number == 0 and one is texts[0]) or as_json else between
                     print(mark + (json.dumps(asdict(one), ensure_ascii=False) if as_json else one.text), file=sink)
-                    first = False
+                number += 1
+                for warning in dict.fromkeys(warning for one in texts for warning in one.warnings):
+                    say(f"prompt {number}: {warning}")
             sink.flush()
 
 
@@ -265,7 +280,7 @@ def classify(
     def answer(_: int, lines: list[str]) -> Iterator[Said]:
         for line, one in zip(lines, classifier.classify(lines), strict=True):
             record = {"source": line, **asdict(one)}
-            yield json.dumps(record, ensure_ascii=False) if as_json else one.label, one.warnings
+            yield json.dumps(record, ensure_ascii=False) if as_json else one_line(one.label), one.warnings
 
     answer_lines(answer, input_file, output_file, batch)
 
@@ -316,6 +331,20 @@ def info(run: Run, as_json: Json = False) -> None:
         paper().print(card_table(about))
 
 
+@app.command()
+def settings(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SECTION ...] [a.b=c ...]", help="such as model model.kind=rnn", show_default=False),
+    ] = None,
+) -> None:
+    """Every setting with its default and what else it may be, as a recipe to begin with."""
+    from dragoman.catalogue import catalogue
+
+    given = arguments or []
+    print(catalogue([word for word in given if "=" not in word], [word for word in given if "=" in word]), end="")
+
+
 def spread(arguments: list[str]) -> list[str]:
     """`--reference A B` as `--reference A --reference B`, which is all that the parser understands.
 
@@ -335,64 +364,13 @@ def spread(arguments: list[str]) -> list[str]:
     return result
 
 
-def outcome(arguments: list[str]) -> int:
-    """Run a command. What comes of it is an exit code, and a sentence where it is not done."""
-    command = typer.main.get_command(app)
-    try:
-        with command.make_context("dragoman", arguments) as context:
-            command.invoke(context)
-        sys.stdout.flush()
-    except typer.Exit as end:
-        return int(end.exit_code)
-    except Mistake as mistake:
-        say(f"dragoman: {mistake}")
-        return 2
-    except Stop as stop:
-        say(f"dragoman: {stop}")
-        return stop.code
-    except (KeyboardInterrupt, typer.Abort):
-        say("dragoman: stopped")
-        return 130
-    except BrokenPipeError:  # the reader has gone, such as head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except OSError as error:
-        say(f"dragoman: {error.strerror or error}" + (f": {error.filename!r}" if error.filename else ""))
-        with suppress(OSError):
-            sys.stdout.close()  # what it still holds cannot be written either
-        return 2
-    except Exception as error:
-        return misused(error) if hasattr(error, "format_message") else failed()
-    return 0
-
-
-def misused(error: Any) -> int:
-    """A command line that the parser does not understand."""
-    if type(error).__name__ == "NoArgsIsHelpError":
-        error.show()
-    else:
-        message = " ".join(error.format_message().split()).rstrip(".")
-        where = error.ctx.command_path if getattr(error, "ctx", None) else "dragoman"
-        say(f"dragoman: {message[:1].lower()}{message[1:]}; {where} --help shows what there is")
-    return 2
-
-
-def failed() -> int:
-    traceback.print_exc()
-    say(
-        "dragoman: this is our fault, not yours. Please report it with the lines above, the command, and the "
-        "output of `pip freeze`."
-    )
-    return 1
-
-
 def main() -> None:
     if sys.stdin is None or sys.stdout is None:
         sys.exit("dragoman: standard input and output must be open; use /dev/null for nothing")
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that files are tidied up
     try:
-        code = outcome(spread(sys.argv[1:]))
+        code = outcome(typer.main.get_command(app), spread(sys.argv[1:]))
     finally:
         signal.signal(signal.SIGTERM, before)
     sys.exit(code)

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 import reprlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from dragoman.types import Mistake
+from dragoman.yaml_text import as_yaml, lines_of_keys, parse_yaml, read_text
 
 V = TypeVar("V")
 S = TypeVar("S", bound="Settings")
@@ -35,6 +34,15 @@ def pick(menu: Mapping[str, V], name: str, what: str) -> V:
     if name in menu:
         return menu[name]
     raise Mistake(f"there is no {what} called {name!r}{near(name, menu)} (there are: {', '.join(menu)})")
+
+
+Menus = dict[str, Mapping[str, Any]]  # by the name of a setting: what it chooses from
+
+
+def pick_all(menus: Menus, record: object, where: str) -> None:
+    """Refuse every setting of a record that is not on its menu."""
+    for name, menu in menus.items():
+        pick(menu, getattr(record, name), f"{where}.{name}")
 
 
 class Settings(BaseModel):
@@ -65,6 +73,7 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Layers = Annotated[int, Field(ge=0, le=1000)]
 
 
 FILES = ("source", "target", "tsv", "jsonl", "dialogue", "text", "conllu")  # settings of a corpus that name a file
@@ -167,11 +176,9 @@ class TrainSettings(Settings):
     steps: Amount = 100_000  # limits: whichever comes first; 0 is no limit
     epochs: Amount = 0
     minutes: Annotated[float, Field(ge=0)] = 0.0
-    flops: Annotated[float, Field(ge=0)] = (
-        0.0  # such as 1e15: floating-point operations, as models/flops.py counts them
-    )
+    flops: Annotated[float, Field(ge=0)] = 0.0  # such as 1e15: operations, as models/flops.py counts them
     tokens: Annotated[int, Field(ge=64, le=10_000_000)] = 8192  # of one batch, on the longer side, padding included
-    accumulate: Count = 1  # batches to one step
+    accumulate: Annotated[int, Field(ge=1, le=10_000)] = 1  # batches to one step
     lr: Positive = 5e-4  # the peak
     warmup: Amount = 1000  # steps
     optimizer: str = "adamw"
@@ -188,7 +195,7 @@ class TrainSettings(Settings):
     average: Amount = 0  # the model is the mean of this many best checkpoints; 0 or 1: the best one
     keep: Count = 3  # best checkpoints kept, beside the last
     validate_every: Amount = 1000  # steps; 0 is only at the end
-    validate_lines: Amount = 500  # dev pairs translated for BLEU; 0: by loss alone
+    validate_lines: Amount = 500  # dev pairs that are translated and scored; 0: by loss alone
     metric: str = "auto"  # what "best" means: loss, a metric's name, or the usual one of the task
     patience: Amount = 0  # validations without a better one before stopping; 0 is off
     save_every: Count = 1000  # steps
@@ -210,45 +217,6 @@ class Recipe(Settings):
     model: dict[str, Any] = Field(default_factory=lambda: {"kind": "transformer"})
     train: TrainSettings = TrainSettings()
     search: SearchSettings = SearchSettings()
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads 1e-3 as a word; people who write learning rates mean a number."""
-
-
-class _Dumper(yaml.SafeDumper):
-    """Puts quotes around a word that `_Loader` would take for a number, and escapes the rarer ends of lines."""
-
-
-_Dumper.add_representer(
-    str,
-    lambda dumper, text: dumper.represent_scalar(
-        "tag:yaml.org,2002:str", text, style='"' if set(text) & set("\x85\u2028\u2029") else None
-    ),
-)
-for _kind in (_Loader, _Dumper):
-    _kind.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"),
-        list("-+.0123456789"),
-    )
-
-
-def parse_yaml(text: str, name: str) -> Any:
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.reader.ReaderError as error:
-        line = text[: error.position].count("\n") + 1
-        culprit = repr(chr(error.character))
-        raise Mistake(f"{name} line {line} is not valid YAML: it holds the character {culprit}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" line {mark.line + 1}" if mark else ""
-        raise Mistake(f"{name}{where} is not valid YAML: {getattr(error, 'problem', None) or error}") from None
-    except RecursionError:
-        raise Mistake(f"{name} is not valid YAML: it is nested too deeply") from None
-    except (ValueError, LookupError, AttributeError) as error:  # a value that is not what its form or tag says
-        raise Mistake(f"{name} is not valid YAML: it holds a value that cannot be read ({error})") from None
 
 
 def override(values: dict[str, Any], item: str) -> None:
@@ -297,9 +265,18 @@ def _path(fault: Any) -> list[str]:
     return [*kept, last] if unknown or not last.startswith(marks) else kept
 
 
+WANTED = {  # by the kind of fault, where pydantic's own words would not do
+    "model_type": "settings written as name: value",
+    "dict_type": "settings written as name: value",
+    "missing": "set",
+    "tuple_type": "a list",
+    "too_long": "a list of {max_length}",
+}
+
+
 def _wanted(fault: Any) -> str:
-    if fault["type"] in ("model_type", "dict_type"):
-        return "settings written as name: value"
+    if fault["type"] in WANTED:
+        return WANTED[fault["type"]].format(**fault.get("ctx", {}))
     message: str = fault["msg"]
     return message.removeprefix("Input should be ")[:1].lower() + message.removeprefix("Input should be ")[1:]
 
@@ -324,30 +301,6 @@ def _record_at(cls: type[Settings], path: list[str]) -> type[Settings]:
     return cls
 
 
-def _lines(node: yaml.Node | None) -> dict[str, int]:
-    """The line on which each key stands, so that a complaint can point at it. A key that stands twice is refused."""
-    found: dict[str, int] = {}
-    seen: set[int] = set()  # an alias leads back to a node, maybe to one that it stands in
-
-    def walk(node: yaml.Node | None, prefix: str) -> None:
-        if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
-            return
-        seen.add(id(node))
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                name, line = f"{prefix}{key.value}", key.start_mark.line + 1
-                if name in found:
-                    raise Mistake(f"{name!r} is set twice, on lines {found[name]} and {line}; keep one of them")
-                found[name] = line
-                walk(value, name + ".")
-        else:
-            for i, value in enumerate(node.value):
-                walk(value, f"{prefix}{i}.")
-
-    walk(node, "")
-    return found
-
-
 def read_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
     """A recipe file with `a.b=c` laid over it. Corpus paths are looked up here first, then beside the recipe."""
     text = read_text(path, "recipe")
@@ -355,7 +308,7 @@ def read_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
     if not isinstance(values, dict):
         raise Mistake(f"{path} is not a recipe: it must hold sections such as data:, model: and train:")
     try:
-        lines = _lines(yaml.compose(text, Loader=_Loader))
+        lines = lines_of_keys(text)
         for item in overrides:
             override(values, item)
             lines.pop(item.partition("=")[0], None)
@@ -383,19 +336,5 @@ def _located(recipe: Recipe, folder: Path) -> Recipe:
     return recipe.model_copy(update={"data": data})
 
 
-def read_text(path: Path, what: str) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise Mistake(f"there is no {what} file {str(path)!r}") from None
-    except IsADirectoryError:
-        raise Mistake(f"{str(path)!r} is a folder, but a {what} file is wanted") from None
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise Mistake(f"{str(path)!r} is not UTF-8 text (line {line}), so it cannot be a {what} file") from None
-    except OSError as error:
-        raise Mistake(f"the {what} file {str(path)!r} cannot be read: {error.strerror}") from None
-
-
 def to_yaml(settings: Settings) -> str:
-    return yaml.dump(settings.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return as_yaml(settings.model_dump(mode="json"))

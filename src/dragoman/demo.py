@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from dragoman.config import Recipe, build, override, parse_yaml
+from dragoman.config import Recipe, build, override
 from dragoman.evaluation import on_phrasebook, table
 from dragoman.lens.maps import alignment_grid
 from dragoman.loading import load_as
@@ -22,6 +22,7 @@ from dragoman.train.report import Report
 from dragoman.train.trainer import train
 from dragoman.translator import Translator
 from dragoman.types import Mistake
+from dragoman.yaml_text import parse_yaml
 
 RECIPE = Path("recipes/phrasebook-en-de.yaml")
 TEST_LINES = 500

@@ -26,7 +26,7 @@ from dragoman.door import Door, evaluating, grouped, rung
 from dragoman.models.heads import LanguageModel
 from dragoman.search.sample import SampleSettings, sample
 from dragoman.search.step import Found
-from dragoman.types import BOS, EOS, PAD, Batch, Example, Mistake
+from dragoman.types import BOS, EOS, PAD, UNK, Batch, Example, Mistake
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,7 @@ class Continuation:
     tokens: int
     logp: float
     finished: bool
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,14 @@ class Generator(Door[LanguageModel]):
         return [one.plus(got, limit) for one, got, limit in zip(texts, found, limits)]
 
     def continuation(self, prompt: str, one: Writing) -> Continuation:
-        return Continuation(prompt, self.decoded(one.ids[1:]), len(one.ids) - one.prompt, one.logp, one.finished)
+        warnings = []
+        if UNK in one.ids[: one.prompt]:
+            warnings.append("the prompt holds what the tokenizer does not know")
+        most = self.recipe.data.max_length
+        if not self.whole_files and not one.finished and len(one.ids) > most:
+            warnings.append(f"stopped at {most} tokens, the most that data.max_length allows a line")
+        text, tokens = self.decoded(one.ids[1:]), len(one.ids) - one.prompt
+        return Continuation(prompt, text, tokens, one.logp, one.finished, tuple(warnings))
 
     def decoded(self, ids: Sequence[int]) -> str:
         lines: list[list[int]] = [[]]

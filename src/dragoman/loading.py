@@ -17,7 +17,7 @@ from dragoman.generator import Generator
 from dragoman.models.base import Model, tensors_of
 from dragoman.models.build import build_model, kind_of
 from dragoman.models.old import renamed
-from dragoman.store import RunFolder, load_tensors
+from dragoman.store import RunFolder, load_tensors, naming
 from dragoman.text.tokenizer import Tokenizers
 from dragoman.translator import Translator
 from dragoman.types import Mistake
@@ -30,15 +30,23 @@ def open_run(run: str | Path, *, device: str = "auto") -> Door[Model]:
     folder = RunFolder(run)
     recipe = folder.recipe()
     if not folder.model.exists():
-        raise Mistake(f"{str(folder.path)!r} has no model yet: training has not come to its first validation")
+        raise Mistake(why_no_model(folder))
     weights, about = load_tensors(folder.model)
     tokenizers = Tokenizers.load(folder.tokenizer)
     if about.get("tokenizer") != tokenizers.fingerprint():
         raise Mistake(f"{str(folder.tokenizer)!r} is damaged, or not the tokenizer that the model was trained with")
-    model = build_model(recipe, source_size=tokenizers.source.size, target_size=tokenizers.target.size)
+    with naming(folder.config):
+        model = build_model(recipe, source_size=tokenizers.source.size, target_size=tokenizers.target.size)
     put_weights(model, renamed(weights, folder.version), repr(str(folder.model)), "its config.yaml")
     where = choose_device(device)
     return Door(model.to(where).eval(), tokenizers, recipe, int(about["longest"]), where)
+
+
+def why_no_model(folder: RunFolder) -> str:
+    """The first checkpoint comes with a model, so where there is one, the model was taken away."""
+    if folder.state():
+        return f"{str(folder.model)!r} is missing; restore it, or make it again: dragoman train --resume"
+    return f"{str(folder.path)!r} has no model yet: training has not come to its first checkpoint"
 
 
 def load(run: str | Path, *, device: str = "auto") -> Any:

@@ -11,8 +11,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dragoman.config import Recipe, build, parse_yaml, to_yaml
+from dragoman.config import Recipe, build, to_yaml
 from dragoman.types import Mistake
+from dragoman.yaml_text import parse_yaml
 
 FORMAT = 2
+MOST_DIGITS = 100  # of a format number; Python itself gives up after some thousands
 DIGEST_LINE = "# digest: "
 NOTE = "dragoman"  # the entry of a safetensors header that holds what is known about the tensors, as JSON
 CHANGED = "changed by hand"  # in place of the digest: what the user says of a config.yaml that is not as written
@@ -163,7 +165,7 @@ class RunFolder:
         if not self.format.is_file():
             raise Mistake(f"{str(self.path)!r} is not a run folder: it has no FORMAT file")
         written = self.format.read_bytes().strip()
-        if not written.isdigit() or not int(written):
+        if not written.isdigit() or len(written) > MOST_DIGITS or not int(written):
             raise Mistake(f"{str(self.format)!r} is damaged: it must hold a number, such as {FORMAT}")
         if int(written) > FORMAT:
             raise Mistake(
@@ -190,7 +192,9 @@ class RunFolder:
                 f"{str(self.config)!r} is not as it was written; restore it, or, if you changed it on purpose, "
                 f"make its last line {DIGEST_LINE + CHANGED!r}"
             )
-        return build(Recipe, parse_yaml(body, str(self.config)), where="")
+        values = parse_yaml(body, str(self.config))
+        with naming(self.config):
+            return build(Recipe, values)
 
     def state(self) -> dict[str, Any]:
         """What the newest checkpoint says of the run, or nothing where there is none."""
@@ -199,6 +203,15 @@ class RunFolder:
 
     def save_model(self, weights: Mapping[str, Tensor], *, tokenizer: str, **about: str) -> None:
         save_tensors(self.model, weights, tokenizer=tokenizer, **about)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """What is wrong with settings is said with the name of the file that they were read from."""
+    try:
+        yield
+    except Mistake as fault:
+        raise Mistake(f"{str(path)!r}: {fault}") from None
 
 
 def _text_digest(text: str) -> str:

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from dragoman.compare.page import page
 from dragoman.compare.plan import planned
-from dragoman.compare.questions import answered, read_questions
+from dragoman.compare.questions import answered, check_questions, read_questions
 from dragoman.compare.summary import summarised
 from dragoman.compare.work import carry_out, judgement_of
 from dragoman.store import write_text
@@ -26,6 +26,7 @@ def compare(
     report = Report()
     runs = planned(paths, out, overrides, seeds)
     questions = read_questions(paths)
+    check_questions(questions, runs)
     try:
         failures = carry_out(runs, report, jobs=jobs)
     except KeyboardInterrupt:

@@ -78,7 +78,9 @@ def by_distance(models: Sequence[Model], asked: Asked) -> Figure:
 
 
 def binned(models: Sequence[Model], asked: Asked, key: str, x_title: str, y_title: str, unit: str) -> Figure:
-    tables = {m["name"]: [run["tests"][asked.test].get(key, []) for run in m["runs"]] for m in models if m["runs"]}
+    tables = {
+        m["name"]: [run["tests"].get(asked.test, {}).get(key, []) for run in m["runs"]] for m in models if m["runs"]
+    }
     first: Sequence[Mapping[str, Any]] = next((table[0] for table in tables.values()), [])
     apart = "" if key == "lengths" else " apart"
     lines = [
@@ -144,10 +146,10 @@ def by_setting(models: Sequence[Model], asked: Asked) -> Figure:
     """Quality by a setting, such as the number of layers; models alike in another setting make a line."""
     found: dict[str, dict[float, tuple[float, ...]]] = {}
     for model in models:
-        place, name = setting(model, asked.x), f"{asked.lines} {setting(model, asked.lines)}".lower()
+        place, name = place_and_line(model, asked)
         scores = tuple(run["tests"][asked.test]["scores"][asked.metric] for run in model["runs"])
         if scores:
-            found.setdefault(name, {})[float(place)] = scores
+            found.setdefault(name, {})[place] = scores
     places = sorted({x for line in found.values() for x in line})
     ticks = tuple(f"{x:g}" for x in places)
     lines = [
@@ -156,6 +158,14 @@ def by_setting(models: Sequence[Model], asked: Asked) -> Figure:
     ]
     name = shown(asked.metric)
     return Figure(lines, asked.x, f"{name} on {asked.test}", name, ticks, low_is_good=low_is_good(asked.metric))
+
+
+def place_and_line(model: Model, asked: Asked) -> tuple[float, str]:
+    """Where a model stands along the setting `x`, and the line that it is on, named after the setting `lines`."""
+    place = setting(model, asked.x)
+    if not isinstance(place, int | float):
+        raise Mistake(f"a question puts {asked.x!r} along an axis, but {place!r} of {model['name']!r} is no number")
+    return float(place), f"{asked.lines} {setting(model, asked.lines)}".lower()
 
 
 def setting(model: Model, path: str) -> Any:
@@ -173,11 +183,29 @@ def small_multiples(models: Sequence[Model]) -> Iterator[tuple[str, list[Model]]
         yield family, [model for model in models if model["family"] == family]
 
 
-FIGURES: dict[str, Callable[[Sequence[Model], Asked], Figure]] = {
-    "length": by_length,
-    "distance": by_distance,
-    "gradient": by_gradient,
-    "source-gradient": by_source_gradient,
-    "curve": by_curve,
-    "setting": by_setting,
+class Kind(NamedTuple):
+    draw: Callable[[Sequence[Model], Asked], Figure]
+    title: str = ""  # on the page, over all models; those without one are drawn where a question asks for them
+    why: str = ""
+
+
+FIGURES = {
+    "curve": Kind(by_curve, "Learning curves", "Loss on dev while training."),
+    "length": Kind(by_length, "Quality by length", "Long sentences show what a model forgets."),
+    "distance": Kind(
+        by_distance,
+        "Grammar by distance",
+        "Points of grammar that came out right, by how far apart their words stand.",
+    ),
+    "gradient": Kind(
+        by_gradient,
+        "Gradient by distance",
+        "How much of a target token's gradient is left at the inputs before it.",
+    ),
+    "source-gradient": Kind(
+        by_source_gradient,
+        "Gradient in the source",
+        "How much of the loss's gradient is left at source tokens before the end, where decoding begins.",
+    ),
+    "setting": Kind(by_setting),
 }

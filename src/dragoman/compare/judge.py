@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -49,11 +50,15 @@ def judge(run: Path, *, device: str) -> dict[str, Any]:
     judgement = {"version": VERSION, "parameters": parameters(door.model), "training": training(run)}
     if isinstance(door, Translator):
         return judgement | translating(door)
-    return judgement | {"tests": {found["test"]: plainly(found) for found in scores_of(door)}}
+    return judgement | {"tests": dict(zip(named(door.recipe), map(plainly, scores_of(door)), strict=True))}
 
 
 def scores_of(door: Any) -> Iterable[dict[str, Any]]:
-    return on_own_tests(door) if door.recipe.data.test else ()
+    """On the test sets; on dev where the recipe has none."""
+    data = door.recipe.data
+    dev = tuple(corpus.model_copy(update={"split": corpus.split or "dev"}) for corpus in data.dev)
+    data = data.model_copy(update={"test": data.test or dev})
+    return on_own_tests(replace(door, recipe=door.recipe.model_copy(update={"data": data})))
 
 
 def plainly(found: dict[str, Any]) -> dict[str, Any]:
@@ -129,22 +134,24 @@ def tests(recipe: Recipe, *, trees: bool) -> dict[str, tuple[list[Pair], list[Ph
     """The test sets by name, with the analyses where they are known; dev where the recipe has no test set."""
     split = "test" if recipe.data.test else "dev"
     found: dict[str, tuple[list[Pair], list[Phrase]]] = {}
-    for corpus in getattr(recipe.data, split):
-        name = test_name(corpus, split)
-        name = name if name not in found else f"{name} ({len(found) + 1})"
+    for name, corpus in named(recipe).items():
         if corpus.phrasebook:
-            given = {"seed": corpus.seed, "direction": recipe.data.direction}
-            phrases = list(phrasebook.phrases(corpus.split or split, corpus.phrasebook, **given))
+            part, direction = corpus.split or split, recipe.data.direction
+            phrases = list(phrasebook.phrases(part, corpus.phrasebook, seed=corpus.seed, direction=direction))
             found[name] = [Pair(phrase.source, phrase.target, phrase.tree) for phrase in phrases], phrases
         else:
             found[name] = list(read_pairs(corpus, split=split, direction=recipe.data.direction, trees=trees)), []
     return found
 
 
-def test_name(corpus: CorpusSettings, split: str) -> str:
-    if corpus.phrasebook:
-        return corpus.split or split
-    return Path(corpus.files[0]).name
+def named(recipe: Recipe) -> dict[str, CorpusSettings]:
+    """The corpora to be judged on, by names as short as a table wants them."""
+    split = "test" if recipe.data.test else "dev"
+    found: dict[str, CorpusSettings] = {}
+    for corpus in getattr(recipe.data, split):
+        name = (corpus.split or split) if corpus.phrasebook else Path(corpus.files[0]).name + corpus.chosen
+        found[name if name not in found else f"{name} ({len(found) + 1})"] = corpus
+    return found
 
 
 def on_test(

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from dragoman.compare.chart import chart
-from dragoman.compare.figures import FIGURES, Asked, Figure, shown, small_multiples
+from dragoman.compare.figures import FIGURES, Asked, Kind, shown, small_multiples
 
 Report = Mapping[str, Any]
 COLUMNS = {  # of the table: what it is called, what it means, and how its numbers are written
@@ -21,16 +21,6 @@ COLUMNS = {  # of the table: what it is called, what it means, and how its numbe
     "greedy_per_second": ("greedy sent./s", "translation without a beam", lambda v: f"{v:,.1f}"),
     "beam_per_second": ("beam sent./s", "the same with the recipe's beam", lambda v: f"{v:,.1f}"),
 }  # fmt: skip
-GENERAL = {
-    "curve": ("Learning curves", "Loss on dev while training."),
-    "length": ("Quality by length", "Long sentences show what a model forgets."),
-    "distance": ("Grammar by distance", "Points of grammar that came out right, by how far apart their words stand."),
-    "gradient": ("Gradient by distance", "How much of a target token's gradient is left at the inputs before it."),
-    "source-gradient": (
-        "Gradient in the source",
-        "How much of the loss's gradient is left at source tokens before the end, where decoding begins.",
-    ),
-}
 
 
 def page(report: Report) -> str:
@@ -42,7 +32,7 @@ def page(report: Report) -> str:
         table(report),
         *(failures(report["models"])),
         *(section(question, report) for question in report["questions"]),
-        *(overview(kind, report) for kind in GENERAL),
+        *(overview(kind, report) for kind in FIGURES.values() if kind.title),
         phenomena(report),
         footnotes(about),
     ]
@@ -107,17 +97,17 @@ def asked(report: Report, **more: str) -> Asked:
 def section(question: Mapping[str, Any], report: Report) -> str:
     chosen = [model for name in question["models"] for model in report["models"] if model["name"] == name]
     about = {key: question[key] for key in ("test", "x", "lines")}
-    figure = FIGURES[question["figure"]](chosen, asked(report, **about))
+    figure = FIGURES[question["figure"]].draw(chosen, asked(report, **about))
     return (
         f"<section><h2>{escape(question['title'])}</h2><p>{escape(question['text'])}</p>"
         f'<p class="answer">{escape(question["answer"])}</p><figure>{chart(figure, width=860)}</figure></section>'
     )
 
 
-def overview(kind: str, report: Report) -> str:
+def overview(kind: Kind, report: Report) -> str:
     """Small multiples: each family in colour, all others behind it in grey, on the same axes."""
     models = report["models"]
-    whole = drawable(kind, models, report)
+    whole = kind.draw(models, asked(report))
     if not whole.lines:
         return ""
     panels = []
@@ -132,14 +122,7 @@ def overview(kind: str, report: Report) -> str:
                 f"<figure><figcaption>{escape(family)}</figcaption>"
                 f"{chart(figure, width=620, height=height, behind=others)}</figure>"
             )
-    title, why = GENERAL[kind]
-    return f'<section><h2>{title}</h2><p>{why}</p><div class="panels">{"".join(panels)}</div></section>'
-
-
-def drawable(kind: str, models: Sequence[Mapping[str, Any]], report: Report) -> Figure:
-    """The figure of all models that have something to draw; a model of another task has no tests."""
-    able = [m for m in models if all(kind == "curve" or "speed" in run for run in m["runs"])]
-    return FIGURES[kind](able, asked(report))
+    return f'<section><h2>{kind.title}</h2><p>{kind.why}</p><div class="panels">{"".join(panels)}</div></section>'
 
 
 def phenomena(report: Report) -> str:

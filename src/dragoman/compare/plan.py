@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dragoman.config import LIMITS, DataSettings, Recipe, read_recipe
-from dragoman.models.build import completed
+from dragoman.models.build import completed, kind_of
 from dragoman.store import RunFolder
+from dragoman.train.prepare import check_files
 from dragoman.train.start import MAY_CHANGE, check
 from dragoman.types import Mistake
 
@@ -43,9 +44,11 @@ def planned(paths: Sequence[Path], out: Path, overrides: Sequence[str], seeds: i
         try:
             recipes[path.stem] = completed(read_recipe(path, overrides))
             check(recipes[path.stem])
+            check_files(recipes[path.stem])
         except Mistake as fault:
             said = str(fault)
             raise Mistake(said if str(path) in said else f"{path}: {said}") from None
+    same_task(recipes)
     same_data(recipes)
     same_budget(recipes)
     runs = []
@@ -72,7 +75,15 @@ def recipe_files(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
+def same_task(recipes: dict[str, Recipe]) -> None:
+    tasks: dict[str, object] = {name: kind_of(recipe.model).task for name, recipe in recipes.items()}
+    agree(tasks, "what model.kind is for", "only models that do the same can be compared")
+
+
 def same_data(recipes: dict[str, Recipe]) -> None:
+    for name, recipe in recipes.items():
+        if not (recipe.data.test or recipe.data.dev):
+            raise Mistake(f"{name!r} has nothing to be judged by; name a corpus under data.test or data.dev")
     for key in DataSettings.model_fields.keys() - {"cache"}:
         values = {name: getattr(recipe.data, key) for name, recipe in recipes.items()}
         agree(values, f"data.{key}", "a comparison needs the same data for all")

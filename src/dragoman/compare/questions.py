@@ -15,10 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from dragoman.compare.figures import FIGURES, Asked, Figure, Line
-from dragoman.compare.plan import QUESTIONS
-from dragoman.config import Listed, Settings, build, parse_yaml, pick, read_text
+from dragoman.compare.figures import FIGURES, Asked, Figure, Line, place_and_line
+from dragoman.compare.plan import QUESTIONS, Planned
+from dragoman.config import Listed, Settings, build, pick
 from dragoman.types import Mistake
+from dragoman.yaml_text import parse_yaml, read_text
 
 
 class Question(Settings):
@@ -50,19 +51,41 @@ def read_questions(paths: Sequence[Path]) -> Questions:
     return Questions()
 
 
+def check_questions(questions: Questions, runs: Sequence[Planned]) -> None:
+    """What cannot be answered is said before the runs, which may take days."""
+    models = {run.name: {"name": run.name, "settings": run.recipe.model_dump(mode="json")} for run in runs}
+    for question in questions.questions:
+        names = chosen(question, list(models))
+        if not names:
+            raise Mistake(f"the question {question.title!r} asks about models that the comparison does not have")
+        if bool(question.better) != bool(question.worse):
+            raise Mistake(f"the question {question.title!r} needs both better and worse, or neither")
+        lines = names
+        if question.figure == "setting":
+            asked = Asked("", "", "", question.x, question.lines)
+            lines = [place_and_line(models[name], asked)[1] for name in names]
+        for name in filter(None, (question.better, question.worse)):
+            pick(dict.fromkeys(lines), name, f"line in the figure of {question.title!r}")
+
+
+def chosen(question: Question, names: Sequence[str]) -> list[str]:
+    """The models that a question is about, in the order in which it names them."""
+    return list(dict.fromkeys(name for pattern in question.models for name in fnmatch.filter(names, pattern)))
+
+
 def answered(question: Question, report: Mapping[str, Any]) -> dict[str, Any]:
     """The question with its figure and with what came out, as report.json holds it."""
     about = report["about"]
-    names = [model["name"] for model in report["models"]]
-    chosen = list(dict.fromkeys(name for pattern in question.models for name in fnmatch.filter(names, pattern)))
+    picked = chosen(question, [model["name"] for model in report["models"]])
     test = question.test or next(iter(about["tests"]), "")
-    if not chosen or test not in about["tests"]:
-        culprit = "models" if not chosen else f"test {test!r}"
-        raise Mistake(f"the question {question.title!r} asks about {culprit} that the comparison does not have")
-    models = [model for name in chosen for model in report["models"] if model["name"] == name]
+    if test not in about["tests"]:
+        raise Mistake(
+            f"the question {question.title!r} asks about a test {test!r}, but there are: {', '.join(about['tests'])}"
+        )
+    models = [model for name in picked for model in report["models"] if model["name"] == name]
     asked = Asked(test, about["metrics"][0], next(iter(about["budget"])), question.x, question.lines)
-    figure = FIGURES[question.figure](in_common(models), asked)
-    return {**question.model_dump(mode="json"), "models": chosen, "test": test, "answer": answer(question, figure)}
+    figure = FIGURES[question.figure].draw(in_common(models), asked)
+    return {**question.model_dump(mode="json"), "models": picked, "test": test, "answer": answer(question, figure)}
 
 
 def in_common(models: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

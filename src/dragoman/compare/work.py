@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from dragoman.config import read_recipe, to_yaml
 from dragoman.store import RunFolder, read_json, write_text
 from dragoman.train.report import Report
 from dragoman.train.trainer import train
+from dragoman.types import Mistake
 
 LOOK_EVERY = 0.05  # seconds, for a process that has ended
 PATIENCE = 60.0  # seconds that a process gets to save and end
@@ -44,10 +46,10 @@ def end_with_parent() -> None:
 
 def judgement_of(run: Planned) -> dict[str, Any] | None:
     """What an earlier start found, if it is whole and of this version."""
-    if not run.judgement.exists():
-        return None
-    found = read_json(run.judgement)
-    return found if found.get("version") == VERSION else None
+    with suppress(Mistake):  # not there, or torn
+        found = read_json(run.judgement)
+        return found if found.get("version") == VERSION else None
+    return None
 
 
 def carry_out(runs: Sequence[Planned], report: Report, *, jobs: int) -> dict[Path, str]:

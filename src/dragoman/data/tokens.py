@@ -133,8 +133,9 @@ def open_store(
     text: bool,
     trees: bool = False,
     form: str = "pairs",
+    name: str = "the corpus",
 ) -> TokenStore:
-    """The store of this corpus and tokenizer, made now if it is not there yet."""
+    """The store of this corpus and tokenizer, made now if it is not there yet. Complaints call the corpus `name`."""
     whole_key = f"{key}|{tokenizers.fingerprint()}|{max_length}|{text}" + (f"|{form}" if form != "pairs" else "")
     whole_key += "|trees" if trees else ""
     folder = cache / hashlib.blake2b(whole_key.encode(), digest_size=12).hexdigest()
@@ -142,7 +143,15 @@ def open_store(
     def write(beside: Path) -> None:
         with ExitStack() as stack:
             about = _write(
-                beside, stack, pairs(), tokenizers, FORMS[form], max_length=max_length, text=text, trees=trees
+                beside,
+                stack,
+                pairs(),
+                tokenizers,
+                FORMS[form],
+                max_length=max_length,
+                text=text,
+                trees=trees,
+                name=name,
             )
         (beside / "store.json").write_text(json.dumps(about), encoding="utf-8")
 
@@ -181,6 +190,7 @@ def _write(
     max_length: int,
     text: bool,
     trees: bool,
+    name: str,
 ) -> dict[str, Any]:
     """All files but store.json, and what that one is to hold."""
     dtype = "uint16" if max(tokenizers.source.size, tokenizers.target.size) <= 2**16 else "uint32"
@@ -208,7 +218,10 @@ def _write(
         longest = max([longest, *(len(encoded[0][i]) for i in kept)])
         characters += sum(len(chunk[i].target) + 1 for i in kept)
     if not count:
-        raise Mistake(f"no pair of {seen} could be used ({_said(dropped)}); check the files, or raise data.max_length")
+        raise Mistake(
+            f"{name}: none of {seen} {form.noun} can be used ({_said(dropped)}); check the files, or raise "
+            "data.max_length"
+        )
     about = {"pairs": count, "dtype": dtype, "digest": digest.hexdigest(), "dropped": dict(dropped)}
     treeless = {"treeless": tree_writer.treeless} if tree_writer else {}
     return about | {"text": text, "longest": longest, "characters": characters} | treeless

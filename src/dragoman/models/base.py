@@ -24,18 +24,25 @@ class Model(nn.Module, ABC):
         """States of every target position, before the projection to the vocabulary: states_BTC."""
 
 
-class Seq2Seq(Model):
-    @abstractmethod
-    def alignment(self, batch: Batch) -> Tensor:
-        """Where each target token looked in the source: weight_BTS, each row of it summing to one."""
+class Writer(Model):
+    """Models that write an answer, token by token: what search asks of them (search/step.py)."""
+
+    decoder: Any  # with a `step` of its own, which gives the states before the projection
 
     @abstractmethod
     def start(self, source_BS: Tensor, keep_BS: Tensor) -> Any:
         """Read the sources, one to a row, and stand before the first target token."""
 
-    @abstractmethod
     def step(self, token_N: Tensor, state: Any) -> tuple[Tensor, Any]:
         """One token in for every row; log-probabilities_NV of the next one and the new state out."""
+        states_NC, state = self.decoder.step(token_N, state)
+        return self.project(states_NC).float().log_softmax(-1), state
+
+
+class Seq2Seq(Writer):
+    @abstractmethod
+    def alignment(self, batch: Batch) -> Tensor:
+        """Where each target token looked in the source: weight_BTS, each row of it summing to one."""
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ from dragoman.types import Mistake
 
 
 class Kind(NamedTuple):
-    settings: type[Any]  # with `check()`, `layout` (how its batches are laid out, data/batch.py) and `compiles`
+    settings: type[Any]  # with `check()`, `menus()`, `layout` (of its batches, data/batch.py), `most` and `compiles`
     model: Callable[..., Model]
     task: str  # translate, generate or classify
 

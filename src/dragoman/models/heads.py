@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from dragoman.config import Count, pick
-from dragoman.models.base import Model, initialise, useless
+from dragoman.config import Count, Menus
+from dragoman.models.base import Model, Writer, initialise, useless
 from dragoman.models.rnn import RecurrentEncoder, RecurrentStack, RnnSettings
 from dragoman.models.transformer import Decoder, Encoder, TransformerSettings
 from dragoman.nn.dropout import Dropout
@@ -32,7 +32,9 @@ class TransformerLmSettings(TransformerSettings):
         super().check()
         useless(self, "a language model, which has no encoder", "encoder_layers", "attention")
         if POSITIONS[self.position].of_trees:
-            raise Mistake(f"model.position={self.position} needs the tree of a whole sentence, which a language model has not read")
+            raise Mistake(
+                f"model.position={self.position} needs whole sentences, which a language model has not read yet"
+            )
         if self.most is not None and self.most < self.context:
             raise Mistake(
                 f"model.context={self.context} is more than model.position={self.position} reaches; "
@@ -53,11 +55,16 @@ class TransformerClassifierSettings(TransformerSettings):
     backbone: Literal["transformer"] = "transformer"
     pool: str = "mean"
 
+    @classmethod
+    def menus(cls) -> Menus:
+        return {**super().menus(), "pool": POOLS}
+
     def check(self) -> None:
         super().check()
-        pick(POOLS, self.pool, "model.pool")
         if POSITIONS[self.position].of_trees:
-            raise Mistake(f"model.position={self.position} needs trees beside the texts, which only translation takes so far")
+            raise Mistake(
+                f"model.position={self.position} needs trees beside texts, which only translation takes so far"
+            )
         useless(self, "a classifier, which has no decoder", "decoder_layers", "decoder_attention", "tied")
 
     def encoder(self, size: int) -> nn.Module:
@@ -84,9 +91,12 @@ class RnnClassifierSettings(RnnSettings):
     backbone: Literal["rnn"] = "rnn"
     pool: str = "mean"
 
+    @classmethod
+    def menus(cls) -> Menus:
+        return {**super().menus(), "pool": POOLS}
+
     def check(self) -> None:
         super().check()
-        pick(POOLS, self.pool, "model.pool")
         useless(self, "a classifier, which has no decoder", "decoder_layers", "tied", *OF_SOURCE)
 
     def encoder(self, size: int) -> nn.Module:
@@ -96,7 +106,7 @@ class RnnClassifierSettings(RnnSettings):
 OF_SOURCE = ("bridge", "attention", "attention_width", "input_feeding")  # how a recurrent decoder meets a source
 
 
-class LanguageModel(Model):
+class LanguageModel(Writer):
     """What comes next, given all that came before."""
 
     def __init__(self, settings: Any, *, source_size: int, target_size: int, joint: bool) -> None:  # noqa: ARG002
@@ -116,11 +126,6 @@ class LanguageModel(Model):
     def start(self, source_BS: Tensor, keep_BS: Tensor) -> Any:  # noqa: ARG002 - search speaks of sources
         """Stand before the first token, one row for each source; what the sources say does not matter."""
         return self.decoder.start(len(source_BS))
-
-    def step(self, token_N: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """One token in for every row, log-probabilities_NV of the next one and the new state out."""
-        states_NC, state = self.decoder.step(token_N, state)
-        return self.project(states_NC).float().log_softmax(-1), state
 
 
 class TextClassifier(Model):

@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dragoman.config import Amount, Count, Fraction, Settings, pick
+from dragoman.config import Fraction, Layers, Menus, Settings, pick_all
 from dragoman.models.base import Seq2Seq, initialise, useless
 from dragoman.nn.dropout import Dropout
 from dragoman.nn.linear import Linear
@@ -33,9 +33,9 @@ class RnnSettings(Settings):
     cell: str = "lstm"
     nonlinearity: str = "tanh"  # of the vanilla cell; the others have their own
     initial_state: Literal["zero", "learned"] = "zero"
-    layers: Count = 1
-    encoder_layers: Amount = 0  # 0: as many as `layers`
-    decoder_layers: Amount = 0
+    layers: Annotated[Layers, Field(ge=1)] = 1
+    encoder_layers: Layers = 0  # 0: as many as `layers`
+    decoder_layers: Layers = 0
     width: Annotated[int, Field(ge=1, le=65_536)] = 512  # of a state; both directions of an encoder together
     embedding_width: Width = 0  # 0: the width
     bidirectional: bool = True  # the encoder's; a decoder cannot look ahead
@@ -46,11 +46,13 @@ class RnnSettings(Settings):
     dropout: Fraction = 0.2  # of embeddings, between layers, and of what is said
     tied: bool = True  # one matrix for target embeddings and output; for source embeddings too, if they are joint
 
+    @classmethod
+    def menus(cls) -> Menus:
+        """What the settings that are names choose from."""
+        return {"cell": CELLS, "nonlinearity": NONLINEARITIES, "bridge": BRIDGES, "attention": SCORES}
+
     def check(self) -> None:
-        pick(CELLS, self.cell, "model.cell")
-        pick(NONLINEARITIES, self.nonlinearity, "model.nonlinearity")
-        pick(BRIDGES, self.bridge, "model.bridge")
-        pick(SCORES, self.attention, "model.attention")
+        pick_all(self.menus(), self, "model")
         if self.bidirectional and self.width % 2:
             raise Mistake(
                 f"model.bidirectional=true gives each direction half of model.width: make it even, got {self.width}"
@@ -279,6 +281,8 @@ class RecurrentStack(Embedded):
 class Rnn(Seq2Seq):
     """Source rows in, target states out; `project` turns states into logits."""
 
+    decoder: RecurrentDecoder
+
     def __init__(self, settings: RnnSettings, *, source_size: int, target_size: int, joint: bool) -> None:
         super().__init__()
         settings.check()
@@ -310,11 +314,6 @@ class Rnn(Seq2Seq):
         """Read the sources, one to a row, and stand before the first target token."""
         source, states = self.look_up(source_BS, Rows.one_each(keep_BS))
         return State(states, source, self.decoder.nothing(len(source_BS)) if self.decoder.feed else None)
-
-    def step(self, token_N: Tensor, state: State) -> tuple[Tensor, State]:
-        """One token in for every row, log-probabilities_NV of the next one and the new state out."""
-        said_NO, state = self.decoder.step(token_N, state)
-        return self.project(said_NO).float().log_softmax(-1), state
 
 
 BRIDGES: dict[str, type[Bridge]] = {"linear": LinearBridge, "copy": Copy, "none": Bridge}

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dragoman.config import Amount, Count, Fraction, pick
+from dragoman.config import Fraction, Layers, Menus, pick_all
 from dragoman.models.base import Seq2Seq, initialise
 from dragoman.nn.attention import Cache, CrossAttention, SelfAttention
 from dragoman.nn.block import FEEDFORWARDS, PLACES, FeedForward, Residual
@@ -34,9 +34,9 @@ CAPACITY_STEP = 32  # a cache grows by so many places at a time; its size depend
 
 class TransformerSettings(AttentionSettings):
     kind: Literal["transformer"] = "transformer"
-    layers: Count = 6
-    encoder_layers: Amount = 0  # 0: as many as `layers`
-    decoder_layers: Amount = 0
+    layers: Annotated[Layers, Field(ge=1)] = 6
+    encoder_layers: Layers = 0  # 0: as many as `layers`
+    decoder_layers: Layers = 0
     shared: bool = False  # one layer's weights at every depth of a stack
     feedforward_width: Annotated[int, Field(ge=0, le=1_000_000)] = 0  # 0: four times the width
     activation: str = "relu"  # of the feed-forward net
@@ -47,17 +47,32 @@ class TransformerSettings(AttentionSettings):
     tied: bool = True  # one matrix for target embeddings and output; for source embeddings too, if they are joint
     compiles: ClassVar[bool] = True
 
+    @classmethod
+    def menus(cls) -> Menus:
+        """What the settings that are names choose from."""
+        return {
+            "norm": NORMS,
+            "norm_place": PLACES,
+            "activation": FEEDFORWARDS,
+            "kernel": KERNELS,
+            "position": POSITIONS,
+            "attention": PATTERNS,
+            "decoder_attention": {name: pattern for name, pattern in PATTERNS.items() if pattern.causal},
+        }
+
     def check(self) -> None:
         for name in ("width", "query_width", "value_width"):
             if getattr(self, name) % self.heads:
                 raise Mistake(
                     f"model.{name} must be a multiple of model.heads, got {getattr(self, name)} and {self.heads} heads"
                 )
-        pick(NORMS, self.norm, "model.norm")
-        pick(PLACES, self.norm_place, "model.norm_place")
-        pick(FEEDFORWARDS, self.activation, "model.activation")
-        pick(KERNELS, self.kernel, "model.kernel")
-        scheme = pick(POSITIONS, self.position, "model.position")
+        if self.decoder_attention in PATTERNS and self.decoder_attention not in self.menus()["decoder_attention"]:
+            raise Mistake(
+                f"model.decoder_attention={self.decoder_attention} would look ahead, which a decoder may not; "
+                f"choose one of: {', '.join(self.menus()['decoder_attention'])}"
+            )
+        pick_all(self.menus(), self, "model")
+        scheme = POSITIONS[self.position]
         scheme.embed.check(self)
         scheme.relate.check(self)
         self.check_patterns()
@@ -67,16 +82,9 @@ class TransformerSettings(AttentionSettings):
     def check_patterns(self) -> None:
         schemes = {"attention": POSITIONS[self.position], "decoder_attention": in_decoder(self)}
         for name, scheme in schemes.items():
-            chosen = getattr(self, name)
-            pattern = pick(PATTERNS, chosen, f"model.{name}")
-            if name == "decoder_attention" and not pattern.causal:
-                able = ", ".join(kind for kind, each in PATTERNS.items() if each.causal)
+            if scheme.relate.needs not in PATTERNS[getattr(self, name)].tells:
                 raise Mistake(
-                    f"model.decoder_attention={chosen} would look ahead, which a decoder may not; choose one of: {able}"
-                )
-            if scheme.relate.needs not in pattern.tells:
-                raise Mistake(
-                    f"model.{name}={chosen} does not know the {scheme.relate.needs} of two tokens, which "
+                    f"model.{name}={getattr(self, name)} does not know the {scheme.relate.needs} of two tokens, which "
                     f"model.position={self.position} asks for; choose another position, such as sinusoidal"
                 )
 
@@ -291,6 +299,8 @@ class Decoder(Stack):
 class Transformer(Seq2Seq):
     """Source rows in, target states out; `project` turns states into logits."""
 
+    decoder: Decoder
+
     def __init__(self, settings: TransformerSettings, *, source_size: int, target_size: int, joint: bool) -> None:
         super().__init__()
         settings.check()
@@ -322,8 +332,3 @@ class Transformer(Seq2Seq):
         """Read the sources, one to a row, and stand before the first target token."""
         rows = Rows.one_each(keep_BS, depth_BS, tree_BSS)
         return self.decoder.start(len(source_BS), self.encoder(source_BS, rows), rows)
-
-    def step(self, token_N: Tensor, state: State) -> tuple[Tensor, State]:
-        """One token in for every row, log-probabilities_NV of the next one and the new state out."""
-        states_NC, state = self.decoder.step(token_N, state)
-        return self.project(states_NC).float().log_softmax(-1), state

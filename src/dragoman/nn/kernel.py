@@ -83,7 +83,7 @@ def batched(q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, look: Look) -> Tenso
 
 
 class _Batched(torch.autograd.Function):
-    """Attention on N matrices. What is added to the scores gets no gradient."""
+    """Attention on N matrices, whose scores have this shape when something is added to them."""
 
     @staticmethod
     def forward(
@@ -94,6 +94,7 @@ class _Batched(torch.autograd.Function):
             score_NQK.view(shape).add_(added)
         weight_NQK = score_NQK.softmax(-1, dtype=score_NQK.dtype)  # autocast on a GPU would widen it
         ctx.save_for_backward(q_NQD, k_NKD, v_NKD, weight_NQK)
+        ctx.shape, ctx.added = shape, None if added is None else added.shape
         return torch.bmm(weight_NQK, v_NKD)
 
     @staticmethod
@@ -101,9 +102,10 @@ class _Batched(torch.autograd.Function):
         q_NQD, k_NKD, v_NKD, weight_NQK = ctx.saved_tensors
         grad_NQD = grads[0].contiguous()
         slope_NQK = torch._softmax_backward_data(torch.bmm(grad_NQD, v_NKD.mT), weight_NQK, -1, weight_NQK.dtype)
-        slope_NQK.mul_(q_NQD.size(-1) ** -0.5)
+        added_grad = slope_NQK.view(ctx.shape).sum_to_size(ctx.added).clone() if ctx.needs_input_grad[3] else None
+        slope_NQK.mul_(q_NQD.size(-1) ** -0.5)  # in place, so what was added has a copy of its own
         key_grad_NKD, value_grad_NKD = torch.bmm(slope_NQK.mT, q_NQD), torch.bmm(weight_NQK.mT, grad_NQD)
-        return torch.bmm(slope_NQK, k_NKD), key_grad_NKD, value_grad_NKD, None, None
+        return torch.bmm(slope_NQK, k_NKD), key_grad_NKD, value_grad_NKD, added_grad, None
 
 
 def hidden(look: Look, q_BHQD: Tensor, k_BHKD: Tensor) -> Tensor | None:

@@ -107,9 +107,10 @@ def chunked(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -> Tensor:
     sums of them are slow there too.
     """
     dtype = torch.promote_types(query_BTA.dtype, torch.float32)
-    score_BTS: Tensor = _Additive.apply(  # type: ignore[no-untyped-call]
-        2 * query_BTA.to(dtype), 2 * key_BSA.to(dtype), weight_A.to(dtype)
-    )
+    with torch.autocast(query_BTA.device.type, enabled=False):  # it would narrow all that is in the tanh
+        score_BTS: Tensor = _Additive.apply(  # type: ignore[no-untyped-call]
+            2 * query_BTA.to(dtype), 2 * key_BSA.to(dtype), weight_A.to(dtype)
+        )
     return score_BTS.to(query_BTA.dtype)
 
 

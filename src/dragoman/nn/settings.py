@@ -19,7 +19,7 @@ class AttentionSettings(Settings):
     kernel: str = "auto"
     position: str = "sinusoidal"
     max_length: Count = 1024  # places that learned positions and Linformer know
-    reach: Count = 16  # relative, tree: distances beyond this one count as this one
+    reach: Annotated[int, Field(ge=1, le=65_536)] = 16  # relative, tree: distances beyond this one count as this one
     attention: str = "full"  # the encoder's
     decoder_attention: str = "full"
     window: Count = 64  # local: tokens that are looked at on either side

@@ -13,8 +13,9 @@ def confusion(found: Sequence[str], wanted: Sequence[str]) -> dict[str, Any]:
     A label that was never given has precision 0; the mean of F1 counts every label alike, however rare.
     """
     counts = Counter(zip(wanted, found, strict=True))
-    labels = sorted({*found, *wanted})
-    each = {label: _shares(label, counts) for label in labels}
+    said, there = Counter(found), Counter(wanted)
+    labels = sorted({*said, *there})
+    each = {label: _shares(counts[label, label], said[label], there[label]) for label in labels}
     return {
         "labels": labels,
         "counts": [[counts[right, given] for given in labels] for right in labels],
@@ -23,10 +24,7 @@ def confusion(found: Sequence[str], wanted: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _shares(label: str, counts: Counter[tuple[str, str]]) -> dict[str, float]:
-    right = counts[label, label]
-    given = sum(n for (_, each), n in counts.items() if each == label)
-    there = sum(n for (each, _), n in counts.items() if each == label)
+def _shares(right: int, given: int, there: int) -> dict[str, float]:
     return {
         "precision": 100 * right / max(given, 1),
         "recall": 100 * right / max(there, 1),

@@ -23,12 +23,16 @@ Counted = tuple[float, str]  # value, signature
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric on the menu. `higher` is better, or lower; `shown` is its name in tables."""
+    """A metric on the menu. `higher` is better, or lower; `shown` is its name in tables.
+
+    One that takes an answer as a whole can judge `labels` too; the others look into its words.
+    """
 
     name: str
     shown: str
     count: Callable[[Lines, Sequence[Lines]], Counted]
     higher: bool = True
+    labels: bool = False
 
     def __call__(self, hypotheses: Lines, references: Sequence[Lines]) -> Score:
         """The score of lines from anywhere; subword text is refused."""
@@ -146,9 +150,15 @@ def metric_named(name: str, task: str) -> Metric | None:
 
     A language model gives no answers that could be right or wrong, so it has nothing but the loss.
     """
-    chosen = AUTO[task] if name == "auto" else name
-    menu: dict[str, Metric | None] = {"loss": None, **(METRICS if task in USUAL else {})}
-    return pick(menu, chosen, "metric")
+    menu: dict[str, Metric | None] = {"loss": None, **fitting(task)}
+    return pick({"auto": menu[AUTO[task]], **menu}, name, f"metric of models that {task}")
+
+
+def fitting(task: str) -> dict[str, Metric]:
+    """The metrics that say something about the answers of a task."""
+    if task == "classify":
+        return {name: metric for name, metric in METRICS.items() if metric.labels}
+    return METRICS if task == "translate" else {}
 
 
 def check(hypotheses: Lines, references: Sequence[Lines]) -> None:
@@ -194,9 +204,9 @@ METRICS: dict[str, Metric] = {
         Metric("rouge1", "ROUGE-1", partial(rouge, "rouge1")),
         Metric("rouge2", "ROUGE-2", partial(rouge, "rouge2")),
         Metric("rougeL", "ROUGE-L", partial(rouge, "rougeL")),
-        Metric("exact", "exact match", exact),
-        Metric("accuracy", "accuracy", exact),
-        Metric("wrong", "wrong lines", wrong, higher=False),
+        Metric("exact", "exact match", exact, labels=True),
+        Metric("accuracy", "accuracy", exact, labels=True),
+        Metric("wrong", "wrong lines", wrong, higher=False, labels=True),
         Metric("wer", "word errors", error_rate, higher=False),
         Metric("per", "phone errors", error_rate, higher=False),
     )

@@ -27,6 +27,7 @@ from dragoman.config import FILES, CorpusSettings
 from dragoman.types import Mistake, Pair
 
 TURN = " | "  # between the turns of a dialogue
+MOST_DIGITS = 9  # of a turn's number
 SHOWN = 5  # rows that a complaint quotes
 NO_SHAPE = ("weight", "references", "phrasebook", "split", "seed")  # settings that change no pair of a file
 DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
@@ -224,17 +225,18 @@ def _dialogue(corpus: CorpusSettings) -> Iterator[Pair]:
     """
     path = Path(corpus.dialogue)
     said: list[str] = []
-    answers = 0
+    answers = before = 0
     for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
             continue
         turn, _, text = line.partition(" ")
-        if not turn.isdecimal():
+        if not turn.isdecimal() or len(turn) > MOST_DIGITS:
             raise Mistake(
                 f"{path} line {number} must begin with the number of the turn, such as '1 hello', not {turn!r}"
             )
-        if turn == "1":
+        if int(turn) <= before:
             said = []
+        before = int(turn)
         utterance, tab, answer = text.partition("\t")
         said.append(utterance)
         if tab:

@@ -41,6 +41,15 @@ def train_tokenizer(
     return kind.train(lines, settings)
 
 
+def target_side(settings: TokenizerSettings) -> TokenizerSettings:
+    """The settings of the target side's tokenizer, which one vocabulary for both sides cannot have apart."""
+    kind, size = settings.target_kind or settings.kind, settings.target_size or settings.size
+    target = settings.model_copy(update={"kind": kind, "size": size})
+    if settings.joint and target != settings:
+        raise Mistake("tokenizer.target_kind and target_size are for two vocabularies; set tokenizer.joint to false")
+    return target
+
+
 def draw(items: Iterable[T], count: int, seed: int) -> tuple[list[T], int]:
     """At most `count` items, each with the same chance, and how many there were. One pass."""
     random = Random(seed)
@@ -80,12 +89,7 @@ class Tokenizers:
         say: Callable[[str], None] = lambda _: None,
     ) -> Tokenizers:
         """`pairs` begins the corpus anew at each call."""
-        kind, size = settings.target_kind or settings.kind, settings.target_size or settings.size
-        target = settings.model_copy(update={"kind": kind, "size": size})
-        if settings.joint and target != settings:
-            raise Mistake(
-                "tokenizer.target_kind and target_size are for two vocabularies; set tokenizer.joint to false"
-            )
+        target = target_side(settings)
         if settings.joint:
             both = (side for pair in pairs() for side in (pair.source, pair.target))
             joint = train_tokenizer(both, settings, seed=seed, say=say)

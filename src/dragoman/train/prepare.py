@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dragoman.config import CorpusSettings, Recipe
+from dragoman.config import SPLITS, CorpusSettings, Recipe
 from dragoman.data.forms import FORMS
 from dragoman.data.stream import Stream, Weighted, Windows
 from dragoman.data.tokens import TokenStore, keep_folder, open_store
@@ -62,7 +62,7 @@ def layout_for(recipe: Recipe) -> str:
 def check_data(recipe: Recipe) -> None:
     """Refuse what the model's task cannot make use of."""
     form = form_of(recipe)
-    for split in ("train", "dev", "test"):
+    for split in SPLITS:
         if form in ("pairs", "labels") and any(corpus.text for corpus in getattr(recipe.data, split)):
             wanted = "sources and targets" if form == "pairs" else "texts and labels"
             raise Mistake(
@@ -75,12 +75,14 @@ def check_data(recipe: Recipe) -> None:
         raise Mistake("tokenizer.sampling cuts lines anew at every epoch, so it needs data.documents=line")
 
 
-def prepare(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: Tokenizers | None = None) -> Prepared:
-    if not recipe.data.train:
-        raise Mistake("the recipe has no data.train; name a corpus there, such as {source: F, target: F}")
-    for split in ("train", "dev"):
+def check_files(recipe: Recipe) -> None:
+    """A file that is missing is said before anything is written; one to test on, too, not after hours of training."""
+    for split in SPLITS:
         for corpus in getattr(recipe.data, split):
-            fingerprint(corpus, split=split, direction=recipe.data.direction)  # a file that is missing is said first
+            fingerprint(corpus, split=split, direction=recipe.data.direction)
+
+
+def prepare(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: Tokenizers | None = None) -> Prepared:
     found = tokenizers or _tokenizers(recipe, folder, report)
     if not folder.tokenizer.exists():
         write_whole(folder.tokenizer, found.save)
@@ -156,6 +158,7 @@ def _store(recipe: Recipe, corpus: CorpusSettings, split: str, tokenizers: Token
         text=split == "train" and recipe.tokenizer.sampling > 0,
         trees=trees,
         form=form,
+        name=f"data.{split} ({corpus.shown})",
     )
     left_out = ", ".join(f"{n} {why}" for why, n in store.dropped.items())
     report.say(f"{split}: {len(store):,} {noun}" + (f" ({left_out}: left out)" if left_out else ""))

@@ -17,13 +17,16 @@ from dragoman.door import Door
 from dragoman.loading import open_run, put_weights
 from dragoman.models.base import Model, tensors_of
 from dragoman.models.build import build_model, completed, kind_of
-from dragoman.score.metrics import METRICS, metric_named
+from dragoman.score.metrics import METRICS, fitting, metric_named
 from dragoman.store import FORMAT, RunFolder, unwritable
-from dragoman.text.tokenizer import TOKENIZERS, Tokenizers
+from dragoman.text import phrasebook
+from dragoman.text.tokenizer import TOKENIZERS, Tokenizers, target_side
 from dragoman.train import optim, record
-from dragoman.train.prepare import check_data
+from dragoman.train.choices import choose
+from dragoman.train.prepare import check_data, check_files
 from dragoman.train.report import Report
-from dragoman.types import Mistake
+from dragoman.train.step import freeze
+from dragoman.types import SPECIALS, Mistake
 
 MAY_CHANGE = {
     "train": {
@@ -57,12 +60,14 @@ def begin(
     newest = opened(folder, resume=resume)
     if newest:
         whole = gone_on(whole, folder, newest, init_from)
+        check_files(whole)
         held.enter_context(alone(folder))
         folder.begin(whole)
         return Start(whole, newest, None, "")
     parent = open_run(init_from, device="cpu") if init_from is not None else None
     whole = completed(inherited(whole, parent.recipe) if parent else whole)
     check(whole)
+    check_files(whole)
     if parent:
         report.say(f"starting from {init_from}: its weights, its tokenizer and its model's settings")
         new_model(whole, parent.tokenizers, parent)  # what does not fit is said now, not after hours of preparation
@@ -141,20 +146,31 @@ def opened(folder: RunFolder, *, resume: bool) -> Path | None:
 
 def check(recipe: Recipe) -> None:
     """Whatever a menu can refuse is refused before anything is read or written."""
+    task = kind_of(recipe.model).task
     optim.check(recipe.train)
+    if recipe.train.compile is True and not kind_of(recipe.model).settings.compiles:
+        raise Mistake("train.compile=true is of no use to recurrent models, whose kernels are compiled; leave it out")
+    choose(recipe.train)
     pick(TOKENIZERS, recipe.tokenizer.kind, "tokenizer.kind")
-    pick(TOKENIZERS, recipe.tokenizer.target_kind or recipe.tokenizer.kind, "tokenizer.target_kind")
-    metric_named(recipe.train.metric, kind_of(recipe.model).task)
+    metric_named(recipe.train.metric, task)
     for name in recipe.data.metrics:
         pick(METRICS, name, "metric")
+        if name not in fitting(task):
+            raise Mistake(f"data.metrics: {name} cannot judge models that {task}; leave it out")
+    pick(dict.fromkeys(phrasebook.DIRECTIONS), recipe.data.direction, "data.direction")
+    if not recipe.data.train:
+        raise Mistake("the recipe has no data.train; name a corpus there, such as {source: F, target: F}")
     for name in SPLITS:
         for corpus in getattr(recipe.data, name):
             corpus.check(f"data.{name}")
+            if corpus.phrasebook:
+                phrasebook.check(corpus.split or name, corpus.phrasebook, recipe.data.direction)
     check_data(recipe)
-    if recipe.train.compile is True and not kind_of(recipe.model).settings.compiles:
-        raise Mistake("train.compile=true is of no use to recurrent models, whose kernels are compiled; leave it out")
+    pick(TOKENIZERS, target_side(recipe.tokenizer).kind, "tokenizer.target_kind")
     if recipe.train.patience and not recipe.data.dev:
         raise Mistake("train.patience watches the dev set, so it needs data.dev")
+    if recipe.train.freeze:
+        freeze(build_model(recipe, source_size=len(SPECIALS), target_size=len(SPECIALS)), recipe.train.freeze)
 
 
 def inherited(recipe: Recipe, parent: Recipe) -> Recipe:

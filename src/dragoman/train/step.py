@@ -139,12 +139,13 @@ def put(model: nn.Module, weights: dict[str, Tensor]) -> None:
 
 
 def parts(batch: Batch, count: int) -> list[Batch]:
-    """The batch cut by rows into so many parts, or as many as it has rows."""
+    """The batch cut by rows into so many parts, or as many as it has rows; parts of empty rows are left out."""
     if count == 1:
         return [batch]
     names = [n for n in Batch.__slots__ if isinstance(getattr(batch, n), Tensor)]
     chunks = zip(*(getattr(batch, n).chunk(count) for n in names), strict=True)
-    return [replace(batch, **dict(zip(names, chunk, strict=True))) for chunk in chunks]
+    cut = [replace(batch, **dict(zip(names, chunk, strict=True))) for chunk in chunks]
+    return [part for part in cut if part.target_segment_BT.any()]
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:

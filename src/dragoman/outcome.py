@@ -1,0 +1,64 @@
+"""How a command ends. Exit 0: done. 2: the user's mistake, one sentence. 1: ours. Ctrl-C: 130."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from contextlib import suppress
+from typing import Any
+
+import typer
+
+from dragoman.console import say
+from dragoman.types import Mistake, Stop
+
+
+def outcome(command: Any, arguments: list[str]) -> int:
+    """Run a command. What comes of it is an exit code, and a sentence where it is not done."""
+    try:
+        with command.make_context("dragoman", arguments) as context:
+            command.invoke(context)
+        sys.stdout.flush()
+    except typer.Exit as end:
+        return int(end.exit_code)
+    except Mistake as mistake:
+        say(f"dragoman: {mistake}")
+        return 2
+    except Stop as stop:
+        say(f"dragoman: {stop}")
+        return stop.code
+    except (KeyboardInterrupt, typer.Abort):
+        say("dragoman: stopped")
+        return 130
+    except BrokenPipeError:  # the reader has gone, such as head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        say(f"dragoman: {error.strerror or error}" + (f": {error.filename!r}" if error.filename else ""))
+        with suppress(OSError):
+            sys.stdout.close()  # what it still holds cannot be written either
+        return 2
+    except Exception as error:
+        return misused(error) if hasattr(error, "format_message") else failed()
+    return 0
+
+
+def misused(error: Any) -> int:
+    """A command line that the parser does not understand."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+    else:
+        message = " ".join(error.format_message().split()).rstrip(".")
+        where = error.ctx.command_path if getattr(error, "ctx", None) else "dragoman"
+        say(f"dragoman: {message[:1].lower()}{message[1:]}; {where} --help shows what there is")
+    return 2
+
+
+def failed() -> int:
+    traceback.print_exc()
+    say(
+        "dragoman: this is our fault, not yours. Please report it with the lines above, the command, and the "
+        "output of `pip freeze`."
+    )
+    return 1

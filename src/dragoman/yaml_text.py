@@ -1,0 +1,93 @@
+"""YAML as people write it: 1e-3 is a number, a key stands once, and what is wrong is said with its line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dragoman.types import Mistake
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 reads 1e-3 as a word; people who write learning rates mean a number."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts quotes around a word that `_Loader` would take for a number, and escapes the rarer ends of lines."""
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style='"' if set(text) & set("\x85\u2028\u2029") else None
+    ),
+)
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"),
+        list("-+.0123456789"),
+    )
+
+
+def parse_yaml(text: str, name: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.reader.ReaderError as error:
+        line = text[: error.position].count("\n") + 1
+        culprit = repr(chr(error.character))
+        raise Mistake(f"{name} line {line} is not valid YAML: it holds the character {culprit}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}" if mark else ""
+        raise Mistake(f"{name}{where} is not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    except RecursionError:
+        raise Mistake(f"{name} is not valid YAML: it is nested too deeply") from None
+    except (ValueError, LookupError, AttributeError) as error:  # a value that is not what its form or tag says
+        raise Mistake(f"{name} is not valid YAML: it holds a value that cannot be read ({error})") from None
+
+
+def lines_of_keys(text: str) -> dict[str, int]:
+    """The line on which each key stands, so that a complaint can point at it. A key that stands twice is refused."""
+    found: dict[str, int] = {}
+    seen: set[int] = set()  # an alias leads back to a node, maybe to one that it stands in
+
+    def walk(node: yaml.Node | None, prefix: str) -> None:
+        if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
+            return
+        seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                name, line = f"{prefix}{key.value}", key.start_mark.line + 1
+                if name in found:
+                    raise Mistake(f"{name!r} is set twice, on lines {found[name]} and {line}; keep one of them")
+                found[name] = line
+                walk(value, name + ".")
+        else:
+            for i, value in enumerate(node.value):
+                walk(value, f"{prefix}{i}.")
+
+    walk(yaml.compose(text, Loader=_Loader), "")
+    return found
+
+
+def read_text(path: Path, what: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise Mistake(f"there is no {what} file {str(path)!r}") from None
+    except IsADirectoryError:
+        raise Mistake(f"{str(path)!r} is a folder, but a {what} file is wanted") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise Mistake(f"{str(path)!r} is not UTF-8 text (line {line}), so it cannot be a {what} file") from None
+    except OSError as error:
+        raise Mistake(f"the {what} file {str(path)!r} cannot be read: {error.strerror}") from None
+
+
+def as_yaml(values: dict[str, Any]) -> str:
+    """Text from which `parse_yaml` makes the same values."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)

@@ -1,0 +1,99 @@
+"""`dragoman settings`: what it prints is a recipe, its menus are those that settings are held against."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from dragoman.catalogue import catalogue, menus
+from dragoman.config import Recipe, build
+from dragoman.models.build import MODELS, completed
+from dragoman.train.start import check
+from dragoman.types import Mistake
+from dragoman.yaml_text import parse_yaml
+from toy_run import Call, one_sentence
+
+pytest_plugins = ["toy_fixtures"]
+
+KINDS = [(kind, backbone) for kind, backbones in MODELS.items() for backbone in backbones]
+
+
+def given(kind: str, backbone: str) -> dict[str, Any]:
+    return {"kind": kind, **({"backbone": backbone} if backbone else {})}
+
+
+def recipe_of(kind: str, backbone: str) -> Recipe:
+    return completed(build(Recipe, {"model": given(kind, backbone)}))
+
+
+@pytest.mark.parametrize(("kind", "backbone"), KINDS)
+def test_it_is_a_recipe_of_defaults(kind: str, backbone: str) -> None:
+    text = catalogue(overrides=[f"model.{name}={word}" for name, word in given(kind, backbone).items()])
+    assert completed(build(Recipe, parse_yaml(text, "the catalogue"))) == recipe_of(kind, backbone)
+
+
+CHOICES = [
+    (*kind, section, name)
+    for kind in KINDS
+    for section, some in menus(recipe_of(*kind)).items()
+    for name in some
+    if name != "metrics"  # a list of names
+]
+
+
+@pytest.mark.parametrize(("kind", "backbone", "section", "name"), CHOICES)
+def test_a_menu_is_what_a_setting_is_held_against(kind: str, backbone: str, section: str, name: str) -> None:
+    """A wrong name is refused with the same names that are shown."""
+    recipe = recipe_of(kind, backbone)
+    menu = menus(recipe)[section][name]
+    shown = re.search(rf"^  {name}: .*?  # (\S+( \| \S+)*?)(;|$)", catalogue([section], overrides_of(recipe)), re.M)
+    assert (shown[1].split(" | ") if shown else []) == list(menu)
+    values = recipe.model_dump(mode="json")
+    values[section] = {**values[section], name: "nonsense"}
+    values["tokenizer"]["joint"] = False  # so that there may be two kinds
+    values["data"]["train"] = {"phrasebook": 10}
+    with pytest.raises(Mistake, match="'nonsense'") as caught:
+        check(completed(build(Recipe, values)))
+    listed = re.search(r"\(there are: (.*)\)", str(caught.value))
+    assert listed
+    assert listed[1].split(", ") == list(menu)
+
+
+@pytest.mark.parametrize(("kind", "backbone"), KINDS)
+def test_every_word_in_a_model_section_is_on_a_menu(kind: str, backbone: str) -> None:
+    record = MODELS[kind][backbone].settings
+    assert {name for name, field in record.model_fields.items() if field.annotation is str} == set(record.menus())
+
+
+def overrides_of(recipe: Recipe) -> list[str]:
+    return [f"model.{name}={recipe.model[name]}" for name in ("kind", "backbone") if name in recipe.model]
+
+
+def test_meanings_and_choices_stand_behind_the_settings() -> None:
+    lines = catalogue().splitlines()
+    for words in (
+        r"  norm: layer +# layer \| .*\| none$",
+        r"  tied: true +# one matrix for target",
+        r"  precision: auto +# auto \| float32 \| bf16$",
+        r"  compile: auto +# auto \| true \| false",
+        r"  warmup: 1000 +# steps$",
+        r"  #   columns: \[0, 1\] +# of a TSV file",
+    ):
+        assert sum(bool(re.match(words, line)) for line in lines) == 1, words
+
+
+def test_sections() -> None:
+    assert parse_yaml(catalogue(["train", "search"]), "the catalogue").keys() == {"train", "search"}
+    with pytest.raises(Mistake, match="no section called 'trian'; did you mean 'train'"):
+        catalogue(["trian"])
+    with pytest.raises(Mistake, match=r"model\.kind called 'transfromer'"):
+        catalogue(["model"], ["model.kind=transfromer"])
+
+
+def test_on_the_command_line(call: Call) -> None:
+    answer = call("settings", "model", "model.kind=lm", "model.backbone=rnn")
+    assert answer.code == 0
+    assert answer.out == catalogue(["model"], ["model.kind=lm", "model.backbone=rnn"])
+    one_sentence(call("settings", "modle"), "did you mean 'model'")
