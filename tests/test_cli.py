@@ -412,3 +412,34 @@ def test_messages_are_said_as_they_are(call: Call, tmp_path: Path) -> None:
 def test_the_module_is_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "dragoman", "--help"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("Usage: dragoman ")
+
+
+def test_a_corpus_is_split_by_its_sources(tmp_path: Path, call: Call) -> None:
+    """No source is in two parts, each part has a source once in dev and test, and what is left out is counted."""
+    rows = [(f"source {i % 40}", f"target {i}") for i in range(60)]
+    (tmp_path / "c.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in rows))
+    command = ("data", "split", "--tsv", tmp_path / "c.tsv", "--dev", 5, "--test", 6, "--json")
+    answer = call(*command, "--out", tmp_path / "part")
+    counts = json.loads(answer.out)
+    parts = {
+        name: list(zip(*((tmp_path / f"part.{name}.{side}").read_text().splitlines() for side in ("source", "target"))))
+        for name in ("train", "dev", "test")
+    }
+    assert {name: len(pairs) for name, pairs in parts.items()} == {name: counts[name] for name in parts}
+    assert (counts["dev"], counts["test"], sum(counts.values())) == (5, 6, 60)
+    sources = {name: {source for source, _ in pairs} for name, pairs in parts.items()}
+    assert len(sources["dev"]) == 5
+    assert set.union(*sources.values()) == {source for source, _ in rows}
+    assert not sources["train"] & sources["dev"]
+    assert not sources["dev"] & sources["test"]
+    assert not sources["test"] & sources["train"]
+    assert all(pair in rows for pairs in parts.values() for pair in pairs)
+    call(*command, "--out", tmp_path / "again")
+    assert (tmp_path / "again.dev.source").read_bytes() == (tmp_path / "part.dev.source").read_bytes()
+
+
+def test_a_corpus_too_small_to_split_is_said(tmp_path: Path, call: Call) -> None:
+    (tmp_path / "c.tsv").write_text("a\tb\nc\td\n")
+    answer = call("data", "split", "--tsv", tmp_path / "c.tsv", "--out", tmp_path / "part")
+    one_sentence(answer, "c.tsv", "2 different sources")
+    assert files(tmp_path) == ["c.tsv"]

@@ -192,6 +192,13 @@ def test_results_of_other_settings_are_refused(done: Path, call: Call) -> None:
     one_sentence(answer, "attention-seed1", "train.lr=0.004", "0.1", "--out")
 
 
+def test_a_report_does_not_take_the_place_of_a_larger_one(done: Path, call: Call) -> None:
+    before, (first, *others) = (done / "report.json").read_bytes(), MODELS
+    answer = call("compare", done.parent / "recipes" / f"{first}.yaml", "--out", done)
+    one_sentence(answer, "holds runs of other recipes", *others, "choose another --out")
+    assert (done / "report.json").read_bytes() == before
+
+
 def test_settings_that_change_no_result_may_differ(done: Path, call: Call) -> None:
     assert call("compare", done.parent / "recipes", "--out", done, "train.log_every=2", "train.threads=2").code == 0
 

@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dragoman.classifier import Classifier as Classifier
+    from dragoman.classifier import Verdict as Verdict
     from dragoman.config import Recipe as Recipe
+    from dragoman.generator import Continuation as Continuation
     from dragoman.generator import Generator as Generator
     from dragoman.loading import load as load
+    from dragoman.search.sample import SampleSettings as SampleSettings
     from dragoman.train.trainer import train as train
     from dragoman.translator import Translator as Translator
     from dragoman.types import Hypothesis as Hypothesis
@@ -30,16 +33,22 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin ruin a 
 
 _HOMES = {
     "Classifier": "classifier",
+    "Continuation": "generator",
     "Generator": "generator",
     "Hypothesis": "types",
     "Mistake": "types",
     "Pair": "types",
     "Recipe": "config",
+    "SampleSettings": "search.sample",
     "Score": "types",
     "Translator": "translator",
+    "Verdict": "classifier",
     "load": "loading",
 }
-__all__ = ["Classifier", "Generator", "Hypothesis", "Mistake", "Pair", "Recipe", "Score", "Translator", "load", "train"]
+__all__ = [
+    "Classifier", "Continuation", "Generator", "Hypothesis", "Mistake", "Pair", "Recipe", "SampleSettings", "Score",
+    "Translator", "Verdict", "load", "train",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -47,6 +56,10 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'dragoman' has no attribute {name!r}")
     return getattr(import_module(f"dragoman.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])
 
 
 class _Train(ModuleType):

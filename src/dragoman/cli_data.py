@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -61,13 +62,28 @@ def clean(
     """Filter pairs by length, ratio, duplicates and language; say how many went, and why."""
     from dragoman.corpora import clean_files
 
-    counts = clean_files(corpus_from(source, target, tsv, jsonl), out_prefix, settings or [])
-    if as_json:
-        print(json.dumps(dict(counts)))
-    else:
-        total = sum(counts.values())
-        for reason, count in counts.most_common():
-            print(f"{reason:>20}  {count:>10,}  {100 * count / total:6.2f} %")
+    show_counts(clean_files(corpus_from(source, target, tsv, jsonl), out_prefix, settings or []), as_json=as_json)
+
+
+@data.command()
+def split(
+    source: SourceFile = None,
+    target: TargetFile = None,
+    tsv: TsvFile = None,
+    jsonl: JsonlFile = None,
+    out_prefix: Annotated[
+        Path, typer.Option("--out", help="writes OUT.train.source, OUT.train.target and so on", show_default=False)
+    ] = ...,  # type: ignore[assignment]
+    dev: Annotated[int, typer.Option(min=0, help="sources to check on while training")] = 500,
+    test: Annotated[int, typer.Option(min=0, help="sources to score in the end")] = 500,
+    seed: Annotated[int, typer.Option()] = 1,
+    as_json: Json = False,
+) -> None:
+    """Cut a corpus into train, dev and test that share no source sentence."""
+    from dragoman.corpora import split_files
+
+    counts = split_files(corpus_from(source, target, tsv, jsonl), out_prefix, dev=dev, test=test, seed=seed)
+    show_counts(counts, as_json=as_json)
 
 
 @data.command()
@@ -86,6 +102,16 @@ def phrasebook(
 
     write_phrasebook(out_prefix, count=count, split=split, seed=seed, gold=gold, conllu=conllu)
     say(f"{count:,} pairs in {out_prefix}.en and {out_prefix}.de")
+
+
+def show_counts(counts: Counter[str], *, as_json: bool) -> None:
+    """How many pairs went where."""
+    if as_json:
+        print(json.dumps(dict(counts)))
+        return
+    total, width = sum(counts.values()), max(20, *map(len, counts))
+    for reason, count in counts.most_common():
+        print(f"{reason:>{width}}  {count:>10,}  {100 * count / total:6.2f} %")
 
 
 def corpus_from(source: Path | None, target: Path | None, tsv: Path | None, jsonl: Path | None) -> CorpusSettings:

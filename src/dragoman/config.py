@@ -131,8 +131,10 @@ class CorpusSettings(Settings):
         for name, kinds in works.items():
             if getattr(self, name) and given[0] not in kinds:
                 raise Mistake(f"{key}: {name} works with {' and '.join(kinds)}, not with {given[0]}")
-        if self.part != (0.0, 1.0) and (given[0] != "text" or self.part[0] >= self.part[1]):
-            raise Mistake(f"{key}: part is the share of a text to read, such as [0.0, 0.9], got {list(self.part)}")
+        if self.part != (0.0, 1.0) and given[0] != "text":
+            raise Mistake(f"{key}: part works with text, not with {given[0]}; dragoman data split makes files of parts")
+        if self.part[0] >= self.part[1]:
+            raise Mistake(f"{key}: part goes from a lower share to a higher, such as [0.0, 0.9], got {list(self.part)}")
 
 
 SPLITS = ("train", "dev", "test")

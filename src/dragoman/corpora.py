@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from dragoman.config import CorpusSettings, build, override
@@ -18,6 +19,7 @@ from dragoman.text.clean import CleanSettings, clean
 from dragoman.text.corpus import read_pairs
 from dragoman.text.phrasebook import Phrase
 from dragoman.text.trees import as_conllu
+from dragoman.text.words import digest
 from dragoman.train.report import Report
 from dragoman.types import Mistake
 
@@ -34,6 +36,40 @@ def clean_files(corpus: CorpusSettings, prefix: Path, settings: Sequence[str]) -
     report = Report()
     pairs = clean(report.counted(read_pairs(corpus), "cleaning"), chosen, counts)
     write_columns(prefix, ("source", "target"), ((pair.source, pair.target) for pair in pairs), report)
+    return counts
+
+
+def split_files(corpus: CorpusSettings, prefix: Path, *, dev: int, test: int, seed: int) -> Counter[str]:
+    """Three parts of a corpus that share no source: PREFIX.dev.*, PREFIX.test.* and the rest in PREFIX.train.*.
+
+    Dev and test have one pair of each source that is drawn for them; its other translations are left out.
+    """
+    report = Report()
+    sources = list(dict.fromkeys(digest(pair.source) for pair in report.counted(read_pairs(corpus), "reading")))
+    if dev + test >= len(sources):
+        raise Mistake(
+            f"{corpus.shown} has {len(sources):,} different sources, too few for {dev:,} of dev and {test:,} of test"
+        )
+    drawn = Random(seed).sample(sources, dev + test)
+    part_of = dict.fromkeys(drawn[:dev], "dev") | dict.fromkeys(drawn[dev:], "test")
+    taken: set[int] = set()
+    counts: Counter[str] = Counter()
+
+    def part(name: str) -> Iterator[tuple[str, str]]:
+        for pair in read_pairs(corpus):
+            source = digest(pair.source)
+            if part_of.get(source, "train") != name:
+                continue
+            if source in taken:
+                counts["further translations of dev and test"] += 1
+                continue
+            if name != "train":
+                taken.add(source)
+            counts[name] += 1
+            yield pair.source, pair.target
+
+    for name in ("train", *(["dev"] if dev else []), *(["test"] if test else [])):
+        write_columns(prefix.with_name(f"{prefix.name}.{name}"), ("source", "target"), part(name), report)
     return counts
 
 

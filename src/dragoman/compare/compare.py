@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
-from dragoman.compare.page import page
-from dragoman.compare.plan import planned
+from dragoman.compare.page import COLUMNS, page
+from dragoman.compare.plan import Planned, planned
 from dragoman.compare.questions import answered, check_questions, read_questions
 from dragoman.compare.summary import summarised
 from dragoman.compare.work import carry_out, judgement_of
@@ -25,6 +25,7 @@ def compare(
     """Train and judge what is not done yet, then write OUT/report.html and OUT/report.json, which comes back."""
     report = Report()
     runs = planned(paths, out, overrides, seeds)
+    refuse_others(out, runs)
     questions = read_questions(paths)
     check_questions(questions, runs)
     try:
@@ -42,15 +43,26 @@ def compare(
     return whole
 
 
+def refuse_others(out: Path, runs: Sequence[Planned]) -> None:
+    """A report of these recipes alone would take the place of one that also has those that lie there."""
+    there = {path.name.rpartition("-seed")[0] for path in (out / "runs").glob("*-seed*") if path.is_dir()}
+    if others := sorted(there - {run.name for run in runs}):
+        raise Mistake(
+            f"{str(out)!r} holds runs of other recipes ({', '.join(others)}); name them too, or choose another --out"
+        )
+
+
 def said(whole: dict[str, Any]) -> Text:
     """The table's most asked-for columns, and what came of the questions, for a terminal."""
     about = whole["about"]
     scores = [f"{metric} {test}" for test in about["tests"] for metric in about["metrics"][:1]]
-    columns = [*scores, "dev_loss", "parameters", "tokens_per_second", "greedy_per_second", "peak_memory"]
-    rows = [["model", *columns]]
+    chosen = ("dev_loss", "parameters", "tokens_per_second", "greedy_per_second", "peak_memory")
+    columns: dict[str, tuple[str, Callable[[float], str]]] = {score: (score, "{:.2f}".format) for score in scores}
+    columns |= {name: (COLUMNS[name][0], COLUMNS[name][2]) for name in chosen}
+    rows = [["model", *(shown for shown, _ in columns.values())]]
     for model in whole["models"]:
-        numbers = [model["numbers"].get(column) for column in columns]
-        rows.append([model["name"], *(f"{n['mean']:,.4g}" if n else "-" for n in numbers)])
+        numbers = {name: model["numbers"].get(name) for name in columns}
+        rows.append([model["name"], *(columns[name][1](n["mean"]) if n else "-" for name, n in numbers.items())])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
     lines += [f"\n{question['title']}\n  {question['answer']}" for question in whole["questions"]]

@@ -52,7 +52,11 @@ def kind_of(model: dict[str, Any]) -> Kind:
 
 def settings_of(model: dict[str, Any]) -> Any:
     """The model section as its kind's own record, checked."""
-    settings = build(kind_of(model).settings, model, where="model")
+    try:
+        settings = build(kind_of(model).settings, model, where="model")
+    except Mistake as fault:
+        unknown = str(fault).startswith("there is no")  # it may be a setting of the kind that a recipe had before
+        raise Mistake(f"with model.kind={model.get('kind', 'transformer')} {fault}" if unknown else str(fault)) from None
     settings.check()
     return settings
 

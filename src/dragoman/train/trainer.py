@@ -102,6 +102,8 @@ class Trainer:
         )
         if 0 < self.settings.steps <= self.settings.warmup:
             self.report.say(f"the run ends inside its warm-up: train.warmup={self.settings.warmup} should be far lower")
+        if not self.validator.batches:
+            self.report.say("there is no data.dev: nothing is checked on the way, and the last weights are kept")
         self.report.begin(self.settings.steps, self.progress.step)
         try:
             with self.signals():
