@@ -212,8 +212,8 @@ def test_only_depths_that_occur_learn() -> None:
 
 REFUSED = {
     "rnn": ({"kind": "rnn", "position": "tree"}, r"there is no setting 'model\.position'"),
-    "lm": ({"kind": "lm", "position": "tree"}, r"model\.position=tree needs the tree of a whole sentence"),
-    "classifier": ({"kind": "classifier", "position": "tree"}, r"model\.position=tree needs trees beside the texts"),
+    "lm": ({"kind": "lm", "position": "tree"}, r"model\.position=tree needs whole sentences"),
+    "classifier": ({"kind": "classifier", "position": "tree"}, r"model\.position=tree needs trees beside texts"),
     "odd width": ({"width": 7, "heads": 1, "position": "tree"}, r"model\.position=tree needs an even model\.width"),
 }
 
