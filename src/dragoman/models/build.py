@@ -55,8 +55,10 @@ def settings_of(model: dict[str, Any]) -> Any:
     try:
         settings = build(kind_of(model).settings, model, where="model")
     except Mistake as fault:
-        unknown = str(fault).startswith("there is no")  # it may be a setting of the kind that a recipe had before
-        raise Mistake(f"with model.kind={model.get('kind', 'transformer')} {fault}" if unknown else str(fault)) from None
+        if not str(fault).startswith("there is no"):
+            raise
+        kind = model.get("kind", "transformer")  # it may be a setting of the kind that the recipe had before
+        raise Mistake(f"with model.kind={kind} {fault}") from None
     settings.check()
     return settings
 
