@@ -9,6 +9,7 @@ PATTERNS.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -66,7 +67,7 @@ class BlockLook(Look):
     everywhere: Look | None = None  # of the first queries, where they look at all keys
 
 
-class Blocked(Full):
+class Blocked(Full, ABC):
     """The common part of patterns whose rows are cut into blocks, each of which meets a few others.
 
     A block meets all that its tokens may look at, and the rule hides the rest. A row so short that this would not
@@ -79,9 +80,9 @@ class Blocked(Full):
         super().__init__(settings, ahead=ahead)
         self.block = block
 
+    @abstractmethod
     def links(self, blocks: int, device: torch.device) -> Tensor:
         """The blocks that each of so many meets, none of them twice: links_NL. Numbers of no block are passed over."""
-        raise NotImplementedError
 
     def keys(self, length_N: Lengths) -> Lengths:
         met: Lengths = np.minimum(length_N, self.links(1, torch.device("cpu")).numel() * self.block)

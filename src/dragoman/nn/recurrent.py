@@ -7,6 +7,7 @@ To add a cell: a class below and a line in CELLS.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
@@ -20,7 +21,7 @@ State = tuple[Tensor, ...]  # of one layer: what it says, h_NC; and what else it
 States = list[State]  # of a stack, lowest layer first
 
 
-class Cell(nn.Module):
+class Cell(nn.Module, ABC):
     """What all cells share: weights for the input and for the last state, gates side by side, and where they start."""
 
     gates, parts = 1, 1
@@ -51,13 +52,13 @@ class Cell(nn.Module):
         """What the input alone says to the gates. It does not depend on the state, so it may be made beforehand."""
         return F.linear(x, self.input_weight, self.bias)
 
+    @abstractmethod
     def advance(self, read_NG: Tensor, state: State) -> State:
         """The new state, from what the input says and the last state."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forward(self, x_BTI: Tensor, state: State) -> Tensor:
         """What it says after each token of whole sentences: h_BTC."""
-        raise NotImplementedError
 
     def loop(self, x_BTI: Tensor, state: State) -> Tensor:
         """The same, token by token: the readable twin."""
