@@ -73,10 +73,8 @@ def test_forward_and_backward_reach_every_weight(section: Section, device: str) 
 
 
 def may_rest(name: str, section: Section) -> bool:
-    """Weights that a batch may leave alone: rows of tables, a unit of ReLU that is off, a bias that softmax ignores;
-    and what a cell does with its state, where only the token that it reads first is asked."""
-    one_end = section.get("pool") in ("first", "last") and "hidden" in name
-    return name.endswith(("_RD", ".bias")) or "table" in name or one_end
+    """What the top cell does with its state, where only the token that it reads first is asked."""
+    return {"first": "1.ahead.hidden_weight", "last": "1.back.hidden_weight"}.get(section.get("pool", ""), "-") in name
 
 
 @EVERY

@@ -252,7 +252,7 @@ def test_every_source_token_is_seen_by_its_target_and_no_other() -> None:
         for at in range(int((batch.source_segment_BS == number).sum())):
             here = (batch.source_segment_BS == number) & (batch.source_position_BS == at)
             after = model(changed(batch, "source_BS", here, 7 if batch.source_BS[here].item() != 7 else 8))
-            assert ((after - before)[mine].abs().amax(-1) > 1e-9).all()
+            assert ((after - before)[mine].abs().amax(-1) > 1e-6).all()
             same(after[~mine], before[~mine])
 
 
