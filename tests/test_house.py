@@ -47,9 +47,16 @@ MAY_USE = {
     ],
     "outcome": ["types", "console"],
     "cli_data": ["config", "console", "text", "corpora", "train"],
+    "cli_options": ["types", "console", "door"],
+    "cli_answer": [
+        "types", "config", "console", "cli_options", "text", "search", "loading", "translator", "generator",
+        "classifier",
+    ],
+    "cli_score": ["types", "config", "console", "cli_options", "score", "loading", "translator", "evaluation"],
     "cli": [
         "types", "config", "console", "text", "score", "translator", "lens", "evaluation", "card", "train", "demo",
         "compare", "search", "door", "classifier", "generator", "loading", "cli_data", "catalogue", "outcome",
+        "cli_options", "cli_answer", "cli_score",
     ],
     "__main__": ["cli"],
 }  # fmt: skip

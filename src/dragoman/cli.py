@@ -9,21 +9,19 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from importlib.metadata import version
-from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from dragoman.cli_answer import classify, generate, translate
 from dragoman.cli_data import data
-from dragoman.config import build, pick
-from dragoman.console import counting, input_lines, output_to, paper, say
+from dragoman.cli_options import Json, Overrides, Run
+from dragoman.cli_score import evaluate
+from dragoman.console import paper
 from dragoman.outcome import outcome
-from dragoman.types import Hypothesis, Mistake
+from dragoman.types import Mistake
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -32,20 +30,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data, name="data")
-
-Said = tuple[str, Sequence[str]]  # an answer and its warnings
-Run = Annotated[Path, typer.Argument(help="a run folder", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
-Beam = Annotated[int | None, typer.Option(min=1, help="width of the beam; 1 is greedy; by default the run's own")]
-Conllu = Annotated[
-    Path | None, typer.Option(help="trees of the lines, for runs with model.position=tree", show_default=False)
-]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[a.b=c ...]", help="settings to change", show_default=False)
-]
-SourceFile = Annotated[
-    Path | None, typer.Option("--source", help="plain text, one sentence a line", show_default=False)
-]
+for command in (translate, generate, classify, evaluate):
+    app.command()(command)
 
 
 def show_version(wanted: bool) -> None:
@@ -88,201 +74,6 @@ def train(
     from dragoman.train.trainer import train as run_training
 
     run_training(recipe, out=out_folder, overrides=overrides or [], resume=resume, init_from=init_from)
-
-
-@app.command()
-def translate(
-    run: Run,
-    input_file: Annotated[Path | None, typer.Option("--input", help="by default stdin", show_default=False)] = None,
-    output_file: Annotated[Path | None, typer.Option("--output", help="by default stdout", show_default=False)] = None,
-    beam: Beam = None,
-    nbest: Annotated[int, typer.Option(min=1, help="answers to each line, as 'line ||| text ||| score'")] = 1,
-    conllu: Conllu = None,
-    batch: Annotated[int, typer.Option(min=1, help="lines taken at a time; never changes an answer")] = 256,
-    as_json: Json = False,
-    engine: Annotated[str, typer.Option(help="auto or torch")] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
-) -> None:
-    """Translate lines: as many out as in, in the same order."""
-    from dragoman.loading import load_as
-    from dragoman.text.trees import Grove
-    from dragoman.translator import TREELESS, Translator
-
-    pick({"auto": 0, "torch": 0}, engine, "engine")
-    translator = load_as(Translator, run, device=device)
-    grove = Grove(conllu, str(input_file or "the input")) if conllu else None
-    if translator.asks_for_trees and not grove:
-        say("no trees were given with --conllu: words are known by their places alone")
-
-    def answer(before: int, lines: list[str]) -> Iterator[Said]:
-        trees = [grove.tree_of(line) for line in lines] if grove else None
-        found = translator.nbest(lines, count=nbest, beam=beam, trees=trees)
-        for number, (line, answers) in enumerate(zip(lines, found, strict=True), before + 1):
-            warnings = [one for one in answers[0].warnings if grove or one != TREELESS]  # said of all lines, above
-            yield said_as(number, line, answers, nbest, as_json), warnings
-
-    answer_lines(answer, input_file, output_file, batch)
-    if grove:
-        grove.end()
-
-
-def answer_lines(
-    answer: Callable[[int, list[str]], Iterator[Said]], input_file: Path | None, output_file: Path | None, batch: int
-) -> None:
-    """One answer out for every line in. `answer` is given how many lines came before, and some lines."""
-    from dragoman.door import kinds
-
-    if input_file is None and sys.stdin.isatty():
-        batch = 1  # who types a line waits for its answer
-    warned: Counter[str] = Counter()
-    with output_to(output_file) as sink, counting(input_file) as tick:
-        number = 0
-        lines = input_lines(input_file)
-        while some := list(islice(lines, batch)):
-            for text, warnings in answer(number, some):
-                number += 1
-                print(text, file=sink)
-                for warning in warnings:
-                    say(f"line {number}: {warning}")
-                warned.update(kinds(warnings))
-            sink.flush()
-            tick(number)
-    say_counts(warned)
-
-
-def say_counts(warned: Counter[str]) -> None:
-    if warned:
-        say("; ".join(f"{count} line{'s' * (count > 1)} {what}" for what, count in warned.items()))
-
-
-def said_as(number: int, line: str, answers: list[Hypothesis], nbest: int, as_json: bool) -> str:
-    if as_json:
-        many = {"nbest": [asdict(one) for one in answers]} if nbest > 1 else {}
-        return json.dumps({"source": line, **asdict(answers[0]), **many}, ensure_ascii=False)
-    if nbest > 1:
-        return "\n".join(f"{number - 1} ||| {one_line(one.text)} ||| {one.score:.4f}" for one in answers)
-    return one_line(answers[0].text)
-
-
-def one_line(text: str) -> str:
-    """A line break inside an answer would break the promise of one line out for one line in."""
-    return text.replace("\r", " ").replace("\n", " ")
-
-
-@app.command()
-def evaluate(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN [RUN ...]", help="run folders", show_default=False)],
-    source: SourceFile = None,
-    reference: Annotated[
-        list[Path] | None, typer.Option(help="one or several, line by line", show_default=False)
-    ] = None,
-    phrasebook: Annotated[str, typer.Option(metavar="SPLIT", help="instead of files: dev, test or unseen")] = "",
-    count: Annotated[int, typer.Option(min=1, help="sentences of the phrasebook")] = 1000,
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(help="what to count, may be repeated; by default the run's own", show_default=False),
-    ] = None,
-    conllu: Conllu = None,
-    beam: Beam = None,
-    as_json: Json = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
-) -> None:
-    """Score runs on files, on the phrasebook, or, when neither is named, on their own data.test."""
-    from dragoman import evaluation
-    from dragoman.loading import load, load_as
-    from dragoman.score.metrics import METRICS
-    from dragoman.translator import Translator
-
-    files = source is not None or bool(reference)
-    if (phrasebook and files) or ((files or conllu) and not source):
-        raise Mistake("evaluate takes --source F and --reference F, or --phrasebook SPLIT, or the run's own data.test")
-    names = [pick(METRICS, name, "metric").name for name in metric or []]
-    texts = evaluation.read_texts(source, reference or []) if source else None
-    trees = evaluation.read_trees(conllu, texts[0], source) if source and conllu and texts else None
-    results = []
-    for run in runs:
-        if texts:
-            door = load(run, device=device)
-            if trees and not getattr(door, "asks_for_trees", False):
-                say(f"{run} reads no trees: it is scored without them")
-            found = [evaluation.against_references(door, *texts, names=names, beam=beam, trees=trees)]
-        elif phrasebook:
-            translator = load_as(Translator, run, device=device)
-            found = [evaluation.on_phrasebook(translator, phrasebook, count, names=names, beam=beam)]
-        else:
-            found = list(evaluation.on_own_tests(load(run, device=device), names=names, beam=beam))
-        for one in found:
-            say_counts(Counter(one["warnings"]))
-            results.append({"run": str(run), **one})
-            if as_json:
-                print(json.dumps(results[-1], ensure_ascii=False))
-    if not as_json:
-        paper().print(evaluation.table(results))
-
-
-@app.command()
-def generate(
-    run: Run,
-    prompt: Annotated[str, typer.Option(help="the beginning of the text")] = "",
-    input_file: Annotated[
-        Path | None, typer.Option("--input", help="instead: one prompt a line", show_default=False)
-    ] = None,
-    output_file: Annotated[Path | None, typer.Option("--output", help="by default stdout", show_default=False)] = None,
-    count: Annotated[int, typer.Option(min=1, help="texts for each prompt")] = 1,
-    tokens: Annotated[int, typer.Option(min=1, help="the most that a text may add")] = 256,
-    temperature: Annotated[float, typer.Option(help="below 1: safer, above 1: bolder; 0: the likeliest tokens")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="draw from so many likeliest tokens; 0: from all")] = 0,
-    top_p: Annotated[float, typer.Option(help="draw from the likeliest tokens of this probability together")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="of what is drawn")] = 1,
-    as_json: Json = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
-) -> None:
-    """Let a language model go on from a prompt."""
-    from dragoman.generator import Generator
-    from dragoman.loading import load_as
-    from dragoman.search.sample import SampleSettings
-
-    drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    settings = build(SampleSettings, drawing, where="generate")
-    if prompt and input_file:
-        raise Mistake("generate takes --prompt TEXT or --input F, not both")
-    generator = load_as(Generator, run, device=device)
-    prompts = input_lines(input_file) if input_file else iter([prompt])
-    between = "---\n" if generator.whole_files else ""  # texts of many lines need a mark between them
-    with output_to(output_file) as sink:
-        number = 0  # of the prompt
-        while some := list(islice(prompts, 64)):
-            for texts in generator.generate(some, count=count, tokens=tokens, seed=seed, settings=settings):
-                for one in texts:
-                    mark = "" if (number == 0 and one is texts[0]) or as_json else between
-                    print(mark + (json.dumps(asdict(one), ensure_ascii=False) if as_json else one.text), file=sink)
-                number += 1
-                for warning in dict.fromkeys(warning for one in texts for warning in one.warnings):
-                    say(f"prompt {number}: {warning}")
-            sink.flush()
-
-
-@app.command()
-def classify(
-    run: Run,
-    input_file: Annotated[Path | None, typer.Option("--input", help="by default stdin", show_default=False)] = None,
-    output_file: Annotated[Path | None, typer.Option("--output", help="by default stdout", show_default=False)] = None,
-    batch: Annotated[int, typer.Option(min=1, help="lines taken at a time; never changes an answer")] = 256,
-    as_json: Json = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")] = "auto",
-) -> None:
-    """Put a label on lines: as many out as in, in the same order."""
-    from dragoman.classifier import Classifier
-    from dragoman.loading import load_as
-
-    classifier = load_as(Classifier, run, device=device)
-
-    def answer(_: int, lines: list[str]) -> Iterator[Said]:
-        for line, one in zip(lines, classifier.classify(lines), strict=True):
-            record = {"source": line, **asdict(one)}
-            yield json.dumps(record, ensure_ascii=False) if as_json else one_line(one.label), one.warnings
-
-    answer_lines(answer, input_file, output_file, batch)
 
 
 @app.command()
