@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.compare.chart import BOTTOM, LABEL, TOP, chart, decades, round_numbers
-from dragoman.compare.figures import Figure, Line, Point
+from dragoman.pages.chart import BOTTOM, LABEL, TOP, Figure, Line, Point, chart, decades, round_numbers
 
 HEIGHT = 330
 VALUES = st.lists(st.tuples(*[st.floats(0, 1e6)] * 2), min_size=1, max_size=9)

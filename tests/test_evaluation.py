@@ -1,4 +1,4 @@
-"""Scores of a run, and of each phenomenon apart."""
+"""Scores of systems, of one against another, and of each phenomenon, length and word apart."""
 
 from __future__ import annotations
 
@@ -6,33 +6,49 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dragoman.config import CorpusSettings
-from dragoman.evaluation import against_references, on_own_tests, on_phrasebook, phenomena, read_texts, scored, table
-from dragoman.score.metrics import evaluate
+from dragoman.evaluation.answers import Answered, on_own_tests, on_phrasebook, on_texts, phenomena, warned
+from dragoman.evaluation.breakdown import RARITIES, Seen, by_length, by_rarity, fitted, words_learnt, words_of
+from dragoman.evaluation.panel import Panel
+from dragoman.evaluation.table import breakdowns, table
+from dragoman.evaluation.texts import read_texts
+from dragoman.score.metrics import METRICS, evaluate
 from dragoman.text import phrasebook
 from dragoman.types import Hypothesis, Mistake
-from toy_run import Toy, sentences, translated, write_lines
+from toy_run import Call, Toy, one_sentence, sentences, translated, write_lines
 
 pytest_plugins = ["toy_fixtures"]
+SOURCES = sentences(60, seed=41, longest=9)
+RIGHT = [translated(line) for line in SOURCES]
+
+
+def spoilt(share: float, seed: int = 1) -> list[str]:
+    random = Random(seed)
+    return [" ".join("ak" if random.random() < share else word for word in line.split()) for line in RIGHT]
+
+
+def answered(texts: list[str], *names: str) -> Answered:
+    return Answered(SOURCES, [RIGHT], texts, names, {"warnings": {}})
 
 
 def test_scores_are_those_of_the_answers(toy: Toy) -> None:
     sources = sentences(30, seed=41)
     references = [[translated(line) for line in sources]]
-    result = against_references(toy.translator, sources, references)
+    result = on_texts(toy.translator, sources, references).result()
     texts = [one.text for one in toy.translator.translate(sources)]
     for score in evaluate(texts, references):
         assert result[score.name] == {"value": score.value, "signature": score.signature}
     assert result["lines"] == 30
     assert result["warnings"] == {}
-    greedy = against_references(toy.translator, sources, references, beam=1)
-    assert (
-        greedy["bleu"]["value"]
-        == evaluate([o.text for o in toy.translator.translate(sources, beam=1)], references)[0].value
-    )
+    greedy = on_texts(toy.translator, sources, references, beam=1).texts
+    assert greedy == [one.text for one in toy.translator.translate(sources, beam=1)]
 
 
 def test_a_run_is_scored_on_its_own_tests(toy: Toy, tmp_path: Path) -> None:
@@ -49,7 +65,7 @@ def test_a_run_is_scored_on_its_own_tests(toy: Toy, tmp_path: Path) -> None:
     )
     data = toy.translator.recipe.data.model_copy(update={"test": tests, "metrics": ("exact", "wer")})
     translator = replace(toy.translator, recipe=toy.translator.recipe.model_copy(update={"data": data}))
-    plain, hopeless, both = on_own_tests(translator)
+    plain, hopeless, both = (found.result() for found in on_own_tests(translator))
     texts = [one.text for one in translator.translate(sources)]
     assert (plain["test"], plain["lines"]) == (str(tsv), 12)
     assert plain["exact"]["value"] == evaluate(texts, [right], ["exact"])[0].value > 90
@@ -57,7 +73,7 @@ def test_a_run_is_scored_on_its_own_tests(toy: Toy, tmp_path: Path) -> None:
     assert hopeless["exact"]["value"] == 0
     assert both["exact"]["value"] == plain["exact"]["value"]
     assert both["exact"]["signature"].startswith("nrefs:2|")
-    [asked, *_] = on_own_tests(translator, names=["chrf"])
+    [asked, *_] = (found.result() for found in on_own_tests(translator, names=["chrf"]))
     assert set(asked) == {"test", "lines", "chrf", "warnings"}
     header, *told = table([{"run": "one", **found} for found in (plain, hopeless)]).plain.split("\n")
     assert header.split()[:2] == ["test", "score"]
@@ -75,8 +91,7 @@ def test_warnings_are_counted_by_kind() -> None:
 
     cut = "cut at {} tokens, the most that search.max_ratio and max_extra allow"
     found = [answer(), answer(cut.format(5)), answer(cut.format(7), "longer than any sentence of training (9 tokens)")]
-    counts = scored(found, [["a b c d"] * 3])["warnings"]
-    assert counts == {"cut": 2, "longer than any sentence of training": 1}
+    assert warned(found) == {"cut": 2, "longer than any sentence of training": 1}
 
 
 @pytest.mark.parametrize("direction", ["en-de", "de-en"])
@@ -95,15 +110,15 @@ def test_the_right_answers_have_everything_right(direction: str) -> None:
 def test_each_phenomenon_is_counted_apart() -> None:
     """What is wrong in one sentence counts against that sentence's phenomena alone."""
     phrases = list(phrasebook.phrases("test", 60))
-    spoilt = next(phrase for phrase in phrases if phrase.phenomena)
-    texts = ["" if phrase is spoilt else phrase.target for phrase in phrases]
-    lost = Counter(phenomenon.name for phenomenon in spoilt.phenomena)
+    spoiled = next(phrase for phrase in phrases if phrase.phenomena)
+    texts = ["" if phrase is spoiled else phrase.target for phrase in phrases]
+    lost = Counter(phenomenon.name for phenomenon in spoiled.phenomena)
     for name, counts in phenomena(phrases, texts).items():
         assert counts["total"] - counts["right"] == lost[name]
 
 
 def test_the_phrasebook_in_the_direction_of_the_run(toy: Toy) -> None:
-    result = on_phrasebook(toy.translator, "dev", 10, beam=1)
+    result = on_phrasebook(toy.translator, "dev", 10, beam=1).result()
     assert result["lines"] == 10
     assert set(result["phenomena"]) == set(phenomena(list(phrasebook.phrases("dev", 10)), [""] * 10))
 
@@ -121,14 +136,173 @@ def test_files_must_belong_together(tmp_path: Path) -> None:
 
 def test_a_table_has_a_row_for_each_score(toy: Toy) -> None:
     sources = sentences(5, seed=41)
-    one = {"run": "one", **against_references(toy.translator, sources, [sources])}
+    one = {"run": "one", **on_texts(toy.translator, sources, [sources]).result()}
     header, *rows = table([one]).plain.split("\n")
     assert header.split("  ")[0] == "score"
     assert [row.split()[0] for row in rows] == ["BLEU", "chrF", "TER"]
     assert rows[0].endswith(one["bleu"]["signature"])  # whole, on one line
-    several = table([one, {**one, "run": "two"}]).plain.split("\n")
-    assert [row.split()[0] for row in several] == ["run", *["one"] * 3, *["two"] * 3]
-    shown = {"right": 1, "total": 4, "percent": 25.0}
-    both = table([one | {"phenomena": {"pronoun": shown, "order": shown}}]).plain.split("\n")
-    assert both[-1].endswith("25.0 %  1 of 4 right")
-    assert len(both) == 6
+
+
+# several systems
+
+
+def test_every_system_is_tested_against_the_first() -> None:
+    panel = Panel()
+    first, same, worse = (panel.judge(name, answered(texts)) for name, texts in (
+        ("good", spoilt(0.1)), ("again", spoilt(0.1)), ("bad", spoilt(0.5, 2)),
+    ))  # fmt: skip
+    for score in ("bleu", "chrf", "ter"):
+        low, high = first[score]["interval"]
+        assert low < first[score]["value"] < high
+        assert "against" not in first[score]
+        assert same[score]["against"] == {
+            "run": "good", "difference": 0, "p_bootstrap": 1, "p_randomisation": 1, "significant": False,
+        }  # fmt: skip
+        against = worse[score]["against"]
+        assert against["difference"] == worse[score]["value"] - first[score]["value"]
+        assert max(against["p_bootstrap"], against["p_randomisation"]) < 0.05
+        assert against["significant"] is True
+    assert worse["bleu"]["against"]["difference"] < 0 < worse["ter"]["against"]["difference"]
+    json.dumps(worse, allow_nan=False)
+    told = table([first, same, worse]).plain
+    rows = told.split("\n\n")[0].splitlines()
+    assert [row.split()[0] for row in rows[1:]] == ["good"] * 3 + ["again"] * 3 + ["bad"] * 3
+    assert [" * " in row for row in rows[1:]] == [False] * 6 + [True] * 3
+    assert "1,000 bootstrap resamples" in told
+    assert "10,000 trials" in told
+    assert "from good" in told
+
+
+def test_systems_are_compared_on_the_same_lines_alone() -> None:
+    """A test is what was asked and what is right; who answered another one is a first of its own."""
+    panel = Panel()
+    panel.judge("one", answered(spoilt(0.1)))
+    turned = Answered(SOURCES[::-1], [RIGHT[::-1]], spoilt(0.1), (), {"warnings": {}})
+    assert "against" not in panel.judge("two", turned)["bleu"]
+    assert panel.judge("three", turned)["bleu"]["against"]["run"] == "two"
+    assert panel.judge("four", answered(RIGHT, "chrf", "exact"))["chrf"]["against"]["run"] == "one"
+    assert "against" not in panel.judge("five", answered(RIGHT, "exact"))["exact"]
+    assert [len(sheets) for sheets in panel.tests] == [3, 2]
+
+
+# breakdowns
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=80), st.integers(1, 8))
+def test_buckets_hold_every_line_once(lengths: list[int], most: int) -> None:
+    found = fitted(lengths, most)
+    assert 1 <= len(found) <= most
+    held = [[n for n in lengths if low <= n <= high] for low, high in found]
+    assert all(held)
+    assert sorted(n for some in held for n in some) == sorted(lengths)
+    assert (found[0][0], found[-1][1]) == (min(lengths), max(lengths))
+
+
+def test_lengths_are_those_of_the_lines_apart() -> None:
+    """Each bucket has the score of its lines, as if there were no others."""
+    texts = spoilt(0.3)
+    counts = {name: METRICS[name].counted(texts, [RIGHT]) for name in ("bleu", "exact")}
+    found = by_length(answered(texts), counts)
+    assert found["unit"] == "words"
+    assert sum(row["lines"] for row in found["buckets"]) == len(SOURCES)
+    for row in found["buckets"]:
+        some = [i for i, line in enumerate(SOURCES) if row["low"] <= len(line.split()) <= row["high"]]
+        for score in evaluate([texts[i] for i in some], [[RIGHT[i] for i in some]], ["bleu", "exact"]):
+            assert row[score.name] == pytest.approx(score.value)
+
+
+def test_what_has_no_spaces_is_counted_in_characters() -> None:
+    chinese = Answered(["他在跑步。", "她在这里看书。"], [["a", "b"]], ["a", "b"])
+    found = by_length(chinese, {"exact": METRICS["exact"].counted(["a", "b"], [["a", "b"]])})
+    assert (found["unit"], [row["high"] for row in found["buckets"]]) == ("characters", [5, 7])
+
+
+def test_rare_words_by_hand() -> None:
+    """Of "new" (never seen) one in two is found; of "old" (7 times) one is said that nobody wanted."""
+    seen = Seen({"old": 7, "common": 5000}, "somewhere")
+    asked = Answered(["-"] * 2, [["new old common.", "new!"]], ["new, old old common", ""])
+    found = by_rarity(asked, seen)
+    assert found["counted_in"] == "somewhere"
+    rows = {(row["low"], row["high"]): row for row in found["buckets"]}
+    assert set(rows) == {(0, 0), (5, 9), (1000, None)}
+    assert [rows[0, 0][key] for key in ("words", "precision", "recall")] == [2, 100, 50]
+    assert rows[0, 0]["f1"] == pytest.approx(200 / 3)
+    assert [rows[5, 9][key] for key in ("words", "precision", "recall")] == [1, 50, 100]
+    assert rows[1000, None]["f1"] == 100
+
+
+def test_rarities_leave_no_gap() -> None:
+    highs = [high for _, high in RARITIES]
+    assert [low for low, _ in RARITIES] == [0, *(high + 1 for high in highs[:-1] if high is not None)]
+    assert highs[-1] is None
+
+
+def test_where_words_were_seen(toy: Toy) -> None:
+    """In the training data of the first run that still has it; else in the references."""
+    recipe = toy.translator.recipe
+    lost = recipe.data.model_copy(update={"train": (CorpusSettings(tsv="gone.tsv"),)})
+    gone = recipe.model_copy(update={"data": lost})
+    found = words_learnt({"moved": gone, "here": recipe}, id)
+    assert found is not None
+    assert found.where == "the training data of here"
+    lines = (toy.folder / "train.trg").read_text().splitlines()
+    assert found.times["ak"] == sum(line.rstrip(".!?").split().count("ak") for line in lines)
+    assert words_learnt({"moved": gone}, id) is None
+    assert words_of([["a b a.", "c"], ["a"]]) == ({"a": 3, "b": 1, "c": 1}, "the references")
+
+
+def test_breakdowns_are_there_for_who_wants_them() -> None:
+    assert "lengths" not in Panel().judge("one", answered(spoilt(0.1)))
+    panel = Panel(recipes={})
+    results = [panel.judge(name, answered(spoilt(share))) for name, share in (("one", 0.1), ("two", 0.3))]
+    told = breakdowns(results).plain
+    assert "BLEU by words of the source" in told
+    assert "F1 of words by how often each occurs in the references" in told
+    row = results[1]["rarity"]["buckets"][-1]
+    assert any(line.endswith(f"{row['f1']:.2f}") for line in told.splitlines())
+    labels = replace(answered(["yes"] * 60, "accuracy"), about={"warnings": {}, "confusion": {}})
+    assert "rarity" not in Panel(recipes={}).judge("labels", labels)
+
+
+# the command
+
+
+def test_runs_beside_what_others_answered(toy: Toy, tmp_path: Path, call: Call) -> None:
+    source, reference = write_lines(tmp_path / "s", SOURCES), write_lines(tmp_path / "r", RIGHT)
+    right, bad = write_lines(tmp_path / "right", RIGHT), write_lines(tmp_path / "bad", spoilt(0.6))
+    files = ["--source", source, "--reference", reference]
+    told = call("evaluate", toy.run, *files, "--hypotheses", right, bad, "--breakdown", "--json", "--device", "cpu")
+    assert told.code == 0, told.err
+    run, perfect, poor = (json.loads(line) for line in told.out.splitlines())
+    assert [one["run"] for one in (run, perfect, poor)] == [str(toy.run), str(right), str(bad)]
+    assert perfect["bleu"]["value"] == pytest.approx(100)
+    assert poor["bleu"]["against"]["run"] == str(toy.run)
+    assert poor["rarity"]["counted_in"] == f"the training data of {toy.run}"
+    alone = call("evaluate", *files, "--hypotheses", bad, "--json")
+    assert json.loads(alone.out)["bleu"]["value"] == poor["bleu"]["value"]
+    text = call("evaluate", *files, "--hypotheses", right, "--hypotheses", bad, "--breakdown").out
+    assert text.splitlines()[0].split()[:3] == ["run", "score", "value"]
+    assert "by words of the source" in text
+    assert "by words of the source" not in call("evaluate", *files, "--hypotheses", bad).out
+
+
+def test_what_cannot_be_evaluated(tmp_path: Path, call: Call) -> None:
+    source, reference = write_lines(tmp_path / "s", SOURCES), write_lines(tmp_path / "r", RIGHT)
+    files = ["--source", source, "--reference", reference]
+    short = write_lines(tmp_path / "short", RIGHT[1:])
+    cut = write_lines(tmp_path / "cut", [" ".join(f"▁{word}" for word in line.split()) for line in RIGHT])
+    one_sentence(call("evaluate", *files), "run folder", "--hypotheses")
+    one_sentence(call("evaluate", "--hypotheses", short), "--source F", "--reference F")
+    one_sentence(call("evaluate", *files, "--hypotheses", short), "60", "59", short)
+    one_sentence(call("evaluate", *files, "--hypotheses", cut), cut, "subword")
+    one_sentence(call("evaluate", *files, "--hypotheses", reference, "--bleu-tokenize", "13b"), "'13b'", "'13a'")
+    page = tmp_path / "no" / "page.html"
+    one_sentence(call("evaluate", *files, "--hypotheses", reference, "--page", page), page)
+
+
+def test_numbers_of_resamples_are_plain(toy: Toy) -> None:
+    """JSON that other programs read: no numpy, no nan."""
+    result = Panel(recipes={"toy": toy.translator.recipe}).judge("one", answered([""] * 60))
+    again = json.loads(json.dumps(result, allow_nan=False))
+    assert again == result
+    assert np.isfinite(again["bleu"]["interval"]).all()

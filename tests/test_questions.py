@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.compare.figures import FIGURES, Asked, Figure, Line, Point
+from dragoman.compare.figures import FIGURES, Asked
 from dragoman.compare.questions import Question, answer, answered, read_questions
+from dragoman.pages.chart import Figure, Line, Point
 from dragoman.types import Mistake
 from toy_report import report_of
 

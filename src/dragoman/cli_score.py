@@ -1,25 +1,30 @@
-"""Commands that judge: evaluate."""
+"""Commands that judge: evaluate, score."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from dragoman.cli_options import Beam, Conllu, Device, Json, SourceFile, say_counts
+from dragoman.cli_options import Batch, Beam, Conllu, Device, Json, OutputFile, Run, SourceFile, say_counts
 from dragoman.config import pick
-from dragoman.console import paper, say
-from dragoman.types import Mistake
+from dragoman.console import output_to, paper, say, ticker
+from dragoman.types import Mistake, PairScore
+
+Files = list[Path] | None
 
 
 def evaluate(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN [RUN ...]", help="run folders", show_default=False)],
+    runs: Annotated[Files, typer.Argument(metavar="RUN [RUN ...]", help="run folders", show_default=False)] = None,
     source: SourceFile = None,
-    reference: Annotated[
-        list[Path] | None, typer.Option(help="one or several, line by line", show_default=False)
+    reference: Annotated[Files, typer.Option(help="one or several, line by line", show_default=False)] = None,
+    hypotheses: Annotated[
+        Files, typer.Option(help="what other systems answered, beside or instead of runs", show_default=False)
     ] = None,
     phrasebook: Annotated[str, typer.Option(metavar="SPLIT", help="instead of files: dev, test or unseen")] = "",
     count: Annotated[int, typer.Option(min=1, help="sentences of the phrasebook")] = 1000,
@@ -27,39 +32,89 @@ def evaluate(
         list[str] | None,
         typer.Option(help="what to count, may be repeated; by default the run's own", show_default=False),
     ] = None,
+    bleu_tokenize: Annotated[
+        str, typer.Option(help="how BLEU cuts lines: 13a, intl, zh, char, ...; by default as the script of them asks")
+    ] = "",
     conllu: Conllu = None,
     beam: Beam = None,
+    breakdown: Annotated[bool, typer.Option("--breakdown", help="also by length and by rarity of words")] = False,
+    page: Annotated[
+        Path | None, typer.Option(help="write an HTML page: where the systems differ most", show_default=False)
+    ] = None,
     as_json: Json = False,
     device: Device = "auto",
 ) -> None:
-    """Score runs on files, on the phrasebook, or, when neither is named, on their own data.test."""
-    from dragoman import evaluation
-    from dragoman.loading import load, load_as
+    """Score systems on files, on the phrasebook or on their own data.test, and test each against the first."""
+    from dragoman.evaluation.page import page_of_differences
+    from dragoman.evaluation.panel import Panel
+    from dragoman.evaluation.systems import Asked, systems
+    from dragoman.evaluation.table import breakdowns, table
     from dragoman.score.metrics import METRICS
+    from dragoman.score.words import bleu_of
+    from dragoman.store import RunFolder
+
+    if page and not page.absolute().parent.is_dir():
+        raise Mistake(f"cannot write {str(page)!r}: there is no such folder")
+    bleu_of(bleu_tokenize, [])  # what is not there is refused now, not after the work
+    names = [pick(METRICS, name, "metric").name for name in metric or []]
+    asked = Asked(source, reference or [], conllu, phrasebook, count, names, beam, device)
+    recipes = {str(run): RunFolder(run).recipe() for run in runs or []} if breakdown or page else None
+    panel, results = Panel(tokenize=bleu_tokenize, recipes=recipes, ticker=ticker), []
+    for name, answered in systems(runs or [], hypotheses or [], asked, say, ticker):
+        results.append(panel.judge(name, answered))
+        say_counts(Counter(results[-1]["warnings"]))
+        if as_json:
+            print(json.dumps(results[-1], ensure_ascii=False), flush=True)
+    if not as_json:
+        paper().print(table(results))
+    if breakdown and not as_json:
+        paper().print(breakdowns(results))
+    if page:
+        whole = page_of_differences(panel.tests)
+        with output_to(page) as sink:
+            sink.write(whole)
+
+
+def score(
+    run: Run,
+    source: Annotated[Path, typer.Option(help="plain text, one sentence a line", show_default=False)],
+    target: Annotated[Path, typer.Option(help="the answers to score, line by line", show_default=False)],
+    output_file: OutputFile = None,
+    conllu: Conllu = None,
+    batch: Batch = 256,
+    as_json: Json = False,
+    device: Device = "auto",
+) -> None:
+    """How likely a model holds given answers: one log-probability a line, in nats, nan where it can give none."""
+    from dragoman.door import kinds
+    from dragoman.evaluation.texts import read_texts, read_trees
+    from dragoman.loading import load_as
     from dragoman.translator import Translator
 
-    files = source is not None or bool(reference)
-    if (phrasebook and files) or ((files or conllu) and not source):
-        raise Mistake("evaluate takes --source F and --reference F, or --phrasebook SPLIT, or the run's own data.test")
-    names = [pick(METRICS, name, "metric").name for name in metric or []]
-    texts = evaluation.read_texts(source, reference or []) if source else None
-    trees = evaluation.read_trees(conllu, texts[0], source) if source and conllu and texts else None
-    results = []
-    for run in runs:
-        if texts:
-            door = load(run, device=device)
-            if trees and not getattr(door, "asks_for_trees", False):
-                say(f"{run} reads no trees: it is scored without them")
-            found = [evaluation.against_references(door, *texts, names=names, beam=beam, trees=trees)]
-        elif phrasebook:
-            translator = load_as(Translator, run, device=device)
-            found = [evaluation.on_phrasebook(translator, phrasebook, count, names=names, beam=beam)]
-        else:
-            found = list(evaluation.on_own_tests(load(run, device=device), names=names, beam=beam))
-        for one in found:
-            say_counts(Counter(one["warnings"]))
-            results.append({"run": str(run), **one})
-            if as_json:
-                print(json.dumps(results[-1], ensure_ascii=False))
+    translator = load_as(Translator, run, device=device)
+    sources, [targets] = read_texts(source, [target])
+    trees = read_trees(conllu, sources, source) if conllu else None
+    warned: Counter[str] = Counter()
+    tick = ticker("scoring", len(sources))
+    with output_to(output_file) as sink:
+        for begun in range(0, len(sources), batch):
+            part = slice(begun, begun + batch)
+            found = translator.score(sources[part], targets[part], trees=trees[part] if trees else None)
+            for number, one in enumerate(found, begun + 1):
+                print(scored_as(sources[number - 1], targets[number - 1], one, as_json), file=sink)
+                for warning in one.warnings:
+                    say(f"line {number}: {warning}")
+                warned.update(kinds(one.warnings))
+            sink.flush()
+            tick(begun + len(found))
+    say_counts(warned)
+
+
+def scored_as(source: str, target: str, one: PairScore, as_json: bool) -> str:
+    """JSON knows no nan: there it is null."""
     if not as_json:
-        paper().print(evaluation.table(results))
+        return f"{one.logp:.6f}"
+    values: dict[str, Any] = {
+        name: None if name in ("logp", "mean") and math.isnan(value) else value for name, value in asdict(one).items()
+    }
+    return json.dumps({"source": source, "target": target, **values}, ensure_ascii=False)

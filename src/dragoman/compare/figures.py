@@ -7,9 +7,10 @@ value of every seed, so that one sees how much of a difference is chance.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from dragoman.pages.chart import Figure, Line, Point
 from dragoman.score.metrics import METRICS
 from dragoman.types import Mistake
 
@@ -17,32 +18,6 @@ Model = Mapping[str, Any]
 Run = Mapping[str, Any]
 FARTHEST = 24  # tokens back that gradients are drawn to
 SPENT = {"steps": "step", "epochs": "step", "minutes": "seconds", "flops": "flops"}  # what a curve runs along
-
-
-class Point(NamedTuple):
-    x: float
-    said: str  # the x in words, such as "17 to 20 words"
-    values: tuple[float, ...]  # of each seed
-
-    @property
-    def mean(self) -> float:
-        return sum(self.values) / len(self.values)
-
-
-class Line(NamedTuple):
-    name: str
-    points: list[Point]
-
-
-@dataclass(frozen=True)
-class Figure:
-    lines: list[Line]
-    x_title: str
-    y_title: str
-    unit: str  # of a value, in a sentence
-    ticks: tuple[str, ...] = ()  # names of x = 0, 1, 2, ...; none: x is a number
-    logarithmic: bool = False
-    low_is_good: bool = False
 
 
 class Asked(NamedTuple):

@@ -19,7 +19,7 @@ from dragoman.card import read_events
 from dragoman.config import CorpusSettings, Recipe
 from dragoman.data.batch import Grid, Widths, lay
 from dragoman.door import evaluating
-from dragoman.evaluation import on_own_tests, phenomena
+from dragoman.evaluation.answers import on_own_tests, phenomena
 from dragoman.lens.flow import gradient_by_distance
 from dragoman.loading import load
 from dragoman.models.build import kind_of, parameters
@@ -58,7 +58,8 @@ def scores_of(door: Any) -> Iterable[dict[str, Any]]:
     data = door.recipe.data
     dev = tuple(corpus.model_copy(update={"split": corpus.split or "dev"}) for corpus in data.dev)
     data = data.model_copy(update={"test": data.test or dev})
-    return on_own_tests(replace(door, recipe=door.recipe.model_copy(update={"data": data})))
+    own = replace(door, recipe=door.recipe.model_copy(update={"data": data}))
+    return (found.result() for found in on_own_tests(own))
 
 
 def plainly(found: dict[str, Any]) -> dict[str, Any]:

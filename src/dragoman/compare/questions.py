@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from dragoman.compare.figures import FIGURES, Asked, Figure, Line, place_and_line
+from dragoman.compare.figures import FIGURES, Asked, place_and_line
 from dragoman.compare.plan import QUESTIONS, Planned
 from dragoman.config import Listed, Settings, build, pick
+from dragoman.pages.chart import Figure, Line
 from dragoman.types import Mistake
 from dragoman.yaml_text import parse_yaml, read_text
 

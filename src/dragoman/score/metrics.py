@@ -1,36 +1,51 @@
 """Metrics: a system's lines against one or several references, with a signature that says how they are counted.
 
 `hypotheses` is a list of lines of plain text; `references` is a list of such lists, each as long as `hypotheses`.
-To add a metric: one function below, from lines to a value and a signature, and one line in METRICS.
+To add a metric: one function below, from lines to what it counts in each of them, and one line in METRICS.
+
+Shapes   N lines   K counts of a metric   T sums of such counts
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from dragoman.config import pick
+from dragoman.score.totals import Array, bleus, chrfs, shares
+from dragoman.score.words import bleu_of
 from dragoman.types import Mistake, Score
 
 SUBWORD_SHARE = 0.05  # of the tokens; in text cut into subwords the share is far higher, in plain text it is about 0
 
 Lines = Sequence[str]
-Counted = tuple[float, str]  # value, signature
+
+
+class Counted(NamedTuple):
+    """A score, how it was counted, and the counts of every line, whose sums the score is a function of."""
+
+    value: float
+    signature: str
+    line_NK: Array
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
     """A metric on the menu. `higher` is better, or lower; `shown` is its name in tables.
 
+    `values` turns sums of counts into scores, for many sums at once: of all lines, of some of them, of resamples.
     One that takes an answer as a whole can judge `labels` too; the others look into its words.
     """
 
     name: str
     shown: str
     count: Callable[[Lines, Sequence[Lines]], Counted]
+    values: Callable[[Array], Array] = shares
     higher: bool = True
     labels: bool = False
 
@@ -41,19 +56,25 @@ class Metric:
 
     def of_answers(self, hypotheses: Lines, references: Sequence[Lines]) -> Score:
         """The score of a model's answers: text, whatever marks a model may write that has hardly learned yet."""
+        counted = self.counted(hypotheses, references)
+        return Score(self.name, counted.value, counted.signature)
+
+    def counted(self, hypotheses: Lines, references: Sequence[Lines]) -> Counted:
+        """The same with the counts of every line."""
         check(hypotheses, references)
-        return Score(self.name, *self.count(hypotheses, references))
+        return self.count(hypotheses, references)
 
     def goodness(self, value: float) -> float:
         """Higher is better, whatever the metric."""
         return value if self.higher else -value
 
 
-def bleu(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
-    """Word n-grams up to 4 that occur in a reference, with a penalty for being short. 100 is perfect."""
-    from sacrebleu.metrics.bleu import BLEU
+def bleu(hypotheses: Lines, references: Sequence[Lines], *, tokenize: str = "", lowercase: bool = False) -> Counted:
+    """Word n-grams up to 4 that occur in a reference, with a penalty for being short. 100 is perfect.
 
-    return _sacrebleu(BLEU(), hypotheses, references)
+    What a word is, the script of the references says, unless `tokenize` does (words.py); the signature tells.
+    """
+    return _sacrebleu(bleu_of(tokenize, references, lowercase=lowercase), hypotheses, references)
 
 
 def chrf(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
@@ -71,8 +92,16 @@ def ter(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
 
 
 def _sacrebleu(metric: Any, hypotheses: Lines, references: Sequence[Lines]) -> Counted:
-    value = metric.corpus_score(list(hypotheses), [list(reference) for reference in references]).score
-    return float(value), str(metric.get_signature())
+    """What its `corpus_score` does, in two steps, so that the counts are there."""
+    counts = metric._extract_corpus_statistics(list(hypotheses), [list(reference) for reference in references])
+    value = metric._aggregate_and_compute(counts).score
+    return Counted(float(value), str(metric.get_signature()), np.array(counts, dtype=np.float64))
+
+
+def _shares(counts: Iterable[tuple[float, float]], signature: str) -> Counted:
+    """A score that is a sum of something in a hundred of something else; of shares of lines, the mean."""
+    line_N2 = np.array(list(counts), dtype=np.float64)
+    return Counted(float(shares(line_N2.sum(0))), signature, line_N2)
 
 
 def rouge(kind: str, hypotheses: Lines, references: Sequence[Lines]) -> Counted:
@@ -88,14 +117,14 @@ def rouge(kind: str, hypotheses: Lines, references: Sequence[Lines]) -> Counted:
     rows = zip(hypotheses, zip(*references, strict=True), strict=True)
     found = [scorer.score_multi(list(row), line)[kind].fmeasure for line, row in rows]
     signature = f"nrefs:{len(references)}|case:lc|stem:porter|mean:f1|version:rouge-score {version('rouge-score')}"
-    return 100 * float(sum(found)) / len(found), signature
+    return _shares(((share, 1) for share in found), signature)
 
 
 def exact(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
     """How many lines in a hundred equal a reference, runs of spaces counting as one. 100 is perfect."""
     rows = zip(hypotheses, zip(*references, strict=True), strict=True)
-    right = sum(line.split() in [reference.split() for reference in row] for line, row in rows)
-    return 100 * right / len(hypotheses), f"nrefs:{len(references)}|case:mixed|space:one|unit:line"
+    right = [line.split() in [reference.split() for reference in row] for line, row in rows]
+    return _shares(((one, 1) for one in right), f"nrefs:{len(references)}|case:mixed|space:one|unit:line")
 
 
 def wrong(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
@@ -103,8 +132,8 @@ def wrong(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
 
     Where a line is a word and its letters or sounds are the tokens, the field calls this the word error rate.
     """
-    value, signature = exact(hypotheses, references)
-    return 100 - value, signature
+    _, signature, right_N2 = exact(hypotheses, references)
+    return _shares(((1 - right, 1) for right, _ in right_N2), signature)
 
 
 def error_rate(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
@@ -112,12 +141,11 @@ def error_rate(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
 
     With several references, each line counts by the one that asks for the fewest edits.
     """
-    edits = total = 0
+    counts = []
     for line, *row in zip(hypotheses, *references, strict=True):
         words = [reference.split() for reference in row]
-        fewest, length = min((distance(line.split(), reference), len(reference)) for reference in words)
-        edits, total = edits + fewest, total + length
-    return 100 * edits / max(total, 1), f"nrefs:{len(references)}|case:mixed|edits:ins+del+sub|per:reference"
+        counts.append(min((distance(line.split(), reference), len(reference)) for reference in words))
+    return _shares(counts, f"nrefs:{len(references)}|case:mixed|edits:ins+del+sub|per:reference")
 
 
 def distance(one: Sequence[str], other: Sequence[str]) -> int:
@@ -143,6 +171,13 @@ def of_answers(hypotheses: Lines, references: Sequence[Lines], names: Sequence[s
 
 def chosen(names: Sequence[str]) -> list[Metric]:
     return [pick(METRICS, name, "metric") for name in names or USUAL["translate"]]
+
+
+def cut_by(metric: Metric, tokenize: str) -> Metric:
+    """BLEU that cuts lines in this way; other metrics, and BLEU where no way is named, as they are."""
+    if not tokenize or metric.name != "bleu":
+        return metric
+    return replace(metric, count=partial(bleu, tokenize=tokenize))
 
 
 def metric_named(name: str, task: str) -> Metric | None:
@@ -198,8 +233,8 @@ def subword_share(lines: Iterable[str]) -> float:
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("bleu", "BLEU", bleu),
-        Metric("chrf", "chrF", chrf),
+        Metric("bleu", "BLEU", bleu, bleus),
+        Metric("chrf", "chrF", chrf, chrfs),
         Metric("ter", "TER", ter, higher=False),
         Metric("rouge1", "ROUGE-1", partial(rouge, "rouge1")),
         Metric("rouge2", "ROUGE-2", partial(rouge, "rouge2")),

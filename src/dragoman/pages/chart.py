@@ -1,20 +1,46 @@
-"""Line charts as inline SVG: the mean of the seeds as a line, all of them as a band, names beside the lines.
+"""Line charts as inline SVG: the mean of several values as a line, all of them as a band, names beside the lines.
 
-Colours are CSS variables (--line0, --line1, ...; page.py), so that a chart is at home on light and on dark.
+Colours are CSS variables (--line0, --line1, ...; shell.py), so that a chart is at home on light and on dark.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
-
-from dragoman.compare.figures import Figure, Line, Point
+from typing import NamedTuple
 
 COLOURS = 8
 DASHES = ("", "6 3", "2 3")  # for the ninth line and on, the seventeenth and on
 TOP, BOTTOM, LEFT = 12, 52, 56
 LABEL = 14  # pixels between names beside lines
+
+
+class Point(NamedTuple):
+    x: float
+    said: str  # the x in words, such as "17 to 20 words"
+    values: tuple[float, ...]  # such as one of each seed
+
+    @property
+    def mean(self) -> float:
+        return sum(self.values) / len(self.values)
+
+
+class Line(NamedTuple):
+    name: str
+    points: list[Point]
+
+
+@dataclass(frozen=True)
+class Figure:
+    lines: list[Line]
+    x_title: str
+    y_title: str
+    unit: str  # of a value, in a sentence
+    ticks: tuple[str, ...] = ()  # names of x = 0, 1, 2, ...; none: x is a number
+    logarithmic: bool = False
+    low_is_good: bool = False
 
 
 class Scale:
@@ -111,7 +137,7 @@ def path(points: Sequence[Point], x: Scale, y: Scale) -> str:
 
 
 def drawn(line: Line, number: int, x: Scale, y: Scale) -> list[str]:
-    """A band from the lowest to the highest seed, the mean as a line, and dots where points are few."""
+    """A band from the lowest to the highest value, the mean as a line, and dots where points are few."""
     colour = f"--c: var(--line{number % COLOURS})"
     dash = DASHES[number // COLOURS % len(DASHES)]
     parts = []

@@ -1,0 +1,65 @@
+"""What systems are judged on: files that belong together line by line, or the corpora under `data.test`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dragoman.config import CorpusSettings, Recipe
+from dragoman.score.metrics import refuse_subwords
+from dragoman.text.corpus import read_lines, read_pairs
+from dragoman.text.trees import Grove
+from dragoman.types import Mistake, Tree
+
+
+def read_texts(source: Path, references: Sequence[Path]) -> tuple[list[str], list[list[str]]]:
+    """The lines of the source and of each reference, which must belong together line by line."""
+    sources = list(read_lines(source))
+    if not sources:
+        raise Mistake(f"{source} is empty")
+    return sources, [read_beside(path, sources, source) for path in references]
+
+
+def read_beside(path: Path, sources: Sequence[str], source: Path) -> list[str]:
+    """A file with a line for each source; these came from the file `source`."""
+    lines = list(read_lines(path))
+    if len(lines) != len(sources):
+        raise Mistake(f"{source} has {len(sources)} lines but {path} has {len(lines)}; they must belong together")
+    return lines
+
+
+def read_hypotheses(path: Path, sources: Sequence[str], source: Path) -> list[str]:
+    """What some system answered: plain text, and nothing else."""
+    lines = read_beside(path, sources, source)
+    try:
+        refuse_subwords(lines)
+    except Mistake as fault:
+        raise Mistake(f"{path}: {fault}") from None
+    return lines
+
+
+def read_trees(conllu: Path, sources: Sequence[str], name: Path) -> list[Tree | None]:
+    """The trees of these sources, which came from the file `name`."""
+    grove = Grove(conllu, str(name))
+    trees = [grove.tree_of(line) for line in sources]
+    grove.end()
+    return trees
+
+
+def tests_of(recipe: Recipe) -> Sequence[CorpusSettings]:
+    """The corpora that the recipe keeps to test on."""
+    if not recipe.data.test:
+        raise Mistake("the run has no data.test; name what to score it on: --source F and --reference F")
+    return recipe.data.test
+
+
+def read_test(
+    corpus: CorpusSettings, direction: str, *, trees: bool = False
+) -> tuple[list[str], list[list[str]], list[Tree | None]]:
+    """The sources of a corpus, one or several references (the target, or the JSONL keys that `references` names), and,
+    if they are wanted, the trees of the sources."""
+    source, target = corpus.keys
+    reads = [corpus.model_copy(update={"keys": (source, key)}) for key in corpus.references or [target]]
+    sides = [list(read_pairs(one, split="test", direction=direction, trees=trees)) for one in reads]
+    references = [[pair.target for pair in pairs] for pairs in sides]
+    return [pair.source for pair in sides[0]], references, [pair.tree for pair in sides[0]]

@@ -1,0 +1,62 @@
+"""What a word is where no spaces stand between words: how BLEU cuts lines, by the script that they are written in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from dragoman.config import pick
+from dragoman.types import Mistake
+
+KANA, HAN, HANGUL = "\u3040-\u30ff", "\u3400-\u4dbf\u4e00-\u9fff", "\uac00-\ud7af"
+EASTERN = 0.3  # of all letters and digits: from here on a text is Japanese, Chinese or Korean
+SPACELESS = ("ja", "zh")
+WORD = re.compile(
+    rf"[{KANA}{HAN}]|[^\W{KANA}{HAN}]+"
+)  # of these scripts each sign; of others what spaces and marks cut
+
+
+def words(line: str) -> list[str]:
+    """The words of a line, without marks between them."""
+    return WORD.findall(line)
+
+
+def eastern(lines: Iterable[str]) -> str:
+    """ja, zh or ko where a text is written so, by its script alone; nothing where it is not."""
+    text = "".join(lines)
+    kana, han, hangul = (len(re.findall(f"[{script}]", text)) for script in (KANA, HAN, HANGUL))
+    if kana + han + hangul <= EASTERN * len(re.findall(r"\w", text)):
+        return ""
+    if hangul > kana + han:
+        return "ko"
+    return "ja" if kana > 0.1 * han else "zh"
+
+
+def bleu_of(tokenize: str, references: Iterable[Iterable[str]], *, lowercase: bool = False) -> Any:
+    """sacreBLEU's BLEU, which cuts lines as `tokenize` says: a name of TOKENIZERS, or "" for what fits the references.
+
+    Japanese and Korean words need a dictionary; where it is not there, "" means single signs.
+    """
+    from sacrebleu.metrics.bleu import BLEU
+
+    name = tokenize or BY_SCRIPT[eastern(line for lines in references for line in lines)]
+    extra = pick(TOKENIZERS, name, "way to cut lines for BLEU")
+    try:
+        return BLEU(tokenize=name, lowercase=lowercase)
+    except (RuntimeError, ImportError):  # what sacreBLEU says when a dictionary is missing
+        if tokenize:
+            raise Mistake(f"{name} needs a dictionary that is not there; pip install 'dragoman[{extra}]'") from None
+        return BLEU(tokenize="char", lowercase=lowercase)
+
+
+BY_SCRIPT = {"": "13a", "zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}  # as sacreBLEU would, were it told the language
+TOKENIZERS = {  # those of sacreBLEU that need no network, and the extra that brings what they need
+    "13a": "",
+    "intl": "",
+    "zh": "",
+    "char": "",
+    "none": "",
+    "ja-mecab": "mecab",
+    "ko-mecab": "mecab",
+}

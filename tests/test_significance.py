@@ -1,0 +1,158 @@
+"""Intervals and tests of differences: those of sacreBLEU, quicker, and true to what they claim."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as trying
+from hypothesis import strategies as st
+from sacrebleu.metrics import BLEU, CHRF, TER
+from sacrebleu.significance import PairedTest
+
+from dragoman.score import significance
+from dragoman.score.metrics import METRICS
+from dragoman.score.significance import (
+    Counts,
+    bootstrap_p,
+    differences,
+    interval,
+    portions,
+    randomised,
+    resampled,
+)
+from toy_run import sentences, translated
+
+NAMES = ("bleu", "chrf", "ter")
+REFERENCE = [translated(line) for line in sentences(120, seed=3, longest=9)]
+
+
+def spoilt(share: float, seed: int) -> list[str]:
+    """The reference with so many of its words changed."""
+    random = Random(seed)
+    words = sorted({word for line in REFERENCE for word in line.split()})
+    return [
+        " ".join(random.choice(words) if random.random() < share else word for word in line.split())
+        for line in REFERENCE
+    ]
+
+
+def counted(lines: list[str], names: tuple[str, ...] = NAMES, times: int = 1) -> Counts:
+    return {name: METRICS[name].counted(lines * times, [REFERENCE * times]) for name in names}
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Counts, Counts]:
+    return counted(spoilt(0.3, 1)), counted(spoilt(0.3, 4))
+
+
+LINES = st.lists(st.text("ab c.", max_size=12), min_size=3, max_size=3)
+
+
+@pytest.mark.parametrize("name", METRICS)
+@given(found=LINES, wanted=LINES)
+@trying(max_examples=60)
+def test_scores_of_sums_are_the_scores(name: str, found: list[str], wanted: list[str]) -> None:
+    """What a metric says of lines is a function of the sums of what it counts in each; the fast twin says the same."""
+    metric = METRICS[name]
+    whole = metric.counted(found, [wanted])
+    alone = [metric.counted([line], [[right]]) for line, right in zip(found, wanted, strict=True)]
+    np.testing.assert_array_equal(whole.line_NK, np.concatenate([one.line_NK for one in alone]))
+    sums_TK = np.stack([whole.line_NK.sum(0), *whole.line_NK])
+    np.testing.assert_allclose(metric.values(sums_TK), [whole.value, *(one.value for one in alone)], atol=1e-9)
+
+
+def test_p_values_are_those_of_sacrebleu(pair: tuple[Counts, Counts]) -> None:
+    """The bootstrap to the last digit, for the draws are the same; randomisation within the error of its coins.
+
+    sacreBLEU leaves out trials that equal the real difference. TER counts whole edits, so that there are many of them.
+    """
+    first, second = pair
+    found = differences(first, second, resampled(first), resampled(second))
+    systems = [("first", spoilt(0.3, 1)), ("second", spoilt(0.3, 4))]
+    theirs = {name: metric(references=[REFERENCE]) for name, metric in (("bleu", BLEU), ("chrf", CHRF), ("ter", TER))}
+    _, bootstrap = PairedTest(systems, theirs, None, test_type="bs")()
+    _, randomisation = PairedTest(systems, theirs, None, test_type="ar")()
+    for name, shown, error in (("bleu", "BLEU", 0.02), ("chrf", "chrF2", 0.02), ("ter", "TER", 0.06)):
+        assert found[name].bootstrap == pytest.approx(bootstrap[shown][1].p_value, abs=1e-9)
+        assert found[name].randomisation == pytest.approx(randomisation[shown][1].p_value, abs=error)
+        assert 0.01 < found[name].bootstrap < found[name].randomisation < 0.5
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_system_against_itself(name: str) -> None:
+    """Nothing is the same as nothing: p is 1, and the interval holds the score."""
+    one = counted(spoilt(0.3, 1), (name,))
+    values = resampled(one, trials=400)
+    [found] = differences(one, one, values, values).values()
+    assert found == (0, 1, 1)
+    assert not found.significant
+    low, high = interval(values[name])
+    assert low <= one[name].value <= high
+
+
+def test_who_comes_first_turns_the_sign_alone(pair: tuple[Counts, Counts]) -> None:
+    first, second = pair
+    one, other = resampled(first), resampled(second)
+    forth, back = differences(first, second, one, other), differences(second, first, other, one)
+    for name in NAMES:
+        assert forth[name].value == -back[name].value != 0
+        assert forth[name].bootstrap == back[name].bootstrap
+        assert forth[name].randomisation == pytest.approx(back[name].randomisation, abs=1e-12)
+
+
+def test_more_lines_make_surer() -> None:
+    """Four times the lines: half the interval, and a difference that is no longer chance."""
+    few, many = (counted(spoilt(0.3, 1), times=times) for times in (1, 4))
+    for name in NAMES:
+        wide, narrow = (interval(resampled(one)[name]).half for one in (few, many))
+        assert narrow == pytest.approx(wide / 2, rel=0.15)
+    close = [counted(spoilt(0.3, seed), times=times) for times in (1, 9) for seed in (1, 2)]
+    unsure, sure = (randomised(*two, trials=1000)["bleu"] for two in (close[:2], close[2:]))
+    assert unsure > 0.05 > sure
+
+
+def test_chance_is_rarely_called_significant() -> None:
+    """Systems that are equally good: p below 0.1 comes up about one time in ten."""
+    lines = 60
+    rng = np.random.default_rng(0)
+
+    def system() -> Counts:
+        right = ["a" if good else "b" for good in rng.random(lines) < 0.6]
+        return {"exact": METRICS["exact"].counted(right, [["a"] * lines])}
+
+    found = [randomised(system(), system(), trials=300)["exact"] for _ in range(300)]
+    assert 0.04 < np.mean(np.array(found) <= 0.1) < 0.13
+
+
+def test_the_seed_is_all_there_is_of_chance(pair: tuple[Counts, Counts]) -> None:
+    first, second = pair
+    assert resampled(first, trials=50)["bleu"].tolist() == resampled(first, trials=50)["bleu"].tolist()
+    assert resampled(first, trials=50)["bleu"].tolist() != resampled(first, trials=50, seed=2)["bleu"].tolist()
+    assert resampled({"ter": first["ter"]}, trials=50)["ter"].tolist() == resampled(first, trials=50)["ter"].tolist()
+    assert randomised(first, second, trials=200) == randomised(first, second, trials=200)
+
+
+def test_portions_are_all_of_the_trials(monkeypatch: pytest.MonkeyPatch, pair: tuple[Counts, Counts]) -> None:
+    """However little is held at a time; and who waits hears how far it is."""
+    told: list[int] = []
+    assert sum(portions(103, 10, told.append)) == told[-1] == 103
+    whole = resampled(pair[0], trials=103)
+    monkeypatch.setattr(significance, "CELLS", 10 * len(REFERENCE))
+    told.clear()
+    parts = resampled(pair[0], trials=103, tick=told.append)
+    assert told == [*range(10, 101, 10), 103]
+    for name in NAMES:
+        np.testing.assert_allclose(parts[name], whole[name])
+
+
+def test_metrics_that_only_one_has_are_not_compared(pair: tuple[Counts, Counts]) -> None:
+    first, second = {"bleu": pair[0]["bleu"]}, {name: pair[1][name] for name in ("bleu", "ter")}
+    assert set(differences(first, second, resampled(first), resampled(second))) == {"bleu"}
+    assert differences(first, {"ter": pair[1]["ter"]}, resampled(first), resampled(second)) == {}
+
+
+def test_p_counts_the_real_one_too() -> None:
+    assert bootstrap_p(5.0, np.zeros(99), np.full(99, 5.0)) == pytest.approx(1 / 100)
