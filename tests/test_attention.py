@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dragoman.nn.attention import CrossAttention, SelfAttention, join_heads, split_heads
+from dragoman.nn.attention import CrossAttention, Now, SelfAttention, join_heads, split_heads
 from dragoman.nn.kernel import KERNELS
 from dragoman.nn.mask import Look, Rows, never_empty
 from dragoman.nn.position import POSITIONS
@@ -100,7 +100,9 @@ def test_step_by_step_is_all_at_once(name: str, position: str, projections: bool
     whole = module(x_NTC, rows.position_BT, module.look(rows))
     cache = (torch.full((N, 2, K, 4), 7.0).double(), torch.full((N, 2, K, 4), 7.0).double())  # not written: anything
     for at in range(T):
-        same(module.step(x_NTC[:, at : at + 1], cache, at), whole[:, at : at + 1], torch.float32)
+        place = torch.full((N, 1), at)
+        now = Now(place, module.glance(place, cache[0].size(2), torch.float64))
+        same(module.step(x_NTC[:, at : at + 1], cache, now), whole[:, at : at + 1], torch.float32)
 
 
 @pytest.mark.parametrize(("query_width", "value_width"), [(4, 12), (16, 2), (0, 6), (2, 0)])

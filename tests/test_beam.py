@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.search.beam import GROUP, STOPS, beam_search, best
+from dragoman.search.beam import GROUP, STOPS, beam_search, candidates
 from dragoman.search.sample import greedy
 from dragoman.search.step import Found, legal
 from dragoman.types import BOS, EOS, PAD, Mistake
@@ -187,23 +187,34 @@ def test_equals_are_settled_by_place() -> None:
 @few
 @given(
     scores=st.lists(
-        st.lists(st.sampled_from([NEVER, -3.0, -2.0, -1.0]), min_size=7, max_size=7), min_size=1, max_size=3
+        st.lists(st.sampled_from([NEVER, -3.0, -2.0, -1.0]), min_size=7, max_size=7), min_size=6, max_size=6
     ),
     repeat=st.integers(1, 60),
-    count=st.integers(1, 7),
+    width=st.sampled_from([1, 2, 3, 6]),
+    levels=st.sampled_from([1, 8]),
 )
-def test_best_is_a_stable_sort(scores: list[list[float]], repeat: int, count: int) -> None:
-    score_BC = torch.tensor(scores).repeat(1, repeat)
-    score_BC[:, -1] = -0.5  # beyond the first group of places, for most
-    values, places = score_BC.sort(dim=1, descending=True, stable=True)
-    found, found_places = best(score_BC, count)
-    assert found.equal(values[:, :count])
-    assert found_places.equal(places[:, :count])
+def test_candidates_are_a_stable_sort_of_all_there_is(
+    scores: list[list[float]], repeat: int, width: int, levels: int
+) -> None:
+    logp_NV = torch.tensor(scores).repeat(1, repeat)
+    logp_NV[:, -1] = -0.5  # beyond the first group of places, for most
+    logp_BW = -(torch.arange(6).view(-1, width) % levels / 4.0)
+    total_BC = (logp_BW.view(6, 1) + logp_NV).view(len(logp_BW), -1)
+    values, places = (each[:, : 2 * width] for each in total_BC.sort(dim=1, descending=True, stable=True))
+    found = candidates(logp_BW, logp_NV)
+    assert found.logp_BK.equal(values)
+    sure = values > NEVER  # where there is nothing, any place will do
+    assert (found.parent_BK * 7 * repeat + found.token_BK)[sure].equal(places[sure])
 
 
-def test_best_agrees_with_topk_where_nothing_is_equal() -> None:
-    score_BC = torch.randperm(3 * 5 * GROUP + 3, generator=torch.Generator().manual_seed(1))[None].float()
-    assert all(a.equal(b) for a, b in zip(best(score_BC, 2 * GROUP), score_BC.topk(2 * GROUP)))
+def test_candidates_agree_with_topk_where_nothing_is_equal() -> None:
+    count = 3 * 5 * GROUP + 3
+    logp_NV = -torch.randperm(count, generator=torch.Generator().manual_seed(1))[None].repeat(GROUP, 1).float()
+    logp_BW = -torch.arange(GROUP)[None] / (2 * GROUP)
+    values, places = (logp_BW.view(-1, 1) + logp_NV).view(1, -1).topk(2 * GROUP)
+    found = candidates(logp_BW, logp_NV)
+    assert found.logp_BK.equal(values)
+    assert (found.parent_BK * count + found.token_BK).equal(places)
 
 
 @pytest.mark.parametrize("value", [math.nan, NEVER, math.inf])

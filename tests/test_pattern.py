@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dragoman.models.transformer import TransformerSettings
-from dragoman.nn.attention import SelfAttention, join_heads
+from dragoman.nn.attention import Now, SelfAttention, join_heads
 from dragoman.nn.kernel import KERNELS, auto, reference
 from dragoman.nn.mask import Look, Rows, causal, same_segment
 from dragoman.nn.pattern import PATTERNS, BigBird, BlockLook
@@ -235,7 +235,9 @@ def test_step_by_step_is_all_at_once_and_never_ahead(name: str, position: str) -
     whole = answer(module, x_BTC, rows)
     cache = tuple(torch.full((2, 2, 50, 4), 7.0, dtype=torch.float64) for _ in range(2))  # unwritten: anything
     for at in range(45):
-        same(module.step(x_BTC[:, at : at + 1], cache, at), whole[:, at : at + 1])
+        place = torch.full((2, 1), at)
+        now = Now(place, module.glance(place, cache[0].size(2), torch.float64))
+        same(module.step(x_BTC[:, at : at + 1], cache, now), whole[:, at : at + 1])
         other_BTC = x_BTC.clone()
         other_BTC[:, at] += 1
         after = answer(module, other_BTC, rows)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dragoman.config import Settings
@@ -36,7 +37,7 @@ class Writer(Model):
     def step(self, token_N: Tensor, state: Any) -> tuple[Tensor, Any]:
         """One token in for every row; log-probabilities_NV of the next one and the new state out."""
         states_NC, state = self.decoder.step(token_N, state)
-        return self.project(states_NC).float().log_softmax(-1), state
+        return self.project(states_NC).log_softmax(-1, dtype=torch.float32), state
 
 
 class Seq2Seq(Writer):

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -190,6 +190,31 @@ class State:
         said_NO = None if self.said_NO is None else self.said_NO.index_select(0, rows_N)
         return replace(self, layers=layers, said_NO=said_NO)
 
+    def keep(self, sentences_K: Tensor) -> State:
+        """Only these sentences, with all of their rows."""
+        return replace(self.select(self.rows_of(sentences_K)), source=self.source and self.source.keep(sentences_K))
+
+    def put(self, sentences_K: Tensor, fresh: State) -> State:
+        """Fresh sentences in the places of these."""
+        rows_N = self.rows_of(sentences_K)
+        layers = [
+            tuple(held.index_copy(0, rows_N, new) for held, new in zip(*both))
+            for both in zip(self.layers, fresh.layers)
+        ]
+        fed = self.said_NO is not None and fresh.said_NO is not None
+        said_NO = self.said_NO.index_copy(0, rows_N, fresh.said_NO) if fed else None  # type: ignore[union-attr,arg-type]
+        both = self.source and fresh.source
+        return State(layers, self.source.put(sentences_K, fresh.source) if both else None, said_NO)  # type: ignore[union-attr,arg-type]
+
+    def rest(self, done_B: Tensor) -> State:  # noqa: ARG002 - what search says to every state
+        """A recurrent state needs no more room for more tokens."""
+        return self
+
+    def rows_of(self, sentences_K: Tensor) -> Tensor:
+        assert self.source
+        width = len(self.layers[0][0]) // len(self.source.value_BSM)
+        return (sentences_K[:, None] * width + torch.arange(width, device=sentences_K.device)).flatten()
+
 
 class RecurrentDecoder(Embedded):
     """Target tokens in; out comes what is said after each, made of the state and of what the state reads in the source.
@@ -278,23 +303,11 @@ class RecurrentStack(Embedded):
         return self.out(top_NC), State(layers)
 
 
-class Rnn(Seq2Seq):
-    """Source rows in, target states out; `project` turns states into logits."""
+class RecurrentWriter(Seq2Seq):
+    """A recurrent decoder behind any encoder that can `read`: source rows in, target states out."""
 
+    encoder: Any
     decoder: RecurrentDecoder
-
-    def __init__(self, settings: RnnSettings, *, source_size: int, target_size: int, joint: bool) -> None:
-        super().__init__()
-        settings.check()
-        self.settings = settings
-        table = nn.Embedding(target_size, settings.embedded_width)
-        same = joint and settings.tied
-        self.decoder = RecurrentDecoder(settings, table)  # the first: a table that both read is called by its name
-        self.encoder = RecurrentEncoder(settings, table if same else nn.Embedding(source_size, settings.embedded_width))
-        self.project = nn.Linear(settings.said_width, target_size, bias=False)
-        initialise(self)
-        if settings.tied:
-            self.project.weight = table.weight
 
     def look_up(self, source_BS: Tensor, rows: Rows) -> tuple[Source, States]:
         memory_BSC, last_BC = self.encoder.read(source_BS, rows)
@@ -310,10 +323,29 @@ class Rnn(Seq2Seq):
         state_BTC, _ = self.decoder(batch.target_in_BT, source, states)
         return self.decoder.attention.weights(state_BTC, source).float()
 
-    def start(self, source_BS: Tensor, keep_BS: Tensor) -> State:
+    def start(
+        self, source_BS: Tensor, keep_BS: Tensor, depth_BS: Tensor | None = None, tree_BSS: Tensor | None = None
+    ) -> State:
         """Read the sources, one to a row, and stand before the first target token."""
-        source, states = self.look_up(source_BS, Rows.one_each(keep_BS))
+        source, states = self.look_up(source_BS, Rows.one_each(keep_BS, depth_BS, tree_BSS))
         return State(states, source, self.decoder.nothing(len(source_BS)) if self.decoder.feed else None)
+
+
+class Rnn(RecurrentWriter):
+    """Recurrent on both sides; `project` turns states into logits."""
+
+    def __init__(self, settings: RnnSettings, *, source_size: int, target_size: int, joint: bool) -> None:
+        super().__init__()
+        settings.check()
+        self.settings = settings
+        table = nn.Embedding(target_size, settings.embedded_width)
+        same = joint and settings.tied
+        self.decoder = RecurrentDecoder(settings, table)  # the first: a table that both read is called by its name
+        self.encoder = RecurrentEncoder(settings, table if same else nn.Embedding(source_size, settings.embedded_width))
+        self.project = nn.Linear(settings.said_width, target_size, bias=False)
+        initialise(self)
+        if settings.tied:
+            self.project.weight = table.weight
 
 
 BRIDGES: dict[str, type[Bridge]] = {"linear": LinearBridge, "copy": Copy, "none": Bridge}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, ClassVar, Literal, TypeVar
 
 import torch
@@ -17,11 +17,13 @@ from torch import Tensor, nn
 
 from dragoman.config import Fraction, Layers, Menus, pick_all
 from dragoman.models.base import Seq2Seq, initialise
-from dragoman.nn.attention import Cache, CrossAttention, SelfAttention
+from dragoman.models.state import State
+from dragoman.nn.attention import CrossAttention, Now, SelfAttention
 from dragoman.nn.block import FEEDFORWARDS, PLACES, FeedForward, Residual
 from dragoman.nn.dropout import Dropout
 from dragoman.nn.kernel import KERNELS
-from dragoman.nn.mask import Look, Rows, across
+from dragoman.nn.lookup import Cache
+from dragoman.nn.mask import Look, Rows, across, hiding
 from dragoman.nn.norm import NORMS
 from dragoman.nn.pattern import PATTERNS
 from dragoman.nn.position import POSITIONS, Scheme
@@ -29,7 +31,8 @@ from dragoman.nn.settings import AttentionSettings
 from dragoman.types import Batch, Mistake
 
 M = TypeVar("M", bound=nn.Module)
-CAPACITY_STEP = 32  # a cache grows by so many places at a time; its size depends on the step alone
+CAPACITY_STEP = 16  # a cache grows by whole vectors of floats, so that places that are masked change no sum
+SMALL = 400  # multiply-adds below which PyTorch's products on a CPU round in another way
 
 
 class TransformerSettings(AttentionSettings):
@@ -157,9 +160,9 @@ class DecoderLayer(nn.Module):
             x_BTC = self.cross(x_BTC, real_BT, memory, cross_look)
         return self.feedforward(x_BTC, real_BT) if self.feedforward else x_BTC
 
-    def step(self, x_BWC: Tensor, memory: Cache | None, cross_look: Look, cache: Cache, at: int) -> Tensor:
+    def step(self, x_BWC: Tensor, cache: Cache, now: Now, memory: Cache | None, cross_look: Look) -> Tensor:
         """One token for every row. The W rows of a sentence ask its source together, as W queries."""
-        x_N1C = self.attention.around(x_BWC.flatten(0, 1)[:, None], None, self.attention.sublayer.step, cache, at)
+        x_N1C = self.attention.around(x_BWC.flatten(0, 1)[:, None], None, self.attention.sublayer.step, cache, now)
         return self.after(x_N1C.view_as(x_BWC), None, memory, cross_look)
 
     def looks(self, x_BTC: Tensor, rows: Rows, look: Look, memory: Cache, cross_look: Look) -> Tensor:
@@ -223,25 +226,6 @@ class Encoder(Stack):
         return out
 
 
-@dataclass(frozen=True)
-class State:
-    """What a search carries from step to step. The source's keys and values stay one per sentence.
-
-    A state serves for one step: the step writes into its caches.
-    """
-
-    memory: list[Cache | None]  # of each layer
-    look: Look  # at the sources
-    caches: list[Cache]
-    sentences: int
-    at: int = 0
-
-    def select(self, rows_N: Tensor) -> State:
-        """The rows at these places. The rows of a sentence stay together, N / B of them to each."""
-        caches = [(k.index_select(0, rows_N), v.index_select(0, rows_N)) for k, v in self.caches]
-        return replace(self, caches=caches)
-
-
 class Decoder(Stack):
     """Target tokens in, one state for each out, made of what stands before it and of the source, if there is one."""
 
@@ -280,20 +264,37 @@ class Decoder(Stack):
         like = self.embedding.weight if memory_BSC is None else memory_BSC
         caches = [layer.attention.sublayer.empty(rows, like) for layer in self.layers]  # type: ignore[union-attr,operator]
         look = across(source, source) if source else Look()
-        return State([self.look_up(layer, memory_BSC) for layer in self.layers], look, caches, rows)
+        if look.keep is not None:
+            look = Look(bias=hiding(look.keep, like.dtype))
+        at_B = torch.zeros(rows, dtype=torch.long, device=like.device)
+        memory = [self.look_up(layer, memory_BSC) for layer in self.layers]
+        return State([pair and (pair[0].contiguous(), pair[1].contiguous()) for pair in memory], look, caches, at_B)
 
     def step(self, token_N: Tensor, state: State) -> tuple[Tensor, State]:
         """One token in for every row; the states_NC that come after it and the new state out."""
-        at, caches = state.at, state.caches
-        if at % CAPACITY_STEP == 0:
-            caches = [tuple(nn.functional.pad(each, (0, 0, 0, CAPACITY_STEP)) for each in pair) for pair in caches]  # type: ignore[misc]
-        place_N1 = torch.full_like(token_N, at)[:, None]
-        x_N1C = self.embed(token_N[:, None], Rows(torch.ones_like(place_N1), place_N1, alone=True))
-        x_BWC = x_N1C.view(state.sentences, -1, x_N1C.size(-1))
-        for layer, memory, cache in zip(self.layers, state.memory, caches, strict=True):
-            x_BWC = layer.step(x_BWC, memory, state.look, cache, at)  # type: ignore[operator]
+        if state.who_NK is None and int(state.at_B.max()) >= state.capacity:
+            state = state.reserve(CAPACITY_STEP * max(-(-SMALL // (CAPACITY_STEP * self.narrowest)), 1))
+        place_N1 = state.at_B.repeat_interleave(len(token_N) // len(state.at_B))[:, None]
+        x_N1C = self.embed(token_N[:, None], Rows(torch.ones_like(place_N1), place_N1))
+        x_BWC = x_N1C.view(len(state.at_B), -1, x_N1C.size(-1))
+        now = self.now(place_N1, state, x_N1C.dtype)
+        for layer, memory, cache in zip(self.layers, state.memory, state.caches, strict=True):
+            x_BWC = layer.step(x_BWC, cache, now, memory, state.look)  # type: ignore[operator]
         states_NC: Tensor = self.norm(x_BWC).flatten(0, 1)
-        return states_NC, replace(state, caches=caches, at=at + 1)
+        return states_NC, replace(state, at_B=state.at_B + 1)
+
+    def now(self, place_N1: Tensor, state: State, dtype: torch.dtype) -> Now:
+        if state.who_NK is not None:
+            row_N1 = torch.arange(len(place_N1), dtype=torch.int32, device=place_N1.device)[:, None]
+            state.who_NK.scatter_(1, place_N1, row_N1)
+            return Now(place_N1, Look(), state.who_NK)
+        look: Look = self.layers[0].attention.sublayer.glance(place_N1, state.capacity, dtype)  # type: ignore[union-attr,operator]
+        return Now(place_N1, look)
+
+    @property
+    def narrowest(self) -> int:
+        """Width of a head's keys or values."""
+        return min(self.settings.key_width, self.settings.head_width)
 
 
 class Transformer(Seq2Seq):
@@ -313,6 +314,12 @@ class Transformer(Seq2Seq):
         initialise(self)
         if settings.tied:
             self.project.weight = table.weight
+
+    @property
+    def indexable(self) -> bool:
+        """Whether a search may leave its caches where they are (models/state.py): all of the past counts, and alike."""
+        full = self.settings.decoder_attention == "full"
+        return full and in_decoder(self.settings).relate.needs == "nothing"
 
     def forward(self, batch: Batch) -> Tensor:
         """States of every target position, before the projection to the vocabulary: states_BTC."""

@@ -6,18 +6,27 @@ Shapes   B batch   H heads   T tokens   S source tokens   D head width   C model
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from dragoman.nn.kernel import KERNELS, weights
 from dragoman.nn.linear import Linear
-from dragoman.nn.mask import Look, Rows
+from dragoman.nn.lookup import Cache, consult, remember
+from dragoman.nn.mask import Look, Rows, causal, hiding
 from dragoman.nn.pattern import PATTERNS
 from dragoman.nn.position import Relate
 from dragoman.nn.settings import AttentionSettings
 
-Cache = tuple[Tensor, Tensor]  # keys_NHKD and values_NHKD of the tokens so far
+
+@dataclass(frozen=True)
+class Now:
+    """Where the tokens of a step stand and what they see of the cache; `who_NK` where its rows stay in their places."""
+
+    place_N1: Tensor
+    look: Look
+    who_NK: Tensor | None = None
 
 
 def split_heads(x_BTC: Tensor, heads: int) -> Tensor:
@@ -69,14 +78,28 @@ class SelfAttention(Attention):
         out_BTC: Tensor = self.out(join_heads(self.pattern(q, k, v, look, self.relate, self.kernel)))
         return out_BTC
 
-    def step(self, x_N1C: Tensor, cache: Cache, at: int) -> Tensor:
-        """One more token: its key and value go to place `at` of the cache, then it looks at what is there."""
-        places_K = torch.arange(cache[0].size(2), device=x_N1C.device)
-        q_NH1D, k_NH1D, v_NH1D = self.split(x_N1C, places_K[None, at : at + 1])
-        cache[0][:, :, at : at + 1], cache[1][:, :, at : at + 1] = k_NH1D, v_NH1D
-        keep_1K, visible_1K = places_K[None] <= at, self.pattern.visible(places_K[at : at + 1], places_K)
-        keep_1K = keep_1K if visible_1K is None else keep_1K & visible_1K
-        look = Look(keep_1K[None, None], gap=self.relate.gap(places_K[None, at : at + 1], places_K[None]))
+    def glance(self, place_N1: Tensor, capacity: int, dtype: torch.dtype) -> Look:
+        """What `step` must know of tokens at these places: they see the cache up to their own. All layers share it."""
+        place_1K = torch.arange(capacity, device=place_N1.device)[None]
+        keep_N1K, visible = causal(place_N1, place_1K), self.pattern.visible(place_N1, place_1K)
+        keep_N1K = keep_N1K if visible is None else keep_N1K & visible
+        if self.relate.needs == "nothing":
+            return Look(bias=hiding(keep_N1K[:, None], dtype))  # made once here, not once in every layer
+        return Look(keep_N1K[:, None], gap=self.relate.gap(place_N1, place_1K))
+
+    def step(self, x_N1C: Tensor, cache: Cache, now: Now) -> Tensor:
+        """One more token: its key and value go to their place in the cache, then it looks at what is there."""
+        place_N1, look = now.place_N1, now.look
+        q_NH1D, k_NH1D, v_NH1D = self.split(x_N1C, place_N1)
+        if now.who_NK is not None:
+            new = (k_NH1D[:, :, 0], v_NH1D[:, :, 0])
+            read_NHD = remember(q_NH1D[:, :, 0], new, cache, place_N1[:, 0], now.who_NK)
+            read_N1C: Tensor = self.out(read_NHD.flatten(1)[:, None])
+            return read_N1C
+        head_N = torch.arange(len(x_N1C) * self.heads, device=x_N1C.device)
+        where_N = head_N * cache[0].size(2) + place_N1.expand(-1, self.heads).flatten()
+        for held_NHKD, new_NH1D in zip(cache, (k_NH1D, v_NH1D), strict=True):
+            held_NHKD.view(-1, held_NHKD.size(3)).index_copy_(0, where_N, new_NH1D.flatten(0, 2).to(held_NHKD.dtype))
         out_N1C: Tensor = self.out(join_heads(self.relate.attend(self.kernel, q_NH1D, *cache, look)))
         return out_N1C
 
@@ -108,6 +131,10 @@ class CrossAttention(Attention):
         return self.scaled(split_heads(self.query(x_BTC) if self.settings.projections else x_BTC, self.heads))
 
     def forward(self, x_BTC: Tensor, memory: Cache, look: Look) -> Tensor:
+        if look.stop is not None:
+            q_NHD = self.ask(x_BTC).transpose(1, 2).flatten(0, 1)
+            read_BTC: Tensor = self.out(consult(q_NHD, memory, look.stop).flatten(1)).view_as(x_BTC)
+            return read_BTC
         out_BTC: Tensor = self.out(join_heads(self.kernel(self.ask(x_BTC), *memory, look)))
         return out_BTC
 

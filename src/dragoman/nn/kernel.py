@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dragoman.nn.mask import Look
+from dragoman.nn.mask import Look, hiding
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Look], Tensor]
 LONG = 1 << 20  # pairs of a query and a key from which on the whole score matrix is not held
@@ -78,21 +78,28 @@ def batched(q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, look: Look) -> Tenso
         q_BHQD = q_BHQD.to(torch.get_autocast_dtype(q_BHQD.device.type))  # what no product has made is still wide
     q_NQD, k_NKD, v_NKD = (x.reshape(-1, *x.shape[-2:]).to(q_BHQD.dtype) for x in (q_BHQD, k_BHKD, v_BHKD))
     shape = (*q_BHQD.shape[:-1], k_BHKD.size(-2))
-    out_NQD: Tensor = _Batched.apply(q_NQD, k_NKD, v_NKD, hidden(look, q_BHQD, k_BHKD), shape)  # type: ignore[no-untyped-call]
+    added = hidden(look, q_BHQD, k_BHKD)
+    if torch.is_grad_enabled():
+        out_NQD: Tensor = _Batched.apply(q_NQD, k_NKD, v_NKD, added, shape)  # type: ignore[no-untyped-call]
+    else:
+        out_NQD = torch.bmm(looked(q_NQD, k_NKD, added, shape), v_NKD)
     return out_NQD.view(*q_BHQD.shape[:-1], -1)
 
 
-class _Batched(torch.autograd.Function):
-    """Attention on N matrices, whose scores have this shape when something is added to them."""
+def looked(q_NQD: Tensor, k_NKD: Tensor, added: Tensor | None, shape: tuple[int, ...]) -> Tensor:
+    """The weights of N matrices, whose scores have this shape when something is added to them."""
+    score_NQK = torch.bmm(q_NQD, k_NKD.mT).mul_(q_NQD.size(-1) ** -0.5)
+    if added is not None:
+        score_NQK.view(shape).add_(added)
+    return score_NQK.softmax(-1, dtype=score_NQK.dtype)  # autocast on a GPU would widen it
 
+
+class _Batched(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q_NQD: Tensor, k_NKD: Tensor, v_NKD: Tensor, added: Tensor | None, shape: tuple[int, ...]
     ) -> Tensor:
-        score_NQK = torch.bmm(q_NQD, k_NKD.mT).mul_(q_NQD.size(-1) ** -0.5)
-        if added is not None:
-            score_NQK.view(shape).add_(added)
-        weight_NQK = score_NQK.softmax(-1, dtype=score_NQK.dtype)  # autocast on a GPU would widen it
+        weight_NQK = looked(q_NQD, k_NKD, added, shape)
         ctx.save_for_backward(q_NQD, k_NKD, v_NKD, weight_NQK)
         ctx.shape, ctx.added = shape, None if added is None else added.shape
         return torch.bmm(weight_NQK, v_NKD)
@@ -111,7 +118,7 @@ class _Batched(torch.autograd.Function):
 def hidden(look: Look, q_BHQD: Tensor, k_BHKD: Tensor) -> Tensor | None:
     """What is added to scores: the bias, and the lowest number where one may not look. Adding beats filling."""
     keep, dtype = mask(look, q_BHQD, k_BHKD), q_BHQD.dtype
-    lowest = None if keep is None else keep.to(dtype).sub_(1).mul_(torch.finfo(dtype).max)
+    lowest = None if keep is None else hiding(keep, dtype)
     if look.bias is None:
         return lowest
     return look.bias.to(dtype) if lowest is None else look.bias.to(dtype) + lowest

@@ -59,13 +59,20 @@ class Look:
 
     `keep` broadcasts to BHQK; None lets everyone look everywhere. `causal` adds "not ahead", counted from the first
     query and the first key, so that no mask has to be built for it. `gap` is what a position scheme knows of each
-    query and key (BQK), and `bias` is added to the scores.
+    query and key (BQK), and `bias` is added to the scores. `stop` says the same as a `keep` of places that stand at the
+    left: how many of each sentence's keys count (nn/lookup.py).
     """
 
     keep: Tensor | None = None
     causal: bool = False
     gap: Tensor | None = None
     bias: Tensor | None = None
+    stop: Tensor | None = None
+
+
+def hiding(keep: Tensor, dtype: torch.dtype) -> Tensor:
+    """What is added to scores so that only `keep` is looked at: 0 there, and the lowest number elsewhere."""
+    return keep.to(dtype).sub_(1).mul_(torch.finfo(dtype).max)
 
 
 def same_segment(segment_BQ: Tensor, segment_BK: Tensor) -> Tensor:

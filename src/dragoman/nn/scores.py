@@ -160,6 +160,20 @@ class Source:
     value_BSM: Tensor
     keep_B1S: Tensor
 
+    def keep(self, sentences_K: Tensor) -> Source:
+        """Only these."""
+        return Source(*(each.index_select(0, sentences_K) for each in self.parts))
+
+    def put(self, sentences_K: Tensor, fresh: Source) -> Source:
+        """Others in the places of these, written over them."""
+        for held, new in zip(self.parts, fresh.parts):
+            held.index_copy_(0, sentences_K, new)
+        return self
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.key_BSA, self.value_BSM, self.keep_B1S
+
 
 class Attention(nn.Module):
     """Every target token looks at the source, as its score says."""

@@ -1,29 +1,29 @@
 """Beam search: the best few prefixes of every sentence, side by side, until the answers are in.
 
 Shapes   B sentences   W beams   N = B * W rows of the model   S source width   V vocabulary   T longest answer
-         K = 2 * W candidates   C places to choose from   G groups of places
+         K = 2 * W candidates   G groups of a row's places
 
-Shapes stay the same through the whole search: a sentence that is done keeps running as a dummy, and nothing that
-happens in its rows is looked at. Rows of the model never shrink, since how floats round depends on shapes, and a
-sentence must get the same answer whoever its neighbours are.
+A sentence that is done keeps running as a dummy, and nothing that happens in its rows is looked at; every sentence
+counts its own steps, so one may begin while its neighbours are in the middle of theirs (search/slots.py).
 
 Equal scores are settled by place: the earlier step first, then the better beam, then the lower token id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from dragoman.config import pick
-from dragoman.search.step import NEVER, Found, S, StepModel, legal, penalties
+from dragoman.search.lengths import NORMS
+from dragoman.search.step import NEVER, Found, Prefix, Rule, S, StepModel, barred
 from dragoman.types import BOS, EOS, Mistake
 
-GROUP = 64  # places whose maximum is looked at first, see `best`
+GROUP = 64  # places whose maximum is looked at first, see `candidates`
 
 
 class Live(NamedTuple):
@@ -32,6 +32,11 @@ class Live(NamedTuple):
     token_BWT: Tensor
     logp_BW: Tensor
     length_B: Tensor
+
+    @property
+    def prefix(self) -> Prefix:
+        W = self.logp_BW.size(1)
+        return Prefix(self.token_BWT.flatten(0, 1), self.length_B.repeat_interleave(W))
 
 
 class Whole(NamedTuple):
@@ -51,6 +56,46 @@ class Candidates(NamedTuple):
     token_BK: Tensor
 
 
+class Beams(NamedTuple):
+    """The searches of B sentences. `limit_B`: the most tokens an answer may have, its end mark counted; 0 is none."""
+
+    live: Live
+    whole: Whole
+    limit_B: Tensor
+    done_B: Tensor
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a search is asked for, the same for all of its sentences."""
+
+    width: int
+    nbest: int
+    penalty_T: Tensor  # what a log-probability is divided by, for every length up to the longest
+    stopped: Callable[[Tensor, Tensor, int], Tensor]
+    rules: Sequence[Rule] = ()
+    key: tuple[Any, ...] = ()  # the settings that it was made of
+
+    @classmethod
+    def of(
+        cls,
+        longest: int,
+        device: torch.device,
+        *,
+        width: int = 4,
+        nbest: int = 1,
+        alpha: float = 1.0,
+        norm: str = "length",
+        stop: str = "enough",
+        rules: Sequence[Rule] = (),
+    ) -> Plan:
+        if not 1 <= nbest <= width:
+            raise Mistake(f"{nbest} answers cannot come from a beam of {width}; nbest must lie between 1 and the beam")
+        penalty_T = pick(NORMS, norm, "length norm")(longest, alpha).to(device)
+        key = (longest, width, nbest, alpha, norm, stop)
+        return cls(width, nbest, penalty_T, pick(STOPS, stop, "stop rule"), rules, key)
+
+
 @torch.inference_mode()
 def beam_search(
     model: StepModel[S],
@@ -61,45 +106,34 @@ def beam_search(
     width: int = 4,
     nbest: int = 1,
     alpha: float = 1.0,
+    norm: str = "length",
     stop: str = "enough",
+    rules: Sequence[Rule] = (),
+    watch: Callable[[Beams], None] = lambda _: None,
 ) -> list[list[Found]]:
     """For every sentence up to `nbest` different answers: whole ones by score, then, if those are too few, cut ones.
 
     A whole answer comes before a cut one whatever their scores, because a model that repeats itself up to the limit
     is very sure of every word. `limit_B` is the most tokens an answer may have, its end mark counted; 0 is a dead
     row, and its list is empty. A sentence whose model gives nothing but NaN or -inf ends there: its prefixes up to
-    that point come back as cut, and its neighbours do not notice.
+    that point come back as cut, and its neighbours do not notice. `watch` is shown the beams after every step.
     """
-    if not 1 <= nbest <= width:
-        raise Mistake(f"{nbest} answers cannot come from a beam of {width}; nbest must lie between 1 and the beam")
-    stopped = pick(STOPS, stop, "stop rule")
-    B, W, T, device = len(source_BS), width, max(limit_B.tolist(), default=0), source_BS.device
+    B, T, device = len(source_BS), max(limit_B.tolist(), default=0), source_BS.device
+    plan = Plan.of(max(T, 1), device, width=width, nbest=nbest, alpha=alpha, norm=norm, stop=stop, rules=rules)
     if T <= 0:
         return [[] for _ in range(B)]
-    limit_B = limit_B.to(device, torch.long).clamp(min=0)
-    penalty_T = penalties(T, alpha, device)
-    first_B1 = W * torch.arange(B, device=device)[:, None]  # row of a sentence's first beam
-    live, whole = _begin(limit_B, W, T)
-    done_B = limit_B == 0
-    token_N = torch.full((B * W,), BOS, device=device)
-    state = model.start(source_BS, keep_BS).select(torch.arange(B, device=device).repeat_interleave(W))
-    for step in range(T):
-        if bool(done_B.all()):  # the one word that the host waits for
-            break
+    beams = begin(limit_B.to(device, torch.long).clamp(min=0), width, T)
+    token_N = torch.full((B * width,), BOS, device=device)
+    state = model.start(source_BS, keep_BS).select(torch.arange(B, device=device).repeat_interleave(width))
+    while not bool(beams.done_B.all()):  # the one word that the host waits for
         logp_NV, state = model.step(token_N, state)
-        found = candidates(live.logp_BW, legal(logp_NV))
-        done_B = done_B | (found.logp_BK[:, 0] == NEVER)
-        going = growing(found)
-        whole = close(whole, live, found, step, penalty_T, done_B)
-        live = grow(live, going, step, done_B)
-        hope_B = live.logp_BW[:, 0] / penalty_T[limit_B]
-        done_B = done_B | (live.length_B >= limit_B) | stopped(whole.score_BW, hope_B, nbest)
-        state = state.select((first_B1 + going.parent_BK).flatten())
-        token_N = going.token_BK.masked_fill(going.logp_BK == NEVER, EOS).flatten()  # a token that every model knows
-    return _harvest(live, whole, penalty_T, nbest)
+        beams, rows_N, token_N = advance(beams, logp_NV, plan)
+        state = state.select(rows_N)
+        watch(beams)
+    return harvest(beams, plan)
 
 
-def _begin(limit_B: Tensor, W: int, T: int) -> tuple[Live, Whole]:
+def begin(limit_B: Tensor, W: int, T: int) -> Beams:
     """One empty prefix for every sentence that may have an answer, and no answers."""
     B, device = len(limit_B), limit_B.device
     token_BWT = torch.full((B, W, T), EOS, device=device)
@@ -107,31 +141,75 @@ def _begin(limit_B: Tensor, W: int, T: int) -> tuple[Live, Whole]:
     length_BW = torch.zeros(B, W, dtype=torch.long, device=device)
     logp_BW = never_BW.clone()
     logp_BW[:, 0] = torch.where(limit_B > 0, 0.0, NEVER)
-    return Live(token_BWT, logp_BW, length_BW[:, 0]), Whole(token_BWT, never_BW, never_BW, length_BW)
+    live, whole = Live(token_BWT, logp_BW, length_BW[:, 0]), Whole(token_BWT, never_BW, never_BW, length_BW)
+    return Beams(live, whole, limit_B, limit_B == 0)
 
 
-def best(score_BC: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` highest scores of each row and their places; among equals the first place wins.
-
-    `torch.topk` leaves open which of several equals it takes, and sorting every place is slow. So: sort the maxima
-    of small groups, then only the places of the best `count` groups. No other group can hold one of the best,
-    since each of those `count` has a place that goes before all of its own.
-    """
-    score_BC = F.pad(score_BC, (0, -score_BC.size(1) % GROUP), value=NEVER)
-    peak_BG = score_BC.view(len(score_BC), -1, GROUP).amax(-1)
-    group_BK = peak_BG.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(dim=1).values
-    place_BC = (group_BK[:, :, None] * GROUP + torch.arange(GROUP, device=score_BC.device)).flatten(1)
-    score_BK, order_BK = score_BC.gather(1, place_BC).sort(dim=1, descending=True, stable=True)
-    return score_BK[:, :count], place_BC.gather(1, order_BK[:, :count])
+def advance(beams: Beams, logp_NV: Tensor, plan: Plan) -> tuple[Beams, Tensor, Tensor]:
+    """One step of every sentence; then which rows go on, in which order, and with which tokens."""
+    live, whole, limit_B, done_B = beams
+    logp_NV = barred(logp_NV)
+    for rule in plan.rules:
+        logp_NV = rule(logp_NV, live.prefix)
+    found = candidates(live.logp_BW, logp_NV)
+    done_B = done_B | (found.logp_BK[:, 0] == NEVER)
+    going = growing(found)
+    whole = close(whole, live, found, plan.penalty_T, done_B)
+    live = grow(live, going, done_B)
+    hope_B = live.logp_BW[:, 0] / plan.penalty_T[limit_B]
+    done_B = done_B | (live.length_B >= limit_B) | plan.stopped(whole.score_BW, hope_B, plan.nbest)
+    first_B1 = plan.width * torch.arange(len(limit_B), device=limit_B.device)[:, None]  # row of a sentence's first beam
+    token_BW = going.token_BK.masked_fill(going.logp_BK == NEVER, EOS)  # a token that every model knows
+    return Beams(live, whole, limit_B, done_B), (first_B1 + going.parent_BK).flatten(), token_BW.flatten()
 
 
 def candidates(logp_BW: Tensor, logp_NV: Tensor) -> Candidates:
-    """The 2W best ways to go on. At most W of them are end marks, one for each beam, so W can always grow."""
+    """The 2W best ways to go on. At most W of them are end marks, one for each beam, so W can always grow.
+
+    Sorting every place is slow. So: first the maxima of small groups, then only the places of the best groups. No other
+    group can hold one of the best, since each of those has a place that goes before all of its own. A row that
+    holds a NaN or +inf comes from a broken model, and none of it counts.
+    """
     B, W = logp_BW.shape
-    V = logp_NV.size(1)
-    total_BC = (logp_BW[:, :, None] + logp_NV.view(B, W, V)).flatten(1)
-    logp_BK, place_BK = best(total_BC, 2 * W)
+    N, V = logp_NV.shape
+    count = 2 * W
+    peak_NG = peaks(logp_NV)
+    broken_N1 = ~(peak_NG.amax(-1, keepdim=True) < torch.inf)
+    before_N1 = logp_BW.view(N, 1).masked_fill(broken_N1, NEVER)
+    peak_BG = (before_N1 + peak_NG.masked_fill(broken_N1, NEVER)).view(B, -1)
+    group_BK = first_of(peak_BG, count)[1]
+    row_BK, start_BK = group_BK // peak_NG.size(1), group_BK % peak_NG.size(1) * GROUP
+    column_BKG = start_BK[:, :, None] + torch.arange(GROUP, device=logp_NV.device)
+    row_BKG = (W * torch.arange(B, device=logp_NV.device)[:, None] + row_BK)[:, :, None]
+    total_BKG = before_N1[:, 0][row_BKG] + logp_NV[row_BKG, column_BKG.clamp(max=V - 1)]
+    total_BKG = total_BKG.nan_to_num(nan=NEVER, posinf=NEVER, neginf=NEVER).masked_fill(column_BKG >= V, NEVER)
+    place_BC = (row_BK[:, :, None] * V + column_BKG).flatten(1)
+    logp_BK, order_BK = first_of(total_BKG.flatten(1), count, place_BC)
+    place_BK = place_BC.gather(1, order_BK)
     return Candidates(logp_BK, place_BK // V, place_BK % V)
+
+
+def peaks(logp_NV: Tensor) -> Tensor:
+    """The maximum of every GROUP places, peak_NG; the last group may be shorter."""
+    N, V = logp_NV.shape
+    even = V // GROUP * GROUP
+    parts = [logp_NV[:, :even].view(N, -1, GROUP).amax(-1)] if even else []
+    return torch.cat([*parts, logp_NV[:, even:].amax(-1, keepdim=True)] if even < V else parts, 1)
+
+
+def first_of(score_BC: Tensor, count: int, place_BC: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The `count` highest scores and where they stand; among equals the lowest place wins, by default the column.
+
+    `torch.topk` leaves open which of several equals it takes. So a score and its place become one whole number, and no
+    two of those are equal: the bits of a float, read as an integer, are in the order of floats, apart from the sign.
+    """
+    bits_BC = score_BC.float().view(torch.int32).long()
+    order_BC = torch.where(bits_BC < 0, -(bits_BC & 0x7FFFFFFF), bits_BC)
+    place_BC = (
+        torch.arange(score_BC.size(1), device=score_BC.device).expand_as(score_BC) if place_BC is None else place_BC
+    )
+    column_BK = ((order_BC << 32) - place_BC).topk(min(count, score_BC.size(1)), dim=1).indices
+    return score_BC.gather(1, column_BK), column_BK
 
 
 def growing(found: Candidates) -> Candidates:
@@ -141,35 +219,36 @@ def growing(found: Candidates) -> Candidates:
     return Candidates(*(each_BK.gather(1, order_BW) for each_BK in found))
 
 
-def grow(live: Live, going: Candidates, step: int, done_B: Tensor) -> Live:
+def grow(live: Live, going: Candidates, done_B: Tensor) -> Live:
     """Every prefix one token longer; those of a sentence that is done stay as they were."""
     token_BWT = _rows(live.token_BWT, going.parent_BK)
-    token_BWT[:, :, step] = going.token_BK
+    at_BW1 = live.length_B.clamp(max=token_BWT.size(2) - 1)[:, None, None].expand(-1, token_BWT.size(1), 1)
+    token_BWT.scatter_(2, at_BW1, going.token_BK[:, :, None])
     return Live(
         torch.where(done_B[:, None, None], live.token_BWT, token_BWT),
         torch.where(done_B[:, None], live.logp_BW, going.logp_BK),
-        torch.where(done_B, live.length_B, step + 1),
+        live.length_B + (~done_B).long(),
     )
 
 
-def close(whole: Whole, live: Live, found: Candidates, step: int, penalty_T: Tensor, done_B: Tensor) -> Whole:
+def close(whole: Whole, live: Live, found: Candidates, penalty_T: Tensor, done_B: Tensor) -> Whole:
     """Take in the candidates that end here, and keep the W best answers.
 
     Only those among the W best candidates count: an end mark that could not have held a beam of its own is no
     answer. So width 1 ends where greedy search ends.
     """
     W = whole.score_BW.size(1)
+    length_B1 = (live.length_B + 1).clamp(max=len(penalty_T) - 1)[:, None]
     logp_BW, parent_BW, token_BW = (each_BK[:, :W] for each_BK in found)
     ends_BW = (token_BW == EOS) & ~done_B[:, None]
-    score_BW = torch.where(ends_BW, logp_BW / penalty_T[step + 1], NEVER)
+    score_BW = torch.where(ends_BW, logp_BW / penalty_T[length_B1], NEVER)
     score_BK, order_BK = torch.cat([whole.score_BW, score_BW], 1).sort(dim=1, descending=True, stable=True)
     order_BW = order_BK[:, :W]
-    length_BW = torch.full_like(whole.length_BW, step + 1)
     return Whole(
         _rows(torch.cat([whole.token_BWT, _rows(live.token_BWT, parent_BW)], 1), order_BW),
         torch.cat([whole.logp_BW, logp_BW], 1).gather(1, order_BW),
         score_BK[:, :W],
-        torch.cat([whole.length_BW, length_BW], 1).gather(1, order_BW),
+        torch.cat([whole.length_BW, length_B1.expand(-1, W)], 1).gather(1, order_BW),
     )
 
 
@@ -177,13 +256,14 @@ def _rows(token_BKT: Tensor, row_BW: Tensor) -> Tensor:
     return token_BKT.gather(1, row_BW[:, :, None].expand(-1, -1, token_BKT.size(2)))
 
 
-def _harvest(live: Live, whole: Whole, penalty_T: Tensor, nbest: int) -> list[list[Found]]:
+def harvest(beams: Beams, plan: Plan) -> list[list[Found]]:
     """The answers as Python lists. A stop rule ends a sentence only when `nbest` answers are whole or no prefix
     lives, so a prefix that gets onto a list is one that was cut."""
-    score_BW = live.logp_BW / penalty_T[live.length_B][:, None]
+    live = beams.live
+    score_BW = live.logp_BW / plan.penalty_T[live.length_B][:, None]
     cuts = zip(*(each.tolist() for each in (live.token_BWT, live.logp_BW, score_BW, live.length_B)))
-    ends = zip(*(each.tolist() for each in whole))
-    return [(_whole(*end) + _cut(*cut))[:nbest] for end, cut in zip(ends, cuts)]
+    ends = zip(*(each.tolist() for each in beams.whole))
+    return [(_whole(*end) + _cut(*cut))[: plan.nbest] for end, cut in zip(ends, cuts)]
 
 
 def _whole(answers: list[list[int]], logps: list[float], scores: list[float], lengths: list[int]) -> list[Found]:
@@ -214,4 +294,9 @@ def unbeatable(score_BW: Tensor, hope_B: Tensor, nbest: int) -> Tensor:
     return score_BW[:, nbest - 1] >= hope_B
 
 
-STOPS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {"enough": enough, "best": unbeatable}
+def never(score_BW: Tensor, hope_B: Tensor, nbest: int) -> Tensor:  # noqa: ARG001 - the menu's shape
+    """Go on until every prefix has reached the limit."""
+    return torch.zeros_like(hope_B, dtype=torch.bool)
+
+
+STOPS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {"enough": enough, "best": unbeatable, "limit": never}

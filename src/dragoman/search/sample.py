@@ -1,66 +1,110 @@
 """Answers made from left to right, one token at a time, with no second thoughts.
 
-Shapes   B sentences   S source width   P prompt width   V vocabulary   T answer length
+Shapes   B sentences   S source width   P prompt width   V vocabulary   T answer length   W samples   N rows
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Callable, Sequence
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from dragoman.config import Amount, Settings
-from dragoman.search.step import NEVER, Found, S, StepModel, legal, penalties
+from dragoman.config import SampleSettings
+from dragoman.search.lengths import NORMS
+from dragoman.search.step import NEVER, Found, Prefix, Rule, S, StepModel, legal
 from dragoman.types import BOS, EOS
 
 
 @torch.inference_mode()
 def greedy(
-    model: StepModel[S], source_BS: Tensor, keep_BS: Tensor, limit_B: Tensor, *, alpha: float = 1.0
+    model: StepModel[S],
+    source_BS: Tensor,
+    keep_BS: Tensor,
+    limit_B: Tensor,
+    *,
+    alpha: float = 1.0,
+    norm: str = "length",
+    rules: Sequence[Rule] = (),
 ) -> list[list[Found]]:
     """The likeliest token at every step, the lower id among equals: what beam search of width 1 finds.
 
     `limit_B` is the most tokens an answer may have, its end mark counted; 0 is a dead row, and its list is empty.
-    Every other list holds one answer. A sentence at its end keeps running as a dummy, so that shapes never change.
+    Every other list holds one answer.
     """
-    B, T, device = len(source_BS), max(limit_B.tolist(), default=0), source_BS.device
-    if T <= 0:
-        return [[] for _ in range(B)]
-    limit_B = limit_B.to(device, torch.long).clamp(min=0)
-    penalty_T = penalties(T, alpha, device)
+    if not any(limit_B.tolist()):
+        return [[] for _ in limit_B]
+    norm_T = NORMS[norm](max(limit_B.tolist()), alpha)
+    limit_B = limit_B.to(source_BS.device)
     state = model.start(source_BS, keep_BS)
-    token_B = torch.full((B,), BOS, device=device)
-    answer_BT = torch.full((B, T), EOS, device=device)
-    logp_B = torch.zeros(B, device=device)
-    length_B = torch.zeros(B, dtype=torch.long, device=device)
-    done_B = limit_B == 0
+    found = written(model, state, limit_B, norm_T, lambda logp_NV, _: logp_NV.argmax(-1), rules)
+    return [[one] if one else [] for one in found]
+
+
+@torch.inference_mode()
+def samples(
+    model: StepModel[S],
+    source_BS: Tensor,
+    keep_BS: Tensor,
+    limit_B: Tensor,
+    draw_BWT: Tensor,
+    settings: SampleSettings,
+    *,
+    alpha: float = 1.0,
+    norm: str = "length",
+    rules: Sequence[Rule] = (),
+) -> list[list[Found]]:
+    """W answers to every sentence, each token of them drawn. `draw_BWT` holds a number from [0, 1) for every token."""
+    B, W, T = draw_BWT.shape
+    if not any(limit_B.tolist()):
+        return [[] for _ in range(B)]
+    row_N = torch.arange(B, device=source_BS.device).repeat_interleave(W)
+    draw_NT = draw_BWT.to(source_BS.device).flatten(0, 1)
+
+    def choose(logp_NV: Tensor, step: int) -> Tensor:
+        return drawn(filtered(logp_NV, settings), draw_NT[:, step])
+
+    state = model.start(source_BS, keep_BS).select(row_N)
+    limit_N = limit_B.to(source_BS.device)[row_N]
+    found = written(model, state, limit_N, NORMS[norm](T, alpha), choose, rules)
+    return [[one for one in found[b * W : (b + 1) * W] if one] for b in range(B)]
+
+
+def written(
+    model: StepModel[S],
+    state: S,
+    limit_N: Tensor,
+    norm_T: Tensor,
+    choose: Callable[[Tensor, int], Tensor],
+    rules: Sequence[Rule],
+) -> list[Found | None]:
+    """The rows of a state written to their ends, token by token, as `choose` says; None where the limit is 0.
+
+    A row at its end keeps running as a dummy, so that shapes never change.
+    """
+    N, T, device = len(limit_N), len(norm_T) - 1, limit_N.device
+    token_N = torch.full((N,), BOS, device=device)
+    answer_NT = torch.full((N, T), EOS, device=device)
+    logp_N, length_N = torch.zeros(N, device=device), torch.zeros(N, dtype=torch.long, device=device)
+    done_N = limit_N <= 0
     for step in range(T):
-        if bool(done_B.all()):
+        if bool(done_N.all()):
             break
-        logp_BV, state = model.step(token_B, state)
-        legal_BV = legal(logp_BV)
-        token_B = legal_BV.argmax(-1)
-        step_B = legal_BV.gather(1, token_B[:, None])[:, 0]
-        done_B = done_B | (step_B == NEVER)
-        answer_BT[:, step] = torch.where(done_B, EOS, token_B)
-        logp_B = torch.where(done_B, logp_B, logp_B + step_B)
-        length_B = length_B + (~done_B).long()
-        done_B = done_B | (token_B == EOS) | (length_B >= limit_B)
-        token_B = token_B.masked_fill(step_B == NEVER, EOS)
-    score_B = logp_B / penalty_T[length_B]
-    rows = zip(limit_B.tolist(), answer_BT.tolist(), length_B.tolist(), logp_B.tolist(), score_B.tolist())
-    return [[_found(*row)] if limit > 0 else [] for limit, *row in rows]
-
-
-class SampleSettings(Settings):
-    """How the next token is drawn; each name stands on the menu FILTERS."""
-
-    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0  # below 1: likely tokens become likelier; 0: the likeliest
-    top_k: Amount = 0  # only from the so many likeliest; 0: from all
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # only from the likeliest that together have this probability
+        logp_NV, state = model.step(token_N, state)
+        legal_NV = legal(logp_NV)
+        for rule in rules:
+            legal_NV = rule(legal_NV, Prefix(answer_NT[:, :step], torch.full_like(length_N, step)))
+        token_N = choose(legal_NV, step)
+        step_N = legal_NV.gather(1, token_N[:, None])[:, 0]
+        done_N = done_N | (step_N == NEVER)
+        answer_NT[:, step] = torch.where(done_N, EOS, token_N)
+        logp_N = torch.where(done_N, logp_N, logp_N + step_N)
+        length_N = length_N + (~done_N).long()
+        done_N = done_N | (token_N == EOS) | (length_N >= limit_N)
+        token_N = token_N.masked_fill(step_N == NEVER, EOS)
+    score_N = logp_N / norm_T.to(device)[length_N]
+    rows = zip(limit_N.tolist(), answer_NT.tolist(), length_N.tolist(), logp_N.tolist(), score_N.tolist())
+    return [_found(*row) if limit > 0 else None for limit, *row in rows]
 
 
 @torch.inference_mode()

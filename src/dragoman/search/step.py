@@ -9,8 +9,9 @@ Shapes   B sentences   S source width   N rows being searched   V vocabulary   T
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from typing import NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -56,6 +57,27 @@ class Found:
     logp: float
     score: float
     finished: bool
+
+
+class Prefix(NamedTuple):
+    """What the rows of a search have said so far: the first `length` tokens of each; what stands behind is no matter.
+
+    A sentence's rows stand together, and sentences in the order they came.
+    """
+
+    token_NT: Tensor
+    length_N: Tensor
+
+
+Rule = Callable[[Tensor, Prefix], Tensor]  # log-probabilities_NV in, the same out with NEVER where it forbids
+
+
+def barred(logp_NV: Tensor) -> Tensor:
+    """PAD and BOS never: written into the log-probabilities, which nobody else needs any more."""
+    logp_NV = logp_NV.float()
+    logp_NV[:, PAD] = NEVER
+    logp_NV[:, BOS] = NEVER
+    return logp_NV
 
 
 def legal(logp_NV: Tensor) -> Tensor:

@@ -1,0 +1,89 @@
+"""What a Transformer carries through a search: keys and values of the source, and of all that was said so far.
+
+Shapes   B sentences   W rows of a sentence   N = B * W   H heads   S source width   K places of a cache   D head width
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from dragoman.nn.lookup import Cache
+from dragoman.nn.mask import Look
+
+C = TypeVar("C", Cache, Cache | None)
+
+
+@dataclass(frozen=True)
+class State:
+    """What a search carries from step to step. The source's keys and values stay one per sentence.
+
+    A state serves for one step: the step writes into its caches.
+    """
+
+    memory: list[Cache | None]  # of each layer
+    look: Look  # at the sources
+    caches: list[Cache]
+    at_B: Tensor  # tokens that each sentence's rows have read
+    who_NK: Tensor | None = None  # the row that holds each place of a row's past, where caches stay as they are
+
+    @property
+    def capacity(self) -> int:
+        return self.caches[0][0].size(2)
+
+    def select(self, rows_N: Tensor) -> State:
+        """The rows at these places. The rows of a sentence stay together, N / B of them to each."""
+        if rows_N.device.type == "cpu" and rows_N.tolist() == list(range(len(self.caches[0][0]))):
+            return self
+        if self.who_NK is not None:
+            return replace(self, who_NK=self.who_NK.index_select(0, rows_N))
+        return replace(self, caches=picked(self.caches, rows_N))
+
+    def indexed(self, capacity: int) -> State:
+        """The same with caches that have room for so many tokens and never move, for sentences that have read none."""
+        caches = [(widened(k, capacity), widened(v, capacity)) for k, v in self.caches]
+        who_NK = torch.zeros(len(caches[0][0]), capacity, dtype=torch.int32, device=self.at_B.device)
+        look = Look() if self.look.bias is None else Look(stop=(self.look.bias[:, 0, 0] == 0).sum(-1))
+        return State(self.memory, look, caches, self.at_B, who_NK)
+
+    def reserve(self, places: int) -> State:
+        """Room for so many more places in the caches."""
+        return replace(self, caches=[(widened(k, places), widened(v, places)) for k, v in self.caches])
+
+    def rest(self, done_B: Tensor) -> State:
+        """Sentences that are done stand at the beginning again, where they need no room."""
+        return replace(self, at_B=self.at_B.masked_fill(done_B, 0))
+
+    def keep(self, sentences_K: Tensor) -> State:
+        """Only these sentences, with all of their rows."""
+        return State(
+            picked(self.memory, sentences_K),
+            Look(bias=None if self.look.bias is None else self.look.bias.index_select(0, sentences_K)),
+            picked(self.caches, self.rows_of(sentences_K)),
+            self.at_B.index_select(0, sentences_K),
+        )
+
+    def put(self, sentences_K: Tensor, fresh: State) -> State:
+        """Fresh sentences in the places of these. What stands in their caches is from now on ahead of them: unseen."""
+        for held, new in zip(self.memory, fresh.memory, strict=True):
+            for held_BHSD, new_BHSD in zip(held or (), new or (), strict=True):
+                held_BHSD.index_copy_(0, sentences_K, new_BHSD)
+        for held_B, new_B in ((self.look.bias, fresh.look.bias), (self.look.stop, fresh.look.stop)):
+            if held_B is not None and new_B is not None:
+                held_B.index_copy_(0, sentences_K, new_B)
+        return replace(self, at_B=self.at_B.index_copy(0, sentences_K, fresh.at_B))
+
+    def rows_of(self, sentences_K: Tensor) -> Tensor:
+        width = len(self.caches[0][0]) // len(self.at_B)
+        return (sentences_K[:, None] * width + torch.arange(width, device=sentences_K.device)).flatten()
+
+
+def picked(caches: list[C], rows_N: Tensor) -> list[C]:
+    return [tuple(each.index_select(0, rows_N) for each in pair) if pair else pair for pair in caches]  # type: ignore[misc]
+
+
+def widened(cache_NHKD: Tensor, places: int) -> Tensor:
+    return nn.functional.pad(cache_NHKD, (0, 0, 0, places))

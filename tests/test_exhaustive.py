@@ -1,0 +1,64 @@
+"""Every sequence there is, and a beam wide enough to find the same, whatever the model."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+
+from dragoman.search.beam import STOPS, beam_search
+from dragoman.search.exhaustive import exhaustive
+from dragoman.search.lengths import NORMS
+from dragoman.search.step import Found
+from dragoman.types import EOS, Mistake
+from toy_requests import REAL, real, real_sources
+from toy_steps import Broken, Toy, rescore, sources
+from toy_steps import exhaustive as one_by_one
+
+
+def same(found: list[Found], wanted: list[Found]) -> None:
+    assert [(f.tokens, f.finished) for f in found] == [(f.tokens, f.finished) for f in wanted]
+    assert [f.logp for f in found] == pytest.approx([f.logp for f in wanted], abs=1e-5)
+    assert [f.score for f in found] == pytest.approx([f.score for f in wanted], abs=1e-5)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+def test_every_sequence_is_there_once_and_truly_scored(alpha: float) -> None:
+    model, limit, letters = Toy(seed=3), 4, (1, 4, 5)
+    found = exhaustive(model, *sources(4), limit, alpha=alpha)
+    whole = [list(tokens) for length in range(limit) for tokens in product(letters, repeat=length)]
+    cut = [list(tokens) for tokens in product(letters, repeat=limit)]
+    assert sorted(f.tokens for f in found if f.finished) == sorted(whole)
+    assert sorted(f.tokens for f in found if not f.finished) == sorted(cut)
+    for f in found[::7]:
+        assert f.logp == pytest.approx(rescore(model, 4, [*f.tokens, EOS] if f.finished else f.tokens), rel=1e-5)
+    same(found, one_by_one(model, 4, limit, alpha))
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", REAL)
+def test_full_width_equals_exhaustive(name: str, norm: str, stop: str) -> None:
+    """On recurrent models, Transformers and ensembles of both."""
+    model, limit = real(name), 4
+    source_BS, keep_BS, _ = real_sources(2)
+    truth = [exhaustive(model, source_BS[b : b + 1], keep_BS[b : b + 1], limit, norm=norm) for b in range(2)]
+    width = len(truth[0])
+    found = beam_search(
+        model, source_BS, keep_BS, torch.full((2,), limit), width=width, nbest=width, norm=norm, stop=stop
+    )
+    for ours, theirs in zip(found, truth, strict=True):
+        assert {(tuple(f.tokens), f.finished) for f in ours} == {(tuple(f.tokens), f.finished) for f in theirs}
+        assert [f.score for f in ours] == pytest.approx([f.score for f in theirs], abs=1e-4)
+        assert [f.tokens for f in ours[:9]] == [f.tokens for f in theirs[:9]]
+
+
+def test_what_cannot_be_is_not_there() -> None:
+    found = exhaustive(Broken(float("nan"), 2, 4), *sources(4), 4)
+    assert {len(f.tokens) for f in found} == {0, 1}
+
+
+def test_too_many_are_refused() -> None:
+    with pytest.raises(Mistake, match="too many to try them all"):
+        exhaustive(Toy(vocabulary=2000), *sources(4), 3)

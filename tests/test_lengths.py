@@ -1,0 +1,39 @@
+"""What a log-probability is divided by."""
+
+from __future__ import annotations
+
+import pytest
+
+from dragoman.search.lengths import NORMS
+from dragoman.types import Mistake
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 3.0])
+def test_divisors_never_fall_and_never_favour_the_empty_answer(name: str, alpha: float) -> None:
+    """What the stop rule "best" leans on: the most that a prefix can hope for is to be divided by its limit's own."""
+    table = NORMS[name](60, alpha).tolist()
+    assert len(table) == 61
+    assert table == sorted(table)
+    assert min(table) >= 1
+    assert table[0] == table[1] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "alpha", "length", "divisor"),
+    [
+        ("length", 1.0, 7, 7.0),
+        ("length", 0.5, 16, 4.0),
+        ("gnmt", 1.0, 7, 2.0),
+        ("gnmt", 2.0, 13, 9.0),
+        ("none", 2.0, 9, 1.0),
+    ],
+)
+def test_known_divisors(name: str, alpha: float, length: int, divisor: float) -> None:
+    assert float(NORMS[name](20, alpha)[length]) == pytest.approx(divisor)
+
+
+@pytest.mark.parametrize("name", ["length", "gnmt"])
+def test_a_penalty_below_zero_is_refused(name: str) -> None:
+    with pytest.raises(Mistake, match="length penalty must be 0 or more"):
+        NORMS[name](5, -0.5)

@@ -1,0 +1,49 @@
+"""Beam search written to be read finds what the fast one finds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dragoman.search.beam import STOPS
+from dragoman.search.lengths import NORMS
+from dragoman.search.lockstep import plain
+from dragoman.search.methods import by_beam
+from dragoman.search.request import Wish
+from toy_requests import REAL, asked, real_request
+from toy_steps import Broken, Toy
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("norm", NORMS)
+@settings(max_examples=15)
+@given(
+    seed=st.integers(0, 10_000),
+    width=st.integers(2, 5),
+    levels=st.sampled_from([2, 5, 1 << 20]),
+    alpha=st.sampled_from([0.0, 0.6, 1.0]),
+)
+def test_the_twins_agree_to_the_bit(stop: str, norm: str, seed: int, width: int, levels: int, alpha: float) -> None:
+    """Ties, limits, dead rows and rules among them."""
+    model = Toy(seed=seed, levels=levels)
+    wishes = [Wish(), Wish(minimum=2), Wish(), Wish(prefix=(5,))]
+    options: dict[str, Any] = {"stop": stop, "length_norm": norm, "length_penalty": alpha, "no_repeat": 3}
+    request = asked(model, [4, 5, 6, 7], [6, 9, 0, 3], wishes, beam=width, nbest=width, **options)
+    assert plain(request) == by_beam(request)
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+@pytest.mark.parametrize("age", [0, 2])
+def test_the_twins_agree_about_broken_models(value: float, age: int) -> None:
+    request = asked(Broken(value, age, 5, seed=10), [4, 5, 6], [7, 7, 7], beam=3, nbest=3, stop="best")
+    assert plain(request) == by_beam(request)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_twins_agree_on_real_models(name: str) -> None:
+    request = real_request(name, 5, 9, beam=4, nbest=4)
+    assert plain(request) == by_beam(request)
