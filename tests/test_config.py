@@ -66,7 +66,7 @@ def nested(path: str, value: Any) -> Any:
 
 
 def misspelt(name: str) -> str:
-    return name[:-1] + ("x" if name[-1] != "x" else "y") if len(name) > 3 else name + "_"
+    return name[:-1] + ("x" if name[-1] != "x" else "y") if len(name) > 5 else name + "_"
 
 
 def record_of(section: str, values: dict[str, Any]) -> Any:

@@ -33,7 +33,9 @@ from dragoman.train.step import Stepper, put
 from dragoman.types import Batch, Mistake
 from tolerance import DEVICES, differ, same
 from toy_models import (
+    HYBRID,
     RNN,
+    SMALL_HYBRID,
     SMALL_RNN,
     SMALL_TRANSFORMER,
     TRANSFORMER,
@@ -166,6 +168,7 @@ def combinations() -> Iterator[Section]:
     for base, menus, main in (
         (SMALL_TRANSFORMER, TRANSFORMER, ("norm", "position", "attention", "decoder_attention")),
         (SMALL_RNN, RNN, ("cell", "attention", "input_feeding", "bidirectional", "bridge")),
+        (SMALL_HYBRID, HYBRID, ("cell", "score", "input_feeding")),
     ):
         for choice in itertools.product(*(menus[name] for name in main)):
             drawn = {name: turns.choice(menu) for name, menu in menus.items()}
@@ -231,6 +234,7 @@ MENUS: dict[str, tuple[dict[str, Any], Section]] = {
     "kernel": (KERNELS, SMALL_TRANSFORMER),
     "cell": (CELLS, SMALL_RNN),
     "attention of an rnn": (SCORES, SMALL_RNN),
+    "score": (SCORES, SMALL_HYBRID),
     "pool": (POOLS, {**SMALL_TRANSFORMER, "kind": "classifier"}),
 }
 

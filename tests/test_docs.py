@@ -7,14 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from dragoman.config import SearchSettings
+from dragoman.hypotheses import UNKNOWN
 from dragoman.models.build import MODELS
 from dragoman.score.metrics import METRICS
+from dragoman.search.methods import MENUS
 from dragoman.text.tokenizer import TOKENIZERS
-from toy_models import RNN, TRANSFORMER
+from toy_models import HYBRID, RNN, TRANSFORMER
 
 ROOT = Path(__file__).parents[1]
 MODELS_PAGE = (ROOT / "docs/models.md").read_text(encoding="utf-8")
 TASKS_PAGE = (ROOT / "docs/tasks.md").read_text(encoding="utf-8")
+SEARCH_PAGE = (ROOT / "docs/search.md").read_text(encoding="utf-8")
 
 
 def row(page: str, section: str, setting: str) -> str:
@@ -23,7 +27,10 @@ def row(page: str, section: str, setting: str) -> str:
     return next(line for line in part.splitlines() if re.match(rf"\| .*`{setting}`", line))
 
 
-@pytest.mark.parametrize(("kind", "menus"), [("rnn", RNN), ("transformer", TRANSFORMER)])
+OF_DECODER = {setting: menu for setting, menu in HYBRID.items() if setting not in TRANSFORMER}
+
+
+@pytest.mark.parametrize(("kind", "menus"), [("rnn", RNN), ("transformer", TRANSFORMER), ("hybrid", OF_DECODER)])
 def test_every_choice_of_a_model_is_told(kind: str, menus: dict[str, list[object]]) -> None:
     for setting, menu in menus.items():
         if setting in ("tied", "decoder_attention"):
@@ -40,6 +47,13 @@ def test_every_kind_of_model_is_told() -> None:
 
 def test_every_tokenizer_and_metric_is_told() -> None:
     assert all(f"`{name}`" in TASKS_PAGE for name in (*TOKENIZERS, *METRICS))
+
+
+def test_every_way_to_search_is_told() -> None:
+    menus = {**MENUS, "unknown": UNKNOWN}
+    assert all(f"`{name}`" in SEARCH_PAGE for menu in menus.values() for name in menu)
+    told = re.findall(r"`(?:search\.)?(\w+)", SEARCH_PAGE)
+    assert set(SearchSettings.model_fields) <= set(told)
 
 
 def test_every_recipe_of_a_task_is_told() -> None:

@@ -22,6 +22,7 @@ pytest_plugins = ["toy_fixtures"]
 
 TRANSFORMER = {"kind": "transformer", "layers": 2, "width": 16, "heads": 2, "dropout": 0.0, "kernel": "reference"}
 RNN = {"kind": "rnn", "width": 16, "embedding_width": 12, "dropout": 0.0, "cell": "vanilla", "nonlinearity": "identity"}
+HYBRID = TRANSFORMER | {"kind": "hybrid", "cell": "vanilla", "score": "multiplicative", "input_feeding": True}
 COUNTED = {  # the additive score and the fused cells are none of the products that PyTorch counts
     "transformer": TRANSFORMER,
     "untied, apart": TRANSFORMER | {"tied": False, "encoder_layers": 3, "decoder_layers": 1},
@@ -31,6 +32,8 @@ COUNTED = {  # the additive score and the fused cells are none of the products t
     "bottleneck": RNN | {"attention": "none"},
     "both ends": RNN | {"attention": "dot", "bidirectional": True},
     "multiplicative": RNN | {"attention": "multiplicative", "layers": 2},
+    "hybrid": HYBRID,
+    "hybrid, widths apart": HYBRID | {"embedding_width": 12, "decoder_width": 20, "decoder_layers": 2},
     "input feeding": RNN | {"attention": "dot", "input_feeding": True},
 }
 

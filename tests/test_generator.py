@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dragoman.config import CorpusSettings
+from dragoman.config import CorpusSettings, SampleSettings
 from dragoman.generator import Generator
 from dragoman.loading import load
-from dragoman.search.sample import SampleSettings
 from dragoman.text.corpus import read_pairs
 from dragoman.types import Mistake
 from toy_heads import BACKBONES, NEXT, babble, lm_recipe

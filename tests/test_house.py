@@ -21,42 +21,74 @@ MAY_USE = {
     "console": ["types", "text"],
     "store": ["types", "config", "yaml_text"],
     "text": ["types", "config"],
+    "machine": [],
     "nn": ["types", "config"],
     "score": ["types", "config"],
+    "pages": [],
     "search": ["types", "config"],  # meets models only through a protocol
     "data": ["types", "config", "text"],
     "models": ["types", "config", "nn"],
-    "door": ["types", "config", "text", "models"],
-    "translator": ["types", "config", "text", "data", "models", "search", "door"],
+    "flags": [],
+    "door": ["types", "config", "text", "models", "flags"],
+    "glossary": ["types", "text", "search"],
+    "hypotheses": ["types", "text", "search"],
+    "asking": ["types", "config", "text", "search", "glossary", "hypotheses"],
+    "ensemble": ["types", "models", "search", "door"],
+    "exchange": ["types", "config", "store", "text", "nn", "models"],
+    "engines": ["types", "config", "text", "data", "nn", "models", "search", "door", "exchange"],
+    "streaming": ["types", "search"],
+    "scoring": ["types", "data", "models", "door"],
+    "translator": [
+        "types", "config", "text", "data", "models", "search", "door", "scoring", "engines", "asking", "flags",
+        "hypotheses", "streaming",
+    ],
     "classifier": ["types", "data", "models", "door"],
-    "generator": ["types", "data", "models", "search", "door"],
-    "loading": ["types", "store", "text", "models", "door", "translator", "classifier", "generator"],
+    "generator": ["types", "config", "data", "models", "search", "door"],
+    "loading": [
+        "types", "store", "text", "models", "door", "flags", "ensemble", "translator", "classifier", "generator",
+    ],
     "lens": ["types", "nn", "models", "search", "translator"],
-    "evaluation": ["types", "config", "text", "score", "translator", "door", "classifier", "generator"],
+    "evaluation": [
+        "types", "config", "text", "score", "pages", "translator", "door", "classifier", "generator", "loading",
+    ],
     "card": ["types", "config", "store", "models", "score", "loading"],
-    "train": ["types", "config", "store", "text", "data", "nn", "models", "score", "translator", "door", "loading"],
+    "train": [
+        "types", "config", "store", "text", "data", "nn", "models", "score", "flags", "asking", "translator", "door",
+        "loading",
+    ],
     "corpora": ["types", "config", "store", "text", "train"],
-    "catalogue": ["config", "models", "score", "text", "train", "yaml_text"],
+    "catalogue": ["config", "models", "score", "text", "search", "hypotheses", "train", "yaml_text"],
     "demo": [
         "types", "yaml_text", "config", "store", "text", "models", "translator", "lens", "evaluation", "train",
         "loading",
     ],
     "compare": [
         "types", "yaml_text", "config", "store", "text", "data", "models", "score", "translator", "lens", "evaluation",
-        "card", "train", "door", "loading",
+        "card", "train", "door", "loading", "pages",
     ],
+    "distil": [
+        "types", "config", "store", "text", "data", "models", "score", "translator", "door", "loading", "train",
+    ],
+    "export": ["types", "config", "store", "text", "engines", "exchange", "loading", "translator"],
     "outcome": ["types", "console"],
     "cli_data": ["config", "console", "text", "corpora", "train"],
     "cli_options": ["types", "console", "door"],
+    "cli_translate": [
+        "types", "config", "console", "cli_options", "text", "door", "asking", "glossary", "translator",
+    ],
     "cli_answer": [
-        "types", "config", "console", "cli_options", "text", "search", "loading", "translator", "generator",
+        "types", "config", "console", "cli_options", "cli_translate", "loading", "translator", "generator",
         "classifier",
     ],
-    "cli_score": ["types", "config", "console", "cli_options", "score", "loading", "translator", "evaluation"],
+    "cli_distil": ["cli_options", "distil"],
+    "cli_exchange": ["console", "cli_options", "export"],
+    "cli_score": [
+        "types", "config", "console", "cli_options", "store", "score", "door", "loading", "translator", "evaluation",
+    ],
     "cli": [
         "types", "config", "console", "text", "score", "translator", "lens", "evaluation", "card", "train", "demo",
         "compare", "search", "door", "classifier", "generator", "loading", "cli_data", "catalogue", "outcome",
-        "cli_options", "cli_answer", "cli_score",
+        "cli_options", "cli_answer", "cli_distil", "cli_exchange", "cli_score",
     ],
     "__main__": ["cli"],
 }  # fmt: skip
@@ -130,7 +162,7 @@ def test_rooms_that_never_meet(low: str, high: str) -> None:
 
 
 def test_training_is_used_from_above_only() -> None:
-    above = {"corpora", "catalogue", "demo", "compare", "cli_data", "cli"}
+    above = {"corpora", "catalogue", "demo", "compare", "distil", "cli_data", "cli"}
     assert {name for name, rooms in MAY_USE.items() if "train" in rooms} == above
 
 

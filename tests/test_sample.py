@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.search.sample import FILTERS, SampleSettings, drawn, greedy, sample
+from dragoman.config import SampleSettings
+from dragoman.search.sample import FILTERS, drawn, greedy, sample
 from dragoman.search.step import Found, legal
 from dragoman.types import BOS, EOS, Mistake
 from toy_steps import Broken, Script, Toy, ToyState, rescore, sources

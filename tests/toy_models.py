@@ -37,11 +37,16 @@ RNN: dict[str, Sequence[Any]] = {
     "bridge": [*BRIDGES], "initial_state": ["zero", "learned"], "nonlinearity": [*NONLINEARITIES],
     "tied": [True, False],
 }  # fmt: skip
+HYBRID: dict[str, Sequence[Any]] = {
+    "cell": [*CELLS], "score": [*SCORES], "input_feeding": [True, False], "tied": [True, False],
+    "position": [*POSITIONS], "attention": [*PATTERNS], "decoder_layers": [1, 2],
+}  # fmt: skip
 SMALL_TRANSFORMER = {
     "layers": 2, "width": 8, "heads": 2, "dropout": 0.0, "max_length": 40, "window": 3, "block": 2,
     "rank": 4, "reach": 3,
 }  # fmt: skip
 SMALL_RNN = {"kind": "rnn", "width": 8, "layers": 2, "dropout": 0.0}
+SMALL_HYBRID = {**SMALL_TRANSFORMER, "kind": "hybrid"}
 FORM = {"translate": "pairs", "generate": "lines", "classify": "labels"}
 LABELS = 5
 
@@ -59,6 +64,8 @@ def cases() -> dict[str, Section]:
         "deep and shallow": {**SMALL_TRANSFORMER, "encoder_layers": 3, "decoder_layers": 1},
         "widths apart": {**SMALL_TRANSFORMER, "query_width": 4, "value_width": 12},
         "deep and shallow rnn": {**SMALL_RNN, "encoder_layers": 1, "decoder_layers": 3},
+        "widths apart hybrid": {**SMALL_HYBRID, "embedding_width": 6, "decoder_width": 10},
+        "one width apart hybrid": {**SMALL_HYBRID, "decoder_width": 6, "score": "additive", "score_width": 4},
         "widths apart rnn": {**SMALL_RNN, "embedding_width": 6, "attention_width": 10},
     }
     for section in one_by_one(SMALL_TRANSFORMER, TRANSFORMER):
@@ -67,6 +74,8 @@ def cases() -> dict[str, Section]:
     for section in one_by_one(SMALL_RNN, RNN):
         fits = {"cell": "vanilla"} if "nonlinearity" in section else {}
         found[f"rnn {differences(section, SMALL_RNN)}"] = section | fits
+    for section in one_by_one(SMALL_HYBRID, HYBRID):
+        found[f"hybrid {differences(section, SMALL_HYBRID)}"] = section
     for backbone in MODELS["lm"]:
         small = SMALL_RNN if backbone == "rnn" else SMALL_TRANSFORMER
         found[f"lm {backbone}"] = {**small, "kind": "lm", "backbone": backbone}

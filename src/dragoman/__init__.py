@@ -16,15 +16,17 @@ if TYPE_CHECKING:
     from dragoman.classifier import Classifier as Classifier
     from dragoman.classifier import Verdict as Verdict
     from dragoman.config import Recipe as Recipe
+    from dragoman.config import SampleSettings as SampleSettings
     from dragoman.generator import Continuation as Continuation
     from dragoman.generator import Generator as Generator
     from dragoman.loading import load as load
-    from dragoman.search.sample import SampleSettings as SampleSettings
     from dragoman.train.trainer import train as train
     from dragoman.translator import Translator as Translator
     from dragoman.types import Hypothesis as Hypothesis
+    from dragoman.types import Line as Line
     from dragoman.types import Mistake as Mistake
     from dragoman.types import Pair as Pair
+    from dragoman.types import PairScore as PairScore
     from dragoman.types import Score as Score
 
 __version__ = version("dragoman")
@@ -36,18 +38,20 @@ _HOMES = {
     "Continuation": "generator",
     "Generator": "generator",
     "Hypothesis": "types",
+    "Line": "types",
     "Mistake": "types",
     "Pair": "types",
+    "PairScore": "types",
     "Recipe": "config",
-    "SampleSettings": "search.sample",
+    "SampleSettings": "config",
     "Score": "types",
     "Translator": "translator",
     "Verdict": "classifier",
     "load": "loading",
 }
 __all__ = [
-    "Classifier", "Continuation", "Generator", "Hypothesis", "Mistake", "Pair", "Recipe", "SampleSettings", "Score",
-    "Translator", "Verdict", "load", "train",
+    "Classifier", "Continuation", "Generator", "Hypothesis", "Line", "Mistake", "Pair", "PairScore", "Recipe",
+    "SampleSettings", "Score", "Translator", "Verdict", "load", "train",
 ]  # fmt: skip
 
 

@@ -45,6 +45,7 @@ def card(run: str | Path) -> dict[str, Any]:
         "direction": recipe.data.direction if any(c.phrasebook for c in recipe.data.train) else "",
         "data": {name: [corpus_name(c) for c in getattr(recipe.data, name)] for name in ("train", "dev")},
         "labels": target.pieces(range(target.size)) if task == "classify" else [],
+        "teacher": folder.teacher(),
         "longest_source": opened.longest,
         "steps": int(load_tensors(folder.model)[1]["step"]),
         "tokens_read": tokens,
@@ -77,6 +78,14 @@ def corpus_name(corpus: CorpusSettings) -> str:
     return " + ".join(Path(name).name for name in corpus.files) + corpus.chosen + weight
 
 
+def taught_by(teacher: dict[str, Any]) -> dict[str, str]:
+    """Whose student a run is, where it is one."""
+    if not teacher:
+        return {}
+    answers = sum(corpus["answers"] for corpus in teacher["corpora"])
+    return {"student of": f"{teacher['teacher']}, {answers:,} answers of a beam of {teacher['beam']}"}
+
+
 def card_table(about: dict[str, Any]) -> Group:
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     model, best = about["model"], about["validation"]
@@ -88,6 +97,7 @@ def card_table(about: dict[str, Any]) -> Group:
         "settings": ", ".join(f"{k} {v}" for k, v in model.items() if k != "kind"),
         "tokenizer": f"{about['tokenizer']['kind']}, " + " + ".join(f"{size:,}" for size in sizes) + " entries",
         "trained on": "; ".join(about["data"]["train"]) + (f" ({about['direction']})" if about["direction"] else ""),
+        **taught_by(about["teacher"]),
         "checked on": "; ".join(about["data"]["dev"]) or "nothing",
         **REACH[about["task"]](about),
         "training": f"{about['steps']:,} steps, {about['tokens_read']:,} tokens, {about['train_seconds']:.0f} s, "

@@ -12,8 +12,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from dragoman.config import CorpusSettings, Menus, Recipe, Settings, build, override, pick
+from dragoman.hypotheses import UNKNOWN
 from dragoman.models.build import MODELS, kind_of, settings_of
 from dragoman.score.metrics import fitting
+from dragoman.search.methods import MENUS as SEARCH
 from dragoman.text.phrasebook import DIRECTIONS
 from dragoman.text.tokenizer import TOKENIZERS
 from dragoman.train.optim import OPTIMIZERS, SCHEDULES
@@ -50,14 +52,16 @@ def menus(recipe: Recipe) -> dict[str, Menus]:
         "tokenizer": {"kind": TOKENIZERS, **({"target_kind": TOKENIZERS} if kind.task == "translate" else {})},
         "model": {"kind": MODELS, **({} if "" in backbones else {"backbone": backbones}), **kind.settings.menus()},
         "train": {"optimizer": OPTIMIZERS, "schedule": SCHEDULES, "metric": {"auto": None, "loss": None, **answers}},
-        "search": {},
+        "search": {**SEARCH, "unknown": UNKNOWN},
     }
 
 
 def rows(record: Settings, menus: Menus, indent: str) -> Iterator[str]:
     """A line for each setting of a record, those first that decide which others there are."""
     meanings = dict(commented(type(record)))
-    values = sorted(record.model_dump(mode="json").items(), key=lambda item: item[0] not in ("kind", "backbone"))
+    values = sorted(
+        record.model_dump(mode="json").items(), key=lambda item: item[0] not in ("kind", "backbone", "method")
+    )
     for name, value in values:
         written = f"{name}: {json.dumps(value)}" if isinstance(value, list | dict) else as_yaml({name: value}).strip()
         choices = list(menus.get(name, ())) or literals(type(record).model_fields[name].annotation)

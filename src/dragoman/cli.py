@@ -17,8 +17,10 @@ import typer
 
 from dragoman.cli_answer import classify, generate, translate
 from dragoman.cli_data import data
+from dragoman.cli_distil import distil
+from dragoman.cli_exchange import export, import_
 from dragoman.cli_options import Json, Overrides, Run
-from dragoman.cli_score import evaluate
+from dragoman.cli_score import evaluate, score
 from dragoman.console import paper
 from dragoman.outcome import outcome
 from dragoman.types import Mistake
@@ -30,8 +32,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data, name="data")
-for command in (translate, generate, classify, evaluate):
+for command in (translate, generate, classify, evaluate, score, distil):
     app.command()(command)
+app.command()(export)
+app.command("import")(import_)
 
 
 def show_version(wanted: bool) -> None:
@@ -142,13 +146,13 @@ def spread(arguments: list[str]) -> list[str]:
     A folder is no reference: it is a run that stands behind the references.
     """
     result: list[str] = []
-    spreading = named = False
+    spreading, named = "", False
     for argument in arguments:
         if argument.startswith("-"):
-            spreading = argument.partition("=")[0] == "--reference"
-            named = argument == "--reference"
+            option = argument.partition("=")[0]
+            spreading, named = option if option in ("--reference", "--hypotheses") else "", argument == option
         elif spreading and not named and not Path(argument).is_dir():
-            result.append("--reference")
+            result.append(spreading)
         else:
             named = False
         result.append(argument)

@@ -19,22 +19,39 @@ from dragoman.cli_options import (
     InputFile,
     Json,
     OutputFile,
+    Overrides,
     Run,
     Said,
     answer_lines,
     one_line,
 )
-from dragoman.config import build, pick
+from dragoman.config import SampleSettings, build, pick
 from dragoman.console import input_lines, output_to, say
-from dragoman.types import Hypothesis, Mistake
+from dragoman.types import Mistake
 
 
 def translate(
     run: Run,
+    overrides: Overrides = None,
     input_file: InputFile = None,
     output_file: OutputFile = None,
     beam: Beam = None,
-    nbest: Annotated[int, typer.Option(min=1, help="answers to each line, as 'line ||| text ||| score'")] = 1,
+    nbest: Annotated[
+        int | None, typer.Option(min=1, help="answers to each line, as 'line ||| text ||| score'", show_default="1")
+    ] = None,
+    others: Annotated[
+        list[Path] | None,
+        typer.Option("--with", help="a further run with the same vocabulary: they answer as one", show_default=False),
+    ] = None,
+    glossary: Annotated[
+        Path | None,
+        typer.Option(help="terms: 'source<tab>target', '!target' where it must not appear", show_default=False),
+    ] = None,
+    dictionary: Annotated[
+        Path | None,
+        typer.Option(help="'word<tab>translation' for unknown words of a word vocabulary", show_default=False),
+    ] = None,
+    stream: Annotated[bool, typer.Option("--stream", help="print words as soon as they are certain")] = False,
     conllu: Conllu = None,
     batch: Batch = 256,
     as_json: Json = False,
@@ -42,35 +59,20 @@ def translate(
     device: Device = "auto",
 ) -> None:
     """Translate lines: as many out as in, in the same order."""
+    from dragoman.cli_translate import Asking, search_changes
     from dragoman.loading import load_as
-    from dragoman.text.trees import Grove
-    from dragoman.translator import TREELESS, Translator
+    from dragoman.translator import Translator
 
     pick({"auto": 0, "torch": 0}, engine, "engine")
-    translator = load_as(Translator, run, device=device)
-    grove = Grove(conllu, str(input_file or "the input")) if conllu else None
-    if translator.asks_for_trees and not grove:
-        say("no trees were given with --conllu: words are known by their places alone")
-
-    def answer(before: int, lines: list[str]) -> Iterator[Said]:
-        trees = [grove.tree_of(line) for line in lines] if grove else None
-        found = translator.nbest(lines, count=nbest, beam=beam, trees=trees)
-        for number, (line, answers) in enumerate(zip(lines, found, strict=True), before + 1):
-            warnings = [one for one in answers[0].warnings if grove or one != TREELESS]  # said of all lines, above
-            yield said_as(number, line, answers, nbest, as_json), warnings
-
-    answer_lines(answer, input_file, output_file, batch)
-    if grove:
-        grove.end()
-
-
-def said_as(number: int, line: str, answers: list[Hypothesis], nbest: int, as_json: bool) -> str:
-    if as_json:
-        many = {"nbest": [asdict(one) for one in answers]} if nbest > 1 else {}
-        return json.dumps({"source": line, **asdict(answers[0]), **many}, ensure_ascii=False)
-    if nbest > 1:
-        return "\n".join(f"{number - 1} ||| {one_line(one.text)} ||| {one.score:.4f}" for one in answers)
-    return one_line(answers[0].text)
+    if stream and (as_json or nbest or conllu):
+        raise Mistake("--stream prints words of one answer as they come; leave --json, --nbest and --conllu out")
+    changes = search_changes(overrides or [], dictionary)
+    translator = load_as(Translator, [run, *(others or [])], device=device)
+    asking = Asking(translator, changes, beam, nbest, glossary, dictionary)
+    if stream:
+        asking.stream_lines(input_file, output_file)
+    else:
+        asking.answer_lines(input_file, output_file, batch=batch, conllu=conllu, as_json=as_json)
 
 
 def generate(
@@ -92,7 +94,6 @@ def generate(
     """Let a language model go on from a prompt."""
     from dragoman.generator import Generator
     from dragoman.loading import load_as
-    from dragoman.search.sample import SampleSettings
 
     drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     settings = build(SampleSettings, drawing, where="generate")

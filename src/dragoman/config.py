@@ -162,12 +162,35 @@ class TokenizerSettings(Settings):
     sampling: Fraction = 0.0  # bpe: chance of skipping a merge; unigram: spread of the samples; at training only
 
 
-class SearchSettings(Settings):
-    beam: Annotated[int, Field(ge=1, le=1000)] = 4  # 1 is greedy
-    nbest: Count = 1
-    length_penalty: Annotated[float, Field(ge=0, le=10)] = 1.0  # score = logp / length ** length_penalty
+class SampleSettings(Settings):
+    """How the next token is drawn; each name stands on the menu FILTERS of search/sample.py."""
+
+    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0  # below 1: likely tokens become likelier; 0: the likeliest
+    top_k: Amount = 0  # only from the so many likeliest; 0: from all
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # only from the likeliest that together have this probability
+
+
+class SearchSettings(SampleSettings):
+    """How answers are looked for. What is drawn at random is for the methods sample and mbr."""
+
+    method: str = "beam"
+    beam: Annotated[int, Field(ge=1, le=1000)] = 4  # prefixes that are followed; 1 is greedy
+    nbest: Annotated[int, Field(ge=1, le=1000)] = 1  # answers to each line
+    length_norm: str = "length"  # score = logp / length ** length_penalty, and so on
+    length_penalty: Annotated[float, Field(ge=0, le=10)] = 1.0
+    coverage: Annotated[float, Field(ge=0, le=100)] = 0.0  # added to a score: so many times the logs of looks missed
+    stop: str = "enough"  # when a beam is done
+    no_repeat: Annotated[int, Field(ge=0, le=1000)] = 0  # no run of so many tokens is said twice; 0 is off
+    min_ratio: Annotated[float, Field(ge=0, le=100)] = 0.0  # answer tokens >= min_ratio * source tokens
     max_ratio: Annotated[float, Field(gt=0, le=100)] = 2.0  # answer tokens <= max_ratio * source tokens + max_extra
     max_extra: Annotated[int, Field(ge=0, le=10_000)] = 16
+    seed: Seed = 1  # of what is drawn, with the text of the line
+    samples: Annotated[int, Field(ge=1, le=10_000)] = 32  # mbr: answers drawn; the one most like the others wins
+    candidates: Literal["samples", "beam"] = "samples"  # mbr: where they come from
+    metric: str = "chrf"  # mbr: what "like" means
+    groups: Annotated[int, Field(ge=1, le=1000)] = 4  # diverse: parts of the beam that keep off each other's words
+    diversity: Annotated[float, Field(ge=0, le=100)] = 0.5  # diverse: what a word costs that another has just said
+    unknown: str = "drop"  # of a word vocabulary: what becomes of <unk>
 
 
 LIMITS = ("steps", "epochs", "minutes", "flops")  # of a training run, in TrainSettings

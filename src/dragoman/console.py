@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -14,6 +14,7 @@ from rich.console import Console
 
 from dragoman.types import Mistake
 
+QUICK = 1.0  # seconds: what takes no longer needs no word about its progress
 said = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
@@ -51,6 +52,21 @@ def output_to(path: Path | None) -> Iterator[IO[str]]:
     finally:
         if beside != path:
             beside.unlink(missing_ok=True)
+
+
+def ticker(what: str, total: int = 0) -> Callable[[int], None]:
+    """Tells on a terminal how far a long work is, and how much is left where the total is known. Gone in the end."""
+    begun = time.monotonic()
+
+    def tick(done: int) -> None:
+        spent = time.monotonic() - begun
+        if spent < QUICK or not sys.stderr.isatty():
+            return
+        left = f" of {total:,}, {(total - done) * spent / done:.0f} s left" if total else ""
+        sys.stderr.write("\r\x1b[K" if done == total else f"\r{what}: {done:,}{left}\x1b[K")
+        sys.stderr.flush()
+
+    return tick
 
 
 @contextmanager

@@ -12,7 +12,8 @@ from typing import Any
 from rich.console import Console
 
 from dragoman.config import Recipe, build, override
-from dragoman.evaluation import on_phrasebook, table
+from dragoman.evaluation.answers import on_phrasebook
+from dragoman.evaluation.table import table
 from dragoman.lens.maps import alignment_grid
 from dragoman.loading import load_as
 from dragoman.models.build import parameters
@@ -67,7 +68,7 @@ def recipe_text() -> str:
 def score(out: Path, report_file: Path, console: Console) -> None:
     console.print(f"Scoring it on two test sets, {TEST_LINES} sentences each: a minute or less.")
     translator = load_as(Translator, out)
-    results: dict[str, Any] = {split: on_phrasebook(translator, split, TEST_LINES, beam=None) for split in SPLITS}
+    results: dict[str, Any] = {split: on_phrasebook(translator, split, TEST_LINES).result() for split in SPLITS}
     report = {
         "bleu": {split: result["bleu"]["value"] for split, result in results.items()},
         "chrf": {split: result["chrf"]["value"] for split, result in results.items()},

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Generic, TypeVar
 
@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from dragoman.config import Recipe
+from dragoman.flags import Usual
 from dragoman.models.base import Model
 from dragoman.models.build import most_tokens
 from dragoman.text.tokenizer import Tokenizers
@@ -38,16 +39,16 @@ class Door(Generic[M]):
     recipe: Recipe
     longest: int
     device: torch.device
+    usual: Usual | None = field(default=None, kw_only=True)  # what its pairs of training look like, where that is known
+    places: int = field(init=False)  # tokens that a text may have at most, its mark not counted
+
+    def __post_init__(self) -> None:
+        most = most_tokens(self.recipe.model)
+        object.__setattr__(self, "places", sys.maxsize if most is None else most - 1)
 
     @property
     def rows(self) -> int:
         return ROWS[self.device.type]
-
-    @property
-    def places(self) -> int:
-        """Tokens that a text may have at most, its mark not counted, for the model to have a place for each."""
-        most = most_tokens(self.recipe.model)
-        return sys.maxsize if most is None else most - 1
 
     @property
     def whole(self) -> int:

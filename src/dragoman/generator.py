@@ -19,12 +19,13 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
+from dragoman.config import SampleSettings
 from dragoman.data.batch import Grid, Widths
 from dragoman.data.forms import FORMS
 from dragoman.data.stream import Cut
 from dragoman.door import Door, evaluating, grouped, rung
 from dragoman.models.heads import LanguageModel
-from dragoman.search.sample import SampleSettings, sample
+from dragoman.search.sample import sample
 from dragoman.search.step import Found
 from dragoman.types import BOS, EOS, PAD, UNK, Batch, Example, Mistake
 

@@ -5,6 +5,7 @@ dragoman.load("runs/demo").translate(["A man walks his dog."])
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 
 from dragoman.classifier import Classifier
 from dragoman.door import Door, choose_device
+from dragoman.ensemble import together
+from dragoman.flags import Usual
 from dragoman.generator import Generator
 from dragoman.models.base import Model, tensors_of
 from dragoman.models.build import build_model, kind_of
@@ -39,7 +42,8 @@ def open_run(run: str | Path, *, device: str = "auto") -> Door[Model]:
         model = build_model(recipe, source_size=tokenizers.source.size, target_size=tokenizers.target.size)
     put_weights(model, renamed(weights, folder.version), repr(str(folder.model)), "its config.yaml")
     where = choose_device(device)
-    return Door(model.to(where).eval(), tokenizers, recipe, int(about["longest"]), where)
+    usual = Usual.read(about["usual"]) if "usual" in about else None
+    return Door(model.to(where).eval(), tokenizers, recipe, int(about["longest"]), where, usual=usual)
 
 
 def why_no_model(folder: RunFolder) -> str:
@@ -49,14 +53,25 @@ def why_no_model(folder: RunFolder) -> str:
     return f"{str(folder.path)!r} has no model yet: training has not come to its first checkpoint"
 
 
-def load(run: str | Path, *, device: str = "auto") -> Any:
-    """Open a run folder: a Translator, a Generator or a Classifier, by what the model was trained to do."""
-    opened = open_run(run, device=device)
+Runs = str | Path | Sequence[str | Path]
+
+
+def load(run: Runs, *, device: str = "auto") -> Any:
+    """Open a run folder: a Translator, a Generator or a Classifier, by what the model was trained to do.
+
+    Several runs with one vocabulary are opened as one translator, which averages what they hold likely.
+    """
+    runs = [run] if isinstance(run, str | Path) else list(run)
+    if not runs:
+        raise Mistake("there is no run to load; name a run folder, or several")
+    doors = [open_run(one, device=device) for one in runs]
+    opened = doors[0] if len(doors) == 1 else together(doors, [str(one) for one in runs])
     door = DOORS[kind_of(opened.recipe.model).task]
-    return door(opened.model, opened.tokenizers, opened.recipe, opened.longest, opened.device)  # type: ignore[arg-type]
+    parts = (opened.model, opened.tokenizers, opened.recipe, opened.longest, opened.device)
+    return door(*parts, usual=opened.usual)  # type: ignore[arg-type]
 
 
-def load_as(door: type[D], run: str | Path, *, device: str = "auto") -> D:
+def load_as(door: type[D], run: Runs, *, device: str = "auto") -> D:
     """The same, where only one kind of door will do."""
     found = load(run, device=device)
     if isinstance(found, door):

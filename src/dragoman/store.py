@@ -142,6 +142,7 @@ class RunFolder:
         self.tokenizer = self.path / "tokenizer"
         self.metrics = self.path / "metrics.jsonl"
         self.checkpoints = self.path / "checkpoints"
+        self.distilled = self.path / "distilled"  # of a student: what its teacher said (distil.py)
         self.format = self.path / "FORMAT"
 
     def begin(self, recipe: Recipe) -> None:
@@ -200,6 +201,11 @@ class RunFolder:
         """What the newest checkpoint says of the run, or nothing where there is none."""
         newest = max(self.checkpoints.glob("step-*/state.json"), default=None)
         return read_json(newest) if newest else {}
+
+    def teacher(self) -> dict[str, Any]:
+        """Whose student the run is and what it was taught, or nothing."""
+        path = self.distilled / "teacher.json"
+        return read_json(path) if path.exists() else {}
 
     def save_model(self, weights: Mapping[str, Tensor], *, tokenizer: str, **about: str) -> None:
         save_tensors(self.model, weights, tokenizer=tokenizer, **about)

@@ -9,30 +9,45 @@ Shapes   B rows of a grid   S source width   T target width
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from dragoman.asking import limit_of, settings_for, to_find, unmet, wish_of
 from dragoman.config import SearchSettings
 from dragoman.data.batch import Grid, Widths, lay
 from dragoman.door import Door, evaluating, grouped, rung
+from dragoman.engines.base import Engine, Job
+from dragoman.engines.torch_engine import TorchEngine
+from dragoman.flags import UNKNOWN_WORDS, flags_of
+from dragoman.hypotheses import (
+    Look,
+    Say,
+    by_coverage,
+    check_unknown,
+    different,
+    filled_in,
+    joined,
+    saying,
+    source_words,
+)
 from dragoman.models.base import Seq2Seq
 from dragoman.models.build import asks_for_trees
-from dragoman.search.beam import beam_search
-from dragoman.search.sample import greedy
-from dragoman.search.step import Found, StepModel
+from dragoman.scoring import scored
+from dragoman.search.methods import find
+from dragoman.search.request import Wish
+from dragoman.search.step import Found
+from dragoman.streaming import Watch, told
+from dragoman.text.sentences import LETTER, WORD, sentences
 from dragoman.text.trees import fault, linked, rooted
-from dragoman.types import Batch, Example, Hypothesis, Links, Mistake, Tree
+from dragoman.types import UNK, Example, Hypothesis, Line, Links, Mistake, PairScore, Tree
 
 TREELESS = "read without a tree"  # a warning
-CELLS = 4_000_000  # of an alignment; a line of very many parts goes without
-END = re.compile(r"[.!?…]+[\"'“”’«»‹›)\]]*(?=\s)|[。！？]+[”’」』)\]]*")
-WORD = re.compile(r"\S+")
-LETTER = re.compile(r"\S")
+NOTHING = Hypothesis("", 0.0, [], [], [], 0.0)  # the answer to an empty line
 
 
 class Piece(NamedTuple):
@@ -43,70 +58,121 @@ class Piece(NamedTuple):
     ids: list[int]
     links: Links | None = None  # for models that ask for trees
     warning: str = ""
+    wish: Wish = Wish()
 
     def example(self, target: Sequence[int] = ()) -> Example:
         return Example(np.array(self.ids, dtype=np.int64), np.array(target, dtype=np.int64), self.line, self.links)
 
 
-@dataclass(frozen=True)
-class WithTrees:
-    """A model as search knows it, which is handed the trees of the sources beside them."""
-
-    model: Any
-    depth_BS: Tensor
-    tree_BSS: Tensor
-
-    def start(self, source_BS: Tensor, keep_BS: Tensor) -> Any:
-        return self.model.start(source_BS, keep_BS, self.depth_BS, self.tree_BSS)
-
-    def step(self, token_N: Tensor, state: Any) -> tuple[Tensor, Any]:
-        logp_NV, state = self.model.step(token_N, state)
-        return logp_NV, state
-
-
 @dataclass(frozen=True, slots=True)
 class Translator(Door[Seq2Seq]):
-    """Sequence-to-sequence models of every kind."""
+    """Sequence-to-sequence models of every kind. Without an `engine` of its own, the model is asked as it is."""
+
+    engine: Engine | None = None
 
     def translate(
-        self, lines: Sequence[str], *, beam: int | None = None, trees: Sequence[Tree | None] | None = None
+        self,
+        lines: Sequence[str | Line],
+        *,
+        beam: int | None = None,
+        trees: Sequence[Tree | None] | None = None,
+        search: Mapping[str, Any] | None = None,
+        dictionary: Mapping[str, str] | None = None,
+        align: bool = True,
     ) -> list[Hypothesis]:
-        """The best answer to every line, in order. An empty line stays empty."""
-        return [found[0] for found in self.nbest(lines, count=1, beam=beam, trees=trees)]
+        """The best answer to every line, in order; an empty one stays empty. Without `align` there are no alignments."""
+        found = self.nbest(lines, count=1, beam=beam, trees=trees, search=search, dictionary=dictionary, align=align)
+        return [answers[0] for answers in found]
 
     def nbest(
         self,
-        lines: Sequence[str],
+        lines: Sequence[str | Line],
         *,
-        count: int,
+        count: int | None = None,
         beam: int | None = None,
         trees: Sequence[Tree | None] | None = None,
+        search: Mapping[str, Any] | None = None,
+        dictionary: Mapping[str, str] | None = None,
+        align: bool = True,
     ) -> list[list[Hypothesis]]:
         """Up to `count` different answers to every line, best first. A line that had to be split has one.
 
-        `trees` are for models with model.position=tree, one for each line, or None where there is none.
+        A Line says what is asked of its answer. `search` are settings to be laid over those of the run, such as
+        {"no_repeat": 3}; `dictionary` is for search.unknown=dictionary. `trees` are for models with
+        model.position=tree, one for each line, or None where there is none.
         """
-        if isinstance(lines, str):
+        if isinstance(lines, str | Line):
             raise Mistake("translate takes a list of lines; put a single line into a list of its own")
         if trees is not None:
             self.check_trees(trees, len(lines))
-        width = self.recipe.search.beam if beam is None else beam
-        if not 1 <= count <= width:
-            raise Mistake(f"{count} answers cannot come from a beam of {width}; ask for --beam {max(count, 1)} or more")
-        search = self.recipe.search.model_copy(update={"beam": width, "nbest": width if count > 1 else 1})
-        pieces = [piece for number, line in enumerate(lines) for piece in self.cut(number, line, trees)]
+        settings = settings_for(self.recipe.search, search, beam=beam, count=count)
+        check_unknown(settings.unknown, self.tokenizers.target, dictionary)
+        asked = [Line(line) if isinstance(line, str) else line for line in lines]
+        pieces = [piece for number, line in enumerate(asked) for piece in self.wished(number, line, trees, settings)]
         with evaluating(self.model):
-            answers = self.answer(pieces, search)
-        out: list[list[Hypothesis]] = [[] for _ in lines]
-        for number, line in enumerate(lines):
-            if not line.strip():
-                out[number] = [Hypothesis("", 0.0, [], [], [], 0.0)]
+            answers = self.answer(pieces, asked, settings, dictionary or {}, align=align)
+        out: list[list[Hypothesis]] = [[NOTHING] for _ in lines]
         parts: dict[int, list[list[Hypothesis]]] = {}
         for piece, answer in zip(pieces, answers, strict=True):
             parts.setdefault(piece.line, []).append(answer)
         for number, some in parts.items():
-            out[number] = different(some[0])[:count] if len(some) == 1 else [joined([answer[0] for answer in some])]
+            one = len(some) == 1
+            out[number] = different(some[0])[: settings.nbest] if one else [joined([answer[0] for answer in some])]
         return out
+
+    def stream(
+        self,
+        line: str | Line,
+        *,
+        beam: int | None = None,
+        search: Mapping[str, Any] | None = None,
+        dictionary: Mapping[str, str] | None = None,
+    ) -> Generator[str, None, Hypothesis]:
+        """The answer to a line in pieces, each said as soon as it is certain; the generator's own value is the answer.
+
+        Together they are what translate gives. Where nothing is certain before the end (a method other than beam and
+        greedy, terms that must appear, ranks by coverage, unknown words that are filled in, an engine that cannot be
+        watched), it comes as one piece, or as one for each sentence of a line that had to be split.
+        """
+        settings = settings_for(self.recipe.search, search, beam=beam, count=1)
+        check_unknown(settings.unknown, self.tokenizers.target, dictionary)
+        asked = Line(line) if isinstance(line, str) else line
+        parts: list[Hypothesis] = []
+        for piece in self.wished(0, asked, None, settings):
+            if parts:
+                yield " "
+            work = partial(self.watched, piece, asked, settings, dictionary or {})
+            parts.append((yield from told(work, self.tokenizers.target.decode)))
+        return NOTHING if not parts else parts[0] if len(parts) == 1 else joined(parts)
+
+    def watched(
+        self, piece: Piece, line: Line, search: SearchSettings, dictionary: Mapping[str, str], watch: Watch
+    ) -> Hypothesis:
+        """The answer to a piece. Whoever watches sees how it comes about, where that tells anything."""
+        clear = search.method in ("beam", "greedy") and not (search.coverage or piece.wish.must)
+        with evaluating(self.model):
+            if not clear or self.engine or search.unknown != "drop":
+                return self.answer([piece], [line], search, dictionary)[0][0]
+            engine = TorchEngine(self.model, self.device, self.tokenizers.target.decode)
+            request = engine.request([self.job(piece, search)], rung(len(piece.ids) + 1), search)
+            found = find(replace(request, watch=watch))[0]
+            return self.ranked([piece], [line], [found], search, dictionary)[0][0]
+
+    def score(
+        self, sources: Sequence[str], targets: Sequence[str], *, trees: Sequence[Tree | None] | None = None
+    ) -> list[PairScore]:
+        """How likely the model holds each target as the answer to its source. Long lines are not cut into sentences."""
+        if isinstance(sources, str) or isinstance(targets, str) or len(sources) != len(targets):
+            raise Mistake("score takes a list of sources and a list of as many targets")
+        if trees is not None:
+            self.check_trees(trees, len(sources))
+        sources, targets = ([line if line.strip() else "" for line in side] for side in (sources, targets))
+        encoded = zip(sources, self.tokenizers.source.encode_all(sources), strict=True)
+        pieces = [Piece(number, line, ids) for number, (line, ids) in enumerate(encoded)]
+        if self.asks_for_trees:
+            pieces = [self.grown(piece, trees, whole=True) for piece in pieces]
+        wanted = self.tokenizers.target.encode_all(targets)
+        return scored(self, [piece.example(ids) for piece, ids in zip(pieces, wanted, strict=True)])
 
     @property
     def asks_for_trees(self) -> bool:
@@ -129,13 +195,24 @@ class Translator(Door[Seq2Seq]):
         if not line.strip():
             return
         encode = self.tokenizers.source.encode
-        pieces = [line] if len(encode(line)) <= self.longest else sentences(line)
-        for part in (WORD, LETTER):
-            pieces = [run for piece in pieces for run in self.runs(piece, part)]
-        whole = len(pieces) == 1
-        for text in pieces:
-            piece = Piece(number, text, encode(text))
-            yield self.grown(piece, trees, whole=whole) if self.asks_for_trees else piece
+        ids = encode(line)
+        if len(ids) <= min(self.longest, self.whole):
+            pieces = [Piece(number, line, ids)]
+        else:
+            texts = sentences(line) if len(ids) > self.longest else [line]
+            for part in (WORD, LETTER):
+                texts = [run for text in texts for run in self.runs(text, part)]
+            pieces = [Piece(number, text, encode(text)) for text in texts]
+        for piece in pieces:
+            yield self.grown(piece, trees, whole=len(pieces) == 1) if self.asks_for_trees else piece
+
+    def wished(
+        self, number: int, line: Line, trees: Sequence[Tree | None] | None, search: SearchSettings
+    ) -> Iterator[Piece]:
+        """The pieces of a line, each with what is asked of its answer."""
+        for place, piece in enumerate(self.cut(number, line.text, trees)):
+            wish = wish_of(line, piece.text, len(piece.ids), self.tokenizers, search, first=place == 0)
+            yield piece._replace(wish=wish)
 
     def grown(self, piece: Piece, trees: Sequence[Tree | None] | None, *, whole: bool) -> Piece:
         """The piece with the tree of its line. Where that cannot be, words are known by their places alone."""
@@ -161,40 +238,48 @@ class Translator(Door[Seq2Seq]):
                 runs[-1] = (runs[-1][0], end)
         return [text[start:end] for start, end in runs]
 
-    def answer(self, pieces: Sequence[Piece], search: SearchSettings) -> list[list[Hypothesis]]:
-        """Grids of pieces of one width, then the alignments of what was found."""
-        found: dict[int, list[Found]] = {}
-        for width, some in grouped(range(len(pieces)), lambda i: rung(len(pieces[i].ids) + 1), self.rows):
-            rows = [[row] for row in range(len(some))] + [[]] * (self.rows - len(some))
-            batch = lay(Grid(rows, Widths(width, 1)), [pieces[i].example() for i in some])
-            limit_B = torch.zeros(self.rows, dtype=torch.long)
-            for row, i in enumerate(some):
-                limit = int(search.max_ratio * len(pieces[i].ids)) + search.max_extra + 1
-                limit_B[row] = min(limit, self.places)
-            found.update(zip(some, self.search(batch.to(self.device), limit_B.to(self.device), search)))
-        flat = [(i, one) for i in range(len(pieces)) for one in found[i]]
-        looks = self.alignments([pieces[i].example(one.tokens) for i, one in flat])
-        answers: list[list[Hypothesis]] = [[] for _ in pieces]
-        for (i, one), look in zip(flat, looks, strict=True):
-            answers[i].append(self.hypothesis(pieces[i], one, look))
-        return answers
+    def answer(
+        self,
+        pieces: Sequence[Piece],
+        lines: Sequence[Line],
+        search: SearchSettings,
+        dictionary: Mapping[str, str],
+        *,
+        align: bool = True,
+    ) -> list[list[Hypothesis]]:
+        """What the engine finds for each piece, as answers."""
+        engine = self.engine or TorchEngine(self.model, self.device, self.tokenizers.target.decode)
+        found = engine.search([self.job(piece, search) for piece in pieces], to_find(search))
+        return self.ranked(pieces, lines, found, search, dictionary, align=align)
 
-    def search(self, batch: Batch, limit_B: Tensor, search: SearchSettings) -> list[list[Found]]:
-        source_BS, keep_BS = batch.source_BS, batch.source_segment_BS > 0
-        model: StepModel[Any] = self.model
-        if batch.depth_BS is not None and batch.tree_BSS is not None:
-            model = WithTrees(self.model, batch.depth_BS, batch.tree_BSS)
-        if search.beam == 1:
-            return greedy(model, source_BS, keep_BS, limit_B, alpha=search.length_penalty)
-        return beam_search(
-            model,
-            source_BS,
-            keep_BS,
-            limit_B,
-            width=search.beam,
-            nbest=search.nbest,
-            alpha=search.length_penalty,
-        )
+    def ranked(
+        self,
+        pieces: Sequence[Piece],
+        lines: Sequence[Line],
+        found: Sequence[Sequence[Found]],
+        search: SearchSettings,
+        dictionary: Mapping[str, str],
+        *,
+        align: bool = True,
+    ) -> list[list[Hypothesis]]:
+        """What was found, as answers for users; with alignments, if they are wanted here or there."""
+        say = saying(search.unknown, dictionary)
+        flat = [(i, one) for i in range(len(pieces)) for one in found[i]]
+        wanted = align or search.coverage or say
+        looks = self.alignments([pieces[i].example(one.tokens) for i, one in flat]) if wanted else [[]] * len(flat)
+        ranked: list[list[tuple[Found, Look]]] = [[] for _ in pieces]
+        for (i, one), look in zip(flat, looks, strict=True):
+            ranked[i].append((one, look))
+        if search.coverage:
+            ranked = [by_coverage(some, search.coverage) for some in ranked]
+        return [
+            [self.hypothesis(piece, lines[piece.line], one, look, say) for one, look in some]
+            for piece, some in zip(pieces, ranked, strict=True)
+        ]
+
+    def job(self, piece: Piece, search: SearchSettings) -> Job:
+        limit = limit_of(piece.wish, len(piece.ids), search, self.places)
+        return Job(piece.ids, limit, piece.wish, piece.links)
 
     @torch.inference_mode()
     def alignments(self, examples: Sequence[Example]) -> list[list[list[float]]]:
@@ -212,7 +297,29 @@ class Translator(Door[Seq2Seq]):
                 looks[i] = (look_TS / look_TS.sum(-1, keepdim=True).clamp(min=1e-9)).tolist()
         return looks
 
-    def hypothesis(self, piece: Piece, found: Found, look: list[list[float]]) -> Hypothesis:
+    def hypothesis(self, piece: Piece, line: Line, found: Found, look: Look, say: Say | None) -> Hypothesis:
+        text = self.text_of(piece, found.tokens, look, say)
+        lost = UNK in found.tokens and say is None
+        flags = flags_of(piece.text, text, (len(piece.ids), len(found.tokens)), self.usual)
+        return Hypothesis(
+            text=text,
+            score=found.score,
+            tokens=self.tokenizers.target.pieces(found.tokens),
+            alignment=look,
+            source_tokens=self.tokenizers.source.pieces(piece.ids),
+            logp=found.logp,
+            warnings=(*self.warnings(piece, found), *unmet(line, piece.wish, text)),
+            flags=(*flags, *([UNKNOWN_WORDS] if lost else [])),
+        )
+
+    def text_of(self, piece: Piece, tokens: list[int], look: Look, say: Say | None) -> str:
+        """The text of an answer; unknown words in it become what is said for the source words that they looked at."""
+        if UNK not in tokens or say is None:
+            return self.tokenizers.target.decode(tokens)
+        words = source_words(self.tokenizers.source, piece.text, piece.ids)
+        return filled_in(tokens, look, self.tokenizers.target, words, say)
+
+    def warnings(self, piece: Piece, found: Found) -> list[str]:
         warnings = [piece.warning] if piece.warning else []
         if len(piece.ids) > self.longest:
             warnings.append(f"longer than any sentence of training ({len(piece.ids)} tokens against {self.longest})")
@@ -220,73 +327,4 @@ class Translator(Door[Seq2Seq]):
             full = len(found.tokens) == self.places
             why = "model.max_length allows" if full else "search.max_ratio and max_extra allow"
             warnings.append(f"cut at {len(found.tokens)} tokens, the most that {why}")
-        source, target = self.tokenizers.source, self.tokenizers.target
-        return Hypothesis(
-            text=target.decode(found.tokens),
-            score=found.score,
-            tokens=target.pieces(found.tokens),
-            alignment=look,
-            source_tokens=source.pieces(piece.ids),
-            logp=found.logp,
-            warnings=tuple(warnings),
-        )
-
-
-def sentences(line: str) -> list[str]:
-    """A line cut after marks that end sentences. Nothing is lost but the space between them."""
-    found, begun = [], 0
-    cased = line != line.lower()
-    for mark in END.finditer(line):
-        if ends(line, mark, cased):
-            found.append(line[begun : mark.end()])
-            begun = mark.end()
-    return [sentence.strip() for sentence in (*found, line[begun:]) if sentence.strip()]
-
-
-def ends(line: str, mark: re.Match[str], cased: bool) -> bool:
-    """Whether a mark ends a sentence: not after "Dr.", "z. B.", "e.g." or "3.", nor where small letters go on.
-
-    In doubt it does not: two sentences together do less harm than half of one.
-    """
-    after = WORD.search(line, mark.end())
-    if cased and after and after[0][0].islower():
-        return False
-    before = line[max(0, mark.start() - 20) : mark.start()].split(" ")[-1].lstrip("\"'“„«(")
-    short = before.isdigit() or len(before) == 1 or "." in before or (len(before) <= 3 and before.istitle())
-    return mark[0] != "." or not short
-
-
-def different(answers: Sequence[Hypothesis]) -> list[Hypothesis]:
-    """Without those whose text came before: one text can be spelt in several ways."""
-    first: dict[str, Hypothesis] = {}
-    for one in answers:
-        first.setdefault(one.text, one)
-    return list(first.values())
-
-
-def joined(parts: Sequence[Hypothesis]) -> Hypothesis:
-    """One answer from the answers to a line's sentences; alignments stand on the diagonal."""
-    tokens = [token for part in parts for token in part.tokens]
-    source_tokens = [token for part in parts for token in part.source_tokens]
-    ends = sum(len(part.tokens) + 1 for part in parts)
-    warnings = [f"longer than any sentence of training: translated in {len(parts)} parts"]
-    warnings += dict.fromkeys(warning for part in parts for warning in part.warnings)
-    small = len(tokens) * len(source_tokens) <= CELLS
-    return Hypothesis(
-        text=" ".join(part.text for part in parts),
-        score=sum(part.score * (len(part.tokens) + 1) for part in parts) / ends,
-        tokens=tokens,
-        alignment=diagonal(parts, len(source_tokens)) if small else [],
-        source_tokens=source_tokens,
-        logp=sum(part.logp for part in parts),
-        warnings=(*warnings, *([] if small else ["too long for an alignment"])),
-    )
-
-
-def diagonal(parts: Sequence[Hypothesis], width: int) -> list[list[float]]:
-    alignment, before = [], 0
-    for part in parts:
-        after = width - before - len(part.source_tokens)
-        alignment += [[0.0] * before + row + [0.0] * after for row in part.alignment]
-        before += len(part.source_tokens)
-    return alignment
+        return warnings

@@ -109,11 +109,26 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class Line:
+    """A line to answer, with what is asked of the answer.
+
+    A term is a text that must appear in the answer (or, under `avoid`, must not), as a word or words of its own; or a
+    pair of a text and a term: then it is asked for where the text stands in the line. `begin` is how the answer begins.
+    """
+
+    text: str
+    terms: tuple[str | tuple[str, str], ...] = ()
+    avoid: tuple[str | tuple[str, str], ...] = ()
+    begin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Hypothesis:
     """One answer of a model.
 
     `alignment[t][s]` says how much target token t looked at source token s; each row sums to one, over the
-    tokens of `source_tokens`. `score` is the length-normalised log-probability that ranked it, `logp` the plain sum.
+    tokens of `source_tokens`. `score` is what ranked it, as a rule the length-normalised log-probability; `logp` is the
+    plain sum. `warnings` say what was done to it, or not done; `flags` what about it looks odd (hypotheses.py).
     """
 
     text: str
@@ -122,6 +137,22 @@ class Hypothesis:
     alignment: list[list[float]]
     source_tokens: list[str]
     logp: float
+    warnings: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PairScore:
+    """How likely a model holds a target to be the answer to a source, as natural logarithms.
+
+    `token_logps` are those of `tokens`, the end mark last; `logp` is their sum and `mean` the same per token. A pair
+    that the model has no places for has none of them: they are nan and empty. That nothing answers nothing is sure.
+    """
+
+    logp: float
+    mean: float
+    tokens: list[str]
+    token_logps: list[float]
     warnings: tuple[str, ...] = ()
 
 

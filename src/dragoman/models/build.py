@@ -17,6 +17,7 @@ from dragoman.models.heads import (
     TransformerClassifierSettings,
     TransformerLmSettings,
 )
+from dragoman.models.hybrid import Hybrid, HybridSettings
 from dragoman.models.rnn import Rnn, RnnSettings
 from dragoman.models.transformer import Transformer, TransformerSettings
 from dragoman.nn.position import POSITIONS
@@ -32,6 +33,7 @@ class Kind(NamedTuple):
 MODELS: dict[str, dict[str, Kind]] = {  # by kind, then by backbone; a kind with one way to build it has ""
     "transformer": {"": Kind(TransformerSettings, Transformer, "translate")},
     "rnn": {"": Kind(RnnSettings, Rnn, "translate")},
+    "hybrid": {"": Kind(HybridSettings, Hybrid, "translate")},
     "lm": {
         "transformer": Kind(TransformerLmSettings, LanguageModel, "generate"),
         "rnn": Kind(RnnLmSettings, LanguageModel, "generate"),

@@ -113,6 +113,9 @@ class Subword(Tokenizer):
     def pieces(self, ids: Iterable[int]) -> list[str]:
         return [self.shown[i] for i in ids]
 
+    def spellings(self) -> list[bytes]:
+        return [spelt.replace(SPACE.encode(), b" ") for spelt in self.spelling]
+
     def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:
         sizes = [len(self.spelling[i].replace(SPACE.encode(), b"")) for i in ids]
         if not self.lossless:  # an unknown piece is a run of letters that are no pieces

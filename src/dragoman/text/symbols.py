@@ -48,6 +48,11 @@ class Tokenizer(ABC):
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """One readable string for each id; a space is shown as "▁"."""
 
+    def spellings(self) -> list[bytes]:
+        """What each id writes, with a space before a word; the four specials write nothing."""
+        shown = [self.pieces([i])[0].replace(SPACE, " ").encode() for i in range(len(SPECIALS), self.size)]
+        return [b""] * len(SPECIALS) + shown
+
     def sample(self, text: str, *, rate: float, key: tuple[int, int, int]) -> list[int]:  # noqa: ARG002
         """A random one of the ways to cut the text: a pure function of text, rate and key = (seed, epoch, line).
 
@@ -109,6 +114,9 @@ class Char(Tokenizer):
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         return [self.shown[i] for i in ids]
+
+    def spellings(self) -> list[bytes]:
+        return self.spelling
 
     def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:
         spelling = [self.spelling[i] for i in ids] if self.lossless else [character.encode() for character in text]

@@ -3,7 +3,6 @@ the same choices on the same machine give the same bits."""
 
 from __future__ import annotations
 
-import ctypes
 import resource
 import shutil
 import sys
@@ -14,6 +13,7 @@ import torch
 
 from dragoman.config import TrainSettings
 from dragoman.door import choose_device
+from dragoman.machine import best_precision, hold_memory
 from dragoman.types import Mistake
 
 
@@ -51,7 +51,7 @@ def choose(settings: TrainSettings, layout: str = "packed") -> Choices:
     device = choose_device(settings.device)
     return Choices(
         device=str(device),
-        precision=settings.precision if settings.precision != "auto" else _best_precision(device),
+        precision=settings.precision if settings.precision != "auto" else best_precision(device),
         compile=_compile(settings, device, layout),
         threads=settings.threads or torch.get_num_threads(),
     )
@@ -79,27 +79,6 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def hold_memory() -> None:
-    """Keep blocks that were freed for the next step, where the C library is glibc.
-
-    It hands large ones back to the kernel at once, and fetching fresh pages for every large tensor costs a fifth of
-    the speed of the product that fills it.
-    """
-    trim_threshold, mmap_threshold = -1, -3  # names of glibc's malloc.h
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt:
-        mallopt(mmap_threshold, 1 << 30)
-        mallopt(trim_threshold, (1 << 31) - 1)
-
-
-def _best_precision(device: torch.device) -> str:
-    """bf16 where there are instructions for it: elsewhere it is emulated, and slower than float32."""
-    if device.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
-    fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return "bf16" if fast else "float32"
 
 
 def _compile(settings: TrainSettings, device: torch.device, layout: str) -> bool:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from dragoman.config import SPLITS, CorpusSettings, Recipe
 from dragoman.data.forms import FORMS
 from dragoman.data.stream import Stream, Weighted, Windows
 from dragoman.data.tokens import TokenStore, keep_folder, open_store
+from dragoman.flags import Usual, words_of
 from dragoman.models.build import asks_for_trees, kind_of, layout_of
 from dragoman.store import RunFolder, write_whole
 from dragoman.text.corpus import fingerprint, read_pairs
@@ -21,6 +23,8 @@ from dragoman.text.labels import Labels
 from dragoman.text.tokenizer import Tokenizers, train_tokenizer
 from dragoman.train.report import Report
 from dragoman.types import Mistake, Pair
+
+LENGTHS, COPIES = 100_000, 1000  # pairs of a corpus that are looked at to know what is usual
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,18 @@ class Prepared:
     @property
     def longest(self) -> int:
         return max(part.store.longest for part in self.train)
+
+    @cached_property
+    def usual(self) -> Usual:
+        """What pairs look like: lengths from all over each corpus, and the words of some pairs."""
+        lengths, words = [], []
+        for part in self.train:
+            lengths += list(zip(*(side.tolist() for side in part.store.lengths(LENGTHS)), strict=True))
+            for line in range(0, len(part.store), max(len(part.store) // COPIES, 1)):
+                pair = part.store.example(line)
+                texts = self.tokenizers.source.decode(pair.source), self.tokenizers.target.decode(pair.target)
+                words.append((words_of(texts[0]), words_of(texts[1])))
+        return Usual.of(lengths, words)
 
     @property
     def digests(self) -> dict[str, str]:

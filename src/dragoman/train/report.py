@@ -55,7 +55,7 @@ class Report:
         else:
             self.say(said)
 
-    def begin(self, total: int, done: int) -> None:
+    def begin(self, total: int, done: int, what: str = "training") -> None:
         if self.console.is_terminal and not self.console.quiet:
             columns = (
                 TextColumn("{task.description}"),
@@ -63,7 +63,7 @@ class Report:
                 TextColumn("{task.fields[said]}"),
             )
             self.progress = Progress(*columns, console=self.console, transient=True)
-            self.task = self.progress.add_task("training", total=total or None, completed=done, said="")
+            self.task = self.progress.add_task(what, total=total or None, completed=done, said="")
             self.progress.start()
 
     def step(self, done: float, said: str) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from dragoman.asking import settings_for
 from dragoman.config import SPLITS, Recipe, build, override, pick, read_recipe
 from dragoman.door import Door
 from dragoman.loading import open_run, put_weights
@@ -151,6 +152,7 @@ def check(recipe: Recipe) -> None:
     if recipe.train.compile is True and not kind_of(recipe.model).settings.compiles:
         raise Mistake("train.compile=true is of no use to recurrent models, whose kernels are compiled; leave it out")
     choose(recipe.train)
+    settings_for(recipe.search)
     pick(TOKENIZERS, recipe.tokenizer.kind, "tokenizer.kind")
     metric_named(recipe.train.metric, task)
     for name in recipe.data.metrics:

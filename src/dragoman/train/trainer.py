@@ -22,9 +22,10 @@ from dragoman.data.stream import Place, ahead
 from dragoman.models.build import layout_of, parameters
 from dragoman.models.flops import Cost
 from dragoman.store import RunFolder
+from dragoman.text.tokenizer import Tokenizers
 from dragoman.train import optim, record
 from dragoman.train.choices import choose, peak_memory, rechosen
-from dragoman.train.prepare import Prepared, prepare, stream_of
+from dragoman.train.prepare import Prepared, form_of, prepare, stream_of
 from dragoman.train.record import Progress, Running
 from dragoman.train.report import Metrics, Report
 from dragoman.train.start import Start, begin, new_model
@@ -43,15 +44,16 @@ def train(
     overrides: Sequence[str] = (),
     resume: bool = False,
     init_from: str | Path | None = None,
+    tokenizers: Tokenizers | None = None,
     report: Report | None = None,
 ) -> Path:
-    """Train a recipe into the folder `out` and return that folder."""
+    """Train a recipe into the folder `out` and return that folder. Tokenizers are learned, unless they are given."""
     report = report or Report()
     folder = RunFolder(out)
     with ExitStack() as held:
         start = begin(recipe, folder, overrides, resume=resume, init_from=init_from, report=report, held=held)
-        tokenizers = start.parent.tokenizers if start.parent else None
-        prepared = prepare(start.recipe, folder, report, tokenizers=tokenizers)
+        given = start.parent.tokenizers if start.parent else tokenizers
+        prepared = prepare(start.recipe, folder, report, tokenizers=given)
         Trainer(start, folder, prepared, report).run()
     return folder.path
 
@@ -244,6 +246,7 @@ class Trainer:
             tokenizer=self.prepared.tokenizers.fingerprint(),
             longest=str(self.progress.longest),
             step=str(self.progress.step),
+            **({"usual": self.prepared.usual.text()} if form_of(self.recipe) == "pairs" else {}),
         )
 
     def shares(self) -> dict[str, float]:

@@ -1,0 +1,37 @@
+"""The command that teaches a student: distil."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dragoman.cli_options import Overrides
+
+
+def distil(
+    run: Annotated[Path, typer.Argument(help="the teacher's run folder", show_default=False)],
+    recipe: Annotated[Path, typer.Argument(help="the student's recipe in YAML", show_default=False)],
+    overrides: Overrides = None,
+    out_folder: Annotated[Path, typer.Option("--out", help="the run folder to make", show_default=False)] = ...,  # type: ignore[assignment]
+    resume: Annotated[bool, typer.Option("--resume", help="go on exactly where the run was")] = False,
+    beam: Annotated[int, typer.Option(min=0, help="of the teacher; 0: its own")] = 0,
+    closest: Annotated[
+        bool, typer.Option("--closest", help="of a beam's answers take the one most like the reference")
+    ] = False,
+    originals: Annotated[
+        bool, typer.Option("--with-originals", help="the student learns from the original pairs too")
+    ] = False,
+    sources: Annotated[
+        list[Path] | None,
+        typer.Option("--source", help="more for the teacher to translate: plain text", show_default=False),
+    ] = None,
+) -> None:
+    """Train a small fast student on what a large model says to the sources of the recipe's data.train."""
+    from dragoman.distil import DistilSettings
+    from dragoman.distil import distil as run_distillation
+
+    further = tuple(map(str, sources or []))
+    settings = DistilSettings(beam=beam, closest=closest, originals=originals, sources=further)
+    run_distillation(run, recipe, out=out_folder, overrides=overrides or [], resume=resume, settings=settings)

@@ -1,0 +1,39 @@
+"""Commands that take a run to the formats of others, and back: export, import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dragoman.cli_options import Run
+from dragoman.console import say
+
+Quantization = Annotated[str, typer.Option(help="of the weights: float32, int8 and others that CTranslate2 has")]
+
+
+def export(
+    run: Run,
+    folder: Annotated[Path, typer.Argument(help="where it goes", show_default=False)],
+    to: Annotated[str, typer.Option(help="ctranslate2, huggingface or onnx", show_default=False)],
+    quantization: Quantization = "float32",
+) -> None:
+    """Write a run in another format, and compare its answers with the run's own before it is done."""
+    from dragoman.export import export as write
+
+    for each in write(run, to, folder, quantization=quantization, say=say):
+        print(each)
+    print(f"done: {folder}")
+
+
+def import_(
+    folder: Annotated[Path, typer.Argument(help="a model that transformers has saved", show_default=False)],
+    out_folder: Annotated[Path, typer.Option("--out", help="where the run goes", show_default=False)],
+) -> None:
+    """Make a run folder of a Hugging Face model: MarianMT or Pegasus, such as export writes."""
+    from dragoman.export import import_run
+
+    for each in import_run(folder, out_folder, say=say):
+        print(each)
+    print(f"done: {out_folder}")

@@ -1,0 +1,153 @@
+"""CTranslate2 as an engine: the model is converted once into the user's cache, and asked in batches of like lengths.
+
+Its beam search is ours with the stop rule "enough", so answers are the same. Two things differ. It has one limit for
+all sentences of a call, see `CTranslate2Engine.search`. And <pad> and <s>, which may not be answered, are taken out
+before probabilities are made, not after: scores are higher by the little that a model gives to those two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dragoman.config import SampleSettings, SearchSettings
+from dragoman.data.tokens import keep_folder
+from dragoman.engines.base import Job
+from dragoman.exchange.ctranslate2 import checked, library, places, save
+from dragoman.exchange.held import fingerprint, vocabulary
+from dragoman.models.transformer import Transformer
+from dragoman.search.step import Found
+from dragoman.text.tokenizer import Tokenizers
+from dragoman.types import BOS, EOS, PAD, Mistake
+
+LAYOUT = 1  # of the folders in the cache; raised when the same model is written in another way
+ROWS = {"cpu": 32, "cuda": 256}  # sentences of a batch
+METHODS = ("beam", "greedy")
+FOLLOWED = {"method", "beam", "nbest", "length_penalty", "max_ratio", "max_extra"}  # of the search settings
+IDLE = {  # those of other methods, and those that are seen to when answers have been found
+    *SampleSettings.model_fields, "seed", "samples", "candidates", "metric", "groups", "diversity", "unknown",
+    "coverage",
+}  # fmt: skip
+NOT_QUITE_ZERO = 1e-30  # at a length penalty of 0 CTranslate2 stops before it has looked at all that we look at
+
+
+class CTranslate2Engine:
+    """The engine of one model, in one precision: float32, int8 or another of QUANTIZATIONS."""
+
+    def __init__(
+        self, folder: Path, model: Transformer, tokenizers: Tokenizers, *, device: torch.device, quantization: str
+    ) -> None:
+        self.places = places(model)
+        self.rows = ROWS[device.type]
+        threads = torch.get_num_threads()
+        able = library().get_supported_compute_types(device.type, device.index or 0)
+        self.translator: Any = library().Translator(
+            str(folder),
+            device=device.type,
+            device_index=device.index or 0,
+            compute_type=quantization if quantization in able else "default",
+            **({"inter_threads": threads, "intra_threads": 1} if device.type == "cpu" else {}),
+        )
+        torch.set_num_threads(threads)  # CTranslate2 has changed it
+        self.source, self.target = vocabulary(tokenizers.source), vocabulary(tokenizers.target)
+        self.target_ids = {piece: number for number, piece in enumerate(self.target)}
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, tokenizers: Tokenizers, *, cache: Path, device: torch.device, quantization: str
+    ) -> CTranslate2Engine:
+        """The engine of a model, which is converted into the cache unless it is there already."""
+        transformer = checked(model)
+        folder = converted(transformer, tokenizers, cache.expanduser(), quantization)
+        return cls(folder, transformer, tokenizers, device=device, quantization=quantization)
+
+    def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[Found]]:
+        """For every job up to `nbest` answers, best first; an empty source has an empty answer.
+
+        A batch is asked with the highest limit in it. What came to its end within its own limit is what that limit
+        would have given: it is the best of all that end by then. The others are asked again, each with its own.
+        """
+        if why := self.refusal(jobs, search):
+            raise Mistake(f"{why}; use --engine torch")
+        search = search.model_copy(update={"beam": 1}) if search.method == "greedy" else search
+        found: list[list[Found]] = [[] for _ in jobs]
+        order = sorted((i for i, job in enumerate(jobs) if job.limit > 0), key=lambda i: -len(jobs[i].ids))
+        batches = [order[start : start + self.rows] for start in range(0, len(order), self.rows)]
+        late = []
+        for i, answers in self.ask(jobs, batches, search, again=False):
+            found[i] = answers
+            late += [i] * any(not one.finished or len(one.tokens) >= jobs[i].limit for one in answers)
+        late.sort(key=lambda i: jobs[i].limit)
+        for i, answers in self.ask(jobs, [list(each) for _, each in groupby(late, lambda i: jobs[i].limit)], search):
+            found[i] = sorted(answers, key=lambda one: not one.finished)[: search.nbest]
+        return found
+
+    def ask(
+        self, jobs: Sequence[Job], batches: list[list[int]], search: SearchSettings, *, again: bool = True
+    ) -> Iterator[tuple[int, list[Found]]]:
+        """Answers by job. `again` is for sentences that reach their limit, fewer than a beam of answers being whole:
+        twice the patience then changes nothing but that cut answers do not push whole ones off the list."""
+        patience = 2 if again and search.beam > 1 else 1
+        waiting = [
+            self.translator.translate_batch(
+                [[self.source[token] for token in jobs[i].ids] for i in batch],
+                beam_size=search.beam,
+                patience=patience,
+                num_hypotheses=patience * search.beam if again else search.nbest,
+                length_penalty=search.length_penalty or NOT_QUITE_ZERO,
+                max_decoding_length=max(jobs[i].limit for i in batch),
+                min_decoding_length=0,
+                max_input_length=0,
+                suppress_sequences=[[self.target[PAD]], [self.target[BOS]]],
+                return_scores=True,
+                return_end_token=True,
+                asynchronous=True,
+            )
+            for batch in batches
+        ]
+        for batch, some in zip(batches, waiting, strict=True):
+            for i, answer in zip(batch, some, strict=True):
+                result = answer.result()
+                yield i, [self.found(*each, search) for each in zip(result.hypotheses, result.scores, strict=True)]
+
+    def found(self, pieces: list[str], score: float, search: SearchSettings) -> Found:
+        tokens = [self.target_ids[piece] for piece in pieces]
+        finished = tokens[-1:] in ([EOS], [])
+        logp = score * max(len(tokens), 1) ** search.length_penalty
+        return Found(tokens[:-1] if finished else tokens, logp, score, finished)
+
+    def refusal(self, jobs: Sequence[Job], search: SearchSettings) -> str:
+        """What of this CTranslate2 would do otherwise than we do; nothing, where it does the same."""
+        wanted = {name: getattr(search, name) for name in SearchSettings.model_fields if name not in FOLLOWED | IDLE}
+        usual = SearchSettings().model_dump()
+        for name, value in wanted.items():
+            if value != usual[name]:
+                return f"search.{name}={value} is not something that CTranslate2 does"
+        if search.method not in METHODS:
+            return f"search.method={search.method} is not something that CTranslate2 does"
+        if any(job.wish.asks for job in jobs):
+            return "how an answer begins and which terms it has is not something that CTranslate2 can be asked for"
+        longest = max((max(len(job.ids) + 1, job.limit) for job in jobs), default=0)
+        if longest > self.places:
+            return f"CTranslate2 has places for {self.places} tokens of a sentence or answer, which may need {longest}"
+        return ""
+
+
+def converted(model: Transformer, tokenizers: Tokenizers, cache: Path, quantization: str) -> Path:
+    """The folder of this model in the cache, made now if it is not there yet."""
+    key = fingerprint(model, tokenizers.fingerprint(), model.settings, quantization, LAYOUT)
+    folder = cache / f"ctranslate2-{key}"
+    if not (folder / "model.bin").exists():
+        try:
+            keep_folder(folder, "model.bin", lambda beside: save(model, tokenizers, beside, quantization))
+        except OSError as error:
+            raise Mistake(
+                f"the model for CTranslate2 cannot be kept in {str(cache)!r} ({error.strerror}); "
+                "free some room there, name another folder with data.cache=FOLDER, or use --engine torch"
+            ) from None
+    return folder

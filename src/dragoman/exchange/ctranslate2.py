@@ -1,0 +1,181 @@
+"""A Transformer as CTranslate2 holds it: one specification, filled by hand, and the folder that is made of it.
+
+Shapes   C model width   P places   V vocabulary   O outputs
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dragoman.config import pick
+from dragoman.exchange.held import Holds, held, vocabulary
+from dragoman.models.transformer import DecoderLayer, EncoderLayer, Stack, Transformer
+from dragoman.nn.attention import SelfAttention
+from dragoman.nn.block import FeedForward, Residual, SwiGlu
+from dragoman.nn.position import Learned, Relative, Sinusoidal, sinusoids
+from dragoman.text.tokenizer import Tokenizers
+from dragoman.types import SPECIALS, Mistake
+
+NAME = "CTranslate2"
+PLACES = 4096  # of a table of sinusoids: the longest source and the longest answer, their marks counted
+HOLDS: Holds = {
+    "norm": ("layer", "rms"),
+    "activation": ("relu", "gelu", "swiglu"),
+    "position": ("none", "sinusoidal", "learned", "relative", "rotary"),
+    "attention": ("full",),
+    "decoder_attention": ("full",),
+    "residual": (True,),
+    "projections": (True,),
+}
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swiglu": "SWISH"}
+QUANTIZATIONS = {  # how weights are kept; CTranslate2 computes in the nearest that the machine can
+    "float32": "as they were trained",
+    "int8": "in 8 bits, the rest as it is",
+    "int8_float32": "in 8 bits, the rest in 32",
+    "int8_float16": "in 8 bits, the rest in 16",
+    "int8_bfloat16": "in 8 bits, the rest in 16 with the range of 32",
+    "int16": "in 16 bits, as integers",
+    "float16": "in 16 bits",
+    "bfloat16": "in 16 bits with the range of 32",
+}
+
+
+def library() -> Any:
+    try:
+        import ctranslate2
+    except ImportError:
+        raise Mistake(
+            "CTranslate2 is not installed; pip install 'dragoman[ctranslate2]' brings it, --engine torch needs nothing"
+        ) from None
+    return ctranslate2
+
+
+def checked(model: nn.Module) -> Transformer:
+    return held(model, HOLDS, NAME)
+
+
+def places(model: Transformer) -> int:
+    """Tokens that a source or an answer may have, its mark counted."""
+    return model.settings.most or PLACES
+
+
+def save(model: nn.Module, tokenizers: Tokenizers, folder: Path, quantization: str) -> None:
+    """Model and vocabularies in a folder that `ctranslate2.Translator` opens."""
+    pick(QUANTIZATIONS, quantization, "quantization")
+    spec = specification(checked(model), tokenizers)
+    spec.validate()
+    spec.optimize(quantization)
+    spec.save(str(folder))
+
+
+def specification(model: Transformer, tokenizers: Tokenizers) -> Any:
+    """All weights in the places that CTranslate2 has for them."""
+    specs, settings = library().specs, model.settings
+    options = {
+        "pre_norm": settings.norm_place == "pre",
+        "activation": specs.Activation[ACTIVATIONS[settings.activation]],
+        "relative_position": settings.position == "relative",
+        "ffn_glu": settings.activation == "swiglu",
+        "rms_norm": settings.norm == "rms",
+        "rotary_dim": 0
+        if settings.position == "rotary"
+        else None,  # 0: all of a head; even and odd are turned together
+        "rotary_interleave": True,
+    }
+    depth = settings.decoder_depth
+    spec = specs.TransformerSpec(
+        specs.TransformerEncoderSpec(settings.encoder_depth, settings.heads, **options),
+        specs.TransformerDecoderSpec(
+            depth, settings.heads, alignment_layer=max(depth - 2, 0), alignment_heads=settings.heads, **options
+        ),
+    )
+    fill_stack(spec.encoder, model.encoder)
+    fill_stack(spec.decoder, model.decoder)
+    spec.encoder.embeddings[0].weight = number(model.encoder.embedding.weight)
+    spec.decoder.embeddings.weight = number(model.decoder.embedding.weight)
+    spec.decoder.projection.weight = number(model.project.weight)
+    spec.register_source_vocabulary(vocabulary(tokenizers.source))
+    spec.register_target_vocabulary(vocabulary(tokenizers.target))
+    spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = SPECIALS[1:]
+    spec.config.decoder_start_token, spec.config.add_source_eos = spec.config.bos_token, True
+    return spec
+
+
+def fill_stack(spec: Any, stack: Stack) -> None:
+    if hasattr(spec, "position_encodings"):
+        spec.position_encodings.encodings = place_table(stack)
+    if stack.settings.norm_place == "pre":
+        fill_norm(spec.layer_norm, stack.norm)
+    for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
+        assert isinstance(layer, EncoderLayer | DecoderLayer)
+        fill_attention(layer_spec.self_attention, layer.attention)
+        if isinstance(layer, DecoderLayer):
+            assert layer.cross
+            fill_residual(layer_spec.attention, layer.cross)
+            cross = layer.cross.sublayer
+            fill_products(layer_spec.attention.linear, cross.query, cross.key_value, cross.out)
+            set_scale(layer_spec.attention, scaled=stack.settings.scaled)
+        assert layer.feedforward
+        fill_feedforward(layer_spec.ffn, layer.feedforward)
+
+
+def place_table(stack: Stack) -> Tensor:
+    """What is added to embeddings, place by place. CTranslate2's own waves are laid out otherwise than ours."""
+    width, embed = stack.settings.width, stack.position
+    if isinstance(embed, Learned):
+        table_PC: Tensor = number(embed.table.weight) * width**0.5
+        return table_PC
+    if isinstance(embed, Sinusoidal):
+        return sinusoids(torch.arange(PLACES), width)
+    return torch.zeros(PLACES, width)
+
+
+def fill_attention(spec: Any, attention: Residual[SelfAttention]) -> None:
+    own = attention.sublayer
+    fill_residual(spec, attention)
+    fill_products(spec.linear, own.query_key_value, own.out)
+    set_scale(spec, scaled=own.settings.scaled)
+    if isinstance(own.relate, Relative):
+        spec.relative_position_keys = number(own.relate.key_RD)
+        spec.relative_position_values = number(own.relate.value_RD)
+
+
+def set_scale(spec: Any, *, scaled: bool) -> None:
+    if not scaled:
+        spec.queries_scale = 1.0
+
+
+def fill_feedforward(spec: Any, feedforward: Residual[FeedForward]) -> None:
+    own = feedforward.sublayer
+    fill_residual(spec, feedforward)
+    if isinstance(own, SwiGlu):
+        for half, place in enumerate((spec.linear_0, spec.linear_0_noact)):
+            place.weight, place.bias = (number(each).chunk(2)[half] for each in (own.wide.weight, own.wide.bias))
+    else:
+        fill_products([spec.linear_0], own.wide)
+    fill_products([spec.linear_1], own.narrow)
+
+
+def fill_residual(spec: Any, residual: Residual[Any]) -> None:
+    fill_norm(spec.layer_norm, residual.norm)
+
+
+def fill_norm(spec: Any, norm: nn.Module) -> None:
+    spec.gamma = number(norm.weight)
+    if hasattr(spec, "beta"):
+        spec.beta = number(norm.bias)
+
+
+def fill_products(specs: list[Any], *products: Any) -> None:
+    for spec, product in zip(specs, products, strict=True):
+        spec.weight, spec.bias = number(product.weight), number(product.bias)
+
+
+def number(tensor: Any) -> Tensor:
+    """A copy, since CTranslate2 quantises in place."""
+    out: Tensor = tensor.detach().float().cpu().clone()
+    return out

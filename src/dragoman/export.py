@@ -1,0 +1,178 @@
+"""Runs in the formats of others, and back. Done is said when both have given the same answers to a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from dragoman.config import DataSettings, pick
+from dragoman.engines.base import Engine
+from dragoman.engines.ctranslate2 import CTranslate2Engine
+from dragoman.engines.huggingface import HuggingFaceEngine
+from dragoman.engines.onnx import OnnxEngine
+from dragoman.exchange import ctranslate2, huggingface, onnx
+from dragoman.exchange.huggingface_import import adopt
+from dragoman.loading import load_as
+from dragoman.store import RunFolder, write_whole
+from dragoman.text import phrasebook
+from dragoman.text.corpus import read_pairs
+from dragoman.translator import Translator
+from dragoman.types import Mistake
+
+SAMPLE = 100  # sentences that are compared
+NEAR = 1e-3  # of scores: answers that are no nearer in score than this differ by more than rounding
+EXACT, ROUGH = 0.99, 0.5  # the share of answers that must agree, in full precision and in less
+
+
+class Format(NamedTuple):
+    write: Callable[[Translator, Path, str], list[str]]  # what it had to leave out comes back, for people to read
+    engine: Callable[[Translator, Path, str], Engine]  # what answers from the folder
+    quantizations: tuple[str, ...]
+
+
+class Agreement(NamedTuple):
+    """How far answers from a folder are those of the run."""
+
+    beam: int
+    lines: int
+    same: int
+    near: int  # that differ, but are as good within rounding
+    gap: float  # the largest difference of scores
+
+    @property
+    def share(self) -> float:
+        return (self.same + self.near) / self.lines
+
+    def __str__(self) -> str:
+        return (
+            f"beam {self.beam}: {self.same} of {self.lines} answers are the same, scores at most {self.gap:.2g} apart"
+        )
+
+
+def export(run: Path, to: str, out: Path, *, quantization: str, say: Callable[[str], None]) -> list[Agreement]:
+    """Write the run in another format. The folder appears when it is whole and has been compared."""
+    kind = pick(FORMATS, to, "format")
+    if quantization not in kind.quantizations:
+        raise Mistake(
+            f"--quantization {quantization} is not something that {to} has; it has {', '.join(kind.quantizations)}"
+        )
+    free(out)
+    translator = load_as(Translator, run, device="cpu")
+    found: list[Agreement] = []
+
+    def write(beside: Path) -> None:
+        try:
+            beside.mkdir(parents=True)
+            for lack in kind.write(translator, beside, quantization):
+                say(lack)
+            translator.tokenizers.save(beside / "tokenizer")
+            RunFolder(beside).save_recipe(translator.recipe)
+        except OSError as error:
+            raise Mistake(f"cannot write {str(out)!r} ({error.strerror}); make room or choose another folder") from None
+        lines = sample(translator)
+        say(f"written; comparing the answers to {len(lines)} sentences")
+        theirs = replace(translator, engine=kind.engine(translator, beside, quantization))
+        found.extend(compare(translator, theirs, lines, exact=quantization == "float32"))
+
+    write_whole(out, write)
+    return found
+
+
+def import_run(folder: Path, out: Path, *, say: Callable[[str], None]) -> list[Agreement]:
+    """A run folder from a model that `transformers` has saved; compared with it, where that is installed."""
+    free(out)
+    found: list[Agreement] = []
+
+    def write(beside: Path) -> None:
+        adopt(folder, beside)
+        try:
+            engine = HuggingFaceEngine(folder)
+        except Mistake as fault:
+            say(f"not compared: {fault}")
+            return
+        ours = load_as(Translator, beside, device="cpu")
+        lines = sample(ours)
+        say(f"written; comparing the answers to {len(lines)} sentences")
+        found.extend(compare(ours, replace(ours, engine=engine), lines, exact=True))
+
+    write_whole(out, write)
+    return found
+
+
+def free(out: Path) -> None:
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise Mistake(f"{str(out)!r} is there already; remove it or choose another folder")
+    if not out.absolute().parent.is_dir():
+        raise Mistake(f"there is no folder {str(out.absolute().parent)!r} to write into; make it first")
+
+
+def sample(translator: Translator) -> list[str]:
+    """Sentences of the run's own dev and test corpora, where those are still there; else of the phrasebook."""
+    data = translator.recipe.data
+    try:
+        lines = list(islice(own_lines(data), SAMPLE))
+    except Mistake:
+        lines = []
+    return lines or [pair.source for pair in phrasebook.pairs("test", SAMPLE, direction=data.direction)]
+
+
+def own_lines(data: DataSettings) -> Iterator[str]:
+    for split, corpora in (("dev", data.dev), ("test", data.test)):
+        for corpus in corpora:
+            for pair in read_pairs(corpus, split=split, direction=data.direction):
+                if pair.source.strip():
+                    yield pair.source
+
+
+def compare(ours: Translator, theirs: Translator, lines: list[str], *, exact: bool) -> list[Agreement]:
+    """Greedy answers and those of the run's own beam; too little agreement is an error."""
+    found = [agreement(ours, theirs, lines, beam) for beam in sorted({1, ours.recipe.search.beam})]
+    for each in found:
+        if each.share < (EXACT if exact else ROUGH):
+            raise Mistake(f"nothing was written, since it would not answer as the run does ({each})")
+    return found
+
+
+def agreement(ours: Translator, theirs: Translator, lines: list[str], beam: int) -> Agreement:
+    pairs = list(zip(ours.translate(lines, beam=beam), theirs.translate(lines, beam=beam), strict=True))
+    same = sum(a.text == b.text for a, b in pairs)
+    near = sum(a.text != b.text and abs(a.score - b.score) <= NEAR for a, b in pairs)
+    return Agreement(beam, len(lines), same, near, max(abs(a.score - b.score) for a, b in pairs))
+
+
+def to_ctranslate2(translator: Translator, folder: Path, quantization: str) -> list[str]:
+    ctranslate2.save(translator.model, translator.tokenizers, folder, quantization)
+    return []
+
+
+def from_ctranslate2(translator: Translator, folder: Path, quantization: str) -> Engine:
+    model = ctranslate2.checked(translator.model)
+    device = translator.device
+    return CTranslate2Engine(folder, model, translator.tokenizers, device=device, quantization=quantization)
+
+
+def to_huggingface(translator: Translator, folder: Path, quantization: str) -> list[str]:  # noqa: ARG001 - the menu's shape
+    return huggingface.save(translator.model, translator.tokenizers, translator.recipe, folder, translator.longest)
+
+
+def from_huggingface(translator: Translator, folder: Path, quantization: str) -> Engine:  # noqa: ARG001
+    return HuggingFaceEngine(folder)
+
+
+def to_onnx(translator: Translator, folder: Path, quantization: str) -> list[str]:  # noqa: ARG001
+    onnx.save(translator.model, translator.tokenizers, folder)
+    return []
+
+
+def from_onnx(translator: Translator, folder: Path, quantization: str) -> Engine:  # noqa: ARG001
+    return OnnxEngine(folder, translator.tokenizers.target.decode)
+
+
+FORMATS = {
+    "ctranslate2": Format(to_ctranslate2, from_ctranslate2, tuple(ctranslate2.QUANTIZATIONS)),
+    "huggingface": Format(to_huggingface, from_huggingface, ("float32",)),
+    "onnx": Format(to_onnx, from_onnx, ("float32",)),
+}

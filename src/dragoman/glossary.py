@@ -1,0 +1,166 @@
+"""Terms that must or must not appear: where they stand, how they may be written, and lists of them in files.
+
+A glossary is a file of lines with a tab:
+
+    dog<tab>Hund        where "dog" stands in the source, "Hund" must appear in the answer
+    dog<tab>!Köter      where "dog" stands in the source, "Köter" must not appear
+    dog<tab>            where "dog" stands in the source, "dog" itself must not appear: it must be translated
+    !Köter              must never appear
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from dragoman.search.terms import FAR, Spelling, Term
+from dragoman.text.corpus import read_lines
+from dragoman.text.tokenizer import Tokenizer
+from dragoman.types import Line, Mistake
+
+HELD = 128  # terms of a vocabulary whose machines are kept
+NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\ua4cf\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
+SPACELESS = re.compile(f"[{NO_SPACES}]")  # letters of scripts that put no spaces between words
+FIRST_WORD = re.compile(rf"[{NO_SPACES}]|[^\W{NO_SPACES}]+|\S")
+
+
+class Edges(NamedTuple):
+    """Whether something that is no letter must stand before and after a term."""
+
+    before: bool
+    after: bool
+
+
+def edges(term: str) -> Edges:
+    """Letters at its edges must not run on; but there are scripts that write no spaces between words."""
+    return Edges(*(each.isalnum() and not SPACELESS.match(each) for each in (term[0], term[-1])))
+
+
+@lru_cache(maxsize=4096)
+def pattern(term: str) -> re.Pattern[str]:
+    """Where a term stands in a text."""
+    before, after = edges(term)
+    return re.compile((r"(?<!\w)" if before else "") + re.escape(term) + (r"(?!\w)" if after else ""))
+
+
+def stands(term: str, text: str) -> bool:
+    """Whether a source has a term, in capital letters or small ones."""
+    return bool(pattern(term.casefold()).search(text.casefold()))
+
+
+def said(term: str, text: str, *, loud: bool = False) -> bool:
+    """Whether an answer has a term, in one of the ways to write it."""
+    return any(pattern(way).search(text) for way in ways(term, loud=loud))
+
+
+def ways(term: str, *, loud: bool = False) -> list[str]:
+    """As it is, and as at the beginning of a sentence; with `loud`, also in capital letters."""
+    return list(dict.fromkeys([term, term[0].upper() + term[1:], *([term.upper()] if loud else [])]))
+
+
+class Speller:
+    """Makes machines of terms for one vocabulary, and keeps those that were asked for last."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer, self.spelt = tokenizer, tokenizer.spellings()
+        self.spelling = Spelling(self.spelt)
+        self.held: OrderedDict[tuple[str, bool], Term] = OrderedDict()
+
+    def term(self, text: str, *, loud: bool = False) -> Term:
+        key = (text, loud)
+        if key not in self.held:
+            self.held[key] = self.made(text, loud=loud)
+            if len(self.held) > HELD:
+                self.held.popitem(last=False)
+        self.held.move_to_end(key)
+        return self.held[key]
+
+    def made(self, text: str, *, loud: bool) -> Term:
+        """A term that holds what the vocabulary does not know is one that cannot be said."""
+        spelt = [way for way in ways(text, loud=loud) if self.tokenizer.decode(self.tokenizer.encode(way)) == way]
+        if not spelt:
+            never_SV = np.zeros((2, len(self.spelt)), dtype=np.int16)
+            return Term(text, never_SV, np.array([FAR, 0], dtype=np.int32), np.array([False, True]))
+        bodies = [b"".join(self.spelt[i] for i in self.tokenizer.encode(way)).lstrip(b" ") for way in spelt]
+        before, after = edges(text)
+        return self.spelling.term(text, bodies, before=before, after=after)
+
+
+@lru_cache(maxsize=2)
+def speller(tokenizer: Tokenizer) -> Speller:
+    return Speller(tokenizer)
+
+
+def wanted(terms: Sequence[str | tuple[str, str]], text: str, *, first: bool) -> list[str]:
+    """The terms that are asked of the answer to a text; those without a place of their own, where it is the first."""
+    found = [term for term in terms if isinstance(term, str)] if first else []
+    found += [term for place, term in (pair for pair in terms if not isinstance(pair, str)) if stands(place, text)]
+    for term in found:
+        if not term.strip():
+            raise Mistake("a term must not be empty; leave it out, or write what must appear")
+    return list(dict.fromkeys(term.strip() for term in found))
+
+
+class Glossary:
+    """Pairs of a term in the source and one in the answer, found by the first word of the former."""
+
+    def __init__(self, must: Sequence[tuple[str, str]], avoid: Sequence[tuple[str, str]], never: Sequence[str]) -> None:
+        self.must, self.avoid, self.never = by_first_word(must), by_first_word(avoid), tuple(never)
+
+    def line(self, line: Line) -> Line:
+        """The line with what the glossary asks of it beside its own terms."""
+        words = {match[0].casefold() for match in FIRST_WORD.finditer(line.text)}
+        must = [pair for word in words for pair in self.must.get(word, ()) if stands(pair[0], line.text)]
+        avoid = [pair for word in words for pair in self.avoid.get(word, ()) if stands(pair[0], line.text)]
+        return Line(line.text, (*line.terms, *sorted(must)), (*line.avoid, *self.never, *sorted(avoid)), line.begin)
+
+
+def by_first_word(pairs: Sequence[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
+    found = defaultdict(list)
+    for source, target in pairs:
+        found[FIRST_WORD.findall(source)[0].casefold()].append((source, target))
+    return found
+
+
+def read_glossary(path: Path) -> Glossary:
+    must, avoid, never = [], [], []
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.strip():
+            continue
+        source, *rest = (part.strip() for part in line.split("\t"))
+        target = rest[0] if rest else ""
+        fine = len(rest) == 1 and source and target != "!" and not (source[0] == "!" and target)
+        if not rest and source[0] == "!" and len(source) > 1:
+            never.append(source[1:].strip())
+        elif not fine:
+            raise Mistake(
+                f"{path}, line {number}: should be 'source<tab>target', 'source<tab>!target' or '!target', got {line!r}"
+            )
+        elif target.startswith("!"):
+            avoid.append((source, target[1:].strip()))
+        elif target:
+            must.append((source, target))
+        else:
+            avoid.append((source, source))
+    return Glossary(must, avoid, never)
+
+
+def read_dictionary(path: Path) -> dict[str, str]:
+    """Words and their translations, a tab between them; the first of several counts."""
+    return dict(reversed(list(_entries(path))))
+
+
+def _entries(path: Path) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(read_lines(path), 1):
+        word, tab, translation = line.partition("\t")
+        if not line.strip():
+            continue
+        if not tab or not word.strip() or not translation.strip():
+            raise Mistake(f"{path}, line {number}: should be 'word<tab>translation', got {line!r}")
+        yield word.strip(), translation.strip()

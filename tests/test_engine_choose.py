@@ -1,0 +1,153 @@
+"""auto: a race when there is enough to translate, once; the fastest engine that answers nearly the same wins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from dragoman.config import SearchSettings
+from dragoman.engines import choose
+from dragoman.engines.base import Engine, Job
+from dragoman.engines.choose import ENOUGH, FULL, AutoEngine, Parts, Verdict, race, remembered, spread
+from dragoman.engines.ctranslate2 import CTranslate2Engine
+from dragoman.engines.torch_engine import TorchEngine
+from dragoman.search.request import Wish
+from dragoman.search.step import Found
+from dragoman.types import Mistake
+from toy_exchange import letters, model_of, some_jobs
+from toy_models import Section
+
+SEARCH = SearchSettings(beam=2)
+
+
+class Track:
+    """A clock that stands still but for the engines that run."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+
+class Runner:
+    """An engine that takes its time and always says the same."""
+
+    def __init__(self, track: Track, seconds: float, tokens: list[int]) -> None:
+        self.track, self.seconds, self.tokens = track, seconds, tokens
+
+    def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[Found]]:
+        if search.stop != "enough":
+            raise Mistake("not with me")
+        self.track.now += self.seconds
+        return [[Found(self.tokens, -1.0, -1.0, True)] for _ in jobs]
+
+
+def parts(cache: Path, section: Section | None = None) -> Parts:
+    return Parts(model_of(section or {}), letters(), torch.device("cpu"), cache)
+
+
+def test_the_fastest_that_says_nearly_the_same_wins() -> None:
+    track, right, odd = Track(), [5] * 40, [5] * 39 + [6]
+    runs = {FULL: (6.0, right), "near": (2.0, odd), "far": (1.0, [6] * 40), "slow": (9.0, right)}
+    engines: dict[str, Engine] = {name: Runner(track, *run) for name, run in runs.items()}
+    verdict = race(engines, some_jobs(8), SEARCH, track.clock)
+    assert verdict == Verdict(
+        "near",
+        {name: seconds for name, (seconds, _) in runs.items()},
+        {FULL: 1.0, "near": 39 / 40, "far": 0.0, "slow": 1.0},
+    )
+    assert str(verdict) == "engine: near, 3.0 times as fast; 97.5% of its tokens the same"
+
+
+def test_who_cannot_do_what_is_asked_does_not_take_part(tmp_path: Path) -> None:
+    engines: dict[str, Engine] = {FULL: choose.by_torch(parts(tmp_path))(), "other": Runner(Track(), 0.0, [5])}
+    verdict = race(engines, some_jobs(8), SearchSettings(beam=2, stop="best"))
+    assert verdict.winner == FULL
+    assert str(verdict) == f"engine: {FULL}, the fastest here"
+
+
+def test_few_sentences_pay_for_nothing(tmp_path: Path) -> None:
+    said: list[str] = []
+    auto = AutoEngine(parts(tmp_path), said.append)
+    jobs = some_jobs(ENOUGH - 1)
+    assert len(auto.search(jobs, SEARCH)) == len(jobs)
+    assert set(auto.opened) == {FULL}
+    assert not said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_race_is_run_once_and_remembered(tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    said: list[str] = []
+    given, jobs = parts(tmp_path), some_jobs(ENOUGH)
+    first = AutoEngine(given, said.append)
+    answers = first.search(jobs, SEARCH)
+    assert answers == first.search(jobs, SEARCH)
+    assert len(said) == 2
+    assert said[0].startswith("trying engines on ")
+    (path,) = tmp_path.glob("engine-*.json")
+    verdict = Verdict(**json.loads(path.read_text()))
+    assert said[1] == str(verdict)
+    assert set(verdict.seconds) == set(choose.RUNNERS)
+    second = AutoEngine(given, said.append)
+    assert second.search(jobs[:3], SEARCH)
+    assert said[2:] == [str(verdict)]
+    assert set(second.opened) == {verdict.winner}
+
+
+@pytest.mark.parametrize("winner", ["torch", "ctranslate2"])
+def test_what_is_remembered_is_followed_where_it_can_be(tmp_path: Path, winner: str) -> None:
+    pytest.importorskip("ctranslate2")
+    auto = AutoEngine(parts(tmp_path), lambda _: None)
+    kept = Verdict(winner, {FULL: 1.0, "ctranslate2": 1.0}, {FULL: 1.0, "ctranslate2": 1.0})
+    (tmp_path / f"engine-{auto.model_key}-beam-2.json").write_text(json.dumps(kept._asdict()))
+    kind = {"torch": TorchEngine, "ctranslate2": CTranslate2Engine}
+    assert type(auto.engine_for(some_jobs(), SEARCH)) is kind[winner]
+    wish = [Job([4], 5, wish=Wish(prefix=(5,)))]
+    assert type(auto.engine_for(wish, SEARCH)) is TorchEngine
+
+
+def test_a_model_that_others_do_not_hold_goes_to_pytorch_without_a_word(tmp_path: Path) -> None:
+    said: list[str] = []
+    auto = AutoEngine(parts(tmp_path, {"norm": "scale"}), said.append)
+    assert len(auto.search(some_jobs(ENOUGH), SEARCH)) == ENOUGH
+    assert not said
+    assert set(auto.runners) == {FULL}
+
+
+def test_asked_for_by_name(tmp_path: Path) -> None:
+    pytest.importorskip("ctranslate2")
+    for name, kind in {"auto": AutoEngine, "torch": TorchEngine, "ctranslate2": CTranslate2Engine}.items():
+        assert type(choose.engine_of(name, parts(tmp_path), print)) is kind
+    with pytest.raises(Mistake, match="there is no engine called 'torhc'; did you mean 'torch'"):
+        choose.engine_of("torhc", parts(tmp_path), print)
+    with pytest.raises(Mistake, match="norm=scale cannot be exported to CTranslate2"):
+        choose.engine_of("ctranslate2", parts(tmp_path, {"norm": "scale"}), print)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"winner": "x", "seconds": {}, "alike": {}}', '{"winner": 1}'])
+def test_a_damaged_memory_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "verdict").write_text(text)
+    assert remembered(tmp_path / "verdict") is None
+    assert remembered(tmp_path / "none") is None
+
+
+def test_the_sample_is_as_long_and_short_as_all() -> None:
+    jobs = [Job([4] * (1 + number), 9) for number in range(300)]
+    lengths = [len(job.ids) for job in spread(jobs)]
+    assert len(set(lengths)) == len(lengths) == choose.SAMPLE
+    assert min(lengths) < 10 < 290 < max(lengths)
+
+
+def test_another_model_has_another_key(tmp_path: Path) -> None:
+    one, other = AutoEngine(parts(tmp_path), print), AutoEngine(parts(tmp_path), print)
+    assert one.model_key == other.model_key
+    third = AutoEngine(parts(tmp_path), print)
+    with torch.no_grad():
+        next(third.parts.model.parameters()).view(-1)[0] += 1
+    assert third.model_key != one.model_key

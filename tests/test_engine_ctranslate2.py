@@ -1,0 +1,189 @@
+"""CTranslate2 says what we say: every model that it can hold, every beam, and each sentence within its own limit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dragoman.config import SearchSettings
+from dragoman.engines.base import Job
+from dragoman.engines.ctranslate2 import CTranslate2Engine
+from dragoman.exchange import ctranslate2
+from dragoman.exchange.held import vocabulary
+from dragoman.models.transformer import Transformer
+from dragoman.search.request import Wish
+from dragoman.text.tokenizer import Tokenizers
+from dragoman.types import SPECIALS, Mistake
+from toy_exchange import WithoutMarks, answers, assert_same, combinations, letters, model_of, some_jobs
+from toy_models import TRANSFORMER, cases, differences
+
+pytest.importorskip("ctranslate2", reason="CTranslate2 has no wheel for every platform")
+CPU = torch.device("cpu")
+HELD = combinations(**{name: ctranslate2.HOLDS[name] for name in ("norm", "activation", "position")})
+REFUSED = {
+    f"{name}={choice}".replace("=True", "=true").replace("=False", "=false"): {name: choice}
+    for name, menu in TRANSFORMER.items()
+    for choice in menu
+    if choice not in ctranslate2.HOLDS.get(name, menu)
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> Tokenizers:
+    return letters()
+
+
+def engine(model: Transformer, tokenizers: Tokenizers, cache: Path, quantization: str = "float32") -> CTranslate2Engine:
+    return CTranslate2Engine.of(model, tokenizers, cache=cache, device=CPU, quantization=quantization)
+
+
+@pytest.mark.parametrize("section", HELD, ids=lambda section: differences(section, {}))
+def test_every_model_that_it_holds_answers_as_ours(section: dict[str, object], tokenizers: Tokenizers, tmp_path: Path):
+    model, jobs = model_of(section), some_jobs()
+    other = engine(model, tokenizers, tmp_path)
+    for search in (SearchSettings(beam=1), SearchSettings(beam=3, nbest=3)):
+        assert_same(answers(WithoutMarks(model), jobs, search), other.search(jobs, search))
+
+
+@pytest.mark.parametrize("setting", REFUSED)
+def test_a_model_that_it_cannot_hold_is_refused_by_name(setting: str, tokenizers: Tokenizers, tmp_path: Path) -> None:
+    if REFUSED[setting] == {"decoder_attention": "linformer"}:
+        pytest.skip("no model has it: it would look ahead")
+    with pytest.raises(Mistake, match=rf"^model\.{setting} cannot be exported to CTranslate2, which holds "):
+        engine(model_of(REFUSED[setting]), tokenizers, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["query_width", "value_width"])
+def test_widths_apart_are_refused_by_name(name: str, tokenizers: Tokenizers, tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match=rf"^model\.{name}=4 cannot be exported to CTranslate2"):
+        engine(model_of({name: 4}), tokenizers, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["rnn cell=gru", "lm transformer", "classifier transformer mean"])
+def test_another_kind_of_model_is_refused_by_name(name: str, tokenizers: Tokenizers, tmp_path: Path) -> None:
+    from toy_models import built
+
+    section = cases()[name]
+    with pytest.raises(Mistake, match=rf"^model\.kind={section['kind']} cannot be exported to CTranslate2"):
+        ctranslate2.save(built(section), tokenizers, tmp_path, "float32")
+
+
+def test_two_vocabularies(tmp_path: Path) -> None:
+    one, two = letters("abcdef"), letters("uvwxyz12")
+    settings = model_of({}).settings
+    torch.manual_seed(0)
+    model = Transformer(settings, source_size=one.source.size, target_size=two.target.size, joint=False).eval()
+    jobs = [Job([4, 5, 9], 9), Job([6], 9)]
+    other = engine(model, Tokenizers(one.source, two.target), tmp_path)
+    search = SearchSettings(beam=2)
+    assert_same(answers(WithoutMarks(model), jobs, search), other.search(jobs, search))
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, 2.0])
+@pytest.mark.parametrize("nbest", [1, 2, 4])
+def test_each_sentence_keeps_to_its_own_limit(penalty: float, nbest: int, tokenizers: Tokenizers, tmp_path: Path):
+    """Whatever the others in its batch may have; whole answers come before cut ones."""
+    model = model_of({"position": "none"})
+    jobs = [job._replace(limit=1 + number % 12) for number, job in enumerate(some_jobs(36, seed=1))]
+    search = SearchSettings(beam=4, nbest=nbest, length_penalty=penalty)
+    ours = answers(WithoutMarks(model), jobs, search)
+    assert {len(some) for some in ours} == {nbest}
+    assert {one.finished for some in ours for one in some} == {True, False}
+    assert_same(ours, engine(model, tokenizers, tmp_path).search(jobs, search))
+
+
+def test_greedy_is_a_method_and_a_width(tokenizers: Tokenizers, tmp_path: Path) -> None:
+    other, jobs = engine(model_of({}), tokenizers, tmp_path), some_jobs()
+    assert other.search(jobs, SearchSettings(method="greedy")) == other.search(jobs, SearchSettings(beam=1))
+
+
+def test_no_limit_and_no_source(tokenizers: Tokenizers, tmp_path: Path) -> None:
+    other = engine(model_of({}), tokenizers, tmp_path)
+    assert other.search([], SearchSettings()) == []
+    dead, empty = other.search([Job([4], 0), Job([], 5)], SearchSettings())
+    assert dead == []
+    assert [(one.tokens, one.finished) for one in empty] == [([], True)]
+
+
+@pytest.mark.parametrize(
+    "change", [{"method": "sample"}, {"stop": "best"}, {"length_norm": "gnmt"}, {"no_repeat": 2}, {"min_ratio": 0.5}]
+)
+def test_a_search_that_it_does_not_know_is_refused_by_name(
+    change: dict[str, object], tokenizers: Tokenizers, tmp_path: Path
+) -> None:
+    ((name, value),) = change.items()
+    with pytest.raises(Mistake, match=f"^search.{name}={value} is not something .*; use --engine torch$"):
+        engine(model_of({}), tokenizers, tmp_path).search(some_jobs(), SearchSettings(**change))
+
+
+def test_wishes_are_refused(tokenizers: Tokenizers, tmp_path: Path) -> None:
+    job = Job([4, 5], 6, wish=Wish(prefix=(6,)))
+    with pytest.raises(Mistake, match=r"how an answer begins .*; use --engine torch$"):
+        engine(model_of({}), tokenizers, tmp_path).search([job], SearchSettings())
+
+
+def test_places_that_it_does_not_have_are_refused(tokenizers: Tokenizers, tmp_path: Path) -> None:
+    other = engine(model_of({"position": "learned"}), tokenizers, tmp_path)
+    assert other.places == 40
+    other.search([Job([4] * 39, 40)], SearchSettings())
+    for job in (Job([4] * 40, 5), Job([4], 41)):
+        with pytest.raises(Mistake, match=r"places for 40 tokens .* may need 41; use --engine torch$"):
+            other.search([job], SearchSettings())
+
+
+def test_the_cache_is_filled_once_and_by_weights(tokenizers: Tokenizers, tmp_path: Path) -> None:
+    model = model_of({})
+    before = [parameter.clone() for parameter in model.parameters()]
+    for quantization in ("int8", "int8", "float32"):
+        engine(model, tokenizers, tmp_path / "cache", quantization)
+    assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
+    made = {folder: (folder / "model.bin").stat().st_mtime_ns for folder in (tmp_path / "cache").iterdir()}
+    assert len(made) == 2
+    with torch.no_grad():
+        model.project.weight[5, 0] += 1e-3
+    engine(model, tokenizers, tmp_path / "cache", "int8")
+    after = {folder: (folder / "model.bin").stat().st_mtime_ns for folder in (tmp_path / "cache").iterdir()}
+    assert len(after) == 3
+    assert made.items() <= after.items()
+
+
+def test_a_cache_that_cannot_be_written_is_named(tokenizers: Tokenizers, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Mistake, match=r"cannot be kept in .*file.*data.cache=FOLDER, or use --engine torch"):
+        engine(model_of({}), tokenizers, tmp_path / "file")
+
+
+def test_threads_of_pytorch_stay_as_they_were(tokenizers: Tokenizers, tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        engine(model_of({}), tokenizers, tmp_path)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_int8_is_near(tokenizers: Tokenizers, tmp_path: Path) -> None:
+    model, jobs, search = model_of({}), some_jobs(20), SearchSettings(beam=1)
+    ours, theirs = (
+        answers(WithoutMarks(model), jobs, search),
+        engine(model, tokenizers, tmp_path, "int8").search(jobs, search),
+    )
+    gaps = [abs(a[0].score - b[0].score) for a, b in zip(ours, theirs, strict=True) if a[0].tokens == b[0].tokens]
+    assert len(gaps) > 10
+    assert 1e-6 < sum(gaps) / len(gaps) < 0.05
+
+
+@pytest.mark.parametrize("kind", ["char", "word", "byte", "bpe", "space"])
+def test_pieces_are_no_two_alike(kind: str) -> None:
+    from dragoman.config import TokenizerSettings
+    from dragoman.text.tokenizer import train_tokenizer
+
+    text = ["<s> </s> <pad> <unk> a b", "a ▁ ▁a <0x41> A , a , <0x0A> ▁, \n"] * 20
+    tokenizer = train_tokenizer(text, TokenizerSettings(kind=kind, size=270))
+    pieces = vocabulary(tokenizer)
+    assert len(pieces) == len(set(pieces)) == tokenizer.size
+    assert tuple(pieces[:4]) == SPECIALS

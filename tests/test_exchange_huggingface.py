@@ -1,0 +1,248 @@
+"""`transformers` says what we say, token by token and id by id, and what it has saved comes back as it was."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from dragoman.config import SearchSettings, TokenizerSettings
+from dragoman.engines.base import Job
+from dragoman.engines.huggingface import HuggingFaceEngine
+from dragoman.exchange import huggingface
+from dragoman.exchange.huggingface_import import adopt
+from dragoman.exchange.huggingface_tokenizer import described
+from dragoman.loading import open_run
+from dragoman.models.base import tensors_of
+from dragoman.models.transformer import Transformer
+from dragoman.nn.position import sinusoids
+from dragoman.search.step import Found
+from dragoman.text import phrasebook
+from dragoman.text.subword import Subword
+from dragoman.text.tokenizer import Tokenizers, train_tokenizer
+from dragoman.types import BOS, EOS, PAD, Mistake
+from toy_exchange import answers, assert_same, combinations, letters, model_of, recipe_of, some_jobs
+from toy_models import TRANSFORMER, differences
+
+transformers = pytest.importorskip("transformers", reason="the extra huggingface is not installed")
+HELD = [
+    {**section, "scaled": True, "tied": section["tied"] or section["norm_place"] == "pre"}
+    for section in combinations(activation=huggingface.HOLDS["activation"], dropout=[0.0, 0.1])
+]
+REFUSED = {
+    f"{name}={choice}".replace("=True", "=true").replace("=False", "=false"): {name: choice}
+    for name, menu in TRANSFORMER.items()
+    for choice in menu
+    if choice not in huggingface.HOLDS.get(name, menu) and choice != "linformer"
+}
+
+
+def written(model: Transformer, folder: Path, tokenizers: Tokenizers | None = None) -> Path:
+    folder.mkdir()
+    tokenizers = tokenizers or letters()
+    huggingface.save(model, tokenizers, recipe_of(model), folder, longest=9)
+    tokenizers.save(folder / "tokenizer")
+    return folder
+
+
+@pytest.mark.parametrize("section", HELD, ids=lambda section: differences(section, {}))
+def test_every_model_that_it_holds_answers_as_ours_and_comes_back(section: dict[str, Any], tmp_path: Path) -> None:
+    model, jobs = model_of(section), some_jobs(8)
+    folder = written(model, tmp_path / "there")
+    other = HuggingFaceEngine(folder)
+    for search in (SearchSettings(beam=1), SearchSettings(beam=3), SearchSettings(beam=2, length_penalty=0.5)):
+        assert_same(*whole(answers(model, jobs, search), other.search(jobs, search)))
+    other.model.save_pretrained(tmp_path / "again")
+    letters().save(tmp_path / "again" / "tokenizer")
+    for name in ("there", "again"):
+        adopt(tmp_path / name, tmp_path / f"run {name}")
+        back = open_run(tmp_path / f"run {name}", device="cpu")
+        assert back.longest == 9
+        for one, other_tensor in zip(every(model), every(back.model), strict=True):
+            assert torch.equal(one, other_tensor)
+
+
+def whole(ours: list[list[Found]], theirs: list[list[Found]]) -> tuple[list[list[Found]], list[list[Found]]]:
+    """Without those where only theirs was cut: they put a cut answer before a whole one if its score is higher."""
+    kept = [i for i in range(len(ours)) if ours[i][0].finished == theirs[i][0].finished]
+    assert kept
+    return [ours[i] for i in kept], [theirs[i] for i in kept]
+
+
+def every(model: Any) -> list[torch.Tensor]:
+    """The weights of all layers, also where several layers share theirs."""
+    return [weight.tensor for weight in huggingface.weights(model)]
+
+
+def test_two_vocabularies(tmp_path: Path) -> None:
+    one, two = letters("abcdef"), letters("uvwxyz12")
+    torch.manual_seed(0)
+    sizes = {"source_size": one.source.size, "target_size": two.target.size}
+    model = Transformer(model_of({"norm_place": "post"}).settings, **sizes, joint=False).eval()
+    folder = written(model, tmp_path / "there", Tokenizers(one.source, two.target))
+    jobs, search = [Job([4, 5, 9], 9), Job([6], 9)], SearchSettings(beam=2)
+    assert_same(*whole(answers(model, jobs, search), HuggingFaceEngine(folder).search(jobs, search)))
+    adopt(folder, tmp_path / "back")
+    back = open_run(tmp_path / "back", device="cpu")
+    assert all(torch.equal(a, b) for a, b in zip(every(model), every(back.model), strict=True))
+
+
+@pytest.mark.parametrize("width", [2, 8, 14])
+def test_halves_are_the_waves_in_their_order(width: int) -> None:
+    """What the order does to our sinusoids is what they have; and there is a way back."""
+    order_C = huggingface.halves(width)
+    waves_TC = sinusoids(torch.arange(50), width)
+    angle_TC = torch.arange(50.0)[:, None] * 10_000 ** (-torch.arange(0, width, 2) / width)
+    assert torch.allclose(waves_TC[:, order_C], torch.cat([angle_TC.sin(), angle_TC.cos()], 1), atol=1e-5)
+    assert order_C[order_C.argsort()].tolist() == list(range(width))
+
+
+def test_every_weight_has_one_name() -> None:
+    model = model_of({})
+    names = [weight.name for weight in huggingface.weights(model)]
+    assert len(names) == len(set(names))
+    assert sum(weight.tensor.numel() for weight in huggingface.weights(model)) == sum(
+        tensor.numel() for tensor in tensors_of(model).values()
+    )
+
+
+@pytest.mark.parametrize("setting", REFUSED)
+def test_a_model_that_it_cannot_hold_is_refused_by_name(setting: str) -> None:
+    with pytest.raises(Mistake, match=rf"^model\.{setting} cannot be exported to Hugging Face, which holds "):
+        huggingface.checked(model_of(REFUSED[setting]))
+
+
+def test_two_tables_before_the_norm_are_refused() -> None:
+    with pytest.raises(Mistake, match="norm_place=pre with two tables"):
+        huggingface.checked(model_of({"tied": False, "norm_place": "pre"}))
+
+
+CORPUS = [side for pair in phrasebook.pairs("train", 400) for side in (pair.source, pair.target)]
+KINDS = [(kind, fallback) for kind in ("bpe", "unigram") for fallback in (True, False)]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda each: f"{each[0]} {each[1]}")
+def both(request: pytest.FixtureRequest) -> tuple[Subword, Any]:
+    kind, fallback = request.param
+    size = 600 if fallback else 300
+    ours = train_tokenizer(CORPUS, TokenizerSettings(kind=kind, size=size, byte_fallback=fallback))
+    assert isinstance(ours, Subword)
+    from tokenizers import Tokenizer
+
+    theirs = Tokenizer.from_str(json.dumps(described(ours)))
+    theirs.encode_special_tokens = True  # what split_special_tokens of tokenizer_config.json does
+    return ours, theirs
+
+
+NAMES = re.compile("<(pad|unk|s|/s|0x[0-9A-F]{2})>")
+
+
+@settings(max_examples=150, deadline=None)
+@given(text=st.text() | st.sampled_from(CORPUS) | st.text(alphabet="▁ \u2585\ue581abe\n\t<s>/"))
+@example(text="</s> <s> a  b   ")
+@example(text="▁a\ue5810\ue581")
+def test_their_tokenizer_gives_our_ids(both: tuple[Subword, Any], text: str) -> None:
+    ours, theirs = both
+    *ids, end = theirs.encode(text).ids
+    assert end == EOS
+    assert theirs.decode(ids) == ours.decode(ids)
+    if NAMES.search(text):  # of pieces that stand for no text: it is enough that they are not taken for them
+        assert not {PAD, BOS, EOS} & {*ids}
+        assert ours.decode(ids) == text or not ours.lossless
+    else:
+        assert ids == ours.encode(text)
+
+
+def test_auto_tokenizer_reads_the_folder(tmp_path: Path) -> None:
+    one = train_tokenizer(CORPUS, TokenizerSettings(kind="bpe", size=600))
+    folder = tmp_path / "there"
+    model = model_of({})
+    torch.manual_seed(0)
+    model = Transformer(model.settings, source_size=one.size, target_size=one.size, joint=True)
+    written(model, folder, Tokenizers(one, one))
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    for text in ("A man walks his dog.", "x </s> y"):
+        assert theirs(text)["input_ids"] == [*one.encode(text), 3]
+        assert theirs.decode(one.encode(text), skip_special_tokens=True) == text
+
+
+def test_a_tokenizer_that_it_cannot_hold_is_said(tmp_path: Path) -> None:
+    model = model_of({})
+    assert huggingface.save(model, letters(), recipe_of(model), tmp_path, 9)[0].startswith("the tokenizer is no bpe")
+    assert not (tmp_path / "tokenizer.json").exists()
+
+
+def changed(folder: Path, **values: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"model_type": "bart"}, "has model_type=bart, .* it takes marian or pegasus"),
+        ({"activation_function": "swish"}, "has activation_function=swish"),
+        ({"scale_embedding": False}, "has scale_embedding=False"),
+        ({"decoder_start_token_id": 0}, "has decoder_start_token_id=0, .* it takes 2"),
+        ({"decoder_attention_heads": 4}, "has decoder_attention_heads=4, .* it takes 2"),
+        ({"vocab_size": 41}, "has 40 and 40 pieces, but the model was made for 41 and 41"),
+        ({"decoder_layers": 3}, "the weight 'model.decoder.layers.2.* is missing"),
+        ({"decoder_layers": 1}, "the weight 'model.decoder.layers.1.* is one that Dragoman has nothing for"),
+        ({"encoder_ffn_dim": 16, "decoder_ffn_dim": 16}, "fc1.weight' is 32 x 8, and config.json asks for 16 x 8"),
+    ],
+)
+def test_a_folder_that_we_cannot_hold_is_refused_by_name(
+    change: dict[str, Any], complaint: str, tmp_path: Path
+) -> None:
+    folder = written(model_of({}), tmp_path / "there")
+    changed(folder, **change)
+    with pytest.raises(Mistake, match=complaint):
+        adopt(folder, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("final_logits_bias", "'final_logits_bias' is not zero"),
+        ("model.encoder.embed_positions.weight", "does not hold the usual sinusoids"),
+        ("model.encoder.extra.weight", "'model.encoder.extra.weight' is one that Dragoman has nothing for"),
+    ],
+)
+def test_weights_that_we_cannot_hold_are_refused_by_name(name: str, complaint: str, tmp_path: Path) -> None:
+    folder = written(model_of({}), tmp_path / "there")
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name] = tensors.get(name, torch.zeros(2)) + 1
+    save_file(tensors, str(folder / "model.safetensors"))
+    with pytest.raises(Mistake, match=complaint):
+        adopt(folder, tmp_path / "run")
+
+
+def test_pickled_weights_are_read_as_weights_alone(tmp_path: Path) -> None:
+    folder = written(model_of({}), tmp_path / "there")
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    adopt(folder, tmp_path / "run")
+    assert open_run(tmp_path / "run", device="cpu").longest == 9
+    torch.save({"x": Path("code")}, folder / "pytorch_model.bin")
+    with pytest.raises(Mistake, match=r"pytorch_model\.bin' is damaged or holds more than weights"):
+        adopt(folder, tmp_path / "other")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer/tokenizer.json"])
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+def test_a_folder_that_is_not_whole_is_refused(name: str, damage: str, tmp_path: Path) -> None:
+    folder = written(model_of({}), tmp_path / "there")
+    path = folder / name
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    else:
+        path.unlink()
+    with pytest.raises(Mistake):
+        adopt(folder, tmp_path / "run")

@@ -1,0 +1,143 @@
+"""export and import from the command line: a real run there and back, and nothing left behind that was not checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from dragoman import export as trade
+from dragoman.exchange import ctranslate2, huggingface
+from dragoman.exchange.held import Holds, shown
+from dragoman.loading import load
+from dragoman.store import RunFolder
+from dragoman.text.tokenizer import Tokenizers
+from toy_run import Call, Toy
+
+pytest_plugins = ["toy_fixtures"]
+pytest.importorskip("ctranslate2", reason="CTranslate2 has no wheel for every platform")
+pytest.importorskip("transformers", reason="the extra huggingface is not installed")
+
+
+@pytest.mark.parametrize("to", trade.FORMATS)
+def test_there(toy: Toy, call: Call, tmp_path: Path, to: str) -> None:
+    out = tmp_path / "out"
+    said = call("export", toy.run, "--to", to, out)
+    assert (said.code, said.out.splitlines()[-1]) == (0, f"done: {out}"), said.err
+    assert said.out.count("100 of 100 answers are the same") == 2
+    assert Tokenizers.load(out / "tokenizer").fingerprint() == Tokenizers.load(toy.run / "tokenizer").fingerprint()
+    assert (out / "config.yaml").read_bytes() == RunFolder(toy.run).config.read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    again = call("export", toy.run, "--to", to, out)
+    assert again.code == 2
+    assert "is there already; remove it or choose another folder" in again.err
+
+
+def test_and_back(toy: Toy, call: Call, tmp_path: Path) -> None:
+    assert call("export", toy.run, "--to", "huggingface", tmp_path / "there").code == 0
+    said = call("import", tmp_path / "there", "--out", tmp_path / "back")
+    assert said.code == 0, said.err
+    assert said.out.count("100 of 100 answers are the same") == 2
+    old, new = load(toy.run, device="cpu"), load(tmp_path / "back", device="cpu")
+    assert all(torch.equal(a, b) for a, b in zip(old.model.parameters(), new.model.parameters(), strict=True))
+    assert (new.longest, new.recipe.data, new.recipe.search) == (old.longest, old.recipe.data, old.recipe.search)
+
+
+def test_smaller_in_8_bits(toy: Toy, call: Call, tmp_path: Path) -> None:
+    for quantization in ("float32", "int8"):
+        assert call(
+            "export", toy.run, "--to", "ctranslate2", "--quantization", quantization, tmp_path / quantization
+        ).code == 0  # fmt: skip
+    large, small = ((tmp_path / name / "model.bin").stat().st_size for name in ("float32", "int8"))
+    assert small < large
+
+
+def test_what_is_exported_needs_only_ctranslate2(toy: Toy, call: Call, tmp_path: Path) -> None:
+    """The pieces that our tokenizer makes go in, and the pieces of our answer come out."""
+    import ctranslate2
+
+    assert call("export", toy.run, "--to", "ctranslate2", tmp_path / "out").code == 0
+    translator, plain = load(toy.run, device="cpu"), ctranslate2.Translator(str(tmp_path / "out"), device="cpu")
+    names = json.loads((tmp_path / "out" / "shared_vocabulary.json").read_text())
+    line = (toy.folder / "dev.src").read_text().splitlines()[0]
+    pieces = [names[token] for token in translator.tokenizers.source.encode(line)]
+    answer = plain.translate_batch([pieces], beam_size=4)[0].hypotheses[0]
+    assert (
+        translator.tokenizers.target.decode([names.index(piece) for piece in answer])
+        == translator.translate([line])[0].text
+    )
+
+
+def test_a_wrong_conversion_is_not_written(
+    toy: Toy, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Norms that are left out: the folder opens, but does not answer as the run does."""
+    right = ctranslate2.fill_norm
+
+    def wrong(spec: object, norm: torch.nn.Module) -> None:
+        right(spec, norm)
+        spec.gamma = spec.gamma * 0 + 0.5  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(ctranslate2, "fill_norm", wrong)
+    said = call("export", toy.run, "--to", "ctranslate2", tmp_path / "out")
+    assert said.code == 2
+    assert "nothing was written, since it would not answer as the run does (beam 1: " in said.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--to", "ctranslate3"], "there is no format called 'ctranslate3'; did you mean 'ctranslate2'?"),
+        (
+            ["--to", "huggingface", "--quantization", "int8"],
+            "--quantization int8 is not something that huggingface has",
+        ),
+        (
+            ["--to", "ctranslate2", "--quantization", "int4"],
+            "--quantization int4 is not something that ctranslate2 has",
+        ),
+    ],
+)
+def test_what_there_is_not_is_refused(toy: Toy, call: Call, tmp_path: Path, arguments: list[str], complaint: str):
+    said = call("export", toy.run, *arguments, tmp_path / "out")
+    assert said.code == 2
+    assert complaint in said.err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_not_there_is_named(toy: Toy, call: Call, tmp_path: Path) -> None:
+    said = call("export", toy.run, "--to", "ctranslate2", tmp_path / "no" / "out")
+    assert said.code == 2
+    assert f"there is no folder {str(tmp_path / 'no')!r} to write into" in said.err
+    said = call("import", tmp_path / "no", "--out", tmp_path / "run")
+    assert said.code == 2
+    assert "config.json' is missing or damaged" in said.err
+
+
+def test_the_sample_is_the_runs_own_or_the_phrasebook(toy: Toy) -> None:
+    translator = load(toy.run, device="cpu")
+    assert trade.sample(translator) == (toy.folder / "dev.src").read_text().splitlines()
+    data = translator.recipe.data
+    gone = data.model_copy(update={"dev": tuple(c.model_copy(update={"source": "gone"}) for c in data.dev)})
+    moved = type(translator)(
+        translator.model,
+        translator.tokenizers,
+        translator.recipe.model_copy(update={"data": gone}),
+        9,
+        translator.device,
+    )
+    assert len(trade.sample(moved)) == trade.SAMPLE
+
+
+PAGE = (Path(__file__).parents[1] / "docs/exchange.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("column", "holds"), [(2, ctranslate2.HOLDS), (3, huggingface.HOLDS)])
+def test_what_a_format_holds_is_told(column: int, holds: Holds) -> None:
+    rows = [line.split("|") for line in PAGE.splitlines() if line.startswith("|")]
+    for setting, choices in holds.items():
+        (cell,) = (row[column] for row in rows if f"`{setting}`" in row[1])
+        assert cell.strip() == ", ".join(f"`{shown(choice)}`" for choice in choices)

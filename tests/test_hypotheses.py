@@ -1,0 +1,119 @@
+"""What becomes of answers: ranked by what they looked at, unknown words filled in."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.config import Recipe, TokenizerSettings
+from dragoman.flags import UNKNOWN_WORDS
+from dragoman.hypotheses import UNKNOWN, by_coverage, filled_in, missed, saying, source_words
+from dragoman.models.build import build_model, completed
+from dragoman.search.step import Found
+from dragoman.text.tokenizer import TOKENIZERS, Tokenizers, train_tokenizer
+from dragoman.translator import Translator
+from dragoman.types import UNK, Mistake, Pair
+
+LINES = ["the old man walks.", "ba del, (fo) gri!", "the dog's ball"]
+WORDS = [["the", "old", "man", "walks", "."], ["ba", "del", ",", "(", "fo", ")", "gri", "!"], ["the", "dog's", "ball"]]
+ASKED = ["the man walks a dog", "Ada met Bob", "a b c d e f g h"]
+
+
+def answer(score: float, *, finished: bool = True) -> Found:
+    return Found([4], score, score, finished)
+
+
+def test_coverage_ranks_by_what_was_looked_at() -> None:
+    """Two answers to a source of two tokens; the likelier one never looked at the second."""
+    half, whole = [[1.0, 0.0], [0.9, 0.1]], [[0.9, 0.1], [0.1, 0.9]]
+    pairs = [(answer(-1.0), half), (answer(-1.2), whole)]
+    assert missed(whole) == 0
+    assert missed(half) == pytest.approx(math.log(0.1))
+    assert [one.score for one, _ in by_coverage(pairs, 0.01)] == pytest.approx([-1.0 + 0.01 * math.log(0.1), -1.2])
+    assert [one.score for one, _ in by_coverage(pairs, 1.0)] == pytest.approx([-1.2, -1.0 + math.log(0.1)])
+    assert by_coverage([(answer(-9.0), half), (answer(-0.1, finished=False), whole)], 1.0)[0][0].finished
+
+
+def test_nothing_looked_at_is_bad_but_not_the_end() -> None:
+    assert missed([[1.0, 0.0]]) == pytest.approx(math.log(1e-4))
+    assert missed([]) == 0
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_the_word_behind_every_token(kind: str) -> None:
+    """Read off the text; a token of several letters belongs to the word that it begins in."""
+    tokenizer = train_tokenizer(LINES * 20, TokenizerSettings(kind=kind, size=286))
+    for line, words in zip(LINES, WORDS, strict=True):
+        ids = tokenizer.encode(line)
+        found = source_words(tokenizer, line, ids)
+        assert len(found) == len(ids)
+        assert list(dict.fromkeys(found)) == (words if kind != "space" else line.split())
+
+
+def test_unknown_words_are_filled_in_where_they_stand() -> None:
+    tokenizer = train_tokenizer(["der Mann (geht) geht."], TokenizerSettings(kind="word", size=20))
+    ids = tokenizer.encode("der Zwerg (Gimli) geht.")
+    assert ids.count(UNK) == 2
+    looks = [[float(i == j) for j in range(len(ids))] for i in range(len(ids))]
+    words = ["the", "dwarf", "(", "Gimli", ")", "walks", "."]
+
+    def text(name: str, **dictionary: str) -> str:
+        say = saying(name, dictionary)
+        assert say
+        return filled_in(ids, looks, tokenizer, words, say)
+
+    assert text("keep") == "der <unk> (<unk>) geht."
+    assert text("copy") == "der dwarf (Gimli) geht."
+    assert text("dictionary", dwarf="Zwerg") == "der Zwerg (Gimli) geht."
+    assert text("dictionary", gimli="Sohn Glóins") == "der dwarf (Sohn Glóins) geht."
+    assert saying("drop", {}) is None
+    assert set(UNKNOWN) == {"drop", "keep", "copy", "dictionary"}
+
+
+@given(ids=st.lists(st.integers(4, 11), max_size=9))
+def test_where_nothing_is_unknown_the_text_is_the_text(ids: list[int]) -> None:
+    for kind in ("word", "space"):
+        tokenizer = train_tokenizer(["der Mann , ( geht ) . !"], TokenizerSettings(kind=kind, size=8))
+        assert filled_in(ids, [[1.0]] * len(ids), tokenizer, ["x"], lambda _: "y") == tokenizer.decode(ids)
+
+
+@pytest.fixture(scope="module")
+def forgetful() -> Translator:
+    """A model that was never taught, with so few words that it says <unk> at every turn."""
+    pairs = [Pair("the man walks", "der Mann geht"), Pair("a dog", "ein Hund")]
+    tokenizers = Tokenizers.train(lambda: pairs, TokenizerSettings(kind="word", size=8, joint=False))
+    recipe = completed(Recipe(model={"kind": "transformer", "layers": 1, "width": 16, "heads": 2}))
+    for seed in range(100):
+        torch.manual_seed(seed)
+        model = build_model(recipe, source_size=tokenizers.source.size, target_size=tokenizers.target.size)
+        found = Translator(model.eval(), tokenizers, recipe, 20, torch.device("cpu"))  # type: ignore[arg-type]
+        if all(UNKNOWN_WORDS in one.flags for one in found.translate(ASKED)):
+            return found
+    raise AssertionError
+
+
+def test_unknown_words_through_the_door(forgetful: Translator) -> None:
+    dropped = forgetful.translate(ASKED)
+    kept = forgetful.translate(ASKED, search={"unknown": "keep"})
+    copied = forgetful.translate(ASKED, search={"unknown": "copy"})
+    looked = forgetful.translate(ASKED, search={"unknown": "dictionary"}, dictionary={"Ada": "Eva", "b": "B"})
+    assert any("<unk>" in one.text for one in kept)
+    for line, one, two, three, four in zip(ASKED, dropped, kept, copied, looked, strict=True):
+        assert two.text.replace("<unk>", "").split() == one.text.split()
+        assert (UNKNOWN_WORDS in one.flags) == ("<unk>" in two.text)
+        assert UNKNOWN_WORDS not in three.flags
+        assert set(three.text.split()) <= {*line.split(), *one.text.split()}
+        assert len(three.text.split()) == len(two.text.split())
+        assert four.text == " ".join({"Ada": "Eva", "b": "B"}.get(word, word) for word in three.text.split())
+
+
+def test_what_does_not_fit_is_refused(forgetful: Translator) -> None:
+    for search, dictionary in (({"unknown": "dictionary"}, None), ({"unknown": "copy"}, {"a": "b"})):
+        with pytest.raises(Mistake, match="belong together"):
+            forgetful.translate(["a"], search=search, dictionary=dictionary)
+    with pytest.raises(Mistake, match="did you mean 'copy'"):
+        forgetful.translate(["a"], search={"unknown": "copi"})
