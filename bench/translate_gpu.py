@@ -43,7 +43,7 @@ def main() -> None:
     for beam in options.beams:
         translates = {
             "huggingface": huggingface(translator, beam, options.flight, torch.bfloat16),
-            "dragoman bf16": ours(translator, "torch bf16", beam),
+            "dragoman bf16": ours(translator, "torch-bf16", beam),
         }
         found["beams"][beam] = compare(translator, translates, lines, references, options.rounds)
         print(json.dumps({beam: found["beams"][beam]}), flush=True)

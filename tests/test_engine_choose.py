@@ -93,7 +93,7 @@ def test_a_race_is_run_once_and_remembered(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("engine-*.json")
     verdict = Verdict(**json.loads(path.read_text()))
     assert said[1] == str(verdict)
-    assert set(verdict.seconds) == set(choose.RUNNERS)
+    assert set(verdict.seconds) == set(first.runners) >= {FULL, "ctranslate2", "ctranslate2-int8"}
     second = AutoEngine(given, said.append)
     assert second.search(jobs[:3], SEARCH)
     assert said[2:] == [str(verdict)]
@@ -112,12 +112,16 @@ def test_what_is_remembered_is_followed_where_it_can_be(tmp_path: Path, winner: 
     assert type(auto.engine_for(wish, SEARCH)) is TorchEngine
 
 
-def test_a_model_that_others_do_not_hold_goes_to_pytorch_without_a_word(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lack", ["model", "cache"])
+def test_what_ctranslate2_cannot_do_goes_to_pytorch_without_a_word(tmp_path: Path, lack: str) -> None:
+    """A model that it does not hold, and a cache that cannot hold its model."""
     said: list[str] = []
-    auto = AutoEngine(parts(tmp_path, {"norm": "scale"}), said.append)
+    (tmp_path / "file").touch()
+    cache, section = (tmp_path / "file", {}) if lack == "cache" else (tmp_path, {"norm": "scale"})
+    auto = AutoEngine(parts(cache, section), said.append)
     assert len(auto.search(some_jobs(ENOUGH), SEARCH)) == ENOUGH
-    assert not said
-    assert set(auto.runners) == {FULL}
+    assert not [name for name in auto.opened if "ctranslate2" in name]
+    assert not [line for line in said if "ctranslate2" in line]
 
 
 def test_asked_for_by_name(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from dragoman.exchange.held import vocabulary
 from dragoman.models.transformer import Transformer
 from dragoman.search.request import Wish
 from dragoman.text.tokenizer import Tokenizers
-from dragoman.types import SPECIALS, Mistake
+from dragoman.types import EOS, SPECIALS, Mistake
 from toy_exchange import WithoutMarks, answers, assert_same, combinations, letters, model_of, some_jobs
 from toy_models import TRANSFORMER, cases, differences
 
@@ -93,6 +93,19 @@ def test_each_sentence_keeps_to_its_own_limit(penalty: float, nbest: int, tokeni
     assert {len(some) for some in ours} == {nbest}
     assert {one.finished for some in ours for one in some} == {True, False}
     assert_same(ours, engine(model, tokenizers, tmp_path).search(jobs, search))
+
+
+def test_without_a_penalty_it_looks_as_far(tokenizers: Tokenizers, tmp_path: Path) -> None:
+    """Left to itself it stops when the best beam has ended, though the next best may end later."""
+    model, search = model_of({"tied": False}), SearchSettings(beam=4, nbest=3, length_penalty=0.0)
+    torch.manual_seed(152)
+    with torch.no_grad():  # a model that ends soon, in several ways
+        model.decoder.embedding.weight.normal_()
+        model.project.weight.normal_(std=0.9)
+        model.decoder.norm.bias.normal_(std=2)
+        model.project.weight[EOS] = model.decoder.norm.bias * 0.4 + torch.randn(8) * 0.5
+    jobs = [job._replace(limit=30) for job in some_jobs(40)]
+    assert_same(answers(WithoutMarks(model), jobs, search), engine(model, tokenizers, tmp_path).search(jobs, search))
 
 
 def test_greedy_is_a_method_and_a_width(tokenizers: Tokenizers, tmp_path: Path) -> None:

@@ -69,6 +69,16 @@ def test_every_model_that_it_holds_answers_as_ours_and_comes_back(section: dict[
             assert torch.equal(one, other_tensor)
 
 
+def test_marks_are_not_answered(tmp_path: Path) -> None:
+    model, jobs = model_of({"norm_place": "post", "tied": False}), some_jobs(8)
+    with torch.no_grad():
+        model.project.weight[[PAD, BOS]] *= 20  # half of the time the likeliest
+    other = HuggingFaceEngine(written(model, tmp_path / "there"))
+    for beam in (1, 3):
+        search = SearchSettings(beam=beam)
+        assert_same(*whole(answers(model, jobs, search), other.search(jobs, search)), tolerance=1e-3)
+
+
 def whole(ours: list[list[Found]], theirs: list[list[Found]]) -> tuple[list[list[Found]], list[list[Found]]]:
     """Without those where only theirs was cut: they put a cut answer before a whole one if its score is higher."""
     kept = [i for i in range(len(ours)) if ours[i][0].finished == theirs[i][0].finished]

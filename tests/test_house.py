@@ -35,7 +35,7 @@ MAY_USE = {
     "asking": ["types", "config", "text", "search", "glossary", "hypotheses"],
     "ensemble": ["types", "models", "search", "door"],
     "exchange": ["types", "config", "store", "text", "nn", "models"],
-    "engines": ["types", "config", "text", "data", "nn", "models", "search", "door", "exchange"],
+    "engines": ["types", "config", "machine", "text", "data", "nn", "models", "search", "door", "exchange"],
     "streaming": ["types", "search"],
     "scoring": ["types", "data", "models", "door"],
     "translator": [
@@ -45,7 +45,8 @@ MAY_USE = {
     "classifier": ["types", "data", "models", "door"],
     "generator": ["types", "config", "data", "models", "search", "door"],
     "loading": [
-        "types", "store", "text", "models", "door", "flags", "ensemble", "translator", "classifier", "generator",
+        "types", "console", "engines", "store", "text", "models", "door", "flags", "ensemble", "translator",
+        "classifier", "generator",
     ],
     "lens": ["types", "nn", "models", "search", "translator"],
     "evaluation": [
@@ -53,8 +54,8 @@ MAY_USE = {
     ],
     "card": ["types", "config", "store", "models", "score", "loading"],
     "train": [
-        "types", "config", "store", "text", "data", "nn", "models", "score", "flags", "asking", "translator", "door",
-        "loading",
+        "types", "machine", "config", "store", "text", "data", "nn", "models", "score", "flags", "asking",
+        "translator", "door", "loading",
     ],
     "corpora": ["types", "config", "store", "text", "train"],
     "catalogue": ["config", "models", "score", "text", "search", "hypotheses", "train", "yaml_text"],

@@ -25,7 +25,7 @@ from dragoman.cli_options import (
     answer_lines,
     one_line,
 )
-from dragoman.config import SampleSettings, build, pick
+from dragoman.config import SampleSettings, build
 from dragoman.console import input_lines, output_to, say
 from dragoman.types import Mistake
 
@@ -53,9 +53,11 @@ def translate(
     ] = None,
     stream: Annotated[bool, typer.Option("--stream", help="print words as soon as they are certain")] = False,
     conllu: Conllu = None,
-    batch: Batch = 256,
+    batch: Batch = 1024,
     as_json: Json = False,
-    engine: Annotated[str, typer.Option(help="auto or torch")] = "auto",
+    engine: Annotated[
+        str, typer.Option(help="auto, torch, torch-bf16, torch-int8, ctranslate2, ctranslate2-int8")
+    ] = "auto",
     device: Device = "auto",
 ) -> None:
     """Translate lines: as many out as in, in the same order."""
@@ -63,11 +65,10 @@ def translate(
     from dragoman.loading import load_as
     from dragoman.translator import Translator
 
-    pick({"auto": 0, "torch": 0}, engine, "engine")
     if stream and (as_json or nbest or conllu):
         raise Mistake("--stream prints words of one answer as they come; leave --json, --nbest and --conllu out")
     changes = search_changes(overrides or [], dictionary)
-    translator = load_as(Translator, [run, *(others or [])], device=device)
+    translator = load_as(Translator, [run, *(others or [])], device=device, engine="" if stream else engine)
     asking = Asking(translator, changes, beam, nbest, glossary, dictionary)
     if stream:
         asking.stream_lines(input_file, output_file)

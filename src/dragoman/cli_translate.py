@@ -62,6 +62,7 @@ class Asking:
                 trees=[grove.tree_of(line) for line in lines] if grove else None,
                 search=self.settings.model_dump(),
                 dictionary=self.dictionary,
+                align=as_json,
             )
             for number, (line, answers) in enumerate(zip(lines, found, strict=True), before + 1):
                 warnings = [one for one in answers[0].warnings if grove or one != TREELESS]  # said of all lines, above

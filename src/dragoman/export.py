@@ -22,7 +22,7 @@ from dragoman.text.corpus import read_pairs
 from dragoman.translator import Translator
 from dragoman.types import Mistake
 
-SAMPLE = 100  # sentences that are compared
+SAMPLE, SLOW_SAMPLE = 100, 20  # sentences that are compared, and where that takes long
 NEAR = 1e-3  # of scores: answers that are no nearer in score than this differ by more than rounding
 EXACT, ROUGH = 0.99, 0.5  # the share of answers that must agree, in full precision and in less
 
@@ -31,6 +31,7 @@ class Format(NamedTuple):
     write: Callable[[Translator, Path, str], list[str]]  # what it had to leave out comes back, for people to read
     engine: Callable[[Translator, Path, str], Engine]  # what answers from the folder
     quantizations: tuple[str, ...]
+    sample: int = SAMPLE  # sentences that are compared
 
 
 class Agreement(NamedTuple):
@@ -72,7 +73,7 @@ def export(run: Path, to: str, out: Path, *, quantization: str, say: Callable[[s
             RunFolder(beside).save_recipe(translator.recipe)
         except OSError as error:
             raise Mistake(f"cannot write {str(out)!r} ({error.strerror}); make room or choose another folder") from None
-        lines = sample(translator)
+        lines = sample(translator, kind.sample)
         say(f"written; comparing the answers to {len(lines)} sentences")
         theirs = replace(translator, engine=kind.engine(translator, beside, quantization))
         found.extend(compare(translator, theirs, lines, exact=quantization == "float32"))
@@ -94,7 +95,7 @@ def import_run(folder: Path, out: Path, *, say: Callable[[str], None]) -> list[A
             say(f"not compared: {fault}")
             return
         ours = load_as(Translator, beside, device="cpu")
-        lines = sample(ours)
+        lines = sample(ours, SAMPLE)
         say(f"written; comparing the answers to {len(lines)} sentences")
         found.extend(compare(ours, replace(ours, engine=engine), lines, exact=True))
 
@@ -109,14 +110,14 @@ def free(out: Path) -> None:
         raise Mistake(f"there is no folder {str(out.absolute().parent)!r} to write into; make it first")
 
 
-def sample(translator: Translator) -> list[str]:
+def sample(translator: Translator, count: int) -> list[str]:
     """Sentences of the run's own dev and test corpora, where those are still there; else of the phrasebook."""
     data = translator.recipe.data
     try:
-        lines = list(islice(own_lines(data), SAMPLE))
+        lines = list(islice(own_lines(data), count))
     except Mistake:
         lines = []
-    return lines or [pair.source for pair in phrasebook.pairs("test", SAMPLE, direction=data.direction)]
+    return lines or [pair.source for pair in phrasebook.pairs("test", count, direction=data.direction)]
 
 
 def own_lines(data: DataSettings) -> Iterator[str]:
@@ -137,7 +138,8 @@ def compare(ours: Translator, theirs: Translator, lines: list[str], *, exact: bo
 
 
 def agreement(ours: Translator, theirs: Translator, lines: list[str], beam: int) -> Agreement:
-    pairs = list(zip(ours.translate(lines, beam=beam), theirs.translate(lines, beam=beam), strict=True))
+    answers = (each.translate(lines, beam=beam, align=False) for each in (ours, theirs))
+    pairs = list(zip(*answers, strict=True))
     same = sum(a.text == b.text for a, b in pairs)
     near = sum(a.text != b.text and abs(a.score - b.score) <= NEAR for a, b in pairs)
     return Agreement(beam, len(lines), same, near, max(abs(a.score - b.score) for a, b in pairs))
@@ -174,5 +176,5 @@ def from_onnx(translator: Translator, folder: Path, quantization: str) -> Engine
 FORMATS = {
     "ctranslate2": Format(to_ctranslate2, from_ctranslate2, tuple(ctranslate2.QUANTIZATIONS)),
     "huggingface": Format(to_huggingface, from_huggingface, ("float32",)),
-    "onnx": Format(to_onnx, from_onnx, ("float32",)),
+    "onnx": Format(to_onnx, from_onnx, ("float32",), SLOW_SAMPLE),
 }

@@ -6,6 +6,7 @@ dragoman.load("runs/demo").translate(["A man walks his dog."])
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.classifier import Classifier
+from dragoman.console import say
 from dragoman.door import Door, choose_device
+from dragoman.engines.choose import Parts, engine_of
 from dragoman.ensemble import together
 from dragoman.flags import Usual
 from dragoman.generator import Generator
@@ -56,10 +59,11 @@ def why_no_model(folder: RunFolder) -> str:
 Runs = str | Path | Sequence[str | Path]
 
 
-def load(run: Runs, *, device: str = "auto") -> Any:
+def load(run: Runs, *, device: str = "auto", engine: str = "") -> Any:
     """Open a run folder: a Translator, a Generator or a Classifier, by what the model was trained to do.
 
-    Several runs with one vocabulary are opened as one translator, which averages what they hold likely.
+    Several runs with one vocabulary are opened as one translator, which averages what they hold likely. `engine` is
+    what a translator answers with (engines/choose.py), by default the model as it is.
     """
     runs = [run] if isinstance(run, str | Path) else list(run)
     if not runs:
@@ -68,12 +72,19 @@ def load(run: Runs, *, device: str = "auto") -> Any:
     opened = doors[0] if len(doors) == 1 else together(doors, [str(one) for one in runs])
     door = DOORS[kind_of(opened.recipe.model).task]
     parts = (opened.model, opened.tokenizers, opened.recipe, opened.longest, opened.device)
-    return door(*parts, usual=opened.usual)  # type: ignore[arg-type]
+    found = door(*parts, usual=opened.usual)  # type: ignore[arg-type]
+    return with_engine(found, engine) if isinstance(found, Translator) and engine else found
 
 
-def load_as(door: type[D], run: Runs, *, device: str = "auto") -> D:
+def with_engine(translator: Translator, name: str) -> Translator:
+    cache = Path(translator.recipe.data.cache)
+    parts = Parts(translator.model, translator.tokenizers, translator.device, cache)
+    return replace(translator, engine=engine_of(name, parts, say))
+
+
+def load_as(door: type[D], run: Runs, *, device: str = "auto", engine: str = "") -> D:
     """The same, where only one kind of door will do."""
-    found = load(run, device=device)
+    found = load(run, device=device, engine=engine)
     if isinstance(found, door):
         return found
     wanted, there = (next(task for task, each in DOORS.items() if issubclass(one, each)) for one in (door, type(found)))

@@ -80,7 +80,7 @@ class Translator(Door[Seq2Seq]):
         dictionary: Mapping[str, str] | None = None,
         align: bool = True,
     ) -> list[Hypothesis]:
-        """The best answer to every line, in order; an empty one stays empty. Without `align` there are no alignments."""
+        """The best answer to every line, in order. An empty line stays empty. Without `align` they come unaligned."""
         found = self.nbest(lines, count=1, beam=beam, trees=trees, search=search, dictionary=dictionary, align=align)
         return [answers[0] for answers in found]
 

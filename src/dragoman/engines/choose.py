@@ -91,6 +91,13 @@ class AutoEngine:
             self.opened[name] = self.runners[name]()
         return self.opened[name]
 
+    def all_open(self) -> dict[str, Engine]:
+        """All but those that the cache has no room for."""
+        for name in self.runners:
+            with suppress(Mistake):
+                self.open(name)
+        return {name: self.opened[name] for name in self.runners if name in self.opened}
+
     @cached_property
     def runners(self) -> dict[str, Callable[[], Engine]]:
         """Engines that can run this model: that are installed, and hold all of it."""
@@ -108,7 +115,7 @@ class AutoEngine:
             found = remembered(path)
             if not found and len(jobs) >= ENOUGH:
                 self.say(f"trying engines on {SAMPLE} sentences, once for this model on this machine")
-                found = race({name: self.open(name) for name in self.runners}, spread(jobs), search)
+                found = race(self.all_open(), spread(jobs), search)
                 remember(path, found)
             if found:
                 self.say(str(found))
@@ -211,17 +218,15 @@ def by_ctranslate2(parts: Parts, quantization: str = "float32") -> Callable[[], 
 
 RUNNERS: dict[str, Callable[[Parts], Callable[[], Engine]]] = {  # that take part in a race; FULL is the first
     FULL: by_torch,
-    "torch bf16": partial(by_torch, precision="bf16"),
-    "torch int8": partial(by_torch, precision="int8"),
+    "torch-bf16": partial(by_torch, precision="bf16"),
+    "torch-int8": partial(by_torch, precision="int8"),
     "ctranslate2": by_ctranslate2,
-    "ctranslate2 int8": partial(by_ctranslate2, quantization="int8"),
-}
-ENGINES: dict[str, Callable[[Parts, Callable[[str], None]], Engine]] = {  # that can be asked for
-    "auto": AutoEngine,
-    "torch": lambda parts, _: by_torch(parts)(),
-    "ctranslate2": lambda parts, _: by_ctranslate2(parts)(),
+    "ctranslate2-int8": partial(by_ctranslate2, quantization="int8"),
 }
 
 
 def engine_of(name: str, parts: Parts, say: Callable[[str], None]) -> Engine:
-    return pick(ENGINES, name, "engine")(parts, say)
+    """The engine that was asked for; what `auto` decides is said."""
+    if name == "auto":
+        return AutoEngine(parts, say)
+    return pick({"auto": by_torch, **RUNNERS}, name, "engine")(parts)()

@@ -50,8 +50,8 @@ class OnnxEngine:
 
     def step(self, token_N: Tensor, state: State) -> tuple[Tensor, State]:
         state = replace(state, target_NT=torch.cat([state.target_NT, token_N[:, None]], 1))
-        logp_NTV = asked(self.writes, source=state.source_NS, memory=state.memory_NSC, target=state.target_NT)
-        return logp_NTV[:, -1], state
+        logp_NV = asked(self.writes, source=state.source_NS, memory=state.memory_NSC, target=state.target_NT)
+        return logp_NV, state
 
     def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[Found]]:
         width = max((len(job.ids) + 1 for job in jobs), default=1)

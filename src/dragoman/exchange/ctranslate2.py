@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.config import pick
-from dragoman.exchange.held import Holds, held, vocabulary
+from dragoman.exchange.held import Holds, check_widths, held, vocabulary
 from dragoman.models.transformer import DecoderLayer, EncoderLayer, Stack, Transformer
 from dragoman.nn.attention import SelfAttention
 from dragoman.nn.block import FeedForward, Residual, SwiGlu
@@ -55,7 +55,9 @@ def library() -> Any:
 
 
 def checked(model: nn.Module) -> Transformer:
-    return held(model, HOLDS, NAME)
+    transformer = held(model, HOLDS, NAME)
+    check_widths(transformer.settings, NAME)
+    return transformer
 
 
 def places(model: Transformer) -> int:

@@ -31,11 +31,11 @@ def held(model: nn.Module, holds: Holds, name: str) -> Transformer:
                 f"model.{setting}={shown(value)} cannot be exported to {name}, "
                 f"which holds {' or '.join(shown(choice) for choice in choices)}"
             )
-    check_widths(settings, name)
     return model
 
 
 def check_widths(settings: TransformerSettings, name: str) -> None:
+    """For formats that have one width for everything."""
     for setting in ("query_width", "value_width"):
         value = getattr(settings, setting)
         if value not in (0, settings.width):
@@ -58,7 +58,9 @@ def vocabulary(tokenizer: Tokenizer) -> list[str]:
     found = dict.fromkeys(SPECIALS)
     for number in range(len(SPECIALS), tokenizer.size):
         piece = tokenizer.pieces([number])[0]
-        found[piece if piece not in found else f"{piece}<{number}>"] = None
+        while piece in found:
+            piece += f"<{number}>"
+        found[piece] = None
     return list(found)
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dragoman.config import Recipe
-from dragoman.exchange.held import Holds, held
+from dragoman.exchange.held import Holds, check_widths, held
 from dragoman.exchange.huggingface_tokenizer import save_tokenizer
 from dragoman.models.transformer import DecoderLayer, EncoderLayer, Stack, Transformer
 from dragoman.nn.position import sinusoids
@@ -113,6 +113,7 @@ def parts(prefix: str, product: Any, *names: str) -> Iterator[Weight]:
 
 def checked(model: nn.Module) -> Transformer:
     transformer = held(model, HOLDS, NAME)
+    check_widths(transformer.settings, NAME)
     if transformer.settings.norm_place == "pre" and transformer.encoder.embedding is not transformer.decoder.embedding:
         raise Mistake(
             "model.norm_place=pre with two tables of embeddings cannot be exported to Hugging Face: Pegasus has one; "

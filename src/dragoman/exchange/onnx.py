@@ -1,4 +1,4 @@
-"""A Transformer as two ONNX graphs: encoder.onnx reads a source, decoder.onnx says what may follow each target prefix.
+"""A Transformer as two ONNX graphs: encoder.onnx reads sources, decoder.onnx says what may follow target prefixes.
 
 There is no cache: a prefix is read anew at every step. That is slow, but it is all that a search needs, in any language
 that has an ONNX runtime.
@@ -52,8 +52,8 @@ class Writing(Reading):
     def forward(self, source_BS: Tensor, memory_BSC: Tensor, target_BT: Tensor) -> Tensor:  # type: ignore[override]
         rows, source = Rows.one_each(target_BT >= 0), Rows.one_each(source_BS != PAD)
         states_BTC = self.model.decoder(target_BT, rows, memory_BSC, source)
-        logp_BTV: Tensor = self.model.project(states_BTC).log_softmax(-1)
-        return logp_BTV
+        logp_BV: Tensor = self.model.project(states_BTC[:, -1]).log_softmax(-1)
+        return logp_BV
 
 
 def checked(model: nn.Module) -> Transformer:

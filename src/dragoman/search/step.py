@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from dragoman.types import BOS, PAD, Mistake
+from dragoman.types import BOS, PAD
 
 NEVER = float("-inf")  # the log-probability of what cannot be
 
@@ -89,13 +89,3 @@ def legal(logp_NV: Tensor) -> Tensor:
     legal_NV[:, PAD] = NEVER
     legal_NV[:, BOS] = NEVER
     return legal_NV
-
-
-def penalties(longest: int, alpha: float, device: torch.device) -> Tensor:
-    """length ** alpha for every length from 0 to `longest`; length 0 counts as 1.
-
-    A table, because a power computed inside the search may round differently from one batch to the next.
-    """
-    if not alpha >= 0:
-        raise Mistake(f"the length penalty must be 0 or more, got {alpha}")
-    return torch.tensor([float(max(length, 1)) ** alpha for length in range(longest + 1)], device=device)

@@ -1,0 +1,42 @@
+"""ONNX graphs give our log-probabilities, at sizes other than those they were made with; our search finds the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dragoman.config import SearchSettings
+from dragoman.exchange import onnx
+from dragoman.types import Mistake
+from toy_exchange import answers, assert_same, letters, model_of, some_jobs
+from toy_models import TRANSFORMER
+
+REFUSED = {
+    f"{name}={choice}": {name: choice}
+    for name, menu in TRANSFORMER.items()
+    for choice in menu
+    if choice not in onnx.HOLDS.get(name, menu)
+}
+
+
+def test_a_model_answers_as_ours(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
+    pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    from dragoman.engines.onnx import OnnxEngine
+
+    model = model_of(
+        {"norm": "scale", "activation": "swiglu", "position": "relative", "decoder_attention": "local", "layers": 1}
+    )
+    onnx.save(model, letters(), tmp_path)
+    engine = OnnxEngine(tmp_path, letters().target.decode)
+    for count in (1, 5):
+        for search in (SearchSettings(beam=1), SearchSettings(beam=3, nbest=3)):
+            jobs = some_jobs(count)
+            assert_same(answers(model, jobs, search), engine.search(jobs, search))
+
+
+@pytest.mark.parametrize("setting", REFUSED)
+def test_a_model_that_it_cannot_hold_is_refused_by_name(setting: str) -> None:
+    with pytest.raises(Mistake, match=rf"^model\.{setting} cannot be exported to ONNX, which holds "):
+        onnx.checked(model_of(REFUSED[setting]))

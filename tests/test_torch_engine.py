@@ -1,0 +1,124 @@
+"""The engine's laws: what flows through slots is what a lone search finds, whatever the company and the precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from dragoman.config import SearchSettings
+from dragoman.engines import flow, torch_engine
+from dragoman.engines.base import Job
+from dragoman.engines.packed import PRECISIONS, ready
+from dragoman.engines.torch_engine import TorchEngine
+from dragoman.search.beam import beam_search
+from dragoman.search.ensemble import Ensemble
+from dragoman.search.step import Found
+from dragoman.types import EOS
+from tolerance import DEVICES
+from toy_engine import MODELS, model_of, random_jobs
+
+CPU = torch.device("cpu")
+
+
+def engine(model: Any, device: torch.device = CPU) -> TorchEngine:
+    return TorchEngine(model, device, lambda tokens: " ".join(map(str, tokens)))
+
+
+def settings(**changed: Any) -> SearchSettings:
+    return SearchSettings(**changed)
+
+
+def alone(model: Any, job: Job, search: SearchSettings, device: torch.device = CPU) -> list[Found]:
+    source_BS = torch.tensor([[*job.ids, EOS]], device=device)
+    options: Any = {"width": search.beam, "nbest": search.nbest, "stop": search.stop, "norm": search.length_norm}
+    return beam_search(model, source_BS, source_BS > 0, torch.tensor([job.limit]), **options)[0]
+
+
+def close(found: list[Found], wanted: list[Found], limit: float = 1e-4) -> None:
+    assert [(one.tokens, one.finished) for one in found] == [(one.tokens, one.finished) for one in wanted]
+    assert [one.score for one in found] == pytest.approx([one.score for one in wanted], abs=limit)
+
+
+@pytest.mark.parametrize("section", MODELS, ids=str)
+@pytest.mark.parametrize("beam", [1, 3])
+def test_slots_find_what_a_lone_search_finds(section: dict[str, Any], beam: int, monkeypatch: Any) -> None:
+    """Few slots, so that sentences come and go; every model kind."""
+    monkeypatch.setattr(torch_engine, "side_by_side", lambda *_: 4 * beam)
+    model, search = model_of(**section), settings(beam=beam, nbest=beam)
+    jobs = random_jobs(25)
+    for job, found in zip(jobs, engine(model).search(jobs, search), strict=True):
+        close(found, alone(model, job, search))
+
+
+def test_an_ensemble_flows_too(monkeypatch: Any) -> None:
+    monkeypatch.setattr(torch_engine, "side_by_side", lambda *_: 12)
+    model, search, jobs = Ensemble([model_of(), model_of(kind="rnn")]), settings(beam=3), random_jobs(20)
+    for job, found in zip(jobs, engine(model).search(jobs, search), strict=True):
+        close(found, alone(model, job, search))
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("section", [{}, {"kind": "rnn", "cell": "lstm"}], ids=str)
+def test_company_changes_nothing_to_the_bit(precision: str, section: dict[str, Any], monkeypatch: Any) -> None:
+    """One at a time, a few, all; in any order; with one worker and with two: every precision."""
+    model, search = ready(model_of(width=64, **section), CPU, precision), settings(beam=4)
+    jobs = random_jobs(40)
+    expected = engine(model).search(jobs, search)
+    assert [found for job in jobs for found in engine(model).search([job], search)] == expected
+    order = sorted(range(40), key=lambda i: (i * 17) % 40)
+    for rows in (8, 20, 512):
+        monkeypatch.setattr(torch_engine, "side_by_side", lambda *_, rows=rows: rows)
+        found = engine(model).search([jobs[i] for i in order], search)
+        assert [found[order.index(i)] for i in range(40)] == expected
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        assert engine(model).search(jobs, search) == expected
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(("precision", "limit"), [("float32", 1e-5), ("bf16", 0.2), ("int8", 0.2)])
+@pytest.mark.parametrize("section", MODELS, ids=str)
+def test_a_model_made_ready_is_the_model(section: dict[str, Any], precision: str, limit: float) -> None:
+    model = model_of(width=64, **section)
+    made = ready(model, CPU, precision)
+    source_BS = torch.randint(4, 40, (5, 9))
+    with torch.inference_mode():
+        logps = [one.step(torch.full((5,), 2), one.start(source_BS, source_BS > 0))[0] for one in (model, made)]
+    assert (logps[0] - logps[1]).abs().max() < limit * logps[0].abs().max()
+    assert precision == "float32" or not logps[0].equal(logps[1])  # it has indeed less precision
+
+
+def test_a_worker_that_fails_speaks_for_all() -> None:
+    class Broken:
+        def start(self, *_: Any) -> Any:
+            raise MemoryError("no room")
+
+    with pytest.raises(MemoryError, match="no room"):
+        engine(Broken()).search(random_jobs(9), settings())
+
+
+def test_every_job_is_handed_out_once_the_longest_first() -> None:
+    jobs = [Job([5] * length, 9) for length in (3, 9, 1, 9, 4)]
+    queue = flow.Queue(jobs, range(5))
+    handed = [number for count in (2, 2, 2, 2) for number in queue.next(count)]
+    assert sorted(handed) == list(range(5))
+    assert [len(jobs[number].ids) for number in handed] == [9, 9, 4, 3, 1]
+
+
+@pytest.mark.skipif("cuda" not in DEVICES, reason="needs a GPU")
+@pytest.mark.parametrize("beam", [1, 4])
+@pytest.mark.parametrize("section", [{}, {"norm_place": "post"}, {"position": "rotary"}], ids=str)
+def test_a_captured_step_finds_what_a_lone_search_finds(section: dict[str, Any], beam: int, monkeypatch: Any) -> None:
+    cuda = torch.device("cuda")
+    model, search, jobs = model_of(**section).cuda(), settings(beam=beam, nbest=beam), random_jobs(150)
+    monkeypatch.setattr(torch_engine, "side_by_side", lambda *_: 16 * beam)
+    ours = engine(model, cuda)
+    for _ in range(2):  # captured now, and played again
+        found = ours.search(jobs, search)
+        assert flow.GpuFlow in ours.flows
+        for job, answers in zip(jobs, found, strict=True):
+            close(answers, alone(model, job, search, cuda), 1e-3)
