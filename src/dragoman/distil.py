@@ -160,7 +160,7 @@ class Teacher:
         sources = [pair.source for pair in pairs]
         trees = [pair.tree for pair in pairs] if self.translator.asks_for_trees else None
         most = self.beam if self.closest else 1
-        found = self.translator.nbest(sources, count=most, beam=self.beam, trees=trees)
+        found = self.translator.nbest(sources, count=most, beam=self.beam, trees=trees, align=False)
         chosen = [self.choose(some, pair.target) for some, pair in zip(found, pairs, strict=True)]
         return [
             {"source": source, "target": one.text, "faults": faults(one)}

@@ -54,7 +54,8 @@ def ratio(source: int, target: int) -> float:
 def flags_of(source: str, answer: str, tokens: tuple[int, int], usual: Usual | None) -> tuple[str, ...]:
     """`tokens` are how many the source and the answer have. Without knowledge of training, only loops are odd."""
     said, given = words_of(answer), words_of(source)
-    found = [REPEATS] if loops(said) > loops(given) else []
+    again = loops(said)
+    found = [REPEATS] if again and again > loops(given) else []
     if usual:
         share = ratio(*tokens)
         found += [LONG] if share > usual.most * MARGIN else [SHORT] if share < usual.least / MARGIN else []
@@ -68,6 +69,8 @@ def words_of(text: str) -> list[str]:
 
 def loops(said: Sequence[str]) -> int:
     """How often a run of words is said too often in a row: three times, or twice where it is of four words or more."""
+    if len(set(said)) == len(said):
+        return 0  # no word is said twice
     found = 0
     for period in range(1, min(LONGEST_LOOP, len(said) // 2) + 1):
         same = 0

@@ -93,7 +93,8 @@ def translating(translator: Translator) -> dict[str, Any]:
 
 def translated(translator: Translator, pairs: Sequence[Pair], *, beam: int | None = None) -> list[str]:
     trees = [pair.tree for pair in pairs] if translator.asks_for_trees else None
-    return [one.text for one in translator.translate([pair.source for pair in pairs], beam=beam, trees=trees)]
+    found = translator.translate([pair.source for pair in pairs], beam=beam, trees=trees, align=False)
+    return [one.text for one in found]
 
 
 def training(run: Path) -> dict[str, Any]:

@@ -6,13 +6,15 @@ call, but it reads and writes the same memory every time: so everything here is 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dragoman.search.beam import Beams, Live, Plan, Whole, advance, begin
-from dragoman.search.slots import Slots
+from dragoman.search.beam import Beams, Live, Plan, Whole, advance, begin, harvest
+from dragoman.search.slots import Slots, chosen
+from dragoman.search.step import Found
 from dragoman.types import BOS
 
 WARM = 3  # steps before the capture, in which libraries make up their minds
@@ -26,6 +28,7 @@ class CapturedSlots(Slots[Any]):
         super().__init__(model, plan, longest)
         self.open(fresh, torch.zeros(slots, dtype=torch.long, device=plan.penalty_T.device))
         self.taken_B = [True] * slots
+        self.penalty_T = plan.penalty_T.cpu()
         live, whole, limit_B, done_B = self.beams
         own = Live(*(each.clone() for each in live)), Whole(*(each.clone() for each in whole))  # each its own memory
         self.beams = Beams(*own, limit_B, done_B)
@@ -61,6 +64,22 @@ class CapturedSlots(Slots[Any]):
 
     def step(self) -> None:
         self.graph.replay()
+
+    def take(self, slots: list[int]) -> list[list[Found]]:
+        """The answers in these slots, in one go: every word from the GPU is waited for."""
+        for slot in slots:
+            self.taken_B[slot] = True
+        picked = chosen(self.beams, self.places(slots))
+        parts = [*picked.live, *picked.whole]
+        whole = torch.cat(
+            [part.double().flatten(1) if part.dim() > 1 else part.double()[:, None] for part in parts], 1
+        ).cpu()
+        sizes = [part[0].numel() for part in parts]
+        here = [
+            each.view(part.shape).to(part.dtype) for each, part in zip(torch.split(whole, sizes, 1), parts, strict=True)
+        ]
+        beams = Beams(Live(*here[:3]), Whole(*here[3:]), picked.limit_B, picked.done_B)
+        return harvest(beams, replace(self.plan, penalty_T=self.penalty_T))
 
     def fill(self, slots: list[int], fresh: Any, limit_K: Tensor) -> None:
         assert self.state

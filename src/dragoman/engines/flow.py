@@ -43,8 +43,6 @@ class Queue:
 class Flow:
     """One worker on a CPU: fills its slots from a queue until nothing is left, and tells what it found."""
 
-    look = 1  # steps from one look at who is done to the next
-
     def __init__(self, model: Any, device: torch.device, rows: int) -> None:
         self.model, self.device, self.rows = model, device, rows
 
@@ -53,6 +51,8 @@ class Flow:
         fewest = -(-FEWEST // plan.width)
         here = queue.next(max(self.rows // plan.width, fewest))
         slots: Slots[Any] = Slots(self.model, plan, longest)
+        if not here:  # another worker was quicker
+            return slots, here
         slots.open(*self.started(queue, here, max(len(here), fewest)))
         return slots, here + [-1] * (fewest - len(here))
 
@@ -66,10 +66,8 @@ class Flow:
 
     @torch.inference_mode()
     def run(self, queue: Queue, plan: Plan, longest: int, told: Callable[[int, list[Found]], None]) -> None:
-        if not queue.waiting:
-            return
         slots, here = self.opened(queue, plan, longest)
-        while True:
+        while here:
             free = slots.free
             if len(free) * WORTH >= len(here):
                 if new := queue.next(len(free)):
@@ -80,8 +78,7 @@ class Flow:
                     return
                 else:
                     here = self.shrunk(slots, here)
-            for _ in range(self.look):
-                slots.step()
+            slots.step()
             over = slots.over()
             for slot, found in zip(over, slots.take(over) if over else [], strict=True):
                 told(here[slot], found)
@@ -97,15 +94,48 @@ class Flow:
 
 
 class GpuFlow(Flow):
-    """The same on a GPU: slots that are captured once for each shape, and kept."""
+    """The same on a GPU: slots that are captured once for each shape, and kept. Sentences come in groups of one size,
+    which are read while the steps before run, so that the GPU does not wait for the host."""
 
-    look = 4
+    LOOK = 4  # steps from one look at who is done to the next
+    GROUPS = 8  # that fill all slots
 
     def __init__(self, model: Any, device: torch.device, rows: int) -> None:
         super().__init__(model, device, rows)
         self.pools: dict[tuple[Any, ...], Slots[Any]] = {}
 
-    def opened(self, queue: Queue, plan: Plan, longest: int) -> tuple[Slots[Any], list[int]]:
+    @torch.inference_mode()
+    def run(self, queue: Queue, plan: Plan, longest: int, told: Callable[[int, list[Found]], None]) -> None:
+        slots = self.pool(queue, plan, longest)
+        here = [-1] * len(slots.taken_B)
+        size = max(len(here) // self.GROUPS, 1)
+        group = self.group(queue, size)
+        while True:
+            while group and len(slots.free) >= len(group[0]):
+                for slot, number in zip(slots.free, group[0], strict=False):
+                    here[slot] = number
+                slots.fill(slots.free[: len(group[0])], *group[1:])
+                group = self.group(queue, size) if len(slots.free) >= size else None
+            if all(slots.taken_B) and not group and not (group := self.group(queue, size)):
+                return
+            for _ in range(self.LOOK):
+                slots.step()
+            group = group or self.group(queue, size)
+            over = slots.over()
+            for slot, found in zip(over, slots.take(over) if over else [], strict=True):
+                told(here[slot], found)
+
+    def group(self, queue: Queue, size: int) -> tuple[list[int], Any, Tensor] | None:
+        """The next few jobs, their sources being read, and their limits."""
+        numbers = queue.next(size)
+        if not numbers:
+            return None
+        fresh, limit_K = self.started(queue, numbers, size)
+        if len(numbers) < size:
+            fresh = fresh.keep(torch.arange(len(numbers), device=self.device))
+        return numbers, fresh, limit_K[: len(numbers)]
+
+    def pool(self, queue: Queue, plan: Plan, longest: int) -> Slots[Any]:
         from dragoman.engines.captured import CapturedSlots
 
         count, longest = max(self.rows // plan.width, 1), -(-longest // 64) * 64
@@ -113,10 +143,7 @@ class GpuFlow(Flow):
         if shape not in self.pools:
             empty = self.started(queue, [], count)[0]
             self.pools[shape] = CapturedSlots(self.model, plan, longest, empty, count)
-        return self.pools[shape], [-1] * count
-
-    def shrunk(self, slots: Slots[Any], here: list[int]) -> list[int]:  # noqa: ARG002 - a captured shape stays
-        return here
+        return self.pools[shape]
 
 
 def laid(jobs: Sequence[Job], width: int, rows: int) -> Batch:

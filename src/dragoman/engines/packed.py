@@ -30,7 +30,7 @@ class Packed(nn.Module):
         self.bias = None if linear.bias is None else linear.bias.detach().to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        out: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self.weight, self.bias, "none", [], "")
         return out
 
 
@@ -55,7 +55,7 @@ class Int8(nn.Module):
         x_NI = x.flatten(0, -2)
         scale_N1 = x_NI.abs().amax(1, keepdim=True).clamp_(min=1e-12).div_(127)
         whole_NI = (x_NI / scale_N1).add_(self.ZERO + 0.5).to(torch.uint8)  # cut off after a half was added: rounded
-        out_NO = torch.ops.onednn.qlinear_pointwise(
+        out_NO = torch.ops.onednn.qlinear_pointwise.default(
             whole_NI,
             1.0,
             self.ZERO,

@@ -55,8 +55,8 @@ class TorchEngine:
     def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[Found]]:
         found: list[list[Found]] = [[] for _ in jobs]
         flowing = [number for number, job in enumerate(jobs) if flows(job, search)]
-        for queue in queues(jobs, flowing):
-            self.flow(queue, search, found)
+        if flowing:
+            self.flow(queues(jobs, flowing), search, found)
         rest = sorted(set(range(len(jobs))) - set(flowing))
         for width, some in grouped(rest, lambda number: rung(len(jobs[number].ids) + 1), ROWS[self.device.type]):
             answers = find(self.request([jobs[number] for number in some], width, search))
@@ -64,9 +64,9 @@ class TorchEngine:
                 found[number] = answer
         return found
 
-    def flow(self, queue: Queue, search: SearchSettings, found: list[list[Found]]) -> None:
-        """The queue through as many workers as there are cores, and on a GPU through one."""
-        longest = max(job.limit for job in queue.jobs)
+    def flow(self, waiting: Sequence[Queue], search: SearchSettings, found: list[list[Found]]) -> None:
+        """The queues through as many workers as there are cores, and on a GPU through one."""
+        longest = max(job.limit for job in waiting[0].jobs)
         plan = Plan.of(
             longest,
             self.device,
@@ -76,12 +76,14 @@ class TorchEngine:
             norm=search.length_norm,
             stop=search.stop,
         )
-        kind = GpuFlow if worth_capturing(self.model, self.device, len(queue.waiting)) else Flow
+        jobs = sum(len(queue.waiting) for queue in waiting)
+        kind = GpuFlow if worth_capturing(self.model, self.device, jobs) else Flow
         flow = self.flows.setdefault(kind, kind(self.model, self.device, side_by_side(self.model, self.device)))
-        workers = min(torch.get_num_threads() if self.device.type == "cpu" else 1, len(queue.waiting))
+        workers = min(torch.get_num_threads() if self.device.type == "cpu" else 1, jobs)
 
         def work() -> None:
-            flow.run(queue, plan, longest, found.__setitem__)
+            for queue in waiting:
+                flow.run(queue, plan, longest, found.__setitem__)
 
         if workers == 1:
             work()

@@ -121,7 +121,8 @@ def translated(
     tick = ticker("translating", len(sources))
     for begun in range(0, len(sources), PORTION):
         part = slice(begun, begun + PORTION)
-        found += translator.translate(sources[part], beam=beam, trees=trees[part] if trees is not None else None)
+        wanted = trees[part] if trees is not None else None
+        found += translator.translate(sources[part], beam=beam, trees=wanted, align=False)
         tick(len(found))
     return found
 

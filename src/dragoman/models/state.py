@@ -21,14 +21,19 @@ C = TypeVar("C", Cache, Cache | None)
 class State:
     """What a search carries from step to step. The source's keys and values stay one per sentence.
 
-    A state serves for one step: the step writes into its caches.
+    A state serves for one step: the step, and a change of rows, write into its caches.
+
+    When beams change places, most of what they have said is the same as what stood there before. `who_NK` says which
+    row said each place of a row's past, so only what differs is copied; where caches `stay`, as on a GPU, nothing is,
+    and the table also says where to look (nn/lookup.py).
     """
 
     memory: list[Cache | None]  # of each layer
     look: Look  # at the sources
     caches: list[Cache]
     at_B: Tensor  # tokens that each sentence's rows have read
-    who_NK: Tensor | None = None  # the row that holds each place of a row's past, where caches stay as they are
+    who_NK: Tensor
+    stay: bool = False
 
     @property
     def capacity(self) -> int:
@@ -36,22 +41,33 @@ class State:
 
     def select(self, rows_N: Tensor) -> State:
         """The rows at these places. The rows of a sentence stay together, N / B of them to each."""
-        if rows_N.device.type == "cpu" and rows_N.tolist() == list(range(len(self.caches[0][0]))):
-            return self
-        if self.who_NK is not None:
-            return replace(self, who_NK=self.who_NK.index_select(0, rows_N))
-        return replace(self, caches=picked(self.caches, rows_N))
+        who_NK = self.who_NK.index_select(0, rows_N)
+        if not self.stay and (len(rows_N) != len(self.who_NK) or who_NK.is_cuda):
+            return replace(self, caches=picked(self.caches, rows_N), who_NK=who_NK)
+        if not self.stay:
+            self.move(rows_N, (who_NK != self.who_NK).nonzero())
+        return replace(self, who_NK=who_NK)
+
+    def move(self, rows_N: Tensor, cell_M2: Tensor) -> None:
+        """Copy these cells, each a row and a place in it, from the rows that stand at these places."""
+        heads, capacity = self.caches[0][0].shape[1:3]
+        row_M1, place_M1 = cell_M2[:, :1], cell_M2[:, 1:]
+        head_H = torch.arange(heads, device=rows_N.device)
+        to_M, from_M = (((row * heads + head_H) * capacity + place_M1).flatten() for row in (row_M1, rows_N[row_M1]))
+        for each in (each for pair in self.caches for each in pair) if len(cell_M2) else ():
+            flat_MD = each.view(-1, each.size(3))
+            flat_MD.index_copy_(0, to_M, flat_MD.index_select(0, from_M))
 
     def indexed(self, capacity: int) -> State:
         """The same with caches that have room for so many tokens and never move, for sentences that have read none."""
-        caches = [(widened(k, capacity), widened(v, capacity)) for k, v in self.caches]
-        who_NK = torch.zeros(len(caches[0][0]), capacity, dtype=torch.int32, device=self.at_B.device)
+        roomy = self.reserve(capacity)
         look = Look() if self.look.bias is None else Look(stop=(self.look.bias[:, 0, 0] == 0).sum(-1))
-        return State(self.memory, look, caches, self.at_B, who_NK)
+        return replace(roomy, look=look, stay=True)
 
     def reserve(self, places: int) -> State:
         """Room for so many more places in the caches."""
-        return replace(self, caches=[(widened(k, places), widened(v, places)) for k, v in self.caches])
+        caches = [(widened(k, places), widened(v, places)) for k, v in self.caches]
+        return replace(self, caches=caches, who_NK=nn.functional.pad(self.who_NK, (0, places)))
 
     def rest(self, done_B: Tensor) -> State:
         """Sentences that are done stand at the beginning again, where they need no room."""
@@ -64,6 +80,7 @@ class State:
             Look(bias=None if self.look.bias is None else self.look.bias.index_select(0, sentences_K)),
             picked(self.caches, self.rows_of(sentences_K)),
             self.at_B.index_select(0, sentences_K),
+            self.who_NK.index_select(0, self.rows_of(sentences_K)),
         )
 
     def put(self, sentences_K: Tensor, fresh: State) -> State:
@@ -74,6 +91,7 @@ class State:
         for held_B, new_B in ((self.look.bias, fresh.look.bias), (self.look.stop, fresh.look.stop)):
             if held_B is not None and new_B is not None:
                 held_B.index_copy_(0, sentences_K, new_B)
+        self.who_NK.index_fill_(0, self.rows_of(sentences_K), 0)
         return replace(self, at_B=self.at_B.index_copy(0, sentences_K, fresh.at_B))
 
     def rows_of(self, sentences_K: Tensor) -> Tensor:

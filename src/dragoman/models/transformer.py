@@ -268,11 +268,12 @@ class Decoder(Stack):
             look = Look(bias=hiding(look.keep, like.dtype))
         at_B = torch.zeros(rows, dtype=torch.long, device=like.device)
         memory = [self.look_up(layer, memory_BSC) for layer in self.layers]
-        return State([pair and (pair[0].contiguous(), pair[1].contiguous()) for pair in memory], look, caches, at_B)
+        memory = [pair and (pair[0].contiguous(), pair[1].contiguous()) for pair in memory]
+        return State(memory, look, caches, at_B, torch.zeros(rows, 0, dtype=torch.int32, device=like.device))
 
     def step(self, token_N: Tensor, state: State) -> tuple[Tensor, State]:
         """One token in for every row; the states_NC that come after it and the new state out."""
-        if state.who_NK is None and int(state.at_B.max()) >= state.capacity:
+        if not state.stay and int(state.at_B.max()) >= state.capacity:
             state = state.reserve(CAPACITY_STEP * max(-(-SMALL // (CAPACITY_STEP * self.narrowest)), 1))
         place_N1 = state.at_B.repeat_interleave(len(token_N) // len(state.at_B))[:, None]
         x_N1C = self.embed(token_N[:, None], Rows(torch.ones_like(place_N1), place_N1))
@@ -284,9 +285,9 @@ class Decoder(Stack):
         return states_NC, replace(state, at_B=state.at_B + 1)
 
     def now(self, place_N1: Tensor, state: State, dtype: torch.dtype) -> Now:
-        if state.who_NK is not None:
-            row_N1 = torch.arange(len(place_N1), dtype=torch.int32, device=place_N1.device)[:, None]
-            state.who_NK.scatter_(1, place_N1, row_N1)
+        row_N1 = torch.arange(len(place_N1), dtype=torch.int32, device=place_N1.device)[:, None]
+        state.who_NK.scatter_(1, place_N1, row_N1)
+        if state.stay:
             return Now(place_N1, Look(), state.who_NK)
         look: Look = self.layers[0].attention.sublayer.glance(place_N1, state.capacity, dtype)  # type: ignore[union-attr,operator]
         return Now(place_N1, look)

@@ -19,7 +19,7 @@ PLACES = 16  # of the past that are read at a time
 @triton.jit  # type: ignore[untyped-decorator]
 def _attend(  # type: ignore[no-untyped-def]
     query, new_key, new_value, key, value, who, stop, out,
-    query_stride, new_stride, heads, capacity, rows, scale,
+    query_stride, key_stride, value_stride, heads, capacity, rows, scale,
     WRITES: tl.constexpr, D: tl.constexpr, E: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     n, h = tl.program_id(0), tl.program_id(1)
@@ -27,8 +27,8 @@ def _attend(  # type: ignore[no-untyped-def]
     q = tl.load(query + n * query_stride + h * D + d).to(tl.float32) * scale
     last = tl.load(stop + n // rows)
     if WRITES:  # the new token: it goes into the cache, and is the first thing that the row looks at
-        k = tl.load(new_key + n * new_stride + h * D + d)
-        v = tl.load(new_value + n * new_stride + h * E + e)
+        k = tl.load(new_key + n * key_stride + h * D + d)
+        v = tl.load(new_value + n * value_stride + h * E + e)
         own = ((n * heads + h) * capacity + last).to(tl.int64)
         tl.store(key + own * D + d, k)
         tl.store(value + own * E + e, v)
@@ -67,7 +67,7 @@ def attend(
     out_NHD = torch.empty(N, H, value.size(3), dtype=q_NHD.dtype, device=q_NHD.device)
     _attend[(N, H)](
         q_NHD, k_NHD, v_NHD, key, value, stop if who_NK is None else who_NK, stop, out_NHD,
-        q_NHD.stride(0), k_NHD.stride(0), H, key.size(2), N // len(stop), D**-0.5,
+        q_NHD.stride(0), k_NHD.stride(0), v_NHD.stride(0), H, key.size(2), N // len(stop), D**-0.5,
         WRITES=new is not None, D=D, E=value.size(3), T=PLACES, num_warps=1,
     )  # fmt: skip
     return out_NHD

@@ -107,7 +107,7 @@ class Validator:
         pairs, tokenizers = self.prepared.dev_pairs, self.prepared.tokenizers
         translator = Translator(cast(Seq2Seq, model), tokenizers, self.recipe, self.prepared.longest, self.device)
         trees = [pair.tree for pair in pairs] if translator.asks_for_trees else None
-        found = translator.translate([pair.source for pair in pairs], trees=trees, search=GREEDY)
+        found = translator.translate([pair.source for pair in pairs], trees=trees, search=GREEDY, align=False)
         return [one.text for one in found], [pair.target for pair in pairs]
 
     @torch.inference_mode()
