@@ -2,8 +2,9 @@
 
     python bench/translate_gpu.py RUN --source F [--reference F] [--flight 256] [--beams 4 1] [--out F.json]
 
-Rounds are interleaved; the first of each is thrown away (compilation, capture, libraries getting warm). Tokens are
-those of the answers, end marks counted.
+Two speeds each: of the search alone, from ids to ids, and end to end, from lines to lines. Rounds are interleaved; the
+first of each is thrown away (compilation, capture, libraries getting warm). Tokens are those of the answers, end marks
+counted.
 """
 
 from __future__ import annotations
@@ -13,69 +14,82 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from dragoman.loading import load
 from dragoman.score.metrics import METRICS
-from translators import huggingface, ours
+from dragoman.translator import Translator
+from translators import System, huggingface, ours
+
+PEER = "huggingface generate"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("run")
-    parser.add_argument("--source", type=Path, required=True)
-    parser.add_argument("--reference", type=Path)
-    parser.add_argument("--flight", type=int, default=256)
-    parser.add_argument("--beams", type=int, nargs="+", default=[4, 1])
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--repeat", type=int, default=1, help="the file so many times over")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    lines = options.source.read_text(encoding="utf-8").splitlines() * options.repeat
-    references = (
-        options.reference.read_text(encoding="utf-8").splitlines() * options.repeat if options.reference else None
-    )
-    translator = load(options.run, device="cuda")
-    found = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "lines": len(lines), "beams": {}}
-    for beam in options.beams:
-        translates = {
-            "huggingface": huggingface(translator, beam, options.flight, torch.bfloat16),
-            "dragoman bf16": ours(translator, "torch-bf16", beam),
-        }
-        found["beams"][beam] = compare(translator, translates, lines, references, options.rounds)
-        print(json.dumps({beam: found["beams"][beam]}), flush=True)
-    if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
+def timed(call: Callable[[], Any]) -> tuple[Any, float]:
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    found = call()
+    torch.cuda.synchronize()
+    return found, time.perf_counter() - begun
 
 
-def compare(translator, translates, lines, references, rounds):
-    speeds = {name: [] for name in translates}
+def compared(
+    translator: Translator, systems: dict[str, System], lines: Sequence[str], references: Any, rounds: int
+) -> dict[str, Any]:
+    ids = translator.tokenizers.source.encode_all(lines)
+    speeds: dict[str, dict[str, list[float]]] = {name: {"search": [], "lines": []} for name in systems}
     texts = {}
-    for number in range(rounds):
-        for name, translate in translates.items():
-            torch.cuda.synchronize()
-            begun = time.perf_counter()
-            texts[name] = translate(lines)
-            torch.cuda.synchronize()
-            seconds = time.perf_counter() - begun
-            tokens = sum(len(ids) + 1 for ids in translator.tokenizers.target.encode_all(texts[name]))
+    for number in range(rounds + 1):
+        for name, system in systems.items():
+            found, seconds = timed(lambda system=system: system.search(ids))
+            tokens = sum(len(each) + 1 for each in found)
+            texts[name], whole = timed(lambda system=system: system.translate(lines))
             if number:
-                speeds[name].append(tokens / seconds)
-    first = next(iter(translates))
-    result = {}
-    for name, values in speeds.items():
-        ratios = [a / b for a, b in zip(values, speeds[first], strict=True)]
-        result[name] = {
-            "tokens_per_second": round(statistics.median(values)),
-            "times": round(statistics.median(ratios), 2),
-            "same_text": sum(a == b for a, b in zip(texts[name], texts[first], strict=True)) / len(lines),
-        }
+                speeds[name]["search"].append(tokens / seconds)
+                speeds[name]["lines"].append(tokens / whole)
+    result: dict[str, Any] = {}
+    for name, kinds in speeds.items():
+        same = sum(a == b for a, b in zip(texts[name], texts[PEER], strict=True)) / len(lines)
+        result[name] = {"same_text": round(same, 3)}
+        for kind, values in kinds.items():
+            ratios = [a / b for a, b in zip(values, speeds[PEER][kind], strict=True)]
+            result[name][kind] = {
+                "tokens_per_second": round(statistics.median(values)),
+                "times": round(statistics.median(ratios), 2),
+            }
         if references:
             result[name]["bleu"] = round(METRICS["bleu"](texts[name], [references]).value, 2)
     return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run")
+    parser.add_argument("--source", type=Path, required=True)
+    parser.add_argument("--reference", type=Path)
+    parser.add_argument("--flight", type=int, default=256, help="sentences at a time")
+    parser.add_argument("--beams", type=int, nargs="+", default=[4, 1])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeat", type=int, default=8, help="the file so many times over")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    lines = options.source.read_text(encoding="utf-8").splitlines() * options.repeat
+    read = options.reference.read_text(encoding="utf-8").splitlines() if options.reference else []
+    translator = load(options.run, device="cuda")
+    found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "lines": len(lines)}
+    for beam in options.beams:
+        systems = {
+            PEER: huggingface(translator, beam, options.flight, torch.bfloat16),
+            "dragoman torch-bf16": ours(translator, "torch-bf16", beam),
+        }
+        found[f"beam {beam}"] = compared(translator, systems, lines, read * options.repeat, options.rounds)
+        print(json.dumps({beam: found[f"beam {beam}"]}), flush=True)
+        if options.out:
+            options.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

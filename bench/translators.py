@@ -1,7 +1,8 @@
 """What bench/translate_cpu.py and bench/translate_gpu.py set side by side: the same weights behind several engines.
 
-Every one of them takes lines and gives lines: all read and write text through the run's own tokenizer. They are handed
-all lines at once, and each batches as is best for it: by length, which is what a user of theirs would write.
+Every one of them takes lines and gives lines, through the run's own tokenizer, and can also be asked for the search
+alone, from ids to ids. They are handed everything at once, and each batches as is best for it: by length, which is what
+a user of theirs would write.
 """
 
 from __future__ import annotations
@@ -11,17 +12,24 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from dragoman.engines.choose import RUNNERS, AutoEngine, Parts
+from dragoman.engines.base import Job
+from dragoman.engines.choose import Parts, engine_of
 from dragoman.exchange import ctranslate2 as to_ctranslate2
 from dragoman.exchange import huggingface as to_huggingface
+from dragoman.exchange.held import vocabulary
 from dragoman.translator import Translator
 from dragoman.types import BOS, EOS, PAD
 
-Translate = Callable[[Sequence[str]], list[str]]
+Ids = list[list[int]]
+
+
+class System(NamedTuple):
+    search: Callable[[Ids], Ids]
+    translate: Callable[[Sequence[str]], list[str]]
 
 
 def limit_of(ids: Sequence[int], translator: Translator) -> int:
@@ -29,21 +37,33 @@ def limit_of(ids: Sequence[int], translator: Translator) -> int:
     return int(search.max_ratio * len(ids)) + search.max_extra + 1
 
 
-def ours(translator: Translator, engine: str, beam: int) -> Translate:
-    """`dragoman translate --engine NAME`, from lines to lines."""
+def through(translator: Translator, search: Callable[[Ids], Ids]) -> System:
+    source, target = translator.tokenizers.source, translator.tokenizers.target
+
+    def translate(lines: Sequence[str]) -> list[str]:
+        return [target.decode(tokens) for tokens in search(source.encode_all(lines))]
+
+    return System(search, translate)
+
+
+def ours(translator: Translator, engine: str, beam: int) -> System:
+    """`dragoman translate --engine NAME`."""
     parts = Parts(translator.model, translator.tokenizers, translator.device, Path("~/.cache/dragoman"))
-    made = (
-        AutoEngine(parts, lambda text: print(text, file=sys.stderr)) if engine == "auto" else RUNNERS[engine](parts)()
-    )
+    made = engine_of(engine, parts, lambda text: print(text, file=sys.stderr))
     door = replace(translator, engine=made)
+    settings = translator.recipe.search.model_copy(update={"beam": beam, "nbest": 1})
+
+    def search(ids: Ids) -> Ids:
+        found = made.search([Job(each, limit_of(each, translator)) for each in ids], settings)
+        return [answers[0].tokens for answers in found]
 
     def translate(lines: Sequence[str]) -> list[str]:
         return [one.text for one in door.translate(lines, beam=beam, align=False)]
 
-    return translate
+    return System(search, translate)
 
 
-def huggingface(translator: Translator, beam: int, batch: int, dtype: torch.dtype) -> Translate:
+def huggingface(translator: Translator, beam: int, batch: int, dtype: torch.dtype) -> System:
     """`generate` of transformers, on the exported model."""
     from transformers import AutoModelForSeq2SeqLM
 
@@ -52,17 +72,15 @@ def huggingface(translator: Translator, beam: int, batch: int, dtype: torch.dtyp
             translator.model, translator.tokenizers, translator.recipe, Path(folder), translator.longest
         )
         model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype).eval().to(translator.device)
-    source, target = translator.tokenizers.source, translator.tokenizers.target
+    model.generation_config.max_length = None
 
     @torch.inference_mode()
-    def translate(lines: Sequence[str]) -> list[str]:
-        ids = source.encode_all(lines)
+    def search(ids: Ids) -> Ids:
         order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
-        texts = [""] * len(lines)
+        found: Ids = [[] for _ in ids]
         for start in range(0, len(order), batch):
             some = order[start : start + batch]
-            width = len(ids[some[0]]) + 1
-            source_BS = torch.full((len(some), width), PAD)
+            source_BS = torch.full((len(some), len(ids[some[0]]) + 1), PAD)
             for row, i in enumerate(some):
                 source_BS[row, : len(ids[i]) + 1] = torch.tensor([*ids[i], EOS])
             source_BS = source_BS.to(translator.device)
@@ -70,37 +88,32 @@ def huggingface(translator: Translator, beam: int, batch: int, dtype: torch.dtyp
                 source_BS, attention_mask=(source_BS != PAD).long(), num_beams=beam, do_sample=False,
                 early_stopping=beam > 1, length_penalty=1.0, max_new_tokens=limit_of(ids[some[0]], translator),
             )  # fmt: skip
-            for i, row in zip(some, made.tolist(), strict=True):
-                said = row[1:]
-                texts[i] = target.decode([t for t in said[: said.index(EOS) if EOS in said else None] if t != PAD])
-        return texts
+            for i, (_, *said) in zip(some, made.tolist(), strict=True):
+                found[i] = [token for token in said[: said.index(EOS) if EOS in said else None] if token != PAD]
+        return found
 
-    return translate
+    return through(translator, search)
 
 
-def ctranslate2(translator: Translator, beam: int, batch: int, precision: str) -> Translate:
+def ctranslate2(translator: Translator, beam: int, batch: int, precision: str) -> System:
     """CTranslate2 called directly."""
-    import ctranslate2
+    import ctranslate2 as library
 
     folder = tempfile.mkdtemp()
     to_ctranslate2.save(translator.model, translator.tokenizers, Path(folder), precision)
     threads = torch.get_num_threads()
-    model = ctranslate2.Translator(
+    model = library.Translator(
         folder, device=translator.device.type, compute_type=precision, inter_threads=threads, intra_threads=1
     )
-    source, target = translator.tokenizers.source, translator.tokenizers.target
-    from dragoman.exchange.held import vocabulary
-
-    pieces, said = vocabulary(source), vocabulary(target)
+    pieces, said = vocabulary(translator.tokenizers.source), vocabulary(translator.tokenizers.target)
     numbers = {piece: number for number, piece in enumerate(said)}
 
-    def translate(lines: Sequence[str]) -> list[str]:
-        ids = source.encode_all(lines)
+    def search(ids: Ids) -> Ids:
         found = model.translate_batch(
             [[pieces[i] for i in each] for each in ids], beam_size=beam, max_batch_size=batch, length_penalty=1.0,
             max_decoding_length=max(limit_of(each, translator) for each in ids),
             suppress_sequences=[[said[PAD]], [said[BOS]]],
         )  # fmt: skip
-        return [target.decode([numbers[piece] for piece in one.hypotheses[0]]) for one in found]
+        return [[numbers[piece] for piece in one.hypotheses[0]] for one in found]
 
-    return translate
+    return through(translator, search)

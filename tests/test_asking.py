@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.asking import limit_of, settings_for, to_find, wish_of
+from dragoman.answers.asking import limit_of, settings_for, to_find, wish_of
 from dragoman.config import SearchSettings, TokenizerSettings
 from dragoman.text.tokenizer import Tokenizers
 from dragoman.types import Line, Mistake, Pair

@@ -12,21 +12,15 @@ from dragoman.search.constrained import constrained, needed, width_of
 from dragoman.search.exhaustive import exhaustive
 from dragoman.search.methods import METHODS, find
 from dragoman.search.request import Wish
-from dragoman.search.terms import Spelling, Term
-from toy_requests import REAL, asked, real_request
+from toy_requests import PIECES, REAL, asked, real_request, term
 from toy_steps import Toy, rescore, sources
 
-SPELT = [b""] * 4 + [b" a", b" b", b"a", b"b", b" ab", b"."]
 TERMS = ["a", "ab", "aba", "a b", "b b a", "abab"]
 few = settings(max_examples=25)
 
 
 def text_of(ids: list[int]) -> str:
-    return b"".join(SPELT[i] for i in ids).decode()
-
-
-def term(text: str, spelt: list[bytes] = SPELT) -> Term:
-    return Spelling(spelt).term(text, [text.encode()], before=True, after=True)
+    return b"".join(PIECES[i] for i in ids).decode()
 
 
 def has(text: str, wanted: str) -> bool:
@@ -42,7 +36,7 @@ def has(text: str, wanted: str) -> bool:
 )
 def test_terms_are_met(seed: int, wanted: list[str], sharp: float) -> None:
     """Where there is room for them, always, whatever the model thinks of them."""
-    model = Toy(seed=seed, vocabulary=len(SPELT), sharp=sharp)
+    model = Toy(seed=seed, vocabulary=len(PIECES), sharp=sharp)
     wish = Wish(must=tuple(map(term, wanted)))
     found = constrained(asked(model, [4, 5], [20, 20], [Wish(), wish], beam=3, nbest=2))
     assert found[0] == []
@@ -57,7 +51,7 @@ def test_terms_are_met(seed: int, wanted: list[str], sharp: float) -> None:
 @given(seed=st.integers(0, 5000), wanted=st.sampled_from(["a", "ab", "a b"]))
 def test_the_best_answer_that_has_the_term(seed: int, wanted: str) -> None:
     """Wide enough, and never stopped early: what trying everything finds."""
-    model = Toy(seed=seed, vocabulary=len(SPELT))
+    model = Toy(seed=seed, vocabulary=len(PIECES))
     everything = exhaustive(model, *sources(4), 4)
     best = next(one for one in everything if one.finished and has(text_of(one.tokens), wanted))
     [found] = constrained(asked(model, [4], [4], [Wish(must=(term(wanted),))], beam=600, stop="limit"))
@@ -68,7 +62,7 @@ def test_the_best_answer_that_has_the_term(seed: int, wanted: str) -> None:
 @given(seed=st.integers(0, 5000), limit=st.integers(1, 3))
 def test_a_term_without_room_is_not_pretended(seed: int, limit: int) -> None:
     """No answer from here: the ordinary search answers, and whoever asked sees that the term is not there."""
-    model = Toy(seed=seed, vocabulary=len(SPELT))
+    model = Toy(seed=seed, vocabulary=len(PIECES))
     wishes = [Wish(must=(term("abab"), term("b b a"))), Wish()]
     request = asked(model, [4, 5], [limit, limit], wishes)
     assert constrained(request) == [[], []]
@@ -79,7 +73,7 @@ def test_a_term_that_is_forbidden_as_well_is_not_met() -> None:
     """At most it stands where an answer is cut; none with an end of its own has it."""
     wish = Wish(must=(term("ab"),), avoid=(term("ab"),))
     for seed in range(10):
-        request = asked(Toy(seed=seed, vocabulary=len(SPELT)), [4], [9], [wish])
+        request = asked(Toy(seed=seed, vocabulary=len(PIECES)), [4], [9], [wish])
         assert not any(one.finished for one in constrained(request)[0])
         assert find(request)[0]
 

@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman import distil as room
+from dragoman.answers.flags import REPEATS
 from dragoman.config import CorpusSettings, read_recipe
 from dragoman.distil import DistilSettings, distil
 from dragoman.door import kinds
-from dragoman.flags import REPEATS
 from dragoman.loading import load_as
 from dragoman.models.build import build_model
 from dragoman.models.flops import Cost

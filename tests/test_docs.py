@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
+from dragoman.answers.hypotheses import UNKNOWN
+from dragoman.commands.answer import translate
+from dragoman.commands.exchange import export
 from dragoman.config import SearchSettings
-from dragoman.hypotheses import UNKNOWN
+from dragoman.engines.choose import RUNNERS
+from dragoman.export import FORMATS
 from dragoman.models.build import MODELS
 from dragoman.score.metrics import METRICS
 from dragoman.search.methods import MENUS
 from dragoman.text.tokenizer import TOKENIZERS
+from test_house import MAY_USE
 from toy_models import HYBRID, RNN, TRANSFORMER
 
 ROOT = Path(__file__).parents[1]
 MODELS_PAGE = (ROOT / "docs/models.md").read_text(encoding="utf-8")
 TASKS_PAGE = (ROOT / "docs/tasks.md").read_text(encoding="utf-8")
 SEARCH_PAGE = (ROOT / "docs/search.md").read_text(encoding="utf-8")
+EXCHANGE_PAGE = (ROOT / "docs/exchange.md").read_text(encoding="utf-8")
 
 
 def row(page: str, section: str, setting: str) -> str:
@@ -54,6 +61,20 @@ def test_every_way_to_search_is_told() -> None:
     assert all(f"`{name}`" in SEARCH_PAGE for menu in menus.values() for name in menu)
     told = re.findall(r"`(?:search\.)?(\w+)", SEARCH_PAGE)
     assert set(SearchSettings.model_fields) <= set(told)
+
+
+def test_every_engine_and_format_is_told() -> None:
+    """On the page, and in the help of the command, which must not import them."""
+    for menu, command, option in ((["auto", *RUNNERS], translate, "engine"), (FORMATS, export, "to")):
+        [told] = get_type_hints(command, include_extras=True)[option].__metadata__
+        for name in menu:
+            assert re.search(rf"\b{name}\b(?!-)", told.help), name
+            assert re.search(rf"\b{name}\b(?!-)", EXCHANGE_PAGE), name
+
+
+def test_every_room_is_on_the_map() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert [room for room in MAY_USE if room != "__main__" and not re.search(rf"`{room}(\.py|/)`", text)] == []
 
 
 def test_every_recipe_of_a_task_is_told() -> None:

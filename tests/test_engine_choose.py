@@ -61,7 +61,9 @@ def test_the_fastest_that_says_nearly_the_same_wins() -> None:
         {name: seconds for name, (seconds, _) in runs.items()},
         {FULL: 1.0, "near": 39 / 40, "far": 0.0, "slow": 1.0},
     )
-    assert str(verdict) == "engine: near, 3.0 times as fast; 97.5% of its tokens the same"
+    assert str(verdict) == (
+        "engine: near, 3.0 times as fast; 97.5% of its tokens are those of full precision (--engine torch gives all)"
+    )
 
 
 def test_who_cannot_do_what_is_asked_does_not_take_part(tmp_path: Path) -> None:
@@ -100,16 +102,50 @@ def test_a_race_is_run_once_and_remembered(tmp_path: Path) -> None:
     assert set(second.opened) == {verdict.winner}
 
 
+def remember_winner(auto: AutoEngine, winner: str) -> None:
+    kept = Verdict(winner, {FULL: 1.0, "ctranslate2": 1.0}, {FULL: 1.0, "ctranslate2": 1.0})
+    (auto.parts.cache / f"engine-{auto.model_key}-beam-2.json").write_text(json.dumps(kept._asdict()))
+
+
 @pytest.mark.parametrize("winner", ["torch", "ctranslate2"])
 def test_what_is_remembered_is_followed_where_it_can_be(tmp_path: Path, winner: str) -> None:
+    """Job by job: a sentence with a wish does not decide who answers its neighbours."""
     pytest.importorskip("ctranslate2")
     auto = AutoEngine(parts(tmp_path), lambda _: None)
-    kept = Verdict(winner, {FULL: 1.0, "ctranslate2": 1.0}, {FULL: 1.0, "ctranslate2": 1.0})
-    (tmp_path / f"engine-{auto.model_key}-beam-2.json").write_text(json.dumps(kept._asdict()))
-    kind = {"torch": TorchEngine, "ctranslate2": CTranslate2Engine}
-    assert type(auto.engine_for(some_jobs(), SEARCH)) is kind[winner]
-    wish = [Job([4], 5, wish=Wish(prefix=(5,)))]
-    assert type(auto.engine_for(wish, SEARCH)) is TorchEngine
+    remember_winner(auto, winner)
+    kind = {"torch": TorchEngine, "ctranslate2": CTranslate2Engine}[winner]
+    jobs = [*some_jobs(2), Job([4], 5, wish=Wish(prefix=(5,))), *some_jobs(2)]
+    assert [type(engine) for engine in auto.engines_for(jobs, SEARCH)] == [kind, kind, TorchEngine, kind, kind]
+    tokens = [answers[0].tokens for answers in auto.search(jobs, SEARCH)]
+    assert tokens == [auto.search([job], SEARCH)[0][0].tokens for job in jobs]
+    assert tokens[2][0] == 5
+
+
+@pytest.mark.parametrize("asked", ["setting", "wish"])
+def test_a_race_without_ctranslate2_does_not_speak_for_one_with_it(tmp_path: Path, asked: str) -> None:
+    pytest.importorskip("ctranslate2")
+    auto = AutoEngine(parts(tmp_path), lambda _: None)
+    wish = Wish(prefix=(5,)) if asked == "wish" else Wish()
+    auto.search([job._replace(wish=wish) for job in some_jobs(ENOUGH)], SearchSettings(beam=2, no_repeat=3))
+    if asked == "wish":
+        auto.search([job._replace(wish=wish) for job in some_jobs(ENOUGH)], SEARCH)
+    verdict = auto.verdict(some_jobs(ENOUGH), SEARCH)
+    assert verdict
+    assert "ctranslate2" in verdict.seconds
+
+
+def test_a_winner_whose_model_is_spoilt_leaves_it_to_pytorch(tmp_path: Path) -> None:
+    """Asked for by name, it says what to do."""
+    pytest.importorskip("ctranslate2")
+    choose.engine_of("ctranslate2", parts(tmp_path), print)
+    (spoilt,) = tmp_path.glob("ctranslate2-*/model.bin")
+    spoilt.write_bytes(spoilt.read_bytes()[:1000])
+    auto = AutoEngine(parts(tmp_path), lambda _: None)
+    remember_winner(auto, "ctranslate2")
+    assert len(auto.search(some_jobs(3), SEARCH)) == 3
+    assert set(auto.opened) == {FULL}
+    with pytest.raises(Mistake, match="remove it, and it is made anew, or use --engine torch"):
+        choose.engine_of("ctranslate2", parts(tmp_path), print)
 
 
 @pytest.mark.parametrize("lack", ["model", "cache"])
@@ -134,7 +170,14 @@ def test_asked_for_by_name(tmp_path: Path) -> None:
         choose.engine_of("ctranslate2", parts(tmp_path, {"norm": "scale"}), print)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"winner": "x", "seconds": {}, "alike": {}}', '{"winner": 1}'])
+DAMAGED = ["", "{", "[]", "{}", '{"winner": "x", "seconds": {}, "alike": {}}', '{"winner": 1}']
+DAMAGED += [
+    f'{{"winner": "torch", "seconds": {{"torch": 1, "torch-int8": {time}}}, "alike": {{"torch": 1, "torch-int8": 1}}}}'
+    for time in (0, '"x"', "null")
+]
+
+
+@pytest.mark.parametrize("text", DAMAGED)
 def test_a_damaged_memory_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "verdict").write_text(text)
     assert remembered(tmp_path / "verdict") is None

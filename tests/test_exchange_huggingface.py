@@ -28,20 +28,15 @@ from dragoman.text import phrasebook
 from dragoman.text.subword import Subword
 from dragoman.text.tokenizer import Tokenizers, train_tokenizer
 from dragoman.types import BOS, EOS, PAD, Mistake
-from toy_exchange import answers, assert_same, combinations, letters, model_of, recipe_of, some_jobs
-from toy_models import TRANSFORMER, differences
+from toy_exchange import answers, assert_same, combinations, letters, model_of, recipe_of, refused, some_jobs
+from toy_models import differences
 
 transformers = pytest.importorskip("transformers", reason="the extra huggingface is not installed")
 HELD = [
     {**section, "scaled": True, "tied": section["tied"] or section["norm_place"] == "pre"}
     for section in combinations(activation=huggingface.HOLDS["activation"], dropout=[0.0, 0.1])
 ]
-REFUSED = {
-    f"{name}={choice}".replace("=True", "=true").replace("=False", "=false"): {name: choice}
-    for name, menu in TRANSFORMER.items()
-    for choice in menu
-    if choice not in huggingface.HOLDS.get(name, menu) and choice != "linformer"
-}
+REFUSED = refused(huggingface.HOLDS)
 
 
 def written(model: Transformer, folder: Path, tokenizers: Tokenizers | None = None) -> Path:

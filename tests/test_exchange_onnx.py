@@ -9,15 +9,9 @@ import pytest
 from dragoman.config import SearchSettings
 from dragoman.exchange import onnx
 from dragoman.types import Mistake
-from toy_exchange import answers, assert_same, letters, model_of, some_jobs
-from toy_models import TRANSFORMER
+from toy_exchange import answers, assert_same, letters, model_of, refused, some_jobs
 
-REFUSED = {
-    f"{name}={choice}": {name: choice}
-    for name, menu in TRANSFORMER.items()
-    for choice in menu
-    if choice not in onnx.HOLDS.get(name, menu)
-}
+REFUSED = refused(onnx.HOLDS)
 
 
 def test_a_model_answers_as_ours(tmp_path: Path) -> None:

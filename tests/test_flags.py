@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.flags import COPIES, LONG, REPEATS, SHORT, Usual, copies, flags_of, loops, words_of
+from dragoman.answers.flags import COPIES, LONG, REPEATS, SHORT, Usual, copies, flags_of, loops, words_of
 from dragoman.loading import load
 from dragoman.text import phrasebook
 from toy_run import Toy

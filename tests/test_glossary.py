@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dragoman.answers.glossary import MOST, Glossary, read_dictionary, read_glossary, said, stands, wanted
 from dragoman.door import kinds
-from dragoman.glossary import Glossary, read_dictionary, read_glossary, said, stands, wanted
 from dragoman.translator import Translator
 from dragoman.types import Line, Mistake
 from toy_run import WORDS, Call, Toy, sentences, translated, write_lines
@@ -20,15 +20,6 @@ MISSING, PRESENT, OTHERWISE = (
     "with a term to be avoided",
     "not beginning as it was asked to",
 )
-
-
-@pytest.fixture(scope="module")
-def translator(toy: Toy) -> Translator:
-    return toy.translator
-
-
-def held(toy: Toy, _held: dict[Path, Translator] = {}) -> Translator:  # noqa: B006
-    return _held.setdefault(toy.run, toy.translator)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +85,19 @@ def test_a_line_that_is_none(tmp_path: Path, line: str) -> None:
         read_glossary(file)
 
 
+def test_more_than_a_search_can_bear_is_refused(tmp_path: Path) -> None:
+    """Before it begins, where a file says so; each term is a machine with a row for every letter of it."""
+    most = [f"!x{number}" for number in range(MOST)]
+    assert len(read_glossary(write_lines(tmp_path / "g", most)).never) == MOST
+    with pytest.raises(Mistake, match=f"g: {MOST + 1} terms cannot all be asked of one answer; name {MOST} at most"):
+        read_glossary(write_lines(tmp_path / "g", [*most, "!y"]))
+    for line in (f"dog\t{'x' * 201}", f"dog\t!{'x' * 201}", "!" + "x" * 201, "x" * 201 + "\t"):
+        with pytest.raises(Mistake, match=r"g, line 2: a term has 200 characters at most, and '.+'\.\.\. has 20"):
+            read_glossary(write_lines(tmp_path / "g", ["cat\tKatze", line]))
+    with pytest.raises(Mistake, match=r"the line 'the dog': 129 terms"):
+        wanted([("dog", str(number)) for number in range(MOST + 1)], "the dog", first=True)
+
+
 def test_a_dictionary_file(tmp_path: Path) -> None:
     assert read_dictionary(write_lines(tmp_path / "d", ["a\tb", "", "a\tc", "d\te f"])) == {"a": "b", "d": "e f"}
     for line in ("a", "a\t", "\tb"):
@@ -109,10 +113,10 @@ def test_a_dictionary_file(tmp_path: Path) -> None:
     begin=st.sampled_from(["", "sa", "Zu ak", "ö"]),
 )
 def test_what_is_asked_is_met_or_reported(
-    toy: Toy, number: int, terms: list[str], avoid: list[str], begin: str
+    translator: Translator, number: int, terms: list[str], avoid: list[str], begin: str
 ) -> None:
     line = Line(sentences(201, seed=31)[number], tuple(terms), tuple(avoid), begin)
-    [one] = held(toy).translate([line])
+    [one] = translator.translate([line])
     assert one.text
     missing = [term for term in terms if not said(term, one.text)]
     present = [term for term in avoid if said(term, one.text, loud=True)]

@@ -26,39 +26,34 @@ MAY_USE = {
     "score": ["types", "config"],
     "pages": [],
     "search": ["types", "config"],  # meets models only through a protocol
-    "data": ["types", "config", "text"],
+    "data": ["types", "text"],
     "models": ["types", "config", "nn"],
-    "flags": [],
-    "door": ["types", "config", "text", "models", "flags"],
-    "glossary": ["types", "text", "search"],
-    "hypotheses": ["types", "text", "search"],
-    "asking": ["types", "config", "text", "search", "glossary", "hypotheses"],
+    "answers": ["types", "config", "text", "search"],
+    "door": ["types", "config", "text", "models", "answers"],
     "ensemble": ["types", "models", "search", "door"],
     "exchange": ["types", "config", "store", "text", "nn", "models"],
-    "engines": ["types", "config", "machine", "text", "data", "nn", "models", "search", "door", "exchange"],
-    "streaming": ["types", "search"],
+    "engines": ["types", "config", "machine", "text", "data", "models", "search", "door", "exchange"],
     "scoring": ["types", "data", "models", "door"],
     "translator": [
-        "types", "config", "text", "data", "models", "search", "door", "scoring", "engines", "asking", "flags",
-        "hypotheses", "streaming",
+        "types", "config", "text", "data", "models", "search", "answers", "door", "scoring", "engines",
     ],
     "classifier": ["types", "data", "models", "door"],
     "generator": ["types", "config", "data", "models", "search", "door"],
     "loading": [
-        "types", "console", "engines", "store", "text", "models", "door", "flags", "ensemble", "translator",
+        "types", "console", "engines", "store", "text", "models", "answers", "door", "ensemble", "translator",
         "classifier", "generator",
     ],
-    "lens": ["types", "nn", "models", "search", "translator"],
+    "lens": ["types", "models"],
     "evaluation": [
         "types", "config", "text", "score", "pages", "translator", "door", "classifier", "generator", "loading",
     ],
-    "card": ["types", "config", "store", "models", "score", "loading"],
+    "card": ["config", "store", "models", "score", "loading"],
     "train": [
-        "types", "machine", "config", "store", "text", "data", "nn", "models", "score", "flags", "asking",
+        "types", "machine", "config", "store", "text", "data", "nn", "models", "score", "answers",
         "translator", "door", "loading",
     ],
-    "corpora": ["types", "config", "store", "text", "train"],
-    "catalogue": ["config", "models", "score", "text", "search", "hypotheses", "train", "yaml_text"],
+    "corpora": ["types", "config", "text", "train"],
+    "catalogue": ["config", "models", "score", "text", "search", "answers", "train", "yaml_text"],
     "demo": [
         "types", "yaml_text", "config", "store", "text", "models", "translator", "lens", "evaluation", "train",
         "loading",
@@ -72,25 +67,11 @@ MAY_USE = {
     ],
     "export": ["types", "config", "store", "text", "engines", "exchange", "loading", "translator"],
     "outcome": ["types", "console"],
-    "cli_data": ["config", "console", "text", "corpora", "train"],
-    "cli_options": ["types", "console", "door"],
-    "cli_translate": [
-        "types", "config", "console", "cli_options", "text", "door", "asking", "glossary", "translator",
+    "commands": [
+        "types", "config", "console", "store", "text", "score", "answers", "door", "translator", "generator",
+        "classifier", "loading", "evaluation", "train", "corpora", "distil", "export",
     ],
-    "cli_answer": [
-        "types", "config", "console", "cli_options", "cli_translate", "loading", "translator", "generator",
-        "classifier",
-    ],
-    "cli_distil": ["cli_options", "distil"],
-    "cli_exchange": ["console", "cli_options", "export"],
-    "cli_score": [
-        "types", "config", "console", "cli_options", "store", "score", "door", "loading", "translator", "evaluation",
-    ],
-    "cli": [
-        "types", "config", "console", "text", "score", "translator", "lens", "evaluation", "card", "train", "demo",
-        "compare", "search", "door", "classifier", "generator", "loading", "cli_data", "catalogue", "outcome",
-        "cli_options", "cli_answer", "cli_distil", "cli_exchange", "cli_score",
-    ],
+    "cli": ["types", "console", "commands", "train", "compare", "card", "catalogue", "demo", "outcome"],
     "__main__": ["cli"],
 }  # fmt: skip
 LINES, FUNCTION_LINES = 400, 60
@@ -163,7 +144,7 @@ def test_rooms_that_never_meet(low: str, high: str) -> None:
 
 
 def test_training_is_used_from_above_only() -> None:
-    above = {"corpora", "catalogue", "demo", "compare", "distil", "cli_data", "cli"}
+    above = {"corpora", "catalogue", "demo", "compare", "distil", "commands", "cli"}
     assert {name for name, rooms in MAY_USE.items() if "train" in rooms} == above
 
 

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dragoman.answers.flags import UNKNOWN_WORDS
+from dragoman.answers.hypotheses import UNKNOWN, by_coverage, filled_in, missed, saying, source_words
 from dragoman.config import Recipe, TokenizerSettings
-from dragoman.flags import UNKNOWN_WORDS
-from dragoman.hypotheses import UNKNOWN, by_coverage, filled_in, missed, saying, source_words
 from dragoman.models.build import build_model, completed
 from dragoman.search.step import Found
 from dragoman.text.tokenizer import TOKENIZERS, Tokenizers, train_tokenizer

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from dragoman.nn import lookup
 from dragoman.types import BOS
 from tolerance import DEVICES, same
-from toy_engine import TRANSFORMERS, random_jobs, transformer
+from toy_engine import TRANSFORMERS, model_of, random_jobs
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("settings", TRANSFORMERS, ids=str)
 def test_rows_that_stay_say_what_rows_that_move_say(settings: dict[str, object], device: str) -> None:
-    model = transformer(**settings).to(device)
+    model: Any = model_of(**settings).to(device)
     if not model.indexable:
         pytest.skip("it must know how far apart two tokens are, or does not see them all")
     B, W, T, V = 3, 4, 21, model.project.out_features
@@ -38,7 +40,7 @@ def test_rows_that_stay_say_what_rows_that_move_say(settings: dict[str, object],
 
 def test_a_sentence_that_comes_later_is_not_the_wiser_for_it() -> None:
     """Slots that held other sentences before, in caches of either kind."""
-    model = transformer()
+    model: Any = model_of()
     jobs = random_jobs(6, model.project.out_features)
     for indexed in (False, True):
         with torch.inference_mode():

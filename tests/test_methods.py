@@ -25,11 +25,6 @@ QUICK: dict[str, Any] = {"samples": 4, "groups": 2}
 ODD = ["", " ", "\t", "ba del.", "ba\0del.\x1b\x07", "🎉👩‍👩‍👧🎉", "\u2028", "ba " * 3333, "del fo gri mun!", "</s>"]
 
 
-@pytest.fixture(scope="module")
-def translator(toy: Toy) -> Translator:
-    return toy.translator
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_in_any_company(translator: Translator, method: str) -> None:
     """Batch size, order and neighbours change nothing: text, scores and alignments, to the bit."""

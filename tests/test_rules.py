@@ -16,24 +16,18 @@ from dragoman.search.methods import METHODS, find
 from dragoman.search.request import Wish
 from dragoman.search.rules import RULES, rules_of, without_repeats
 from dragoman.search.step import Prefix
-from dragoman.search.terms import Spelling, Term
 from dragoman.types import EOS, PAD
-from toy_requests import asked
+from toy_requests import PIECES, asked, term
 from toy_steps import Toy
 
 NEVER = -math.inf
-SPELT = [b""] * 4 + [b" a", b" b", b"a", b"b", b" ab", b"."]
 ENOUGH: dict[str, Any] = {"beam": 4, "groups": 2, "samples": 8}
 seeds, limits = st.integers(0, 5000), st.integers(4, 12)
 few = settings(max_examples=15)
 
 
 def text_of(ids: Sequence[int]) -> str:
-    return b"".join(SPELT[i] for i in ids).decode().strip()
-
-
-def term(text: str) -> Term:
-    return Spelling(SPELT).term(text, [text.encode()], before=True, after=True)
+    return b"".join(PIECES[i] for i in ids).decode().strip()
 
 
 def forbidden(logp_NV: torch.Tensor) -> list[set[int]]:
@@ -65,7 +59,7 @@ def test_rules_are_there_only_where_something_is_asked() -> None:
 @given(seed=seeds, limit=limits)
 def test_rules_hold_for_every_method(method: str, seed: int, limit: int) -> None:
     """A minimum, a prefix, runs that are not repeated and a term that is avoided, each in a sentence of its own."""
-    model = Toy(seed=seed, vocabulary=len(SPELT), sharp=6.0)
+    model = Toy(seed=seed, vocabulary=len(PIECES), sharp=6.0)
     wishes = [
         Wish(text="0"),
         Wish(minimum=3, text="1"),
@@ -85,7 +79,7 @@ def test_rules_hold_for_every_method(method: str, seed: int, limit: int) -> None
 @few
 @given(seed=seeds, limit=limits)
 def test_rules_do_not_reach_into_other_sentences(seed: int, limit: int) -> None:
-    model = Toy(seed=seed, vocabulary=len(SPELT))
+    model = Toy(seed=seed, vocabulary=len(PIECES))
     free = plain(asked(model, [4, 5, 6], [limit] * 3))
     for wish in (Wish(prefix=(4, 4)), Wish(avoid=(term("a"), term("b"))), Wish(minimum=4)):
         found = plain(asked(model, [4, 5, 6], [limit] * 3, [Wish(), wish, Wish()]))
@@ -96,7 +90,7 @@ def test_rules_do_not_reach_into_other_sentences(seed: int, limit: int) -> None:
 @given(seed=seeds)
 def test_avoiding_takes_the_best_answer_without_the_term(seed: int) -> None:
     """A beam that holds everything: nothing else is lost."""
-    model = Toy(seed=seed, vocabulary=len(SPELT))
+    model = Toy(seed=seed, vocabulary=len(PIECES))
     wide: dict[str, Any] = {"beam": 400, "nbest": 400, "stop": "limit"}
     everything = plain(asked(model, [4], [3], **wide))[0]
     without = plain(asked(model, [4], [3], [Wish(avoid=(term("a"),))], **wide))[0]
@@ -106,7 +100,7 @@ def test_avoiding_takes_the_best_answer_without_the_term(seed: int) -> None:
 
 def test_a_prefix_goes_before_the_other_rules() -> None:
     wish = Wish(prefix=(4, 5, 4, 5), avoid=(term("a"),))
-    [found] = plain(asked(Toy(vocabulary=len(SPELT)), [4], [12], [wish], no_repeat=1, beam=3, nbest=3))
+    [found] = plain(asked(Toy(vocabulary=len(PIECES)), [4], [12], [wish], no_repeat=1, beam=3, nbest=3))
     assert found
     for one in found:
         assert one.tokens[:4] == [4, 5, 4, 5]

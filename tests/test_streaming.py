@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dragoman.answers.streaming import Watch, certain, ripe, told
 from dragoman.search.beam import Beams, beam_search
 from dragoman.search.methods import METHODS
-from dragoman.streaming import Watch, certain, ripe, told
 from dragoman.translator import Translator
 from dragoman.types import Hypothesis, Line, Mistake
 from toy_run import Call, Toy, sentences, translated
@@ -20,11 +20,6 @@ from toy_steps import Toy as Steps
 from toy_steps import sources
 
 pytest_plugins = ["toy_fixtures"]
-
-
-@pytest.fixture(scope="module")
-def translator(toy: Toy) -> Translator:
-    return toy.translator
 
 
 def streamed(translator: Translator, line: str | Line, **options: Any) -> tuple[list[str], Hypothesis]:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dragoman.answers.glossary import Speller, said
 from dragoman.config import TokenizerSettings
-from dragoman.glossary import Speller, said
 from dragoman.search.terms import FAR, Spelling, Term
 from dragoman.text.tokenizer import TOKENIZERS, train_tokenizer
 

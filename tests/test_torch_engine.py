@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,14 +25,22 @@ from tolerance import DEVICES
 from toy_engine import MODELS, model_of, random_jobs
 
 CPU = torch.device("cpu")
+COMPANY = 24  # sentences side by side
 
 
 def engine(model: Any, device: torch.device = CPU) -> TorchEngine:
     return TorchEngine(model, device, lambda tokens: " ".join(map(str, tokens)))
 
 
-def settings(**changed: Any) -> SearchSettings:
-    return SearchSettings(**changed)
+@contextmanager
+def workers(count: int) -> Iterator[None]:
+    """So many cores to work on."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def alone(model: Any, job: Job, search: SearchSettings, device: torch.device = CPU) -> list[Found]:
@@ -46,7 +59,7 @@ def close(found: list[Found], wanted: list[Found], limit: float = 1e-4) -> None:
 def test_slots_find_what_a_lone_search_finds(section: dict[str, Any], beam: int, monkeypatch: Any) -> None:
     """Few slots, so that sentences come and go; every model kind."""
     monkeypatch.setattr(torch_engine, "side_by_side", lambda *_: 4 * beam)
-    model, search = model_of(**section), settings(beam=beam, nbest=beam)
+    model, search = model_of(**section), SearchSettings(beam=beam, nbest=beam)
     jobs = random_jobs(25)
     for job, found in zip(jobs, engine(model).search(jobs, search), strict=True):
         close(found, alone(model, job, search))
@@ -54,7 +67,7 @@ def test_slots_find_what_a_lone_search_finds(section: dict[str, Any], beam: int,
 
 def test_an_ensemble_flows_too(monkeypatch: Any) -> None:
     monkeypatch.setattr(torch_engine, "side_by_side", lambda *_: 12)
-    model, search, jobs = Ensemble([model_of(), model_of(kind="rnn")]), settings(beam=3), random_jobs(20)
+    model, search, jobs = Ensemble([model_of(), model_of(kind="rnn")]), SearchSettings(beam=3), random_jobs(20)
     for job, found in zip(jobs, engine(model).search(jobs, search), strict=True):
         close(found, alone(model, job, search))
 
@@ -63,21 +76,18 @@ def test_an_ensemble_flows_too(monkeypatch: Any) -> None:
 @pytest.mark.parametrize("section", [{}, {"kind": "rnn", "cell": "lstm"}], ids=str)
 def test_company_changes_nothing_to_the_bit(precision: str, section: dict[str, Any], monkeypatch: Any) -> None:
     """One at a time, a few, all; in any order; with one worker and with two: every precision."""
-    model, search = ready(model_of(width=64, **section), CPU, precision), settings(beam=4)
-    jobs = random_jobs(40)
+    model, search = ready(model_of(width=64, **section), CPU, precision), SearchSettings(beam=4)
+    jobs = random_jobs(COMPANY)
     expected = engine(model).search(jobs, search)
     assert [found for job in jobs for found in engine(model).search([job], search)] == expected
-    order = sorted(range(40), key=lambda i: (i * 17) % 40)
+    order = sorted(range(COMPANY), key=lambda i: i * 17 % COMPANY)
     for rows in (8, 20, 512):
         monkeypatch.setattr(torch_engine, "side_by_side", lambda *_, rows=rows: rows)
         found = engine(model).search([jobs[i] for i in order], search)
-        assert [found[order.index(i)] for i in range(40)] == expected
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        assert engine(model).search(jobs, search) == expected
-    finally:
-        torch.set_num_threads(threads)
+        assert [found[order.index(i)] for i in range(COMPANY)] == expected
+    for count in (1, 2):
+        with workers(count):
+            assert engine(model).search(jobs, search) == expected
 
 
 @pytest.mark.parametrize(("precision", "limit"), [("float32", 1e-5), ("bf16", 0.2), ("int8", 0.2)])
@@ -98,7 +108,31 @@ def test_a_worker_that_fails_speaks_for_all() -> None:
             raise MemoryError("no room")
 
     with pytest.raises(MemoryError, match="no room"):
-        engine(Broken()).search(random_jobs(9), settings())
+        engine(Broken()).search(random_jobs(9), SearchSettings())
+
+
+INTERRUPTED = """
+import signal
+import sys
+
+import torch
+
+from test_torch_engine import SearchSettings, engine, model_of, random_jobs
+
+signal.signal(signal.SIGALRM, lambda *_: sys.exit(143))
+torch.set_num_threads(2)
+signal.setitimer(signal.ITIMER_REAL, 0.5)
+while True:
+    engine(model_of()).search(random_jobs(500), SearchSettings())
+"""
+
+
+def test_who_is_interrupted_ends_in_peace() -> None:
+    """Workers give up and are waited for: one that computes while the program ends makes it abort."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], cwd=Path(__file__).parent, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (143, "")
 
 
 def test_every_job_is_handed_out_once_the_longest_first() -> None:
@@ -109,16 +143,21 @@ def test_every_job_is_handed_out_once_the_longest_first() -> None:
     assert [len(jobs[number].ids) for number in handed] == [9, 9, 4, 3, 1]
 
 
-@pytest.mark.skipif("cuda" not in DEVICES, reason="needs a GPU")
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("beam", [1, 4])
 @pytest.mark.parametrize("section", [{}, {"norm_place": "post"}, {"position": "rotary"}], ids=str)
-def test_a_captured_step_finds_what_a_lone_search_finds(section: dict[str, Any], beam: int, monkeypatch: Any) -> None:
-    cuda = torch.device("cuda")
-    model, search, jobs = model_of(**section).cuda(), settings(beam=beam, nbest=beam), random_jobs(150)
+def test_slots_in_place_find_what_a_lone_search_finds(
+    section: dict[str, Any], beam: int, device: str, monkeypatch: Any
+) -> None:
+    """As they run on a GPU, where a step is captured besides."""
+    where = torch.device(device)
+    model, search, jobs = model_of(**section).to(where), SearchSettings(beam=beam, nbest=beam), random_jobs(40)
     monkeypatch.setattr(torch_engine, "side_by_side", lambda *_: 16 * beam)
-    ours = engine(model, cuda)
-    for _ in range(2):  # captured now, and played again
-        found = ours.search(jobs, search)
-        assert flow.GpuFlow in ours.flows
-        for job, answers in zip(jobs, found, strict=True):
-            close(answers, alone(model, job, search, cuda), 1e-3)
+    monkeypatch.setattr(torch_engine, "worth_capturing", lambda *_: True)
+    ours = engine(model, where)
+    with workers(1):
+        for _ in range(2):  # the second time in the same slots
+            found = ours.search(jobs, search)
+            assert flow.GpuFlow in ours.flows
+            for job, answers in zip(jobs, found, strict=True):
+                close(answers, alone(model, job, search, where), 1e-3)

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dragoman.answers.hypotheses import different, joined
 from dragoman.door import WHOLE, grouped, kinds, rung
-from dragoman.hypotheses import different, joined
 from dragoman.loading import load
 from dragoman.search.beam import beam_search
 from dragoman.search.sample import greedy
@@ -30,11 +30,6 @@ ODD = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def translator(toy: Toy) -> Translator:
-    return toy.translator
-
-
 # The same in any company.
 
 
@@ -46,9 +41,9 @@ def test_the_same_at_every_batch_size_and_in_every_order(translator: Translator,
         starts = range(0, len(lines), size)
         return [one for start in starts for one in translator.translate(lines[start : start + size], beam=beam)]
 
-    lines = sentences(500, seed=11, longest=6)
+    lines = sentences(200, seed=11, longest=6)
     expected = dict(zip(lines, answers(lines, 64), strict=True))
-    assert len({one.text for one in expected.values()}) > 400
+    assert len({one.text for one in expected.values()}) > 160
     shuffled = Random(5).sample(lines, len(lines))
     for size in (1, 7, 64):
         assert answers(shuffled, size) == [expected[line] for line in shuffled], size

@@ -45,10 +45,6 @@ def model_of(**settings: Any) -> Seq2Seq:
     return model.eval()
 
 
-def transformer(**settings: Any) -> Any:
-    return model_of(**settings)
-
-
 def random_jobs(count: int, size: int = SIZE, *, longest: int = 40) -> list[Job]:
     random = Random(7)
     sources = [[random.randrange(4, size) for _ in range(random.randint(1, longest))] for _ in range(count)]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dragoman.config import Recipe, SearchSettings, TokenizerSettings
 from dragoman.engines.base import Job
+from dragoman.exchange.held import Holds, shown
 from dragoman.models.transformer import Transformer
 from dragoman.nn.block import PLACES
 from dragoman.search.beam import beam_search
@@ -21,7 +22,7 @@ from dragoman.search.step import NEVER, Found
 from dragoman.text.tokenizer import Tokenizers, train_tokenizer
 from dragoman.types import BOS, EOS, PAD
 from toy_batch import VOCABULARY
-from toy_models import SMALL_TRANSFORMER, Section, built
+from toy_models import SMALL_TRANSFORMER, TRANSFORMER, Section, built
 
 LETTERS = (string.ascii_lowercase + string.digits)[: VOCABULARY - 4]
 
@@ -57,6 +58,16 @@ def combinations(**menus: Sequence[Any]) -> list[Section]:
         }
         for i, section in enumerate(found)
     ]
+
+
+def refused(holds: Holds) -> dict[str, Section]:
+    """Every choice of a Transformer that a format cannot hold, by the words that name it."""
+    return {
+        f"{name}={shown(choice)}": {name: choice}
+        for name, menu in TRANSFORMER.items()
+        for choice in menu
+        if choice not in holds.get(name, menu) and (name, choice) != ("decoder_attention", "linformer")  # none has it
+    }
 
 
 def some_jobs(count: int = 6, *, limit: int = 8, seed: int = 0) -> list[Job]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dragoman import cli
+from dragoman.translator import Translator
 from toy_run import SMALL, Answer, Call, Toy, process, write_corpus, write_recipe
 
 
@@ -36,6 +37,11 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     said = process("train", recipe, "--out", folder / "run")
     assert said.code == 0, said.err
     return Toy(folder, recipe, folder / "run", said)
+
+
+@pytest.fixture(scope="module")
+def translator(toy: Toy) -> Translator:
+    return toy.translator
 
 
 @pytest.fixture

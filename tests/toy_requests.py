@@ -12,12 +12,18 @@ from dragoman.data.batch import Grid, Widths, lay
 from dragoman.models.build import kind_of, settings_of
 from dragoman.search.ensemble import Ensemble
 from dragoman.search.request import Request, Wish
+from dragoman.search.terms import Spelling, Term
 from dragoman.types import EOS, Example
 from toy_models import SMALL_RNN, SMALL_TRANSFORMER
 from toy_steps import sources
 
 REAL = ("transformer", "rnn", "ensemble")
 SIZE = 8  # of the vocabulary: small enough to try everything
+PIECES = [b""] * 4 + [b" a", b" b", b"a", b"b", b" ab", b"."]  # a vocabulary that can spell a text in several ways
+
+
+def term(text: str, pieces: Sequence[bytes] = PIECES) -> Term:
+    return Spelling(pieces).term(text, [text.encode()], before=True, after=True)
 
 
 def spelt(ids: Sequence[int]) -> str:

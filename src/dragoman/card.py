@@ -47,7 +47,7 @@ def card(run: str | Path) -> dict[str, Any]:
         "labels": target.pieces(range(target.size)) if task == "classify" else [],
         "teacher": folder.teacher(),
         "longest_source": opened.longest,
-        "steps": int(load_tensors(folder.model)[1]["step"]),
+        "steps": int(load_tensors(folder.model)[1].get("step", 0)),  # none, where it was trained elsewhere
         "tokens_read": tokens,
         "train_seconds": seconds,
         "tokens_per_second": round(tokens / seconds) if seconds else 0,

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args, get_origin
 
+from dragoman.answers.hypotheses import UNKNOWN
 from dragoman.config import CorpusSettings, Menus, Recipe, Settings, build, override, pick
-from dragoman.hypotheses import UNKNOWN
 from dragoman.models.build import MODELS, kind_of, settings_of
 from dragoman.score.metrics import fitting
 from dragoman.search.methods import MENUS as SEARCH

@@ -15,12 +15,12 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli_answer import classify, generate, translate
-from dragoman.cli_data import data
-from dragoman.cli_distil import distil
-from dragoman.cli_exchange import export, import_
-from dragoman.cli_options import Json, Overrides, Run
-from dragoman.cli_score import evaluate, score
+from dragoman.commands.answer import classify, generate, translate
+from dragoman.commands.data import data
+from dragoman.commands.distil import distil
+from dragoman.commands.exchange import export, import_
+from dragoman.commands.options import Json, Overrides, Run
+from dragoman.commands.score import evaluate, score
 from dragoman.console import paper
 from dragoman.outcome import outcome
 from dragoman.types import Mistake
@@ -32,9 +32,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data, name="data")
-for command in (translate, generate, classify, evaluate, score, distil):
+for command in (translate, generate, classify, evaluate, score, distil, export):
     app.command()(command)
-app.command()(export)
 app.command("import")(import_)
 
 

@@ -7,6 +7,7 @@ alone, in a batch of any size and in any order.
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -17,8 +18,8 @@ from typing import Generic, TypeVar
 import torch
 from torch import nn
 
+from dragoman.answers.flags import Usual
 from dragoman.config import Recipe
-from dragoman.flags import Usual
 from dragoman.models.base import Model
 from dragoman.models.build import most_tokens
 from dragoman.text.tokenizer import Tokenizers
@@ -67,6 +68,19 @@ class evaluating:
 
     def __exit__(self, *_: object) -> None:
         self.model.train(self.was)
+
+
+class uncollected:
+    """No garbage collection inside: thousands of answers are many small lists, none of which is garbage, and looking
+    through them again and again takes longer than making them."""
+
+    def __enter__(self) -> None:
+        self.was = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        if self.was:
+            gc.enable()
 
 
 def rung(length: int) -> int:

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from dragoman.answers.flags import Usual
 from dragoman.classifier import Classifier
 from dragoman.console import say
 from dragoman.door import Door, choose_device
 from dragoman.engines.choose import Parts, engine_of
 from dragoman.ensemble import together
-from dragoman.flags import Usual
 from dragoman.generator import Generator
 from dragoman.models.base import Model, tensors_of
 from dragoman.models.build import build_model, kind_of

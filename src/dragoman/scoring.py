@@ -33,11 +33,7 @@ def scored(door: Door[Seq2Seq], examples: Sequence[Example]) -> list[PairScore]:
 def logps(door: Door[Seq2Seq], examples: Sequence[Example]) -> list[list[float]]:
     """The log-probability of each target token, the end mark last, given the source and all that stands before it."""
     found: list[list[float]] = [[] for _ in examples]
-
-    def widths(i: int) -> Widths:
-        return Widths(rung(len(examples[i].source) + 1), rung(len(examples[i].target) + 1))
-
-    for wide, group in grouped(range(len(examples)), widths, len(examples)):
+    for wide, group in grouped(range(len(examples)), lambda i: widths(examples[i]), len(examples)):
         height = max(1, min(door.rows, CELLS // max(wide) ** 2))
         for _, some in grouped(group, lambda _: 0, height):
             rows = [[i] for i in some] + [[]] * (height - len(some))
@@ -48,6 +44,11 @@ def logps(door: Door[Seq2Seq], examples: Sequence[Example]) -> list[list[float]]
                 target_L = batch.target_out_BT[row, :length]
                 found[i] = picked(door.model, states_BTC[row, :length], target_L).tolist()
     return found
+
+
+def widths(example: Example) -> Widths:
+    """Of the grid in which a pair is read."""
+    return Widths(rung(len(example.source) + 1), rung(len(example.target) + 1))
 
 
 def picked(model: Seq2Seq, states_LC: Tensor, target_L: Tensor) -> Tensor:

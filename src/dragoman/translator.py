@@ -17,14 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dragoman.asking import limit_of, settings_for, to_find, unmet, wish_of
-from dragoman.config import SearchSettings
-from dragoman.data.batch import Grid, Widths, lay
-from dragoman.door import Door, evaluating, grouped, rung
-from dragoman.engines.base import Engine, Job
-from dragoman.engines.torch_engine import TorchEngine
-from dragoman.flags import UNKNOWN_WORDS, flags_of
-from dragoman.hypotheses import (
+from dragoman.answers.asking import limit_of, settings_for, to_find, unmet, wish_of
+from dragoman.answers.flags import UNKNOWN_WORDS, flags_of
+from dragoman.answers.hypotheses import (
     Look,
     Say,
     by_coverage,
@@ -35,13 +30,18 @@ from dragoman.hypotheses import (
     saying,
     source_words,
 )
+from dragoman.answers.streaming import Watch, told
+from dragoman.config import SearchSettings
+from dragoman.data.batch import Grid, lay
+from dragoman.door import Door, evaluating, grouped, rung, uncollected
+from dragoman.engines.base import Engine, Job
+from dragoman.engines.torch_engine import TorchEngine
 from dragoman.models.base import Seq2Seq
 from dragoman.models.build import asks_for_trees
-from dragoman.scoring import scored
+from dragoman.scoring import scored, widths
 from dragoman.search.methods import find
 from dragoman.search.request import Wish
 from dragoman.search.step import Found
-from dragoman.streaming import Watch, told
 from dragoman.text.sentences import LETTER, WORD, sentences
 from dragoman.text.trees import fault, linked, rooted
 from dragoman.types import UNK, Example, Hypothesis, Line, Links, Mistake, PairScore, Tree
@@ -107,10 +107,22 @@ class Translator(Door[Seq2Seq]):
             self.check_trees(trees, len(lines))
         settings = settings_for(self.recipe.search, search, beam=beam, count=count)
         check_unknown(settings.unknown, self.tokenizers.target, dictionary)
+        with uncollected():
+            return self.answers(lines, trees, settings, dictionary or {}, align=align)
+
+    def answers(
+        self,
+        lines: Sequence[str | Line],
+        trees: Sequence[Tree | None] | None,
+        settings: SearchSettings,
+        dictionary: Mapping[str, str],
+        *,
+        align: bool,
+    ) -> list[list[Hypothesis]]:
         asked = [Line(line) if isinstance(line, str) else line for line in lines]
         pieces = [piece for number, line in enumerate(asked) for piece in self.wished(number, line, trees, settings)]
         with evaluating(self.model):
-            answers = self.answer(pieces, asked, settings, dictionary or {}, align=align)
+            answers = self.answer(pieces, asked, settings, dictionary, align=align)
         out: list[list[Hypothesis]] = [[NOTHING] for _ in lines]
         parts: dict[int, list[list[Hypothesis]]] = {}
         for piece, answer in zip(pieces, answers, strict=True):
@@ -285,11 +297,7 @@ class Translator(Door[Seq2Seq]):
     def alignments(self, examples: Sequence[Example]) -> list[list[list[float]]]:
         """Where each target token looked, as shares of the source tokens; the whole answer is read in one pass."""
         looks: list[list[list[float]]] = [[] for _ in examples]
-
-        def widths(i: int) -> Widths:
-            return Widths(rung(len(examples[i].source) + 1), rung(len(examples[i].target) + 1))
-
-        for wide, some in grouped(range(len(examples)), widths, self.rows):
+        for wide, some in grouped(range(len(examples)), lambda i: widths(examples[i]), self.rows):
             rows = [[i] for i in some] + [[]] * (self.rows - len(some))
             look_BTS = self.model.alignment(lay(Grid(rows, wide), examples).to(self.device)).cpu()
             for row, i in enumerate(some):

@@ -128,7 +128,7 @@ class Hypothesis:
 
     `alignment[t][s]` says how much target token t looked at source token s; each row sums to one, over the
     tokens of `source_tokens`. `score` is what ranked it, as a rule the length-normalised log-probability; `logp` is the
-    plain sum. `warnings` say what was done to it, or not done; `flags` what about it looks odd (hypotheses.py).
+    plain sum. `warnings` say what was done to it, or not done; `flags` what about it looks odd (answers/flags.py).
     """
 
     text: str

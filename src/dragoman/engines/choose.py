@@ -25,7 +25,7 @@ import torch
 
 from dragoman.config import SearchSettings, pick
 from dragoman.engines.base import Engine, Job
-from dragoman.engines.ctranslate2 import CTranslate2Engine
+from dragoman.engines.ctranslate2 import CTranslate2Engine, refused
 from dragoman.engines.packed import ready
 from dragoman.engines.torch_engine import TorchEngine
 from dragoman.exchange.ctranslate2 import checked, library
@@ -63,7 +63,8 @@ class Verdict(NamedTuple):
         if self.winner == FULL:
             return f"engine: {FULL}, the fastest here"
         times = self.seconds[FULL] / self.seconds[self.winner]
-        return f"engine: {self.winner}, {times:.1f} times as fast; {self.alike[self.winner]:.1%} of its tokens the same"
+        alike = f"{self.alike[self.winner]:.1%} of its tokens are those of full precision"
+        return f"engine: {self.winner}, {times:.1f} times as fast; {alike} (--engine {FULL} gives all)"
 
 
 class AutoEngine:
@@ -76,15 +77,30 @@ class AutoEngine:
         self.lock = threading.Lock()
 
     def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[Found]]:
+        """Each job by the fastest engine, or by PyTorch if that one cannot do it, whatever its neighbours ask for."""
         with self.lock:
-            engine = self.engine_for(jobs, search)
-        return engine.search(jobs, search)
+            engines = self.engines_for(jobs, search)
+        found: list[list[Found]] = [[] for _ in jobs]
+        for engine in dict.fromkeys(engines):
+            numbers = [number for number, one in enumerate(engines) if one is engine]
+            for number, answers in zip(numbers, engine.search([jobs[i] for i in numbers], search), strict=True):
+                found[number] = answers
+        return found
 
-    def engine_for(self, jobs: Sequence[Job], search: SearchSettings) -> Engine:
+    def engines_for(self, jobs: Sequence[Job], search: SearchSettings) -> list[Engine]:
+        """One for each job."""
         verdict = self.verdict(jobs, search) if len(self.runners) > 1 else None
-        engine = self.open(verdict.winner if verdict else FULL)
-        able = not isinstance(engine, CTranslate2Engine) or not engine.refusal(jobs, search)
-        return engine if able else self.open(FULL)
+        engine = self.winner(verdict.winner if verdict else FULL)
+        if not isinstance(engine, CTranslate2Engine):
+            return [engine] * len(jobs)
+        able = not refused(search)
+        return [engine if able and not engine.lacks(job) else self.open(FULL) for job in jobs]
+
+    def winner(self, name: str) -> Engine:
+        """PyTorch, where the cache cannot hold or has spoilt the model of another engine."""
+        with suppress(Mistake):
+            return self.open(name)
+        return self.open(FULL)
 
     def open(self, name: str) -> Engine:
         if name not in self.opened:
@@ -108,8 +124,13 @@ class AutoEngine:
         return able
 
     def verdict(self, jobs: Sequence[Job], search: SearchSettings) -> Verdict | None:
-        """What is remembered of a race with this beam, or what a race says now, if there is enough to translate."""
-        key = f"{search.method}-{search.beam}"
+        """What is remembered of a race with this beam, or what a race says now, if there is enough to translate.
+
+        Races in which CTranslate2 could not take part say nothing of others, and are remembered by themselves.
+        """
+        alone = bool(refused(search))
+        key = f"{search.method}-{search.beam}" + "-alone" * alone
+        jobs = [job for job in jobs if alone or not job.wish.asks]
         if not self.verdicts.get(key):
             path = self.parts.cache.expanduser() / f"engine-{self.model_key}-{key}.json"
             found = remembered(path)
@@ -181,7 +202,8 @@ def remembered(path: Path) -> Verdict | None:
     """The verdict in a file; None where there is none, or none that can be read."""
     try:
         found = Verdict(**json.loads(path.read_text(encoding="utf-8")))
-        return found if {found.winner, FULL} <= found.seconds.keys() & found.alike.keys() & RUNNERS.keys() else None
+        whole = {found.winner, FULL} <= found.seconds.keys() & found.alike.keys() & RUNNERS.keys()
+        return found if whole and min(found.seconds.values()) > 0 and found.alike[found.winner] >= ALIKE else None
     except (OSError, ValueError, TypeError, AttributeError):
         return None
 

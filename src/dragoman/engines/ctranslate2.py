@@ -64,7 +64,13 @@ class CTranslate2Engine:
         """The engine of a model, which is converted into the cache unless it is there already."""
         transformer = checked(model)
         folder = converted(transformer, tokenizers, cache.expanduser(), quantization)
-        return cls(folder, transformer, tokenizers, device=device, quantization=quantization)
+        try:
+            return cls(folder, transformer, tokenizers, device=device, quantization=quantization)
+        except RuntimeError as error:
+            raise Mistake(
+                f"CTranslate2 cannot open {str(folder)!r} ({error}); "
+                "remove it, and it is made anew, or use --engine torch"
+            ) from None
 
     def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[Found]]:
         """For every job up to `nbest` answers, best first; an empty source has an empty answer.
@@ -72,8 +78,9 @@ class CTranslate2Engine:
         A batch is asked with the highest limit in it. What came to its end within its own limit is what that limit
         would have given: it is the best of all that end by then. The others are asked again, each with its own.
         """
-        if why := self.refusal(jobs, search):
-            raise Mistake(f"{why}; use --engine torch")
+        for why in (refused(search), *map(self.lacks, jobs)):
+            if why:
+                raise Mistake(f"{why}; use --engine torch")
         search = search.model_copy(update={"beam": 1}) if search.method == "greedy" else search
         found: list[list[Found]] = [[] for _ in jobs]
         order = sorted((i for i, job in enumerate(jobs) if job.limit > 0), key=lambda i: -len(jobs[i].ids))
@@ -83,12 +90,13 @@ class CTranslate2Engine:
             found[i] = answers
             late += [i] * any(not one.finished or len(one.tokens) >= jobs[i].limit for one in answers)
         late.sort(key=lambda i: jobs[i].limit)
-        for i, answers in self.ask(jobs, [list(each) for _, each in groupby(late, lambda i: jobs[i].limit)], search):
+        batches = [list(each) for _, each in groupby(late, lambda i: jobs[i].limit)]
+        for i, answers in self.ask(jobs, batches, search, again=True):
             found[i] = sorted(answers, key=lambda one: not one.finished)[: search.nbest]
         return found
 
     def ask(
-        self, jobs: Sequence[Job], batches: list[list[int]], search: SearchSettings, *, again: bool = True
+        self, jobs: Sequence[Job], batches: list[list[int]], search: SearchSettings, *, again: bool
     ) -> Iterator[tuple[int, list[Found]]]:
         """Answers by job. `again` is for sentences that reach their limit, fewer than a beam of answers being whole:
         twice the patience then changes nothing but that cut answers do not push whole ones off the list."""
@@ -121,21 +129,24 @@ class CTranslate2Engine:
         logp = score * max(len(tokens), 1) ** search.length_penalty
         return Found(tokens[:-1] if finished else tokens, logp, score, finished)
 
-    def refusal(self, jobs: Sequence[Job], search: SearchSettings) -> str:
-        """What of this CTranslate2 would do otherwise than we do; nothing, where it does the same."""
-        wanted = {name: getattr(search, name) for name in SearchSettings.model_fields if name not in FOLLOWED | IDLE}
-        usual = SearchSettings().model_dump()
-        for name, value in wanted.items():
-            if value != usual[name]:
-                return f"search.{name}={value} is not something that CTranslate2 does"
-        if search.method not in METHODS:
-            return f"search.method={search.method} is not something that CTranslate2 does"
-        if any(job.wish.asks for job in jobs):
+    def lacks(self, job: Job) -> str:
+        """What of a job CTranslate2 cannot do; nothing, where it can do all."""
+        if job.wish.asks:
             return "how an answer begins and which terms it has is not something that CTranslate2 can be asked for"
-        longest = max((max(len(job.ids) + 1, job.limit) for job in jobs), default=0)
+        longest = max(len(job.ids) + 1, job.limit)
         if longest > self.places:
             return f"CTranslate2 has places for {self.places} tokens of a sentence or answer, which may need {longest}"
         return ""
+
+
+def refused(search: SearchSettings) -> str:
+    """What of the settings CTranslate2 would do otherwise than we do; nothing, where it does the same."""
+    wanted = {name: getattr(search, name) for name in SearchSettings.model_fields if name not in FOLLOWED | IDLE}
+    usual = SearchSettings().model_dump()
+    for name, value in wanted.items():
+        if value != usual[name]:
+            return f"search.{name}={value} is not something that CTranslate2 does"
+    return "" if search.method in METHODS else f"search.method={search.method} is not something that CTranslate2 does"
 
 
 def converted(model: Transformer, tokenizers: Tokenizers, cache: Path, quantization: str) -> Path:
@@ -148,6 +159,6 @@ def converted(model: Transformer, tokenizers: Tokenizers, cache: Path, quantizat
         except OSError as error:
             raise Mistake(
                 f"the model for CTranslate2 cannot be kept in {str(cache)!r} ({error.strerror}); "
-                "free some room there, name another folder with data.cache=FOLDER, or use --engine torch"
+                "make room for it there, or use --engine torch"
             ) from None
     return folder

@@ -16,6 +16,7 @@ from torch import Tensor
 from dragoman.data.batch import Grid, Widths, lay
 from dragoman.door import rung
 from dragoman.engines.base import Job
+from dragoman.engines.captured import CapturedSlots, FixedSlots
 from dragoman.search.beam import Plan
 from dragoman.search.slots import Slots
 from dragoman.search.step import Found
@@ -94,56 +95,76 @@ class Flow:
 
 
 class GpuFlow(Flow):
-    """The same on a GPU: slots that are captured once for each shape, and kept. Sentences come in groups of one size,
-    which are read while the steps before run, so that the GPU does not wait for the host."""
+    """The same on a GPU: slots that are captured once for each shape, and kept. Sources are read many at a time, while
+    the steps before run, so that the GPU does not wait for the host."""
 
     LOOK = 4  # steps from one look at who is done to the next
     GROUPS = 8  # that fill all slots
 
     def __init__(self, model: Any, device: torch.device, rows: int) -> None:
         super().__init__(model, device, rows)
-        self.pools: dict[tuple[Any, ...], Slots[Any]] = {}
+        self.pools: dict[tuple[Any, ...], FixedSlots] = {}
 
     @torch.inference_mode()
     def run(self, queue: Queue, plan: Plan, longest: int, told: Callable[[int, list[Found]], None]) -> None:
         slots = self.pool(queue, plan, longest)
         here = [-1] * len(slots.taken_B)
-        size = max(len(here) // self.GROUPS, 1)
-        group = self.group(queue, size)
-        while True:
+        reading = Reading(self, queue, len(here), max(len(here) // self.GROUPS, 1))
+        group = reading.next()
+        coming: list[int] = []  # jobs that are done, and whose answers are on their way
+        arrived: Callable[[], list[list[Found]]] = list
+        while group or not all(slots.taken_B):
             while group and len(slots.free) >= len(group[0]):
-                for slot, number in zip(slots.free, group[0], strict=False):
+                free = slots.free
+                for slot, number in zip(free, group[0], strict=False):
                     here[slot] = number
-                slots.fill(slots.free[: len(group[0])], *group[1:])
-                group = self.group(queue, size) if len(slots.free) >= size else None
-            if all(slots.taken_B) and not group and not (group := self.group(queue, size)):
-                return
+                slots.fill(free[: len(group[0])], *group[1:])
+                group = reading.next()
             for _ in range(self.LOOK):
                 slots.step()
-            group = group or self.group(queue, size)
+            for number, found in zip(coming, arrived(), strict=True):  # the GPU is busy meanwhile
+                told(number, found)
+            reading.read()
             over = slots.over()
-            for slot, found in zip(over, slots.take(over) if over else [], strict=True):
-                told(here[slot], found)
+            coming, arrived = [here[slot] for slot in over], slots.fetch(over) if over else list
+        for number, found in zip(coming, arrived(), strict=True):
+            told(number, found)
 
-    def group(self, queue: Queue, size: int) -> tuple[list[int], Any, Tensor] | None:
-        """The next few jobs, their sources being read, and their limits."""
-        numbers = queue.next(size)
-        if not numbers:
-            return None
-        fresh, limit_K = self.started(queue, numbers, size)
-        if len(numbers) < size:
-            fresh = fresh.keep(torch.arange(len(numbers), device=self.device))
-        return numbers, fresh, limit_K[: len(numbers)]
-
-    def pool(self, queue: Queue, plan: Plan, longest: int) -> Slots[Any]:
-        from dragoman.engines.captured import CapturedSlots
-
+    def pool(self, queue: Queue, plan: Plan, longest: int) -> FixedSlots:
+        kind = CapturedSlots if self.device.type == "cuda" else FixedSlots
         count, longest = max(self.rows // plan.width, 1), -(-longest // 64) * 64
         shape = (queue.width, longest, plan.key)
         if shape not in self.pools:
             empty = self.started(queue, [], count)[0]
-            self.pools[shape] = CapturedSlots(self.model, plan, longest, empty, count)
+            self.pools[shape] = kind(self.model, plan, longest, empty, count)
         return self.pools[shape]
+
+
+class Reading:
+    """The jobs of a queue: their sources are read many at a time, always in a grid of one shape; they are handed out a
+    few at a time."""
+
+    def __init__(self, flow: Flow, queue: Queue, many: int, few: int) -> None:
+        self.flow, self.queue, self.many, self.few = flow, queue, many, few
+        self.numbers: list[int] = []  # jobs that were read and not handed out
+        self.given = 0  # of those that were read together
+        self.fresh: Any = None
+        self.limit_K = torch.zeros(0)
+
+    def read(self) -> None:
+        """Have something to hand out, if there is anything left."""
+        if not self.numbers and (numbers := self.queue.next(self.many)):
+            fresh, self.limit_K = self.flow.started(self.queue, numbers, self.many)
+            self.fresh, self.numbers, self.given = fresh.indexed(0), numbers, 0
+
+    def next(self) -> tuple[list[int], Any, Tensor] | None:
+        """Some jobs, the state that their sources were read into, and their limits."""
+        self.read()
+        some, self.numbers = self.numbers[: self.few], self.numbers[self.few :]
+        if not some:
+            return None
+        first, self.given = self.given, self.given + len(some)
+        return some, self.fresh.part(first, len(some)), self.limit_K[first : self.given]
 
 
 def laid(jobs: Sequence[Job], width: int, rows: int) -> Batch:

@@ -77,18 +77,18 @@ class Int8(nn.Module):
 def ready(model: nn.Module, device: torch.device, precision: str) -> nn.Module:
     """A copy of the model for reading and writing, not for training."""
     make = pick(PRECISIONS, precision, "precision")
-    ready = copy.deepcopy(model).eval().requires_grad_(False)
+    twin = copy.deepcopy(model).eval().requires_grad_(False)
     if precision == "bf16":
-        ready = ready.bfloat16()
+        twin = twin.bfloat16()
     if device.type != "cpu" or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         if precision == "int8":
             raise Mistake("int8 is for CPUs; write float32 or bf16")
-        return ready
-    for module in list(ready.modules()):
+        return twin
+    for module in list(twin.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear):
                 setattr(module, name, make(child))
-    return ready
+    return twin
 
 
 PRECISIONS: dict[str, Callable[[nn.Linear], nn.Module]] = {

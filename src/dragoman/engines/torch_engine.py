@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,17 +79,26 @@ class TorchEngine:
         )
         jobs = sum(len(queue.waiting) for queue in waiting)
         kind = GpuFlow if worth_capturing(self.model, self.device, jobs) else Flow
-        flow = self.flows.setdefault(kind, kind(self.model, self.device, side_by_side(self.model, self.device)))
+        if kind not in self.flows:
+            self.flows[kind] = kind(self.model, self.device, side_by_side(self.model, self.device))
+        flow = self.flows[kind]
         workers = min(torch.get_num_threads() if self.device.type == "cpu" else 1, jobs)
+
+        over = threading.Event()
+
+        def told(number: int, answers: list[Found]) -> None:
+            if over.is_set():
+                raise GivenUp
+            found[number] = answers
 
         def work() -> None:
             for queue in waiting:
-                flow.run(queue, plan, longest, found.__setitem__)
+                flow.run(queue, plan, longest, told)
 
         if workers == 1:
             work()
         else:
-            alone(work, workers)
+            alone(work, workers, over)
 
     def request(self, jobs: Sequence[Job], width: int, search: SearchSettings) -> Request[Any]:
         rows = ROWS[self.device.type]
@@ -131,25 +141,25 @@ def queues(jobs: Sequence[Job], numbers: Sequence[int]) -> list[Queue]:
     return [Queue(jobs, groups[width]) for width in sorted(groups, reverse=True)]
 
 
-def alone(work: Callable[[], None], workers: int) -> None:
-    """The work in so many threads, each of which computes alone; the first that fails speaks for all."""
-    faults: list[BaseException] = []
+class GivenUp(Exception):
+    """Nobody waits for the answers any more."""
+
+
+def alone(work: Callable[[], None], workers: int, over: threading.Event) -> None:
+    """The work in so many threads, each of which computes alone; the first that fails speaks for all.
+
+    If one fails, or whoever waits is interrupted, `over` tells the others to give up, and they are waited for: a thread
+    that still computes when the program ends takes it down.
+    """
     threads = torch.get_num_threads()
-
-    def guarded() -> None:
-        torch.set_num_threads(1)
-        try:
-            work()
-        except BaseException as fault:
-            faults.append(fault)
-
-    crew = [threading.Thread(target=guarded, daemon=True) for _ in range(workers)]
-    for one in crew:
-        one.start()
     try:
-        for one in crew:
-            one.join()
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as crew:
+            shares = [crew.submit(work) for _ in range(workers)]
+            try:
+                done, _ = wait(shares, return_when=FIRST_EXCEPTION)
+            finally:
+                over.set()
     finally:
         torch.set_num_threads(threads)
-    for fault in faults:
-        raise fault
+    for share in done:
+        share.result()

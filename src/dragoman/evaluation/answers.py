@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dragoman.classifier import Classifier
+from dragoman.classifier import Classifier, Verdict
 from dragoman.door import Door, kinds
 from dragoman.evaluation.texts import read_test, tests_of
 from dragoman.generator import Generator
@@ -127,7 +127,7 @@ def translated(
     return found
 
 
-def warned(found: Sequence[Hypothesis]) -> dict[str, int]:
+def warned(found: Sequence[Hypothesis | Verdict]) -> dict[str, int]:
     """How many answers came with which warning."""
     return dict(Counter(kind for one in found for kind in kinds(one.warnings)))
 
@@ -148,7 +148,7 @@ def labelled(classifier: Classifier, sources: Lines, references: Sequence[Lines]
     """Labels, and who was taken for whom. A right label that training never saw counts as a mistake, and is said."""
     found = classifier.classify(sources)
     labels, wanted = [one.label for one in found], [label.strip() for label in references[0]]
-    warnings = Counter(kind for one in found for kind in kinds(one.warnings))
+    warnings = Counter(warned(found))
     known = classifier.tokenizers.target.encode
     warnings.update("with a right label that training did not have" for label in wanted if not known(label))
     about = {"confusion": confusion(labels, wanted), "warnings": dict(warnings - Counter())}

@@ -25,6 +25,7 @@ class Asked:
     names: Sequence[str] = ()  # of metrics
     beam: int | None = None
     device: str = "auto"
+    engine: str = "torch"
 
     def __post_init__(self) -> None:
         files = self.source is not None or bool(self.references)
@@ -48,7 +49,7 @@ def systems(
     trees = read_trees(asked.conllu, given[0], asked.source) if given and asked.source and asked.conllu else None
     for run in runs:
         if given:
-            door = load(run, device=asked.device)
+            door = load(run, device=asked.device, engine=asked.engine)
             if trees and not getattr(door, "asks_for_trees", False):
                 say(f"{run} reads no trees: it is scored without them")
             found = on_texts(door, *given, names=asked.names, beam=asked.beam, trees=trees, ticker=ticker)
@@ -64,7 +65,9 @@ def systems(
 
 def without_files(run: Path, asked: Asked, ticker: Ticker) -> Iterator[Answered]:
     if not asked.phrasebook:
-        yield from on_own_tests(load(run, device=asked.device), names=asked.names, beam=asked.beam, ticker=ticker)
+        yield from on_own_tests(
+            load(run, device=asked.device, engine=asked.engine), names=asked.names, beam=asked.beam, ticker=ticker
+        )
         return
-    translator = load_as(Translator, run, device=asked.device)
+    translator = load_as(Translator, run, device=asked.device, engine=asked.engine)
     yield on_phrasebook(translator, asked.phrasebook, asked.count, names=asked.names, beam=asked.beam, ticker=ticker)

@@ -83,10 +83,8 @@ def specification(model: Transformer, tokenizers: Tokenizers) -> Any:
         "relative_position": settings.position == "relative",
         "ffn_glu": settings.activation == "swiglu",
         "rms_norm": settings.norm == "rms",
-        "rotary_dim": 0
-        if settings.position == "rotary"
-        else None,  # 0: all of a head; even and odd are turned together
-        "rotary_interleave": True,
+        "rotary_dim": 0 if settings.position == "rotary" else None,  # 0: all of a head
+        "rotary_interleave": True,  # even and odd are turned together
     }
     depth = settings.decoder_depth
     spec = specs.TransformerSpec(

@@ -1,9 +1,11 @@
-"""What a format can hold of a model, and the sentence for what it cannot."""
+"""What formats share: what each can hold of a model and the sentence for what it cannot, vocabularies, JSON."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -71,3 +73,7 @@ def fingerprint(model: nn.Module, *about: object) -> str:
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -8,7 +8,6 @@ Shapes   C model width   I inner width   V vocabulary   P places
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dragoman.config import Recipe
-from dragoman.exchange.held import Holds, check_widths, held
+from dragoman.exchange.held import Holds, check_widths, held, write_json
 from dragoman.exchange.huggingface_tokenizer import save_tokenizer
 from dragoman.models.transformer import DecoderLayer, EncoderLayer, Stack, Transformer
 from dragoman.nn.position import sinusoids
@@ -74,7 +73,7 @@ def weights(model: Transformer) -> Iterator[Weight]:
 
 def in_stack(prefix: str, stack: Stack) -> Iterator[Weight]:
     if stack.settings.norm_place == "pre":
-        yield from both(f"{prefix}layer_norm.", stack.norm, 0)
+        yield from both(f"{prefix}layer_norm.", stack.norm)
     for number, layer in enumerate(stack.layers):
         assert isinstance(layer, EncoderLayer | DecoderLayer)
         yield from in_layer(f"{prefix}layers.{number}.", layer)
@@ -83,25 +82,25 @@ def in_stack(prefix: str, stack: Stack) -> Iterator[Weight]:
 def in_layer(prefix: str, layer: EncoderLayer | DecoderLayer) -> Iterator[Weight]:
     own = layer.attention.sublayer
     yield from parts(f"{prefix}self_attn.", own.query_key_value, "q_proj.", "k_proj.", "v_proj.")
-    yield from both(f"{prefix}self_attn.out_proj.", own.out, 0)
-    yield from both(f"{prefix}self_attn_layer_norm.", layer.attention.norm, 0)
+    yield from both(f"{prefix}self_attn.out_proj.", own.out)
+    yield from both(f"{prefix}self_attn_layer_norm.", layer.attention.norm)
     if isinstance(layer, DecoderLayer):
         assert layer.cross
         cross = layer.cross.sublayer
         yield from parts(f"{prefix}encoder_attn.", cross.query, "q_proj.")
         yield from parts(f"{prefix}encoder_attn.", cross.key_value, "k_proj.", "v_proj.")
-        yield from both(f"{prefix}encoder_attn.out_proj.", cross.out, 0)
-        yield from both(f"{prefix}encoder_attn_layer_norm.", layer.cross.norm, 0)
+        yield from both(f"{prefix}encoder_attn.out_proj.", cross.out)
+        yield from both(f"{prefix}encoder_attn_layer_norm.", layer.cross.norm)
     assert layer.feedforward
     yield from parts(prefix, layer.feedforward.sublayer.wide, "fc1.")
-    yield from both(f"{prefix}fc2.", layer.feedforward.sublayer.narrow, 0)
-    yield from both(f"{prefix}final_layer_norm.", layer.feedforward.norm, 0)
+    yield from both(f"{prefix}fc2.", layer.feedforward.sublayer.narrow)
+    yield from both(f"{prefix}final_layer_norm.", layer.feedforward.norm)
 
 
-def both(prefix: str, module: Any, axis: int) -> Iterator[Weight]:
-    """Of what writes features: weight and bias count them along the same axis."""
-    yield Weight(f"{prefix}weight", module.weight, axis)
-    yield Weight(f"{prefix}bias", module.bias, axis)
+def both(prefix: str, module: Any) -> Iterator[Weight]:
+    """Of what writes features: weight and bias count them along the first axis."""
+    yield Weight(f"{prefix}weight", module.weight, 0)
+    yield Weight(f"{prefix}bias", module.bias, 0)
 
 
 def parts(prefix: str, product: Any, *names: str) -> Iterator[Weight]:
@@ -194,7 +193,3 @@ def generation(recipe: Recipe, longest: int) -> dict[str, Any]:
         "eos_token_id": EOS,
         "decoder_start_token_id": BOS,
     }
-
-
-def write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

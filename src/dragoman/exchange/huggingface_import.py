@@ -23,7 +23,7 @@ from dragoman.text.tokenizer import Tokenizers
 from dragoman.types import BOS, EOS, PAD, Mistake
 
 PLACE_OF_NORM = {"marian": "post", "pegasus": "pre"}  # by model_type
-SPECIALS = {"pad_token_id": PAD, "eos_token_id": EOS, "decoder_start_token_id": BOS}
+MARKS = {"pad_token_id": PAD, "eos_token_id": EOS, "decoder_start_token_id": BOS}
 SAME = {  # what may stand for the one table of embeddings
     "model.shared.weight",
     "model.encoder.embed_tokens.weight",
@@ -61,7 +61,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         "scale_embedding": (True,),
         "decoder_attention_heads": (config.get("encoder_attention_heads"),),
         "decoder_ffn_dim": (config.get("encoder_ffn_dim"),),
-        **{name: (number,) for name, number in SPECIALS.items()},
+        **{name: (number,) for name, number in MARKS.items()},
     }
     for name, choices in wanted.items():
         if config.get(name) not in choices or config.get(name) is None:

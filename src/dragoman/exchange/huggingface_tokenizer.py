@@ -5,10 +5,10 @@ It knows SentencePiece's two models: unigram as it is, BPE as the list of merges
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from dragoman.exchange.held import write_json
 from dragoman.text.subword import ESCAPES, Bpe, Subword
 from dragoman.text.symbols import SPACE
 from dragoman.text.tokenizer import Tokenizers
@@ -34,8 +34,8 @@ def save_tokenizer(tokenizers: Tokenizers, folder: Path, places: int) -> list[st
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": True,  # "</s>" in a text is text
     }
-    for name, value in (("tokenizer.json", described(tokenizer)), ("tokenizer_config.json", config)):
-        (folder / name).write_text(json.dumps(value, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    write_json(folder / "tokenizer.json", described(tokenizer))
+    write_json(folder / "tokenizer_config.json", config)
     return []
 
 
@@ -84,7 +84,7 @@ def described(tokenizer: Subword) -> dict[str, Any]:
 
 def apart() -> dict[str, Any]:
     """Their unigram model would take "</s>" and "<0x41>" in a text for those pieces; a cut after "<" forbids it."""
-    names = "|".join(f"{name[1:]}" for name in SPECIALS)
+    names = "|".join(name[1:] for name in SPECIALS)
     pattern = f"<(?={names}|0x[0-9A-F]{{2}}>)"
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
-import json
 import logging
 import warnings
 from pathlib import Path
@@ -19,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dragoman.exchange.held import Holds, held, vocabulary
+from dragoman.exchange.held import Holds, held, vocabulary, write_json
 from dragoman.models.transformer import Transformer
 from dragoman.nn.attention import Attention
 from dragoman.nn.kernel import KERNELS
@@ -82,8 +81,7 @@ def save(model: nn.Module, tokenizers: Tokenizers, folder: Path) -> None:
         "logp",
     )
     for side in ("source", "target"):
-        names = json.dumps(vocabulary(getattr(tokenizers, side)), ensure_ascii=False, indent=1)
-        (folder / f"{side}_vocabulary.json").write_text(names + "\n", encoding="utf-8")
+        write_json(folder / f"{side}_vocabulary.json", vocabulary(getattr(tokenizers, side)))
 
 
 def graph(

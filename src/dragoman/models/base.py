@@ -1,6 +1,6 @@
 """What training, search and the lens ask of a model, whatever its kind.
 
-Shapes   B rows   S source width   T target width   C model width   N rows of a search   V vocabulary
+Shapes   B rows   S source width   T target width   C model width   N rows of a search   K sentences   V vocabulary
 """
 
 from __future__ import annotations
@@ -44,6 +44,11 @@ class Seq2Seq(Writer):
     @abstractmethod
     def alignment(self, batch: Batch) -> Tensor:
         """Where each target token looked in the source: weight_BTS, each row of it summing to one."""
+
+
+def rows_of(sentences_K: Tensor, width: int) -> Tensor:
+    """The rows of these sentences in a search, `width` to each."""
+    return (sentences_K[:, None] * width + torch.arange(width, device=sentences_K.device)).flatten()
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dragoman.config import Fraction, Layers, Menus, Settings, pick_all
-from dragoman.models.base import Seq2Seq, initialise, useless
+from dragoman.models.base import Seq2Seq, initialise, rows_of, useless
 from dragoman.nn.dropout import Dropout
 from dragoman.nn.linear import Linear
 from dragoman.nn.mask import Rows
@@ -212,8 +212,7 @@ class State:
 
     def rows_of(self, sentences_K: Tensor) -> Tensor:
         assert self.source
-        width = len(self.layers[0][0]) // len(self.source.value_BSM)
-        return (sentences_K[:, None] * width + torch.arange(width, device=sentences_K.device)).flatten()
+        return rows_of(sentences_K, len(self.layers[0][0]) // len(self.source.value_BSM))
 
 
 class RecurrentDecoder(Embedded):

@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from dragoman.models.base import rows_of
 from dragoman.nn.lookup import Cache
 from dragoman.nn.mask import Look
 
@@ -83,6 +84,15 @@ class State:
             self.who_NK.index_select(0, self.rows_of(sentences_K)),
         )
 
+    def part(self, first: int, count: int) -> State:
+        """So many sentences that have read nothing yet, from this one on; nothing is copied."""
+        few = slice(first, first + count)
+        stop, bias = self.look.stop, self.look.bias
+        look = Look(stop=None if stop is None else stop[few], bias=None if bias is None else bias[few])
+        return replace(
+            self, memory=[pair and (pair[0][few], pair[1][few]) for pair in self.memory], look=look, at_B=self.at_B[few]
+        )
+
     def put(self, sentences_K: Tensor, fresh: State) -> State:
         """Fresh sentences in the places of these. What stands in their caches is from now on ahead of them: unseen."""
         for held, new in zip(self.memory, fresh.memory, strict=True):
@@ -95,8 +105,7 @@ class State:
         return replace(self, at_B=self.at_B.index_copy(0, sentences_K, fresh.at_B))
 
     def rows_of(self, sentences_K: Tensor) -> Tensor:
-        width = len(self.caches[0][0]) // len(self.at_B)
-        return (sentences_K[:, None] * width + torch.arange(width, device=sentences_K.device)).flatten()
+        return rows_of(sentences_K, len(self.caches[0][0]) // len(self.at_B))
 
 
 def picked(caches: list[C], rows_N: Tensor) -> list[C]:

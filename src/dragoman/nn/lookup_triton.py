@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-Cache = tuple[Tensor, Tensor]
+from dragoman.nn.lookup import Cache
+
 PLACES = 16  # of the past that are read at a time
 
 

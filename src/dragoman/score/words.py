@@ -12,9 +12,7 @@ from dragoman.types import Mistake
 KANA, HAN, HANGUL = "\u3040-\u30ff", "\u3400-\u4dbf\u4e00-\u9fff", "\uac00-\ud7af"
 EASTERN = 0.3  # of all letters and digits: from here on a text is Japanese, Chinese or Korean
 SPACELESS = ("ja", "zh")
-WORD = re.compile(
-    rf"[{KANA}{HAN}]|[^\W{KANA}{HAN}]+"
-)  # of these scripts each sign; of others what spaces and marks cut
+WORD = re.compile(rf"[{KANA}{HAN}]|[^\W{KANA}{HAN}]+")  # a sign of these scripts; of others what marks and spaces cut
 
 
 def words(line: str) -> list[str]:

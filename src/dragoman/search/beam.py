@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dragoman.config import pick
 from dragoman.search.lengths import NORMS
-from dragoman.search.step import NEVER, Found, Prefix, Rule, S, StepModel, barred
+from dragoman.search.step import NEVER, Found, Prefix, Rule, S, StepModel, barred, ruled
 from dragoman.types import BOS, EOS, Mistake
 
 GROUP = 64  # places whose maximum is looked at first, see `candidates`
@@ -82,11 +82,11 @@ class Plan:
         longest: int,
         device: torch.device,
         *,
-        width: int = 4,
-        nbest: int = 1,
-        alpha: float = 1.0,
-        norm: str = "length",
-        stop: str = "enough",
+        width: int,
+        nbest: int,
+        alpha: float,
+        norm: str,
+        stop: str,
         rules: Sequence[Rule] = (),
     ) -> Plan:
         if not 1 <= nbest <= width:
@@ -149,8 +149,8 @@ def advance(beams: Beams, logp_NV: Tensor, plan: Plan) -> tuple[Beams, Tensor, T
     """One step of every sentence; then which rows go on, in which order, and with which tokens."""
     live, whole, limit_B, done_B = beams
     logp_NV = barred(logp_NV)
-    for rule in plan.rules:
-        logp_NV = rule(logp_NV, live.prefix)
+    if plan.rules:
+        logp_NV = ruled(logp_NV, live.prefix, plan.rules)
     found = candidates(live.logp_BW, logp_NV)
     done_B = done_B | (found.logp_BK[:, 0] == NEVER)
     going = growing(found)
@@ -257,23 +257,22 @@ def _rows(token_BKT: Tensor, row_BW: Tensor) -> Tensor:
 
 
 def harvest(beams: Beams, plan: Plan) -> list[list[Found]]:
-    """The answers as Python lists. A stop rule ends a sentence only when `nbest` answers are whole or no prefix
-    lives, so a prefix that gets onto a list is one that was cut."""
-    live = beams.live
-    score_BW = live.logp_BW / plan.penalty_T[live.length_B][:, None]
-    cuts = zip(*(each.tolist() for each in (live.token_BWT, live.logp_BW, score_BW, live.length_B)))
-    ends = zip(*(each.tolist() for each in beams.whole))
-    return [(_whole(*end) + _cut(*cut))[: plan.nbest] for end, cut in zip(ends, cuts)]
-
-
-def _whole(answers: list[list[int]], logps: list[float], scores: list[float], lengths: list[int]) -> list[Found]:
-    rows = zip(answers, logps, scores, lengths)
-    return [Found(tokens[: length - 1], logp, score, True) for tokens, logp, score, length in rows if score > NEVER]
-
-
-def _cut(prefixes: list[list[int]], logps: list[float], scores: list[float], length: int) -> list[Found]:
-    rows = zip(prefixes, logps, scores)
-    return [Found(tokens[:length], logp, score, False) for tokens, logp, score in rows if logp > NEVER]
+    """The answers as Python lists; that is slow, so only those that are asked for. A stop rule ends a sentence only
+    when `nbest` answers are whole or no prefix lives, so a prefix that gets onto a list is one that was cut."""
+    live, whole = beams.live, beams.whole
+    end_BWT, cut_BWT = whole.token_BWT.cpu(), live.token_BWT.cpu()
+    scores = (whole.score_BW, live.logp_BW / plan.penalty_T[live.length_B][:, None])
+    end_BW, cut_BW = (each.tolist() for each in scores)
+    logps = (whole.logp_BW.tolist(), live.logp_BW.tolist())
+    lengths, length_B = (whole.length_BW - 1).tolist(), live.length_B.tolist()
+    found: list[list[Found]] = []
+    for b in range(len(end_BW)):
+        ends = [w for w, score in enumerate(end_BW[b]) if score > NEVER][: plan.nbest]
+        cuts = [w for w, logp in enumerate(logps[1][b]) if logp > NEVER][: plan.nbest - len(ends)]
+        answers = [(end_BWT[b, w, : lengths[b][w]], logps[0][b][w], end_BW[b][w], True) for w in ends]
+        answers += [(cut_BWT[b, w, : length_B[b]], logps[1][b][w], cut_BW[b][w], False) for w in cuts]
+        found.append([Found(tokens.tolist(), *rest) for tokens, *rest in answers])
+    return found
 
 
 def enough(score_BW: Tensor, hope_B: Tensor, nbest: int) -> Tensor:

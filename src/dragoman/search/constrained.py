@@ -21,6 +21,7 @@ from torch import Tensor
 from dragoman.search.lockstep import Sentence, Way, in_step
 from dragoman.search.request import Request, Wish
 from dragoman.search.step import NEVER, Found
+from dragoman.search.terms import Term
 from dragoman.types import EOS
 
 WIDEST = 64  # rows of a sentence
@@ -78,7 +79,7 @@ class Constrained(Sentence):
         return super().answers()
 
 
-def spellable(wish: Wish) -> list[Any]:
+def spellable(wish: Wish) -> list[Term]:
     return [term for term in wish.must if term.possible]
 
 

@@ -18,8 +18,8 @@ from dragoman.config import pick
 from dragoman.search.beam import STOPS, first_of
 from dragoman.search.lengths import NORMS
 from dragoman.search.request import Request
-from dragoman.search.rules import ruled, rules_of
-from dragoman.search.step import NEVER, Found, Prefix, legal
+from dragoman.search.rules import rules_of
+from dragoman.search.step import NEVER, Found, Prefix, legal, ruled
 from dragoman.types import BOS, EOS
 
 

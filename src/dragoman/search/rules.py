@@ -16,24 +16,18 @@ import torch
 from torch import Tensor
 
 from dragoman.search.request import Request
-from dragoman.search.step import NEVER, Prefix, Rule
+from dragoman.search.step import NEVER, Prefix, Rule, ruled
 from dragoman.search.terms import Term
 from dragoman.types import EOS, PAD
 
 
 def rules_of(request: Request[Any]) -> tuple[Rule, ...]:
-    """The rules that settings and wishes ask for, as one rule; none, where nothing is asked for."""
+    """The rules that settings and wishes ask for. Where a prefix is wanted, one rule that holds the others back."""
     rules = [rule for make in RULES.values() if (rule := make(request))]
     prefixes = [wish.prefix for wish in request.wishes]
     if any(prefixes):
         return (beginning(prefixes, rules, request.device),)
     return tuple(rules)
-
-
-def ruled(logp_NV: Tensor, prefix: Prefix, rules: Sequence[Rule]) -> Tensor:
-    for rule in rules:
-        logp_NV = rule(logp_NV, prefix)
-    return logp_NV
 
 
 def beginning(prefixes: Sequence[Sequence[int]], rules: Sequence[Rule], device: torch.device) -> Rule:

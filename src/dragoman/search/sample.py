@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dragoman.config import SampleSettings
 from dragoman.search.lengths import NORMS
-from dragoman.search.step import NEVER, Found, Prefix, Rule, S, StepModel, legal
+from dragoman.search.step import NEVER, Found, Prefix, Rule, S, StepModel, legal, ruled
 from dragoman.types import BOS, EOS
 
 
@@ -91,9 +91,7 @@ def written(
         if bool(done_N.all()):
             break
         logp_NV, state = model.step(token_N, state)
-        legal_NV = legal(logp_NV)
-        for rule in rules:
-            legal_NV = rule(legal_NV, Prefix(answer_NT[:, :step], torch.full_like(length_N, step)))
+        legal_NV = ruled(legal(logp_NV), Prefix(answer_NT[:, :step], torch.full_like(length_N, step)), rules)
         token_N = choose(legal_NV, step)
         step_N = legal_NV.gather(1, token_N[:, None])[:, 0]
         done_N = done_N | (step_N == NEVER)

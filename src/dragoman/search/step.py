@@ -9,7 +9,7 @@ Shapes   B sentences   S source width   N rows being searched   V vocabulary   T
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self, TypeVar
 
@@ -70,6 +70,12 @@ class Prefix(NamedTuple):
 
 
 Rule = Callable[[Tensor, Prefix], Tensor]  # log-probabilities_NV in, the same out with NEVER where it forbids
+
+
+def ruled(logp_NV: Tensor, prefix: Prefix, rules: Sequence[Rule]) -> Tensor:
+    for rule in rules:
+        logp_NV = rule(logp_NV, prefix)
+    return logp_NV
 
 
 def barred(logp_NV: Tensor) -> Tensor:

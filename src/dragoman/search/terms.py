@@ -9,7 +9,7 @@ Shapes   S states of the machine   V vocabulary   L bytes of the longest token
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,8 +149,7 @@ def numbered(
     rows: list[Any], states: list[frozenset[int]], said: int, last: set[int]
 ) -> tuple[NDArray[np.int16], NDArray[np.bool_]]:
     """The same with the state that says it is there put at the end."""
-    key: Callable[[int], tuple[bool, int]] = lambda i: (said in states[i], i)  # noqa: E731
-    order = sorted(range(len(states)), key=key)
+    order = sorted(range(len(states)), key=lambda i: said in states[i])
     place = np.argsort(order)
     delta_S256 = place[np.stack(rows)[order]].astype(np.int16)
     ends_S = np.array([bool(states[i] & (last | {said})) for i in order])

@@ -11,11 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dragoman.answers.flags import Usual, words_of
 from dragoman.config import SPLITS, CorpusSettings, Recipe
 from dragoman.data.forms import FORMS
 from dragoman.data.stream import Stream, Weighted, Windows
 from dragoman.data.tokens import TokenStore, keep_folder, open_store
-from dragoman.flags import Usual, words_of
 from dragoman.models.build import asks_for_trees, kind_of, layout_of
 from dragoman.store import RunFolder, write_whole
 from dragoman.text.corpus import fingerprint, read_pairs

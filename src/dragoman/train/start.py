@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from dragoman.asking import settings_for
+from dragoman.answers.asking import settings_for
 from dragoman.config import SPLITS, Recipe, build, override, pick, read_recipe
 from dragoman.door import Door
 from dragoman.loading import open_run, put_weights

@@ -29,6 +29,7 @@ SourceFile = Annotated[
 InputFile = Annotated[Path | None, typer.Option("--input", help="by default stdin", show_default=False)]
 OutputFile = Annotated[Path | None, typer.Option("--output", help="by default stdout", show_default=False)]
 Batch = Annotated[int, typer.Option(min=1, help="lines taken at a time; never changes an answer")]
+Engine = Annotated[str, typer.Option(help="auto, torch, torch-bf16, torch-int8, ctranslate2, ctranslate2-int8")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")]
 
 

@@ -11,11 +11,12 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli_options import (
+from dragoman.commands.options import (
     Batch,
     Beam,
     Conllu,
     Device,
+    Engine,
     InputFile,
     Json,
     OutputFile,
@@ -55,16 +56,16 @@ def translate(
     conllu: Conllu = None,
     batch: Batch = 1024,
     as_json: Json = False,
-    engine: Annotated[
-        str, typer.Option(help="auto, torch, torch-bf16, torch-int8, ctranslate2, ctranslate2-int8")
-    ] = "auto",
+    engine: Engine = "auto",
     device: Device = "auto",
 ) -> None:
     """Translate lines: as many out as in, in the same order."""
-    from dragoman.cli_translate import Asking, search_changes
+    from dragoman.commands.translate import Asking, search_changes
     from dragoman.loading import load_as
     from dragoman.translator import Translator
 
+    if stream and engine not in ("auto", "torch"):
+        raise Mistake(f"--stream watches the search, which --engine {engine} does not let one; leave the engine out")
     if stream and (as_json or nbest or conllu):
         raise Mistake("--stream prints words of one answer as they come; leave --json, --nbest and --conllu out")
     changes = search_changes(overrides or [], dictionary)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dragoman.cli_options import Batch, Beam, Conllu, Device, Json, OutputFile, Run, SourceFile, say_counts
+from dragoman.commands.options import Batch, Beam, Conllu, Device, Engine, Json, OutputFile, Run, SourceFile, say_counts
 from dragoman.config import pick
 from dragoman.console import output_to, paper, say, ticker
 from dragoman.types import Mistake, PairScore
@@ -42,6 +42,7 @@ def evaluate(
         Path | None, typer.Option(help="write an HTML page: where the systems differ most", show_default=False)
     ] = None,
     as_json: Json = False,
+    engine: Engine = "torch",
     device: Device = "auto",
 ) -> None:
     """Score systems on files, on the phrasebook or on their own data.test, and test each against the first."""
@@ -57,7 +58,7 @@ def evaluate(
         raise Mistake(f"cannot write {str(page)!r}: there is no such folder")
     bleu_of(bleu_tokenize, [])  # what is not there is refused now, not after the work
     names = [pick(METRICS, name, "metric").name for name in metric or []]
-    asked = Asked(source, reference or [], conllu, phrasebook, count, names, beam, device)
+    asked = Asked(source, reference or [], conllu, phrasebook, count, names, beam, device, engine)
     recipes = {str(run): RunFolder(run).recipe() for run in runs or []} if breakdown or page else None
     panel, results = Panel(tokenize=bleu_tokenize, recipes=recipes, ticker=ticker), []
     for name, answered in systems(runs or [], hypotheses or [], asked, say, ticker):

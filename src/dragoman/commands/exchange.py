@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli_options import Run
+from dragoman.commands.options import Run
 from dragoman.console import say
 
 Quantization = Annotated[str, typer.Option(help="of the weights: float32, int8 and others that CTranslate2 has")]

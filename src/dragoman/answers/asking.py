@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from dragoman.answers.glossary import said, speller, wanted
+from dragoman.answers.hypotheses import UNKNOWN
 from dragoman.config import SearchSettings, build, pick
-from dragoman.glossary import said, speller, wanted
-from dragoman.hypotheses import UNKNOWN
 from dragoman.search.constrained import needed
 from dragoman.search.methods import check
 from dragoman.search.request import Wish

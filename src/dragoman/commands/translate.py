@@ -9,12 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
-from dragoman.asking import settings_for
-from dragoman.cli_options import Said, answer_lines, one_line, say_counts
+from dragoman.answers.asking import settings_for
+from dragoman.answers.glossary import read_dictionary, read_glossary
+from dragoman.commands.options import Said, answer_lines, one_line, say_counts
 from dragoman.config import override
 from dragoman.console import input_lines, output_to, say
 from dragoman.door import kinds
-from dragoman.glossary import read_dictionary, read_glossary
 from dragoman.text.trees import Grove
 from dragoman.translator import TREELESS, Translator
 from dragoman.types import Hypothesis, Line, Mistake

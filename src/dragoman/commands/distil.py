@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli_options import Overrides
+from dragoman.commands.options import Overrides
 
 
 def distil(

@@ -24,7 +24,9 @@ from dragoman.text.corpus import read_lines
 from dragoman.text.tokenizer import Tokenizer
 from dragoman.types import Line, Mistake
 
-HELD = 128  # terms of a vocabulary whose machines are kept
+MOST = 128  # terms that one answer may be asked to have, or not to have
+LONGEST = 200  # characters of a term
+HELD = 2 * MOST  # terms of a vocabulary whose machines are kept: those of one line, and others
 NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\ua4cf\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 SPACELESS = re.compile(f"[{NO_SPACES}]")  # letters of scripts that put no spaces between words
 FIRST_WORD = re.compile(rf"[{NO_SPACES}]|[^\W{NO_SPACES}]+|\S")
@@ -104,7 +106,17 @@ def wanted(terms: Sequence[str | tuple[str, str]], text: str, *, first: bool) ->
     for term in found:
         if not term.strip():
             raise Mistake("a term must not be empty; leave it out, or write what must appear")
-    return list(dict.fromkeys(term.strip() for term in found))
+    return within_reason(list(dict.fromkeys(term.strip() for term in found)), f"the line {text[:40]!r}")
+
+
+def within_reason(terms: list[str], place: str) -> list[str]:
+    """The terms, unless they are more or longer than a search comes to an end with."""
+    if len(terms) > MOST:
+        raise Mistake(f"{place}: {len(terms)} terms cannot all be asked of one answer; name {MOST} at most")
+    for term in terms:
+        if len(term) > LONGEST:
+            raise Mistake(f"{place}: a term has {LONGEST} characters at most, and {term[:40]!r}... has {len(term)}")
+    return terms
 
 
 class Glossary:
@@ -148,7 +160,8 @@ def read_glossary(path: Path) -> Glossary:
             must.append((source, target))
         else:
             avoid.append((source, source))
-    return Glossary(must, avoid, never)
+        within_reason([target or source], f"{path}, line {number}")
+    return Glossary(must, avoid, within_reason(never, str(path)))
 
 
 def read_dictionary(path: Path) -> dict[str, str]:
