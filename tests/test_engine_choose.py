@@ -15,6 +15,7 @@ from dragoman.engines.base import Engine, Job
 from dragoman.engines.choose import ENOUGH, FULL, AutoEngine, Parts, Verdict, race, remembered, spread
 from dragoman.engines.ctranslate2 import CTranslate2Engine
 from dragoman.engines.torch_engine import TorchEngine
+from dragoman.ensemble import Together
 from dragoman.search.request import Wish
 from dragoman.search.step import Found
 from dragoman.types import Mistake
@@ -168,6 +169,9 @@ def test_asked_for_by_name(tmp_path: Path) -> None:
         choose.engine_of("torhc", parts(tmp_path), print)
     with pytest.raises(Mistake, match="norm=scale cannot be exported to CTranslate2"):
         choose.engine_of("ctranslate2", parts(tmp_path, {"norm": "scale"}), print)
+    several = parts(tmp_path)._replace(model=Together([model_of({}), model_of({})]))
+    with pytest.raises(Mistake, match="what several runs say as one cannot be exported to CTranslate2"):
+        choose.engine_of("ctranslate2", several, print)
 
 
 DAMAGED = ["", "{", "[]", "{}", '{"winner": "x", "seconds": {}, "alike": {}}', '{"winner": 1}']

@@ -166,5 +166,9 @@ def test_a_glossary_on_the_command_line(toy: Toy, tmp_path: Path, call: Call) ->
     assert "none" in refused.err
 
 
+def test_a_line_counts_once_however_many_terms_it_lacks() -> None:
+    assert kinds([f"{MISSING}: 'a'", f"{MISSING}: 'b'", "cut at 9 tokens"]) == [MISSING, "cut"]
+
+
 def test_no_glossary_asks_nothing() -> None:
     assert Glossary([], [], []).line(Line("a dog")) == Line("a dog")

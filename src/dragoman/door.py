@@ -103,8 +103,8 @@ def grouped(items: Iterable[int], key: Callable[[int], T], size: int) -> Iterato
 
 
 def kinds(warnings: Iterable[str]) -> list[str]:
-    """Warnings without their numbers: what they are counted by."""
-    return [re.split(r" at \d|:| \(", warning)[0] for warning in warnings]
+    """Warnings of a line without their numbers, each kind once: what lines are counted by."""
+    return list(dict.fromkeys(re.split(r" at \d|:| \(", warning)[0] for warning in warnings))
 
 
 def choose_device(name: str) -> torch.device:

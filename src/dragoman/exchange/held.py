@@ -23,8 +23,9 @@ Holds = Mapping[str, Sequence[Any]]  # by the name of a model setting: the value
 def held(model: nn.Module, holds: Holds, name: str) -> Transformer:
     """The model, if the format called `name` can hold it; else a sentence that names the setting it cannot."""
     if not isinstance(model, Transformer):
-        kind = getattr(getattr(model, "settings", None), "kind", type(model).__name__.lower())
-        raise Mistake(f"model.kind={kind} cannot be exported to {name}, which holds model.kind=transformer")
+        settings = getattr(model, "settings", None)
+        what = f"model.kind={settings.kind}" if settings else "what several runs say as one"
+        raise Mistake(f"{what} cannot be exported to {name}, which holds model.kind=transformer")
     settings = model.settings
     for setting, choices in holds.items():
         value = getattr(settings, setting)
