@@ -135,6 +135,13 @@ def test_who_is_interrupted_ends_in_peace() -> None:
     assert (done.returncode, done.stderr) == (143, "")
 
 
+def test_answers_of_one_step_are_all_told() -> None:
+    """Fewer jobs than the rows that a step has at least, all done at once."""
+    model, search, jobs = model_of(), SearchSettings(beam=1), [Job([5, 6], 1), Job([7], 1), Job([8, 9, 4], 1)]
+    for job, found in zip(jobs, engine(model).search(jobs, search), strict=True):
+        close(found, alone(model, job, search))
+
+
 def test_every_job_is_handed_out_once_the_longest_first() -> None:
     jobs = [Job([5] * length, 9) for length in (3, 9, 1, 9, 4)]
     queue = flow.Queue(jobs, range(5))

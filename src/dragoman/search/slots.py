@@ -49,7 +49,7 @@ class Slots(Generic[F]):
         self.beams = begin(limit_K, self.plan.width, self.longest)
         self.state = self.widened(fresh, len(limit_K))
         self.token_N = torch.full((len(limit_K) * self.plan.width,), BOS, device=limit_K.device)
-        self.taken_B = [False] * len(limit_K)
+        self.taken_B = (limit_K == 0).tolist()  # where nothing is asked, nothing is given
 
     def widened(self, fresh: F, sentences: int) -> F:
         return fresh.select(
