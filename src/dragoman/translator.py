@@ -120,7 +120,10 @@ class Translator(Door[Seq2Seq]):
         align: bool,
     ) -> list[list[Hypothesis]]:
         asked = [Line(line) if isinstance(line, str) else line for line in lines]
-        pieces = [piece for number, line in enumerate(asked) for piece in self.wished(number, line, trees, settings)]
+        encoded = enumerate(self.tokenizers.source.encode_all([line.text for line in asked]))
+        pieces = [
+            piece for number, ids in encoded for piece in self.wished(number, asked[number], trees, settings, ids)
+        ]
         with evaluating(self.model):
             answers = self.answer(pieces, asked, settings, dictionary, align=align)
         out: list[list[Hypothesis]] = [[NOTHING] for _ in lines]
@@ -199,7 +202,9 @@ class Translator(Door[Seq2Seq]):
             if tree and (wrong := fault(tree)):
                 raise Mistake(f"the tree of line {number} is none: {wrong}")
 
-    def cut(self, number: int, line: str, trees: Sequence[Tree | None] | None = None) -> Iterator[Piece]:
+    def cut(
+        self, number: int, line: str, trees: Sequence[Tree | None] | None = None, ids: list[int] | None = None
+    ) -> Iterator[Piece]:
         """The line as it is, or, if it is longer than any the model learnt from, sentence by sentence.
 
         A sentence that is itself longer stays whole, up to a limit; beyond, it is cut between words, or anywhere.
@@ -207,7 +212,7 @@ class Translator(Door[Seq2Seq]):
         if not line.strip():
             return
         encode = self.tokenizers.source.encode
-        ids = encode(line)
+        ids = encode(line) if ids is None else ids
         if len(ids) <= min(self.longest, self.whole):
             pieces = [Piece(number, line, ids)]
         else:
@@ -219,10 +224,15 @@ class Translator(Door[Seq2Seq]):
             yield self.grown(piece, trees, whole=len(pieces) == 1) if self.asks_for_trees else piece
 
     def wished(
-        self, number: int, line: Line, trees: Sequence[Tree | None] | None, search: SearchSettings
+        self,
+        number: int,
+        line: Line,
+        trees: Sequence[Tree | None] | None,
+        search: SearchSettings,
+        ids: list[int] | None = None,
     ) -> Iterator[Piece]:
         """The pieces of a line, each with what is asked of its answer."""
-        for place, piece in enumerate(self.cut(number, line.text, trees)):
+        for place, piece in enumerate(self.cut(number, line.text, trees, ids)):
             wish = wish_of(line, piece.text, len(piece.ids), self.tokenizers, search, first=place == 0)
             yield piece._replace(wish=wish)
 

@@ -42,6 +42,8 @@ def to_find(settings: SearchSettings) -> SearchSettings:
 def wish_of(line: Line, text: str, tokens: int, tokenizers: Tokenizers, search: SearchSettings, *, first: bool) -> Wish:
     """What is asked of the answer to a part of a line, of so many tokens, or to all of it. How the answer begins, and
     terms without a place of their own, are asked of the first part."""
+    if not (line.terms or line.avoid or line.begin or search.min_ratio):
+        return Wish(text=text)
     terms, avoid = wanted(line.terms, text, first=first), wanted(line.avoid, text, first=True)
     spell = speller(tokenizers.target).term if terms or avoid else None
     return Wish(

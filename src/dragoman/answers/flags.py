@@ -53,13 +53,14 @@ def ratio(source: int, target: int) -> float:
 
 def flags_of(source: str, answer: str, tokens: tuple[int, int], usual: Usual | None) -> tuple[str, ...]:
     """`tokens` are how many the source and the answer have. Without knowledge of training, only loops are odd."""
-    said, given = words_of(answer), words_of(source)
-    again = loops(said)
+    said = words_of(answer)
+    again, copying = loops(said), usual is not None and usual.copies < RARE
+    given = words_of(source) if again or copying else []
     found = [REPEATS] if again and again > loops(given) else []
     if usual:
         share = ratio(*tokens)
         found += [LONG] if share > usual.most * MARGIN else [SHORT] if share < usual.least / MARGIN else []
-        found += [COPIES] if usual.copies < RARE and copies(given, said) else []
+        found += [COPIES] if copying and copies(given, said) else []
     return tuple(found)
 
 
