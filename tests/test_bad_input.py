@@ -403,7 +403,6 @@ def test_as_processes_of_their_own(
 
 
 def test_swapped_sides_show_in_the_statistics(tmp_path: Path, call: Call) -> None:
-    pytest.importorskip("py3langid", reason="the extra dragoman[clean] is not installed")
     pairs = list(phrasebook.pairs("train", 200))
     english = write_lines(tmp_path / "train.en", (pair.source for pair in pairs))
     german = write_lines(tmp_path / "train.de", (pair.target for pair in pairs))

@@ -85,7 +85,6 @@ def test_few_sentences_pay_for_nothing(tmp_path: Path) -> None:
 
 
 def test_a_race_is_run_once_and_remembered(tmp_path: Path) -> None:
-    pytest.importorskip("ctranslate2")
     said: list[str] = []
     given, jobs = parts(tmp_path), some_jobs(ENOUGH)
     first = AutoEngine(given, said.append)
@@ -111,7 +110,6 @@ def remember_winner(auto: AutoEngine, winner: str) -> None:
 @pytest.mark.parametrize("winner", ["torch", "ctranslate2"])
 def test_what_is_remembered_is_followed_where_it_can_be(tmp_path: Path, winner: str) -> None:
     """Job by job: a sentence with a wish does not decide who answers its neighbours."""
-    pytest.importorskip("ctranslate2")
     auto = AutoEngine(parts(tmp_path), lambda _: None)
     remember_winner(auto, winner)
     kind = {"torch": TorchEngine, "ctranslate2": CTranslate2Engine}[winner]
@@ -124,7 +122,6 @@ def test_what_is_remembered_is_followed_where_it_can_be(tmp_path: Path, winner: 
 
 @pytest.mark.parametrize("asked", ["setting", "wish"])
 def test_a_race_without_ctranslate2_does_not_speak_for_one_with_it(tmp_path: Path, asked: str) -> None:
-    pytest.importorskip("ctranslate2")
     auto = AutoEngine(parts(tmp_path), lambda _: None)
     wish = Wish(prefix=(5,)) if asked == "wish" else Wish()
     auto.search([job._replace(wish=wish) for job in some_jobs(ENOUGH)], SearchSettings(beam=2, no_repeat=3))
@@ -137,7 +134,6 @@ def test_a_race_without_ctranslate2_does_not_speak_for_one_with_it(tmp_path: Pat
 
 def test_a_winner_whose_model_is_spoilt_leaves_it_to_pytorch(tmp_path: Path) -> None:
     """Asked for by name, it says what to do."""
-    pytest.importorskip("ctranslate2")
     choose.engine_of("ctranslate2", parts(tmp_path), print)
     (spoilt,) = tmp_path.glob("ctranslate2-*/model.bin")
     spoilt.write_bytes(spoilt.read_bytes()[:1000])
@@ -162,7 +158,6 @@ def test_what_ctranslate2_cannot_do_goes_to_pytorch_without_a_word(tmp_path: Pat
 
 
 def test_asked_for_by_name(tmp_path: Path) -> None:
-    pytest.importorskip("ctranslate2")
     for name, kind in {"auto": AutoEngine, "torch": TorchEngine, "ctranslate2": CTranslate2Engine}.items():
         assert type(choose.engine_of(name, parts(tmp_path), print)) is kind
     with pytest.raises(Mistake, match="there is no engine called 'torhc'; did you mean 'torch'"):

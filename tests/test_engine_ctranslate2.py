@@ -19,7 +19,6 @@ from dragoman.types import EOS, SPECIALS, Mistake
 from toy_exchange import WithoutMarks, answers, assert_same, combinations, letters, model_of, refused, some_jobs
 from toy_models import built, cases, differences
 
-pytest.importorskip("ctranslate2", reason="CTranslate2 has no wheel for every platform")
 CPU = torch.device("cpu")
 HELD = combinations(**{name: ctranslate2.HOLDS[name] for name in ("norm", "activation", "position")})
 REFUSED = refused(ctranslate2.HOLDS)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -31,7 +32,6 @@ from dragoman.types import BOS, EOS, PAD, Mistake
 from toy_exchange import answers, assert_same, combinations, letters, model_of, recipe_of, refused, some_jobs
 from toy_models import differences
 
-transformers = pytest.importorskip("transformers", reason="the extra huggingface is not installed")
 HELD = [
     {**section, "scaled": True, "tied": section["tied"] or section["norm_place"] == "pre"}
     for section in combinations(activation=huggingface.HOLDS["activation"], dropout=[0.0, 0.1])
