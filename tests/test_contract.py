@@ -29,7 +29,7 @@ from dragoman.nn.recurrent import CELLS
 from dragoman.nn.scores import SCORES
 from dragoman.store import load_tensors, save_tensors
 from dragoman.train.choices import Choices
-from dragoman.train.step import Stepper, put
+from dragoman.train.step import Stepper, put, settled
 from dragoman.types import Batch, Mistake
 from tolerance import DEVICES, differ, same
 from toy_models import (
@@ -195,7 +195,7 @@ def test_every_combination_takes_a_step_or_is_refused_with_a_sentence() -> None:
         batch = laid(section, packed(section), some_examples(section))
         stepper = Stepper(model, TrainSettings(), Choices("cpu", "float32", False, 1))
         before = model.project.weight.detach().clone()
-        assert stepper.update([batch], 1, 1e-3).finite, section
+        assert settled([stepper.update([batch], 1, 1e-3)])[0].finite, section
         assert not torch.equal(before, model.project.weight), section
         taken += 1
     assert taken > 300
@@ -246,4 +246,5 @@ def test_a_variant_is_one_more_line_on_its_menu(menu: str, monkeypatch: pytest.M
     monkeypatch.setitem(entries, "new", list(entries.values())[-2])
     section = {**base, menu.split()[0]: "new"}
     stepper = Stepper(built(section, dtype=torch.float32), TrainSettings(), Choices("cpu", "float32", False, 1))
-    assert stepper.update([laid(section, packed(section), some_examples(section))], 1, 1e-3).finite
+    batch = laid(section, packed(section), some_examples(section))
+    assert settled([stepper.update([batch], 1, 1e-3)])[0].finite

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dragoman.nn.dropout import Dropout, kept
+from dragoman.nn.dropout import Dropout, cut, drawn
 from tolerance import DEVICES, TOLERANCE, same
 
 RATES = pytest.mark.parametrize("rate", [0.01, 0.1, 0.3, 0.5, 0.9])
@@ -40,7 +40,7 @@ def test_it_is_like_pytorchs(rate: float) -> None:
 
 def test_neighbours_are_independent() -> None:
     """Four numbers share a random integer, and yet no two of them share a fate."""
-    fate = (kept(torch.ones(MANY), 0.5) > 0).double() * 2 - 1
+    fate = (drawn((MANY,), 0.5, torch.ones(())) > 0).double() * 2 - 1
     for distance in (1, 2, 3, 4, 8):
         assert abs((fate[distance:] * fate[:-distance]).mean().item()) < 5 / math.sqrt(MANY)
 
@@ -119,3 +119,31 @@ def test_it_is_off_when_not_training_and_at_rate_zero(rate: float) -> None:
 @pytest.mark.parametrize("rate", [1e-9, 0.9999, 1 - 1e-9])
 def test_rates_at_the_edge_are_no_trouble(rate: float) -> None:
     assert Dropout(rate)(torch.ones(1000)).isfinite().all()
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("sizes", [(7,), (3, 4), (1, 0, 6), (2, 2, 2, 1)], ids=str)
+def test_a_row_draws_the_same_however_its_grid_is_cut(device: str, passes: int, sizes: tuple[int, ...]) -> None:
+    x, dropout, height = torch.randn(passes, 7, 5, 3, device=device), Dropout(0.4), 7
+
+    def dropped(first: int, rows: int) -> torch.Tensor:
+        torch.manual_seed(5)
+        with cut(first, height, passes):
+            dropout(x[:, :1].flatten(0, 1) if rows else x[:, :0].flatten(0, 1))  # what came before is drawn alike too
+            return dropout(x[:, first : first + rows].flatten(0, 1)).view(passes, rows, 5, 3)
+
+    whole = dropped(0, height)
+    firsts = [sum(sizes[:n]) for n in range(len(sizes))]
+    parts = [dropped(first, rows) for first, rows in zip(firsts, sizes, strict=True)]
+    assert torch.equal(torch.cat(parts, 1), whole)
+    assert passes == 1 or not torch.equal(whole[0] == 0, whole[1] == 0)
+
+
+def test_a_whole_grid_draws_as_if_nothing_were_said_of_it() -> None:
+    x, found = torch.randn(6, 5, 3), []
+    for height in (0, 6):
+        torch.manual_seed(1)
+        with cut(0, height):
+            found.append(Dropout(0.5)(x))
+    assert torch.equal(*found)

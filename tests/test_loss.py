@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dragoman.train import loss as loss_module
-from dragoman.train.loss import CHUNK, LOSSES, chunked, plain
+from dragoman.train.loss import CHUNK, LOSSES, chunked
 from tolerance import DEVICES, same
 
 EVERY = pytest.mark.parametrize("name", LOSSES)
@@ -173,5 +173,18 @@ def test_inputs_are_left_as_they_are() -> None:
     assert all(torch.equal(one, other) for one, other in zip(tensors, before))
 
 
-def test_plain_is_the_first_of_the_menu() -> None:
-    assert {"plain": plain, "chunked": chunked} == LOSSES
+@EVERY
+@SMOOTHING
+@EVERYWHERE
+def test_what_does_not_count_costs_nothing(name: str, smoothing: float, device: str) -> None:
+    """As if it were not there, at any place and whatever number below 0 says so."""
+    states_NC, weight_VC, target_N = inputs(40, device=device)
+    counts_N = torch.arange(40, device=device) % 3 > 0
+    target_N = torch.where(counts_N, target_N, -1 - torch.arange(40, device=device))
+    found = run(name, [states_NC, weight_VC, target_N], smoothing)
+    some = states_NC.detach()[counts_N].requires_grad_()
+    expected = run(name, [some, weight_VC, target_N[counts_N]], smoothing)
+    assert (found[2][~counts_N] == 0).all()
+    found[2] = found[2][counts_N]
+    for one, other in zip(found, expected, strict=True):
+        same(one, other)

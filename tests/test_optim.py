@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.config import TrainSettings
+from dragoman.train.muon import orthogonal
 from dragoman.train.optim import OPTIMIZERS, SCHEDULES, check, gradient_norm, rate
 from dragoman.types import Mistake
 from tolerance import same
@@ -91,7 +92,7 @@ def fitted(name: str, steps: int, **given: object) -> tuple[list[float], torch.T
     settings = TrainSettings(**{"lr": 0.05} | given)  # type: ignore[arg-type]
     goal, scale = torch.tensor([1.0, -2.0, 3.0]), torch.tensor([1.0, 4.0, 0.5])
     x = torch.zeros(3, requires_grad=True)
-    optimizer = OPTIMIZERS[name]([x], settings)
+    optimizer = OPTIMIZERS[name]({"x": x}, settings)
     losses = []
     for _ in range(steps):
         loss = (scale * (x - goal) ** 2).sum()
@@ -113,11 +114,11 @@ def test_an_optimizer_goes_down(name: str) -> None:
 @EVERY_OPTIMIZER
 def test_settings_reach_the_optimizer(name: str) -> None:
     settings = TrainSettings(lr=0.125, beta2=0.75, weight_decay=0.5)
-    (group,) = OPTIMIZERS[name]([torch.zeros(2, requires_grad=True)], settings).param_groups
-    assert group["lr"] == 0.125
-    assert group["weight_decay"] == 0.5
-    if name != "sgd":
-        assert group["betas"] == (0.9, 0.75)
+    for group in OPTIMIZERS[name]({"x": torch.zeros(2, requires_grad=True)}, settings).param_groups:
+        assert group["lr"] == 0.125
+        assert group["weight_decay"] == 0.5
+        if name != "sgd":
+            assert group["betas"] == (0.9, 0.75)
 
 
 @EVERY_OPTIMIZER
@@ -142,7 +143,7 @@ def test_adams_first_step_is_the_rate(name: str) -> None:
 @EVERY_OPTIMIZER
 def test_frozen_and_unused_parameters_stay(name: str) -> None:
     used, unused = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
-    optimizer = OPTIMIZERS[name]([used, unused], TrainSettings(lr=0.1))
+    optimizer = OPTIMIZERS[name]({"used": used, "unused": unused}, TrainSettings(lr=0.1))
     used.sum().backward()
     optimizer.step()
     assert torch.equal(unused.detach(), torch.ones(2))
@@ -179,3 +180,77 @@ def test_the_norm_is_that_of_all_gradients_together() -> None:
     assert gradient_norm([]).item() == 0.0
     parameters[0].grad = torch.tensor([math.nan, 0.0, 0.0])
     assert math.isnan(gradient_norm(parameters).item())
+
+
+def stepped(name: str, *, scale: float | None = None, bad: bool | None = None) -> list[torch.Tensor]:
+    """Weights and all that the optimizer remembers, after a step, one that may be bad, and another."""
+    torch.manual_seed(1)
+    named = {"layer.weight": torch.randn(4, 6), "layer.bias": torch.randn(4)}
+    for one in named.values():
+        one.requires_grad_()
+    optimizer = OPTIMIZERS[name](named, TrainSettings(lr=0.1, weight_decay=0.1))
+    for step in range(3):
+        if step == 1 and bad is None:
+            continue
+        wrong = step == 1 and bool(bad)
+        torch.manual_seed(step)
+        for one in named.values():
+            one.grad = torch.full_like(one, torch.nan) if wrong else torch.randn_like(one) * (scale or 1.0)
+        optimizer.found_inf = torch.tensor(float(wrong))  # type: ignore[attr-defined]
+        if scale:
+            optimizer.grad_scale = torch.tensor(scale)  # type: ignore[attr-defined]
+        optimizer.step()
+    remembered = [value for state in optimizer.state.values() for value in state.values()]
+    return [one.detach() for one in (*named.values(), *remembered)]
+
+
+@EVERY_OPTIMIZER
+def test_a_step_that_is_called_off_changes_nothing(name: str) -> None:
+    for one, other in zip(stepped(name, bad=True), stepped(name, bad=None), strict=True):
+        same(one, other)
+
+
+@EVERY_OPTIMIZER
+def test_gradients_are_divided_as_asked(name: str) -> None:
+    for one, other in zip(stepped(name, scale=8.0), stepped(name), strict=True):
+        same(one, other)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 9), (2, 9, 5), (4, 6, 6), (1, 1, 7)], ids=str)
+def test_muon_turns_and_does_not_stretch(shape: tuple[int, ...]) -> None:
+    """All singular values come near one, and the directions stay."""
+    torch.manual_seed(3)
+    x_KRC = torch.randn(shape)
+    left, _, right = torch.linalg.svd(x_KRC, full_matrices=False)
+    found = left.mT @ orthogonal(x_KRC) @ right.mT
+    values = found.diagonal(dim1=1, dim2=2)
+    assert (values > 0.4).all()
+    assert (values < 1.4).all()
+    same(found, torch.diag_embed(values), torch.bfloat16)
+
+
+def test_muon_moves_matrices_that_are_several_in_one_one_by_one() -> None:
+    torch.manual_seed(1)
+    grad, found = torch.randn(6, 4), []
+    for names in (["a.query_key_value.weight"], ["q.weight", "k.weight", "v.weight"]):
+        parts = grad.chunk(len(names))
+        named = {name: torch.zeros_like(part, requires_grad=True) for name, part in zip(names, parts, strict=True)}
+        optimizer = OPTIMIZERS["muon"](named, TrainSettings(lr=1.0))
+        for one, part in zip(named.values(), parts, strict=True):
+            one.grad = part
+        optimizer.step()
+        found.append(torch.cat([one.detach() for one in named.values()]))
+    same(*found)
+
+
+@pytest.mark.parametrize("name", ["decoder.embedding.weight", "project.weight", "layers.0.wide.bias"])
+def test_muon_leaves_tables_and_vectors_to_adamw(name: str) -> None:
+    shape = (5,) if name.endswith("bias") else (5, 3)
+    torch.manual_seed(1)
+    grad, found = torch.randn(shape), []
+    for optimizer in ("muon", "adamw"):
+        x = torch.ones(shape, requires_grad=True)
+        x.grad = grad.clone()
+        OPTIMIZERS[optimizer]({name: x}, TrainSettings(lr=0.1, weight_decay=0.1)).step()
+        found.append(x.detach())
+    same(*found)

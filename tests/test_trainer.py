@@ -103,9 +103,9 @@ def stepper(tmp_path: Path, small: Path, *overrides: str) -> tuple[Stepper, list
     """A fresh stepper and some batches, as the trainer would have them."""
     seen: list[tuple[Stepper, list[Batch]]] = []
 
-    def update(self: Stepper, batches: list[Batch], _step: int, lr: float) -> steps.Update:
+    def update(self: Stepper, batches: list[Batch], _step: int, lr: float) -> steps.Pending:
         seen.append((self, list(batches)))
-        return steps.Update(1.0, 1.0, 1.0, lr, 1)
+        return steps.Pending(torch.ones(3), lr, 1)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stepper, "update", update)
@@ -131,7 +131,7 @@ def test_several_batches_are_as_one(small: Path, tmp_path: Path) -> None:
     results = []
     for some in ([whole], halves):
         steps.put(one.model, before)
-        update = one.update(some, 1, 0.5)
+        (update,) = steps.settled([one.update(some, 1, 0.5)])
         results.append((update, {name: p.detach().clone() for name, p in one.model.named_parameters()}))
     assert results[0][0].loss == pytest.approx(results[1][0].loss, rel=1e-6)
     assert results[0][0].norm == pytest.approx(results[1][0].norm, rel=1e-5)
@@ -190,10 +190,10 @@ def spoil(what: str, bad: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch
         return
     update = Stepper.update
 
-    def spoilt(self: Stepper, batches: list[Batch], step: int, lr: float) -> steps.Update:
-        chunked, factor = steps.chunked, math.inf if bad(next(tried)) else 1.0
+    def spoilt(self: Stepper, batches: list[Batch], step: int, lr: float) -> steps.Pending:
+        loss, factor = self.learner.loss, math.inf if bad(next(tried)) else 1.0
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(steps, "chunked", lambda *a: tuple(part * factor for part in chunked(*a)))
+            patch.setattr(self.learner, "loss", lambda *a: tuple(part * factor for part in loss(*a)))
             return update(self, batches, step, lr)
 
     monkeypatch.setattr(Stepper, "update", spoilt)
@@ -520,7 +520,7 @@ def test_curves_for_tensorboard(small: Path, tmp_path: Path) -> None:
     settings = ("train.tensorboard=true", "train.save_every=3", "train.validate_every=0", "train.steps=7")
     update = Stepper.update
 
-    def killed(self: Stepper, batches: list[Batch], step: int, lr: float) -> steps.Update:
+    def killed(self: Stepper, batches: list[Batch], step: int, lr: float) -> steps.Pending:
         if step == 6:
             raise KeyboardInterrupt
         return update(self, batches, step, lr)

@@ -18,6 +18,8 @@ from dragoman.score.metrics import fitting
 from dragoman.search.methods import MENUS as SEARCH
 from dragoman.text.phrasebook import DIRECTIONS
 from dragoman.text.tokenizer import TOKENIZERS
+from dragoman.train.consistency import CONSISTENCY
+from dragoman.train.loss import LOSSES
 from dragoman.train.optim import OPTIMIZERS, SCHEDULES
 from dragoman.yaml_text import as_yaml
 
@@ -51,7 +53,13 @@ def menus(recipe: Recipe) -> dict[str, Menus]:
         "data": {"metrics": answers, "direction": dict.fromkeys(DIRECTIONS)},
         "tokenizer": {"kind": TOKENIZERS, **({"target_kind": TOKENIZERS} if kind.task == "translate" else {})},
         "model": {"kind": MODELS, **({} if "" in backbones else {"backbone": backbones}), **kind.settings.menus()},
-        "train": {"optimizer": OPTIMIZERS, "schedule": SCHEDULES, "metric": {"auto": None, "loss": None, **answers}},
+        "train": {
+            "optimizer": OPTIMIZERS,
+            "schedule": SCHEDULES,
+            "loss": LOSSES,
+            "consistency": CONSISTENCY,
+            "metric": {"auto": None, "loss": None, **answers},
+        },
         "search": {**SEARCH, "unknown": UNKNOWN},
     }
 

@@ -211,6 +211,7 @@ class TrainSettings(Settings):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     schedule: str = "inverse_sqrt"
     label_smoothing: Fraction = 0.1
+    loss: str = "chunked"  # how it is computed: the fast way, or the plain one to read and compare
     clip: Annotated[float, Field(ge=0)] = 1.0  # of the gradient's norm; 0 is off
     precision: Literal["auto", "float32", "bf16"] = "auto"
     device: str = "auto"  # auto, cpu, cuda, cuda:1, ...

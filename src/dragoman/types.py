@@ -45,11 +45,15 @@ class Tree(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A sentence and its counterpart, as raw text; the tree of the source, where one is known and wanted."""
+    """A sentence and its counterpart, as raw text; the tree of the source, where one is known and wanted.
+
+    `tag` stands before the source and says what kind of pair this is (config.py, CorpusSettings).
+    """
 
     source: str
     target: str
     tree: Tree | None = None
+    tag: str = ""
 
 
 class Links(NamedTuple):
@@ -81,7 +85,8 @@ class Batch:
     Segments count the pairs of a row from 1; segment 0 is padding. Positions restart at 0 in every segment.
     The target is shifted already: `target_in` begins with <s>, `target_out` ends with </s>.
     One sentence per row is the same thing with one segment: `alone` says that no row has more. `tree_BSS` holds, where
-    the model asks for trees, the way from each source token to each other (data/trees.py).
+    the model asks for trees, the way from each source token to each other (data/trees.py). A batch may be a part of a
+    grid, some of its rows; pairs and tokens are counted over the whole grid all the same.
     """
 
     source_BS: Tensor
@@ -97,6 +102,10 @@ class Batch:
     alone: bool = False
     depth_BS: Tensor | None = None  # of each source token in its dependency tree; 0: no tree is known
     tree_BSS: Tensor | None = None
+    first: int = 0  # the number of its first row in the whole grid
+    height: int = 0  # rows of the whole grid; 0: these are all
+    source_seen_BS: Tensor | None = None  # False: of this token the model sees the place alone; None: it sees all
+    target_seen_BT: Tensor | None = None
 
     @property
     def tokens(self) -> int:
@@ -114,12 +123,14 @@ class Line:
 
     A term is a text that must appear in the answer (or, under `avoid`, must not), as a word or words of its own; or a
     pair of a text and a term: then it is asked for where the text stands in the line. `begin` is how the answer begins.
+    `tag` is one that the model was trained with, such as the language that is wanted.
     """
 
     text: str
     terms: tuple[str | tuple[str, str], ...] = ()
     avoid: tuple[str | tuple[str, str], ...] = ()
     begin: str = ""
+    tag: str = ""
 
 
 @dataclass(frozen=True, slots=True)

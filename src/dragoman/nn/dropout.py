@@ -1,14 +1,45 @@
-"""Dropout, and its fast twin for the CPU."""
+"""Dropout, and its fast twin for the CPU. What a row draws does not depend on how its grid was cut.
+
+A grid may be worked on in parts: by several processes, or one part after the other where it does not fit into memory.
+All that is drawn is drawn for the whole grid, and each part takes its own rows of it.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 
+class Cut(NamedTuple):
+    """The rows at hand: so many from `first` on, of a grid of `height` rows that is passed through `passes` times."""
+
+    first: int
+    height: int
+    passes: int = 1
+
+
+_cut: Cut | None = None  # None: the rows at hand are all there are
+
+
+@contextmanager
+def cut(first: int, height: int, passes: int = 1) -> Iterator[None]:
+    """Inside, everything is drawn for a grid of `height` rows, of which those from `first` on are at hand."""
+    global _cut
+    before, _cut = _cut, Cut(first, height, passes) if height else None
+    try:
+        yield
+    finally:
+        _cut = before
+
+
 class Dropout(nn.Module):
-    """Leave out a share `rate` of the numbers at training, and scale up the others.
+    """Leave out a share `rate` of the numbers at training, and scale up the others. Rows come first.
 
     A CPU draws random numbers slowly: PyTorch's own dropout costs as much as a matrix product there. So one random
     64-bit integer serves four numbers, 16 bits each; the rate is met to one part in 65,536.
@@ -21,14 +52,14 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or not self.rate:
             return x
-        if x.device.type != "cpu":
+        if x.device.type != "cpu" and _cut is None:
             return F.dropout(x, self.rate)
-        return x * kept(x, self.rate)
+        return x * drawn(x.shape, self.rate, x)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """x + dropout(y), in one go where that is faster."""
         if self.training and self.rate and y.device.type == "cpu":
-            return torch.addcmul(x, y, kept(y, self.rate))
+            return torch.addcmul(x, y, drawn(y.shape, self.rate, y))
         out: Tensor = x + self(y)
         return out
 
@@ -36,9 +67,21 @@ class Dropout(nn.Module):
         return f"{self.rate}"
 
 
-def kept(x: Tensor, rate: float) -> Tensor:
-    """For every number of x, 0 with chance `rate`, else 1 / (1 - rate). A function of the seed."""
+def drawn(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
+    """For every number of this shape, rows first, 0 with chance `rate`, else 1 / (1 - rate). A function of the seed."""
+    if _cut is None:
+        return _drawn(shape, rate, like)
+    first, height, passes = _cut
+    rows = shape[0] // passes
+    whole = _drawn((passes, height, *shape[1:]), rate, like)
+    return whole[:, first : first + rows].reshape(shape)
+
+
+def _drawn(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
+    if like.device.type != "cpu":
+        return (torch.rand(shape, device=like.device) >= rate).to(like.dtype) / (1 - rate)
     dropped = min(round(rate * 65_536), 65_535)
-    bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
-    keep = bits.view(torch.int16)[: x.numel()].view(x.shape).ge_(dropped - 32_768)  # in place: booleans are slow here
-    return keep.to(x.dtype).mul_(65_536 / (65_536 - dropped))
+    count = math.prod(shape)
+    bits = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+    keep = bits.view(torch.int16)[:count].view(shape).ge_(dropped - 32_768)  # in place: booleans are slow here
+    return keep.to(like.dtype).mul_(65_536 / (65_536 - dropped))

@@ -1,12 +1,14 @@
 """Cross-entropy with label smoothing, as sums over real tokens: the plain one and its fast twin.
 
 Shapes   N tokens   C model width   V vocabulary
-Both take states_NC before the projection, so that the fast one never holds all logits at once.
+Both take states_NC before the projection, so that the fast one never holds all logits at once. Tokens whose target is
+below 0 do not count.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,13 +18,15 @@ from torch.nn import functional as F
 from dragoman.nn.linear import outer, product
 
 CHUNK = {"cpu": 512, "cuda": 8192}  # tokens whose logits are held at a time: few enough for a CPU's cache
+NOT_COUNTED = -1  # or any target below 0
 
 
 def plain(states_NC: Tensor, weight_VC: Tensor, target_N: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
     """The smoothed loss, summed, and the plain negative log-likelihood, summed. Written to be read."""
     logits_NV = F.linear(states_NC, weight_VC).float()
-    loss = F.cross_entropy(logits_NV, target_N, label_smoothing=smoothing, reduction="sum")
-    return loss, F.cross_entropy(logits_NV, target_N, reduction="sum").detach()
+    target_N = target_N.clamp(min=NOT_COUNTED)
+    summed = partial(F.cross_entropy, logits_NV, target_N, reduction="sum", ignore_index=NOT_COUNTED)
+    return summed(label_smoothing=smoothing), summed().detach()
 
 
 def chunked(states_NC: Tensor, weight_VC: Tensor, target_N: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
@@ -38,35 +42,27 @@ class _Chunked(torch.autograd.Function):
     def forward(
         ctx: Any, states_NC: Tensor, weight_VC: Tensor, target_N: Tensor, smoothing: float, learning: bool
     ) -> tuple[Tensor, Tensor]:
-        V = len(weight_VC)
         wants = learning and (states_NC.requires_grad or weight_VC.requires_grad)
         device = states_NC.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states_NC.dtype
         states, weight = states_NC.to(dtype), weight_VC.to(dtype)
         grad_states = torch.empty_like(states_NC) if wants else None
         grad_weight = torch.zeros_like(weight_VC) if wants else None
-        total = states_NC.new_zeros((), dtype=torch.float32)
-        likelihood = torch.zeros_like(total)
+        sums = states_NC.new_zeros(2, dtype=torch.float32)
         chunk = CHUNK[device]
         for start in range(0, len(target_N), chunk):
             part = slice(start, start + chunk)
-            logits = product(states[part], weight).float()
-            target = target_N[part, None]
-            share = logits.softmax(-1)
-            lse = logits.amax(-1) - share.amax(-1).log()  # the softmax has been there: no second pass of exp
-            nll = (lse - logits.gather(1, target)[:, 0]).sum()
-            likelihood += nll
-            total += (1 - smoothing) * nll + (smoothing * (lse.sum() - logits.sum() / V) if smoothing else 0.0)
+            losses, slope_NV = softened(product(states[part], weight), target_N[part], smoothing)
+            sums += losses
             if grad_states is not None and grad_weight is not None:
-                grad = share.sub_(smoothing / V) if smoothing else share
-                grad.scatter_add_(1, target, grad.new_full((len(grad), 1), smoothing - 1))
-                grad = grad.to(dtype)
-                grad_states[part] = product(grad, weight.T)
-                grad_weight += outer(grad, states[part])
+                counts_N1 = (target_N[part, None] >= 0).to(dtype)
+                grad_states[part] = product(slope_NV, weight.T) * counts_N1
+                grad_weight += outer(slope_NV, states[part] * counts_N1)
         if grad_states is not None and grad_weight is not None:
             ctx.save_for_backward(grad_states, grad_weight)
+        loss, likelihood = sums.unbind()
         ctx.mark_non_differentiable(likelihood)
-        return total, likelihood
+        return loss, likelihood
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
@@ -74,5 +70,25 @@ class _Chunked(torch.autograd.Function):
         return grad_states.mul_(grads[0]), grad_weight.mul_(grads[0]), None, None, None
 
 
+def softened(logits_NV: Tensor, target_N: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Loss and likelihood, summed, of the tokens that count, and the slope of the loss at every logit.
+
+    On a GPU the slopes take the place of the logits, which are read once (loss_triton.py).
+    """
+    if logits_NV.is_cuda and logits_NV.dtype != torch.float64:
+        from dragoman.train.loss_triton import soften
+
+        return soften(logits_NV, target_N, smoothing), logits_NV
+    N, V = logits_NV.shape
+    logits, real_N, target_N1 = logits_NV.float(), target_N >= 0, target_N.clamp(min=0)[:, None]
+    share = logits.softmax(-1)
+    lse = logits.amax(-1) - share.amax(-1).log()  # the softmax has been there: no second pass of exp
+    nll = ((lse - logits.gather(1, target_N1)[:, 0]) * real_N).sum()
+    even = ((lse - logits.sum(-1) / V) * real_N).sum() if smoothing else 0.0
+    slope = share.sub_(smoothing / V) if smoothing else share
+    slope.scatter_add_(1, target_N1, slope.new_full((N, 1), smoothing - 1))
+    return torch.stack([(1 - smoothing) * nll + smoothing * even, nll]), slope.to(logits_NV.dtype)
+
+
 Loss = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
-LOSSES: dict[str, Loss] = {"plain": plain, "chunked": chunked}
+LOSSES: dict[str, Loss] = {"chunked": chunked, "plain": plain}

@@ -3,22 +3,61 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from dragoman.config import TrainSettings, pick
+from dragoman.train.muon import Muon
 from dragoman.types import Mistake
 
-Parameters = Iterable[Tensor]
+Named = Mapping[str, Tensor]  # parameters by their names
 
-OPTIMIZERS: dict[str, Callable[[Parameters, TrainSettings], Optimizer]] = {
-    "sgd": lambda p, s: SGD(p, lr=s.lr, weight_decay=s.weight_decay),
-    "adam": lambda p, s: Adam(p, lr=s.lr, betas=(0.9, s.beta2), eps=1e-9, weight_decay=s.weight_decay, fused=True),
-    "adamw": lambda p, s: AdamW(p, lr=s.lr, betas=(0.9, s.beta2), eps=1e-9, weight_decay=s.weight_decay, fused=True),
+
+def _adam(kind: type[Adam]) -> Callable[[Named, TrainSettings], Optimizer]:
+    def make(named: Named, s: TrainSettings) -> Optimizer:
+        about: dict[str, Any] = {"betas": (0.9, s.beta2), "eps": 1e-9, "weight_decay": s.weight_decay}
+        return kind(list(named.values()), lr=_rate(named, s), fused=True, capturable=_on_gpu(named), **about)
+
+    return make
+
+
+def _sgd(named: Named, s: TrainSettings) -> Optimizer:
+    return SGD(list(named.values()), lr=_rate(named, s), weight_decay=s.weight_decay, fused=True)
+
+
+def _muon(named: Named, s: TrainSettings) -> Optimizer:
+    return Muon(named, lr=_rate(named, s), beta2=s.beta2, weight_decay=s.weight_decay, capturable=_on_gpu(named))
+
+
+def _on_gpu(named: Named) -> bool:
+    return any(parameter.is_cuda for parameter in named.values())
+
+
+def _rate(named: Named, s: TrainSettings) -> Any:
+    """A number; on a GPU a tensor, which a captured step reads anew each time."""
+    device = next(iter(named.values())).device
+    return torch.tensor(s.lr, device=device) if device.type == "cuda" else s.lr
+
+
+# Each divides gradients by `grad_scale` and does nothing at all where `found_inf` is 1, if it is given such tensors.
+OPTIMIZERS: dict[str, Callable[[Named, TrainSettings], Optimizer]] = {
+    "sgd": _sgd,
+    "adam": _adam(Adam),
+    "adamw": _adam(AdamW),
+    "muon": _muon,
 }
+
+
+def set_rate(optimizer: Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def inverse_sqrt(step: int, warmup: int, done: float) -> float:  # noqa: ARG001

@@ -18,7 +18,7 @@ from dragoman.data.stream import Place
 from dragoman.models.base import tensors_of
 from dragoman.store import RunFolder, load_tensors, mean, read_json, save_tensors, write_text, write_whole
 from dragoman.train.choices import Choices
-from dragoman.train.step import Stepper, Update
+from dragoman.train.step import Pending, Stepper, Update
 from dragoman.train.validate import Validation
 from dragoman.types import Mistake
 
@@ -62,9 +62,8 @@ class Progress:
     last: Validation | None = None
     running: Running = field(default_factory=Running)
 
-    def stepped(self, update: Update, place: Place, seconds: float, flops: float) -> Progress:
+    def stepped(self, update: Pending, place: Place, seconds: float, flops: float) -> Progress:
         """One step further, taken or skipped."""
-        bad = not update.finite
         return replace(
             self,
             step=self.step + 1,
@@ -72,6 +71,13 @@ class Progress:
             seconds=seconds,
             tokens=self.tokens + update.tokens,
             flops=self.flops + flops,
+        )
+
+    def known(self, update: Update) -> Progress:
+        """What a step came to, which on a GPU is known later than that it was made."""
+        bad = not update.finite
+        return replace(
+            self,
             skipped=self.skipped + bad,
             skipped_in_a_row=self.skipped_in_a_row + 1 if bad else 0,
             running=self.running.plus(update),

@@ -24,6 +24,7 @@ from dragoman.text import phrasebook
 from dragoman.text.tokenizer import TOKENIZERS, Tokenizers, target_side
 from dragoman.train import optim, record
 from dragoman.train.choices import choose
+from dragoman.train.loss import LOSSES
 from dragoman.train.prepare import check_data, check_files
 from dragoman.train.report import Report
 from dragoman.train.step import freeze
@@ -149,6 +150,7 @@ def check(recipe: Recipe) -> None:
     """Whatever a menu can refuse is refused before anything is read or written."""
     task = kind_of(recipe.model).task
     optim.check(recipe.train)
+    pick(LOSSES, recipe.train.loss, "train.loss")
     if recipe.train.compile is True and not kind_of(recipe.model).settings.compiles:
         raise Mistake("train.compile=true is of no use to recurrent models, whose kernels are compiled; leave it out")
     choose(recipe.train)

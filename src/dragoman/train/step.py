@@ -1,4 +1,5 @@
-"""One update of the weights from a few batches. Randomness is a function of seed and step; no state of it is kept."""
+"""One update of the weights from a few batches. Randomness is a function of seed, step, batch and row; no state of it
+is kept."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +16,8 @@ from torch import Tensor, nn
 from dragoman.config import TrainSettings
 from dragoman.models.base import Model, tensors_of
 from dragoman.train.choices import Choices
-from dragoman.train.loss import chunked
-from dragoman.train.optim import OPTIMIZERS, gradient_norm
+from dragoman.train.learner import Learner
+from dragoman.train.optim import OPTIMIZERS, gradient_norm, set_rate
 from dragoman.types import Batch, Mistake
 
 
@@ -34,6 +36,20 @@ class Update:
         return math.isfinite(self.loss) and math.isfinite(self.norm)
 
 
+class Pending(NamedTuple):
+    """An update whose numbers a GPU may still be at work on: to read them is to wait for it."""
+
+    numbers_3: Tensor  # loss, likelihood, gradient norm
+    lr: float
+    tokens: int
+
+
+def settled(some: Sequence[Pending]) -> list[Update]:
+    """Their numbers, fetched all at once."""
+    numbers: list[tuple[float, float, float]] = torch.stack([one.numbers_3 for one in some]).tolist() if some else []
+    return [Update(*three, one.lr, one.tokens) for three, one in zip(numbers, some, strict=True)]
+
+
 class Stepper:
     """A model with its optimizer and the running mean of its weights."""
 
@@ -42,50 +58,51 @@ class Stepper:
         self.device = torch.device(choices.device)
         self.model = model.to(self.device)
         freeze(model, settings.freeze)
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = OPTIMIZERS[settings.optimizer](self.parameters, settings)
+        self.learner = Learner(model, settings)
+        trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        self.parameters = list(trained.values())
+        self.optimizer = OPTIMIZERS[settings.optimizer](trained, settings)
         self.ema = {name: each.detach().clone() for name, each in tensors_of(model).items()} if settings.ema else {}
-        self.forward = torch.compile(model) if choices.compile else model
+        if choices.compile:
+            self.learner.compile_layers()
 
-    def update(self, batches: Sequence[Batch], step: int, lr: float) -> Update:
+    def update(self, batches: Sequence[Batch], step: int, lr: float) -> Pending:
         """Add the gradients of all batches up, as if they were one, and take a step; a non-finite one is not taken."""
-        torch.manual_seed(self.settings.seed * 1_000_003 + step)
         self.model.train()
         count = sum(batch.target_tokens for batch in batches)
         sums = torch.zeros(2, device=self.device)
-        for batch in batches:
+        for number, batch in enumerate(batches):
             for part in parts(batch, self.choices.split):
+                torch.manual_seed(seed_of(self.settings.seed, step, number))
                 sums += self.backward(part.to(self.device), count)
-        norm = gradient_norm(self.parameters)
-        loss, likelihood, size = torch.stack([*(sums / count), norm.float()]).tolist()
-        update = Update(loss, likelihood, size, lr, sum(b.tokens for b in batches))
-        if update.finite:
-            self.apply(norm, update.lr)
+        set_rate(self.optimizer, lr)
+        numbers_3 = self.apply(sums / count)
         self.optimizer.zero_grad()
-        return update
+        return Pending(numbers_3, lr, sum(b.tokens for b in batches))
 
     def backward(self, batch: Batch, count: int) -> Tensor:
         with self.choices.autocast():
-            states_BTC = self.forward(batch)
-            real_BT = batch.target_segment_BT > 0
-            loss, likelihood = chunked(
-                states_BTC[real_BT],
-                self.model.project.weight,
-                batch.target_out_BT[real_BT],
-                self.settings.label_smoothing,
-            )
-        (loss / count).backward()  # type: ignore[no-untyped-call]
-        return torch.stack([loss.detach(), likelihood])
+            sums = self.learner(batch)
+        (sums[0] / count).backward()
+        out: Tensor = sums.detach()
+        return out
 
-    def apply(self, norm: Tensor, lr: float) -> None:
+    def apply(self, means: Tensor) -> Tensor:
+        """Take the step that the gradients ask for, unless they or the loss are no numbers. Nobody waits for anything:
+        the optimizer is told in tensors what to divide gradients by and whether to do nothing at all."""
+        norm = gradient_norm(self.parameters)
+        numbers_3 = torch.stack([*means, norm.float()])
+        bad = (~numbers_3[::2].isfinite().all()).float()
+        self.optimizer.found_inf = bad  # type: ignore[attr-defined]
         if self.settings.clip:
-            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.settings.clip, norm)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            self.optimizer.grad_scale = (norm.float() / self.settings.clip).clamp(min=1.0)  # type: ignore[attr-defined]
         self.optimizer.step()
         if self.ema:
-            live = tensors_of(self.model)
-            torch._foreach_lerp_(list(self.ema.values()), [live[n].detach() for n in self.ema], 1 - self.settings.ema)
+            live, nearer = tensors_of(self.model), (1 - self.settings.ema) * (1 - bad)
+            torch._foreach_lerp_(
+                list(self.ema.values()), [live[n].detach() for n in self.ema], [nearer] * len(self.ema)
+            )
+        return numbers_3
 
     def shrink(self) -> Choices:
         """After running out of memory: drop what is half done, and cut batches finer from now on."""
@@ -117,7 +134,9 @@ class Stepper:
         return {f"{names[index]}:{key}": value for index, state in states.items() for key, value in state.items()}
 
     def trained_names(self) -> list[str]:
-        return [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+        """Of the parameters, in the order in which the optimizer counts them."""
+        names = {id(one): name for name, one in self.model.named_parameters()}
+        return [names[id(one)] for group in self.optimizer.param_groups for one in group["params"]]
 
     def restore(self, weights: dict[str, Tensor], optimizer: dict[str, Tensor], ema: dict[str, Tensor]) -> None:
         put(self.model, weights)
@@ -144,8 +163,16 @@ def parts(batch: Batch, count: int) -> list[Batch]:
         return [batch]
     names = [n for n in Batch.__slots__ if isinstance(getattr(batch, n), Tensor)]
     chunks = zip(*(getattr(batch, n).chunk(count) for n in names), strict=True)
-    cut = [replace(batch, **dict(zip(names, chunk, strict=True))) for chunk in chunks]
-    return [part for part in cut if part.target_segment_BT.any()]
+    made, first, height = [], batch.first, batch.height or len(batch.source_BS)
+    for chunk in chunks:
+        made.append(replace(batch, first=first, height=height, **dict(zip(names, chunk, strict=True))))
+        first += len(chunk[0])
+    return [part for part in made if part.target_segment_BT.any()]
+
+
+def seed_of(seed: int, step: int, batch: int) -> int:
+    """What the dropout of a batch of a step is drawn from."""
+    return seed * 1_000_003 + step + batch * 1_000_000_007
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:

@@ -29,11 +29,12 @@ from dragoman.train.prepare import Prepared, form_of, prepare, stream_of
 from dragoman.train.record import Progress, Running
 from dragoman.train.report import Metrics, Report
 from dragoman.train.start import Start, begin, new_model
-from dragoman.train.step import Stepper, Update
+from dragoman.train.step import Pending, Stepper, Update, settled
 from dragoman.train.validate import Validator
 from dragoman.types import Batch, Mistake, Stop
 
 ROLL_BACK_AFTER = 5  # non-finite steps in a row
+LOOK = 16  # steps after which the numbers of a GPU's updates are looked at, at the latest
 SMALLEST_SCALE = 2.0**-10  # of the learning rate: a run that needs less than this will not recover
 
 
@@ -68,6 +69,7 @@ class Trainer:
         self.validator = Validator(self.recipe, prepared, self.stream.widths, self.progress.choices)
         self.metrics = Metrics(folder.metrics, step=self.progress.step, board=self.settings.tensorboard)
         self.signal = 0
+        self.waiting: list[Pending] = []  # updates whose numbers have not been looked at
 
     def begin_or_go_on(self, start: Start) -> Progress:
         newest, parent = start.newest, start.parent
@@ -140,18 +142,38 @@ class Trainer:
         with closing(ahead(lambda: self.stream.batches(place))) as batches:
             while not self.ended():
                 some, place_after = self.gather(batches)
-                update = self.try_update(some)
+                pending = self.try_update(some)
                 spent = sum(map(self.cost.training, some))
-                self.progress = self.progress.stepped(update, place_after, seconds + time.monotonic() - begun, spent)
-                if not update.finite and self.bad_step(update):
+                self.progress = self.progress.stepped(pending, place_after, seconds + time.monotonic() - begun, spent)
+                self.waiting.append(pending)
+                if not self.due_to_look():
+                    continue
+                if self.look(meter):
                     return
-                meter.step(self.progress, update)
                 logged = self.progress.step % self.settings.log_every == 0
                 if logged:
                     self.progress = replace(self.progress, running=Running())
                 self.after_step()
                 if logged:
                     meter.reset()  # so that the time of validations does not count against the speed of training
+
+    def due_to_look(self) -> bool:
+        """Whether to wait for what the last updates did: on a GPU only where something hangs on it."""
+        step, settings = self.progress.step, self.settings
+        every = [LOOK, settings.log_every, settings.save_every, settings.validate_every]
+        due = any(number and step % number == 0 for number in every)
+        return self.stepper.device.type == "cpu" or due or bool(self.signal) or bool(self.ended())
+
+    def look(self, meter: Meter) -> bool:
+        """Take in what the updates since the last look did; True if that sent the run back to a checkpoint."""
+        some, self.waiting = self.waiting, []
+        for step, update in enumerate(settled(some), self.progress.step - len(some) + 1):
+            self.progress = self.progress.known(update)
+            if not update.finite and self.bad_step(step, update):
+                return True
+            meter.step(update)
+        meter.say(self.progress, update)
+        return False
 
     def gather(self, batches: Iterator[tuple[Batch, Place]]) -> tuple[list[Batch], Place]:
         some, place = [], self.progress.place
@@ -160,7 +182,7 @@ class Trainer:
             some.append(batch)
         return some, place
 
-    def try_update(self, some: list[Batch]) -> Update:
+    def try_update(self, some: list[Batch]) -> Pending:
         step = self.progress.step + 1
         clock = self.progress.seconds / self.settings.minutes / 60 if self.settings.minutes else 0.0
         rate = optim.rate(step, self.settings, done=self.done(), clock=clock)
@@ -180,9 +202,8 @@ class Trainer:
                 f"train.tokens={tokens} train.accumulate={accumulate}"
             )
 
-    def bad_step(self, update: Update) -> bool:
+    def bad_step(self, step: int, update: Update) -> bool:
         """Say that a step was not taken; after several in a row go back to the last checkpoint with a smaller rate."""
-        step = self.progress.step
         self.report.say(f"step {step} skipped: loss {update.loss}, gradient norm {update.norm}")
         self.metrics.write("skipped", step, count=self.progress.skipped)
         if self.progress.skipped_in_a_row < ROLL_BACK_AFTER:
@@ -236,7 +257,8 @@ class Trainer:
             validation = self.validator(self.stepper.model)
         self.progress = self.progress.validated(validation, self.settings.metric, self.settings.keep)
         self.report.say(f"step {self.progress.step}: {validation}")
-        self.metrics.write("validate", self.progress.step, **validation.record())
+        seconds = round(self.progress.seconds, 2)
+        self.metrics.write("validate", self.progress.step, **validation.record(), seconds=seconds)
 
     def publish(self) -> None:
         """The model that users of the folder get, as good as it is known so far."""
@@ -288,8 +310,11 @@ class Meter:
     def reset(self) -> None:
         self.tokens, self.since = 0, time.monotonic()
 
-    def step(self, progress: Progress, update: Update) -> None:
+    def step(self, update: Update) -> None:
         self.tokens += update.tokens
+
+    def say(self, progress: Progress, update: Update) -> None:
+        """What the last steps came to. `update` is the newest of them."""
         speed = self.tokens / (time.monotonic() - self.since)
         loss, likelihood = progress.running.means()
         said = f"step {progress.step}  loss {loss:.3f}  {speed:,.0f} tokens/s"

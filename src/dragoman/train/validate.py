@@ -81,6 +81,10 @@ class Validator:
         return metric_named(self.recipe.train.metric, self.task) or METRICS[AUTO[self.task]]
 
     def __call__(self, model: Model) -> Validation:
+        with torch.compiler.set_stance("force_eager"):  # layers are compiled for training alone
+            return self.judged(model)
+
+    def judged(self, model: Model) -> Validation:
         with evaluating(model):
             loss = self.loss(model)
         if self.task == "generate":

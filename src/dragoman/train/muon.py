@@ -1,0 +1,98 @@
+"""Muon (Jordan 2024): matrices move by their momentum made orthogonal, everything else as AdamW moves it.
+
+A step turns and stretches all directions of a matrix alike, so that rare ones are learned as fast as frequent ones.
+Its size is brought to what AdamW's would be (Liu 2025), so that one rate and one decay serve both kinds.
+
+Shapes   K matrices of one size   R rows   C columns
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import AdamW
+
+MOMENTUM = 0.95
+ROUNDS = 5  # of Newton and Schulz' iteration
+FACTORS = (3.4445, -4.7750, 2.0315)  # of its quintic: all singular values come near 1, quickly rather than exactly
+LIKE_ADAM = 0.2  # root mean square of AdamW's own steps
+BLOCKS = {"query_key_value.weight": 3, "key_value.weight": 2}  # matrices that are several in one
+TABLES = ("embedding.weight", "project.weight")  # looked up or asked for by rows: those are AdamW's
+
+
+class Muon(AdamW):
+    def __init__(
+        self, named: Mapping[str, Tensor], *, lr: float | Tensor, beta2: float, weight_decay: float, capturable: bool
+    ) -> None:
+        self.blocks = {id(one): blocks_of(name) for name, one in named.items() if is_matrix(name, one)}
+        matrices = [one for one in named.values() if id(one) in self.blocks]
+        rest = [one for one in named.values() if id(one) not in self.blocks]
+        groups: list[dict[str, Any]] = [{"params": some} for some in (rest, matrices)]
+        super().__init__(
+            groups, lr=lr, betas=(0.9, beta2), eps=1e-9, weight_decay=weight_decay, fused=True, capturable=capturable
+        )
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        rest, matrices = self.param_groups
+        self.param_groups = [rest]
+        try:
+            super().step(closure)
+        finally:
+            self.param_groups = [rest, matrices]
+        for some in alike([one for one in matrices["params"] if one.grad is not None]):
+            self.move(some, matrices["lr"], matrices["weight_decay"])
+
+    def move(self, some: list[Tensor], lr: float | Tensor, decay: float) -> None:
+        """All matrices of one size at once."""
+        for one in some:
+            self.state[one].setdefault("momentum_buffer", torch.zeros_like(one))
+        bad, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        good = 1.0 if bad is None else 1 - bad
+        grad_KRC = torch.stack([one.grad for one in some])  # type: ignore[misc]
+        if scale is not None:
+            grad_KRC = grad_KRC / scale
+        if bad is not None:
+            grad_KRC = torch.where(bad > 0, 0.0, grad_KRC)
+        momentum_KRC = torch.stack([self.state[one]["momentum_buffer"] for one in some])
+        momentum_KRC = momentum_KRC + (grad_KRC - momentum_KRC) * ((1 - MOMENTUM) * good)
+        ahead_KRC = grad_KRC.lerp(momentum_KRC, MOMENTUM)
+        blocks = self.blocks[id(some[0])]
+        K, R, C = ahead_KRC.shape
+        turned_KRC = orthogonal(ahead_KRC.view(K * blocks, R // blocks, C)).view(K, R, C)
+        size = LIKE_ADAM * max(R // blocks, C) ** 0.5
+        for one, momentum_RC, turned_RC in zip(some, momentum_KRC, turned_KRC, strict=True):
+            self.state[one]["momentum_buffer"].copy_(momentum_RC)
+            one.mul_(1 - lr * decay * good).sub_(turned_RC * (lr * size * good))
+
+
+def is_matrix(name: str, parameter: Tensor) -> bool:
+    return parameter.dim() == 2 and not name.endswith(TABLES)
+
+
+def blocks_of(name: str) -> int:
+    return next((count for ending, count in BLOCKS.items() if name.endswith(ending)), 1)
+
+
+def alike(matrices: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Those of one size together."""
+    sizes: dict[torch.Size, list[Tensor]] = {}
+    for one in matrices:
+        sizes.setdefault(one.shape, []).append(one)
+    yield from sizes.values()
+
+
+def orthogonal(x_KRC: Tensor) -> Tensor:
+    """The nearest matrices whose singular values are all about 1, whatever those of x are."""
+    a, b, c = FACTORS
+    tall = x_KRC.size(1) > x_KRC.size(2)
+    x = (x_KRC.mT if tall else x_KRC).to(torch.bfloat16 if x_KRC.is_cuda else x_KRC.dtype)
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(ROUNDS):
+        square = x @ x.mT
+        x = a * x + (b * square + c * square @ square) @ x
+    out: Tensor = (x.mT if tall else x).to(x_KRC.dtype)
+    return out
