@@ -109,7 +109,7 @@ def test_step_by_step_is_all_at_once(name: str, position: str, projections: bool
 def test_queries_and_values_have_widths_of_their_own(query_width: int, value_width: int) -> None:
     settings = of(query_width=query_width, value_width=value_width)
     both, cross = self_attention(settings), CrossAttention(settings)
-    q, k, v = both.split(torch.randn(3, 5, 8), places(3, 5))
+    q, k, v = both.split(both.made(torch.randn(3, 5, 8)), places(3, 5))
     assert q.shape == k.shape == (3, 2, 5, (query_width or 8) // 2)
     assert v.shape == (3, 2, 5, (value_width or 8) // 2)
     x_BTC = torch.randn(3, 5, 8)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,14 +20,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman import distil as room
+from dragoman import shards
 from dragoman.answers.flags import REPEATS
 from dragoman.config import CorpusSettings, read_recipe
 from dragoman.distil import DistilSettings, distil
 from dragoman.door import kinds
+from dragoman.group import Group
+from dragoman.lessons import Lessons, faults
 from dragoman.loading import load_as
 from dragoman.models.build import build_model
 from dragoman.models.flops import Cost
 from dragoman.score.metrics import METRICS
+from dragoman.shards import Pace, Shards
 from dragoman.store import CHANGED, DIGEST_LINE, RunFolder
 from dragoman.text.corpus import read_pairs
 from dragoman.train.report import Report
@@ -36,6 +42,7 @@ from toy_run import (
     SMALL,
     Call,
     Toy,
+    environment,
     last_step,
     one_sentence,
     process,
@@ -73,7 +80,7 @@ def recipe(tmp_path: Path) -> Path:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards so small that a corpus of a few lines has several."""
-    monkeypatch.setattr(room, "SHARD", 16)
+    monkeypatch.setattr(shards, "SHARD", 16)
     monkeypatch.setattr(room, "BATCH", 8)
 
 
@@ -115,7 +122,7 @@ def test_a_student_learns_what_its_teacher_says(toy: Toy, recipe: Path, tmp_path
     assert f"{toy.run} translates {LINES} sources with a beam of 4" in answer.err
     sources = sentences(LINES, seed=5)
     found = zip(sources, toy.translator.translate(sources), strict=True)
-    wanted = [{"source": source, "target": one.text} for source, one in found if not room.faults(one)]
+    wanted = [{"source": source, "target": one.text} for source, one in found if not faults(one)]
     assert taught(student) == wanted
     assert len(wanted) > LINES // 2
     [corpus] = RunFolder(student).recipe().data.train
@@ -152,6 +159,20 @@ def test_killed_while_the_teacher_translates_and_while_the_student_learns(
     same_runs(run, whole)
     for file in ("1.jsonl", "teacher.json"):
         assert (run / "distilled" / file).read_bytes() == (whole / "distilled" / file).read_bytes()
+
+
+def test_two_processes_teach_one_student(toy: Toy, recipe: Path, tmp_path: Path) -> None:
+    """They share the translating, and then train; what is learned from is what one process would have written."""
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    script = Path(__file__).parent / "small_shards.py"
+    way = ["distil", toy.run, recipe, "--out", tmp_path / "two", *SHORT, f"data.cache={tmp_path / 'other cache'}"]
+    done = subprocess.run([*start, script, *way], capture_output=True, env=environment(), check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stderr.decode().count("translates 60 sources") == 1
+    distil(toy.run, recipe, out=tmp_path / "one", overrides=SHORT, report=Ear())
+    for file in ("1.jsonl", "teacher.json"):
+        assert (tmp_path / "two/distilled" / file).read_bytes() == (tmp_path / "one/distilled" / file).read_bytes()
+    assert load_as(Translator, tmp_path / "two", device="cpu").translate(["ba del!"])
 
 
 @pytest.mark.usefixtures("few")
@@ -239,7 +260,7 @@ def test_what_a_teacher_does_wrong_is_left_out_and_said(toy: Toy, recipe: Path, 
     ear = Ear()
     run = distil(teacher, recipe, out=tmp_path / "run", overrides=SHORT, report=ear)
     answers = load_as(Translator, teacher).translate(sentences(LINES, seed=5))
-    wanted = Counter(kinds(room.faults(one))[0] for one in answers if room.faults(one))
+    wanted = Counter(kinds(faults(one))[0] for one in answers if faults(one))
     kept = LINES - wanted.total()
     assert wanted["cut"] > 0
     assert len(taught(run)) == kept > 0
@@ -253,19 +274,20 @@ def test_what_a_teacher_does_wrong_is_left_out_and_said(toy: Toy, recipe: Path, 
 @given(st.lists(st.tuples(st.text(st.characters(codec="utf-8")), st.text(st.characters(codec="utf-8"))), min_size=1))
 def test_answers_are_kept_as_they_were(tmp_path_factory: pytest.TempPathFactory, texts: list[tuple[str, str]]) -> None:
     """Whatever marks a text is full of: as a shard, and as a corpus."""
-    file = tmp_path_factory.mktemp("kept") / "answers.jsonl"
+    folder = tmp_path_factory.mktemp("kept")
     answers = [{"source": source, "target": target, "faults": []} for source, target in texts]
-    room.write_answers(file, answers)
     pairs = [Pair(*both) for both in texts]
-    assert room.kept_answers(file, pairs) == answers
-    assert room.kept_answers(file, [*pairs, Pair("", "")]) is None
-    assert list(read_pairs(CorpusSettings(jsonl=str(file)))) == pairs
+    kept = Shards(folder, lambda: iter(pairs), lambda before, some: answers[before : before + len(some)], 2)
+    found = list(kept.records(kept.make(Group(), Pace(0, Ear()))))
+    assert found == answers
+    (folder / "1.jsonl").write_bytes("".join(Lessons().lines(found)).encode())
+    assert list(read_pairs(CorpusSettings(jsonl=str(folder / "1.jsonl")))) == pairs
 
 
 def test_what_looks_odd_is_a_fault_and_a_missing_tree_is_none() -> None:
     odd = Hypothesis("x", 0.0, [], [], [], 0.0, warnings=(TREELESS, "cut at 6 tokens"), flags=(REPEATS,))
-    assert room.faults(odd) == ["cut at 6 tokens", REPEATS]
-    assert room.faults(replace(odd, warnings=(TREELESS,), flags=())) == []
+    assert faults(odd) == ["cut at 6 tokens", REPEATS]
+    assert faults(replace(odd, warnings=(TREELESS,), flags=())) == []
 
 
 REFUSED = {

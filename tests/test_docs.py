@@ -7,23 +7,27 @@ from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+import typer
 
 from dragoman.answers.hypotheses import UNKNOWN
+from dragoman.cli import app
 from dragoman.commands.answer import translate
 from dragoman.commands.exchange import export
-from dragoman.config import SearchSettings
+from dragoman.config import SearchSettings, read_recipe
 from dragoman.engines.choose import RUNNERS
 from dragoman.export import FORMATS
-from dragoman.models.build import MODELS
+from dragoman.models.build import MODELS, completed
 from dragoman.score.metrics import METRICS
 from dragoman.search.methods import MENUS
 from dragoman.text.tokenizer import TOKENIZERS
+from dragoman.train.start import check
 from test_house import MAY_USE
 from toy_models import HYBRID, RNN, TRANSFORMER
 
 ROOT = Path(__file__).parents[1]
 MODELS_PAGE = (ROOT / "docs/models.md").read_text(encoding="utf-8")
 TASKS_PAGE = (ROOT / "docs/tasks.md").read_text(encoding="utf-8")
+RECIPES_PAGE = (ROOT / "docs/recipes.md").read_text(encoding="utf-8")
 SEARCH_PAGE = (ROOT / "docs/search.md").read_text(encoding="utf-8")
 EXCHANGE_PAGE = (ROOT / "docs/exchange.md").read_text(encoding="utf-8")
 
@@ -77,10 +81,29 @@ def test_every_room_is_on_the_map() -> None:
     assert [room for room in MAY_USE if room != "__main__" and not re.search(rf"`{room}(\.py|/)`", text)] == []
 
 
-def test_every_recipe_of_a_task_is_told() -> None:
-    recipes = [path.stem for path in (ROOT / "recipes/tasks").glob("*.yaml")]
+@pytest.mark.parametrize(("folder", "page"), [("tasks", TASKS_PAGE), ("translation", RECIPES_PAGE)])
+def test_every_recipe_is_told(folder: str, page: str) -> None:
+    recipes = [path.stem for path in (ROOT / "recipes" / folder).glob("*.yaml")]
     assert recipes
-    assert all(f"`{name}`" in TASKS_PAGE for name in recipes)
+    assert all(f"`{name}`" in page for name in recipes)
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
+def test_commands_of_a_page_are_there(page: str) -> None:
+    """Every option that a page shows behind a command is one that the command has."""
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    for name, rest in re.findall(r"^    .*?dragoman (\w+) ([^\n#|]*)", text, re.MULTILINE):
+        known = {option for each in commands[name].params for option in each.opts}
+        assert set(re.findall(r"(?<!\S)--[\w-]+", rest)) <= known | {"--help"}, f"{page}: dragoman {name} {rest}"
+
+
+def test_recipes_of_a_page_are_recipes(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```yaml\n(.*?)^```", (ROOT / "docs/more-data.md").read_text(encoding="utf-8"), re.M | re.S)
+    assert len(blocks) == 2
+    for block in blocks:
+        (tmp_path / "recipe.yaml").write_text(block)
+        check(completed(read_recipe(tmp_path / "recipe.yaml")))
 
 
 @pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from math import isnan
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,9 @@ from dragoman.text.tokenizer import Tokenizers, train_tokenizer
 from dragoman.types import EOS, SPECIALS, Mistake
 from toy_exchange import WithoutMarks, answers, assert_same, combinations, letters, model_of, refused, some_jobs
 from toy_models import built, cases, differences
+from toy_run import Call, Toy
 
+pytest_plugins = ["toy_fixtures"]
 CPU = torch.device("cpu")
 HELD = combinations(**{name: ctranslate2.HOLDS[name] for name in ("norm", "activation", "position")})
 REFUSED = refused(ctranslate2.HOLDS)
@@ -101,6 +105,26 @@ def test_without_a_penalty_it_looks_as_far(tokenizers: Tokenizers, tmp_path: Pat
 def test_greedy_is_a_method_and_a_width(tokenizers: Tokenizers, tmp_path: Path) -> None:
     other, jobs = engine(model_of({}), tokenizers, tmp_path), some_jobs()
     assert other.search(jobs, SearchSettings(method="greedy")) == other.search(jobs, SearchSettings(beam=1))
+
+
+@pytest.mark.parametrize("beam", [1, 2])
+def test_without_scores_it_says_the_same(beam: int, tokenizers: Tokenizers, tmp_path: Path) -> None:
+    """Greedy search then saves itself the probabilities; a beam goes by them."""
+    other, jobs = engine(model_of({}), tokenizers, tmp_path), some_jobs(20)
+    full, bare = (other.search(jobs, SearchSettings(beam=beam, scores=scores)) for scores in (True, False))
+    assert [(some[0].tokens, some[0].finished) for some in bare] == [
+        (some[0].tokens, some[0].finished) for some in full
+    ]
+    assert all(isnan(some[0].score) and isnan(some[0].logp) for some in bare) if beam == 1 else bare == full
+
+
+def test_scores_are_there_where_they_are_shown(toy: Toy, call: Call) -> None:
+    asked = ["translate", toy.run, "--engine", "ctranslate2", "search.scores=false", "--beam"]
+    said = call(*asked, 1, "--json", stdin=b"ba del fo.\n")
+    assert json.loads(said.out)["score"] < 0, said.err
+    said = call(*asked, 2, "--nbest", 2, stdin=b"ba del fo.\n")
+    assert [float(line.split("|||")[2]) < 0 for line in said.out.splitlines()] == [True, True], said.err
+    assert call(*asked, 1, stdin=b"ba del fo.\n").out == "ol ebi ak.\n"
 
 
 def test_no_limit_and_no_source(tokenizers: Tokenizers, tmp_path: Path) -> None:

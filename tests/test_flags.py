@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from dragoman.answers.flags import COPIES, LONG, REPEATS, SHORT, Usual, copies, flags_of, loops, words_of
+from dragoman.answers.flags import COPIES, LONG, LONGEST_LOOP, REPEATS, SHORT, Usual, copies, flags_of, loops, words_of
 from dragoman.loading import load
 from dragoman.text import phrasebook
 from toy_run import Toy
@@ -83,6 +85,19 @@ def test_a_run_knows_what_is_usual(toy: Toy) -> None:
     assert 0.5 < usual.least <= 1 <= usual.most < 2
     assert usual.copies == 0
     assert all(one.flags == () for one in toy.translator.translate(["ba del fo.", "gri mun ne pol!"]))
+
+
+@given(st.lists(st.sampled_from("abcdef"), max_size=40))
+@example(list("abcdabcd"))
+def test_loops_are_found_wherever_words_repeat(said: list[str]) -> None:
+    """As when every period is looked at, whether there are words enough for it or not."""
+    found = 0
+    for period in range(1, LONGEST_LOOP + 1):
+        same = 0
+        for place in range(period, len(said)):
+            same = same + 1 if said[place] == said[place - period] else 0
+            found += same == (period if period >= 4 else 2 * period)
+    assert loops(said) == found
 
 
 def test_loops_and_copies_of_nothing() -> None:

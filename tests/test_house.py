@@ -17,11 +17,13 @@ ROOT = Path(dragoman.__file__).parent
 MAY_USE = {
     "types": [],
     "yaml_text": ["types"],
-    "config": ["types", "yaml_text"],
+    "faults": [],
+    "config": ["types", "yaml_text", "faults"],
     "console": ["types", "text"],
     "store": ["types", "config", "yaml_text"],
-    "text": ["types", "config"],
+    "text": ["types", "faults", "config"],
     "machine": [],
+    "group": ["types"],
     "nn": ["types", "config"],
     "score": ["types", "config"],
     "pages": [],
@@ -35,7 +37,7 @@ MAY_USE = {
     "engines": ["types", "config", "machine", "text", "data", "models", "search", "door", "exchange"],
     "scoring": ["types", "data", "models", "door"],
     "translator": [
-        "types", "config", "text", "data", "models", "search", "answers", "door", "scoring", "engines",
+        "types", "faults", "config", "text", "data", "models", "search", "answers", "door", "scoring", "engines",
     ],
     "classifier": ["types", "data", "models", "door"],
     "generator": ["types", "config", "data", "models", "search", "door"],
@@ -49,7 +51,7 @@ MAY_USE = {
     ],
     "card": ["config", "store", "models", "score", "loading"],
     "train": [
-        "types", "machine", "config", "store", "text", "data", "nn", "models", "score", "answers",
+        "types", "machine", "group", "config", "store", "text", "data", "nn", "models", "score", "answers",
         "translator", "door", "loading",
     ],
     "corpora": ["types", "config", "text", "train"],
@@ -62,14 +64,19 @@ MAY_USE = {
         "types", "yaml_text", "config", "store", "text", "data", "models", "score", "translator", "lens", "evaluation",
         "card", "train", "door", "loading", "pages",
     ],
+    "shards": ["types", "store", "data", "group", "train"],
+    "lessons": ["types", "door", "translator", "shards"],
+    "backtranslation": ["config", "text", "answers", "translator", "loading", "group", "train", "shards", "lessons"],
     "distil": [
-        "types", "config", "store", "text", "data", "models", "score", "translator", "door", "loading", "train",
+        "types", "config", "store", "text", "models", "score", "translator", "loading", "group", "train", "shards",
+        "lessons",
     ],
     "export": ["types", "config", "store", "text", "engines", "exchange", "loading", "translator"],
     "outcome": ["types", "console"],
     "commands": [
         "types", "config", "console", "store", "text", "score", "answers", "door", "translator", "generator",
-        "classifier", "loading", "evaluation", "train", "corpora", "distil", "export",
+        "classifier", "loading", "evaluation", "train", "corpora", "distil", "export", "group", "shards",
+        "backtranslation",
     ],
     "cli": ["types", "console", "commands", "train", "compare", "card", "catalogue", "demo", "outcome"],
     "__main__": ["cli"],
@@ -144,7 +151,7 @@ def test_rooms_that_never_meet(low: str, high: str) -> None:
 
 
 def test_training_is_used_from_above_only() -> None:
-    above = {"corpora", "catalogue", "demo", "compare", "distil", "commands", "cli"}
+    above = {"corpora", "catalogue", "demo", "compare", "shards", "backtranslation", "distil", "commands", "cli"}
     assert {name for name, rooms in MAY_USE.items() if "train" in rooms} == above
 
 

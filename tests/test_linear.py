@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.nn import linear
-from dragoman.nn.linear import Linear, onednn, outer, product
+from dragoman.nn.linear import Linear, onednn, outer, product, relu_product
 from tolerance import DEVICES, TOLERANCE, differ, same
 
 SIZES = pytest.mark.parametrize(("inputs", "outputs"), [(6, 6), (4, 12), (12, 4), (5, 7), (1, 1), (3, 40)])
@@ -153,3 +153,21 @@ def test_its_weights_are_those_of_a_linear_layer() -> None:
     assert isinstance(Linear(2, 3), nn.Linear)
     assert Linear(2, 3).state_dict().keys() == nn.Linear(2, 3).state_dict().keys()
     differ(Linear(2, 3).weight, Linear(2, 3).weight)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("narrow", [False, True])
+def test_a_relu_is_the_same_inside_the_product_and_after_it(device: str, narrow: bool) -> None:
+    torch.manual_seed(1)
+    layer = Linear(16, 24).to(device)
+    x, slope, found = torch.randn(3, 5, 16, device=device), torch.randn(3, 5, 24, device=device), []
+    for way in (lambda x: relu_product(x, layer), lambda x: torch.relu(layer(x))):
+        leaf = x.clone().requires_grad_()
+        layer.zero_grad()
+        with torch.autocast(device, torch.bfloat16, enabled=narrow):
+            out = way(leaf)
+        (out * slope).sum().backward()
+        found.append([out.detach(), leaf.grad, layer.weight.grad.clone(), layer.bias.grad.clone()])  # type: ignore[union-attr]
+    for one, other in zip(*found, strict=True):
+        assert one.dtype == other.dtype
+        same(one, other, torch.bfloat16 if narrow else None)

@@ -77,7 +77,8 @@ def by_the_rule(module: SelfAttention, x_BTC: Tensor, rows: Rows) -> Tensor:
     if not module.pattern.ahead:
         keep_BTT = keep_BTT & causal(rows.position_BT, rows.position_BT)
     look = Look(keep_BTT[:, None], gap=module.relate.gap(rows.position_BT, rows.position_BT))
-    out: Tensor = module.out(join_heads(module.relate.attend(reference, *module.split(x_BTC, rows.position_BT), look)))
+    parts = module.split(module.made(x_BTC), rows.position_BT)
+    out: Tensor = module.out(join_heads(module.relate.attend(reference, *parts, look)))
     return out
 
 
@@ -195,7 +196,7 @@ def test_linformer_squeezes_the_tokens_of_a_sentence(lengths: list[int], positio
     """Wang 2020, equation 7, sum by sum: k' = E' k and v' = F' v, over the tokens that are there."""
     module, rows = attention("linformer", position=position), alone(*lengths, spare=4)
     x_BTC = inputs(rows)
-    q, k, v = module.split(x_BTC, rows.position_BT)
+    q, k, v = module.split(module.made(x_BTC), rows.position_BT)
     found = answer(module, x_BTC, rows)
     key_TR, value_TR = module.pattern.key_TR, module.pattern.value_TR
     for b, length in enumerate(lengths):

@@ -25,6 +25,7 @@ pytest_plugins = ["toy_fixtures"]
 ROOT = Path(__file__).parent.parent
 ALL = sorted(path for path in (ROOT / "recipes").rglob("*.yaml") if path.name != "questions.yaml")  # which is none
 TASKS = sorted((ROOT / "recipes" / "tasks").glob("*.yaml"))
+TRANSLATION = sorted((ROOT / "recipes" / "translation").glob("*.yaml"))
 FEW = [
     "train.device=cpu", "train.precision=float32", "train.compile=false", "train.threads=1", "train.steps=2",
     "train.tokens=256", "train.warmup=1", "train.validate_lines=3", "data.cache=cache", "search.beam=1",
@@ -55,9 +56,11 @@ def test_a_recipe_is_right(path: Path) -> None:
     assert all(metric in METRICS for metric in recipe.data.metrics)
     head = path.read_text().split("\ndata:")[0]
     assert all(line.startswith("#") for line in head.splitlines())
-    if path in TASKS:
-        for wanted in ("Data: ", f"recipes/tasks/{path.name}", "Metric", "Published"):
+    if path in TASKS + TRANSLATION:
+        for wanted in ("Data: ", f"dragoman train {path.relative_to(ROOT)}", "Metric", "Published"):
             assert wanted in head
+    if path in TRANSLATION:
+        assert head.count("\n# measured: ") == 1  # bench/tell.py fills it in
 
 
 def rows(corpus: CorpusSettings, split: str) -> Iterator[list[tuple[str, str]]]:
@@ -105,7 +108,7 @@ def overrides(recipe: Recipe) -> list[str]:
     return [*FEW, *SMALL[recipe.model.get("backbone", kind)], *EXTRA.get(kind, []), *size]
 
 
-@pytest.mark.parametrize("path", TASKS, ids=name)
+@pytest.mark.parametrize("path", TASKS + TRANSLATION, ids=name)
 def test_a_task_runs_from_end_to_end(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
     monkeypatch.chdir(tmp_path)
     recipe = build(Recipe, parse_yaml(path.read_text(), path.name))

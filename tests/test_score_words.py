@@ -7,8 +7,8 @@ import sys
 import pytest
 from sacrebleu.metrics import BLEU
 
-from dragoman.score.metrics import METRICS, bleu, chosen, cut_by
-from dragoman.score.words import TOKENIZERS, bleu_of, eastern, words
+from dragoman.score.metrics import METRICS, MOSES, bleu, chosen, cut_by
+from dragoman.score.words import TOKENIZERS, bleu_of, eastern, moses, words
 from dragoman.types import Mistake
 
 TEXTS = {
@@ -83,6 +83,37 @@ def test_lower_case_is_one_word_away() -> None:
     assert "case:lc" in found.signature
     assert "tok:none" in found.signature
     assert bleu(lines, [right], tokenize="none").value < 100
+
+
+TOKENS = {  # by language: text, and what the scripts of Moses make of it, by their rules
+    "de": ("Der Mann im T-Shirt ruft: „Komm her!“", "der mann im t-shirt ruft : &quot; komm her ! &quot;"),
+    "en": ("The dog's bowl (a red one) isn't here.", "the dog &apos;s bowl ( a red one ) isn &apos;t here ."),
+    "fr": ("L’homme d'en bas dit…", "l&apos; homme d&apos; en bas dit ..."),
+    "cs": ("Muž, žena & pes.", "muž , žena &amp; pes ."),
+}
+
+
+@pytest.mark.parametrize("language", MOSES)
+def test_tokens_of_moses(language: str) -> None:
+    """BLEU in them is BLEU of those tokens, and neither case nor the kind of quotation marks counts."""
+    text, tokens = TOKENS[language]
+    assert moses([text], language) == [tokens]
+    other, reference = [f"{text} Oh", text], [f"Oh {text}", text.upper().replace("„", '"').replace("“", '"')]
+    found = METRICS[f"bleu_moses_{language}"](other, [reference])
+    cut = [moses(lines, language) for lines in (other, reference)]
+    assert (
+        found.value
+        == METRICS["bleu_tokens"](cut[0], [cut[1]]).value
+        == BLEU(tokenize="none").corpus_score(cut[0], [cut[1]]).score
+    )
+    assert 0 < found.value < METRICS[f"bleu_moses_{language}"](other[1:], [reference[1:]]).value == pytest.approx(100)
+    assert f"case:lc|eff:no|tok:norm+moses-{language}|smooth:exp|" in found.signature
+
+
+def test_moses_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    with pytest.raises(Mistake, match=r"pip install 'dragoman\[moses\]'"):
+        METRICS["bleu_moses_de"](["a"], [["a"]])
 
 
 def test_words() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dragoman.data import stream as stream_module
-from dragoman.data.batch import LAYOUTS, Widths
+from dragoman.data.batch import LAYOUTS, Share, Widths
 from dragoman.data.stream import Place, Stream, Weighted, ahead
 from dragoman.data.tokens import TokenStore, open_store
 from dragoman.text.tokenizer import Tokenizers
@@ -135,11 +135,43 @@ def test_examples_come_in_the_order_asked_for(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(stream_module, "FORGET_AFTER", 5)
     stream = make(tmp_path, kind="bpe", sampling=sampling)
     indices = np.array([7, 3, 199, 3, 0, 42, 7, 150, 8, 9, 1, 2], np.uint32)
-    for index, found in zip(indices.tolist(), stream.examples(indices, 2), strict=True):
-        expected = stream.example(index, 2)
+    wanted = [0, 1, 2, 3, 4, 6, 7, 9, 11]
+    examples = stream.examples(indices, 2, wanted)
+    assert sorted(examples) == wanted
+    for place, found in examples.items():
+        expected = stream.example(int(indices[place]), 2)
         assert found.source.tolist() == expected.source.tolist()
         assert found.target.tolist() == expected.target.tolist()
-        assert found.line == index
+        assert found.line == indices[place]
+
+
+@pytest.mark.parametrize("world", [2, 3, 7])
+@LAYOUT
+@pytest.mark.parametrize("sampling", [0.0, 0.3])
+@pytest.mark.usefixtures("small_windows")
+def test_the_shares_of_several_are_the_whole(tmp_path: Path, layout: str, sampling: float, world: int) -> None:
+    """The same grids whatever their number, cut by rows; and each counts what lies in all of them."""
+    shares = [Share(rank, world) for rank in range(world)]
+    streams = [make(tmp_path, layout=layout, kind="bpe", sampling=sampling, share=each) for each in (Share(), *shares)]
+    idle = 0
+    for (whole, place), *parts in islice(zip(*(stream.batches(Place()) for stream in streams)), 25):
+        height = len(whole.source_BS)
+        cuts = [share.cut(height) for share in shares]
+        assert {after for _, after in parts} == {place}
+        assert [cut[0] for cut in cuts] + [height] == [0] + [cut[1] for cut in cuts]
+        for (part, _), (start, end) in zip(parts, cuts):
+            assert part.height == height
+            assert end == start or part.first == start
+            assert end > start or not part.source_segment_BS.any()
+            idle += end == start
+        for name in Batch.__slots__:
+            held = [getattr(part, name) for part, _ in parts]
+            if isinstance(getattr(whole, name), torch.Tensor):
+                rows = [tensor[: end - start] for tensor, (start, end) in zip(held, cuts)]
+                assert torch.equal(torch.cat(rows), getattr(whole, name)), name
+            elif name not in ("first", "height"):
+                assert set(held) == {getattr(whole, name)}, name
+    assert idle or (layout, world) != ("packed", 7)
 
 
 def test_places_never_repeat(tmp_path: Path) -> None:

@@ -145,10 +145,10 @@ def greedy_for_memory(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that holds so many rows and no more, once gradients lie there: the first batch of all goes through."""
     backward = Stepper.backward
 
-    def limited(self: Stepper, batch: Batch, count: int) -> Tensor:
+    def limited(self: Stepper, batch: Batch) -> Tensor:
         if len(batch.source_BS) > rows and (rows == 0 or any(p.grad is not None for p in self.parameters)):
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return backward(self, batch, count)
+        return backward(self, batch)
 
     monkeypatch.setattr(Stepper, "backward", limited)
 

@@ -46,7 +46,7 @@ SMALL: dict[str, dict[str, object]] = {
         "save_every": 4, "log_every": 1,
     },
 }  # fmt: skip
-TIMES = {"seconds", "tokens_per_second"}
+TIMES = {"seconds", "tokens_per_second", "flops_per_second", "utilisation", "peak_memory"}
 
 
 def translated(source: str) -> str:

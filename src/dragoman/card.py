@@ -42,6 +42,7 @@ def card(run: str | Path) -> dict[str, Any]:
         "model": recipe.model,
         "tokenizer": recipe.tokenizer.model_dump(),
         "vocabulary": {"source": opened.tokenizers.source.size, "target": target.size},
+        "tags": [tag for tag in recipe.data.tags if tag],
         "direction": recipe.data.direction if any(c.phrasebook for c in recipe.data.train) else "",
         "data": {name: [corpus_name(c) for c in getattr(recipe.data, name)] for name in ("train", "dev")},
         "labels": target.pieces(range(target.size)) if task == "classify" else [],

@@ -21,6 +21,7 @@ from dragoman.text.tokenizer import TOKENIZERS
 from dragoman.train.consistency import CONSISTENCY
 from dragoman.train.loss import LOSSES
 from dragoman.train.optim import OPTIMIZERS, SCHEDULES
+from dragoman.train.parallel import PARALLEL
 from dragoman.yaml_text import as_yaml
 
 COMMENT = re.compile(r"^    (\w+): .*  # (?!type:|noqa)(.+)$", re.MULTILINE)  # behind a field of a record
@@ -58,6 +59,7 @@ def menus(recipe: Recipe) -> dict[str, Menus]:
             "schedule": SCHEDULES,
             "loss": LOSSES,
             "consistency": CONSISTENCY,
+            "parallel": PARALLEL,
             "metric": {"auto": None, "loss": None, **answers},
         },
         "search": {**SEARCH, "unknown": UNKNOWN},

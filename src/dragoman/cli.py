@@ -17,7 +17,7 @@ import typer
 
 from dragoman.commands.answer import classify, generate, translate
 from dragoman.commands.data import data
-from dragoman.commands.distil import distil
+from dragoman.commands.distil import backtranslate, distil
 from dragoman.commands.exchange import export, import_
 from dragoman.commands.options import Json, Overrides, Run
 from dragoman.commands.score import evaluate, score
@@ -32,7 +32,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.add_typer(data, name="data")
-for command in (translate, generate, classify, evaluate, score, distil, export):
+for command in (translate, generate, classify, evaluate, score, distil, backtranslate, export):
     app.command()(command)
 app.command("import")(import_)
 
@@ -77,6 +77,20 @@ def train(
     from dragoman.train.trainer import train as run_training
 
     run_training(recipe, out=out_folder, overrides=overrides or [], resume=resume, init_from=init_from)
+
+
+@app.command()
+def fit(
+    recipe: Annotated[Path, typer.Argument(help="a recipe in YAML", show_default=False)],
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Find the largest batches of a recipe that fit into the memory of this machine's GPU."""
+    from dragoman.train.fit import fit as find_fit
+
+    found = find_fit(recipe, overrides or [])
+    of_all = f"an update takes {found.needed / 1e9:.1f} of {found.memory / 1e9:.1f} GB"
+    print(json.dumps(found._asdict()) if as_json else f"train.tokens={found.tokens}  # {of_all}")
 
 
 @app.command()

@@ -7,26 +7,19 @@ adding a variant touches one file.
 
 from __future__ import annotations
 
-import difflib
 import os
-import reprlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from dragoman.faults import near, sentence, short
 from dragoman.types import Mistake
 from dragoman.yaml_text import as_yaml, lines_of_keys, parse_yaml, read_text
 
 V = TypeVar("V")
 S = TypeVar("S", bound="Settings")
-
-
-def near(name: str, menu: Iterable[str]) -> str:
-    """'; did you mean ...?' when a name on the menu is close, else nothing."""
-    found = difflib.get_close_matches(str(name), list(menu), 1, cutoff=0.5)
-    return f"; did you mean {found[0]!r}?" if found else ""
 
 
 def pick(menu: Mapping[str, V], name: str, what: str) -> V:
@@ -102,6 +95,8 @@ class CorpusSettings(Settings):
     split: str = ""  # of the phrasebook; by default the one that the recipe puts it under
     seed: Seed = 1  # of the phrasebook
     weight: Annotated[float, Field(gt=0, le=1000)] = 1.0  # of 2.0: every pair twice an epoch; of 0.5: every other pair
+    reverse: bool = False  # what is called target here is read, and what is called source is said
+    tag: str = ""  # put before every source, such as de for what is to become German; a space between several
 
     @property
     def files(self) -> list[str]:
@@ -114,10 +109,12 @@ class CorpusSettings(Settings):
 
     @property
     def chosen(self) -> str:
-        """Which rows of its file it takes, or which part of it; nothing, where it takes them all."""
+        """Which rows of its file it takes, which part of it, and which way; nothing, where it takes all as it is."""
         rows = [f"{name}: {word}" for name, word in self.where.items()]
-        part = [f"part {list(self.part)}"] if self.part != (0.0, 1.0) else []
-        return f" ({', '.join(rows + part)})" if rows or part else ""
+        rows += [f"part {list(self.part)}"] if self.part != (0.0, 1.0) else []
+        rows += ["reverse"] if self.reverse else []
+        rows += [f"tag {self.tag}"] if self.tag else []
+        return f" ({', '.join(rows)})" if rows else ""
 
     def check(self, key: str) -> None:
         given = [name for name in ("source", "tsv", "jsonl", "dialogue", "text", "phrasebook") if getattr(self, name)]
@@ -135,6 +132,16 @@ class CorpusSettings(Settings):
             raise Mistake(f"{key}: part works with text, not with {given[0]}; dragoman data split makes files of parts")
         if self.part[0] >= self.part[1]:
             raise Mistake(f"{key}: part goes from a lower share to a higher, such as [0.0, 0.9], got {list(self.part)}")
+        self.check_way(key, given[0])
+
+    def check_way(self, key: str, kind: str) -> None:
+        if self.reverse and (kind == "text" or self.references or self.conllu):
+            other = "text" if kind == "text" else "references" if self.references else "conllu"
+            raise Mistake(f"{key}: reverse turns pairs round, which {other} does not allow; leave one of them out")
+        if self.tag != " ".join(self.tag.split()):
+            raise Mistake(f"{key}: tag is a word, or words with one space between them, got {self.tag!r}")
+        if self.tag and kind == "text":
+            raise Mistake(f"{key}: tag stands before a source, and text has none; leave it out")
 
 
 SPLITS = ("train", "dev", "test")
@@ -147,9 +154,21 @@ class DataSettings(Settings):
     test: Corpora = ()  # what `dragoman evaluate RUN` scores, each corpus by itself
     metrics: Annotated[tuple[str, ...], Listed] = ()  # that it counts; by default those of the task
     direction: str = "en-de"  # of the phrasebook
+    both_ways: bool = False  # every pair of train is learned in the other direction too: to begin another run with
     documents: Literal["file", "line"] = "file"  # of a language model: each file is one text, or each line
     max_length: Count = 512  # tokens on either side; longer pairs are left out of training, counted and said
     cache: str = "~/.cache/dragoman"  # token ids, once per corpus and tokenizer
+
+    @property
+    def learned(self) -> tuple[CorpusSettings, ...]:
+        """The corpora that a model is trained on."""
+        turned = (c.model_copy(update={"reverse": not c.reverse}) for c in self.train if self.both_ways)
+        return (*self.train, *turned)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags that sources of training have; "" where a corpus has none."""
+        return tuple(dict.fromkeys(corpus.tag for corpus in self.train))
 
 
 class TokenizerSettings(Settings):
@@ -191,6 +210,7 @@ class SearchSettings(SampleSettings):
     groups: Annotated[int, Field(ge=1, le=1000)] = 4  # diverse: parts of the beam that keep off each other's words
     diversity: Annotated[float, Field(ge=0, le=100)] = 0.5  # diverse: what a word costs that another has just said
     unknown: str = "drop"  # of a word vocabulary: what becomes of <unk>
+    scores: bool = True  # are wanted; without, an engine may leave them out (nan) where that is faster
 
 
 LIMITS = ("steps", "epochs", "minutes", "flops")  # of a training run, in TrainSettings
@@ -212,11 +232,16 @@ class TrainSettings(Settings):
     schedule: str = "inverse_sqrt"
     label_smoothing: Fraction = 0.1
     loss: str = "chunked"  # how it is computed: the fast way, or the plain one to read and compare
+    consistency: str = "none"  # every batch goes through twice, and both passes are to say the same
+    consistency_weight: Positive = 3.0  # of how far they are apart, beside the loss
+    cut: Fraction = 0.05  # simcut: of the tokens, hidden from the second pass
     clip: Annotated[float, Field(ge=0)] = 1.0  # of the gradient's norm; 0 is off
     precision: Literal["auto", "float32", "bf16"] = "auto"
     device: str = "auto"  # auto, cpu, cuda, cuda:1, ...
     compile: Literal["auto"] | bool = "auto"
     threads: Annotated[int, Field(ge=0, le=1024)] = 0  # 0: as PyTorch finds best
+    parallel: str = "ddp"  # under torchrun each process holds the whole model, or a part of it
+    timeout: Annotated[float, Field(gt=0, le=100_000)] = 30.0  # minutes that processes wait for each other
     ema: Fraction = 0.0  # decay of the running mean of weights; 0 is off
     average: Amount = 0  # the model is the mean of this many best checkpoints; 0 or 1: the best one
     keep: Count = 3  # best checkpoints kept, beside the last
@@ -255,7 +280,7 @@ def override(values: dict[str, Any], item: str) -> None:
     for name in parents:
         inner = spot[name] = {} if spot.get(name) is None else spot[name]
         if not isinstance(inner, dict):
-            raise Mistake(f"{item!r} sets something inside {name!r}, which is {_short(inner)} in the recipe")
+            raise Mistake(f"{item!r} sets something inside {name!r}, which is {short(inner)} in the recipe")
         spot = inner
     spot[leaf] = parse_yaml(value, item)
 
@@ -263,68 +288,11 @@ def override(values: dict[str, Any], item: str) -> None:
 def build(cls: type[S], values: Any, where: str = "", line_of: Mapping[str, int] | None = None) -> S:
     """Fill a record from nested dicts. The first fault becomes a sentence with the key, the value and the remedy."""
     if not isinstance(values, dict):
-        raise Mistake(f"{where or 'the recipe'} must be settings written as name: value, got {_short(values)}")
+        raise Mistake(f"{where or 'the recipe'} must be settings written as name: value, got {short(values)}")
     try:
         return cls.model_validate(values)
     except ValidationError as error:
-        raise Mistake(_sentence(cls, error.errors(), where, line_of or {})) from None
-
-
-def _sentence(cls: type[Settings], faults: Any, where: str, line_of: Mapping[str, int]) -> str:
-    fault = faults[0]
-    path = _path(fault)
-    key = ".".join([*([where] if where else []), *path])
-    line = f" (line {line_of[key]})" if key in line_of else ""
-    if fault["type"] == "extra_forbidden":
-        menu = _record_at(cls, path[:-1]).model_fields
-        return f"there is no setting {key!r}{line}{near(path[-1], menu)} (there are: {', '.join(menu)})"
-    wanted = " or ".join(_wanted(other) for other in faults if _path(other) == path)  # a union has a fault per member
-    return f"{key}{line}: should be {wanted}, got {_short(fault['input'])}"
-
-
-def _path(fault: Any) -> list[str]:
-    """The keys that lead to a fault, without the marks that pydantic leaves of unions and validators."""
-    *parents, last = [str(part) for part in fault["loc"]] or [""]
-    marks = ("literal[", "function-", "bool", "tuple[")
-    kept = [part for part in parents if not part.startswith(marks)]
-    unknown = fault["type"] == "extra_forbidden"
-    return [*kept, last] if unknown or not last.startswith(marks) else kept
-
-
-WANTED = {  # by the kind of fault, where pydantic's own words would not do
-    "model_type": "settings written as name: value",
-    "dict_type": "settings written as name: value",
-    "missing": "set",
-    "tuple_type": "a list",
-    "too_long": "a list of {max_length}",
-}
-
-
-def _wanted(fault: Any) -> str:
-    if fault["type"] in WANTED:
-        return WANTED[fault["type"]].format(**fault.get("ctx", {}))
-    message: str = fault["msg"]
-    return message.removeprefix("Input should be ")[:1].lower() + message.removeprefix("Input should be ")[1:]
-
-
-def _short(value: Any) -> str:
-    """A value as a sentence can hold it."""
-    return _SHORT.repr(value)
-
-
-_SHORT = reprlib.Repr()
-_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 200, 200
-
-
-def _record_at(cls: type[Settings], path: list[str]) -> type[Settings]:
-    for name in path:
-        if name.isdigit():
-            continue
-        kind: Any = cls.model_fields[name].annotation
-        for inner in (kind, *getattr(kind, "__args__", ())):
-            if isinstance(inner, type) and issubclass(inner, Settings):
-                cls = inner
-    return cls
+        raise Mistake(sentence(cls, error.errors(), where, line_of or {})) from None
 
 
 def read_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:

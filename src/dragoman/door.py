@@ -41,11 +41,12 @@ class Door(Generic[M]):
     longest: int
     device: torch.device
     usual: Usual | None = field(default=None, kw_only=True)  # what its pairs of training look like, where that is known
-    places: int = field(init=False)  # tokens that a text may have at most, its mark not counted
+    places: int = field(init=False)  # tokens that a text may have at most, its mark and its tags not counted
 
     def __post_init__(self) -> None:
         most = most_tokens(self.recipe.model)
-        object.__setattr__(self, "places", sys.maxsize if most is None else most - 1)
+        tags = max((len(tag.split()) for tag in self.recipe.data.tags), default=0)
+        object.__setattr__(self, "places", sys.maxsize if most is None else most - 1 - tags)
 
     @property
     def rows(self) -> int:
@@ -64,10 +65,12 @@ class evaluating:
         self.model, self.was = model, model.training
 
     def __enter__(self) -> None:
-        self.model.eval()
+        if self.was:  # to tell all parts of a model takes milliseconds
+            self.model.eval()
 
     def __exit__(self, *_: object) -> None:
-        self.model.train(self.was)
+        if self.was:
+            self.model.train()
 
 
 class uncollected:

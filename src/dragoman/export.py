@@ -20,7 +20,7 @@ from dragoman.store import RunFolder, write_whole
 from dragoman.text import phrasebook
 from dragoman.text.corpus import read_pairs
 from dragoman.translator import Translator
-from dragoman.types import Mistake
+from dragoman.types import Line, Mistake
 
 SAMPLE, SLOW_SAMPLE = 100, 20  # sentences that are compared, and where that takes long
 NEAR = 1e-3  # of scores: answers that are no nearer in score than this differ by more than rounding
@@ -110,25 +110,26 @@ def free(out: Path) -> None:
         raise Mistake(f"there is no folder {str(out.absolute().parent)!r} to write into; make it first")
 
 
-def sample(translator: Translator, count: int) -> list[str]:
+def sample(translator: Translator, count: int) -> list[Line]:
     """Sentences of the run's own dev and test corpora, where those are still there; else of the phrasebook."""
     data = translator.recipe.data
     try:
         lines = list(islice(own_lines(data), count))
     except Mistake:
         lines = []
-    return lines or [pair.source for pair in phrasebook.pairs("test", count, direction=data.direction)]
+    tag = next(iter(data.tags), "")
+    return lines or [Line(pair.source, tag=tag) for pair in phrasebook.pairs("test", count, direction=data.direction)]
 
 
-def own_lines(data: DataSettings) -> Iterator[str]:
+def own_lines(data: DataSettings) -> Iterator[Line]:
     for split, corpora in (("dev", data.dev), ("test", data.test)):
         for corpus in corpora:
             for pair in read_pairs(corpus, split=split, direction=data.direction):
                 if pair.source.strip():
-                    yield pair.source
+                    yield Line(pair.source, tag=pair.tag)
 
 
-def compare(ours: Translator, theirs: Translator, lines: list[str], *, exact: bool) -> list[Agreement]:
+def compare(ours: Translator, theirs: Translator, lines: list[Line], *, exact: bool) -> list[Agreement]:
     """Greedy answers and those of the run's own beam; too little agreement is an error."""
     found = [agreement(ours, theirs, lines, beam) for beam in sorted({1, ours.recipe.search.beam})]
     for each in found:
@@ -137,7 +138,7 @@ def compare(ours: Translator, theirs: Translator, lines: list[str], *, exact: bo
     return found
 
 
-def agreement(ours: Translator, theirs: Translator, lines: list[str], beam: int) -> Agreement:
+def agreement(ours: Translator, theirs: Translator, lines: list[Line], beam: int) -> Agreement:
     answers = (each.translate(lines, beam=beam, align=False) for each in (ours, theirs))
     pairs = list(zip(*answers, strict=True))
     same = sum(a.text == b.text for a, b in pairs)

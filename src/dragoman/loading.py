@@ -42,7 +42,7 @@ def open_run(run: str | Path, *, device: str = "auto") -> Door[Model]:
     if about.get("tokenizer") != tokenizers.fingerprint():
         raise Mistake(f"{str(folder.tokenizer)!r} is damaged, or not the tokenizer that the model was trained with")
     with naming(folder.config):
-        model = build_model(recipe, source_size=tokenizers.source.size, target_size=tokenizers.target.size)
+        model = build_model(recipe, **tokenizers.sizes)
     put_weights(model, renamed(weights, folder.version), repr(str(folder.model)), "its config.yaml")
     where = choose_device(device)
     usual = Usual.read(about["usual"]) if "usual" in about else None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import time
+from functools import cache
 
 import torch
 
@@ -26,3 +28,18 @@ def best_precision(device: torch.device) -> str:
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return "bf16" if fast else "float32"
+
+
+@cache
+def matrix_speed(device: torch.device, precision: str) -> float:
+    """Operations a second that a product of large matrices reaches here: what all other speeds can be held against."""
+    size = 8192 if device.type == "cuda" else 512
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    one, other = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    best = float("inf")
+    for _ in range(5):
+        begun = time.perf_counter()
+        product = one @ other
+        product[0, 0].item()  # waits until it is there
+        best = min(best, time.perf_counter() - begun)
+    return 2 * size**3 / best

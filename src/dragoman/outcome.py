@@ -22,12 +22,10 @@ def outcome(command: Any, arguments: list[str]) -> int:
         sys.stdout.flush()
     except typer.Exit as end:
         return int(end.exit_code)
-    except Mistake as mistake:
-        say(f"dragoman: {mistake}")
-        return 2
-    except Stop as stop:
-        say(f"dragoman: {stop}")
-        return stop.code
+    except (Mistake, Stop) as end:
+        if str(end):  # else another process of this command says it
+            say(f"dragoman: {end}")
+        return end.code if isinstance(end, Stop) else 2
     except (KeyboardInterrupt, typer.Abort):
         say("dragoman: stopped")
         return 130

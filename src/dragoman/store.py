@@ -43,18 +43,23 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     try:
         _remove(beside)
         write(beside)
-        for file in [beside] if beside.is_file() else sorted(beside.rglob("*")):
-            if file.is_file():
-                file.chmod(0o666 & ~_umask())  # some writers make files that only their owner may read
-            _sync(file)
-        if beside.is_dir() and path.exists():
-            _remove(path)
-        os.replace(beside, path)
-        _sync(path.parent)
+        put_in_place(beside, path)
     except (OSError, SafetensorError) as error:
         raise unwritable(path, error) from None
     finally:
         _remove(beside)  # what a failure left; after success there is nothing
+
+
+def put_in_place(beside: Path, path: Path) -> None:
+    """Give what was written beside its name, once the disk has all of it."""
+    for file in [beside] if beside.is_file() else sorted(beside.rglob("*")):
+        if file.is_file():
+            file.chmod(0o666 & ~_umask())  # some writers make files that only their owner may read
+        _sync(file)
+    if beside.is_dir() and path.exists():
+        _remove(path)
+    os.replace(beside, path)
+    _sync(path.parent)
 
 
 def unwritable(path: Path, error: Exception) -> Mistake:

@@ -36,6 +36,7 @@ from dragoman.data.batch import Grid, lay
 from dragoman.door import Door, evaluating, grouped, rung, uncollected
 from dragoman.engines.base import Engine, Job
 from dragoman.engines.torch_engine import TorchEngine
+from dragoman.faults import near
 from dragoman.models.base import Seq2Seq
 from dragoman.models.build import asks_for_trees
 from dragoman.scoring import scored, widths
@@ -59,9 +60,14 @@ class Piece(NamedTuple):
     links: Links | None = None  # for models that ask for trees
     warning: str = ""
     wish: Wish = Wish()
+    before: Sequence[int] = ()  # ids of the line's tag, which stand before the others where the model reads them
+
+    @property
+    def read(self) -> list[int]:
+        return [*self.before, *self.ids]
 
     def example(self, target: Sequence[int] = ()) -> Example:
-        return Example(np.array(self.ids, dtype=np.int64), np.array(target, dtype=np.int64), self.line, self.links)
+        return Example(np.array(self.read, dtype=np.int64), np.array(target, dtype=np.int64), self.line, self.links)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +84,12 @@ class Translator(Door[Seq2Seq]):
         trees: Sequence[Tree | None] | None = None,
         search: Mapping[str, Any] | None = None,
         dictionary: Mapping[str, str] | None = None,
+        tag: str = "",
         align: bool = True,
     ) -> list[Hypothesis]:
         """The best answer to every line, in order. An empty line stays empty. Without `align` they come unaligned."""
-        found = self.nbest(lines, count=1, beam=beam, trees=trees, search=search, dictionary=dictionary, align=align)
-        return [answers[0] for answers in found]
+        way: dict[str, Any] = {"beam": beam, "trees": trees, "search": search, "dictionary": dictionary, "tag": tag}
+        return [answers[0] for answers in self.nbest(lines, count=1, align=align, **way)]
 
     def nbest(
         self,
@@ -93,13 +100,15 @@ class Translator(Door[Seq2Seq]):
         trees: Sequence[Tree | None] | None = None,
         search: Mapping[str, Any] | None = None,
         dictionary: Mapping[str, str] | None = None,
+        tag: str = "",
         align: bool = True,
     ) -> list[list[Hypothesis]]:
         """Up to `count` different answers to every line, best first. A line that had to be split has one.
 
         A Line says what is asked of its answer. `search` are settings to be laid over those of the run, such as
         {"no_repeat": 3}; `dictionary` is for search.unknown=dictionary. `trees` are for models with
-        model.position=tree, one for each line, or None where there is none.
+        model.position=tree, one for each line, or None where there is none. `tag` is that of lines without one of
+        their own, for models that were trained with tags.
         """
         if isinstance(lines, str | Line):
             raise Mistake("translate takes a list of lines; put a single line into a list of its own")
@@ -107,26 +116,26 @@ class Translator(Door[Seq2Seq]):
             self.check_trees(trees, len(lines))
         settings = settings_for(self.recipe.search, search, beam=beam, count=count)
         check_unknown(settings.unknown, self.tokenizers.target, dictionary)
+        asked = [self.asked(line, tag) for line in lines]
         with uncollected():
-            return self.answers(lines, trees, settings, dictionary or {}, align=align)
+            return self.answers(asked, trees, settings, dictionary or {}, align=align)
 
     def answers(
         self,
-        lines: Sequence[str | Line],
+        asked: Sequence[Line],
         trees: Sequence[Tree | None] | None,
         settings: SearchSettings,
         dictionary: Mapping[str, str],
         *,
         align: bool,
     ) -> list[list[Hypothesis]]:
-        asked = [Line(line) if isinstance(line, str) else line for line in lines]
         encoded = enumerate(self.tokenizers.source.encode_all([line.text for line in asked]))
         pieces = [
             piece for number, ids in encoded for piece in self.wished(number, asked[number], trees, settings, ids)
         ]
         with evaluating(self.model):
             answers = self.answer(pieces, asked, settings, dictionary, align=align)
-        out: list[list[Hypothesis]] = [[NOTHING] for _ in lines]
+        out: list[list[Hypothesis]] = [[NOTHING] for _ in asked]
         parts: dict[int, list[list[Hypothesis]]] = {}
         for piece, answer in zip(pieces, answers, strict=True):
             parts.setdefault(piece.line, []).append(answer)
@@ -142,6 +151,7 @@ class Translator(Door[Seq2Seq]):
         beam: int | None = None,
         search: Mapping[str, Any] | None = None,
         dictionary: Mapping[str, str] | None = None,
+        tag: str = "",
     ) -> Generator[str, None, Hypothesis]:
         """The answer to a line in pieces, each said as soon as it is certain; the generator's own value is the answer.
 
@@ -151,7 +161,7 @@ class Translator(Door[Seq2Seq]):
         """
         settings = settings_for(self.recipe.search, search, beam=beam, count=1)
         check_unknown(settings.unknown, self.tokenizers.target, dictionary)
-        asked = Line(line) if isinstance(line, str) else line
+        asked = self.asked(line, tag)
         parts: list[Hypothesis] = []
         for piece in self.wished(0, asked, None, settings):
             if parts:
@@ -174,7 +184,12 @@ class Translator(Door[Seq2Seq]):
             return self.ranked([piece], [line], [found], search, dictionary)[0][0]
 
     def score(
-        self, sources: Sequence[str], targets: Sequence[str], *, trees: Sequence[Tree | None] | None = None
+        self,
+        sources: Sequence[str],
+        targets: Sequence[str],
+        *,
+        trees: Sequence[Tree | None] | None = None,
+        tag: str = "",
     ) -> list[PairScore]:
         """How likely the model holds each target as the answer to its source. Long lines are not cut into sentences."""
         if isinstance(sources, str) or isinstance(targets, str) or len(sources) != len(targets):
@@ -183,11 +198,32 @@ class Translator(Door[Seq2Seq]):
             self.check_trees(trees, len(sources))
         sources, targets = ([line if line.strip() else "" for line in side] for side in (sources, targets))
         encoded = zip(sources, self.tokenizers.source.encode_all(sources), strict=True)
-        pieces = [Piece(number, line, ids) for number, (line, ids) in enumerate(encoded)]
+        before = self.before(tag)
+        pieces = [Piece(number, line, ids, before=before if ids else ()) for number, (line, ids) in enumerate(encoded)]
         if self.asks_for_trees:
             pieces = [self.grown(piece, trees, whole=True) for piece in pieces]
         wanted = self.tokenizers.target.encode_all(targets)
         return scored(self, [piece.example(ids) for piece, ids in zip(pieces, wanted, strict=True)])
+
+    def asked(self, line: str | Line, tag: str) -> Line:
+        if isinstance(line, str):
+            return Line(line, tag=tag)
+        return line if line.tag or not tag else replace(line, tag=tag)
+
+    def before(self, tag: str) -> Sequence[int]:
+        """The ids of a tag. Where there is only one that it can be, it need not be named."""
+        if not (tag or self.tokenizers.tags):
+            return ()
+        known = self.recipe.data.tags
+        named = [each for each in known if each]
+        if not tag and named and "" not in known:
+            if len(named) > 1:
+                raise Mistake(f"this model was trained with tags, and one has to be named: {', '.join(named)}")
+            [tag] = named
+        if tag and tag not in named:
+            there = f"{near(tag, named)} (there are: {', '.join(named)})" if named else "; it was trained without"
+            raise Mistake(f"this model knows no tag {tag!r}{there}")
+        return self.tokenizers.before(tag)
 
     @property
     def asks_for_trees(self) -> bool:
@@ -232,9 +268,10 @@ class Translator(Door[Seq2Seq]):
         ids: list[int] | None = None,
     ) -> Iterator[Piece]:
         """The pieces of a line, each with what is asked of its answer."""
+        before = self.before(line.tag)
         for place, piece in enumerate(self.cut(number, line.text, trees, ids)):
             wish = wish_of(line, piece.text, len(piece.ids), self.tokenizers, search, first=place == 0)
-            yield piece._replace(wish=wish)
+            yield piece._replace(wish=wish, before=before)
 
     def grown(self, piece: Piece, trees: Sequence[Tree | None] | None, *, whole: bool) -> Piece:
         """The piece with the tree of its line. Where that cannot be, words are known by their places alone."""
@@ -288,7 +325,7 @@ class Translator(Door[Seq2Seq]):
         say = saying(search.unknown, dictionary)
         flat = [(i, one) for i in range(len(pieces)) for one in found[i]]
         wanted = align or search.coverage or say
-        looks = self.alignments([pieces[i].example(one.tokens) for i, one in flat]) if wanted else [[]] * len(flat)
+        looks = self.looks([(pieces[i], one.tokens) for i, one in flat]) if wanted else [[]] * len(flat)
         ranked: list[list[tuple[Found, Look]]] = [[] for _ in pieces]
         for (i, one), look in zip(flat, looks, strict=True):
             ranked[i].append((one, look))
@@ -301,17 +338,19 @@ class Translator(Door[Seq2Seq]):
 
     def job(self, piece: Piece, search: SearchSettings) -> Job:
         limit = limit_of(piece.wish, len(piece.ids), search, self.places)
-        return Job(piece.ids, limit, piece.wish, piece.links)
+        return Job(piece.read, limit, piece.wish, piece.links)
 
     @torch.inference_mode()
-    def alignments(self, examples: Sequence[Example]) -> list[list[list[float]]]:
+    def looks(self, answers: Sequence[tuple[Piece, Sequence[int]]]) -> list[Look]:
         """Where each target token looked, as shares of the source tokens; the whole answer is read in one pass."""
-        looks: list[list[list[float]]] = [[] for _ in examples]
+        examples = [piece.example(tokens) for piece, tokens in answers]
+        looks: list[Look] = [[] for _ in examples]
         for wide, some in grouped(range(len(examples)), lambda i: widths(examples[i]), self.rows):
             rows = [[i] for i in some] + [[]] * (self.rows - len(some))
             look_BTS = self.model.alignment(lay(Grid(rows, wide), examples).to(self.device)).cpu()
             for row, i in enumerate(some):
-                look_TS = look_BTS[row, : len(examples[i].target), : len(examples[i].source)]
+                first, last = len(answers[i][0].before), len(examples[i].source)  # what looks at a tag is not counted
+                look_TS = look_BTS[row, : len(examples[i].target), first:last]
                 looks[i] = (look_TS / look_TS.sum(-1, keepdim=True).clamp(min=1e-9)).tolist()
         return looks
 

@@ -8,9 +8,11 @@ Shapes   B rows of a batch   S source width   T target width
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     import torch
     from numpy.typing import NDArray
@@ -26,7 +28,10 @@ class Mistake(ValueError):
 
 
 class Stop(Exception):
-    """A signal asked to stop, and everything is saved. `code` is what a shell expects of it."""
+    """Work ends before its time, by a signal or because others are gone; what is saved is whole.
+
+    `code` is what a shell expects of it.
+    """
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -113,8 +118,16 @@ class Batch:
         return self.source_tokens + self.target_tokens
 
     def to(self, device: torch.device) -> Batch:
+        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Batch:
+        """In memory that a GPU can fetch from by itself."""
+        return self.each(lambda tensor: tensor.pin_memory())
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
         held = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{k: v.to(device, non_blocking=True) for k, v in held.items() if hasattr(v, "to")})
+        changed: dict[str, Any] = {k: change(v) for k, v in held.items() if hasattr(v, "pin_memory")}
+        return replace(self, **changed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dragoman.answers.glossary import said, speller, wanted
 from dragoman.answers.hypotheses import UNKNOWN
-from dragoman.config import SearchSettings, build, pick
+from dragoman.config import SearchSettings, build, override, pick
 from dragoman.search.constrained import needed
 from dragoman.search.methods import check
 from dragoman.search.request import Wish
 from dragoman.text.tokenizer import Tokenizers
-from dragoman.types import Line
+from dragoman.types import Line, Mistake
 
 
 def settings_for(
@@ -30,6 +30,17 @@ def settings_for(
     check(settings)
     pick(UNKNOWN, settings.unknown, "search.unknown")
     return settings.model_copy(update={"beam": 1, "stop": "enough"}) if settings.method == "greedy" else settings
+
+
+def search_changes(overrides: Sequence[str], begun: Mapping[str, Any]) -> dict[str, Any]:
+    """`search.a=b` laid over what was begun; what else a run was trained with cannot be changed any more."""
+    values: dict[str, Any] = {"search": dict(begun)}
+    for item in overrides:
+        if not item.startswith("search."):
+            raise Mistake(f"{item!r} cannot be changed here; only settings of search can, such as search.beam=8")
+        override(values, item)
+    changes: dict[str, Any] = values["search"]
+    return changes
 
 
 def to_find(settings: SearchSettings) -> SearchSettings:

@@ -70,14 +70,14 @@ def words_of(text: str) -> list[str]:
 
 def loops(said: Sequence[str]) -> int:
     """How often a run of words is said too often in a row: three times, or twice where it is of four words or more."""
-    if len(set(said)) == len(said):
-        return 0  # no word is said twice
+    again = len(said) - len(set(said))  # words that were said before, of which loops are made
     found = 0
-    for period in range(1, min(LONGEST_LOOP, len(said) // 2) + 1):
+    for period in range(1, min(LONGEST_LOOP, len(said) // 2, again) + 1):
+        enough = period * (1 if period >= 4 else 2)
         same = 0
-        for word, before in zip(said[period:], said):
+        for word, before in zip(said[period:], said) if enough <= again else ():
             same = same + 1 if word == before else 0
-            found += same == period * (1 if period >= 4 else 2)
+            found += same == enough
     return found
 
 

@@ -23,6 +23,7 @@ from dragoman.commands.options import (
     Overrides,
     Run,
     Said,
+    Tag,
     answer_lines,
     one_line,
 )
@@ -52,7 +53,14 @@ def translate(
         Path | None,
         typer.Option(help="'word<tab>translation' for unknown words of a word vocabulary", show_default=False),
     ] = None,
+    tag: Tag = "",
     stream: Annotated[bool, typer.Option("--stream", help="print words as soon as they are certain")] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="for huge files: keep answers in OUTPUT.shards, and go on from there; works under torchrun"
+        ),
+    ] = False,
     conllu: Conllu = None,
     batch: Batch = 1024,
     as_json: Json = False,
@@ -60,21 +68,28 @@ def translate(
     device: Device = "auto",
 ) -> None:
     """Translate lines: as many out as in, in the same order."""
-    from dragoman.commands.translate import Asking, search_changes
-    from dragoman.loading import load_as
-    from dragoman.translator import Translator
+    from dragoman.commands.translate import Order, carry_out
 
-    if stream and engine not in ("auto", "torch"):
-        raise Mistake(f"--stream watches the search, which --engine {engine} does not let one; leave the engine out")
-    if stream and (as_json or nbest or conllu):
-        raise Mistake("--stream prints words of one answer as they come; leave --json, --nbest and --conllu out")
-    changes = search_changes(overrides or [], dictionary)
-    translator = load_as(Translator, [run, *(others or [])], device=device, engine="" if stream else engine)
-    asking = Asking(translator, changes, beam, nbest, glossary, dictionary)
-    if stream:
-        asking.stream_lines(input_file, output_file)
-    else:
-        asking.answer_lines(input_file, output_file, batch=batch, conllu=conllu, as_json=as_json)
+    carry_out(
+        Order(
+            [run, *(others or [])],
+            overrides or [],
+            input_file,
+            output_file,
+            beam=beam,
+            nbest=nbest,
+            glossary=glossary,
+            dictionary=dictionary,
+            tag=tag,
+            stream=stream,
+            resume=resume,
+            conllu=conllu,
+            batch=batch,
+            as_json=as_json,
+            engine=engine,
+            device=device,
+        )
+    )
 
 
 def generate(

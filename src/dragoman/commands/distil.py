@@ -1,4 +1,4 @@
-"""The command that teaches a student: distil."""
+"""Commands by which one model makes what another learns from: distil, backtranslate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dragoman.commands.options import Overrides
+from dragoman.commands.options import Batch, Beam, Device, Engine, Overrides, Run, Tag
 
 
 def distil(
@@ -35,3 +35,36 @@ def distil(
     further = tuple(map(str, sources or []))
     settings = DistilSettings(beam=beam, closest=closest, originals=originals, sources=further)
     run_distillation(run, recipe, out=out_folder, overrides=overrides or [], resume=resume, settings=settings)
+
+
+def backtranslate(
+    run: Run,
+    overrides: Overrides = None,
+    input_file: Annotated[
+        Path, typer.Option("--input", help="text that the run reads, a line each", show_default=False)
+    ] = ...,  # type: ignore[assignment]
+    output_file: Annotated[Path, typer.Option("--output", help="pairs, as JSONL", show_default=False)] = ...,  # type: ignore[assignment]
+    beam: Beam = None,
+    tag: Tag = "",
+    batch: Batch = 1024,
+    engine: Engine = "auto",
+    device: Device = "auto",
+) -> None:
+    """Make pairs from text alone: its lines as targets, what a run of the other direction says to them as sources.
+
+    Started again after it was killed it goes on; under torchrun all processes share the work.
+    """
+    from dragoman.answers.asking import search_changes
+    from dragoman.backtranslation import backtranslate as translate_back
+
+    translate_back(
+        run,
+        input_file,
+        output_file,
+        search=search_changes(overrides or [], {}),
+        beam=beam,
+        tag=tag,
+        batch=batch,
+        engine=engine,
+        device=device,
+    )

@@ -30,6 +30,9 @@ InputFile = Annotated[Path | None, typer.Option("--input", help="by default stdi
 OutputFile = Annotated[Path | None, typer.Option("--output", help="by default stdout", show_default=False)]
 Batch = Annotated[int, typer.Option(min=1, help="lines taken at a time; never changes an answer")]
 Engine = Annotated[str, typer.Option(help="auto, torch, torch-bf16, torch-int8, ctranslate2, ctranslate2-int8")]
+Tag = Annotated[
+    str, typer.Option(help="for runs that were trained with tags, such as de for German", show_default=False)
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")]
 
 

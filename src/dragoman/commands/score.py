@@ -11,7 +11,19 @@ from typing import Annotated, Any
 
 import typer
 
-from dragoman.commands.options import Batch, Beam, Conllu, Device, Engine, Json, OutputFile, Run, SourceFile, say_counts
+from dragoman.commands.options import (
+    Batch,
+    Beam,
+    Conllu,
+    Device,
+    Engine,
+    Json,
+    OutputFile,
+    Run,
+    SourceFile,
+    Tag,
+    say_counts,
+)
 from dragoman.config import pick
 from dragoman.console import output_to, paper, say, ticker
 from dragoman.types import Mistake, PairScore
@@ -37,6 +49,7 @@ def evaluate(
     ] = "",
     conllu: Conllu = None,
     beam: Beam = None,
+    tag: Tag = "",
     breakdown: Annotated[bool, typer.Option("--breakdown", help="also by length and by rarity of words")] = False,
     page: Annotated[
         Path | None, typer.Option(help="write an HTML page: where the systems differ most", show_default=False)
@@ -58,7 +71,7 @@ def evaluate(
         raise Mistake(f"cannot write {str(page)!r}: there is no such folder")
     bleu_of(bleu_tokenize, [])  # what is not there is refused now, not after the work
     names = [pick(METRICS, name, "metric").name for name in metric or []]
-    asked = Asked(source, reference or [], conllu, phrasebook, count, names, beam, device, engine)
+    asked = Asked(source, reference or [], conllu, phrasebook, count, names, beam, tag, device, engine)
     recipes = {str(run): RunFolder(run).recipe() for run in runs or []} if breakdown or page else None
     panel, results = Panel(tokenize=bleu_tokenize, recipes=recipes, ticker=ticker), []
     for name, answered in systems(runs or [], hypotheses or [], asked, say, ticker):
@@ -82,6 +95,7 @@ def score(
     target: Annotated[Path, typer.Option(help="the answers to score, line by line", show_default=False)],
     output_file: OutputFile = None,
     conllu: Conllu = None,
+    tag: Tag = "",
     batch: Batch = 256,
     as_json: Json = False,
     device: Device = "auto",
@@ -100,7 +114,7 @@ def score(
     with output_to(output_file) as sink:
         for begun in range(0, len(sources), batch):
             part = slice(begun, begun + batch)
-            found = translator.score(sources[part], targets[part], trees=trees[part] if trees else None)
+            found = translator.score(sources[part], targets[part], trees=trees[part] if trees else None, tag=tag)
             for number, one in enumerate(found, begun + 1):
                 print(scored_as(sources[number - 1], targets[number - 1], one, as_json), file=sink)
                 for warning in one.warnings:

@@ -4,81 +4,177 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Generator, Iterator
-from dataclasses import asdict
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from dragoman.answers.asking import settings_for
+from dragoman.answers.asking import search_changes, settings_for
 from dragoman.answers.glossary import read_dictionary, read_glossary
 from dragoman.commands.options import Said, answer_lines, one_line, say_counts
-from dragoman.config import override
+from dragoman.config import CorpusSettings
 from dragoman.console import input_lines, output_to, say
 from dragoman.door import kinds
+from dragoman.group import Group, joined
+from dragoman.loading import load_as
+from dragoman.shards import Record, digest_of_runs, hashed, own_device, write_sharded
+from dragoman.text.corpus import fingerprint, read_lines
 from dragoman.text.trees import Grove
+from dragoman.train.report import Report
 from dragoman.translator import TREELESS, Translator
-from dragoman.types import Hypothesis, Line, Mistake
+from dragoman.types import Hypothesis, Line, Mistake, Tree
 
 
-def search_changes(overrides: list[str], dictionary: Path | None) -> dict[str, Any]:
-    """`search.a=b` as settings; what else a run was trained with cannot be changed any more."""
-    values: dict[str, Any] = {"search": {"unknown": "dictionary"} if dictionary else {}}
-    for item in overrides:
-        if not item.startswith("search."):
-            raise Mistake(f"{item!r} cannot be changed here; translate takes settings of search, such as search.beam=8")
-        override(values, item)
-    changes: dict[str, Any] = values["search"]
-    return changes
+@dataclass(frozen=True)
+class Order:
+    """All that the user says."""
+
+    runs: Sequence[Path]
+    overrides: Sequence[str]
+    input_file: Path | None
+    output_file: Path | None
+    beam: int | None
+    nbest: int | None
+    glossary: Path | None
+    dictionary: Path | None
+    tag: str
+    stream: bool
+    resume: bool
+    conllu: Path | None
+    batch: int
+    as_json: bool
+    engine: str
+    device: str
+
+    def check(self, *, kept: bool) -> None:
+        """Refuse what does not go together. `kept` answers are those of a file that is done in shards."""
+        if self.stream and self.engine not in ("auto", "torch"):
+            raise Mistake(
+                f"--stream watches the search, which --engine {self.engine} does not let one; leave the engine out"
+            )
+        if self.stream and (self.as_json or self.nbest or self.conllu):
+            raise Mistake("--stream prints words of one answer as they come; leave --json, --nbest and --conllu out")
+        if kept and (self.stream or self.conllu):
+            raise Mistake("--resume, and torchrun, do a file in shards; leave --stream and --conllu out")
+        files = [path for path in (self.input_file, self.output_file) if path and is_plain(path)]
+        if kept and len(files) < 2:
+            raise Mistake("--resume, and torchrun, need --input F and --output F, which are plain files")
+
+    def about(self) -> dict[str, Any]:
+        """What answers depend on, beside the lines and the settings of the search."""
+        files = {"glossary": self.glossary, "dictionary": self.dictionary}
+        return {
+            "model": digest_of_runs(self.runs),
+            **{name: hashed(path.read_bytes()) if path else "" for name, path in files.items()},
+            "engine": self.engine,
+            "tag": self.tag,
+            "json": self.as_json,
+        }
+
+
+def is_plain(path: Path) -> bool:
+    return path.is_file() or not path.exists()
+
+
+def carry_out(order: Order) -> None:
+    changes = search_changes(order.overrides, {"unknown": "dictionary"} if order.dictionary else {})
+    with joined() as group:
+        kept = order.resume or group.several
+        group.told(lambda: order.check(kept=kept))
+        way = {"device": own_device(order.device, group), "engine": "" if order.stream else order.engine}
+        translator = group.in_turn(lambda: load_as(Translator, order.runs, **way))
+        asking = group.each(lambda: Asking(translator, changes, order))
+        if kept:
+            asking.answer_file(group)
+        elif order.stream:
+            asking.stream_lines()
+        else:
+            asking.answer_lines()
 
 
 class Asking:
     """A translator, and all that is asked of it but the lines. What cannot work is refused before any is read."""
 
-    def __init__(
-        self,
-        translator: Translator,
-        changes: dict[str, Any],
-        beam: int | None,
-        nbest: int | None,
-        glossary: Path | None,
-        dictionary: Path | None,
-    ) -> None:
-        self.translator, self.changes = translator, changes
-        self.settings = settings_for(translator.recipe.search, changes, beam=beam, count=nbest)
-        self.glossary = read_glossary(glossary) if glossary else None
-        self.dictionary = read_dictionary(dictionary) if dictionary else None
+    def __init__(self, translator: Translator, changes: dict[str, Any], order: Order) -> None:
+        self.translator, self.order = translator, order
+        translator.before(order.tag)
+        self.settings = settings_for(translator.recipe.search, changes, beam=order.beam, count=order.nbest)
+        self.glossary = read_glossary(order.glossary) if order.glossary else None
+        self.dictionary = read_dictionary(order.dictionary) if order.dictionary else None
 
-    def answer_lines(
-        self, input_file: Path | None, output_file: Path | None, *, batch: int, conllu: Path | None, as_json: bool
-    ) -> None:
-        grove = Grove(conllu, str(input_file or "the input")) if conllu else None
+    def answer_lines(self) -> None:
+        order = self.order
+        grove = Grove(order.conllu, str(order.input_file or "the input")) if order.conllu else None
         if self.translator.asks_for_trees and not grove:
             say("no trees were given with --conllu: words are known by their places alone")
         flags: Counter[str] = Counter()
 
         def answer(before: int, lines: list[str]) -> Iterator[Said]:
-            found = self.translator.nbest(
-                [self.line(line) for line in lines],
-                trees=[grove.tree_of(line) for line in lines] if grove else None,
-                search=self.settings.model_dump(),
-                dictionary=self.dictionary,
-                align=as_json,
-            )
-            for number, (line, answers) in enumerate(zip(lines, found, strict=True), before + 1):
-                warnings = [one for one in answers[0].warnings if grove or one != TREELESS]  # said of all lines, above
-                flags.update(answers[0].flags)
-                yield said_as(number, line, answers, self.settings.nbest, as_json), warnings
+            trees = [grove.tree_of(line) for line in lines] if grove else None
+            for said, best in self.answered(before, lines, trees):
+                flags.update(best.flags)
+                yield said, [one for one in best.warnings if grove or one != TREELESS]  # said of all lines, above
 
-        answer_lines(answer, input_file, output_file, batch)
+        answer_lines(answer, order.input_file, order.output_file, order.batch)
         say_counts(flags)
         if grove:
             grove.end()
 
-    def stream_lines(self, input_file: Path | None, output_file: Path | None) -> None:
+    def answered(
+        self, before: int, lines: Sequence[str], trees: Sequence[Tree | None] | None = None
+    ) -> Iterator[tuple[str, Hypothesis]]:
+        """What is said to each line, so many having come before, and the best answer to it."""
+        found = self.translator.nbest(
+            [self.line(line) for line in lines],
+            trees=trees,
+            search={**self.settings.model_dump(), "scores": self.order.as_json or self.settings.nbest > 1},
+            dictionary=self.dictionary,
+            align=self.order.as_json,
+        )
+        for number, (line, answers) in enumerate(zip(lines, found, strict=True), before + 1):
+            yield said_as(number, line, answers, self.settings.nbest, self.order.as_json), answers[0]
+
+    def answer_file(self, group: Group) -> None:
+        """The same for a file that is too long to be done twice, or by one process."""
+        source, output = self.order.input_file, self.order.output_file
+        assert source
+        assert output
+        counts: Counter[str] = Counter()
+        report = Report(quiet=not group.first)
+        tell = report.say if group.first else say  # above the progress, where there is one
+
+        def answer(before: int, lines: Sequence[str]) -> list[Record]:
+            records = []
+            for number, (said, best) in enumerate(self.answered(before, lines), before + 1):
+                for warning in best.warnings:
+                    tell(f"line {number}: {warning}")
+                records.append({"said": said, "odd": [*kinds(best.warnings), *best.flags]})
+            return records
+
+        def said(records: Iterator[Record]) -> Iterator[str]:
+            for record in records:
+                counts.update(record["odd"])
+                yield record["said"] + "\n"
+
+        search = {f"search.{name}": value for name, value in self.settings.model_dump(mode="json").items()}
+        mark = group.told(lambda: fingerprint(CorpusSettings(text=str(source))))
+        write_sharded(
+            output,
+            lambda: read_lines(source),
+            answer,
+            said,
+            about={"input": mark, **self.order.about(), **search},
+            batch=self.order.batch,
+            group=group,
+            report=report,
+        )
+        say_counts(counts)
+
+    def stream_lines(self) -> None:
         """One line at a time, word by word."""
         counts: Counter[str] = Counter()
-        with output_to(output_file) as sink:
-            for number, line in enumerate(input_lines(input_file), 1):
+        with output_to(self.order.output_file) as sink:
+            for number, line in enumerate(input_lines(self.order.input_file), 1):
                 search = self.settings.model_dump()
                 answer = spoken(
                     self.translator.stream(self.line(line), search=search, dictionary=self.dictionary), sink
@@ -89,7 +185,8 @@ class Asking:
         say_counts(counts)
 
     def line(self, text: str) -> Line:
-        return self.glossary.line(Line(text)) if self.glossary else Line(text)
+        line = Line(text, tag=self.order.tag)
+        return self.glossary.line(line) if self.glossary else line
 
 
 def spoken(pieces: Generator[str, None, Hypothesis], sink: IO[str]) -> Hypothesis:

@@ -26,10 +26,10 @@ from dragoman.models.build import kind_of, parameters
 from dragoman.score.metrics import of_answers
 from dragoman.store import RunFolder
 from dragoman.text import phrasebook
-from dragoman.text.corpus import read_pairs
+from dragoman.text.corpus import read_pairs, way_of
 from dragoman.text.phrasebook import Phrase
 from dragoman.translator import Translator
-from dragoman.types import Pair
+from dragoman.types import Line, Pair
 
 T = TypeVar("T")
 VERSION = 2  # of what a judgement holds; one of another version is made again
@@ -93,7 +93,8 @@ def translating(translator: Translator) -> dict[str, Any]:
 
 def translated(translator: Translator, pairs: Sequence[Pair], *, beam: int | None = None) -> list[str]:
     trees = [pair.tree for pair in pairs] if translator.asks_for_trees else None
-    found = translator.translate([pair.source for pair in pairs], beam=beam, trees=trees, align=False)
+    lines = [Line(pair.source, tag=pair.tag) for pair in pairs]
+    found = translator.translate(lines, beam=beam, trees=trees, align=False)
     return [one.text for one in found]
 
 
@@ -138,9 +139,9 @@ def tests(recipe: Recipe, *, trees: bool) -> dict[str, tuple[list[Pair], list[Ph
     found: dict[str, tuple[list[Pair], list[Phrase]]] = {}
     for name, corpus in named(recipe).items():
         if corpus.phrasebook:
-            part, direction = corpus.split or split, recipe.data.direction
+            part, direction = corpus.split or split, way_of(corpus, recipe.data.direction)
             phrases = list(phrasebook.phrases(part, corpus.phrasebook, seed=corpus.seed, direction=direction))
-            found[name] = [Pair(phrase.source, phrase.target, phrase.tree) for phrase in phrases], phrases
+            found[name] = [Pair(p.source, p.target, p.tree, corpus.tag) for p in phrases], phrases
         else:
             found[name] = list(read_pairs(corpus, split=split, direction=recipe.data.direction, trees=trees)), []
     return found

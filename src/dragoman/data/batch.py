@@ -9,7 +9,8 @@ Shapes   B rows   S source width   T target width
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,8 @@ from dragoman.data.trees import lay_trees
 from dragoman.types import BOS, EOS, PAD, Batch, Example
 
 Lengths = NDArray[np.int64]
-MUCH = np.iinfo(np.int64).max
+Examples = Sequence[Example] | Mapping[int, Example]  # by number
+GRAINS = 128  # that a row's width is divided into when pairs are laid side by side; a narrower one is not divided
 ENOUGH = 0.935  # of the places hold a token
 PRICE = 0.015  # how much fuller rows of twice the width must be, since attention costs grow with it
 POOL = 8192  # pairs packed together: enough to fill rows, few enough to try every row
@@ -41,64 +43,120 @@ class Grid(NamedTuple):
     widths: Widths
 
 
-class Shelf:
-    """Rows of one width. The room that is left in them is one array, so that all are tried at once."""
+class Share(NamedTuple):
+    """Which rows of every grid are ours: those of one process out of several. By itself: all."""
 
-    def __init__(self, widths: Widths, most: int) -> None:
-        self.widths = widths
-        self.rows: list[list[int]] = []
-        self.room_2R = np.zeros((2, most), dtype=np.int64)
+    rank: int = 0
+    world: int = 1
 
-    def place(self, item: int, length_21: NDArray[np.int64]) -> bool:
-        """Put an item into the row that it leaves the least room in; False if no row can hold it."""
-        if not self.rows:
-            return False
-        left_2R = self.room_2R[:, : len(self.rows)] - length_21
-        slack_R = np.where(left_2R.min(0) < 0, MUCH, left_2R.sum(0))
-        best = int(slack_R.argmin())
-        if slack_R[best] == MUCH:
-            return False
-        self.rows[best].append(item)
-        self.room_2R[:, best] = left_2R[:, best]
-        return True
+    def cut(self, height: int) -> tuple[int, int]:
+        """From which row to which."""
+        return height * self.rank // self.world, height * (self.rank + 1) // self.world
 
-    def begin(self, item: int, length_21: NDArray[np.int64]) -> None:
-        """Start a new row with this item."""
-        self.room_2R[:, len(self.rows)] = np.array(self.widths) - length_21[:, 0]
-        self.rows.append([item])
+    def rows(self, grid: Grid) -> list[list[int]]:
+        return grid.rows[slice(*self.cut(len(grid.rows)))]
+
+
+class Shelf(NamedTuple):
+    """Rows of one width."""
+
+    widths: Widths
+    rows: list[list[int]]
+
+
+class Stock:
+    """Items that are not laid yet, by how many grains of a row's width each of their sides takes.
+
+    What fits best into a given room is looked up in a table. It is made anew only when it names what has run out.
+    """
+
+    def __init__(self, length_2N: NDArray[np.int64], widths: Widths) -> None:
+        self.length_2N, self.widths = length_2N, widths
+        self.grains = [min(GRAINS, width) for width in widths]
+        S, T = (count + 1 for count in self.grains)
+        self.shape = (S, T)
+        fullness_ST = sum(np.ix_(*(np.arange(n) / max(n - 1, 1) for n in self.shape)))
+        self.rank_ST = np.round(fullness_ST * 1000).astype(np.int64) * S * T + np.arange(S * T).reshape(S, T)
+        source_N, target_N = (
+            -(-length_N * n // w) for length_N, n, w in zip(length_2N, self.grains, widths, strict=True)
+        )
+        self.cell_N = (source_N * T + target_N).tolist()
+        self.left: dict[int, list[int]] = {}
+        self.there_ST = np.zeros(self.shape, dtype=bool)  # cells with something left
+        self.best_ST = self.look()
+
+    def put(self, items: Iterable[int]) -> None:
+        """Those that are put in last are taken first."""
+        for item in items:
+            self.left.setdefault(self.cell_N[item], []).append(item)
+        self.there_ST.ravel()[list(self.left)] = True
+        self.best_ST = self.look()
+
+    def look(self) -> NDArray[np.int64]:
+        """For every room, the cell that fills it most, of those with something left."""
+        rank_ST = np.where(self.there_ST, self.rank_ST, -1)
+        return np.maximum.accumulate(np.maximum.accumulate(rank_ST, 0), 1)
+
+    def take(self, cell: int) -> int:
+        item = self.left[cell].pop()
+        if not self.left[cell]:
+            self.there_ST.ravel()[cell] = False
+        return item
+
+    def fitting(self, source: int, target: int) -> int | None:
+        """What fills this room most is taken out; None if there is nothing that fits."""
+        rooms = zip((source, target), self.grains, self.widths, strict=True)
+        where = tuple(min(room * n // width, n) for room, n, width in rooms)
+        while (rank := int(self.best_ST[where])) >= 0:
+            if self.left[cell := rank % self.best_ST.size]:
+                return self.take(cell)
+            self.best_ST = self.look()
+        return None
 
 
 def pack(source_N: Lengths, target_N: Lengths, widths: Widths) -> list[Shelf]:
-    """Long pairs first, each into the fullest row that still has room, so that little room is left over.
+    """Row by row, each begun with the longest pair that is left and filled with what fits best.
 
     Pairs wider than a row go to shelves of twice, four times, ... the width; shorter ones fill what is left there.
     """
     length_2N = np.stack([source_N, target_N])
     share_N = (length_2N / np.array(widths)[:, None]).max(0)
-    own_N = np.ceil(np.log2(np.maximum(share_N, 1.0))).astype(int)
-    shelves = [Shelf(widths.times(2**k), len(source_N)) for k in range(int(own_N.max(initial=0)) + 1)]
-    for item in np.argsort(-share_N, kind="stable").tolist():
-        length_21 = length_2N[:, item : item + 1]
-        own = own_N[item]
-        if not any(shelf.place(item, length_21) for shelf in reversed(shelves[own:])):
-            shelves[own].begin(item, length_21)
+    own_N = np.ceil(np.log2(np.maximum(share_N, 1.0))).astype(int).tolist()
+    order = np.argsort(-share_N, kind="stable").tolist()
+    stock = Stock(length_2N, widths)
+    stock.put(item for item in reversed(order) if not own_N[item])
+    shelves = [Shelf(widths.times(2**k), []) for k in range(max(own_N, default=0) + 1)]
+    lengths, laid = length_2N.T.tolist(), [False] * len(order)
+    for first in order:
+        if laid[first]:
+            continue
+        if not own_N[first]:
+            stock.take(stock.cell_N[first])  # it is the one of its cell that was put in last
+        shelf, row, item = shelves[own_N[first]], [], first
+        source, target = shelf.widths
+        while item is not None:
+            row.append(item)
+            laid[item] = True
+            source, target = source - lengths[item][0], target - lengths[item][1]
+            item = stock.fitting(source, target)
+        shelf.rows.append(row)
     return shelves
 
 
 def choose_widths(source_N: Lengths, target_N: Lengths) -> Widths:
     """The narrowest rows with both grids full enough; where there are none, the fullest that are worth their width.
 
-    The target's width follows the corpus' own ratio of lengths. Judged by packing a sample. A side that has nothing, or
-    a single label for each text, is not judged.
+    The longer side gets a power of two, the other what the corpus' own ratio of lengths asks for. Judged by packing a
+    sample. A side that has nothing, or a single label for each text, is not judged.
     """
-    if not source_N.any():
+    if source_N.sum() < target_N.sum():
         target, source = choose_widths(target_N, source_N)
         return Widths(source, target)
     source_N, target_N = source_N[:POOL], target_N[:POOL]
     ratio = target_N.sum() / source_N.sum()
     worth: dict[Widths, float] = {}
     for doubled, source in enumerate((64, 128, 256, 512)):
-        targets = {max(8, round(source * ratio * slack / 8) * 8) for slack in (0.97, 1.0, 1.03)}
+        targets = {min(max(8, round(source * ratio * slack / 8) * 8), source) for slack in (0.97, 1.0, 1.03)}
         fill = {Widths(source, target): _fill(source_N, target_N, Widths(source, target)) for target in sorted(targets)}
         best = max(fill, key=fill.__getitem__)
         if fill[best] >= ENOUGH:
@@ -115,7 +173,7 @@ def _fill(source_N: Lengths, target_N: Lengths, widths: Widths) -> float:
 
 
 def packed(
-    source_N: Lengths, target_N: Lengths, *, tokens: int, widths: Widths, rng: np.random.Generator
+    source_N: Lengths, target_N: Lengths, *, tokens: int, widths: Widths, rng: np.random.Generator, heights: int = 8
 ) -> list[Grid]:
     """Full rows in random order. All grids of a width have one shape, but for the last, some eighths of it."""
     rows_by_widths: dict[Widths, list[list[int]]] = {}
@@ -128,15 +186,20 @@ def packed(
         rng.shuffle(rows)
         for start in range(0, len(rows), height):
             some = rows[start : start + height]
-            grids.append(Grid(some + [[]] * (_few_heights(len(some), height) - len(some)), shelf_widths))
+            grids.append(Grid(some + [[]] * (_few_heights(len(some), height, heights) - len(some)), shelf_widths))
     rng.shuffle(grids)
     return grids
 
 
-def _few_heights(rows: int, height: int) -> int:
+def _few_heights(rows: int, height: int, heights: int) -> int:
     """As many eighths of a full grid as hold these rows: few shapes, little emptiness."""
-    eighth = -(-height // 8)
+    eighth = -(-height // heights)
     return min(height, -(-rows // eighth) * eighth)
+
+
+def level(source_N: Lengths, target_N: Lengths, *, tokens: int, widths: Widths, rng: np.random.Generator) -> list[Grid]:
+    """The same rows, and all grids of a width have one shape: for work that is recorded once for each shape."""
+    return packed(source_N, target_N, tokens=tokens, widths=widths, rng=rng, heights=1)
 
 
 def padded(
@@ -172,7 +235,7 @@ def padded(
     return grids
 
 
-def lay(grid: Grid, examples: Sequence[Example]) -> Batch:
+def lay(grid: Grid, examples: Examples) -> Batch:
     """Pairs: a source with its </s>, and a target that begins with <s> as input and ends with </s> as output."""
     places = _Places(grid, examples)
     source = places.side([e.source for e in places.examples], grid.widths.source, end=True)
@@ -180,7 +243,7 @@ def lay(grid: Grid, examples: Sequence[Example]) -> Batch:
     return _batch(places, source, target, np.where(target.position == 0, BOS, np.roll(target.token, 1)))
 
 
-def lay_lines(grid: Grid, examples: Sequence[Example]) -> Batch:
+def lay_lines(grid: Grid, examples: Examples) -> Batch:
     """Texts without a source: the same with nothing in the source grid."""
     places = _Places(grid, examples)
     source = places.side([e.source[:0] for e in places.examples], grid.widths.source)
@@ -188,7 +251,7 @@ def lay_lines(grid: Grid, examples: Sequence[Example]) -> Batch:
     return _batch(places, source, target, np.where(target.position == 0, BOS, np.roll(target.token, 1)))
 
 
-def lay_windows(grid: Grid, examples: Sequence[Example]) -> Batch:
+def lay_windows(grid: Grid, examples: Examples) -> Batch:
     """Windows of a long text, each with the token that follows it: the last does not go in, the first not out."""
     places = _Places(grid, examples)
     source = places.side([e.source[:0] for e in places.examples], grid.widths.source)
@@ -197,7 +260,7 @@ def lay_windows(grid: Grid, examples: Sequence[Example]) -> Batch:
     return _batch(places, source, target, before.token)
 
 
-def lay_labels(grid: Grid, examples: Sequence[Example]) -> Batch:
+def lay_labels(grid: Grid, examples: Examples) -> Batch:
     """Texts and their labels: the n-th place of a target row is the label of the n-th text in the source row."""
     places = _Places(grid, examples)
     source = places.side([e.source for e in places.examples], grid.widths.source, end=True)
@@ -205,10 +268,25 @@ def lay_labels(grid: Grid, examples: Sequence[Example]) -> Batch:
     return _batch(places, source, target, np.full_like(target.token, PAD))
 
 
+def part_of(batch: Batch, grid: Grid, lengths: tuple[Lengths, Lengths], share: Share) -> Batch:
+    """Our rows, as the part of a grid that they are: what is counted is counted over all of its rows."""
+    height, items = len(grid.rows), [item for row in grid.rows for item in row]
+    source_N, target_N = lengths
+    return replace(
+        batch,
+        pairs=len(items),
+        source_tokens=int(source_N[items].sum()),
+        target_tokens=int(target_N[items].sum()),
+        alone=max(map(len, grid.rows)) <= 1,
+        first=min(share.cut(height)[0], height - 1),
+        height=height,
+    )
+
+
 class _Places:
     """Which row and segment each example of a grid lies in."""
 
-    def __init__(self, grid: Grid, examples: Sequence[Example]) -> None:
+    def __init__(self, grid: Grid, examples: Examples) -> None:
         self.examples = [examples[item] for row in grid.rows for item in row]
         sizes = [len(row) for row in grid.rows]
         self.height = len(sizes)
@@ -266,4 +344,4 @@ def _batch(places: _Places, source: _Side, target: _Side, target_in: NDArray[np.
 
 
 Layout = Callable[..., list[Grid]]
-LAYOUTS: dict[str, Layout] = {"packed": packed, "padded": padded}
+LAYOUTS: dict[str, Layout] = {"packed": packed, "level": level, "padded": padded}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dragoman.data.batch import Grid, Lengths, lay, lay_labels, lay_lines, lay_windows
+from dragoman.data.batch import Examples, Grid, Lengths, lay, lay_labels, lay_lines, lay_windows
 from dragoman.types import Batch, Example
 
 Ids = Sequence[int]
@@ -18,7 +18,7 @@ class Form:
     noun: str  # what its examples are called
     refuse: Callable[[Ids, Ids, int], str]  # why source and target are left out, given data.max_length; or nothing
     held: Callable[[Lengths, Lengths], tuple[Lengths, Lengths]]  # how many places of the two grids they take
-    lay: Callable[[Grid, Sequence[Example]], Batch]
+    lay: Callable[[Grid, Examples], Batch]
     closed: bool = False  # the store keeps the </s> of every line: one text goes on from line to line
 
     def lengths(self, examples: Sequence[Example]) -> tuple[Lengths, Lengths]:

@@ -2,23 +2,27 @@
 
 Each epoch is shuffled once, as a function of (seed, epoch); windows of the shuffled order are packed one after the
 other, so that no epoch is ever held whole and a resumed run repacks one window at most.
+
+Of several processes each packs the same grids, by the lengths of all pairs, and reads and lays the rows that are its
+own: the batches of a run are the same however many work on it.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.batch import LAYOUTS, Widths, choose_widths
+from dragoman.data.batch import LAYOUTS, Grid, Lengths, Share, Widths, choose_widths, part_of
 from dragoman.data.forms import FORMS
 from dragoman.data.tokens import TokenStore
+from dragoman.data.trees import without_trees
 from dragoman.text.tokenizer import Tokenizers
 from dragoman.text.trees import linked
 from dragoman.types import Batch, Example, Mistake
@@ -37,6 +41,16 @@ class Place:
 
     def state(self) -> dict[str, int]:
         return asdict(self)
+
+
+class Turn(NamedTuple):
+    """Which windows of the stream are meant: every so many. By itself: all."""
+
+    first: int = 0
+    every: int = 1
+
+    def own(self, window: int) -> bool:
+        return window % self.every == self.first
 
 
 class Weighted(NamedTuple):
@@ -58,9 +72,10 @@ class Stream:
         sampling: float = 0.0,
         form: str = "pairs",
         widths: Widths | None = None,
+        share: Share = Share(),  # noqa: B008 - a tuple, which nobody can change
     ) -> None:
         self.parts, self.tokenizers, self.layout, self.form = parts, tokenizers, LAYOUTS[layout], FORMS[form]
-        self.tokens, self.seed, self.sampling = tokens, seed, sampling
+        self.tokens, self.seed, self.sampling, self.share = tokens, seed, sampling, share
         sizes = zip(self.sizes(0), (part.weight for part in parts), strict=True)
         if not any(int(weight) * size + round(weight % 1 * size) for size, weight in sizes):
             weights = ", ".join(f"{part.weight:g}" for part in parts)
@@ -94,7 +109,8 @@ class Stream:
         if not self.sampling:
             return store.example(line)
         pair, key = store.pair(line), (self.seed, epoch, index)
-        source = self.tokenizers.source.sample(pair.source, rate=self.sampling, key=key)
+        drawn = self.tokenizers.source.sample(pair.source, rate=self.sampling, key=key)
+        source = [*self.tokenizers.before(pair.tag), *drawn]
         other = (~self.seed, epoch, index)  # no seed of a source: a word on both sides is not cut alike
         target = self.tokenizers.target.sample(pair.target, rate=self.sampling, key=other)
         links = linked(store.roots(line), pair.source, source, self.tokenizers.source) if store.trees else None
@@ -108,38 +124,77 @@ class Stream:
             index -= size
         raise IndexError(index)
 
-    def examples(self, indices: NDArray[np.uint32], epoch: int) -> list[Example]:
-        """These examples. They are read in the order of the files, so that few pages are held at a time."""
+    def examples(self, indices: NDArray[np.uint32], epoch: int, wanted: Iterable[int]) -> dict[int, Example]:
+        """Some of these examples, by their place. They are read in the order of the files: few pages at a time."""
         found: dict[int, Example] = {}
-        for place in np.argsort(indices, kind="stable").tolist():
+        for place in sorted(wanted, key=lambda place: int(indices[place])):
             found[place] = self.example(int(indices[place]), epoch)
             if len(found) % FORGET_AFTER == 0:
                 self.forget_pages()
         self.forget_pages()
-        return [found[place] for place in range(len(indices))]
+        return found
 
     def forget_pages(self) -> None:
         for part in self.parts:
             part.store.forget_pages()
 
-    def batches(self, place: Place) -> Iterator[tuple[Batch, Place]]:
-        """Each batch with the place that follows it."""
-        epoch, window, at = place.epoch, place.window, place.batch
+    def lengths(self, indices: NDArray[np.uint32], epoch: int) -> tuple[Lengths, Lengths]:
+        """What these examples take in the two grids, where nothing but the stores need be asked."""
+        length_2N, first = np.zeros((2, len(indices)), dtype=np.int64), 0
+        for part, size in zip(self.parts, self.sizes(epoch), strict=True):
+            here = (indices >= first) & (indices < first + size)
+            length_2N[:, here] = part.store.lengths_of(indices[here].astype(np.int64) - first)
+            first += size
+        return self.form.held(*length_2N)
+
+    def planned(
+        self, indices: NDArray[np.uint32], epoch: int, window: int
+    ) -> tuple[list[Grid], tuple[Lengths, Lengths], dict[int, Example]]:
+        """The grids of a window, the lengths that they are made of, and what had to be read to know those."""
+        every = range(len(indices))
+        read = self.examples(indices, epoch, every) if self.sampling else {}  # how long a sample is, none can know
+        lengths = self.form.lengths([read[place] for place in every]) if read else self.lengths(indices, epoch)
+        rng = np.random.default_rng([self.seed, epoch, window])
+        return self.layout(*lengths, tokens=self.tokens, widths=self.widths, rng=rng), lengths, read
+
+    def windows(self, place: Place) -> Iterator[tuple[Place, NDArray[np.uint32], Place]]:
+        """From the one that a place is in: where each begins, the pairs in it, and where the next one begins."""
+        epoch, window = place.epoch, place.window
         while True:
             order = self.order(epoch)
-            windows = -(-len(order) // WINDOW)
-            while window < windows:
-                examples = self.examples(order[window * WINDOW : (window + 1) * WINDOW], epoch)
-                rng = np.random.default_rng([self.seed, epoch, window])
-                grids = self.layout(*self.form.lengths(examples), tokens=self.tokens, widths=self.widths, rng=rng)
+            count = -(-len(order) // WINDOW)
+            for number in range(window, count):
+                after = Place(epoch, number + 1) if number + 1 < count else Place(epoch + 1)
+                yield Place(epoch, number), order[number * WINDOW : (number + 1) * WINDOW], after
+            epoch, window = epoch + 1, 0
+
+    def batches(self, place: Place, turn: Turn = Turn()) -> Iterator[tuple[Batch, Place]]:  # noqa: B008 - a tuple
+        """Each batch, our rows of it, with the place that follows it; of the windows from here on, those of a turn."""
+        at = place.batch
+        for passed, (begin, indices, after) in enumerate(self.windows(place)):
+            if turn.own(passed):
+                grids, lengths, read = self.planned(indices, begin.epoch, begin.window)
+                ours = {item for grid in grids[at:] for row in self.share.rows(grid) for item in row}
+                read = {item: read[item] for item in ours} if read else self.examples(indices, begin.epoch, ours)
                 for number, grid in enumerate(grids[at:], at + 1):
                     last = number == len(grids)
-                    after = Place(epoch, window, number) if not last else Place(epoch, window + 1, 0)
-                    if last and window + 1 == windows:
-                        after = Place(epoch + 1, 0, 0)
-                    yield self.form.lay(grid, examples), after
-                window, at = window + 1, 0
-            epoch, window = epoch + 1, 0
+                    yield self.lay(grid, lengths, read), after if last else replace(begin, batch=number)
+            at = 0
+
+    def nothing(self) -> Batch:
+        """A batch of one empty row."""
+        none_N = np.zeros(0, dtype=np.int64)
+        return self.lay(Grid([[]], self.widths), (none_N, none_N), {})
+
+    def lay(self, grid: Grid, lengths: tuple[Lengths, Lengths], examples: dict[int, Example]) -> Batch:
+        """Our rows of a grid. Where we have none, an empty one, so that all that the others do can be done to it."""
+        rows = self.share.rows(grid)
+        batch = self.form.lay(Grid(rows or [[]], grid.widths), examples)
+        if self.share.world > 1:
+            batch = part_of(batch, grid, lengths, self.share)
+        if batch.depth_BS is None and any(part.store.trees for part in self.parts):
+            batch = without_trees(batch)
+        return batch
 
 
 class Windows(Stream):
@@ -168,6 +223,12 @@ class Windows(Stream):
 
     def sizes(self, epoch: int) -> list[int]:
         return [len(cut) for cut in self.cuts(epoch)]
+
+    def lengths(self, indices: NDArray[np.uint32], epoch: int) -> tuple[Lengths, Lengths]:
+        places = (self.locate(int(index), epoch) for index in indices)
+        spans = [self.cuts(epoch)[which].span(number) for which, number in places]
+        length_N = np.array([end - start for start, end in spans], dtype=np.int64)
+        return self.form.held(np.zeros_like(length_N), length_N)
 
     def example(self, index: int, epoch: int) -> Example:
         which, number = self.locate(index, epoch)

@@ -61,6 +61,7 @@ class TokenStore:
         self.dropped: dict[str, int] = about["dropped"]
         self.longest: int = about["longest"]  # source tokens
         self.characters: int = about.get("characters", 0)  # of the targets, an end of line counted as one
+        self.tag: str = about.get("tag", "")  # of every source: its ids stand before those of the text
         self.ids = [_open(folder / f"{side}.ids", about["dtype"]) for side in SIDES]
         self.ends = [_open(folder / f"{side}.ends", "int64") for side in SIDES]
         self.text = [_open(folder / f"{side}.text", "uint8") for side in SIDES] if about["text"] else []
@@ -89,7 +90,7 @@ class TokenStore:
         source, target = (
             _slice(text, ends, line).tobytes().decode() for text, ends in zip(self.text, self.text_ends, strict=True)
         )
-        return Pair(source, target)
+        return Pair(source, target, tag=self.tag)
 
     @property
     def text_length(self) -> int:
@@ -103,7 +104,10 @@ class TokenStore:
 
     def lengths(self, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Lengths of some examples spread over the corpus."""
-        lines = np.unique(np.linspace(0, self.pairs - 1, most).astype(np.int64))
+        return self.lengths_of(np.unique(np.linspace(0, self.pairs - 1, most).astype(np.int64)))
+
+    def lengths_of(self, lines: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Lengths of the examples with these numbers."""
         source, target = (e[lines] - np.where(lines > 0, e[lines - 1], 0) for e in self.ends)
         return source, target
 
@@ -193,18 +197,24 @@ def _write(
     name: str,
 ) -> dict[str, Any]:
     """All files but store.json, and what that one is to hold."""
-    dtype = "uint16" if max(tokenizers.source.size, tokenizers.target.size) <= 2**16 else "uint32"
+    dtype = "uint16" if max(tokenizers.sizes.values()) <= 2**16 else "uint32"
     dropped: Counter[str] = Counter()
     digest = hashlib.blake2b(digest_size=16)
     writers = [stack.enter_context(closing(_Writer(folder, side, dtype, text, digest))) for side in SIDES]
     tree_writer = stack.enter_context(closing(_TreeWriter(folder, digest))) if trees else None
     count = seen = longest = characters = 0
+    tag = ""
     while chunk := list(islice(pairs, CHUNK)):
         seen += len(chunk)
         encoded = [
             t.encode_all([getattr(p, side) for p in chunk])
             for t, side in zip((tokenizers.source, tokenizers.target), SIDES)
         ]
+        encoded[0] = [
+            [*tokenizers.before(pair.tag), *ids] if ids and pair.tag else ids
+            for pair, ids in zip(chunk, encoded[0], strict=True)
+        ]
+        tag = chunk[0].tag  # of a corpus, and so of all its pairs
         reasons = [form.refuse(s, t, max_length) for s, t in zip(*encoded, strict=True)]
         dropped.update(reason for reason in reasons if reason)
         kept = [i for i, reason in enumerate(reasons) if not reason]
@@ -224,7 +234,7 @@ def _write(
         )
     about = {"pairs": count, "dtype": dtype, "digest": digest.hexdigest(), "dropped": dict(dropped)}
     treeless = {"treeless": tree_writer.treeless} if tree_writer else {}
-    return about | {"text": text, "longest": longest, "characters": characters} | treeless
+    return about | {"text": text, "longest": longest, "characters": characters, "tag": tag} | treeless
 
 
 def _sweep(cache: Path) -> None:

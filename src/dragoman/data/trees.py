@@ -10,13 +10,14 @@ Shapes   B rows   S source width   W words of a row   N tokens of all rows   K w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dragoman.types import NO_WAY, Links
+from dragoman.types import NO_WAY, Batch, Links
 
 FAR = 127
 Numbers = NDArray[np.int64]
@@ -42,6 +43,13 @@ def lay_trees(links: Sequence[Links], row: Numbers, place_N: Numbers, shape: tup
     way_BSS = arcs_BSS.clamp(max=FAR) * (word_BS[:, None] - word_BS[:, :, None]).sign()
     known_BSS = (sentence_BS[:, None] == sentence_BS[:, :, None]) & (sentence_BS > 0)[:, None]
     return depth_BS.long(), way_BSS.masked_fill(~known_BSS, NO_WAY).to(torch.int8)
+
+
+def without_trees(batch: Batch) -> Batch:
+    """A grid of which no tree is known, for a model that asks for trees."""
+    depth_BS = torch.zeros_like(batch.source_BS)
+    tree_BSS = torch.full((*depth_BS.shape, depth_BS.size(1)), NO_WAY, dtype=torch.int8)
+    return replace(batch, depth_BS=depth_BS, tree_BSS=tree_BSS)
 
 
 def _numbered(links: Sequence[Links], row: Numbers) -> tuple[Numbers, Numbers, Numbers]:

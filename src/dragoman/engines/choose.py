@@ -80,6 +80,8 @@ class AutoEngine:
         """Each job by the fastest engine, or by PyTorch if that one cannot do it, whatever its neighbours ask for."""
         with self.lock:
             engines = self.engines_for(jobs, search)
+        if len(set(engines)) == 1:
+            return engines[0].search(jobs, search)
         found: list[list[Found]] = [[] for _ in jobs]
         for engine in dict.fromkeys(engines):
             numbers = [number for number, one in enumerate(engines) if one is engine]

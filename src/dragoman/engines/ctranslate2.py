@@ -7,6 +7,7 @@ before probabilities are made, not after: scores are higher by the little that a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -19,7 +20,7 @@ from dragoman.config import SampleSettings, SearchSettings
 from dragoman.data.tokens import keep_folder
 from dragoman.engines.base import Job
 from dragoman.exchange.ctranslate2 import checked, library, places, save
-from dragoman.exchange.held import fingerprint, vocabulary
+from dragoman.exchange.held import fingerprint, source_vocabulary, vocabulary
 from dragoman.models.transformer import Transformer
 from dragoman.search.step import Found
 from dragoman.text.tokenizer import Tokenizers
@@ -28,7 +29,7 @@ from dragoman.types import BOS, EOS, PAD, Mistake
 LAYOUT = 1  # of the folders in the cache; raised when the same model is written in another way
 ROWS = {"cpu": 32, "cuda": 256}  # sentences of a batch
 METHODS = ("beam", "greedy")
-FOLLOWED = {"method", "beam", "nbest", "length_penalty", "max_ratio", "max_extra"}  # of the search settings
+FOLLOWED = {"method", "beam", "nbest", "length_penalty", "max_ratio", "max_extra", "scores"}  # of the search settings
 IDLE = {  # those of other methods, and those that are seen to when answers have been found
     *SampleSettings.model_fields, "seed", "samples", "candidates", "metric", "groups", "diversity", "unknown",
     "coverage",
@@ -51,10 +52,11 @@ class CTranslate2Engine:
             device=device.type,
             device_index=device.index or 0,
             compute_type=quantization if quantization in able else "default",
+            max_queued_batches=-1,  # all at once, so that answers are read while others are still looked for
             **({"inter_threads": threads, "intra_threads": 1} if device.type == "cpu" else {}),
         )
         torch.set_num_threads(threads)  # CTranslate2 has changed it
-        self.source, self.target = vocabulary(tokenizers.source), vocabulary(tokenizers.target)
+        self.source, self.target = source_vocabulary(tokenizers), vocabulary(tokenizers.target)
         self.target_ids = {piece: number for number, piece in enumerate(self.target)}
 
     @classmethod
@@ -88,7 +90,10 @@ class CTranslate2Engine:
         late = []
         for i, answers in self.ask(jobs, batches, search, again=False):
             found[i] = answers
-            late += [i] * any(not one.finished or len(one.tokens) >= jobs[i].limit for one in answers)
+            for one in answers:
+                if not one.finished or len(one.tokens) >= jobs[i].limit:
+                    late.append(i)
+                    break
         late.sort(key=lambda i: jobs[i].limit)
         batches = [list(each) for _, each in groupby(late, lambda i: jobs[i].limit)]
         for i, answers in self.ask(jobs, batches, search, again=True):
@@ -101,9 +106,10 @@ class CTranslate2Engine:
         """Answers by job. `again` is for sentences that reach their limit, fewer than a beam of answers being whole:
         twice the patience then changes nothing but that cut answers do not push whole ones off the list."""
         patience = 2 if again and search.beam > 1 else 1
+        scores = search.scores or search.beam > 1  # a beam makes them anyway
         waiting = [
             self.translator.translate_batch(
-                [[self.source[token] for token in jobs[i].ids] for i in batch],
+                [list(map(self.source.__getitem__, jobs[i].ids)) for i in batch],
                 beam_size=search.beam,
                 patience=patience,
                 num_hypotheses=patience * search.beam if again else search.nbest,
@@ -112,7 +118,7 @@ class CTranslate2Engine:
                 min_decoding_length=0,
                 max_input_length=0,
                 suppress_sequences=[[self.target[PAD]], [self.target[BOS]]],
-                return_scores=True,
+                return_scores=scores,
                 return_end_token=True,
                 asynchronous=True,
             )
@@ -121,11 +127,12 @@ class CTranslate2Engine:
         for batch, some in zip(batches, waiting, strict=True):
             for i, answer in zip(batch, some, strict=True):
                 result = answer.result()
-                yield i, [self.found(*each, search) for each in zip(result.hypotheses, result.scores, strict=True)]
+                each = zip(result.hypotheses, result.scores if scores else [math.nan], strict=True)
+                yield i, [self.found(*one, search) for one in each]
 
     def found(self, pieces: list[str], score: float, search: SearchSettings) -> Found:
-        tokens = [self.target_ids[piece] for piece in pieces]
-        finished = tokens[-1:] in ([EOS], [])
+        tokens = list(map(self.target_ids.__getitem__, pieces))
+        finished = not tokens or tokens[-1] == EOS
         logp = score * max(len(tokens), 1) ** search.length_penalty
         return Found(tokens[:-1] if finished else tokens, logp, score, finished)
 

@@ -63,7 +63,8 @@ def on_own_tests(
     for corpus in tests_of(recipe):
         wanted = isinstance(door, Translator) and door.asks_for_trees
         sources, references, trees = read_test(corpus, recipe.data.direction, trees=wanted)
-        found = on_texts(door, sources, references, names=names, beam=beam, trees=trees, ticker=ticker)
+        way: dict[str, Any] = {"beam": beam, "trees": trees, "tag": corpus.tag}
+        found = on_texts(door, sources, references, names=names, ticker=ticker, **way)
         yield replace(found, test=corpus.shown)
 
 
@@ -75,13 +76,16 @@ def on_texts(
     names: Sequence[str] = (),
     beam: int | None = None,
     trees: Sequence[Tree | None] | None = None,
+    tag: str = "",
     ticker: Ticker = silent,
 ) -> Answered:
     """The answers of a translator or a classifier; a language model is measured by the text itself.
 
-    `trees` of the sources go to those who ask for them.
+    `trees` of the sources go to those who ask for them, and so does their tag.
     """
     names = names or door.recipe.data.metrics
+    if tag and not isinstance(door, Translator):
+        raise Mistake("--tag is for runs that translate; leave it out")
     if isinstance(door, Generator):
         return measured(door, references[0] if references else sources, names)
     if not references:
@@ -89,7 +93,8 @@ def on_texts(
     if isinstance(door, Classifier):
         return labelled(door, sources, references, names)
     if isinstance(door, Translator):
-        found = translated(door, sources, beam=beam, trees=trees if door.asks_for_trees else None, ticker=ticker)
+        wanted = trees if door.asks_for_trees else None
+        found = translated(door, sources, beam=beam, trees=wanted, tag=tag, ticker=ticker)
         return Answered(sources, references, [one.text for one in found], names, {"warnings": warned(found)})
     raise TypeError(door)
 
@@ -101,6 +106,7 @@ def on_phrasebook(
     *,
     names: Sequence[str] = (),
     beam: int | None = None,
+    tag: str = "",
     ticker: Ticker = silent,
 ) -> Answered:
     """The answers to a split of the built-in corpus, and the share of right ones for each phenomenon."""
@@ -108,21 +114,28 @@ def on_phrasebook(
     phrases = list(phrasebook.phrases(split, count, direction=recipe.data.direction))
     sources, targets = [phrase.source for phrase in phrases], [phrase.target for phrase in phrases]
     trees = [phrase.tree for phrase in phrases] if translator.asks_for_trees else None
-    found = translated(translator, sources, beam=beam, trees=trees, ticker=ticker)
+    found = translated(translator, sources, beam=beam, trees=trees, tag=tag, ticker=ticker)
     texts = [one.text for one in found]
     about = {"warnings": warned(found), "phenomena": phenomena(phrases, texts)}
     return Answered(sources, [targets], texts, names or recipe.data.metrics, about)
 
 
 def translated(
-    translator: Translator, sources: Lines, *, beam: int | None, trees: Sequence[Tree | None] | None, ticker: Ticker
+    translator: Translator,
+    sources: Lines,
+    *,
+    beam: int | None,
+    trees: Sequence[Tree | None] | None,
+    tag: str,
+    ticker: Ticker,
 ) -> list[Hypothesis]:
     found: list[Hypothesis] = []
     tick = ticker("translating", len(sources))
     for begun in range(0, len(sources), PORTION):
         part = slice(begun, begun + PORTION)
         wanted = trees[part] if trees is not None else None
-        found += translator.translate(sources[part], beam=beam, trees=wanted, align=False)
+        way: dict[str, Any] = {"beam": beam, "trees": wanted, "tag": tag, "search": {"scores": False}}
+        found += translator.translate(sources[part], align=False, **way)
         tick(len(found))
     return found
 

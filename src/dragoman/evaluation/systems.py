@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dragoman.evaluation.answers import Answered, Ticker, on_own_tests, on_phrasebook, on_texts
 from dragoman.evaluation.texts import read_hypotheses, read_texts, read_trees
@@ -24,6 +25,7 @@ class Asked:
     count: int = 1000  # sentences of the phrasebook
     names: Sequence[str] = ()  # of metrics
     beam: int | None = None
+    tag: str = ""  # of the sources, for runs that were trained with tags
     device: str = "auto"
     engine: str = "torch"
 
@@ -52,7 +54,8 @@ def systems(
             door = load(run, device=asked.device, engine=asked.engine)
             if trees and not getattr(door, "asks_for_trees", False):
                 say(f"{run} reads no trees: it is scored without them")
-            found = on_texts(door, *given, names=asked.names, beam=asked.beam, trees=trees, ticker=ticker)
+            way: dict[str, Any] = {"beam": asked.beam, "trees": trees, "tag": asked.tag}
+            found = on_texts(door, *given, names=asked.names, ticker=ticker, **way)
             names = names or found.names
             yield str(run), found
         else:
@@ -70,4 +73,5 @@ def without_files(run: Path, asked: Asked, ticker: Ticker) -> Iterator[Answered]
         )
         return
     translator = load_as(Translator, run, device=asked.device, engine=asked.engine)
-    yield on_phrasebook(translator, asked.phrasebook, asked.count, names=asked.names, beam=asked.beam, ticker=ticker)
+    way: dict[str, Any] = {"names": asked.names, "beam": asked.beam, "tag": asked.tag, "ticker": ticker}
+    yield on_phrasebook(translator, asked.phrasebook, asked.count, **way)

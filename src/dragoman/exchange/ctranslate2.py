@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.config import pick
-from dragoman.exchange.held import Holds, check_widths, held, vocabulary
+from dragoman.exchange.held import Holds, check_widths, held, source_vocabulary, vocabulary
 from dragoman.models.transformer import DecoderLayer, EncoderLayer, Stack, Transformer
 from dragoman.nn.attention import SelfAttention
 from dragoman.nn.block import FeedForward, Residual, SwiGlu
@@ -96,9 +96,9 @@ def specification(model: Transformer, tokenizers: Tokenizers) -> Any:
     fill_stack(spec.encoder, model.encoder)
     fill_stack(spec.decoder, model.decoder)
     spec.encoder.embeddings[0].weight = number(model.encoder.embedding.weight)
-    spec.decoder.embeddings.weight = number(model.decoder.embedding.weight)
-    spec.decoder.projection.weight = number(model.project.weight)
-    spec.register_source_vocabulary(vocabulary(tokenizers.source))
+    spec.decoder.embeddings.weight = number(model.decoder.embedding.weight[: model.spoken])
+    spec.decoder.projection.weight = number(model.project.weight[: model.spoken])
+    spec.register_source_vocabulary(source_vocabulary(tokenizers))
     spec.register_target_vocabulary(vocabulary(tokenizers.target))
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = SPECIALS[1:]
     spec.config.decoder_start_token, spec.config.add_source_eos = spec.config.bos_token, True

@@ -14,7 +14,7 @@ from torch import nn
 from dragoman.models.base import tensors_of
 from dragoman.models.transformer import Transformer, TransformerSettings
 from dragoman.text.subword import Subword
-from dragoman.text.tokenizer import Tokenizer
+from dragoman.text.tokenizer import Tokenizer, Tokenizers
 from dragoman.types import SPECIALS, Mistake
 
 Holds = Mapping[str, Sequence[Any]]  # by the name of a model setting: the values of it that a format can hold
@@ -63,6 +63,16 @@ def vocabulary(tokenizer: Tokenizer) -> list[str]:
         piece = tokenizer.pieces([number])[0]
         while piece in found:
             piece += f"<{number}>"
+        found[piece] = None
+    return list(found)
+
+
+def source_vocabulary(tokenizers: Tokenizers) -> list[str]:
+    """Pieces that a model reads, and the tags behind them."""
+    found = dict.fromkeys(vocabulary(tokenizers.source))
+    for tag in tokenizers.tags:
+        while (piece := f"<{tag}>") in found:
+            tag += "'"
         found[piece] = None
     return list(found)
 

@@ -124,6 +124,11 @@ def checked(model: nn.Module) -> Transformer:
 def save(model: nn.Module, tokenizers: Tokenizers, recipe: Recipe, folder: Path, longest: int) -> list[str]:
     """A folder that `transformers` opens; back comes what it cannot hold, for people to read."""
     transformer = checked(model)
+    if tokenizers.tags:
+        raise Mistake(
+            f"Hugging Face's tokenizers have no place for tags ({', '.join(tokenizers.tags)}), which are no text; "
+            "export to ctranslate2 or onnx"
+        )
     order_C = halves(transformer.settings.width)
     tensors = {weight.name: theirs(weight, order_C) for weight in weights(transformer)}
     places = max(PLACES, 1 + answer_length(recipe, longest))

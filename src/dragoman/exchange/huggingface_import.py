@@ -39,7 +39,7 @@ def adopt(folder: Path, out: Path) -> None:
     config = read_config(folder)
     tokenizers = own_tokenizers(folder)
     recipe = described(config, folder, tokenizers)
-    model = build_model(recipe, source_size=tokenizers.source.size, target_size=tokenizers.target.size)
+    model = build_model(recipe, **tokenizers.sizes)
     assert isinstance(model, Transformer)
     fill(model, read_weights(folder))
     run = RunFolder(out)

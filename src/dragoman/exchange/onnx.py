@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from dragoman.exchange.held import Holds, held, vocabulary, write_json
+from dragoman.exchange.held import Holds, held, source_vocabulary, vocabulary, write_json
 from dragoman.models.transformer import Transformer
 from dragoman.nn.attention import Attention
 from dragoman.nn.kernel import KERNELS
@@ -52,7 +52,7 @@ class Writing(Reading):
         rows, source = Rows.one_each(target_BT >= 0), Rows.one_each(source_BS != PAD)
         states_BTC = self.model.decoder(target_BT, rows, memory_BSC, source)
         logp_BV: Tensor = self.model.project(states_BTC[:, -1]).log_softmax(-1)
-        return logp_BV
+        return logp_BV[:, : self.model.spoken]
 
 
 def checked(model: nn.Module) -> Transformer:
@@ -80,8 +80,8 @@ def save(model: nn.Module, tokenizers: Tokenizers, folder: Path) -> None:
         inputs,
         "logp",
     )
-    for side in ("source", "target"):
-        write_json(folder / f"{side}_vocabulary.json", vocabulary(getattr(tokenizers, side)))
+    write_json(folder / "source_vocabulary.json", source_vocabulary(tokenizers))
+    write_json(folder / "target_vocabulary.json", vocabulary(tokenizers.target))
 
 
 def graph(

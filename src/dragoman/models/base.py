@@ -29,6 +29,7 @@ class Writer(Model):
     """Models that write an answer, token by token: what search asks of them (search/step.py)."""
 
     decoder: Any  # with a `step` of its own, which gives the states before the projection
+    spoken: int | None = None  # tokens that it may say; those behind them are tags, which it only reads
 
     @abstractmethod
     def start(self, source_BS: Tensor, keep_BS: Tensor) -> Any:
@@ -37,7 +38,8 @@ class Writer(Model):
     def step(self, token_N: Tensor, state: Any) -> tuple[Tensor, Any]:
         """One token in for every row; log-probabilities_NV of the next one and the new state out."""
         states_NC, state = self.decoder.step(token_N, state)
-        return self.project(states_NC).log_softmax(-1, dtype=torch.float32), state
+        logp_NV = self.project(states_NC).log_softmax(-1, dtype=torch.float32)
+        return logp_NV[:, : self.spoken], state
 
 
 class Seq2Seq(Writer):

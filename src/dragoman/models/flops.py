@@ -50,15 +50,16 @@ class Cost:
     target: int
     pair: int
     looks: tuple[Look, ...]
+    passes: int = 1  # over a batch, at training
 
     @classmethod
-    def of(cls, model: Model) -> Cost:
+    def of(cls, model: Model, passes: int = 1) -> Cost:
         sides = dict.fromkeys(("source", "target", "pair"), 0)
         for name, weight in weights(model):
             side = next((side for mark, side in SIDES.items() if mark in f".{name}"), "target")
             sides[side] += weight.numel()
         looks = (look(name, module) for name, module in model.named_modules())
-        return cls(**sides, looks=tuple(each for each in looks if each))
+        return cls(**sides, looks=tuple(each for each in looks if each), passes=passes)
 
     def forward(self, source_N: Lengths, target_N: Lengths) -> float:
         """Operations for sentences of these lengths, their marks counted."""
@@ -71,7 +72,7 @@ class Cost:
 
     def training(self, batch: Batch) -> float:
         sides = (batch.source_segment_BS, batch.target_segment_BT)
-        return (1 + BACKWARD) * self.forward(*(lengths(segment) for segment in sides))
+        return self.passes * (1 + BACKWARD) * self.forward(*(lengths(segment) for segment in sides))
 
 
 def look(name: str, module: nn.Module) -> Look | None:

@@ -30,7 +30,7 @@ class TransformerLmSettings(TransformerSettings):
 
     def check(self) -> None:
         super().check()
-        useless(self, "a language model, which has no encoder", "encoder_layers", "attention")
+        useless(self, "a language model, which has no encoder", "encoder_layers", "attention", "source_word_dropout")
         if POSITIONS[self.position].of_trees:
             raise Mistake(
                 f"model.position={self.position} needs whole sentences, which a language model has not read yet"
@@ -65,7 +65,7 @@ class TransformerClassifierSettings(TransformerSettings):
             raise Mistake(
                 f"model.position={self.position} needs trees beside texts, which only translation takes so far"
             )
-        useless(self, "a classifier, which has no decoder", "decoder_layers", "decoder_attention", "tied")
+        useless(self, "a classifier, which has no decoder", "decoder_layers", "decoder_attention", *OF_TARGET)
 
     def encoder(self, size: int) -> nn.Module:
         return Encoder(self, nn.Embedding(size, self.width))
@@ -80,7 +80,8 @@ class RnnLmSettings(RnnSettings):
 
     def check(self) -> None:
         super().check()
-        useless(self, "a language model, which has no encoder", "encoder_layers", "bidirectional", *OF_SOURCE)
+        own = ("encoder_layers", "bidirectional", "source_word_dropout")
+        useless(self, "a language model, which has no encoder", *own, *OF_SOURCE)
 
     def decoder(self, size: int) -> nn.Module:
         return RecurrentStack(self, nn.Embedding(size, self.embedded_width))
@@ -97,13 +98,14 @@ class RnnClassifierSettings(RnnSettings):
 
     def check(self) -> None:
         super().check()
-        useless(self, "a classifier, which has no decoder", "decoder_layers", "tied", *OF_SOURCE)
+        useless(self, "a classifier, which has no decoder", "decoder_layers", *OF_TARGET, *OF_SOURCE)
 
     def encoder(self, size: int) -> nn.Module:
         return RecurrentEncoder(self, nn.Embedding(size, self.embedded_width))
 
 
 OF_SOURCE = ("bridge", "attention", "attention_width", "input_feeding")  # how a recurrent decoder meets a source
+OF_TARGET = ("tied", "target_word_dropout")  # what only those ask that write
 
 
 class LanguageModel(Writer):

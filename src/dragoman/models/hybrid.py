@@ -69,6 +69,7 @@ class HybridSettings(TransformerSettings):
             attention_width=self.score_width,
             input_feeding=self.input_feeding,
             dropout=self.dropout,
+            target_word_dropout=self.target_word_dropout,
             tied=self.tied,
         )
 
@@ -96,11 +97,13 @@ class Hybrid(RecurrentWriter):
         settings.check()
         self.settings = settings
         decoder = settings.of_decoder()
-        table = nn.Embedding(target_size, settings.embedded_width)
         same = joint and settings.tied and settings.embedded_width == settings.width
+        size = source_size if same else target_size  # tags are read, and never said
+        table = nn.Embedding(size, settings.embedded_width)
         self.decoder = RecurrentDecoder(decoder, table)  # the first: a table that both read is called by its name
         self.encoder = ReadingEncoder(settings, table if same else nn.Embedding(source_size, settings.width))
-        self.project = nn.Linear(decoder.said_width, target_size, bias=False)
+        self.project = nn.Linear(decoder.said_width, size, bias=False)
+        self.spoken = target_size
         initialise(self)
         if settings.tied:
             self.project.weight = table.weight

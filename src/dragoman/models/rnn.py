@@ -23,6 +23,7 @@ from dragoman.nn.linear import Linear
 from dragoman.nn.mask import Rows
 from dragoman.nn.recurrent import CELLS, NONLINEARITIES, Cell, Ends, Reader, Stack, States
 from dragoman.nn.scores import SCORES, Attention, Source
+from dragoman.nn.whole import WordDropout
 from dragoman.types import Batch, Mistake
 
 Width = Annotated[int, Field(ge=0, le=65_536)]
@@ -44,6 +45,8 @@ class RnnSettings(Settings):
     attention_width: Width = 0  # of additive scores; 0: the width
     input_feeding: bool = False  # what is said at a step goes into the next one too
     dropout: Fraction = 0.2  # of embeddings, between layers, and of what is said
+    source_word_dropout: Fraction = 0.0  # of whole source tokens
+    target_word_dropout: Fraction = 0.0  # of whole target tokens that are read
     tied: bool = True  # one matrix for target embeddings and output; for source embeddings too, if they are joint
 
     @classmethod
@@ -106,13 +109,14 @@ def stack_of(settings: RnnSettings, *, learned: bool) -> Stack:
 class Embedded(nn.Module):
     """Token ids to vectors of unit size, with dropout: what all of the following begin with."""
 
-    def __init__(self, settings: RnnSettings, embedding: nn.Embedding) -> None:
+    def __init__(self, settings: RnnSettings, embedding: nn.Embedding, *, word_dropout: float) -> None:
         super().__init__()
         self.settings, self.embedding = settings, embedding
-        self.dropout = Dropout(settings.dropout)
+        self.words, self.dropout = WordDropout(word_dropout), Dropout(settings.dropout)
 
-    def embed(self, ids: Tensor) -> Tensor:
-        out: Tensor = self.dropout(self.embedding(ids) * math.sqrt(self.embedding.embedding_dim))
+    def embed(self, ids: Tensor, seen: Tensor | None = None) -> Tensor:
+        x = self.words(self.embedding(ids) * math.sqrt(self.embedding.embedding_dim), seen)
+        out: Tensor = self.dropout(x)
         return out
 
 
@@ -120,7 +124,7 @@ class RecurrentEncoder(Embedded):
     """Source tokens in, one state for each out."""
 
     def __init__(self, settings: RnnSettings, embedding: nn.Embedding) -> None:
-        super().__init__(settings, embedding)
+        super().__init__(settings, embedding, word_dropout=settings.source_word_dropout)
         make = cell_of(settings, learned=settings.initial_state == "learned")
         widths = [settings.embedded_width, *[settings.width] * (settings.encoder_depth - 1)]
         self.layers = nn.ModuleList(
@@ -134,7 +138,7 @@ class RecurrentEncoder(Embedded):
     def read(self, ids_BS: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """The states, memory_BSC, and what the top layer says once all is read, each end's half of it, last_BC."""
         ends = Ends(rows)
-        x_BSC = self.embed(ids_BS)
+        x_BSC = self.embed(ids_BS, rows.seen_BT)
         for number, layer in enumerate(self.layers):
             x_BSC, last_BC = layer(self.dropout(x_BSC) if number else x_BSC, ends)
         return x_BSC, last_BC
@@ -223,7 +227,7 @@ class RecurrentDecoder(Embedded):
     """
 
     def __init__(self, settings: RnnSettings, embedding: nn.Embedding) -> None:
-        super().__init__(settings, embedding)
+        super().__init__(settings, embedding, word_dropout=settings.target_word_dropout)
         width = settings.width
         self.bridge = BRIDGES[settings.bridge](settings)
         self.stack = stack_of(settings, learned=settings.initial_state == "learned" and not self.bridge.linked)
@@ -241,9 +245,11 @@ class RecurrentDecoder(Embedded):
     def before(self, memory_BSC: Tensor, last_BC: Tensor, keep_BS: Tensor) -> tuple[Source, States]:
         return self.attention.look_up(memory_BSC, keep_BS), self.bridge(last_BC, self.stack.first(len(last_BC)))
 
-    def forward(self, ids_BT: Tensor, source: Source, states: States) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, ids_BT: Tensor, source: Source, states: States, seen_BT: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The top layer's states, which look at the source, and what is said: state_BTC, said_BTO."""
-        x_BTE = self.embed(ids_BT)
+        x_BTE = self.embed(ids_BT, seen_BT)
         if self.feed:
             return self.step_by_step(x_BTE, source, states)
         state_BTC = self.stack(x_BTE, states)
@@ -270,7 +276,7 @@ class RecurrentDecoder(Embedded):
 
     def nothing(self, rows: int) -> Tensor:
         """What was said before the first token."""
-        return self.join.weight.new_zeros(rows, self.settings.said_width)
+        return self.embedding.weight.new_zeros(rows, self.settings.said_width)  # engines pack other weights
 
     def step(self, token_N: Tensor, state: State) -> tuple[Tensor, State]:
         """One token in for every row; what is said after it, said_NO, and the new state out."""
@@ -284,14 +290,15 @@ class RecurrentStack(Embedded):
     """A decoder without a source, for a language model: what is said after each token, said_BTO."""
 
     def __init__(self, settings: RnnSettings, embedding: nn.Embedding) -> None:
-        super().__init__(settings, embedding)
+        super().__init__(settings, embedding, word_dropout=settings.target_word_dropout)
         self.stack = stack_of(settings, learned=settings.initial_state == "learned")
         widths = settings.width, settings.said_width
         self.out = Linear(*widths) if widths[0] != widths[1] else nn.Identity()
 
     def forward(self, ids_BT: Tensor, rows: Rows) -> Tensor:
         assert rows.alone
-        out: Tensor = self.dropout(self.out(self.stack(self.embed(ids_BT), self.stack.first(len(ids_BT)))))
+        x_BTE = self.embed(ids_BT, rows.seen_BT)
+        out: Tensor = self.dropout(self.out(self.stack(x_BTE, self.stack.first(len(ids_BT)))))
         return out
 
     def start(self, rows: int) -> State:
@@ -314,7 +321,7 @@ class RecurrentWriter(Seq2Seq):
 
     def forward(self, batch: Batch) -> Tensor:
         source, states = self.look_up(batch.source_BS, Rows.of_source(batch))
-        said_BTO: Tensor = self.decoder(batch.target_in_BT, source, states)[1]
+        said_BTO: Tensor = self.decoder(batch.target_in_BT, source, states, batch.target_seen_BT)[1]
         return said_BTO
 
     def alignment(self, batch: Batch) -> Tensor:
@@ -337,11 +344,13 @@ class Rnn(RecurrentWriter):
         super().__init__()
         settings.check()
         self.settings = settings
-        table = nn.Embedding(target_size, settings.embedded_width)
         same = joint and settings.tied
+        size = source_size if same else target_size  # tags are read, and never said
+        table = nn.Embedding(size, settings.embedded_width)
         self.decoder = RecurrentDecoder(settings, table)  # the first: a table that both read is called by its name
         self.encoder = RecurrentEncoder(settings, table if same else nn.Embedding(source_size, settings.embedded_width))
-        self.project = nn.Linear(settings.said_width, target_size, bias=False)
+        self.project = nn.Linear(settings.said_width, size, bias=False)
+        self.spoken = target_size
         initialise(self)
         if settings.tied:
             self.project.weight = table.weight

@@ -16,18 +16,20 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dragoman.config import Fraction, Layers, Menus, pick_all
-from dragoman.models.base import Seq2Seq, initialise
+from dragoman.models.base import Seq2Seq, initialise, useless
 from dragoman.models.state import State
 from dragoman.nn.attention import CrossAttention, Now, SelfAttention
 from dragoman.nn.block import FEEDFORWARDS, PLACES, FeedForward, Residual
 from dragoman.nn.dropout import Dropout
 from dragoman.nn.kernel import KERNELS
+from dragoman.nn.linear import working
 from dragoman.nn.lookup import Cache
 from dragoman.nn.mask import Look, Rows, across, hiding
 from dragoman.nn.norm import NORMS
 from dragoman.nn.pattern import PATTERNS
 from dragoman.nn.position import POSITIONS, Scheme
 from dragoman.nn.settings import AttentionSettings
+from dragoman.nn.whole import LayerDropout, WordDropout
 from dragoman.types import Batch, Mistake
 
 M = TypeVar("M", bound=nn.Module)
@@ -43,7 +45,11 @@ class TransformerSettings(AttentionSettings):
     shared: bool = False  # one layer's weights at every depth of a stack
     feedforward_width: Annotated[int, Field(ge=0, le=1_000_000)] = 0  # 0: four times the width
     activation: str = "relu"  # of the feed-forward net
-    dropout: Fraction = 0.1
+    dropout: Fraction = 0.1  # of embeddings and of what each sublayer gives
+    activation_dropout: Fraction = 0.0  # of what stands between the two products of the feed-forward net
+    source_word_dropout: Fraction = 0.0  # of whole source tokens, all but their places
+    target_word_dropout: Fraction = 0.0  # of whole target tokens that are read
+    layer_dropout: Fraction = 0.0  # of layers: a row of a batch goes round one
     norm: str = "layer"
     norm_place: str = "pre"
     residual: bool = True
@@ -79,6 +85,8 @@ class TransformerSettings(AttentionSettings):
         scheme.embed.check(self)
         scheme.relate.check(self)
         self.check_patterns()
+        if FEEDFORWARDS[self.activation] is None:
+            useless(self, f"a model with model.activation={self.activation}", "activation_dropout")
         if not self.projections and (self.query_width or self.value_width):
             raise Mistake("model.projections=false leaves queries, keys and values as they are: drop their widths")
 
@@ -118,8 +126,8 @@ def residual(sublayer: M, settings: TransformerSettings) -> Residual[M]:
 
 
 def feedforward(settings: TransformerSettings) -> Residual[FeedForward] | None:
-    kind = FEEDFORWARDS[settings.activation]
-    return residual(kind(settings.width, settings.feedforward_width or 4 * settings.width), settings) if kind else None
+    kind, inner = FEEDFORWARDS[settings.activation], settings.feedforward_width or 4 * settings.width
+    return residual(kind(settings.width, inner, settings.activation_dropout), settings) if kind else None
 
 
 class EncoderLayer(nn.Module):
@@ -150,20 +158,19 @@ class DecoderLayer(nn.Module):
         """Keys and values of the source for this layer."""
         return self.cross.sublayer.look_up(memory_BSC) if self.cross else None
 
-    def forward(self, x_BTC: Tensor, rows: Rows, look: Look, memory: Cache | None, cross_look: Look) -> Tensor:
+    def forward(self, x_BTC: Tensor, rows: Rows, look: Look, memory_BSC: Tensor | None, cross_look: Look) -> Tensor:
         x_BTC = self.attention(x_BTC, rows.real_BT, rows.position_BT, look)
-        return self.after(x_BTC, rows.real_BT, memory, cross_look)
-
-    def after(self, x_BTC: Tensor, real_BT: Tensor | None, memory: Cache | None, cross_look: Look) -> Tensor:
-        """What follows self-attention."""
-        if self.cross and memory:
-            x_BTC = self.cross(x_BTC, real_BT, memory, cross_look)
-        return self.feedforward(x_BTC, real_BT) if self.feedforward else x_BTC
+        if self.cross and memory_BSC is not None:
+            x_BTC = self.cross.around(x_BTC, rows.real_BT, self.cross.sublayer.over, memory_BSC, cross_look)
+        return self.feedforward(x_BTC, rows.real_BT) if self.feedforward else x_BTC
 
     def step(self, x_BWC: Tensor, cache: Cache, now: Now, memory: Cache | None, cross_look: Look) -> Tensor:
         """One token for every row. The W rows of a sentence ask its source together, as W queries."""
         x_N1C = self.attention.around(x_BWC.flatten(0, 1)[:, None], None, self.attention.sublayer.step, cache, now)
-        return self.after(x_N1C.view_as(x_BWC), None, memory, cross_look)
+        x_BWC = x_N1C.view_as(x_BWC)
+        if self.cross and memory:
+            x_BWC = self.cross(x_BWC, None, memory, cross_look)
+        return self.feedforward(x_BWC, None) if self.feedforward else x_BWC
 
     def looks(self, x_BTC: Tensor, rows: Rows, look: Look, memory: Cache, cross_look: Look) -> Tensor:
         """Where each target token looks in the source, mean over heads: weights_BTS."""
@@ -192,18 +199,20 @@ class Stack(nn.Module):
         embedding: nn.Embedding,
         scheme: Scheme,
         layers: nn.ModuleList,
+        *,
+        word_dropout: float,
     ) -> None:
         super().__init__()
         self.settings, self.layers = settings, layers
         self.embedding = embedding
+        self.words, self.bypass = WordDropout(word_dropout), LayerDropout(settings.layer_dropout)
         self.position = scheme.embed(settings)
         self.dropout = Dropout(settings.dropout)
         self.norm = NORMS[settings.norm if settings.norm_place == "pre" else "none"](settings.width)
 
     def embed(self, ids_BT: Tensor, rows: Rows) -> Tensor:
-        x_BTC = self.embedding(ids_BT) * math.sqrt(self.settings.width)
-        out: Tensor = self.dropout(self.position(x_BTC, rows))
-        return out
+        x_BTC = self.words(self.embedding(ids_BT) * math.sqrt(self.settings.width), rows.seen_BT)
+        return working(self.dropout(self.position(x_BTC, rows)))
 
     def look(self, rows: Rows) -> Look:
         """Who may look at whom within the rows: the same in every layer."""
@@ -216,12 +225,13 @@ class Encoder(Stack):
 
     def __init__(self, settings: TransformerSettings, embedding: nn.Embedding) -> None:
         layers = stacked(lambda: EncoderLayer(settings), settings.encoder_depth, shared=settings.shared)
-        super().__init__(settings, embedding, POSITIONS[settings.position], layers)
+        scheme = POSITIONS[settings.position]
+        super().__init__(settings, embedding, scheme, layers, word_dropout=settings.source_word_dropout)
 
     def forward(self, ids_BS: Tensor, rows: Rows) -> Tensor:
         x_BSC, look = self.embed(ids_BS, rows), self.look(rows)
         for layer in self.layers:
-            x_BSC = layer(x_BSC, rows, look)
+            x_BSC = self.bypass(x_BSC, layer(x_BSC, rows, look))
         out: Tensor = self.norm(x_BSC, rows.real_BT)
         return out
 
@@ -231,14 +241,15 @@ class Decoder(Stack):
 
     def __init__(self, settings: TransformerSettings, embedding: nn.Embedding, *, cross: bool) -> None:
         layers = stacked(lambda: DecoderLayer(settings, cross=cross), settings.decoder_depth, shared=settings.shared)
-        super().__init__(settings, embedding, in_decoder(settings), layers)
+        scheme = in_decoder(settings)
+        super().__init__(settings, embedding, scheme, layers, word_dropout=settings.target_word_dropout)
 
     def forward(
         self, ids_BT: Tensor, rows: Rows, memory_BSC: Tensor | None = None, source: Rows | None = None
     ) -> Tensor:
         x_BTC, look, cross_look = self.before(ids_BT, rows, source)
         for layer in self.layers:
-            x_BTC = layer(x_BTC, rows, look, self.look_up(layer, memory_BSC), cross_look)
+            x_BTC = self.bypass(x_BTC, layer(x_BTC, rows, look, memory_BSC, cross_look))
         out: Tensor = self.norm(x_BTC, rows.real_BT)
         return out
 
@@ -255,7 +266,7 @@ class Decoder(Stack):
         x_BTC, look, cross_look = self.before(ids_BT, rows, source)
         *before, chosen = self.layers[: max(len(self.layers) - 1, 1)]
         for layer in before:
-            x_BTC = layer(x_BTC, rows, look, self.look_up(layer, memory_BSC), cross_look)
+            x_BTC = layer(x_BTC, rows, look, memory_BSC, cross_look)
         looks: Tensor = chosen.looks(x_BTC, rows, look, self.look_up(chosen, memory_BSC), cross_look)  # type: ignore[operator]
         return looks
 
@@ -307,11 +318,13 @@ class Transformer(Seq2Seq):
         super().__init__()
         settings.check()
         self.settings = settings
-        table = nn.Embedding(target_size, settings.width)
         same = joint and settings.tied
+        size = source_size if same else target_size  # tags are read, and never said
+        table = nn.Embedding(size, settings.width)
         self.decoder = Decoder(settings, table, cross=True)  # the first: a table that both read is called by its name
         self.encoder = Encoder(settings, table if same else nn.Embedding(source_size, settings.width))
-        self.project = nn.Linear(settings.width, target_size, bias=False)
+        self.project = nn.Linear(settings.width, size, bias=False)
+        self.spoken = target_size
         initialise(self)
         if settings.tied:
             self.project.weight = table.weight

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from dragoman.nn import rows
 from dragoman.nn.kernel import KERNELS, weights
 from dragoman.nn.linear import Linear
 from dragoman.nn.lookup import Cache, consult, remember
 from dragoman.nn.mask import Look, Rows, causal, hiding
-from dragoman.nn.pattern import PATTERNS
+from dragoman.nn.pattern import PATTERNS, Full
 from dragoman.nn.position import Relate
 from dragoman.nn.settings import AttentionSettings
+from dragoman.nn.whole import HeadDropout
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,19 @@ class Attention(nn.Module):
         super().__init__()
         self.settings, self.heads, self.kernel = settings, settings.heads, KERNELS[settings.kernel]
         self.query_width, self.value_width = settings.key_width * self.heads, settings.head_width * self.heads
+        self.dropout = HeadDropout(settings.head_dropout)
+        same_width = settings.key_width == settings.head_width
+        self.plain = settings.kernel == "auto" and settings.projections and settings.scaled and same_width
         self.out = Linear(self.value_width, settings.width) if settings.projections else nn.Identity()
 
     def scaled(self, q_BHTD: Tensor) -> Tensor:
         """Kernels divide scores by the root of the width; where that is not wanted, queries make up for it."""
         return q_BHTD if self.settings.scaled else q_BHTD * q_BHTD.size(-1) ** 0.5
+
+    def joined(self, read_BHTD: Tensor) -> Tensor:
+        """What all heads have read, as one."""
+        out_BTC: Tensor = self.out(join_heads(self.dropout(read_BHTD)))
+        return out_BTC
 
 
 class SelfAttention(Attention):
@@ -60,13 +70,17 @@ class SelfAttention(Attention):
             self.query_key_value = Linear(settings.width, 2 * self.query_width + self.value_width)
         self.relate = relate(settings)
         self.pattern = PATTERNS[settings.attention if ahead else settings.decoder_attention](settings, ahead=ahead)
+        self.plain = self.plain and type(self.relate) is Relate and type(self.pattern) is Full
 
-    def split(self, x_BTC: Tensor, position_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if self.settings.projections:
-            made = self.query_key_value(x_BTC).split([self.query_width, self.query_width, self.value_width], -1)
-        else:
-            made = (x_BTC, x_BTC, x_BTC)
-        q, k, v = (split_heads(each, self.heads) for each in made)
+    def made(self, x_BTC: Tensor) -> Tensor:
+        """Queries, keys and values side by side; all three in one, where there are no projections."""
+        out: Tensor = self.query_key_value(x_BTC) if self.settings.projections else x_BTC
+        return out
+
+    def split(self, made_BTE: Tensor, position_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        widths = [self.query_width, self.query_width, self.value_width]
+        parts = torch.split_with_sizes(made_BTE, widths, -1) if self.settings.projections else [made_BTE] * 3
+        q, k, v = (split_heads(each, self.heads) for each in parts)
         return self.scaled(self.relate.turn(q, position_BT)), self.relate.turn(k, position_BT), v
 
     def look(self, rows: Rows) -> Look:
@@ -74,9 +88,11 @@ class SelfAttention(Attention):
         return self.pattern.look(rows, self.relate)
 
     def forward(self, x_BTC: Tensor, position_BT: Tensor, look: Look) -> Tensor:
-        q, k, v = self.split(x_BTC, position_BT)
-        out_BTC: Tensor = self.out(join_heads(self.pattern(q, k, v, look, self.relate, self.kernel)))
-        return out_BTC
+        made = self.made(x_BTC)
+        if self.plain and rows.holds(made, made.size(1), look, self.settings.head_width):
+            return self.joined(split_heads(rows.read(made, None, look, self.heads), self.heads))
+        q, k, v = self.split(made, position_BT)
+        return self.joined(self.pattern(q, k, v, look, self.relate, self.kernel))
 
     def glance(self, place_N1: Tensor, capacity: int, dtype: torch.dtype) -> Look:
         """What `step` must know of tokens at these places: they see the cache up to their own. All layers share it."""
@@ -90,7 +106,7 @@ class SelfAttention(Attention):
     def step(self, x_N1C: Tensor, cache: Cache, now: Now) -> Tensor:
         """One more token: its key and value go to their place in the cache, then it looks at what is there."""
         place_N1, look = now.place_N1, now.look
-        q_NH1D, k_NH1D, v_NH1D = self.split(x_N1C, place_N1)
+        q_NH1D, k_NH1D, v_NH1D = self.split(self.made(x_N1C), place_N1)
         if now.who_NK is not None:
             new = (k_NH1D[:, :, 0], v_NH1D[:, :, 0])
             read_NHD = remember(q_NH1D[:, :, 0], new, cache, place_N1[:, 0], now.who_NK)
@@ -100,8 +116,7 @@ class SelfAttention(Attention):
         where_N = head_N * cache[0].size(2) + place_N1.expand(-1, self.heads).flatten()
         for held_NHKD, new_NH1D in zip(cache, (k_NH1D, v_NH1D), strict=True):
             held_NHKD.view(-1, held_NHKD.size(3)).index_copy_(0, where_N, new_NH1D.flatten(0, 2).to(held_NHKD.dtype))
-        out_N1C: Tensor = self.out(join_heads(self.relate.attend(self.kernel, q_NH1D, *cache, look)))
-        return out_N1C
+        return self.joined(self.relate.attend(self.kernel, q_NH1D, *cache, look))
 
     def empty(self, rows: int, like: Tensor) -> Cache:
         return (
@@ -135,8 +150,17 @@ class CrossAttention(Attention):
             q_NHD = self.ask(x_BTC).transpose(1, 2).flatten(0, 1)
             read_BTC: Tensor = self.out(consult(q_NHD, memory, look.stop).flatten(1)).view_as(x_BTC)
             return read_BTC
-        out_BTC: Tensor = self.out(join_heads(self.kernel(self.ask(x_BTC), *memory, look)))
-        return out_BTC
+        return self.joined(self.kernel(self.ask(x_BTC), *memory, look))
+
+    def over(self, x_BTC: Tensor, memory_BSC: Tensor, look: Look) -> Tensor:
+        """The same straight from the source's states, for those who ask only once."""
+        if not self.plain:
+            return self(x_BTC, self.look_up(memory_BSC), look)  # type: ignore[no-any-return]
+        query_BTC = self.query(x_BTC)
+        if not rows.holds(query_BTC, memory_BSC.size(1), look, self.settings.head_width):
+            return self(x_BTC, self.look_up(memory_BSC), look)  # type: ignore[no-any-return]
+        read_BTC = rows.read(query_BTC, self.key_value(memory_BSC), look, self.heads)
+        return self.joined(split_heads(read_BTC, self.heads))
 
     def weights(self, x_BTC: Tensor, memory: Cache, look: Look) -> Tensor:
         """What `forward` looks at, before it reads the values: weights_BHTS."""

@@ -1,18 +1,18 @@
 """What stands around attention: the feed-forward nets on a menu, and the residual wiring.
 
-Shapes   B batch   T tokens   C model width
+Shapes   B batch   T tokens   C model width   I inner width
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.nn.dropout import Dropout
-from dragoman.nn.linear import Linear
+from dragoman.nn.linear import Linear, relu_product
 from dragoman.nn.norm import Norm
 
 M = TypeVar("M", bound=nn.Module)
@@ -23,45 +23,43 @@ PLACES = {"pre": "pre", "post": "post"}  # norm before the sublayer, or after th
 class FeedForward(nn.Module):
     """Two products on every token alone, and nothing between them: the net stays linear."""
 
-    def __init__(self, width: int, inner: int) -> None:
+    def __init__(self, width: int, inner: int, dropout: float = 0.0) -> None:
         super().__init__()
         self.wide = Linear(width, inner)
+        self.dropout = Dropout(dropout)
         self.narrow = Linear(inner, width)
 
+    def inner(self, x_BTC: Tensor) -> Tensor:
+        """What stands between the two products."""
+        out: Tensor = self.wide(x_BTC)
+        return out
+
     def forward(self, x_BTC: Tensor) -> Tensor:
-        out: Tensor = self.narrow(self.wide(x_BTC))
+        out: Tensor = self.narrow(self.dropout(self.inner(x_BTC)))
         return out
 
 
-class Activated(FeedForward):
-    """Two products with an activation between them."""
-
-    activation: ClassVar[Callable[[Tensor], Tensor]]
-
-    def forward(self, x_BTC: Tensor) -> Tensor:
-        out: Tensor = self.narrow(type(self).activation(self.wide(x_BTC)))
-        return out
+class Relu(FeedForward):
+    def inner(self, x_BTC: Tensor) -> Tensor:
+        return relu_product(x_BTC, self.wide)
 
 
-class Relu(Activated):
-    activation = F.relu
-
-
-class Gelu(Activated):
-    activation = F.gelu
+class Gelu(FeedForward):
+    def inner(self, x_BTC: Tensor) -> Tensor:
+        return F.gelu(self.wide(x_BTC))
 
 
 class SwiGlu(FeedForward):
     """One half of the wide product lets the other through (Shazeer 2020); a third narrower, so as many parameters."""
 
-    def __init__(self, width: int, inner: int) -> None:
+    def __init__(self, width: int, inner: int, dropout: float = 0.0) -> None:
         inner = max(inner * 2 // 3, 1)
-        super().__init__(width, inner)
+        super().__init__(width, inner, dropout)
         self.wide = Linear(width, 2 * inner)
 
-    def forward(self, x_BTC: Tensor) -> Tensor:
+    def inner(self, x_BTC: Tensor) -> Tensor:
         gate, value = self.wide(x_BTC).chunk(2, -1)
-        out: Tensor = self.narrow(F.silu(gate) * value)
+        out: Tensor = F.silu(gate) * value
         return out
 
 

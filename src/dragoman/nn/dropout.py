@@ -1,4 +1,4 @@
-"""Dropout, and its fast twin for the CPU. What a row draws does not depend on how its grid was cut.
+"""Dropout. What a row draws does not depend on how its grid was cut.
 
 A grid may be worked on in parts: by several processes, or one part after the other where it does not fit into memory.
 All that is drawn is drawn for the whole grid, and each part takes its own rows of it.
@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 
 class Cut(NamedTuple):
@@ -41,8 +40,8 @@ def cut(first: int, height: int, passes: int = 1) -> Iterator[None]:
 class Dropout(nn.Module):
     """Leave out a share `rate` of the numbers at training, and scale up the others. Rows come first.
 
-    A CPU draws random numbers slowly: PyTorch's own dropout costs as much as a matrix product there. So one random
-    64-bit integer serves four numbers, 16 bits each; the rate is met to one part in 65,536.
+    Random numbers are slow to draw: PyTorch's own dropout costs as much as a matrix product on a CPU, and on a GPU more
+    than it takes to move the numbers. So 16 bits serve for each; the rate is met to one part in 65,536.
     """
 
     def __init__(self, rate: float) -> None:
@@ -52,8 +51,6 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or not self.rate:
             return x
-        if x.device.type != "cpu" and _cut is None:
-            return F.dropout(x, self.rate)
         return x * drawn(x.shape, self.rate, x)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
@@ -69,17 +66,20 @@ class Dropout(nn.Module):
 
 def drawn(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
     """For every number of this shape, rows first, 0 with chance `rate`, else 1 / (1 - rate). A function of the seed."""
+    first, height, passes = _cut or Cut(0, shape[0] if shape else 1)
+    if like.is_cuda:
+        from dragoman.nn.dropout_triton import kept
+
+        seed_1 = torch.randint(2**31, (1,), device=like.device)
+        keep: Tensor = kept(seed_1, list(shape), rate, first, height, passes)
+        return keep.to(like.dtype) / (1 - rate)
     if _cut is None:
         return _drawn(shape, rate, like)
-    first, height, passes = _cut
-    rows = shape[0] // passes
     whole = _drawn((passes, height, *shape[1:]), rate, like)
-    return whole[:, first : first + rows].reshape(shape)
+    return whole[:, first : first + shape[0] // passes].reshape(shape)
 
 
 def _drawn(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
-    if like.device.type != "cpu":
-        return (torch.rand(shape, device=like.device) >= rate).to(like.dtype) / (1 - rate)
     dropped = min(round(rate * 65_536), 65_535)
     count = math.prod(shape)
     bits = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)

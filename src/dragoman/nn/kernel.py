@@ -125,7 +125,10 @@ def hidden(look: Look, q_BHQD: Tensor, k_BHKD: Tensor) -> Tensor | None:
 
 
 def auto(q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, look: Look) -> Tensor:
-    """The fastest for the device that the tensors are on; what is long goes where memory grows in a line."""
+    """The fastest for the device that the tensors are on; what is long goes where memory grows in a line.
+
+    At training, short rows on a GPU need not even come here (nn/rows.py).
+    """
     short = q_BHQD.size(-2) * k_BHKD.size(-2) < LONG
     return (batched if short and q_BHQD.device.type == "cpu" else fused)(q_BHQD, k_BHKD, v_BHKD, look)
 

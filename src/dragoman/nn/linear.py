@@ -21,6 +21,39 @@ class Linear(nn.Linear):
         return out.view(*x.shape[:-1], -1)
 
 
+def relu_product(x: Tensor, layer: nn.Linear) -> Tensor:
+    """relu(x W' + b). In half precision on a GPU that is one kernel, where PyTorch's own is two."""
+    if not x.is_cuda or not torch.is_autocast_enabled("cuda"):
+        return nn.functional.relu(layer(x))
+    out: Tensor = _ReluLinear.apply(x.flatten(0, -2), layer.weight, layer.bias)  # type: ignore[no-untyped-call]
+    return out.view(*x.shape[:-1], -1)
+
+
+class _ReluLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
+        dtype = torch.get_autocast_dtype("cuda")
+        x, weight = x_NI.to(dtype), weight_OI.to(dtype)
+        out_NO = torch._addmm_activation(bias_O.to(dtype), x, weight.T)
+        ctx.save_for_backward(x, weight, out_NO)
+        ctx.dtypes = x_NI.dtype, weight_OI.dtype
+        return out_NO
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        x, weight, out_NO = ctx.saved_tensors
+        grad_NO = torch.where(out_NO > 0, grads[0], 0)
+        outside, inside = ctx.dtypes
+        return (grad_NO @ weight).to(outside), (grad_NO.T @ x).to(inside), grad_NO.sum(0).to(inside)
+
+
+def working(x: Tensor) -> Tensor:
+    """In the precision that products are made in. On a GPU all that is between them would else be moved at full width;
+    a CPU has it in its caches."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if device != "cpu" and torch.is_autocast_enabled(device) else x
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:

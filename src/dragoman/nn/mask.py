@@ -6,6 +6,7 @@ Shapes   B batch   T tokens   Q queries   K keys   (broadcast over heads by the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,14 +27,16 @@ class Rows:
     alone: bool = False
     depth_BT: Tensor | None = None  # in a dependency tree, from 1; 0: unknown
     tree_BTT: Tensor | None = None  # ways from token to token through it; NO_WAY: unknown
+    seen_BT: Tensor | None = None  # False: of this token the place alone is seen; None: all are seen
 
     @classmethod
     def of_source(cls, batch: Batch) -> Rows:
-        return cls(batch.source_segment_BS, batch.source_position_BS, batch.alone, batch.depth_BS, batch.tree_BSS)
+        trees = batch.depth_BS, batch.tree_BSS
+        return cls(batch.source_segment_BS, batch.source_position_BS, batch.alone, *trees, batch.source_seen_BS)
 
     @classmethod
     def of_target(cls, batch: Batch) -> Rows:
-        return cls(batch.target_segment_BT, batch.target_position_BT, batch.alone)
+        return cls(batch.target_segment_BT, batch.target_position_BT, batch.alone, seen_BT=batch.target_seen_BT)
 
     @classmethod
     def one_each(cls, keep_BT: Tensor, depth_BT: Tensor | None = None, tree_BTT: Tensor | None = None) -> Rows:
@@ -53,6 +56,14 @@ class Rows:
         return torch.arange(self.position_BT.size(1), device=self.position_BT.device)[None]
 
 
+class Segments(NamedTuple):
+    """Whose sentence each query and each key is of: all that a mask of packed rows is made of."""
+
+    query_BQ: Tensor
+    key_BK: Tensor
+    causal: bool  # and not ahead
+
+
 @dataclass(frozen=True)
 class Look:
     """Who may look at whom in one attention, and how far apart they are.
@@ -60,7 +71,8 @@ class Look:
     `keep` broadcasts to BHQK; None lets everyone look everywhere. `causal` adds "not ahead", counted from the first
     query and the first key, so that no mask has to be built for it. `gap` is what a position scheme knows of each
     query and key (BQK), and `bias` is added to the scores. `stop` says the same as a `keep` of places that stand at the
-    left: how many of each sentence's keys count (nn/lookup.py).
+    left: how many of each sentence's keys count (nn/lookup.py). `segments`, where they are given, say all that `keep`
+    and `causal` say, but for queries that have nobody to look at.
     """
 
     keep: Tensor | None = None
@@ -68,6 +80,7 @@ class Look:
     gap: Tensor | None = None
     bias: Tensor | None = None
     stop: Tensor | None = None
+    segments: Segments | None = None
 
 
 def hiding(keep: Tensor, dtype: torch.dtype) -> Tensor:
@@ -107,11 +120,12 @@ def within(rows: Rows, *, ahead: bool) -> Look:
     keep_BTT = same_segment(rows.segment_BT, rows.segment_BT)
     if not ahead:
         keep_BTT = keep_BTT & causal(rows.position_BT, rows.position_BT)
-    return Look(keep_BTT[:, None])
+    return Look(keep_BTT[:, None], segments=Segments(rows.segment_BT, rows.segment_BT, not ahead))
 
 
 def across(target: Rows, source: Rows) -> Look:
     """Every target token looks at the source of its own pair."""
     if source.alone:
         return Look(never_empty(source.real_BT[:, None, None]))
-    return Look(never_empty(same_segment(target.segment_BT, source.segment_BT))[:, None])
+    keep_BTS = never_empty(same_segment(target.segment_BT, source.segment_BT))
+    return Look(keep_BTS[:, None], segments=Segments(target.segment_BT, source.segment_BT, causal=False))

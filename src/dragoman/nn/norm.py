@@ -2,6 +2,7 @@
 
 Shapes   B batch   T tokens   C model width   N real tokens
 Every norm is called with the activations and with `real_BT`, True where a token stands; only one of them asks for it.
+Autocast computes them in float32; what comes out is as precise as what went in.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Layer(Norm):
         self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
 
     def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        return F.layer_norm(x_BTC, (self.width,), self.weight, self.bias)
+        return F.layer_norm(x_BTC, (self.width,), self.weight, self.bias).to(x_BTC.dtype)
 
 
 class LayerScalar(Norm):
@@ -41,7 +42,7 @@ class LayerScalar(Norm):
         self.weight, self.bias = nn.Parameter(torch.ones(())), nn.Parameter(torch.zeros(()))
 
     def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        return self.weight * F.layer_norm(x_BTC, (self.width,)) + self.bias
+        return (self.weight * F.layer_norm(x_BTC, (self.width,)) + self.bias).to(x_BTC.dtype)
 
 
 class Rms(Norm):
@@ -52,7 +53,7 @@ class Rms(Norm):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        return F.rms_norm(x_BTC, (self.width,), self.weight, eps=1e-6)
+        return F.rms_norm(x_BTC.to(self.weight.dtype), (self.width,), self.weight, eps=1e-6).to(x_BTC.dtype)
 
 
 class Scale(Norm):
@@ -63,7 +64,7 @@ class Scale(Norm):
         self.weight = nn.Parameter(torch.tensor(width**0.5))
 
     def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        return self.weight * F.normalize(x_BTC, dim=-1, eps=1e-5)
+        return (self.weight * F.normalize(x_BTC, dim=-1, eps=1e-5)).to(x_BTC.dtype)
 
 
 class BatchNorm(Norm):

@@ -49,7 +49,14 @@ class Sinusoidal(Embed):
             raise Mistake(f"model.position={settings.position} needs an even model.width, got {settings.width}")
 
     def forward(self, x_BTC: Tensor, rows: Rows) -> Tensor:
-        return x_BTC + sinusoids(rows.position_BT, self.settings.width).to(x_BTC.dtype)
+        return x_BTC + self.waves(rows.position_BT).to(x_BTC.dtype)
+
+    def waves(self, position_BT: Tensor) -> Tensor:
+        """In a grid no place lies beyond its width, so each is computed once; a step of a search may stand anywhere."""
+        T = position_BT.size(1)
+        if T == 1:
+            return sinusoids(position_BT, self.settings.width)
+        return sinusoids(torch.arange(T, device=position_BT.device), self.settings.width)[position_BT]
 
 
 class Learned(Embed):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dragoman.config import Amount, Count, Seed, Settings
+from dragoman.config import Amount, Count, Fraction, Seed, Settings
 
 
 class AttentionSettings(Settings):
@@ -16,6 +16,7 @@ class AttentionSettings(Settings):
     value_width: Annotated[int, Field(ge=0, le=65_536)] = 0  # of values, all heads together; 0: the width
     projections: bool = True  # false: queries, keys and values are the tokens themselves, and nothing is learned
     scaled: bool = True  # scores divided by the root of a head's query width
+    head_dropout: Fraction = 0.0  # of all that a head reads in a row, at training
     kernel: str = "auto"
     position: str = "sinusoidal"
     max_length: Count = 1024  # places that learned positions and Linformer know

@@ -18,9 +18,10 @@ import numpy as np
 
 from dragoman.config import pick
 from dragoman.score.totals import Array, bleus, chrfs, shares
-from dragoman.score.words import bleu_of
+from dragoman.score.words import bleu_of, moses
 from dragoman.types import Mistake, Score
 
+MOSES = ("cs", "de", "en", "fr")  # languages of Multi30k, whose papers count in Moses's tokens
 SUBWORD_SHARE = 0.05  # of the tokens; in text cut into subwords the share is far higher, in plain text it is about 0
 
 Lines = Sequence[str]
@@ -75,6 +76,17 @@ def bleu(hypotheses: Lines, references: Sequence[Lines], *, tokenize: str = "", 
     What a word is, the script of the references says, unless `tokenize` does (words.py); the signature tells.
     """
     return _sacrebleu(bleu_of(tokenize, references, lowercase=lowercase), hypotheses, references)
+
+
+def bleu_moses(language: str, hypotheses: Lines, references: Sequence[Lines]) -> Counted:
+    """BLEU as papers print it that count lower-cased text in Moses's tokens: fairseq's BLEU4 and multi-bleu.
+
+    They do not smooth; sacreBLEU does where an order has no hit at all, which no system has that is worth printing.
+    """
+    cut = partial(moses, language=language)
+    counted = bleu(cut(hypotheses), [cut(lines) for lines in references], tokenize="none")
+    signature = counted.signature.replace("case:mixed", "case:lc").replace("tok:none", f"tok:norm+moses-{language}")
+    return counted._replace(signature=f"{signature}|sacremoses:{version('sacremoses')}")
 
 
 def chrf(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
@@ -234,6 +246,8 @@ METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         Metric("bleu", "BLEU", bleu, bleus),
+        Metric("bleu_tokens", "BLEU of tokens", partial(bleu, tokenize="none"), bleus),
+        *(Metric(f"bleu_moses_{code}", f"BLEU lc {code}", partial(bleu_moses, code), bleus) for code in MOSES),
         Metric("chrf", "chrF", chrf, chrfs),
         Metric("ter", "TER", ter, higher=False),
         Metric("rouge1", "ROUGE-1", partial(rouge, "rouge1")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dragoman.config import pick
@@ -41,11 +41,25 @@ def bleu_of(tokenize: str, references: Iterable[Iterable[str]], *, lowercase: bo
     name = tokenize or BY_SCRIPT[eastern(line for lines in references for line in lines)]
     extra = pick(TOKENIZERS, name, "way to cut lines for BLEU")
     try:
-        return BLEU(tokenize=name, lowercase=lowercase)
+        return BLEU(tokenize=name, lowercase=lowercase, force=name == "none")  # or it warns of text in tokens
     except (RuntimeError, ImportError):  # what sacreBLEU says when a dictionary is missing
         if tokenize:
             raise Mistake(f"{name} needs a dictionary that is not there; pip install 'dragoman[{extra}]'") from None
         return BLEU(tokenize="char", lowercase=lowercase)
+
+
+def moses(lines: Sequence[str], language: str) -> list[str]:
+    """Lines as the Moses scripts make tokens of them: lower case, plain punctuation, then cut; dashes stay in words.
+
+    From Multi30k's raw test sets this makes, to the byte, the text in tokens that comes with them, in English and in
+    German, and so the references of Wu et al. 2021 (docs/recipes.md).
+    """
+    try:
+        from sacremoses import MosesPunctNormalizer, MosesTokenizer
+    except ImportError:
+        raise Mistake("tokens of Moses need a library that is not there; pip install 'dragoman[moses]'") from None
+    plain, cut = MosesPunctNormalizer(language), MosesTokenizer(language)
+    return [cut.tokenize(plain.normalize(line.lower()), return_str=True) for line in lines]
 
 
 BY_SCRIPT = {"": "13a", "zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}  # as sacreBLEU would, were it told the language

@@ -12,7 +12,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dragoman.config import Amount, Settings, near
+from dragoman.config import Amount, Settings
+from dragoman.faults import near
 from dragoman.text.language import Languages
 from dragoman.text.seen import Seen
 from dragoman.types import Mistake, Pair

@@ -125,21 +125,35 @@ def read_pairs(
     for pair in read_pairs(CorpusSettings(source="train.en", target="train.de")):
         print(pair.source, pair.target)
     """
-    if corpus.phrasebook:
-        from dragoman.text import phrasebook
+    pairs = _phrasebook(corpus, split, direction, trees) if corpus.phrasebook else _from_files(corpus, trees)
+    if corpus.source_words:
+        beginning = re.compile(rf"\s*(?:\S+\s+){{0,{corpus.source_words - 1}}}\S*")
+        pairs = (replace(pair, source=beginning.match(pair.source)[0]) for pair in pairs)  # type: ignore[index]
+    return (Pair(p.source, p.target, p.tree, corpus.tag) for p in pairs) if corpus.tag else pairs
 
-        read = phrasebook.analysed_pairs if trees else phrasebook.pairs
-        return read(corpus.split or split, corpus.phrasebook, seed=corpus.seed, direction=direction)
+
+def _phrasebook(corpus: CorpusSettings, split: str, direction: str, trees: bool) -> Iterator[Pair]:
+    from dragoman.text import phrasebook
+
+    read = phrasebook.analysed_pairs if trees else phrasebook.pairs
+    return read(corpus.split or split, corpus.phrasebook, seed=corpus.seed, direction=way_of(corpus, direction))
+
+
+def way_of(corpus: CorpusSettings, direction: str) -> str:
+    """The direction in which a corpus takes the phrasebook."""
+    return "-".join(direction.split("-")[::-1]) if corpus.reverse else direction
+
+
+def _from_files(corpus: CorpusSettings, trees: bool) -> Iterator[Pair]:
     kind = next(kind for kind in READERS if getattr(corpus, kind))
     pairs = READERS[kind](corpus)
+    if corpus.reverse:
+        return (Pair(pair.target, pair.source) for pair in pairs)
     if corpus.conllu and trees:
         from dragoman.text.trees import with_trees
 
         pairs = with_trees(pairs, Path(corpus.conllu), getattr(corpus, kind))
-    if not corpus.source_words:
-        return pairs
-    beginning = re.compile(rf"\s*(?:\S+\s+){{0,{corpus.source_words - 1}}}\S*")
-    return (replace(pair, source=beginning.match(pair.source)[0]) for pair in pairs)  # type: ignore[index]
+    return pairs
 
 
 def _side_by_side(corpus: CorpusSettings) -> Iterator[Pair]:
@@ -293,6 +307,7 @@ def fingerprint(corpus: CorpusSettings, *, split: str = "train", direction: str 
         room = sorted(path for path in Path(__file__).parent.iterdir() if path.is_file())  # grammar, lexicon and all
         grammar = hashlib.blake2b(b"".join(path.read_bytes() for path in room)).hexdigest()
         parts = ["phrasebook", corpus.phrasebook, corpus.split or split, corpus.seed, direction, grammar]
+        parts += [corpus.reverse, corpus.tag]
     else:
         files = [(name, _identity(getattr(corpus, name))) for name in FILES if getattr(corpus, name)]
         parts = [*files, corpus.model_dump(mode="json", exclude={*FILES, *NO_SHAPE})]

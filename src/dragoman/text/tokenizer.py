@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dragoman.config import TokenizerSettings, pick
 from dragoman.text.labels import Labels
@@ -67,6 +67,10 @@ def draw(items: Iterable[T], count: int, seed: int) -> tuple[list[T], int]:
 class Tokenizers:
     """The tokenizers of the two sides; one and the same when the vocabulary is joint.
 
+    A tag stands before a source and says what kind of pair it is, such as the language that is wanted. It is no text:
+    its id comes after those of the source side, and no line is cut into it, whatever it holds. The target side does not
+    have it, so it is never said.
+
     tokenizers = Tokenizers.train(lambda: [Pair("a dog", "ein Hund")], TokenizerSettings(kind="char"))
     tokenizers.save(Path("run/tokenizer"))
     assert Tokenizers.load(Path("run/tokenizer")).fingerprint() == tokenizers.fingerprint()
@@ -74,6 +78,20 @@ class Tokenizers:
 
     source: Tokenizer
     target: Tokenizer
+    tags: tuple[str, ...] = ()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Of the vocabularies that a model reads and writes."""
+        return {"source_size": self.source.size + len(self.tags), "target_size": self.target.size}
+
+    def with_tags(self, tags: Iterable[str]) -> Tokenizers:
+        """The same with these tags too; what had an id keeps it."""
+        return replace(self, tags=tuple(dict.fromkeys([*self.tags, *tags])))
+
+    def before(self, tag: str) -> list[int]:
+        """What stands before the ids of a source with this tag: an id for each of its words, and nothing for none."""
+        return [self.source.size + self.tags.index(word) for word in tag.split()]
 
     @property
     def joint(self) -> bool:
@@ -101,31 +119,34 @@ class Tokenizers:
 
     def fingerprint(self) -> str:
         """The same for tokenizers that do the same."""
-        return _hash(*(_hash(part.content()).encode() for part in self._sides().values()))
+        parts = [_hash(part.content()).encode() for part in self._sides().values()]
+        return _hash(*parts, *([json.dumps(self.tags).encode()] if self.tags else []))
 
     def _sides(self) -> dict[str, Tokenizer]:
         return {"joint": self.source} if self.joint else {"source": self.source, "target": self.target}
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        index = {}
+        index: dict[str, Any] = {}
         for name, part in self._sides().items():
             path = part.save(folder, name)
             kind = next(kind for kind, cls in SAVED.items() if type(part) is cls)
             index[name] = {"kind": kind, "file": path.name, "hash": _hash(part.content())}
+        if self.tags:
+            index["tags"] = self.tags
         (folder / "tokenizer.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, folder: Path) -> Tokenizers:
         try:
             index = json.loads((folder / "tokenizer.json").read_bytes())
-            parts = {}
+            tags, parts = tuple(map(str, index.pop("tags", ()))), {}
             for name, entry in index.items():
                 content = (folder / Path(entry["file"]).name).read_bytes()
                 if _hash(content) != entry["hash"]:
                     raise Mistake(f"{folder / entry['file']} is damaged; copy the whole folder again")
                 parts[name] = SAVED[entry["kind"]].from_content(content)
-            return cls(parts.get("joint") or parts["source"], parts.get("joint") or parts["target"])
+            return cls(parts.get("joint") or parts["source"], parts.get("joint") or parts["target"], tags)
         except FileNotFoundError as error:
             raise Mistake(f"there is no file {error.filename!r}; copy the whole folder again") from None
         except OSError as error:

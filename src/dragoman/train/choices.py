@@ -3,18 +3,24 @@ the same choices on the same machine give the same bits."""
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import torch
 
 from dragoman.config import TrainSettings
 from dragoman.door import choose_device
+from dragoman.group import Group
 from dragoman.machine import best_precision, hold_memory
 from dragoman.types import Mistake
+
+SWITCH = 1e-4  # seconds after which Python lets another thread run, if one wants to; it has 5e-3 by itself
+COMPILED = "~/.cache/dragoman/compiled"  # where the compiler finds what it made for an earlier run
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,8 @@ class Choices:
     compile: bool
     threads: int
     split: int = 1  # parts that every batch is cut into, because it did not fit into memory whole
+    capture: bool = False  # updates are recorded and launched whole (train/captured.py)
+    world: int = 1  # processes
 
     def state(self) -> dict[str, object]:
         return asdict(self)
@@ -34,6 +42,10 @@ class Choices:
         torch.backends.cuda.enable_cudnn_sdp(False)  # its gradients are NaN in rows of 64 places (PyTorch issue 196678)
         if self.device == "cpu":
             hold_memory()
+        else:  # the thread that makes batches must not keep the one waiting that feeds the GPU
+            sys.setswitchinterval(SWITCH)
+        if self.compile:
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(COMPILED).expanduser()))
 
     def autocast(self) -> AbstractContextManager[object]:
         if self.precision == "float32":
@@ -44,7 +56,18 @@ class Choices:
         how = "compiled" if self.compile else "not compiled"
         threads = f", {self.threads} thread{'s' * (self.threads > 1)}" if self.device == "cpu" else ""
         split = f", batches in {self.split} parts" if self.split > 1 else ""
-        return f"{self.device}, {self.precision}, {how}{threads}{split}"
+        world = f", {self.world} processes" if self.world > 1 else ""
+        return f"{self.device}, {self.precision}, {how}{threads}{split}{world}"
+
+    def shared(self, group: Group) -> Choices:
+        """The same for one process of several: a GPU of its own, and no updates that are launched whole."""
+        if not group.several:
+            return replace(self, world=1)
+        device, there = torch.device(self.device), torch.cuda.device_count()
+        if device.type == "cuda" and group.local >= there:
+            raise Mistake(f"this machine has {there} GPUs; start as many processes with --nproc-per-node={there}")
+        name = f"cuda:{group.local}" if device.type == "cuda" else self.device
+        return replace(self, device=name, split=1, capture=False, world=group.world)
 
 
 def choose(settings: TrainSettings, layout: str = "packed") -> Choices:
@@ -54,10 +77,11 @@ def choose(settings: TrainSettings, layout: str = "packed") -> Choices:
         precision=settings.precision if settings.precision != "auto" else best_precision(device),
         compile=_compile(settings, device, layout),
         threads=settings.threads or torch.get_num_threads(),
+        capture=device.type == "cuda" and layout == "packed" and settings.accumulate == 1,
     )
 
 
-def rechosen(before: Choices, settings: TrainSettings) -> Choices:
+def rechosen(before: Choices, settings: TrainSettings, world: int = 1) -> Choices:
     """What an earlier part of the run chose, but for what is now set by name."""
     now = choose(settings)
     if settings.device == "auto" and torch.device(before.device).type == "cuda" and not torch.cuda.is_available():
@@ -69,8 +93,9 @@ def rechosen(before: Choices, settings: TrainSettings) -> Choices:
         device=before.device if settings.device == "auto" else now.device,
         precision=before.precision if settings.precision == "auto" else now.precision,
         compile=before.compile if settings.compile == "auto" else now.compile,
-        threads=settings.threads or before.threads,
+        threads=settings.threads or (before if before.world == world else now).threads,
         split=before.split,
+        capture=before.capture and before.split == 1,
     )
 
 

@@ -57,7 +57,7 @@ class _Chunked(torch.autograd.Function):
             if grad_states is not None and grad_weight is not None:
                 counts_N1 = (target_N[part, None] >= 0).to(dtype)
                 grad_states[part] = product(slope_NV, weight.T) * counts_N1
-                grad_weight += outer(slope_NV, states[part] * counts_N1)
+                grad_weight = added(grad_weight, slope_NV, states[part] * counts_N1)
         if grad_states is not None and grad_weight is not None:
             ctx.save_for_backward(grad_states, grad_weight)
         loss, likelihood = sums.unbind()
@@ -68,6 +68,13 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         grad_states, grad_weight = ctx.saved_tensors
         return grad_states.mul_(grads[0]), grad_weight.mul_(grads[0]), None, None, None
+
+
+def added(sum_VC: Tensor, slope_NV: Tensor, states_NC: Tensor) -> Tensor:
+    """The sum, with what these tokens owe to the weights; on a GPU products in half precision are added up wide."""
+    if slope_NV.is_cuda and slope_NV.dtype != sum_VC.dtype:
+        return torch.addmm(sum_VC, slope_NV.T, states_NC, out_dtype=sum_VC.dtype)
+    return sum_VC.add_(outer(slope_NV, states_NC))
 
 
 def softened(logits_NV: Tensor, target_N: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-PLACES = 8192  # logits that are read at a time, at most
+PLACES = 8192  # logits that are read at a time, at most: of more, fewer programs find room beside each other
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -24,22 +24,19 @@ def _soften(  # type: ignore[no-untyped-def]
     row = logits + n.to(tl.int64) * V
     right = tl.load(target + n)
     p = tl.arange(0, P)
-    most = tl.full([P], -float("inf"), tl.float32)
-    total = tl.zeros([P], tl.float32)
-    plain = tl.zeros([P], tl.float32)
-    for begin in range(0, V, P):  # every lane keeps a greatest and a sum of its own
+    most, total, plain = -float("inf"), 0.0, 0.0
+    for begin in range(0, V, P):
         real = begin + p < V
         x = tl.load(row + begin + p, mask=real, other=-float("inf")).to(tl.float32)
-        peak = tl.maximum(most, x)
-        total = tl.where(peak == -float("inf"), 0.0, total * tl.exp(most - peak) + tl.exp(x - peak))
-        plain += tl.where(real, x, 0.0)
+        peak = tl.maximum(most, tl.max(x, 0))
+        total = total * tl.exp(most - peak) + tl.sum(tl.exp(x - peak), 0)
+        plain += tl.sum(tl.where(real, x, 0.0), 0)
         most = peak
-    top = tl.max(most, 0)
-    lse = top + tl.log(tl.sum(total * tl.exp(most - top), 0))
+    lse = most + tl.log(total)
     chosen = tl.load(row + tl.maximum(right, 0)).to(tl.float32)
     counts = right >= 0
     nll = tl.where(counts, lse - chosen, 0.0)
-    even = tl.where(counts, lse - tl.sum(plain, 0) / V, 0.0)
+    even = tl.where(counts, lse - plain / V, 0.0)
     tl.store(losses + 2 * n, (1 - smoothing) * nll + smoothing * even)
     tl.store(losses + 2 * n + 1, nll)
     for begin in range(0, V, P):
@@ -54,5 +51,6 @@ def soften(logits_NV: Tensor, target_N: Tensor, smoothing: float) -> Tensor:
     N, V = logits_NV.shape
     losses_N2 = torch.empty(N, 2, dtype=torch.float32, device=logits_NV.device)
     block = min(triton.next_power_of_2(V), PLACES)
-    _soften[(N,)](logits_NV, target_N, losses_N2, V, smoothing, P=block, num_warps=8)
+    warps = min(max(block // 1024, 1), 8)
+    _soften[(N,)](logits_NV, target_N, losses_N2, V, smoothing, P=block, num_warps=warps)
     return losses_N2.sum(0)

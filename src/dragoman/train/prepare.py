@@ -13,6 +13,7 @@ from typing import Any
 
 from dragoman.answers.flags import Usual, words_of
 from dragoman.config import SPLITS, CorpusSettings, Recipe
+from dragoman.data.batch import Share
 from dragoman.data.forms import FORMS
 from dragoman.data.stream import Stream, Weighted, Windows
 from dragoman.data.tokens import TokenStore, keep_folder, open_store
@@ -47,7 +48,8 @@ class Prepared:
             lengths += list(zip(*(side.tolist() for side in part.store.lengths(LENGTHS)), strict=True))
             for line in range(0, len(part.store), max(len(part.store) // COPIES, 1)):
                 pair = part.store.example(line)
-                texts = self.tokenizers.source.decode(pair.source), self.tokenizers.target.decode(pair.target)
+                source = pair.source[len(self.tokenizers.before(part.store.tag)) :]
+                texts = self.tokenizers.source.decode(source), self.tokenizers.target.decode(pair.target)
                 words.append((words_of(texts[0]), words_of(texts[1])))
         return Usual.of(lengths, words)
 
@@ -87,8 +89,37 @@ def check_data(recipe: Recipe) -> None:
             )
     if form != "pairs" and (recipe.tokenizer.target_kind or recipe.tokenizer.target_size):
         raise Mistake(f"model.kind={recipe.model['kind']} has one tokenizer; leave target_kind and target_size out")
+    check_ways(recipe, form)
     if form == "windows" and recipe.tokenizer.sampling:
         raise Mistake("tokenizer.sampling cuts lines anew at every epoch, so it needs data.documents=line")
+
+
+def check_ways(recipe: Recipe, form: str) -> None:
+    """Refuse tags and directions that cannot be learned, or would not be known."""
+    data, kind = recipe.data, recipe.model["kind"]
+    trees = "reads trees of one side" if asks_for_trees(recipe.model) else ""
+    why = trees or ("" if form == "pairs" else "does not translate")
+    if why and any(data.tags):
+        raise Mistake(f"a tag is of no use to model.kind={kind}, which {why}; leave it out of data.train")
+    if why and data.both_ways:
+        raise Mistake(f"data.both_ways is of no use to model.kind={kind}, which {why}; leave it out")
+    if form == "labels" and any(corpus.reverse for corpus in data.learned):
+        raise Mistake("a classifier cannot say a text to a label; leave reverse out")
+    ways = [corpus.model_copy(update={"tag": "", "weight": 1.0}) for corpus in data.learned]
+    both = any(corpus.model_copy(update={"reverse": not corpus.reverse}) in ways for corpus in ways)
+    if both and not recipe.tokenizer.joint and form == "pairs":
+        raise Mistake("both directions are learned, so both sides need one vocabulary; set tokenizer.joint to true")
+    if data.both_ways and any(data.tags):
+        raise Mistake(
+            "data.both_ways learns both directions without telling them apart; where there are tags, list each corpus "
+            "again with reverse: true and a tag of its own"
+        )
+    for split in ("dev", "test"):
+        for corpus in getattr(data, split):
+            if corpus.tag not in data.tags:
+                has = f"the tag {corpus.tag!r}" if corpus.tag else "no tag"
+                known = ", ".join(tag or "none" for tag in data.tags)
+                raise Mistake(f"data.{split} ({corpus.shown}) has {has}, which nothing in data.train has ({known})")
 
 
 def check_files(recipe: Recipe) -> None:
@@ -99,22 +130,29 @@ def check_files(recipe: Recipe) -> None:
 
 
 def prepare(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: Tokenizers | None = None) -> Prepared:
-    found = tokenizers or _tokenizers(recipe, folder, report)
+    found = tagged(tokenizers or _tokenizers(recipe, folder, report), recipe)
     if not folder.tokenizer.exists():
         write_whole(folder.tokenizer, found.save)
-    train = [_store(recipe, c, "train", found, report) for c in recipe.data.train]
+    train = [_store(recipe, c, "train", found, report) for c in recipe.data.learned]
     dev = [_store(recipe, c, "dev", found, report) for c in recipe.data.dev]
     trees = asks_for_trees(recipe.model)
     pairs = (pair for c in recipe.data.dev for pair in _reader(recipe, c, "dev", trees=trees)())
     lines = [pair for pair, _ in zip(pairs, range(recipe.train.validate_lines if form_of(recipe) == "pairs" else 0))]
-    named = [(split, c) for split in ("train", "dev") for c in getattr(recipe.data, split)]
+    named = [*(("train", c) for c in recipe.data.learned), *(("dev", c) for c in recipe.data.dev)]
     return Prepared(found, train, dev, lines, [f"data.{split} ({c.shown})" for split, c in named])
 
 
-def stream_of(recipe: Recipe, prepared: Prepared) -> Stream:
-    """Batches without end, as the model's task and kind want them."""
-    form, settings = form_of(recipe), recipe.train
-    common: dict[str, Any] = {"layout": layout_for(recipe), "tokens": settings.tokens, "seed": settings.seed}
+def tagged(tokenizers: Tokenizers, recipe: Recipe) -> Tokenizers:
+    """The same with the tags that the recipe's corpora have."""
+    return tokenizers.with_tags(word for tag in recipe.data.tags for word in tag.split())
+
+
+def stream_of(recipe: Recipe, prepared: Prepared, *, level: bool = False, share: Share | None = None) -> Stream:
+    """Batches without end, as the model's task and kind want them; with `level` of as few shapes as can be."""
+    form, settings, layout = form_of(recipe), recipe.train, layout_for(recipe)
+    layout = "level" if level and layout == "packed" else layout
+    common: dict[str, Any] = {"layout": layout, "tokens": settings.tokens, "seed": settings.seed}
+    common["share"] = share or Share()
     if form == "windows":
         return Windows(prepared.train, prepared.tokenizers, context=recipe.model["context"], **common)
     return Stream(prepared.train, prepared.tokenizers, sampling=recipe.tokenizer.sampling, form=form, **common)

@@ -2,6 +2,8 @@
 
 checkpoints/step-0000001000/   weights, optimizer, running mean, state.json: the newest only
 checkpoints/best-0000001000.safetensors   weights alone, of the best validations
+
+Of several processes the first writes. Where tensors are shared out among them, all do (train/sharded.py).
 """
 
 from __future__ import annotations
@@ -16,8 +18,19 @@ from torch import Tensor
 
 from dragoman.data.stream import Place
 from dragoman.models.base import tensors_of
-from dragoman.store import RunFolder, load_tensors, mean, read_json, save_tensors, write_text, write_whole
+from dragoman.store import (
+    RunFolder,
+    load_tensors,
+    mean,
+    put_in_place,
+    read_json,
+    save_tensors,
+    unwritable,
+    write_text,
+    write_whole,
+)
 from dragoman.train.choices import Choices
+from dragoman.train.parallel import own
 from dragoman.train.step import Pending, Stepper, Update
 from dragoman.train.validate import Validation
 from dragoman.types import Mistake
@@ -117,20 +130,45 @@ def best_file(folder: RunFolder, step: int) -> Path:
 
 def save(folder: RunFolder, stepper: Stepper, progress: Progress) -> None:
     """First the new, then away with the old: a crash between the two costs disk space, nothing else."""
+    group, target = stepper.group, checkpoint(folder, progress.step)
     if any(step == progress.step for _, step in progress.best):
-        save_tensors(best_file(folder, progress.step), stepper.weights())
+        weights = stepper.weights()
+        group.told(lambda: save_tensors(best_file(folder, progress.step), weights))
+    if not group.told(target.exists):
+        if stepper.shared.sharded:
+            save_parts(target, stepper, progress)
+        else:
+            group.told(lambda: write_whole(target, lambda beside: save_whole(beside, stepper, progress)))
+    group.told(lambda: tidy(folder, {target, *(best_file(folder, step) for _, step in progress.best)}))
 
-    def write(beside: Path) -> None:
-        beside.mkdir()
-        save_tensors(beside / "model.safetensors", tensors_of(stepper.model))
-        save_tensors(beside / "optimizer.safetensors", stepper.optimizer_tensors())
-        save_tensors(beside / "ema.safetensors", stepper.ema)
+
+def save_whole(beside: Path, stepper: Stepper, progress: Progress) -> None:
+    beside.mkdir()
+    for name, tensors in stepper.tensors().items():
+        save_tensors(beside / f"{name}.safetensors", tensors)
+    save_progress(beside, progress)
+
+
+def save_parts(target: Path, stepper: Stepper, progress: Progress) -> None:
+    """Everyone writes beside; when all have done so, the first gives it its name."""
+    from dragoman.train import sharded
+
+    group, beside = stepper.group, target.with_name(target.name + ".part")
+    group.told(lambda: shutil.rmtree(beside, ignore_errors=True))
+    for name, tensors in stepper.tensors().items():
+        sharded.save(beside / name, tensors, group)
+
+    def finish() -> None:
         save_progress(beside, progress)
+        try:
+            put_in_place(beside, target)
+        except OSError as error:
+            raise unwritable(target, error) from None
 
-    target = checkpoint(folder, progress.step)
-    if not target.exists():
-        write_whole(target, write)
-    kept = {target, *(best_file(folder, step) for _, step in progress.best)}
+    group.told(finish)
+
+
+def tidy(folder: RunFolder, kept: set[Path]) -> None:
     for old in folder.checkpoints.iterdir():
         if old not in kept:
             shutil.rmtree(old) if old.is_dir() else old.unlink()
@@ -155,13 +193,21 @@ def load(path: Path) -> Progress:
 
 
 def restore(path: Path, stepper: Stepper) -> None:
-    names = ("model", "optimizer", "ema")
-    stepper.restore(*(load_tensors(path / f"{name}.safetensors")[0] for name in names))
+    """However many processes wrote it, and however it was shared out among them."""
+    like = tensors_of(stepper.model)
+
+    def tensors(name: str) -> dict[str, Tensor]:
+        if (path / name).is_dir():
+            from dragoman.train import sharded
+
+            return sharded.load(path / name, like, stepper.group)
+        found = load_tensors(path / f"{name}.safetensors")[0]
+        return {one: own(tensor, like.get(one.rpartition(":")[0] or one, tensor)) for one, tensor in found.items()}
+
+    stepper.restore(tensors("model"), tensors("optimizer"), tensors("ema"))
 
 
-def final_weights(folder: RunFolder, stepper: Stepper, progress: Progress, average: int) -> dict[str, Tensor]:
-    """The best weights, or the mean of the best few; without validation those of now."""
+def final_weights(folder: RunFolder, progress: Progress, average: int) -> dict[str, Tensor]:
+    """The best weights, or the mean of the best few."""
     steps = [step for _, step in progress.best[: max(average, 1)]]
-    if not steps:
-        return stepper.weights()
     return mean(load_tensors(best_file(folder, step))[0] for step in steps)

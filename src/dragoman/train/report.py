@@ -118,6 +118,22 @@ class Metrics:
         self.file = self.board = None
 
 
+class Unwritten(Metrics):
+    """Those of a process that does not write: the first one does."""
+
+    def __init__(self) -> None:
+        """There is no file."""
+
+    def cut(self, step: int) -> None:
+        """There is nothing to forget."""
+
+    def write(self, event: str, step: int, **values: Any) -> None:
+        """Nowhere."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
 def _lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []
 

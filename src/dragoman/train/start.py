@@ -11,21 +11,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from dragoman.answers.asking import settings_for
 from dragoman.config import SPLITS, Recipe, build, override, pick, read_recipe
 from dragoman.door import Door
+from dragoman.group import Group
 from dragoman.loading import open_run, put_weights
 from dragoman.models.base import Model, tensors_of
-from dragoman.models.build import build_model, completed, kind_of
+from dragoman.models.build import build_model, completed, kind_of, settings_of
 from dragoman.score.metrics import METRICS, fitting, metric_named
 from dragoman.store import FORMAT, RunFolder, unwritable
 from dragoman.text import phrasebook
 from dragoman.text.tokenizer import TOKENIZERS, Tokenizers, target_side
-from dragoman.train import optim, record
+from dragoman.train import consistency, optim, record
 from dragoman.train.choices import choose
 from dragoman.train.loss import LOSSES
-from dragoman.train.prepare import check_data, check_files
+from dragoman.train.parallel import PARALLEL
+from dragoman.train.prepare import check_data, check_files, tagged
 from dragoman.train.report import Report
 from dragoman.train.step import freeze
 from dragoman.types import SPECIALS, Mistake
@@ -35,6 +38,7 @@ MAY_CHANGE = {
         "steps", "epochs", "minutes", "flops", "patience",  # when to stop
         "keep", "average", "save_every", "log_every", "tensorboard",  # what to keep and show
         "device", "precision", "compile", "threads",  # where to run: said, because the bits may change
+        "parallel", "timeout",
     },
     "data": {"cache", "test", "metrics"},
 }  # fmt: skip
@@ -56,12 +60,46 @@ def begin(
     init_from: str | Path | None,
     report: Report,
     held: ExitStack,
+    group: Group,
 ) -> Start:
-    """Make the folder, or find where the run in it was. It is ours alone until `held` lets go of it."""
+    """Make the folder, or find where the run in it was. It is ours alone until `held` lets go of it.
+
+    Of several processes the first does so, and the others are told.
+    """
+    begun: list[Start] = []
+
+    def told() -> tuple[Recipe, Path | None, str]:
+        start = first_begin(recipe, folder, overrides, resume, init_from, report, held, group)
+        begun.append(start)
+        return start.recipe, start.newest, start.init_from
+
+    def told_of() -> Start:
+        if not folder.format.exists():
+            raise Mistake(
+                f"process {group.rank} does not see {str(folder.path)!r}, which the first one made; name a folder with "
+                "--out that all machines see"
+            )
+        return Start(whole, newest, open_run(parent, device="cpu") if parent else None, parent)
+
+    whole, newest, parent = group.told(told)
+    return group.each(lambda: begun[0] if begun else told_of())
+
+
+def first_begin(
+    recipe: str | Path | Recipe,
+    folder: RunFolder,
+    overrides: Sequence[str],
+    resume: bool,
+    init_from: str | Path | None,
+    report: Report,
+    held: ExitStack,
+    group: Group,
+) -> Start:
     whole = laid_over(recipe, overrides) if isinstance(recipe, Recipe) else read_recipe(Path(recipe), overrides)
     newest = opened(folder, resume=resume)
     if newest:
         whole = gone_on(whole, folder, newest, init_from)
+        check_shared(whole, group)
         check_files(whole)
         held.enter_context(alone(folder))
         folder.begin(whole)
@@ -69,10 +107,11 @@ def begin(
     parent = open_run(init_from, device="cpu") if init_from is not None else None
     whole = completed(inherited(whole, parent.recipe) if parent else whole)
     check(whole)
+    check_shared(whole, group)
     check_files(whole)
     if parent:
         report.say(f"starting from {init_from}: its weights, its tokenizer and its model's settings")
-        new_model(whole, parent.tokenizers, parent)  # what does not fit is said now, not after hours of preparation
+        new_model(whole, tagged(parent.tokenizers, whole), parent)  # what does not fit is said now, not after hours
     held.enter_context(alone(folder))
     if resume:
         report.say(f"there is nothing in {str(folder.path)!r} to go on from; beginning")
@@ -151,6 +190,8 @@ def check(recipe: Recipe) -> None:
     task = kind_of(recipe.model).task
     optim.check(recipe.train)
     pick(LOSSES, recipe.train.loss, "train.loss")
+    pick(PARALLEL, recipe.train.parallel, "train.parallel")
+    consistency.check(recipe.train, settings_of(recipe.model))
     if recipe.train.compile is True and not kind_of(recipe.model).settings.compiles:
         raise Mistake("train.compile=true is of no use to recurrent models, whose kernels are compiled; leave it out")
     choose(recipe.train)
@@ -177,6 +218,13 @@ def check(recipe: Recipe) -> None:
         freeze(build_model(recipe, source_size=len(SPECIALS), target_size=len(SPECIALS)), recipe.train.freeze)
 
 
+def check_shared(recipe: Recipe, group: Group) -> None:
+    """What several processes cannot train is refused."""
+    if group.several:
+        model = build_model(recipe, source_size=len(SPECIALS), target_size=len(SPECIALS))
+        PARALLEL[recipe.train.parallel].check(model, recipe.train)
+
+
 def inherited(recipe: Recipe, parent: Recipe) -> Recipe:
     """Fine-tuning takes over the parent's tokenizer and model; what the recipe says of the model is laid over it."""
     given = recipe.model if recipe.model != Recipe().model else {}
@@ -199,7 +247,17 @@ def same_run(before: Recipe, now: Recipe) -> None:
 def new_model(recipe: Recipe, tokenizers: Tokenizers, parent: Door[Model] | None) -> Model:
     """Weights drawn from the seed, or those of the run that this one begins with."""
     torch.manual_seed(recipe.train.seed)
-    model = build_model(recipe, source_size=tokenizers.source.size, target_size=tokenizers.target.size)
+    model = build_model(recipe, **tokenizers.sizes)
     if parent:
-        put_weights(model, tensors_of(parent.model), "the run of --init-from", "this recipe's model")
+        put_weights(model, with_new_tags(parent, tokenizers, model), "the run of --init-from", "this recipe's model")
     return model
+
+
+def with_new_tags(parent: Door[Model], tokenizers: Tokenizers, model: Model) -> dict[str, Tensor]:
+    """The parent's weights. The rows of tags that it did not know are those of the model, as they were drawn."""
+    before, now = parent.tokenizers.sizes["source_size"], tokenizers.sizes["source_size"]
+    weights, own = dict(tensors_of(parent.model)), tensors_of(model)
+    for name, tensor in weights.items():
+        if now > before and name in own and tensor.shape[:1] == (before,) and own[name].shape[:1] == (now,):
+            weights[name] = torch.cat([tensor, own[name].detach()[before:]])
+    return weights

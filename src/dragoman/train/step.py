@@ -3,10 +3,11 @@ is kept."""
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -14,10 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.config import TrainSettings
+from dragoman.group import Group
 from dragoman.models.base import Model, tensors_of
+from dragoman.train.captured import Captured
 from dragoman.train.choices import Choices
 from dragoman.train.learner import Learner
 from dragoman.train.optim import OPTIMIZERS, gradient_norm, set_rate
+from dragoman.train.parallel import PARALLEL, here, shared, whole
 from dragoman.types import Batch, Mistake
 
 
@@ -53,44 +57,67 @@ def settled(some: Sequence[Pending]) -> list[Update]:
 class Stepper:
     """A model with its optimizer and the running mean of its weights."""
 
-    def __init__(self, model: Model, settings: TrainSettings, choices: Choices) -> None:
-        self.settings, self.choices = settings, choices
+    def __init__(self, model: Model, settings: TrainSettings, choices: Choices, group: Group | None = None) -> None:
+        self.settings, self.choices, self.group = settings, choices, group or Group()
         self.device = torch.device(choices.device)
         self.model = model.to(self.device)
         freeze(model, settings.freeze)
+        self.spare = copy.deepcopy(model).cpu() if self.group.several and PARALLEL[settings.parallel].sharded else model
         self.learner = Learner(model, settings)
+        self.shared = shared(self.learner, settings, self.group)
         trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
         self.parameters = list(trained.values())
         self.optimizer = OPTIMIZERS[settings.optimizer](trained, settings)
         self.ema = {name: each.detach().clone() for name, each in tensors_of(model).items()} if settings.ema else {}
+        self.count = torch.ones((), device=self.device)  # of target tokens in the step
+        self.captured = Captured(self.at_once) if choices.capture else None
         if choices.compile:
             self.learner.compile_layers()
 
     def update(self, batches: Sequence[Batch], step: int, lr: float) -> Pending:
         """Add the gradients of all batches up, as if they were one, and take a step; a non-finite one is not taken."""
         self.model.train()
-        count = sum(batch.target_tokens for batch in batches)
-        sums = torch.zeros(2, device=self.device)
-        for number, batch in enumerate(batches):
-            for part in parts(batch, self.choices.split):
-                torch.manual_seed(seed_of(self.settings.seed, step, number))
-                sums += self.backward(part.to(self.device), count)
         set_rate(self.optimizer, lr)
-        numbers_3 = self.apply(sums / count)
-        self.optimizer.zero_grad()
+        self.count.fill_(sum(batch.target_tokens for batch in batches))
+        if self.captured and len(batches) == 1 and self.choices.split == 1:
+            torch.manual_seed(seed_of(self.settings.seed, step, 0))
+            numbers_3 = self.captured(batches[0])
+        else:
+            numbers_3 = self.in_parts(batches, step)
         return Pending(numbers_3, lr, sum(b.tokens for b in batches))
 
-    def backward(self, batch: Batch, count: int) -> Tensor:
+    def in_parts(self, batches: Sequence[Batch], step: int) -> Tensor:
+        self.optimizer.zero_grad()
+        sums = torch.zeros(2, device=self.device)
+        some = [(number, part) for number, batch in enumerate(batches) for part in parts(batch, self.choices.split)]
+        for left, (number, part) in zip(range(len(some) - 1, -1, -1), some, strict=True):
+            torch.manual_seed(seed_of(self.settings.seed, step, number))
+            with self.shared.more_to_come() if left else nullcontext():
+                sums += self.backward(part.to(self.device))
+        return self.apply(self.group.sum(sums) / self.count)
+
+    def at_once(self, batch: Batch) -> Tensor:
+        self.optimizer.zero_grad()
+        return self.apply(self.backward(batch) / self.count)
+
+    def rehearse(self, batch: Batch) -> None:
+        """Several processes lay out what they exchange by what the first step shows them. If that is this one, a run
+        that is resumed adds up in the same order as one that was never stopped."""
+        self.backward(batch.to(self.device))
+        self.optimizer.zero_grad()
+
+    def backward(self, batch: Batch) -> Tensor:
         with self.choices.autocast():
-            sums = self.learner(batch)
-        (sums[0] / count).backward()
+            sums = self.shared(batch)
+        loss = self.group.world * sums[0] if self.group.several else sums[0]  # they will get the mean of their slopes
+        (loss / self.count).backward()  # type: ignore[no-untyped-call]
         out: Tensor = sums.detach()
         return out
 
     def apply(self, means: Tensor) -> Tensor:
         """Take the step that the gradients ask for, unless they or the loss are no numbers. Nobody waits for anything:
         the optimizer is told in tensors what to divide gradients by and whether to do nothing at all."""
-        norm = gradient_norm(self.parameters)
+        norm = whole(gradient_norm(self.parameters))
         numbers_3 = torch.stack([*means, norm.float()])
         bad = (~numbers_3[::2].isfinite().all()).float()
         self.optimizer.found_inf = bad  # type: ignore[attr-defined]
@@ -99,25 +126,31 @@ class Stepper:
         self.optimizer.step()
         if self.ema:
             live, nearer = tensors_of(self.model), (1 - self.settings.ema) * (1 - bad)
-            torch._foreach_lerp_(
-                list(self.ema.values()), [live[n].detach() for n in self.ema], [nearer] * len(self.ema)
-            )
+            held, now = [here(mean) for mean in self.ema.values()], [here(live[n].detach()) for n in self.ema]
+            torch._foreach_lerp_(held, now, [nearer] * len(held))
         return numbers_3
 
     def shrink(self) -> Choices:
         """After running out of memory: drop what is half done, and cut batches finer from now on."""
         self.optimizer.zero_grad()
         torch.cuda.empty_cache()
-        self.choices = replace(self.choices, split=self.choices.split * 2)
+        self.choices = replace(self.choices, split=self.choices.split * 2, capture=False)
+        self.captured = None
         return self.choices
 
     def weights(self) -> dict[str, Tensor]:
-        """What a user of the model gets: the running mean, if there is one."""
-        return self.ema or tensors_of(self.model)
+        """What a user of the model gets: the running mean, if there is one. Everyone must ask."""
+        return {name: whole(tensor) for name, tensor in (self.ema or tensors_of(self.model)).items()}
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """The model with the weights that its users get, inside; as it was, after."""
+        """The spare model with the weights that its users get, inside. It may be the one that learns: then it is as it
+        was, after."""
+        if self.spare is not self.model:
+            put(self.spare.to(self.device), self.weights())
+            yield
+            self.spare.cpu()
+            return
         if not self.ema:
             yield
             return
@@ -127,6 +160,10 @@ class Stepper:
             yield
         finally:
             put(self.model, live)
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """All that the next step depends on."""
+        return {"model": tensors_of(self.model), "optimizer": self.optimizer_tensors(), "ema": self.ema}
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         names = self.trained_names()
@@ -139,6 +176,7 @@ class Stepper:
         return [names[id(one)] for group in self.optimizer.param_groups for one in group["params"]]
 
     def restore(self, weights: dict[str, Tensor], optimizer: dict[str, Tensor], ema: dict[str, Tensor]) -> None:
+        """Take over what `tensors` gave once."""
         put(self.model, weights)
         for name, value in self.ema.items():
             value.copy_(ema[name])
@@ -149,6 +187,8 @@ class Stepper:
             state.setdefault(index[parameter], {})[key] = value
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        if self.captured:
+            self.captured.forget()
 
 
 @torch.no_grad()

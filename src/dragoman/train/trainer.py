@@ -11,23 +11,28 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from dragoman.config import LIMITS, Recipe, TrainSettings
+from dragoman.config import LIMITS, Recipe
+from dragoman.data.batch import Share
 from dragoman.data.stream import Place, ahead
+from dragoman.group import Group, joined
 from dragoman.models.build import layout_of, parameters
 from dragoman.models.flops import Cost
 from dragoman.store import RunFolder
 from dragoman.text.tokenizer import Tokenizers
 from dragoman.train import optim, record
 from dragoman.train.choices import choose, peak_memory, rechosen
+from dragoman.train.consistency import passes
+from dragoman.train.meter import Meter
 from dragoman.train.prepare import Prepared, form_of, prepare, stream_of
 from dragoman.train.record import Progress, Running
-from dragoman.train.report import Metrics, Report
+from dragoman.train.report import Metrics, Report, Unwritten
 from dragoman.train.start import Start, begin, new_model
 from dragoman.train.step import Pending, Stepper, Update, settled
 from dragoman.train.validate import Validator
@@ -35,6 +40,7 @@ from dragoman.types import Batch, Mistake, Stop
 
 ROLL_BACK_AFTER = 5  # non-finite steps in a row
 LOOK = 16  # steps after which the numbers of a GPU's updates are looked at, at the latest
+DEPTH = 16  # batches that are made ahead
 SMALLEST_SCALE = 2.0**-10  # of the learning rate: a run that needs less than this will not recover
 
 
@@ -48,41 +54,57 @@ def train(
     tokenizers: Tokenizers | None = None,
     report: Report | None = None,
 ) -> Path:
-    """Train a recipe into the folder `out` and return that folder. Tokenizers are learned, unless they are given."""
-    report = report or Report()
+    """Train a recipe into the folder `out` and return that folder. Tokenizers are learned, unless they are given.
+
+    In a process that torchrun started, all such processes train together (docs/many-machines.md).
+    """
     folder = RunFolder(out)
-    with ExitStack() as held:
-        start = begin(recipe, folder, overrides, resume=resume, init_from=init_from, report=report, held=held)
+    with joined() as group, ExitStack() as held:
+        report = report if report and group.first else Report(quiet=not group.first)
+        options: Any = {"resume": resume, "init_from": init_from, "report": report, "held": held, "group": group}
+        start = begin(recipe, folder, overrides, **options)
         given = start.parent.tokenizers if start.parent else tokenizers
-        prepared = prepare(start.recipe, folder, report, tokenizers=given)
-        Trainer(start, folder, prepared, report).run()
+        prepared = group.in_turn(lambda: prepare(start.recipe, folder, report, tokenizers=given))
+        trainer = group.each(lambda: Trainer(start, folder, prepared, report, group))
+        with trainer.group.company():
+            trainer.run()
     return folder.path
 
 
 class Trainer:
-    def __init__(self, start: Start, folder: RunFolder, prepared: Prepared, report: Report) -> None:
+    def __init__(self, start: Start, folder: RunFolder, prepared: Prepared, report: Report, group: Group) -> None:
         self.recipe, self.settings, self.folder, self.report = start.recipe, start.recipe.train, folder, report
-        self.prepared = prepared
+        self.prepared, self.group = prepared, group
         self.progress = self.begin_or_go_on(start)
-        self.cost = Cost.of(self.stepper.model)
-        self.stream = stream_of(self.recipe, prepared)
+        self.cost = Cost.of(self.stepper.model, passes=passes(self.settings))
+        share = Share(group.rank, group.world)
+        self.stream = stream_of(self.recipe, prepared, level=self.progress.choices.capture, share=share)
+        if group.several and self.stepper.device.type == "cpu":
+            self.stepper.rehearse(self.stream.nothing())
         self.validator = Validator(self.recipe, prepared, self.stream.widths, self.progress.choices)
-        self.metrics = Metrics(folder.metrics, step=self.progress.step, board=self.settings.tensorboard)
-        self.signal = 0
+        writes = group.first
+        board = self.settings.tensorboard
+        self.metrics = Metrics(folder.metrics, step=self.progress.step, board=board) if writes else Unwritten()
+        self.asked = 0  # the signal that this process got
+        self.signal = 0  # the one that all processes know of
         self.waiting: list[Pending] = []  # updates whose numbers have not been looked at
 
     def begin_or_go_on(self, start: Start) -> Progress:
         newest, parent = start.newest, start.parent
         saved = record.load(newest) if newest else None
         layout = layout_of(self.recipe.model)
-        choices = rechosen(saved.choices, self.settings) if saved else choose(self.settings, layout)
+        world = self.group.world
+        choices = rechosen(saved.choices, self.settings, world) if saved else choose(self.settings, layout)
+        choices = choices.shared(self.group)
         choices.apply()
-        self.stepper = Stepper(new_model(self.recipe, self.prepared.tokenizers, parent), self.settings, choices)
+        if saved and (changed := self.prepared.changed_since(saved.data)):
+            raise Mistake(f"{changed} is not what this run was begun with; restore it, or begin a new run")
+        self.group = self.group.at_work(torch.device(choices.device), self.settings.timeout)
+        model = new_model(self.recipe, self.prepared.tokenizers, parent)
+        self.stepper = Stepper(model, self.settings, choices, self.group)
         if not newest or not saved:
             longest = max(self.prepared.longest, parent.longest if parent else 0)
             return Progress(choices, self.prepared.digests, longest=longest, parent=start.init_from)
-        if changed := self.prepared.changed_since(saved.data):
-            raise Mistake(f"{changed} is not what this run was begun with; restore it, or begin a new run")
         record.restore(newest, self.stepper)
         self.report.say(f"going on from step {saved.step}")
         if choices != saved.choices:
@@ -132,19 +154,19 @@ class Trainer:
     def on_signal(self, number: int, _frame: FrameType | None) -> None:
         """The first one lets the step end and saves; a second one is for those who cannot wait."""
         signal.signal(number, signal.SIG_DFL)
-        self.signal = number
+        self.asked = number
 
     def laps(self) -> None:
         """Steps from where we are, until the end or until a roll-back asks to begin the stream anew."""
         place = self.progress.place
         begun, seconds = time.monotonic(), self.progress.seconds
-        meter = Meter(self.report, self.metrics, self.settings)
-        with closing(ahead(lambda: self.stream.batches(place))) as batches:
+        meter = Meter(self.report, self.metrics, self.settings, self.stepper.choices, self.progress.flops)
+        with closing(ahead(lambda: self.batches(place), DEPTH)) as batches:
             while not self.ended():
                 some, place_after = self.gather(batches)
                 pending = self.try_update(some)
-                spent = sum(map(self.cost.training, some))
-                self.progress = self.progress.stepped(pending, place_after, seconds + time.monotonic() - begun, spent)
+                spent, now = self.agree(sum(map(self.cost.training, some)), seconds + time.monotonic() - begun)
+                self.progress = self.progress.stepped(pending, place_after, now, spent)
                 self.waiting.append(pending)
                 if not self.due_to_look():
                     continue
@@ -155,7 +177,14 @@ class Trainer:
                     self.progress = replace(self.progress, running=Running())
                 self.after_step()
                 if logged:
-                    meter.reset()  # so that the time of validations does not count against the speed of training
+                    meter.reset(self.progress.flops)  # the time of validations is none of training
+
+    def agree(self, flops: float, seconds: float) -> tuple[float, float]:
+        """What must be the same everywhere, so that all do the same next: the operations of all, the clock of the
+        first, and a signal that any of them got."""
+        known = self.group.numbers(flops, seconds, self.asked)
+        self.signal = int(max(asked for _, _, asked in known))
+        return sum(spent for spent, _, _ in known), known[0][1]
 
     def due_to_look(self) -> bool:
         """Whether to wait for what the last updates did: on a GPU only where something hangs on it."""
@@ -173,7 +202,15 @@ class Trainer:
                 return True
             meter.step(update)
         meter.say(self.progress, update)
+        if (captured := self.stepper.captured) and captured.why_not:
+            self.report.say(f"updates cannot be recorded and are launched kernel by kernel ({captured.why_not})")
+            self.stepper.captured = None
         return False
+
+    def batches(self, place: Place) -> Iterator[tuple[Batch, Place]]:
+        """From a place on; for a GPU, in memory that it can fetch from by itself."""
+        for batch, after in self.stream.batches(place):
+            yield (batch if self.stepper.device.type == "cpu" else batch.pin_memory()), after
 
     def gather(self, batches: Iterator[tuple[Batch, Place]]) -> tuple[list[Batch], Place]:
         some, place = [], self.progress.place
@@ -190,6 +227,11 @@ class Trainer:
             try:
                 return self.stepper.update(some, step, self.progress.scale * rate)
             except torch.OutOfMemoryError:
+                if self.group.several:
+                    raise Mistake(
+                        f"process {self.group.rank} is out of memory; start more processes, so that each has fewer "
+                        f"rows, or begin again with train.tokens={self.settings.tokens // 2}"
+                    ) from None
                 if self.stepper.choices.split >= max(len(batch.source_BS) for batch in some):
                     raise Mistake(
                         "a single row does not fit into memory; make the model smaller or data.max_length lower"
@@ -208,26 +250,26 @@ class Trainer:
         self.metrics.write("skipped", step, count=self.progress.skipped)
         if self.progress.skipped_in_a_row < ROLL_BACK_AFTER:
             return False
-        newest = record.newest(self.folder)
+        newest = self.group.told(lambda: record.newest(self.folder))
         if newest is None:
-            raise Mistake(
+            raise self.group.mistake(
                 f"{ROLL_BACK_AFTER} steps in a row were not finite before the first checkpoint; try a smaller train.lr"
             )
         self.roll_back(newest)
         return True
 
     def roll_back(self, newest: Path) -> None:
-        now, back = self.progress, record.load(newest)
+        now, back = self.progress, self.group.told(lambda: record.load(newest))
         scale = back.scale / 2
         if scale < SMALLEST_SCALE:
-            raise Mistake(
+            raise self.group.mistake(
                 f"the steps after step {back.step} are not finite even at {back.scale:g} of the learning rate; "
                 "look at the data, or begin a new run with a smaller train.lr"
             )
         record.restore(newest, self.stepper)
         kept = {"skipped": now.skipped, "seconds": now.seconds, "choices": now.choices}
         self.progress = replace(back, scale=scale, skipped_in_a_row=0, **kept)  # type: ignore[arg-type]
-        record.save_progress(newest, self.progress)
+        self.group.told(lambda: record.save_progress(newest, self.progress))
         self.metrics.cut(back.step)
         self.metrics.write("rolled back", back.step, after=now.step, scale=scale, skipped=now.skipped)
         self.report.say(
@@ -246,25 +288,28 @@ class Trainer:
             peak = max(self.progress.peak_memory, peak_memory(self.stepper.device))
             self.progress = replace(self.progress, peak_memory=peak)
             record.save(self.folder, self.stepper, self.progress)
-            if due or last or not self.folder.model.exists():
+            if due or last or not self.group.told(self.folder.model.exists):
                 self.publish()
         if self.signal and not self.ended():
-            name = signal.Signals(self.signal).name
-            raise Stop(f"stopped by {name} at step {step}, all saved; go on with --resume", 128 + self.signal)
+            said = f"stopped by {signal.Signals(self.signal).name} at step {step}, all saved; go on with --resume"
+            raise Stop(said if self.group.first else "", 128 + self.signal)
 
     def validate(self) -> None:
         with self.stepper.averaged():
-            validation = self.validator(self.stepper.model)
+            validation = self.group.told(lambda: self.validator(self.stepper.spare))
         self.progress = self.progress.validated(validation, self.settings.metric, self.settings.keep)
         self.report.say(f"step {self.progress.step}: {validation}")
         seconds = round(self.progress.seconds, 2)
         self.metrics.write("validate", self.progress.step, **validation.record(), seconds=seconds)
 
     def publish(self) -> None:
-        """The model that users of the folder get, as good as it is known so far."""
-        weights = record.final_weights(self.folder, self.stepper, self.progress, self.settings.average)
+        """The model that users of the folder get, as good as it is known so far; without validation that of now."""
+        now = {} if self.progress.best else self.stepper.weights()
+        self.group.told(lambda: self.save_model(now))
+
+    def save_model(self, now: dict[str, Tensor]) -> None:
         self.folder.save_model(
-            weights,
+            now or record.final_weights(self.folder, self.progress, self.settings.average),
             tokenizer=self.prepared.tokenizers.fingerprint(),
             longest=str(self.progress.longest),
             step=str(self.progress.step),
@@ -298,48 +343,3 @@ class Trainer:
             f"done: {progress.step} steps, {progress.tokens:,} tokens in {progress.seconds:.0f} s{best}{skipped}; "
             f"the model is in {self.folder.path}"
         )
-
-
-class Meter:
-    """Loss, speed and time left, over the steps since they were last said."""
-
-    def __init__(self, report: Report, metrics: Metrics, settings: TrainSettings) -> None:
-        self.report, self.metrics, self.settings = report, metrics, settings
-        self.reset()
-
-    def reset(self) -> None:
-        self.tokens, self.since = 0, time.monotonic()
-
-    def step(self, update: Update) -> None:
-        self.tokens += update.tokens
-
-    def say(self, progress: Progress, update: Update) -> None:
-        """What the last steps came to. `update` is the newest of them."""
-        speed = self.tokens / (time.monotonic() - self.since)
-        loss, likelihood = progress.running.means()
-        said = f"step {progress.step}  loss {loss:.3f}  {speed:,.0f} tokens/s"
-        self.report.step(progress.step, said + self.left(progress))
-        if progress.step % self.settings.log_every == 0:
-            self.metrics.write(
-                "train",
-                progress.step,
-                epoch=progress.place.epoch,
-                loss=loss,
-                likelihood=likelihood,
-                norm=update.norm,
-                lr=update.lr,
-                tokens=progress.tokens,
-                flops=progress.flops,
-                tokens_per_second=round(speed),
-                seconds=round(progress.seconds, 2),
-            )
-
-    def left(self, progress: Progress) -> str:
-        seconds = []
-        if self.settings.steps:
-            seconds.append((self.settings.steps - progress.step) * progress.seconds / progress.step)
-        if self.settings.minutes:
-            seconds.append(self.settings.minutes * 60 - progress.seconds)
-        if self.settings.flops:
-            seconds.append((self.settings.flops / progress.flops - 1) * progress.seconds)
-        return f"  {timedelta(seconds=round(max(min(seconds), 0)))} left" if seconds else ""

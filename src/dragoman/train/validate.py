@@ -22,7 +22,7 @@ from dragoman.train.choices import Choices
 from dragoman.train.loss import chunked
 from dragoman.train.prepare import Prepared, form_of, layout_for
 from dragoman.translator import Translator
-from dragoman.types import Batch
+from dragoman.types import Batch, Line
 
 GREEDY = {"method": "greedy", "coverage": 0.0, "unknown": "drop"}  # the quick way, whatever the recipe's search
 
@@ -111,7 +111,8 @@ class Validator:
         pairs, tokenizers = self.prepared.dev_pairs, self.prepared.tokenizers
         translator = Translator(cast(Seq2Seq, model), tokenizers, self.recipe, self.prepared.longest, self.device)
         trees = [pair.tree for pair in pairs] if translator.asks_for_trees else None
-        found = translator.translate([pair.source for pair in pairs], trees=trees, search=GREEDY, align=False)
+        lines = [Line(pair.source, tag=pair.tag) for pair in pairs]
+        found = translator.translate(lines, trees=trees, search=GREEDY, align=False)
         return [one.text for one in found], [pair.target for pair in pairs]
 
     @torch.inference_mode()

@@ -1,0 +1,192 @@
+"""The processes of one command: this one by itself, or several that torchrun started.
+
+By itself every verb does nothing and costs nothing. Of several, all call the same verbs in the same order; the first
+one speaks and writes, and what it says is true of all. What goes wrong in one ends them all, with one sentence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dragoman.types import Mistake, Stop
+
+T = TypeVar("T")
+PATIENCE = timedelta(days=30)  # before they are at work: however long it takes one process to prepare the data
+MEETING = timedelta(minutes=10)  # within which all processes have started
+SAVED = "What was saved before is whole: go on with --resume"
+
+
+@dataclass(frozen=True)
+class Group:
+    """`prompt` carries what is agreed on, `tensors` gradients and weights. Both are there once they are at work."""
+
+    rank: int = 0
+    world: int = 1
+    local: int = 0  # the number of this process on its machine, and so of its GPU
+    minutes: float = 0.0  # that `prompt` waits
+    prompt: dist.ProcessGroup | None = None
+    tensors: dist.ProcessGroup | None = None
+
+    @property
+    def first(self) -> bool:
+        """Whether this process speaks and writes for all."""
+        return self.rank == 0
+
+    @property
+    def several(self) -> bool:
+        return self.world > 1
+
+    def at_work(self, device: torch.device, minutes: float) -> Group:
+        """The same processes, which from now on wait at most so long for each other."""
+        if not self.several:
+            return self
+        patience = timedelta(minutes=minutes)
+        prompt = dist.new_group(backend="gloo", timeout=patience)
+        tensors = prompt
+        if device.type == "cuda":  # NCCL ends a process without a word, so `prompt` must be the first to lose patience
+            torch.cuda.set_device(device)
+            tensors = dist.new_group(backend="nccl", timeout=2 * patience, device_id=device)
+        return replace(self, minutes=minutes, prompt=prompt, tensors=tensors)
+
+    def all(self, work: Callable[[], T]) -> list[T]:
+        """Everyone does it; what came of it in each, by rank. Until they are at work, no one loses patience.
+
+        A mistake of one is everybody's, but it is said once: where it has no words, another process has them.
+        """
+        if not self.several:
+            return [work()]
+        value: T | None = None
+        mistake: Mistake | None = None
+        try:
+            value = work()
+        except Mistake as error:
+            mistake = error
+        answers: list[Any] = [None] * self.world
+        try:
+            dist.all_gather_object(answers, (mistake is not None, value), group=self.prompt)
+        except RuntimeError:
+            if mistake:
+                raise mistake from None
+            raise
+        wrong = [rank for rank, (failed, _) in enumerate(answers) if failed]
+        if wrong:
+            raise mistake if mistake and wrong[0] == self.rank else Mistake("")
+        return [answer for _, answer in answers]
+
+    def each(self, work: Callable[[], T]) -> T:
+        """What comes of it here, when all have done it."""
+        kept: list[T] = []
+        self.all(lambda: kept.append(work()))
+        return kept[0]
+
+    def told(self, work: Callable[[], T]) -> T:
+        """What comes of it in the first process, the only one that does it."""
+        found: Any = self.all(lambda: work() if self.first else None)[0]
+        return found  # type: ignore[no-any-return]
+
+    def in_turn(self, work: Callable[[], T]) -> T:
+        """The first process does it, then the others do, and find what it has left behind."""
+        if not self.several:
+            return work()
+        early = self.each(lambda: [work()] if self.first else [])
+        late = self.each(lambda: [] if self.first else [work()])
+        return (early or late)[0]
+
+    def mistake(self, sentence: str) -> Mistake:
+        """One that all processes make at the same moment: the first has the words."""
+        return Mistake(sentence if self.first else "")
+
+    def numbers(self, *own: float) -> list[list[float]]:
+        """These numbers of every process, by rank."""
+        if not self.several:
+            return [list(own)]
+        mine = torch.tensor(own, dtype=torch.float64)
+        found = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(found, mine, group=self.prompt)
+        return [one.tolist() for one in found]
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Of all processes, in place."""
+        if self.several:
+            dist.all_reduce(tensor, group=self.tensors)
+        return tensor
+
+    @contextmanager
+    def company(self) -> Iterator[None]:
+        """Another process that is gone, or hangs, ends this one with a sentence."""
+        try:
+            yield
+        except RuntimeError as error:
+            said = str(error).lower()
+            if not self.several or not (isinstance(error, dist.DistError) or "gloo" in said):
+                raise
+            late = "timed out" in said or "timeout" in said
+            raise Stop(f"{self._waited() if late else self._lost()}. {SAVED}", 1) from None
+
+    def _waited(self) -> str:
+        return (
+            f"process {self.rank} of {self.world} waited {self.minutes:g} minutes for another one, which hangs or "
+            "cannot be reached: look at its last lines, its machine and the network; or, if it was at work, raise "
+            "train.timeout"
+        )
+
+    def _lost(self) -> str:
+        return f"process {self.rank} of {self.world} has lost another one, whose own last lines may say why"
+
+
+@contextmanager
+def joined() -> Iterator[Group]:
+    """All processes that torchrun started for this command, or this one by itself."""
+    launched = dist.is_available() and dist.is_torchelastic_launched()
+    world = int(os.environ["WORLD_SIZE"]) if launched else 1
+    if world == 1:
+        yield Group()
+        return
+    own = not dist.is_initialized()  # else a command around this one has joined already, and will part
+    if own:
+        store, rank, world = next(dist.rendezvous("env://", timeout=MEETING))  # type: ignore[attr-defined]
+        name = meeting(store, rank, world)
+        store = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=PATIENCE)
+    group = Group(dist.get_rank(), world, int(os.environ["LOCAL_RANK"]))
+    well = False
+    try:
+        with group.company():
+            yield group
+        well = True
+    finally:
+        if own and (well or not torch.cuda.is_initialized()):  # NCCL would wait for those that are gone
+            dist.destroy_process_group()
+
+
+def meeting(store: Any, rank: int, world: int) -> str:
+    """A name that all processes give to this start of theirs, and to no other.
+
+    torchrun keeps one store for all attempts of a job, and those of an attempt that failed have left their addresses
+    there. Who took such a one for that of a process of now would wait for it in vain.
+    """
+    own, late = uuid.uuid4().hex, time.monotonic() + MEETING.total_seconds()
+    store.set(f"here/{rank}", own)
+    while time.monotonic() < late:
+        if rank == 0:
+            store.set("all", ",".join(store.get(f"here/{other}").decode() for other in range(world)))
+        everyone = store.get("all").decode()
+        name = hashlib.blake2b(everyone.encode(), digest_size=8).hexdigest()
+        if own in everyone:
+            store.set(f"{name}/{rank}", "agreed")
+        if store.check([f"{name}/{other}" for other in range(world)]):
+            return name
+        time.sleep(0.02)
+    raise Mistake(f"process {rank} of {world} has not met the others within {MEETING}; look at their last lines")

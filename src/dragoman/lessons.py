@@ -1,0 +1,39 @@
+"""What one model answered, as pairs for another to learn from. From answers with a fault it would learn the fault."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from dragoman.door import kinds
+from dragoman.shards import Record
+from dragoman.translator import TREELESS
+from dragoman.types import Hypothesis
+
+
+def faults(answer: Hypothesis) -> list[str]:
+    """Why nobody should learn from an answer. That a model of trees had none for it is no reason."""
+    return [*(why for why in answer.warnings if why != TREELESS), *answer.flags]
+
+
+class Lessons:
+    """Counts the records that are good to learn from, and those that are left out, by their first fault."""
+
+    def __init__(self) -> None:
+        self.good = 0
+        self.left_out: Counter[str] = Counter()
+
+    def lines(self, records: Iterable[Record]) -> Iterator[str]:
+        """The good ones as lines of JSON: source, target."""
+        for record in records:
+            if record["faults"]:
+                self.left_out.update(kinds(record["faults"])[:1])
+            else:
+                self.good += 1
+                pair = {"source": record["source"], "target": record["target"]}
+                yield json.dumps(pair, ensure_ascii=False) + "\n"
+
+    def __str__(self) -> str:
+        why = ", ".join(f"{count:,} {what}" for what, count in self.left_out.items())
+        return f"{self.good:,} answers" + (f" ({why}: left out)" if why else "")

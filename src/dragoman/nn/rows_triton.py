@@ -1,0 +1,185 @@
+"""Attention within short packed rows on a GPU: one program for each row and head, which holds all of its scores.
+
+A row of up to 128 places has so few scores that they never leave the registers, forwards and backwards; who may look at
+whom is read off the segments, so no mask is made. Written for training: in bf16, with gradients (nn/kernel.py says
+when it is asked; the readable twin is `reference` there).
+
+Shapes   B rows   H heads   Q queries   K keys   D head width   C all heads   E, F products of which these are parts
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOG2E = 1.4426950408889634  # scores are kept as powers of two, which is what the hardware raises
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _keep(query_segment, key_segment, b, Q, K, CAUSAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Who may look at whom in row b: inside the own sentence and, where causal, not ahead."""
+    m, n = tl.arange(0, M), tl.arange(0, N)
+    own = tl.load(query_segment + b * Q + m, mask=m < Q, other=-1)
+    other = tl.load(key_segment + b * K + n, mask=n < K, other=-2)
+    keep = own[:, None] == other[None, :]
+    if CAUSAL:
+        keep = keep & (m[:, None] >= n[None, :])
+    return keep
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _tile(base, b, h, rows, row_stride, head_stride, place_stride, P: tl.constexpr, D: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the places of a row and head lie, and which of them there are."""
+    p, d = tl.arange(0, P), tl.arange(0, D)
+    at = base + b.to(tl.int64) * row_stride + h * head_stride
+    return at + p[:, None] * place_stride + d[None, :], (p < rows)[:, None]
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _forward(  # type: ignore[no-untyped-def]
+    query, key, value, query_segment, key_segment, out, sums,
+    query_b, query_h, query_q, key_b, key_h, key_k, value_b, value_h, value_k,
+    H, Q, K, scale, CAUSAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    b, h = tl.program_id(0) // H, tl.program_id(0) % H
+    at, real = _tile(query, b, h, Q, query_b, query_h, query_q, M, D)
+    q = tl.load(at, mask=real, other=0.0)
+    at, there = _tile(key, b, h, K, key_b, key_h, key_k, N, D)
+    k = tl.load(at, mask=there, other=0.0)
+    score = tl.dot(q, tl.trans(k)) * scale
+    score = tl.where(_keep(query_segment, key_segment, b, Q, K, CAUSAL, M, N), score, -1e30)
+    most = tl.maximum(tl.max(score, 1), -1e29)  # padding may have nobody to look at: then all its weights are 0
+    weight = tl.exp2(score - most[:, None])
+    total = tl.maximum(tl.sum(weight, 1), 1e-30)
+    at, there = _tile(value, b, h, K, value_b, value_h, value_k, N, D)
+    v = tl.load(at, mask=there, other=0.0)
+    read = tl.dot(weight.to(v.dtype), v) / total[:, None]
+    at, real = _tile(out, b, h, Q, Q * H * D, D, H * D, M, D)
+    tl.store(at, read.to(v.dtype), mask=real)
+    m = tl.arange(0, M)
+    tl.store(sums + tl.program_id(0) * Q + m, most + tl.log2(total), mask=m < Q)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _backward(  # type: ignore[no-untyped-def]
+    query, key, value, query_segment, key_segment, out, sums, grad, query_grad, key_grad, value_grad,
+    query_b, query_h, query_q, key_b, key_h, key_k, value_b, value_h, value_k, grad_b, grad_h, grad_q,
+    query_grad_q, key_grad_k, value_grad_k, H, Q, K, scale, root,
+    CAUSAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    b, h = tl.program_id(0) // H, tl.program_id(0) % H
+    m = tl.arange(0, M)
+    at, real = _tile(query, b, h, Q, query_b, query_h, query_q, M, D)
+    q = tl.load(at, mask=real, other=0.0)
+    at, there = _tile(key, b, h, K, key_b, key_h, key_k, N, D)
+    k = tl.load(at, mask=there, other=0.0)
+    total = tl.load(sums + tl.program_id(0) * Q + m, mask=m < Q, other=0.0)
+    score = tl.dot(q, tl.trans(k)) * scale
+    keep = _keep(query_segment, key_segment, b, Q, K, CAUSAL, M, N)
+    weight = tl.where(keep, tl.exp2(score - total[:, None]), 0.0)
+    at, real = _tile(grad, b, h, Q, grad_b, grad_h, grad_q, M, D)
+    g = tl.load(at, mask=real, other=0.0)
+    at, there = _tile(value, b, h, K, value_b, value_h, value_k, N, D)
+    v = tl.load(at, mask=there, other=0.0)
+    at, there = _tile(value_grad, b, h, K, K * value_grad_k, D, value_grad_k, N, D)
+    tl.store(at, tl.dot(tl.trans(weight.to(g.dtype)), g).to(v.dtype), mask=there)
+    at, real = _tile(out, b, h, Q, Q * H * D, D, H * D, M, D)
+    read = tl.load(at, mask=real, other=0.0)
+    mean = tl.sum(read.to(tl.float32) * g.to(tl.float32), 1)
+    slope = (weight * (tl.dot(g, tl.trans(v)) - mean[:, None]) * root).to(q.dtype)
+    at, real = _tile(query_grad, b, h, Q, Q * query_grad_q, D, query_grad_q, M, D)
+    tl.store(at, tl.dot(slope, k).to(q.dtype), mask=real)
+    at, there = _tile(key_grad, b, h, K, K * key_grad_k, D, key_grad_k, N, D)
+    tl.store(at, tl.dot(tl.trans(slope), q).to(k.dtype), mask=there)
+
+
+def _blocks(q_BHQD: Tensor, k_BHKD: Tensor, causal: bool) -> dict[str, Any]:
+    sides = [max(16, triton.next_power_of_2(x.size(2))) for x in (q_BHQD, k_BHKD)]
+    warps = 8 if sides[0] * sides[1] > 128 * 64 else 4
+    return {"CAUSAL": causal, "M": sides[0], "N": sides[1], "D": q_BHQD.size(3), "num_warps": warps}
+
+
+def _strides(*some: Tensor) -> list[int]:
+    return [stride for x in some for stride in x.stride()[:3]]
+
+
+def _heads(x_BTE: Tensor, heads: int, parts: int) -> tuple[Tensor, ...]:
+    """What lies side by side in a product, each as x_BHTD."""
+    return x_BTE.view(*x_BTE.shape[:2], parts, heads, -1).permute(2, 0, 3, 1, 4).unbind()
+
+
+@torch.library.custom_op("dragoman::attend_rows", mutates_args=())
+def attend_rows(
+    query_BQE: Tensor, key_value_BKF: Tensor | None, query_segment_BQ: Tensor, key_segment_BK: Tensor, heads: int,
+    causal: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """What each query reads, out_BQC, and the logarithm of what its weights were divided by, sums_BHQ.
+
+    Keys and values lie side by side in a product of their own, or behind the queries in the same one.
+    """
+    q, k, v = _split(query_BQE, key_value_BKF, heads)
+    B, H, Q, D = q.shape
+    out, sums = q.new_empty(B, Q, H * D), q.new_empty(B, H, Q, dtype=torch.float32)
+    _forward[(B * H,)](
+        q, k, v, query_segment_BQ, key_segment_BK, out, sums, *_strides(q, k, v),
+        H, Q, k.size(2), D**-0.5 * LOG2E, **_blocks(q, k, causal),
+    )  # fmt: skip
+    return out, sums
+
+
+@torch.library.custom_op("dragoman::attend_rows_back", mutates_args=())
+def attend_rows_back(
+    grad_BQC: Tensor, query_BQE: Tensor, key_value_BKF: Tensor | None, query_segment_BQ: Tensor,
+    key_segment_BK: Tensor, out_BQC: Tensor, sums_BHQ: Tensor, heads: int, causal: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The slopes of the products; of one that is not there, nothing."""
+    q, k, v = _split(query_BQE, key_value_BKF, heads)
+    (grad,) = _heads(grad_BQC, heads, 1)
+    query_grad, key_value_grad = torch.empty_like(query_BQE), _like(key_value_BKF, query_BQE)
+    grads = _split(query_grad, None if key_value_BKF is None else key_value_grad, heads)
+    B, H, Q, D = q.shape
+    _backward[(B * H,)](
+        q, k, v, query_segment_BQ, key_segment_BK, out_BQC, sums_BHQ, grad, *grads, *_strides(q, k, v, grad),
+        *(x.stride(2) for x in grads), H, Q, k.size(2), D**-0.5 * LOG2E, D**-0.5, **_blocks(q, k, causal),
+    )  # fmt: skip
+    return query_grad, key_value_grad
+
+
+def _split(query_BQE: Tensor, key_value_BKF: Tensor | None, heads: int) -> tuple[Tensor, ...]:
+    if key_value_BKF is None:
+        return _heads(query_BQE, heads, 3)
+    return (*_heads(query_BQE, heads, 1), *_heads(key_value_BKF, heads, 2))
+
+
+def _like(key_value_BKF: Tensor | None, other: Tensor) -> Tensor:
+    return other.new_empty(0) if key_value_BKF is None else torch.empty_like(key_value_BKF)
+
+
+@attend_rows.register_fake
+def _(query_BQE: Tensor, key_value_BKF: Tensor | None, _: Tensor, __: Tensor, heads: int, ___: bool) -> Any:
+    B, Q, E = query_BQE.shape
+    width = E // 3 if key_value_BKF is None else E
+    return query_BQE.new_empty(B, Q, width), query_BQE.new_empty(B, heads, Q, dtype=torch.float32)
+
+
+@attend_rows_back.register_fake
+def _(_: Tensor, query_BQE: Tensor, key_value_BKF: Tensor | None, *__: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(query_BQE), _like(key_value_BKF, query_BQE)
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.heads, ctx.causal = inputs
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _back(ctx: Any, grad_BQC: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    _, key_value_BKF, *_ = ctx.saved_tensors
+    query_grad, key_value_grad = attend_rows_back(grad_BQC.contiguous(), *ctx.saved_tensors, ctx.heads, ctx.causal)
+    return query_grad, None if key_value_BKF is None else key_value_grad, None, None, None, None
+
+
+attend_rows.register_autograd(_back, setup_context=_remember)

@@ -1,0 +1,68 @@
+"""Loss, speed and time left: what is said of training on the way, and written into metrics.jsonl."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import torch
+
+from dragoman.config import TrainSettings
+from dragoman.machine import matrix_speed
+from dragoman.train.choices import Choices, peak_memory
+from dragoman.train.record import Progress
+from dragoman.train.report import Metrics, Report, Unwritten
+from dragoman.train.step import Update
+
+
+class Meter:
+    """What has happened since it was last said."""
+
+    def __init__(
+        self, report: Report, metrics: Metrics | Unwritten, settings: TrainSettings, choices: Choices, flops: float
+    ) -> None:
+        self.report, self.metrics, self.settings = report, metrics, settings
+        self.device = torch.device(choices.device)
+        self.fastest = choices.world * matrix_speed(self.device, choices.precision)
+        self.reset(flops)
+
+    def reset(self, flops: float) -> None:
+        self.tokens, self.flops, self.since = 0, flops, time.monotonic()
+
+    def step(self, update: Update) -> None:
+        self.tokens += update.tokens
+
+    def say(self, progress: Progress, update: Update) -> None:
+        """What the last steps came to. `update` is the newest of them."""
+        seconds = time.monotonic() - self.since
+        speed, loss, likelihood = self.tokens / seconds, *progress.running.means()
+        said = f"step {progress.step}  loss {loss:.3f}  {speed:,.0f} tokens/s"
+        self.report.step(progress.step, said + self.left(progress))
+        if progress.step % self.settings.log_every == 0:
+            work = (progress.flops - self.flops) / seconds
+            self.metrics.write(
+                "train",
+                progress.step,
+                epoch=progress.place.epoch,
+                loss=loss,
+                likelihood=likelihood,
+                norm=update.norm,
+                lr=update.lr,
+                tokens=progress.tokens,
+                flops=progress.flops,
+                tokens_per_second=round(speed),
+                flops_per_second=float(f"{work:.4g}"),
+                utilisation=round(work / self.fastest, 4),
+                peak_memory=peak_memory(self.device),
+                seconds=round(progress.seconds, 2),
+            )
+
+    def left(self, progress: Progress) -> str:
+        seconds = []
+        if self.settings.steps:
+            seconds.append((self.settings.steps - progress.step) * progress.seconds / progress.step)
+        if self.settings.minutes:
+            seconds.append(self.settings.minutes * 60 - progress.seconds)
+        if self.settings.flops:
+            seconds.append((self.settings.flops / progress.flops - 1) * progress.seconds)
+        return f"  {timedelta(seconds=round(max(min(seconds), 0)))} left" if seconds else ""

@@ -1,0 +1,62 @@
+"""Captured updates are those made one kernel at a time. They need a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from dragoman.config import TrainSettings
+from dragoman.models.base import tensors_of
+from dragoman.train.captured import WARM
+from dragoman.train.choices import Choices
+from dragoman.train.step import Stepper, settled
+from dragoman.types import Batch
+from tolerance import same
+from toy_batch import examples, in_rows
+from toy_models import SMALL_TRANSFORMER, built
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are captured on a GPU only")
+PLAIN = Choices("cuda", "bf16", False, 1)
+SECTION = {**SMALL_TRANSFORMER, "width": 32, "dropout": 0.2}  # heads wide enough for the kernels of a GPU
+STEPS = WARM + 4
+
+
+def batches() -> list[Batch]:
+    some = examples(40)
+    return [in_rows([[4 * r + i for i in range(4)] for r in range(3 + n % 2)], some) for n in range(2 * STEPS)]
+
+
+def trained(choices: Choices, **settings: Any) -> tuple[Stepper, list[float]]:
+    torch.manual_seed(1)
+    stepper = Stepper(built(SECTION, dtype=torch.float32), TrainSettings(ema=0.9, **settings), choices)
+    done = [stepper.update([batch], step, 1e-3) for step, batch in enumerate(batches(), 1)]
+    return stepper, [update.loss for update in settled(done)]
+
+
+@pytest.mark.parametrize("settings", [{}, {"optimizer": "muon"}, {"consistency": "rdrop"}], ids=str)
+def test_captured_updates_are_the_same(settings: dict[str, Any]) -> None:
+    one, losses = trained(replace(PLAIN, capture=True), **settings)
+    assert one.captured is not None
+    assert len(one.captured.kept) == 2  # both shapes
+    other, expected = trained(PLAIN, **settings)
+    assert losses == pytest.approx(expected, rel=1e-3)
+    for name, tensor in tensors_of(one.model).items():
+        same(tensor, tensors_of(other.model)[name], torch.bfloat16)
+    for name, tensor in one.ema.items():
+        same(tensor, other.ema[name], torch.bfloat16)
+
+
+def test_after_a_restore_they_are_captured_anew() -> None:
+    """The optimizer's memory has moved: a graph that knew where it was would write into nothing."""
+    one, _ = trained(replace(PLAIN, capture=True))
+    all_of_it = (tensors_of(one.model), one.optimizer_tensors(), one.ema)
+    saved = [{name: tensor.clone() for name, tensor in some.items()} for some in all_of_it]
+    again = []
+    for _ in range(2):
+        one.restore(*({n: t.clone() for n, t in some.items()} for some in saved))
+        some = [one.update([batch], 100 + step, 1e-3) for step, batch in enumerate(batches())]
+        again.append([update.loss for update in settled(some)])
+    assert again[0] == pytest.approx(again[1], rel=1e-4)

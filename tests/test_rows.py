@@ -1,0 +1,55 @@
+"""Attention straight from the products gives the numbers of the readable kernel. It needs a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dragoman.nn import rows
+from dragoman.nn.kernel import reference
+from dragoman.nn.mask import Rows, across, within
+from tolerance import same
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel is written for a GPU")
+H = 2
+
+
+def segments(B: int, T: int, length: int, padding: int) -> Rows:
+    segment_BT = (torch.arange(T, device="cuda") // length + 1).expand(B, -1).clone()
+    segment_BT[:, T - padding :] = 0
+    return Rows(segment_BT, torch.arange(T, device="cuda").expand(B, -1) % length)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("T", "D"), [(5, 16), (20, 16), (64, 32), (100, 64), (128, 64), (128, 128)])
+def test_within_rows(T: int, D: int, causal: bool) -> None:
+    torch.manual_seed(T)
+    where = segments(3, T, 9, min(3, T // 2))
+    look = within(where, ahead=not causal)
+    made = torch.randn(3, T, 3 * H * D, device="cuda").bfloat16().requires_grad_()
+    assert rows.holds(made, T, look, D)
+    compare(rows.read(made, None, look, H), made.double(), None, look, [made], where.real_BT)
+
+
+@pytest.mark.parametrize(("Q", "K", "D"), [(20, 20, 16), (33, 17, 32), (128, 120, 64), (7, 128, 64)])
+def test_across_rows(Q: int, K: int, D: int) -> None:
+    torch.manual_seed(Q)
+    target, source = segments(3, Q, 9, 2), segments(3, K, max(9 * K // Q, 1), 1)
+    look = across(target, source)
+    query = torch.randn(3, Q, H * D, device="cuda").bfloat16().requires_grad_()
+    both = torch.randn(3, K, 2 * H * D, device="cuda").bfloat16().requires_grad_()
+    met_BQ = (target.segment_BT[:, :, None] == source.segment_BT[:, None]).any(-1)
+    compare(rows.read(query, both, look, H), query.double(), both.double(), look, [query, both], met_BQ)
+
+
+def compare(found, query, both, look, leaves, met_BQ) -> None:  # type: ignore[no-untyped-def]
+    """Outputs and slopes, but for queries with nobody to look at: they read nothing here, and anything there."""
+    width = found.size(-1)
+    parts = query.split(width, -1) if both is None else (query, *both.split(width, -1))
+    q, k, v = (part.unflatten(2, (H, -1)).transpose(1, 2) for part in parts)
+    expected = reference(q, k, v, look).transpose(1, 2).flatten(2) * met_BQ[..., None]
+    slope = torch.linspace(-1, 1, found.numel(), device="cuda").view_as(found) * met_BQ[..., None]
+    same(found * met_BQ[..., None], expected)
+    ours, theirs = (torch.autograd.grad((out * slope).sum(), leaves) for out in (found.float(), expected))
+    for one, other in zip(ours, theirs, strict=True):
+        same(one, other)
