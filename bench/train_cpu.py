@@ -4,10 +4,8 @@
     python bench/train_cpu.py --peer hf=PYTHON --peer joeynmt=PYTHON --peer marian=PYTHON --sizes small --rounds 7
 
 Every contestant is a process of its own (bench/peers/), in the Python given by --peer, and trains the same pairs with
-a model of the same size, the same token budget a batch and the same number of threads. They take turns: in each round
-every contestant trains for --seconds while the others stand still, and the ratio of speeds is taken within the round,
-so that a machine that slows down slows all. Tokens are source and target tokens with their end marks, without begin
-marks and without padding. What is not installed is skipped, and said.
+a model of the same size, the same token budget a batch and the same number of threads. They take turns (contest.py),
+and the ratio of speeds is taken within a round. What is not installed is skipped, and said.
 
 On a machine that others use at the same time, `--threads 1 --clock cpu` counts the CPU seconds that each was given.
 """
@@ -20,117 +18,15 @@ import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
+from contest import COMPILED, KINDS, OURS, SIZES, Contestant, available, take_turns, write_corpus
 
-HERE = Path(__file__).parent
-SIZES: dict[str, dict[str, Any]] = {
-    "small": {"kind": "transformer", "layers": 3, "width": 256, "inner": 1024, "heads": 4},
-    "base": {"kind": "transformer", "layers": 6, "width": 512, "inner": 2048, "heads": 8},
-    "lstm": {"kind": "rnn", "layers": 1, "width": 512, "feeding": True},  # with additive attention
-    "lstm-unfed": {"kind": "rnn", "layers": 1, "width": 512, "feeding": False},
-}
 VOCABULARY = 8000  # joint, with the four special tokens
-SPECIALS = 4
-OURS = "dragoman"
-
-
-class Kind(NamedTuple):
-    script: str
-    module: str  # what must be importable in its Python
-    precisions: tuple[str, ...]
-    compiles: bool
-    note: str = ""
-    models: tuple[str, ...] = ("transformer",)
-
-
-KINDS = {
-    OURS: Kind("dragoman_stepper.py", "dragoman", ("float32", "bf16"), True, models=("transformer", "rnn")),
-    "torch": Kind("torch_transformer.py", "torch", ("float32", "bf16"), True),
-    "hf": Kind("hf_marian.py", "transformers", ("float32", "bf16"), True),
-    "joeynmt": Kind(
-        "joey.py", "joeynmt", ("float32",), False, "has half precision on CUDA only", ("transformer", "rnn")
-    ),
-    "marian": Kind("marian.py", "pymarian", ("float32",), False, "trains in float32 only on a CPU"),
-}
-
-
-def write_corpus(folder: Path, *, pairs: int, mean: float, seed: int = 1) -> dict[str, int]:
-    """Pairs of random tokens with log-normal lengths that go together, as ids and as words."""
-    rng = np.random.default_rng(seed)
-    spread, together = 0.6, 0.95
-    first, second = rng.normal(size=(2, pairs))
-    second = together * first + (1 - together**2) ** 0.5 * second
-    lengths = {}
-    for side, deviation in (("source", first), ("target", second)):
-        length = np.exp(np.log(mean) - spread**2 / 2 + spread * deviation)
-        lengths[side] = np.clip(np.round(length), 1, 120).astype(np.int64)
-    stored = {}
-    for side, length in lengths.items():
-        stored[f"{side}_lengths"] = length
-        stored[f"{side}_ids"] = rng.integers(SPECIALS, VOCABULARY, length.sum())
-        sentences = np.split(stored[f"{side}_ids"], np.cumsum(length)[:-1])
-        lines = [" ".join(f"w{i}" for i in ids) + "\n" for ids in sentences]
-        (folder / f"train.{side}").write_text("".join(lines))
-        (folder / f"dev.{side}").write_text("".join(lines[:10]))
-    np.savez(folder / "pairs.npz", **stored)
-    words = [f"w{i}" for i in range(SPECIALS, VOCABULARY)]
-    (folder / "words.txt").write_text("\n".join(words) + "\n")
-    (folder / "marian-words.txt").write_text("\n".join(["</s>", "<unk>", *words]) + "\n")
-    counts = {side: int(length.sum()) + pairs for side, length in lengths.items()}
-    (folder / "counts.json").write_text(json.dumps(counts))
-    return counts
-
-
-class Contestant:
-    """A process that trains when told to."""
-
-    def __init__(self, name: str, python: str, task: dict[str, Any], log: Path) -> None:
-        self.name, self.log, self.clock = name, log, task["clock"]
-        self.rates: list[float] = []
-        kind = KINDS[name.removesuffix(" compiled")]
-        threads = str(task["threads"])
-        environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        self.process = subprocess.Popen(
-            [python, str(HERE / "peers" / kind.script), json.dumps(task)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log.open("w"),
-            text=True,
-            env=environment,
-        )
-        self.facts = self.answer()
-
-    def answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{self.name} gave up:\n" + "\n".join(self.log.read_text().splitlines()[-5:]))
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def train(self, seconds: float) -> float:
-        """Real tokens per second over at least so many seconds of whole updates."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"go {seconds}\n")
-        self.process.stdin.flush()
-        done = self.answer()
-        return float(done["tokens"] / done[self.clock])
-
-    def end(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
 
 
 @contextmanager
@@ -141,15 +37,16 @@ def contestants(
     ready: list[Contestant] = []
     try:
         for name in names:
-            plain = name.removesuffix(" compiled")
+            plain = name.removesuffix(COMPILED)
             one = {**task, "compiled": name != plain}
-            log = Path(task["folder"]) / f"{name}.log"
+            contestant = Contestant(name, pythons[plain], KINDS[plain], one)
+            ready.append(contestant)
             try:
-                contestant = Contestant(name, pythons[plain], one, log)
-                ready.append(contestant)
+                contestant.facts = contestant.answer()
                 contestant.train(warm)
             except RuntimeError as error:
-                ready = [c for c in ready if c.name != name]
+                ready.remove(contestant)
+                contestant.end()
                 print(f"  left out: {error}", flush=True)
         yield ready
     finally:
@@ -162,14 +59,8 @@ def race(
 ) -> list[dict[str, Any]]:
     """One row per contestant: its speeds by round, and Dragoman's speed over its own, round by round."""
     with contestants(names, pythons, task, warm=seconds) as ready:
-        for turn in range(rounds):
-            for contestant in ready[turn % len(ready) :] + ready[: turn % len(ready)]:  # nobody is always first
-                try:
-                    contestant.rates.append(contestant.train(seconds))
-                except RuntimeError as error:
-                    ready.remove(contestant)
-                    print(f"  left out: {error}", flush=True)
-            print("  " + "  ".join(f"{c.name} {c.rates[-1]:,.0f}" for c in ready), flush=True)
+        for said in take_turns(ready, rounds=rounds, seconds=seconds):
+            print(f"  {said}", flush=True)
         ours = next((c.rates for c in ready if c.name == OURS), None)
         rows = []
         for contestant in ready:
@@ -229,18 +120,6 @@ def hardware() -> str:
     return f"{found[0] if found else platform.processor() or platform.machine()}, {os.cpu_count()} cores"
 
 
-def available(pythons: dict[str, str]) -> list[str]:
-    found = []
-    for name, kind in KINDS.items():
-        python = pythons.setdefault(name, sys.executable)
-        check = f"import importlib.util as u, sys; sys.exit(u.find_spec({kind.module!r}) is None)"
-        if subprocess.run([python, "-c", check], capture_output=True, check=False).returncode == 0:
-            found.append(name)
-        else:
-            print(f"{name} is skipped: {kind.module} is not installed there; name its Python with --peer {name}=PYTHON")
-    return found
-
-
 def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
@@ -266,7 +145,7 @@ def main() -> None:
     for name in [*pythons, *given.only.split(","), *filter(None, given.compiled.split(","))]:
         if name not in KINDS:
             raise SystemExit(f"there is no contestant called {name!r} (there are: {', '.join(KINDS)})")
-    here = [name for name in available(pythons) if name in given.only.split(",")]
+    here = available(given.only.split(","), pythons)
     report = {
         "date": datetime.date.today().isoformat(),
         "hardware": hardware(),
@@ -278,7 +157,7 @@ def main() -> None:
         f"{report['hardware']}; {given.threads} threads; batches of {given.tokens} tokens a side; {given.rounds} rounds"
     )
     with tempfile.TemporaryDirectory() as folder:
-        counts = write_corpus(Path(folder), pairs=given.pairs, mean=given.mean)
+        counts = write_corpus(Path(folder), pairs=given.pairs, mean=given.mean, vocabulary=VOCABULARY)
         print(
             f"{given.pairs} pairs, {counts['source']} source and {counts['target']} target tokens, end marks included"
         )
@@ -287,7 +166,7 @@ def main() -> None:
                 able = [name for name in here if SIZES[size]["kind"] in KINDS[name].models]
                 names = [name for name in able if precision in KINDS[name].precisions]
                 names += [
-                    f"{name} compiled" for name in names if name in given.compiled.split(",") and KINDS[name].compiles
+                    f"{name}{COMPILED}" for name in names if name in given.compiled.split(",") and KINDS[name].compiles
                 ]
                 print(f"\n## {size}, {precision}\n", flush=True)
                 for name in able:
@@ -297,9 +176,12 @@ def main() -> None:
                     "folder": folder,
                     "size": SIZES[size],
                     "precision": precision,
+                    "device": "cpu",
+                    "overrides": [],
                     "threads": given.threads,
                     "clock": given.clock,
                     "tokens": given.tokens,
+                    "multiple": 1,
                     "vocabulary": VOCABULARY,
                     "dropout": 0.1,
                     "smoothing": 0.1,

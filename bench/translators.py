@@ -58,7 +58,7 @@ def ours(translator: Translator, engine: str, beam: int) -> System:
         return [answers[0].tokens for answers in found]
 
     def translate(lines: Sequence[str]) -> list[str]:
-        return [one.text for one in door.translate(lines, beam=beam, align=False)]
+        return [one.text for one in door.translate(lines, beam=beam, search={"scores": False}, align=False)]
 
     return System(search, translate)
 

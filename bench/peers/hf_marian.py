@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import torch
 import transformers
-from padded import BOS, EOS, PAD, Padded, fill, padded_batches
-from torch import nn
-from torch.nn import functional as F
-from turns import Turns, task
+from padded import BOS, EOS, PAD
+from plain import train, turns_on
+from torch import Tensor
+from turns import task
 
 
 def main() -> None:
-    asked, turns = task(), Turns()
-    torch.set_num_threads(asked["threads"])
+    asked = task()
+    turns = turns_on(asked["device"])
     torch.manual_seed(1)
     size = asked["size"]
     model = transformers.MarianMTModel(
@@ -42,34 +42,15 @@ def main() -> None:
     )
     if asked.get("attention"):
         model.set_attn_implementation(asked["attention"])
-    model.train()
-    forward = torch.compile(model) if asked["compiled"] else model
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), fused=True)
-    budget = {"tokens": asked["tokens"]}
-    turns.ready(
-        version=f"{transformers.__version__} on torch {torch.__version__}",
-        fill=fill(asked["folder"], **budget),
-        parameters=sum(p.numel() for p in model.parameters()),
-    )
 
-    def update(batch: Padded) -> None:
-        keep = batch.source_BS != PAD
-        with torch.autocast("cpu", torch.bfloat16, enabled=asked["precision"] == "bf16"):
-            logits = forward(
-                input_ids=batch.source_BS, attention_mask=keep, decoder_input_ids=batch.target_in_BT, use_cache=False
-            ).logits.float()
-        loss = F.cross_entropy(
-            logits.flatten(0, 1), batch.target_out_BT.flatten(), ignore_index=PAD, label_smoothing=asked["smoothing"]
-        )
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), asked["clip"])
-        optimizer.step()
-        optimizer.zero_grad()
+    def logits(source_BS: Tensor, target_in_BT: Tensor, length_B: Tensor) -> Tensor:  # noqa: ARG001
+        keep_BS = source_BS != PAD
+        out: Tensor = model(
+            input_ids=source_BS, attention_mask=keep_BS, decoder_input_ids=target_in_BT, use_cache=False
+        ).logits
+        return out
 
-    for batch in padded_batches(asked["folder"], **budget):
-        turns.before()
-        update(batch)
-        turns.after(batch.tokens)
+    train(asked, turns, model, logits, f"{transformers.__version__} on torch {torch.__version__}")
 
 
 if __name__ == "__main__":

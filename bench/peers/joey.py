@@ -10,6 +10,7 @@ import torch
 from joeynmt.config import parse_global_args, set_validation_args
 from joeynmt.prediction import prepare
 from joeynmt.training import TrainManager
+from plain import turns_on
 from turns import Turns, task
 
 FOR_EVER = 10**9
@@ -41,8 +42,8 @@ def settings(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
         "name": "bench",
         "joeynmt_version": version("joeynmt"),
         "model_dir": str(folder / f"joey-{asked['size']['kind']}-{asked['size']['width']}"),
-        "use_cuda": False,
-        "fp16": False,
+        "use_cuda": asked["device"] != "cpu",
+        "fp16": asked["precision"] != "float32",  # it knows no bf16
         "num_workers": 0,
         "data": {
             "train": str(folder / "train"),
@@ -87,7 +88,8 @@ class Gated(TrainManager):  # type: ignore[misc]
 
 
 def main() -> None:
-    asked, turns = task(), Turns()
+    asked = task()
+    turns = turns_on(asked["device"])
     torch.set_num_threads(asked["threads"])
     folder = Path(asked["folder"])
     whole = settings(asked, folder)
@@ -98,7 +100,7 @@ def main() -> None:
         model=model,
         model_dir=args.model_dir,
         device=args.device,
-        n_gpu=0,
+        n_gpu=args.n_gpu,
         rank=0,
         num_workers=0,
         autocast=args.autocast,

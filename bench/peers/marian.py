@@ -103,7 +103,7 @@ def main() -> None:
         marian.process.send_signal(signal.SIGSTOP)
         turns.ready(version=version("pymarian"))
         while True:
-            turns.say(**marian.train(turns.wait()))
+            turns.say(**marian.train(turns.wait()[0]))
     finally:
         marian.process.kill()
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 
 import torch
-from padded import PAD, Padded, fill, padded_batches
+from padded import PAD
+from plain import train, turns_on
 from torch import Tensor, nn
 from torch.nn import functional as F
-from turns import Turns, task
+from turns import task
 
 
 class Translator(nn.Module):
@@ -33,49 +34,28 @@ class Translator(nn.Module):
         scaled = self.embedding(ids) * math.sqrt(self.embedding.embedding_dim)
         return self.dropout(scaled + self.position[: ids.size(1)])
 
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        ahead = torch.ones(target.size(1), target.size(1), dtype=torch.bool).triu(1)
-        blank = source == PAD
+    def forward(self, source_BS: Tensor, target_BT: Tensor, length_B: Tensor) -> Tensor:  # noqa: ARG002
+        T = target_BT.size(1)
+        ahead_TT = torch.ones(T, T, dtype=torch.bool, device=target_BT.device).triu(1)
+        blank_BS = source_BS == PAD
         states = self.body(
-            self.embed(source),
-            self.embed(target),
-            tgt_mask=ahead,
+            self.embed(source_BS),
+            self.embed(target_BT),
+            tgt_mask=ahead_TT,
             tgt_is_causal=True,
-            src_key_padding_mask=blank,
-            memory_key_padding_mask=blank,
+            src_key_padding_mask=blank_BS,
+            memory_key_padding_mask=blank_BS,
         )
         return F.linear(states, self.embedding.weight)
 
 
 def main() -> None:
-    asked, turns = task(), Turns()
-    torch.set_num_threads(asked["threads"])
+    asked = task()
+    turns = turns_on(asked["device"])
     torch.manual_seed(1)
-    model = Translator(vocabulary=asked["vocabulary"], dropout=asked["dropout"], **asked["size"])
-    forward = torch.compile(model) if asked["compiled"] else model
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), fused=True)
-    budget = {"tokens": asked["tokens"]}
-    turns.ready(version=torch.__version__, fill=fill(asked["folder"], **budget), parameters=count(model))
-
-    def update(batch: Padded) -> None:
-        with torch.autocast("cpu", torch.bfloat16, enabled=asked["precision"] == "bf16"):
-            logits = forward(batch.source_BS, batch.target_in_BT).float()
-        loss = F.cross_entropy(
-            logits.flatten(0, 1), batch.target_out_BT.flatten(), ignore_index=PAD, label_smoothing=asked["smoothing"]
-        )
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), asked["clip"])
-        optimizer.step()
-        optimizer.zero_grad()
-
-    for batch in padded_batches(asked["folder"], **budget):
-        turns.before()
-        update(batch)
-        turns.after(batch.tokens)
-
-
-def count(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
+    size = {name: asked["size"][name] for name in ("layers", "width", "inner", "heads")}
+    model = Translator(vocabulary=asked["vocabulary"], dropout=asked["dropout"], **size)
+    train(asked, turns, model, model, torch.__version__)
 
 
 if __name__ == "__main__":

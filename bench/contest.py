@@ -1,0 +1,183 @@
+"""What the races of training speed share: sizes, contestants (bench/peers/), the corpus, and taking turns.
+
+Every contestant is a process of its own and trains the same pairs with a model of the same size. In each round every
+contestant trains for some seconds while the others stand still, so that a ratio within a round is fair even on a
+machine that slows down. Tokens are source and target tokens with their end marks, without begin marks and padding.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+HERE = Path(__file__).parent
+SIZES: dict[str, dict[str, Any]] = {
+    "small": {"kind": "transformer", "layers": 3, "width": 256, "inner": 1024, "heads": 4},
+    "base": {"kind": "transformer", "layers": 6, "width": 512, "inner": 2048, "heads": 8},
+    "big": {"kind": "transformer", "layers": 6, "width": 1024, "inner": 4096, "heads": 16},
+    "lstm": {"kind": "rnn", "layers": 1, "width": 512, "feeding": True},  # with additive attention
+    "lstm-unfed": {"kind": "rnn", "layers": 1, "width": 512, "feeding": False},
+}
+SPECIALS = 4  # tokens that no sentence holds
+OURS = "dragoman"
+COMPILED = " compiled"  # at the end of a contestant's name
+
+
+class Kind(NamedTuple):
+    script: str
+    module: str  # what must be importable in its Python
+    precisions: tuple[str, ...]  # on a CPU
+    compiles: bool
+    note: str = ""
+    models: tuple[str, ...] = ("transformer",)
+
+
+KINDS = {
+    OURS: Kind("dragoman_train.py", "dragoman", ("float32", "bf16"), True, models=("transformer", "rnn")),
+    "torch": Kind("torch_transformer.py", "torch", ("float32", "bf16"), True),
+    "torch-lstm": Kind("torch_lstm.py", "torch", ("float32", "bf16"), False, models=("rnn",)),
+    "hf": Kind("hf_marian.py", "transformers", ("float32", "bf16"), True),
+    "joeynmt": Kind(
+        "joey.py", "joeynmt", ("float32",), False, "has half precision on CUDA only", ("transformer", "rnn")
+    ),
+    "marian": Kind("marian.py", "pymarian", ("float32",), False, "trains in float32 only on a CPU"),
+}
+
+
+def available(names: Iterable[str], pythons: dict[str, str]) -> list[str]:
+    """Those of these contestants whose Python has what they need; the others are named."""
+    found = []
+    for name in names:
+        kind = KINDS[name]
+        python = pythons.setdefault(name, sys.executable)
+        check = f"import importlib.util as u, sys; sys.exit(u.find_spec({kind.module!r}) is None)"
+        if subprocess.run([python, "-c", check], capture_output=True, check=False).returncode == 0:
+            found.append(name)
+        else:
+            print(f"{name} is skipped: {kind.module} is not installed there; name its Python with --peer {name}=PYTHON")
+    return found
+
+
+def write_corpus(
+    folder: Path, *, pairs: int, mean: float, vocabulary: int, shortest: int = 1, longest: int = 120, seed: int = 1
+) -> dict[str, int]:
+    """Pairs of random tokens with log-normal lengths that go together, as ids and as words."""
+    rng = np.random.default_rng(seed)
+    spread, together = 0.6, 0.95
+    first, second = rng.normal(size=(2, pairs))
+    second = together * first + (1 - together**2) ** 0.5 * second
+    lengths = {}
+    for side, deviation in (("source", first), ("target", second)):
+        length = np.exp(np.log(mean) - spread**2 / 2 + spread * deviation)
+        lengths[side] = np.clip(np.round(length), shortest, longest).astype(np.int64)
+    stored = {}
+    words = np.array([f"w{i}" for i in range(vocabulary)], dtype=object)
+    for side, length in lengths.items():
+        stored[f"{side}_lengths"] = length
+        stored[f"{side}_ids"] = rng.integers(SPECIALS, vocabulary, length.sum())
+        sentences = np.split(words[stored[f"{side}_ids"]], np.cumsum(length)[:-1])
+        lines = [" ".join(sentence) + "\n" for sentence in sentences]
+        (folder / f"train.{side}").write_text("".join(lines))
+        (folder / f"dev.{side}").write_text("".join(lines[:10]))
+    np.savez(folder / "pairs.npz", **stored)
+    known = words[SPECIALS:].tolist()
+    (folder / "words.txt").write_text("\n".join(known) + "\n")
+    (folder / "marian-words.txt").write_text("\n".join(["</s>", "<unk>", *known]) + "\n")
+    counts = {side: int(length.sum()) + pairs for side, length in lengths.items()}
+    (folder / "counts.json").write_text(json.dumps(counts))
+    return counts
+
+
+class Contestant:
+    """A process that trains when told to, and answers line by line."""
+
+    def __init__(self, name: str, python: str, kind: Kind, task: dict[str, Any]) -> None:
+        self.name, self.clock = name, task["clock"]
+        self.log = Path(task["folder"]) / f"{name}.log"
+        self.rates: list[float] = []
+        self.facts: dict[str, Any] = {}
+        self.lines: queue.Queue[str] = queue.Queue()
+        threads = str(task["threads"])
+        self.begun = time.time()
+        self.process = subprocess.Popen(
+            [python, str(HERE / "peers" / kind.script), json.dumps(task)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log.open("w"),
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+        )
+        threading.Thread(target=self.listen, daemon=True).start()
+
+    def listen(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.put(line)
+        self.lines.put("")
+
+    def tell(self, seconds: float, updates: int = 1) -> None:
+        """Train for so long, and so many updates at least; what came of it is its next `answer`."""
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):  # its last words are in the log, and `answer` brings them
+            self.process.stdin.write(f"go {seconds} {updates}\n")
+            self.process.stdin.flush()
+
+    def answer(self, patience: float | None = None) -> dict[str, Any]:
+        try:
+            line = self.lines.get(timeout=patience)
+        except queue.Empty:
+            raise RuntimeError(f"{self.name} did not answer in time") from None
+        if not line:
+            raise RuntimeError(f"{self.name} gave up:\n" + "\n".join(self.log.read_text().splitlines()[-5:]))
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def train(self, seconds: float) -> float:
+        """Real tokens per second over at least so many seconds of whole updates."""
+        self.tell(seconds)
+        done = self.answer()
+        self.facts["peak"] = done.get("peak", 0)
+        if done.get("flops"):
+            self.facts["flops_per_token"] = done["flops"] / done["tokens"]
+        return float(done["tokens"] / done[self.clock])
+
+    def end(self, patience: float = 20.0) -> None:
+        assert self.process.stdin is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(patience)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+def take_turns(ready: list[Contestant], *, rounds: int, seconds: float, until: float = float("inf")) -> Iterator[str]:
+    """Rounds in which each trains once; says how each round went. None begins that would not end by `until`."""
+    longest = 0.0
+    for number in range(rounds):
+        begun = time.monotonic()
+        if not ready:
+            return
+        if begun + longest > until:
+            yield f"no time for more than {number} of {rounds} rounds"
+            return
+        for contestant in ready[number % len(ready) :] + ready[: number % len(ready)]:  # nobody is always first
+            try:
+                contestant.rates.append(contestant.train(seconds))
+            except RuntimeError as error:
+                ready.remove(contestant)
+                contestant.end()
+                yield f"left out: {error}"
+        longest = max(longest, time.monotonic() - begun)
+        yield "  ".join(f"{c.name} {c.rates[-1]:,.0f}" for c in ready)

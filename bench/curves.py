@@ -1,0 +1,219 @@
+"""Does the fast path learn what the readable path learns? Loss curves of both, over several seeds.
+
+    python bench/curves.py --out runs/curves --keep bench/results/2026-11-15-curves-h200
+    python bench/curves.py --recipe recipes/multi30k-en-de.yaml --set data.train.source=F ... --out runs/curves
+    python bench/curves.py --again bench/results/2026-11-15-curves-h200.json
+
+The same recipe is trained in two ways: as it is, with all that makes it fast, and as it can be read, with the reference
+attention, the plain loss, float32, and nothing compiled. The curves are smoothed over --smooth steps. At each step the
+means of the two ways may differ by less than seeds do: the distance from the lowest to the highest of the readable
+runs, which is smoothed five times as far, because three curves cross by chance. The exit code is 1 where they do not.
+
+Runs that are finished are not run again, and what was stopped goes on. --keep leaves a JSON file, a short report and a
+figure (which needs `pip install 'dragoman[figures]'`); --again makes the last two from the first.
+
+Shapes   P paths   S seeds   K points of a curve
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROOT = Path(__file__).resolve().parent.parent
+PATHS: dict[str, list[str]] = {
+    "readable": ["model.kernel=reference", "train.loss=plain", "train.precision=float32", "train.compile=false"],
+    "fast": [],
+}
+COLOURS = {"readable": "#3465a4", "fast": "#ce5c00"}
+LOG_EVERY = 10  # steps to a point of a curve
+WIDER = 5  # times as far as the curves, the spread of seeds is smoothed
+Curves = NDArray[np.float64]
+
+
+class Run(NamedTuple):
+    path: str
+    seed: int
+    folder: Path
+
+    def settings(self, asked: argparse.Namespace) -> list[str]:
+        """Whatever ends the recipe, this run ends after so many steps."""
+        ends = [f"train.steps={asked.steps}", "train.minutes=0.0", "train.epochs=0", "train.patience=0"]
+        rhythm = [f"train.validate_every={asked.steps}", "train.validate_lines=0", "train.metric=loss"]
+        told = [f"train.save_every={asked.steps}", f"train.log_every={LOG_EVERY}", f"train.seed={self.seed}"]
+        return [*ends, *rhythm, *told, *asked.set, *PATHS[self.path]]
+
+    def train(self, asked: argparse.Namespace) -> str:
+        """What it says at its end."""
+        command = [sys.executable, "-m", "dragoman", "train", asked.recipe, "--out", str(self.folder), "--resume"]
+        done = subprocess.run([*command, *self.settings(asked)], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{self.folder} failed:\n{done.stderr[-2000:]}")
+        return f"{self.path}, seed {self.seed}: {done.stderr.splitlines()[-1]}"
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def trained(asked: argparse.Namespace) -> dict[str, Any]:
+    """All runs, a few at a time; their losses as the trainer logged them."""
+    runs = [Run(path, seed, asked.out / f"{path}-{seed}") for path in PATHS for seed in asked.seeds]
+    asked.out.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(asked.at_once) as pool:
+        for said in pool.map(lambda run: run.train(asked), runs):
+            print(said, flush=True)
+    logged = {run: run.events("train") for run in runs}
+    found: dict[str, Any] = {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": f"{asked.machine}, Python {platform.python_version()}",
+        "recipe": Path(asked.recipe).name,
+        "settings": [item for item in asked.set if not item.startswith("data.")],  # where files lie on a machine
+        "readable": PATHS["readable"],
+        "seeds": asked.seeds,
+        "steps": [event["step"] for event in logged[runs[0]]],
+        "loss": {p: [[round(e["loss"], 5) for e in logged[r]] for r in runs if r.path == p] for p in PATHS},
+        "dev_loss": {p: [r.events("validate")[-1]["loss"] for r in runs if r.path == p] for p in PATHS},
+        "tokens_per_second": {
+            p: [int(np.median([e["tokens_per_second"] for e in logged[r]])) for r in runs if r.path == p] for p in PATHS
+        },
+    }
+    return found
+
+
+def smoothed(values: Curves, points: int) -> Curves:
+    """The mean of so many points around each along the last axis; of fewer at the ends."""
+    ones = np.ones(min(points, values.shape[-1]))
+    count_K = np.convolve(np.ones(values.shape[-1]), ones, "same")
+    return np.apply_along_axis(lambda row: np.convolve(row, ones, "same") / count_K, -1, values)
+
+
+class Comparison(NamedTuple):
+    step_K: Curves
+    curves: dict[str, Curves]  # by path, one row to a seed, smoothed
+    differs_K: Curves  # the means of the two paths
+    spread_K: Curves  # the readable seeds, from the lowest to the highest
+    pair: float  # the largest distance of two runs of one seed
+
+    @property
+    def worst(self) -> int:
+        """Where the difference is the largest part of the spread."""
+        return int((self.differs_K / self.spread_K).argmax())
+
+    @property
+    def share(self) -> float:
+        return float(self.differs_K[self.worst] / self.spread_K[self.worst])
+
+    def __str__(self) -> str:
+        at, largest = self.worst, int(self.differs_K.argmax())
+        verdict = "less" if self.share < 1 else "MORE"
+        return (
+            f"The two paths differ {verdict} than seeds do: by at most {self.share:.2f} of their spread, at step "
+            f"{self.step_K[at]:.0f}, where the means differ by {self.differs_K[at]:.4f} nats and seeds by "
+            f"{self.spread_K[at]:.4f}. The largest difference of the means is {self.differs_K[largest]:.4f} (seeds: "
+            f"{self.spread_K[largest]:.4f}), the average one {self.differs_K.mean():.4f} (seeds: "
+            f"{self.spread_K.mean():.4f}); two runs of one seed are at most {self.pair:.4f} apart."
+        )
+
+
+def compared(found: dict[str, Any], smooth: int) -> Comparison:
+    points = max(smooth // LOG_EVERY, 1)
+    steps = np.array(found["steps"], dtype=float)
+    curves = {path: smoothed(np.array(rows), points) for path, rows in found["loss"].items()}
+    readable_SK, fast_SK = curves["readable"], curves["fast"]
+    spread_K = smoothed(np.ptp(readable_SK, axis=0), WIDER * points)
+    differs_K = np.abs(fast_SK.mean(0) - readable_SK.mean(0))
+    return Comparison(steps, curves, differs_K, spread_K, float(np.abs(fast_SK - readable_SK).max()))
+
+
+def report(found: dict[str, Any], made: Comparison) -> str:
+    lines = [
+        f"# Loss curves of the fast and the readable path, {found['date']}",
+        f"{found['machine']}; `{found['recipe']}` {' '.join(found['settings'])}, {found['steps'][-1]:,} steps, seeds "
+        f"{', '.join(map(str, found['seeds']))}. Readable: `{' '.join(found['readable'])}`. How: `bench/curves.py`.",
+        str(made),
+        "| path | loss at the end, by seed | dev loss | tokens/s |\n|---|---|---|---|",
+    ]
+    for path, curve_SK in made.curves.items():
+        cells = (
+            ", ".join(f"{value:.4f}" for value in curve_SK[:, -1]),
+            ", ".join(f"{value:.4f}" for value in found["dev_loss"][path]),
+            ", ".join(f"{value:,}" for value in found["tokens_per_second"][path]),
+        )
+        lines[-1] += f"\n| {path} | {' | '.join(cells)} |"
+    return "\n\n".join(lines) + "\n"
+
+
+def draw(made: Comparison, file: Path) -> None:
+    """Above, the mean of each path in the band of its seeds; below, how far apart they are, beside the spread."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    shown, (above, below) = pyplot.subplots(
+        2, 1, figsize=(8, 6), sharex=True, height_ratios=(3, 2), layout="constrained"
+    )
+    for path, curve_SK in made.curves.items():
+        above.fill_between(made.step_K, curve_SK.min(0), curve_SK.max(0), color=COLOURS[path], alpha=0.25, linewidth=0)
+        above.plot(made.step_K, curve_SK.mean(0), color=COLOURS[path], label=f"{path}: mean, lowest to highest seed")
+    below.plot(made.step_K, made.spread_K, color=COLOURS["readable"], label="spread of the readable seeds")
+    below.plot(made.step_K, made.differs_K, color=COLOURS["fast"], label="difference of the two means")
+    above.set(ylabel="training loss, nats per token")
+    below.set(ylabel="nats per token", xlabel="step", yscale="log")
+    for axis in (above, below):
+        axis.legend(frameon=False)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    shown.savefig(file, dpi=80, metadata={"Software": None})
+
+
+def keep(found: dict[str, Any], made: Comparison, stem: Path) -> None:
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    stem.with_suffix(".json").write_text(json.dumps(found) + "\n", encoding="utf-8")
+    text = report(found, made)
+    try:
+        draw(made, stem.with_suffix(".png"))
+        text += f"\n![curves]({stem.name}.png)\n"
+    except ImportError:
+        print(f"no figure: matplotlib is not installed; make it elsewhere with --again {stem}.json", file=sys.stderr)
+    stem.with_suffix(".md").write_text(text, encoding="utf-8")
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", default=str(ROOT / "recipes" / "phrasebook-en-de.yaml"))
+    parser.add_argument("--set", action="extend", nargs="+", default=[], metavar="a.b=c", help="settings of all runs")
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--smooth", type=int, default=100, help="steps")
+    parser.add_argument("--at-once", type=int, default=1, help="runs")
+    parser.add_argument("--machine", default=platform.processor() or platform.machine(), help="what to call this one")
+    parser.add_argument("--out", type=Path, default=Path("runs/curves"), help="folder of the runs")
+    parser.add_argument("--keep", type=Path, help="where the results go, without a suffix")
+    parser.add_argument("--again", type=Path, metavar="JSON", help="kept results, to be reported and drawn anew")
+    return parser.parse_args()
+
+
+def main() -> None:
+    asked = options()
+    found = json.loads(asked.again.read_text(encoding="utf-8")) if asked.again else trained(asked)
+    made = compared(found, asked.smooth)
+    print(report(found, made))
+    if stem := asked.keep or (asked.again and asked.again.with_suffix("")):
+        keep(found, made, stem)
+    sys.exit(made.share >= 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""Do all engines say the same? One run through every engine and every format, there and back, on the same lines.
+
+    python bench/engines.py RUN [--lines 1000] [--source F --reference F] [--out STEM]
+
+The run is exported to every format, and what Hugging Face holds is imported again. All of them answer the same lines,
+test sentences of the phrasebook if no file is named, with the run's own beam. They are measured by what the run itself
+answers by PyTorch in float32: how many texts are the same, how far apart in score those are that are not, and BLEU. A
+score is the log-probability per token that the run itself gives to a text, whoever found it.
+
+Required: in full precision 99 of 100 texts the same and the others within a thousandth in score, in less BLEU within
+0.2. The table is printed, STEM.json and STEM.md are written; the exit code is 1 where one is off, or refuses the run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does
+
+import torch
+
+from dragoman.console import say, ticker
+from dragoman.engines.choose import RUNNERS, machine
+from dragoman.export import FORMATS, export, import_run
+from dragoman.loading import load, load_as, with_engine
+from dragoman.score.metrics import METRICS
+from dragoman.text import phrasebook
+from dragoman.text.corpus import read_lines
+from dragoman.translator import Translator
+from dragoman.types import Mistake
+
+ALIKE, NEAR, BLEU = 0.99, 1e-3, 0.2  # what is required
+PORTION = 500  # lines at a time: whoever has one limit for a call makes many small calls of few lines
+
+Answer = Callable[[Sequence[str]], list[str]]
+
+
+class Way(NamedTuple):
+    """From lines to texts: opened when its turn comes."""
+
+    open: Callable[[], Answer]
+    full: bool = True  # precision
+
+
+def texts_of(translator: Translator) -> Answer:
+    return lambda lines: [one.text for one in translator.translate(lines, align=False)]
+
+
+def engine(translator: Translator, name: str) -> Answer:
+    """`dragoman translate --engine NAME`."""
+    return texts_of(with_engine(translator, name))
+
+
+def exported(translator: Translator, run: Path, folder: Path, to: str, quantization: str) -> Answer:
+    """What answers from the folder that `dragoman export` writes."""
+    out = folder / f"{to}-{quantization}"
+    export(run, to, out, quantization=quantization, say=say)
+    return texts_of(replace(translator, engine=FORMATS[to].engine(translator, out, quantization)))
+
+
+def transformers_alone(folder: Path) -> Answer:
+    """The exported folder as a user of `transformers` runs it: their tokenizer, their settings, one call."""
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    if not (folder / "tokenizer.json").exists():
+        raise Mistake("the tokenizer of this run is not one that transformers has")
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+
+    @torch.inference_mode()
+    def answer(lines: Sequence[str]) -> list[str]:
+        found = model.generate(**tokenizer(list(lines), return_tensors="pt", padding=True))
+        texts: list[str] = tokenizer.batch_decode(found, skip_special_tokens=True)
+        return texts
+
+    return answer
+
+
+def imported(folder: Path, out: Path) -> Answer:
+    import_run(folder, out, say=say)
+    return texts_of(load(out, device="cpu"))
+
+
+def ways(translator: Translator, run: Path, folder: Path) -> dict[str, Way]:
+    """By what a table calls them; formats that hold less than full precision are asked for int8 too."""
+    found = {f"--engine {name}": Way(partial(engine, translator, name), "-" not in name) for name in RUNNERS}
+    for to, kind in FORMATS.items():
+        for quantization in [each for each in ("float32", "int8") if each in kind.quantizations]:
+            write = partial(exported, translator, run, folder, to, quantization)
+            found[f"export --to {to}, {quantization}"] = Way(write, quantization == "float32")
+    there = folder / "huggingface-float32"
+    found["huggingface folder, transformers alone"] = Way(partial(transformers_alone, there))
+    found["huggingface folder, imported again"] = Way(partial(imported, there, folder / "back"))
+    return found
+
+
+def answered(answer: Answer, lines: Sequence[str], name: str) -> list[str]:
+    tick, texts = ticker(name, len(lines)), []
+    for start in range(0, len(lines), PORTION):
+        texts += answer(lines[start : start + PORTION])
+        tick(len(texts))
+    return texts
+
+
+def gaps(translator: Translator, lines: Sequence[str], truth: Sequence[str], texts: Sequence[str]) -> list[float]:
+    """By how much the run itself scores other texts than its own lower, or higher if below 0."""
+    other = [i for i in range(len(lines)) if truth[i] != texts[i]]
+    sources = [lines[i] for i in other]
+    own, found = (translator.score(sources, [side[i] for i in other]) for side in (truth, texts))
+    return [a.mean - b.mean for a, b in zip(own, found, strict=True)]
+
+
+def compared(run: Path, lines: Sequence[str], references: Sequence[str]) -> dict[str, dict[str, Any]]:
+    translator = load_as(Translator, run, device="cpu")
+    truth = answered(texts_of(translator), lines, "the run as it is")
+    bleu = METRICS["bleu"](truth, [references]).value
+    results: dict[str, dict[str, Any]] = {"the run as it is": {"bleu": bleu}}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, way in ways(translator, run, Path(folder)).items():
+            try:
+                texts = answered(way.open(), lines, name)
+            except Mistake as lack:
+                say(f"{name}: {lack}")
+                results[name] = {"refused": str(lack), "good": False}
+                continue
+            apart = gaps(translator, lines, truth, texts)
+            found = {"same": 1 - len(apart) / len(lines), "gap": max(map(abs, apart), default=0.0), "gaps": apart}
+            found["bleu"] = METRICS["bleu"](texts, [references]).value
+            exact = found["same"] >= ALIKE and found["gap"] <= NEAR
+            results[name] = {**found, "good": exact if way.full else abs(found["bleu"] - bleu) <= BLEU}
+            say(f"{name}: {found['same']:.1%}")
+    return results
+
+
+def table(results: dict[str, dict[str, Any]]) -> str:
+    """Markdown, for bench/results."""
+    first, *others = results
+    bleu = results[first]["bleu"]
+    rows = ["| | same text | largest gap in score | BLEU | difference | as required |", "|---" * 6 + "|"]
+    rows.append(f"| {first} | | | {bleu:.2f} | | |")
+    for name in others:
+        one, shown = results[name], f"`{name}`" if name.startswith(("-", "export")) else name
+        if "refused" in one:
+            rows.append(f"| {shown} | {one['refused']} | | | | |")
+            continue
+        cells = [f"{one['same']:.1%}", f"{one['gap']:.1e}" if one["gap"] else "", f"{one['bleu']:.2f}"]
+        cells += [f"{one['bleu'] - bleu:+.2f}", "yes" if one["good"] else "**no**"]
+        rows.append(f"| {shown} | " + " | ".join(cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--lines", type=int, default=1000)
+    parser.add_argument("--source", type=Path, help="plain text; by default test sentences of the phrasebook")
+    parser.add_argument("--reference", type=Path)
+    parser.add_argument("--out", type=Path, help="the results, without an ending")
+    options = parser.parse_args()
+    if (options.source is None) != (options.reference is None):
+        parser.error("--source and --reference belong together")
+    recipe = load_as(Translator, options.run, device="cpu").recipe
+    if options.source:
+        lines, references = (list(read_lines(each))[: options.lines] for each in (options.source, options.reference))
+    else:
+        pairs = list(phrasebook.pairs("test", options.lines, direction=recipe.data.direction))
+        lines, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
+    results = compared(options.run, lines, references)
+    name, threads, version, other = machine()
+    about = {
+        "date": date.today().isoformat(),
+        "machine": f"{name.split(':')[-1].strip()}, threads: {threads}, torch {version}, CTranslate2 {other}",
+        "corpus": options.source.name if options.source else "phrasebook, test",
+        "lines": len(lines),
+        "beam": recipe.search.beam,
+    }
+    print(table(results), end="")
+    if options.out:
+        whole = json.dumps({**about, "results": results}, indent=1) + "\n"
+        options.out.with_suffix(".json").write_text(whole, encoding="utf-8")
+        head = "\n".join(f"- {key}: {value}" for key, value in about.items())
+        text = f"# Engines, {about['corpus']}\n\n{head}\n\n{table(results)}"
+        options.out.with_suffix(".md").write_text(text, encoding="utf-8")
+    sys.exit(0 if all(one.get("good", True) for one in results.values()) else 1)
+
+
+if __name__ == "__main__":
+    main()
