@@ -167,7 +167,7 @@ def joined() -> Iterator[Group]:
             yield group
         well = True
     finally:
-        if own and (well or not torch.cuda.is_initialized()):  # NCCL would wait for those that are gone
+        if own and (well or not torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]  # NCCL would wait
             dist.destroy_process_group()
 
 
