@@ -1,6 +1,6 @@
 """How large a batch may be: the largest whose update fits into a GPU's memory.
 
-    fit("recipe.yaml")      # train.tokens, and the memory that an update takes then
+fit("recipe.yaml")      # train.tokens, and the memory that an update takes then
 """
 
 from __future__ import annotations
