@@ -52,7 +52,7 @@ MAY_USE = {
     "card": ["config", "store", "models", "score", "loading"],
     "train": [
         "types", "machine", "group", "config", "store", "text", "data", "nn", "models", "score", "answers",
-        "translator", "door", "loading",
+        "engines", "translator", "door", "loading",
     ],
     "corpora": ["types", "config", "text", "train"],
     "catalogue": ["config", "models", "score", "text", "search", "answers", "train", "yaml_text"],

@@ -15,6 +15,7 @@ from dragoman.data.batch import LAYOUTS, Widths
 from dragoman.data.forms import FORMS
 from dragoman.data.stream import in_order
 from dragoman.door import evaluating
+from dragoman.engines.torch_engine import TorchEngine
 from dragoman.models.base import Model, Seq2Seq
 from dragoman.models.build import kind_of
 from dragoman.score.metrics import AUTO, METRICS, Metric, metric_named
@@ -74,6 +75,7 @@ class Validator:
         self.device = torch.device(choices.device)
         self.task = kind_of(recipe.model).task
         self.batches = _batches(recipe, prepared, widths)
+        self.engine: TorchEngine | None = None
 
     @property
     def metric(self) -> Metric:
@@ -109,7 +111,10 @@ class Validator:
     def translations(self, model: Model) -> tuple[list[str], list[str]]:
         """Answers to the first lines of dev, and the right ones."""
         pairs, tokenizers = self.prepared.dev_pairs, self.prepared.tokenizers
-        translator = Translator(cast(Seq2Seq, model), tokenizers, self.recipe, self.prepared.longest, self.device)
+        if self.choices.capture and self.engine is None:  # what it captures for one validation serves all that follow
+            self.engine = TorchEngine(model, self.device, tokenizers.target.decode)
+        about = (tokenizers, self.recipe, self.prepared.longest, self.device)
+        translator = Translator(cast(Seq2Seq, model), *about, engine=self.engine)
         trees = [pair.tree for pair in pairs] if translator.asks_for_trees else None
         lines = [Line(pair.source, tag=pair.tag) for pair in pairs]
         found = translator.translate(lines, trees=trees, search=GREEDY, align=False)
