@@ -43,16 +43,6 @@ class Place:
         return asdict(self)
 
 
-class Turn(NamedTuple):
-    """Which windows of the stream are meant: every so many. By itself: all."""
-
-    first: int = 0
-    every: int = 1
-
-    def own(self, window: int) -> bool:
-        return window % self.every == self.first
-
-
 class Weighted(NamedTuple):
     store: TokenStore
     weight: float
@@ -168,17 +158,16 @@ class Stream:
                 yield Place(epoch, number), order[number * WINDOW : (number + 1) * WINDOW], after
             epoch, window = epoch + 1, 0
 
-    def batches(self, place: Place, turn: Turn = Turn()) -> Iterator[tuple[Batch, Place]]:  # noqa: B008 - a tuple
-        """Each batch, our rows of it, with the place that follows it; of the windows from here on, those of a turn."""
+    def batches(self, place: Place) -> Iterator[tuple[Batch, Place]]:
+        """Each batch, our rows of it, with the place that follows it."""
         at = place.batch
-        for passed, (begin, indices, after) in enumerate(self.windows(place)):
-            if turn.own(passed):
-                grids, lengths, read = self.planned(indices, begin.epoch, begin.window)
-                ours = {item for grid in grids[at:] for row in self.share.rows(grid) for item in row}
-                read = {item: read[item] for item in ours} if read else self.examples(indices, begin.epoch, ours)
-                for number, grid in enumerate(grids[at:], at + 1):
-                    last = number == len(grids)
-                    yield self.lay(grid, lengths, read), after if last else replace(begin, batch=number)
+        for begin, indices, after in self.windows(place):
+            grids, lengths, read = self.planned(indices, begin.epoch, begin.window)
+            ours = {item for grid in grids[at:] for row in self.share.rows(grid) for item in row}
+            read = {item: read[item] for item in ours} if read else self.examples(indices, begin.epoch, ours)
+            for number, grid in enumerate(grids[at:], at + 1):
+                last = number == len(grids)
+                yield self.lay(grid, lengths, read), after if last else replace(begin, batch=number)
             at = 0
 
     def nothing(self) -> Batch:

@@ -1,7 +1,8 @@
 """Dropout. What a row draws does not depend on how its grid was cut.
 
 A grid may be worked on in parts: by several processes, or one part after the other where it does not fit into memory.
-All that is drawn is drawn for the whole grid, and each part takes its own rows of it.
+What is drawn is that of the whole grid: a CPU draws all of it, and each part takes its own rows; a GPU draws by
+counting, and begins to count where the part begins.
 """
 
 from __future__ import annotations

@@ -51,17 +51,17 @@ class Start(NamedTuple):
     init_from: str
 
 
-def begin(
-    recipe: str | Path | Recipe,
-    folder: RunFolder,
-    overrides: Sequence[str],
-    *,
-    resume: bool,
-    init_from: str | Path | None,
-    report: Report,
-    held: ExitStack,
-    group: Group,
-) -> Start:
+class Order(NamedTuple):
+    """What was asked for."""
+
+    recipe: str | Path | Recipe
+    folder: RunFolder
+    overrides: Sequence[str]
+    resume: bool
+    init_from: str | Path | None
+
+
+def begin(order: Order, report: Report, held: ExitStack, group: Group) -> Start:
     """Make the folder, or find where the run in it was. It is ours alone until `held` lets go of it.
 
     Of several processes the first does so, and the others are told.
@@ -69,15 +69,15 @@ def begin(
     begun: list[Start] = []
 
     def told() -> tuple[Recipe, Path | None, str]:
-        start = first_begin(recipe, folder, overrides, resume, init_from, report, held, group)
+        start = first_begin(order, report, held, group)
         begun.append(start)
         return start.recipe, start.newest, start.init_from
 
     def told_of() -> Start:
-        if not folder.format.exists():
+        if not order.folder.format.exists():
             raise Mistake(
-                f"process {group.rank} does not see {str(folder.path)!r}, which the first one made; name a folder with "
-                "--out that all machines see"
+                f"process {group.rank} does not see {str(order.folder.path)!r}, which the first one made; name a "
+                "folder with --out that all machines see"
             )
         return Start(whole, newest, open_run(parent, device="cpu") if parent else None, parent)
 
@@ -85,16 +85,8 @@ def begin(
     return group.each(lambda: begun[0] if begun else told_of())
 
 
-def first_begin(
-    recipe: str | Path | Recipe,
-    folder: RunFolder,
-    overrides: Sequence[str],
-    resume: bool,
-    init_from: str | Path | None,
-    report: Report,
-    held: ExitStack,
-    group: Group,
-) -> Start:
+def first_begin(order: Order, report: Report, held: ExitStack, group: Group) -> Start:
+    recipe, folder, overrides, resume, init_from = order
     whole = laid_over(recipe, overrides) if isinstance(recipe, Recipe) else read_recipe(Path(recipe), overrides)
     newest = opened(folder, resume=resume)
     if newest:

@@ -13,7 +13,6 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +32,7 @@ from dragoman.train.meter import Meter
 from dragoman.train.prepare import Prepared, form_of, prepare, stream_of
 from dragoman.train.record import Progress, Running
 from dragoman.train.report import Metrics, Report, Unwritten
-from dragoman.train.start import Start, begin, new_model
+from dragoman.train.start import Order, Start, begin, new_model
 from dragoman.train.step import Pending, Stepper, Update, settled
 from dragoman.train.validate import Validator
 from dragoman.types import Batch, Mistake, Stop
@@ -61,8 +60,7 @@ def train(
     folder = RunFolder(out)
     with joined() as group, ExitStack() as held:
         report = report if report and group.first else Report(quiet=not group.first)
-        options: Any = {"resume": resume, "init_from": init_from, "report": report, "held": held, "group": group}
-        start = begin(recipe, folder, overrides, **options)
+        start = begin(Order(recipe, folder, overrides, resume, init_from), report, held, group)
         given = start.parent.tokenizers if start.parent else tokenizers
         prepared = group.in_turn(lambda: prepare(start.recipe, folder, report, tokenizers=given))
         trainer = group.each(lambda: Trainer(start, folder, prepared, report, group))
