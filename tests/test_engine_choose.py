@@ -35,7 +35,7 @@ class Track:
         return self.now
 
 
-class Runner:
+class Runner(Engine):
     """An engine that takes its time and always says the same."""
 
     def __init__(self, track: Track, seconds: float, tokens: list[int]) -> None:

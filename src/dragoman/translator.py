@@ -9,7 +9,7 @@ Shapes   B rows of a grid   S source width   T target width
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from dragoman.answers.streaming import Watch, told
 from dragoman.config import SearchSettings
 from dragoman.data.batch import Grid, lay
 from dragoman.door import Door, evaluating, grouped, rung, uncollected
-from dragoman.engines.base import Engine, Job
+from dragoman.engines.base import Engine, Job, in_order
 from dragoman.engines.torch_engine import TorchEngine
 from dragoman.faults import near
 from dragoman.models.base import Seq2Seq
@@ -181,7 +181,7 @@ class Translator(Door[Seq2Seq]):
             engine = TorchEngine(self.model, self.device, self.tokenizers.target.decode)
             request = engine.request([self.job(piece, search)], rung(len(piece.ids) + 1), search)
             found = find(replace(request, watch=watch))[0]
-            return self.ranked([piece], [line], [found], search, dictionary)[0][0]
+            return self.ranked([piece], [line], [(0, found)], search, dictionary)[0][0]
 
     def score(
         self,
@@ -308,33 +308,37 @@ class Translator(Door[Seq2Seq]):
     ) -> list[list[Hypothesis]]:
         """What the engine finds for each piece, as answers."""
         engine = self.engine or TorchEngine(self.model, self.device, self.tokenizers.target.decode)
-        found = engine.search([self.job(piece, search) for piece in pieces], to_find(search))
+        found = engine.each([self.job(piece, search) for piece in pieces], to_find(search))
         return self.ranked(pieces, lines, found, search, dictionary, align=align)
 
     def ranked(
         self,
         pieces: Sequence[Piece],
         lines: Sequence[Line],
-        found: Sequence[Sequence[Found]],
+        found: Iterable[tuple[int, list[Found]]],
         search: SearchSettings,
         dictionary: Mapping[str, str],
         *,
         align: bool = True,
     ) -> list[list[Hypothesis]]:
-        """What was found, as answers for users; with alignments, if they are wanted here or there."""
+        """What was found for each piece, as answers for users; with alignments, if they are wanted here or there.
+
+        Without them answers are made one by one, while the engine looks for others."""
         say = saying(search.unknown, dictionary)
-        flat = [(i, one) for i in range(len(pieces)) for one in found[i]]
-        wanted = align or search.coverage or say
-        looks = self.looks([(pieces[i], one.tokens) for i, one in flat]) if wanted else [[]] * len(flat)
+
+        def made(i: int, some: Iterable[tuple[Found, Look]]) -> list[Hypothesis]:
+            return [self.hypothesis(pieces[i], lines[pieces[i].line], one, look, say) for one, look in some]
+
+        if not (align or search.coverage or say):
+            return in_order((i, made(i, ((one, []) for one in some))) for i, some in found)
+        flat = [(i, one) for i, some in enumerate(in_order(found)) for one in some]
+        looks = self.looks([(pieces[i], one.tokens) for i, one in flat])
         ranked: list[list[tuple[Found, Look]]] = [[] for _ in pieces]
         for (i, one), look in zip(flat, looks, strict=True):
             ranked[i].append((one, look))
         if search.coverage:
             ranked = [by_coverage(some, search.coverage) for some in ranked]
-        return [
-            [self.hypothesis(piece, lines[piece.line], one, look, say) for one, look in some]
-            for piece, some in zip(pieces, ranked, strict=True)
-        ]
+        return [made(i, some) for i, some in enumerate(ranked)]
 
     def job(self, piece: Piece, search: SearchSettings) -> Job:
         limit = limit_of(piece.wish, len(piece.ids), search, self.places)

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 
 from dragoman.config import SearchSettings, pick
-from dragoman.engines.base import Engine, Job
+from dragoman.engines.base import Engine, Job, in_order
 from dragoman.engines.ctranslate2 import CTranslate2Engine, refused
 from dragoman.engines.packed import ready
 from dragoman.engines.torch_engine import TorchEngine
@@ -67,7 +67,7 @@ class Verdict(NamedTuple):
         return f"engine: {self.winner}, {times:.1f} times as fast; {alike} (--engine {FULL} gives all)"
 
 
-class AutoEngine:
+class AutoEngine(Engine):
     """Answers with the engine that was fastest, and with PyTorch as long as there was no race."""
 
     def __init__(self, parts: Parts, say: Callable[[str], None]) -> None:
@@ -77,17 +77,16 @@ class AutoEngine:
         self.lock = threading.Lock()
 
     def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[Found]]:
+        return in_order(self.each(jobs, search))
+
+    def each(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[Found]]]:
         """Each job by the fastest engine, or by PyTorch if that one cannot do it, whatever its neighbours ask for."""
         with self.lock:
             engines = self.engines_for(jobs, search)
-        if len(set(engines)) == 1:
-            return engines[0].search(jobs, search)
-        found: list[list[Found]] = [[] for _ in jobs]
         for engine in dict.fromkeys(engines):
             numbers = [number for number, one in enumerate(engines) if one is engine]
-            for number, answers in zip(numbers, engine.search([jobs[i] for i in numbers], search), strict=True):
-                found[number] = answers
-        return found
+            for number, answers in engine.each([jobs[i] for i in numbers], search):
+                yield numbers[number], answers
 
     def engines_for(self, jobs: Sequence[Job], search: SearchSettings) -> list[Engine]:
         """One for each job."""

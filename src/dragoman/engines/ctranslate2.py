@@ -18,7 +18,7 @@ from torch import nn
 
 from dragoman.config import SampleSettings, SearchSettings
 from dragoman.data.tokens import keep_folder
-from dragoman.engines.base import Job
+from dragoman.engines.base import Engine, Job, in_order
 from dragoman.exchange.ctranslate2 import checked, library, places, save
 from dragoman.exchange.held import fingerprint, source_vocabulary, vocabulary
 from dragoman.models.transformer import Transformer
@@ -37,7 +37,7 @@ IDLE = {  # those of other methods, and those that are seen to when answers have
 NOT_QUITE_ZERO = 1e-30  # at a length penalty of 0 CTranslate2 stops before it has looked at all that we look at
 
 
-class CTranslate2Engine:
+class CTranslate2Engine(Engine):
     """The engine of one model, in one precision: float32, int8 or another of QUANTIZATIONS."""
 
     def __init__(
@@ -75,30 +75,32 @@ class CTranslate2Engine:
             ) from None
 
     def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[Found]]:
-        """For every job up to `nbest` answers, best first; an empty source has an empty answer.
+        """For every job up to `nbest` answers, best first; an empty source has an empty answer."""
+        return in_order(self.each(jobs, search))
 
-        A batch is asked with the highest limit in it. What came to its end within its own limit is what that limit
+    def each(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[Found]]]:
+        """A batch is asked with the highest limit in it. What came to its end within its own limit is what that limit
         would have given: it is the best of all that end by then. The others are asked again, each with its own.
         """
         for why in (refused(search), *map(self.lacks, jobs)):
             if why:
                 raise Mistake(f"{why}; use --engine torch")
         search = search.model_copy(update={"beam": 1}) if search.method == "greedy" else search
-        found: list[list[Found]] = [[] for _ in jobs]
+        yield from ((i, []) for i, job in enumerate(jobs) if job.limit <= 0)
         order = sorted((i for i, job in enumerate(jobs) if job.limit > 0), key=lambda i: -len(jobs[i].ids))
         batches = [order[start : start + self.rows] for start in range(0, len(order), self.rows)]
         late = []
         for i, answers in self.ask(jobs, batches, search, again=False):
-            found[i] = answers
             for one in answers:
                 if not one.finished or len(one.tokens) >= jobs[i].limit:
                     late.append(i)
                     break
+            else:
+                yield i, answers
         late.sort(key=lambda i: jobs[i].limit)
         batches = [list(each) for _, each in groupby(late, lambda i: jobs[i].limit)]
         for i, answers in self.ask(jobs, batches, search, again=True):
-            found[i] = sorted(answers, key=lambda one: not one.finished)[: search.nbest]
-        return found
+            yield i, sorted(answers, key=lambda one: not one.finished)[: search.nbest]
 
     def ask(
         self, jobs: Sequence[Job], batches: list[list[int]], search: SearchSettings, *, again: bool

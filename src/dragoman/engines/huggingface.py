@@ -15,12 +15,12 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from dragoman.config import SearchSettings
-from dragoman.engines.base import Job
+from dragoman.engines.base import Engine, Job
 from dragoman.search.step import Found
 from dragoman.types import EOS, PAD, Mistake
 
 
-class HuggingFaceEngine:
+class HuggingFaceEngine(Engine):
     """The engine of a folder that `transformers` opens."""
 
     def __init__(self, folder: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dragoman.config import SearchSettings
-from dragoman.engines.base import Job
+from dragoman.engines.base import Engine, Job
 from dragoman.engines.flow import laid
 from dragoman.search.methods import find
 from dragoman.search.request import Request
@@ -32,7 +32,7 @@ class State:
         return State(*(each.index_select(0, rows_N) for each in (self.source_NS, self.memory_NSC, self.target_NT)))
 
 
-class OnnxEngine:
+class OnnxEngine(Engine):
     """Search's three verbs over two graphs (exchange/onnx.py)."""
 
     def __init__(self, folder: Path, decode: Callable[[Sequence[int]], str]) -> None:

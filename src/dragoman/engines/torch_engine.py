@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dragoman.config import SearchSettings
 from dragoman.door import ROWS, grouped, rung
-from dragoman.engines.base import Job
+from dragoman.engines.base import Engine, Job
 from dragoman.engines.flow import Flow, GpuFlow, Queue, laid
 from dragoman.machine import hold_memory
 from dragoman.search.beam import Plan
@@ -44,7 +44,7 @@ class WithTrees:
         return logp_NV, state
 
 
-class TorchEngine:
+class TorchEngine(Engine):
     """A model as it is, or made ready for a precision (engines/packed.py)."""
 
     def __init__(self, model: Any, device: torch.device, decode: Callable[[Sequence[int]], str]) -> None:
