@@ -49,9 +49,11 @@ def test_captured_updates_are_the_same(settings: dict[str, Any]) -> None:
         same(tensor, other.ema[name], torch.bfloat16)
 
 
-def test_after_a_restore_they_are_captured_anew() -> None:
-    """The optimizer's memory has moved: a graph that knew where it was would write into nothing."""
+def test_after_a_restore_they_go_on() -> None:
+    """The optimizer's memory stays where it is: else a graph that knows where it was would write into nothing."""
     one, _ = trained(replace(PLAIN, capture=True))
+    assert one.captured
+    graphs = list(one.captured.kept.values())
     all_of_it = (tensors_of(one.model), one.optimizer_tensors(), one.ema)
     saved = [{name: tensor.clone() for name, tensor in some.items()} for some in all_of_it]
     again = []
@@ -60,3 +62,12 @@ def test_after_a_restore_they_are_captured_anew() -> None:
         some = [one.update([batch], 100 + step, 1e-3) for step, batch in enumerate(batches())]
         again.append([update.loss for update in settled(some)])
     assert again[0] == pytest.approx(again[1], rel=1e-4)
+    assert list(one.captured.kept.values()) == graphs
+
+
+def test_layers_are_compiled_whole() -> None:
+    """Where the compiler gives up in the middle of a layer, slopes that meet there take a kernel of their own."""
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    trained(replace(PLAIN, compile=True))
+    assert not counters["graph_break"]

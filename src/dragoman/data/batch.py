@@ -105,8 +105,8 @@ class Stock:
 
     def fitting(self, source: int, target: int) -> int | None:
         """What fills this room most is taken out; None if there is nothing that fits."""
-        rooms = zip((source, target), self.grains, self.widths, strict=True)
-        where = tuple(min(room * n // width, n) for room, n, width in rooms)
+        (S, T), widths = self.grains, self.widths
+        where = min(source * S // widths.source, S), min(target * T // widths.target, T)
         while (rank := int(self.best_ST[where])) >= 0:
             if self.left[cell := rank % self.best_ST.size]:
                 return self.take(cell)

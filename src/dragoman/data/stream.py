@@ -117,12 +117,23 @@ class Stream:
     def examples(self, indices: NDArray[np.uint32], epoch: int, wanted: Iterable[int]) -> dict[int, Example]:
         """Some of these examples, by their place. They are read in the order of the files: few pages at a time."""
         found: dict[int, Example] = {}
-        for place in sorted(wanted, key=lambda place: int(indices[place])):
-            found[place] = self.example(int(indices[place]), epoch)
-            if len(found) % FORGET_AFTER == 0:
-                self.forget_pages()
-        self.forget_pages()
+        place_N = np.fromiter(wanted, dtype=np.int64)
+        place_N = place_N[np.argsort(indices[place_N], kind="stable")]
+        for start in range(0, len(place_N), FORGET_AFTER):
+            some_N = place_N[start : start + FORGET_AFTER]
+            found.update(zip(some_N.tolist(), self.read(indices[some_N].astype(np.int64), epoch), strict=True))
+            self.forget_pages()
         return found
+
+    def read(self, index_N: NDArray[np.int64], epoch: int) -> Iterable[Example]:
+        """Examples in the order of the files."""
+        if self.sampling:
+            return [self.example(index, epoch) for index in index_N.tolist()]
+        end_P = np.cumsum(self.sizes(epoch))
+        of_parts = np.split(index_N, np.searchsorted(index_N, end_P[:-1]))
+        firsts = [0, *end_P[:-1].tolist()]
+        rows = zip(self.parts, of_parts, firsts, strict=True)
+        return [example for part, some_N, first in rows for example in part.store.examples(some_N - first)]
 
     def forget_pages(self) -> None:
         for part in self.parts:
@@ -223,6 +234,9 @@ class Windows(Stream):
         which, number = self.locate(index, epoch)
         window = self.parts[which].store.window(*self.cuts(epoch)[which].span(number))
         return Example(window[:0], window, number)
+
+    def read(self, index_N: NDArray[np.int64], epoch: int) -> Iterable[Example]:
+        return [self.example(index, epoch) for index in index_N.tolist()]
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,13 @@ class TokenStore:
         )
         return Example(source, target, line, links)
 
+    def examples(self, lines: NDArray[np.int64]) -> list[Example]:
+        """The same for many lines, all of which are fetched at once."""
+        if self.trees:
+            return [self.example(line) for line in lines.tolist()]
+        sides = (_slices(ids, ends, lines) for ids, ends in zip(self.ids, self.ends, strict=True))
+        return list(map(Example, *sides, lines.tolist()))
+
     def roots(self, line: int) -> Roots:
         """The source's tree, where trees are kept."""
         return Roots(*_slice(self.trees[1], self.tree_ends[1], line).reshape(-1, 2).T.copy())
@@ -125,6 +132,14 @@ def _open(path: Path, dtype: str) -> NDArray[Any]:
 
 def _slice(values: NDArray[Any], ends: NDArray[Any], line: int) -> NDArray[Any]:
     return values[ends[line - 1] if line else 0 : ends[line]]
+
+
+def _slices(values: NDArray[Any], ends: NDArray[Any], lines: NDArray[np.int64]) -> list[NDArray[Any]]:
+    last_N = ends[lines]
+    length_N = last_N - np.where(lines > 0, ends[lines - 1], 0)
+    end_N = np.cumsum(length_N)
+    flat = values[np.arange(length_N.sum()) + np.repeat(last_N - end_N, length_N)]
+    return [flat[start:end] for start, end in zip((end_N - length_N).tolist(), end_N.tolist(), strict=True)]
 
 
 def open_store(

@@ -8,10 +8,11 @@ before probabilities are made, not after: scores are higher by the little that a
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -35,6 +36,14 @@ IDLE = {  # those of other methods, and those that are seen to when answers have
     "coverage",
 }  # fmt: skip
 NOT_QUITE_ZERO = 1e-30  # at a length penalty of 0 CTranslate2 stops before it has looked at all that we look at
+
+
+class Asked(NamedTuple):
+    """Jobs by number, and what will be their answers."""
+
+    batch: list[int]
+    coming: list[Any]
+    again: bool
 
 
 class CTranslate2Engine(Engine):
@@ -88,49 +97,46 @@ class CTranslate2Engine(Engine):
         search = search.model_copy(update={"beam": 1}) if search.method == "greedy" else search
         yield from ((i, []) for i, job in enumerate(jobs) if job.limit <= 0)
         order = sorted((i for i, job in enumerate(jobs) if job.limit > 0), key=lambda i: -len(jobs[i].ids))
-        batches = [order[start : start + self.rows] for start in range(0, len(order), self.rows)]
-        late = []
-        for i, answers in self.ask(jobs, batches, search, again=False):
-            for one in answers:
-                if not one.finished or len(one.tokens) >= jobs[i].limit:
+        batches = (order[start : start + self.rows] for start in range(0, len(order), self.rows))
+        waiting = deque(self.ask(jobs, batch, search) for batch in batches)
+        while waiting:
+            asked, late = waiting.popleft(), []
+            for i, answers in self.answers(asked, search):
+                if asked.again:
+                    yield i, sorted(answers, key=lambda one: not one.finished)[: search.nbest]
+                elif all(one.finished and len(one.tokens) < jobs[i].limit for one in answers):
+                    yield i, answers
+                else:
                     late.append(i)
-                    break
-            else:
-                yield i, answers
-        late.sort(key=lambda i: jobs[i].limit)
-        batches = [list(each) for _, each in groupby(late, lambda i: jobs[i].limit)]
-        for i, answers in self.ask(jobs, batches, search, again=True):
-            yield i, sorted(answers, key=lambda one: not one.finished)[: search.nbest]
+            late.sort(key=lambda i: jobs[i].limit)
+            for _, some in groupby(late, lambda i: jobs[i].limit):
+                waiting.append(self.ask(jobs, list(some), search, again=True))
 
-    def ask(
-        self, jobs: Sequence[Job], batches: list[list[int]], search: SearchSettings, *, again: bool
-    ) -> Iterator[tuple[int, list[Found]]]:
-        """Answers by job. `again` is for sentences that reach their limit, fewer than a beam of answers being whole:
-        twice the patience then changes nothing but that cut answers do not push whole ones off the list."""
+    def ask(self, jobs: Sequence[Job], batch: list[int], search: SearchSettings, *, again: bool = False) -> Asked:
+        """`again` is for sentences that reach their limit, fewer than a beam of answers being whole: twice the patience
+        then changes nothing but that cut answers do not push whole ones off the list."""
         patience = 2 if again and search.beam > 1 else 1
-        scores = search.scores or search.beam > 1  # a beam makes them anyway
-        waiting = [
-            self.translator.translate_batch(
-                [list(map(self.source.__getitem__, jobs[i].ids)) for i in batch],
-                beam_size=search.beam,
-                patience=patience,
-                num_hypotheses=patience * search.beam if again else search.nbest,
-                length_penalty=search.length_penalty or NOT_QUITE_ZERO,
-                max_decoding_length=max(jobs[i].limit for i in batch),
-                min_decoding_length=0,
-                max_input_length=0,
-                suppress_sequences=[[self.target[PAD]], [self.target[BOS]]],
-                return_scores=scores,
-                return_end_token=True,
-                asynchronous=True,
-            )
-            for batch in batches
-        ]
-        for batch, some in zip(batches, waiting, strict=True):
-            for i, answer in zip(batch, some, strict=True):
-                result = answer.result()
-                each = zip(result.hypotheses, result.scores if scores else [math.nan], strict=True)
-                yield i, [self.found(*one, search) for one in each]
+        coming = self.translator.translate_batch(
+            [list(map(self.source.__getitem__, jobs[i].ids)) for i in batch],
+            beam_size=search.beam,
+            patience=patience,
+            num_hypotheses=patience * search.beam if again else search.nbest,
+            length_penalty=search.length_penalty or NOT_QUITE_ZERO,
+            max_decoding_length=max(jobs[i].limit for i in batch),
+            min_decoding_length=0,
+            max_input_length=0,
+            suppress_sequences=[[self.target[PAD]], [self.target[BOS]]],
+            return_scores=with_scores(search),
+            return_end_token=True,
+            asynchronous=True,
+        )
+        return Asked(batch, coming, again)
+
+    def answers(self, asked: Asked, search: SearchSettings) -> Iterator[tuple[int, list[Found]]]:
+        for i, coming in zip(asked.batch, asked.coming, strict=True):
+            result = coming.result()
+            each = zip(result.hypotheses, result.scores if with_scores(search) else [math.nan], strict=True)
+            yield i, [self.found(*one, search) for one in each]
 
     def found(self, pieces: list[str], score: float, search: SearchSettings) -> Found:
         tokens = list(map(self.target_ids.__getitem__, pieces))
@@ -146,6 +152,11 @@ class CTranslate2Engine(Engine):
         if longest > self.places:
             return f"CTranslate2 has places for {self.places} tokens of a sentence or answer, which may need {longest}"
         return ""
+
+
+def with_scores(search: SearchSettings) -> bool:
+    """A beam makes them anyway."""
+    return search.scores or search.beam > 1
 
 
 def refused(search: SearchSettings) -> str:

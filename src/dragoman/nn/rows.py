@@ -28,7 +28,7 @@ def read(query_BQE: Tensor, key_value_BKF: Tensor | None, look: Look, heads: int
     """What each query reads: out_BQC. Without `key_value_BKF` keys and values lie behind the queries in one product."""
     from dragoman.nn.rows_triton import attend_rows
 
-    assert look.segments
+    assert look.segments is not None
     query_BQ, key_BK, causal = look.segments
     out_BQC: Tensor = attend_rows(query_BQE, key_value_BKF, query_BQ, key_BK, heads, causal)[0]
     return out_BQC

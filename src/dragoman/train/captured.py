@@ -5,6 +5,7 @@ A small model's kernels are done sooner than a processor can ask for them one by
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
@@ -61,6 +62,7 @@ class Captured:
             self.why_not = str(error).partition("\n")[0]
             return
         self.kept[shape] = Recorded(graph, own, numbers)
+        gc.freeze()  # compilers leave a million objects behind, which need not be looked through for garbage for ever
 
     @staticmethod
     def replay(recorded: Recorded, batch: Batch) -> Tensor:
@@ -68,11 +70,6 @@ class Captured:
             there.copy_(getattr(batch, name), non_blocking=True)
         recorded.graph.replay()
         return recorded.numbers.clone()
-
-    def forget(self) -> None:
-        """What the graphs look at has moved."""
-        self.kept.clear()
-        self.seen.clear()
 
 
 def tensors(batch: Batch) -> dict[str, Tensor]:

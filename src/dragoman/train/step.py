@@ -76,7 +76,8 @@ class Stepper:
 
     def update(self, batches: Sequence[Batch], step: int, lr: float) -> Pending:
         """Add the gradients of all batches up, as if they were one, and take a step; a non-finite one is not taken."""
-        self.model.train()
+        if not self.model.training:  # to tell all parts of a model takes a while
+            self.model.train()
         set_rate(self.optimizer, lr)
         self.count.fill_(sum(batch.target_tokens for batch in batches))
         if self.captured and len(batches) == 1 and self.choices.split == 1:
@@ -180,6 +181,10 @@ class Stepper:
         put(self.model, weights)
         for name, value in self.ema.items():
             value.copy_(ema[name])
+        if self.captured and (held := self.optimizer_tensors()):  # recorded updates know where it lies
+            for name, value in optimizer.items():
+                held[name].copy_(value)
+            return
         state: dict[int, dict[str, Tensor]] = {}
         index = {name: number for number, name in enumerate(self.trained_names())}
         for name, value in optimizer.items():
@@ -187,8 +192,6 @@ class Stepper:
             state.setdefault(index[parameter], {})[key] = value
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
-        if self.captured:
-            self.captured.forget()
 
 
 @torch.no_grad()

@@ -39,7 +39,7 @@ from dragoman.types import Batch, Mistake, Stop
 
 ROLL_BACK_AFTER = 5  # non-finite steps in a row
 LOOK = 16  # steps after which the numbers of a GPU's updates are looked at, at the latest
-DEPTH = 16  # batches that are made ahead
+DEPTH = {"cpu": 16, "cuda": 64}  # batches that are made ahead: a GPU is not to wait while a window is packed
 SMALLEST_SCALE = 2.0**-10  # of the learning rate: a run that needs less than this will not recover
 
 
@@ -159,7 +159,7 @@ class Trainer:
         place = self.progress.place
         begun, seconds = time.monotonic(), self.progress.seconds
         meter = Meter(self.report, self.metrics, self.settings, self.stepper.choices, self.progress.flops)
-        with closing(ahead(lambda: self.batches(place), DEPTH)) as batches:
+        with closing(ahead(lambda: self.batches(place), DEPTH[self.stepper.device.type])) as batches:
             while not self.ended():
                 some, place_after = self.gather(batches)
                 pending = self.try_update(some)
