@@ -2,9 +2,10 @@
 
     python bench/translate_cpu.py RUN [RUN ...] --source F [--reference F] [--beams 4 1] [--rounds 5] [--out F.json]
 
-Everything is counted end to end, from lines to lines, models loaded before. Rounds are interleaved, and the first of
-each engine is thrown away. Speeds are medians; a ratio is the median of the ratios of single rounds, which other load
-on the machine disturbs least. Tokens are those of the answers, end marks counted.
+Everything is counted end to end, from lines to lines, models loaded before. Rounds are interleaved, each in an order
+of its own, since what ran before leaves its traces, and the first is thrown away. Speeds are medians; a ratio is the
+median of the ratios of single rounds, which other load on the machine disturbs least. Tokens are those of the answers,
+end marks counted.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import random
 import statistics
 import sys
 import time
@@ -56,10 +58,10 @@ def compared(
     speeds: dict[str, list[float]] = {name: [] for name in made}
     texts: dict[str, list[str]] = {}
     for number in range(rounds + 1):
-        for name, system in made.items():
+        for name in random.Random(number).sample(list(made), len(made)):
             some = lines if number else lines[: max(len(lines) // 5, 1)]
             begun = time.perf_counter()
-            texts[name] = system.translate(some)
+            texts[name] = made[name].translate(some)
             seconds = time.perf_counter() - begun
             tokens = sum(len(ids) + 1 for ids in translator.tokenizers.target.encode_all(texts[name]))
             if number:

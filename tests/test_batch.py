@@ -93,10 +93,9 @@ def test_packed_rows_have_few_shapes(lengths: list[tuple[int, int]], widths: Wid
         factor = grid.widths.source // widths.source
         assert grid.widths == widths.times(factor)
         assert factor & (factor - 1) == 0
-        if factor > 1:  # a row this wide is there for a pair that needs it
-            half = widths.times(factor // 2)
-            for row in filter(None, grid.rows):
-                assert any(source_N[item] > half.source or target_N[item] > half.target for item in row)
+        if factor > 1:  # a grid this wide is there for pairs that need it
+            half, items = widths.times(factor // 2), [item for row in grid.rows for item in row]
+            assert any(source_N[item] > half.source or target_N[item] > half.target for item in items)
     for one in {grid.widths for grid in grids}:
         heights = sorted((len(grid.rows) for grid in grids if grid.widths == one), reverse=True)
         full = max(1, tokens // max(one))

@@ -175,18 +175,26 @@ def _fill(source_N: Lengths, target_N: Lengths, widths: Widths) -> float:
 def packed(
     source_N: Lengths, target_N: Lengths, *, tokens: int, widths: Widths, rng: np.random.Generator, heights: int = 8
 ) -> list[Grid]:
-    """Full rows in random order. All grids of a width have one shape, but for the last, some eighths of it."""
-    rows_by_widths: dict[Widths, list[list[int]]] = {}
+    """Full rows in random order. All grids of a width have one shape, but for the last, some eighths of it.
+
+    Where wide rows do not fill their last grid, narrow ones are put end to end to fill it.
+    """
+    rows_by_times: dict[int, list[list[int]]] = {1: []}  # by how many times as wide as the narrowest they are
     for start in range(0, len(source_N), POOL):
         for shelf in pack(source_N[start : start + POOL], target_N[start : start + POOL], widths):
-            rows_by_widths.setdefault(shelf.widths, []).extend([start + i for i in row] for row in shelf.rows)
-    grids = []
-    for shelf_widths, rows in rows_by_widths.items():
-        height = max(1, tokens // max(shelf_widths))
+            rows = rows_by_times.setdefault(shelf.widths.source // widths.source, [])
+            rows.extend([start + i for i in row] for row in shelf.rows)
+    grids, narrow = [], rows_by_times[1]
+    rng.shuffle(narrow)
+    for times, rows in sorted(rows_by_times.items(), reverse=True):
+        wide = widths.times(times)
+        height = max(1, tokens // max(wide))
+        while times > 1 and len(rows) % height and len(narrow) >= times:
+            rows.append([item for _ in range(times) for item in narrow.pop()])
         rng.shuffle(rows)
         for start in range(0, len(rows), height):
             some = rows[start : start + height]
-            grids.append(Grid(some + [[]] * (_few_heights(len(some), height, heights) - len(some)), shelf_widths))
+            grids.append(Grid(some + [[]] * (_few_heights(len(some), height, heights) - len(some)), wide))
     rng.shuffle(grids)
     return grids
 

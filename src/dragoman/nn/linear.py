@@ -41,10 +41,12 @@ class _ReluLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        from dragoman.nn.linear_triton import relu_slope
+
         x, weight, out_NO = ctx.saved_tensors
-        grad_NO = torch.where(out_NO > 0, grads[0], 0)
+        grad_NO, sums_PO = relu_slope(grads[0].contiguous(), out_NO)
         outside, inside = ctx.dtypes
-        return (grad_NO @ weight).to(outside), (grad_NO.T @ x).to(inside), grad_NO.sum(0).to(inside)
+        return (grad_NO @ weight).to(outside), (grad_NO.T @ x).to(inside), sums_PO.sum(0).to(inside)
 
 
 def working(x: Tensor) -> Tensor:

@@ -100,7 +100,8 @@ def _backward(  # type: ignore[no-untyped-def]
 def _blocks(q_BHQD: Tensor, k_BHKD: Tensor, causal: bool) -> dict[str, Any]:
     sides = [max(16, triton.next_power_of_2(x.size(2))) for x in (q_BHQD, k_BHKD)]
     warps = 8 if sides[0] * sides[1] > 128 * 64 else 4
-    return {"CAUSAL": causal, "M": sides[0], "N": sides[1], "D": q_BHQD.size(3), "num_warps": warps}
+    how = {"num_warps": warps, "num_stages": 1}  # there is no loop to be staged
+    return {"CAUSAL": causal, "M": sides[0], "N": sides[1], "D": q_BHQD.size(3), **how}
 
 
 def _strides(*some: Tensor) -> list[int]:
