@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dragoman.data.batch import GRAINS, LAYOUTS, Grid, Shelf, Widths, choose_widths, lay, pack, packed, padded
+from dragoman.data.batch import GRAINS, LAYOUTS, Grid, Shelf, Widths, choose_widths, lay, pack, packed, padded, stepped
 from dragoman.text.phrasebook import pairs
 from dragoman.types import BOS, EOS, PAD, Batch, Example
 from toy_batch import examples, in_rows, log_normal
@@ -141,6 +141,18 @@ def test_padded_rows_hold_one_pair_each(lengths: list[tuple[int, int]], tokens: 
             assert width == length_N[items].max()
 
 
+@given(lengths=LENGTHS, widths=WIDTHS, tokens=st.integers(64, 2000))
+def test_stepped_rows_hold_one_pair_each(lengths: list[tuple[int, int]], widths: Widths, tokens: int) -> None:
+    """In grids whose shape is a function of their width; only one has rows to spare."""
+    grids, _, _ = planned("stepped", lengths, widths, tokens)
+    assert all(len(row) <= 1 for grid in grids for row in grid.rows)
+    assert sum([] in grid.rows for grid in grids) <= 1
+    heights = {(grid.widths, len(grid.rows)) for grid in grids}
+    assert len(heights) == len({grid.widths for grid in grids})
+    for grid in grids:
+        assert len(grid.rows) * max(grid.widths) <= max(tokens, max(grid.widths))
+
+
 def fill(grids: list[Grid], source_N: Lengths, target_N: Lengths) -> tuple[float, float]:
     room = sum(len(grid.rows) * np.array(grid.widths) for grid in grids)
     return source_N.sum() / room[0], target_N.sum() / room[1]
@@ -176,6 +188,14 @@ def test_padded_rows_lie_with_their_like(name: str, least: float) -> None:
     lengths = CORPORA[name]
     sorted_in = padded(*lengths, tokens=2048, widths=Widths(64, 64), rng=np.random.default_rng(0))
     assert min(fill(sorted_in, *lengths)) >= least
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_stepped_rows_have_few_shapes_and_little_padding(name: str) -> None:
+    lengths = CORPORA[name]
+    grids = stepped(*lengths, tokens=4096, widths=chosen(name), rng=np.random.default_rng(0))
+    assert len({grid.widths for grid in grids}) <= 24
+    assert min(fill(grids, *lengths)) >= 0.8
 
 
 def test_little_of_the_padded_phrasebook_is_padding() -> None:

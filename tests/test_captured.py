@@ -16,7 +16,7 @@ from dragoman.train.step import Stepper, settled
 from dragoman.types import Batch
 from tolerance import same
 from toy_batch import examples, in_rows
-from toy_models import SMALL_TRANSFORMER, built
+from toy_models import SMALL_RNN, SMALL_TRANSFORMER, Section, built
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are captured on a GPU only")
 PLAIN = Choices("cuda", "bf16", False, 1)
@@ -24,15 +24,16 @@ SECTION = {**SMALL_TRANSFORMER, "width": 32, "dropout": 0.2}  # heads wide enoug
 STEPS = WARM + 4
 
 
-def batches() -> list[Batch]:
-    some = examples(40)
-    return [in_rows([[4 * r + i for i in range(4)] for r in range(3 + n % 2)], some) for n in range(2 * STEPS)]
+def batches(in_a_row: int = 4) -> list[Batch]:
+    some, heights = examples(40), [3 + n % 2 for n in range(2 * STEPS)]
+    return [in_rows([[in_a_row * r + i for i in range(in_a_row)] for r in range(height)], some) for height in heights]
 
 
-def trained(choices: Choices, **settings: Any) -> tuple[Stepper, list[float]]:
+def trained(choices: Choices, section: Section = SECTION, **settings: Any) -> tuple[Stepper, list[float]]:
     torch.manual_seed(1)
-    stepper = Stepper(built(SECTION, dtype=torch.float32), TrainSettings(ema=0.9, **settings), choices)
-    done = [stepper.update([batch], step, 1e-3) for step, batch in enumerate(batches(), 1)]
+    stepper = Stepper(built(section, dtype=torch.float32), TrainSettings(ema=0.9, **settings), choices)
+    in_a_row = 1 if section["kind"] == "rnn" else 4
+    done = [stepper.update([batch], step, 1e-3) for step, batch in enumerate(batches(in_a_row), 1)]
     return stepper, [update.loss for update in settled(done)]
 
 
@@ -47,6 +48,16 @@ def test_captured_updates_are_the_same(settings: dict[str, Any]) -> None:
         same(tensor, tensors_of(other.model)[name], torch.bfloat16)
     for name, tensor in one.ema.items():
         same(tensor, other.ema[name], torch.bfloat16)
+
+
+@pytest.mark.parametrize("feeding", [False, True])
+def test_captured_updates_of_a_recurrent_model_are_the_same(feeding: bool) -> None:
+    section = {**SMALL_RNN, "dropout": 0.2, "input_feeding": feeding}
+    one, losses = trained(replace(PLAIN, capture=True), section)
+    assert one.captured
+    assert len(one.captured.kept) == 2
+    _, expected = trained(PLAIN, section)
+    assert losses == pytest.approx(expected, rel=1e-3)
 
 
 def test_after_a_restore_they_go_on() -> None:
@@ -65,6 +76,7 @@ def test_after_a_restore_they_go_on() -> None:
     assert list(one.captured.kept.values()) == graphs
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the compiler itself imports
 def test_layers_are_compiled_whole() -> None:
     """Where the compiler gives up in the middle of a layer, slopes that meet there take a kernel of their own."""
     counters = torch._dynamo.utils.counters

@@ -26,6 +26,7 @@ GRAINS = 128  # that a row's width is divided into when pairs are laid side by s
 ENOUGH = 0.935  # of the places hold a token
 PRICE = 0.015  # how much fuller rows of twice the width must be, since attention costs grow with it
 POOL = 8192  # pairs packed together: enough to fill rows, few enough to try every row
+STEPS = np.array([2.0**octave * part for octave in range(1, 20) for part in (4, 5, 6, 7)])  # 8, 10, 12, 14, 16, 20, ...
 
 
 class Widths(NamedTuple):
@@ -243,6 +244,33 @@ def padded(
     return grids
 
 
+def stepped(
+    source_N: Lengths, target_N: Lengths, *, tokens: int, widths: Widths, rng: np.random.Generator
+) -> list[Grid]:
+    """One pair per row, in grids of few shapes: for work that is recorded once for each shape.
+
+    Widths go up in steps, the two sides in the ratio of `widths`. What does not fill a grid goes into wider ones.
+    """
+    longer = max(widths)
+    ratio_2 = np.array(widths) / longer
+    need_N = (np.stack([source_N, target_N]) / ratio_2[:, None]).max(0)
+    step_N = np.searchsorted(STEPS, need_N - 1e-6)
+    order = rng.permutation(len(step_N))
+    grids: list[Grid] = []
+    rows: list[list[int]] = []
+    for step in np.unique(step_N).tolist():
+        rows += [[item] for item in order[step_N[order] == step].tolist()]
+        height = max(1, tokens // int(STEPS[step]))
+        wide = Widths(*np.ceil(STEPS[step] * ratio_2 - 1e-6).astype(int).tolist())
+        while len(rows) >= height:
+            grids.append(Grid(rows[:height], wide))
+            del rows[:height]
+    if rows:
+        grids.append(Grid(rows + [[]] * (height - len(rows)), wide))
+    rng.shuffle(grids)
+    return grids
+
+
 def lay(grid: Grid, examples: Examples) -> Batch:
     """Pairs: a source with its </s>, and a target that begins with <s> as input and ends with </s> as output."""
     places = _Places(grid, examples)
@@ -352,4 +380,4 @@ def _batch(places: _Places, source: _Side, target: _Side, target_in: NDArray[np.
 
 
 Layout = Callable[..., list[Grid]]
-LAYOUTS: dict[str, Layout] = {"packed": packed, "level": level, "padded": padded}
+LAYOUTS: dict[str, Layout] = {"packed": packed, "level": level, "padded": padded, "stepped": stepped}

@@ -239,8 +239,7 @@ class RecurrentDecoder(Embedded):
 
     def say(self, state_BTC: Tensor, source: Source) -> Tensor:
         """tanh(W [a; s] + b): the state joined with what it reads."""
-        out: Tensor = self.dropout(torch.tanh(self.join(self.attention(state_BTC, source))))
-        return out
+        return torch.tanh(self.join(self.attention(state_BTC, source)))
 
     def before(self, memory_BSC: Tensor, last_BC: Tensor, keep_BS: Tensor) -> tuple[Source, States]:
         return self.attention.look_up(memory_BSC, keep_BS), self.bridge(last_BC, self.stack.first(len(last_BC)))
@@ -253,15 +252,17 @@ class RecurrentDecoder(Embedded):
         if self.feed:
             return self.step_by_step(x_BTE, source, states)
         state_BTC = self.stack(x_BTE, states)
-        return state_BTC, self.say(state_BTC, source)
+        return state_BTC, self.dropout(self.say(state_BTC, source))
 
     def step_by_step(self, x_BTE: Tensor, source: Source, states: States) -> tuple[Tensor, Tensor]:
         read_TBG = self.stack.each()[0].read(x_BTE.transpose(0, 1).contiguous())
         tops, said = [], [self.nothing(len(x_BTE))]
-        for read_BG in read_TBG.unbind():
+        shape_BTO = (*x_BTE.shape[:2], self.settings.said_width)
+        factor_BTO = self.dropout.factors(shape_BTO, read_TBG)  # drawn for all steps at once
+        for step, read_BG in enumerate(read_TBG.unbind()):
             top_BC, said_BO, states = self.advance(read_BG, said[-1], states, source)
             tops.append(top_BC)
-            said.append(said_BO)
+            said.append(said_BO if factor_BTO is None else said_BO * factor_BTO[:, step])
         return torch.stack(tops, 1), torch.stack(said[1:], 1)
 
     def advance(

@@ -50,9 +50,12 @@ class Dropout(nn.Module):
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or not self.rate:
-            return x
-        return x * drawn(x.shape, self.rate, x)
+        factor = self.factors(x.shape, x)
+        return x if factor is None else x * factor
+
+    def factors(self, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
+        """What it multiplies numbers of this shape by; None where it does nothing."""
+        return drawn(shape, self.rate, like) if self.training and self.rate else None
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """x + dropout(y), in one go where that is faster."""

@@ -136,6 +136,11 @@ class Lstm(Cell):
 
     def advance(self, read_NG: Tensor, state: State) -> State:
         h_NC, c_NC = state
+        if read_NG.is_cuda:  # all that follows the product in one kernel
+            h_NG = F.linear(h_NC, self.hidden_weight)
+            fused = torch.ops.aten._thnn_fused_lstm_cell.default
+            h_NC, c_NC, _ = fused(read_NG.to(h_NG.dtype), h_NG, c_NC.to(h_NG.dtype))
+            return h_NC, c_NC
         input_, forget, content, output = (read_NG + F.linear(h_NC, self.hidden_weight)).chunk(4, -1)
         i_NC, f_NC, o_NC = torch.sigmoid(input_), torch.sigmoid(forget), torch.sigmoid(output)
         c_NC = f_NC * c_NC + i_NC * torch.tanh(content)

@@ -70,14 +70,16 @@ class Choices:
         return replace(self, device=name, split=1, capture=False, world=group.world)
 
 
-def choose(settings: TrainSettings, layout: str = "packed") -> Choices:
+def choose(settings: TrainSettings, layout: str = "packed", form: str = "pairs") -> Choices:
+    """For grids of a layout (data/batch.py) that hold texts of a form (data/forms.py)."""
+    few_shapes = layout == "packed" or form == "pairs"
     device = choose_device(settings.device)
     return Choices(
         device=str(device),
         precision=settings.precision if settings.precision != "auto" else best_precision(device),
         compile=_compile(settings, device, layout),
         threads=settings.threads or torch.get_num_threads(),
-        capture=device.type == "cuda" and layout == "packed" and settings.accumulate == 1,
+        capture=device.type == "cuda" and few_shapes and settings.accumulate == 1,
     )
 
 

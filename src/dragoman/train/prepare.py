@@ -25,6 +25,7 @@ from dragoman.text.tokenizer import Tokenizers, train_tokenizer
 from dragoman.train.report import Report
 from dragoman.types import Mistake, Pair
 
+FEW_SHAPES = {"packed": "level", "padded": "stepped"}  # layouts, and their like with few shapes of grids
 LENGTHS, COPIES = 100_000, 1000  # pairs of a corpus that are looked at to know what is usual
 
 
@@ -150,7 +151,8 @@ def tagged(tokenizers: Tokenizers, recipe: Recipe) -> Tokenizers:
 def stream_of(recipe: Recipe, prepared: Prepared, *, level: bool = False, share: Share | None = None) -> Stream:
     """Batches without end, as the model's task and kind want them; with `level` of as few shapes as can be."""
     form, settings, layout = form_of(recipe), recipe.train, layout_for(recipe)
-    layout = "level" if level and layout == "packed" else layout
+    if level and (layout == "packed" or form == "pairs"):
+        layout = FEW_SHAPES[layout]
     common: dict[str, Any] = {"layout": layout, "tokens": settings.tokens, "seed": settings.seed}
     common["share"] = share or Share()
     if form == "windows":

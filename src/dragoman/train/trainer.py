@@ -90,9 +90,9 @@ class Trainer:
     def begin_or_go_on(self, start: Start) -> Progress:
         newest, parent = start.newest, start.parent
         saved = record.load(newest) if newest else None
-        layout = layout_of(self.recipe.model)
+        about = layout_of(self.recipe.model), form_of(self.recipe)
         world = self.group.world
-        choices = rechosen(saved.choices, self.settings, world) if saved else choose(self.settings, layout)
+        choices = rechosen(saved.choices, self.settings, world) if saved else choose(self.settings, *about)
         choices = choices.shared(self.group)
         choices.apply()
         if saved and (changed := self.prepared.changed_since(saved.data)):
