@@ -138,7 +138,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--size", choices=list(SIZES), default="base")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--precision", choices=("bf16", "float32"), default="bf16")
-    parser.add_argument("--tokens", type=int, default=25_600, help="of one batch, on the longer side, with padding")
+    parser.add_argument("--tokens", type=int, default=24_576, help="of one batch, on the longer side, with padding")
     parser.add_argument("--multiple", type=int, default=1, help="of which the widths of peers' batches are")
     parser.add_argument("--vocabulary", type=int, default=32_000, help="joint, with the four special tokens")
     parser.add_argument("--pairs", type=int, default=100_000)
