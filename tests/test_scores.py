@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from dragoman.nn import scores
-from dragoman.nn.scores import SCORES, Additive, Attention, Score, chunked, plain
+from dragoman.nn.scores import SCORES, Additive, Attention, Score, chunked, fused, holds, plain
 from tolerance import DEVICES, differ, same
 
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel is written for a GPU")
 EVERY = pytest.mark.parametrize("name", SCORES)
 B, T, S, C, A = 3, 4, 6, 5, 7
 KEEP_BS = torch.tensor([[1] * 6, [1] * 4 + [0] * 2, [0] * 6]).bool()  # the last row is empty
@@ -106,6 +107,75 @@ def test_chunked_is_plain(block: int, dtype: torch.dtype, device: str, monkeypat
         torch.autograd.grad(fast, given, weight), torch.autograd.grad(slow, given, weight), strict=True
     ):
         same(one, two)
+
+
+def on_gpu(T: int, S: int, A: int, dtype: torch.dtype = torch.float32, rows: int = B) -> list[Tensor]:
+    """Queries, keys and weights; these stay wide, as under autocast."""
+    query_BTA, key_BSA, weight_A = drawn(rows, T, A), drawn(rows, S, A, seed=2), drawn(A, seed=3)
+    given = query_BTA.to("cuda", dtype), key_BSA.to("cuda", dtype), weight_A.float().cuda()
+    return [x.requires_grad_() for x in given]
+
+
+def slopes(score_BTS: Tensor, given: list[Tensor]) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(score_BTS, given, drawn(*score_BTS.shape, seed=4).to(score_BTS))
+
+
+@GPU
+@pytest.mark.parametrize("A", [1, 7, 16, 300, 512, 1000, scores.WIDEST])
+@pytest.mark.parametrize(("T", "S"), [(1, 1), (1, 33), (3, 5), (20, 33), (128, 128)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_fused_is_plain(T: int, S: int, A: int, dtype: torch.dtype) -> None:
+    """The same scores and gradients, up to what is lost where they are written down."""
+    given = on_gpu(T, S, A, dtype)
+    exact = [x.detach().double().requires_grad_() for x in given]
+    assert holds(*given)
+    fast, slow = fused(*given), plain(*exact)
+    same(fast, slow)
+    for x, one, two in zip(given, slopes(fast, given), slopes(slow.to(fast), exact), strict=True):
+        assert one.dtype == x.dtype
+        same(one, two)
+
+
+@GPU
+@pytest.mark.parametrize("T", [1, 20])
+def test_fused_reads_what_lies_apart_and_repeats_itself(T: int) -> None:
+    """Views give the bits of their copies; so does a second run, gradients included."""
+    given = on_gpu(T, 33, 300)
+    apart = [x.detach().repeat_interleave(2, -1)[..., ::2].requires_grad_() for x in given]
+    found, again = fused(*given), fused(*apart)
+    assert torch.equal(found, again)
+    for one, two in zip(slopes(found, given), slopes(again, apart), strict=True):
+        assert torch.equal(one, two)
+
+
+@GPU
+@pytest.mark.parametrize(("rows", "T", "S"), [(0, 1, 5), (0, 3, 5), (2, 0, 5), (2, 3, 0)])
+def test_fused_of_nothing_has_no_slope(rows: int, T: int, S: int) -> None:
+    given = on_gpu(T, S, A, rows=rows)
+    found = fused(*given)
+    assert found.shape == (rows, T, S)
+    assert not any(slope.any() for slope in slopes(found, given))
+
+
+@GPU
+def test_a_graph_holds_the_fused_score() -> None:
+    """Captured once, it scores what lies in its place later."""
+    given = on_gpu(1, 30, 512, torch.bfloat16)
+    with torch.no_grad():
+        fused(*given)  # compiled before
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = fused(*given)
+        given[0].copy_(drawn(B, 1, 512, seed=9))
+        graph.replay()
+        assert torch.equal(found, fused(*given))
+
+
+@GPU
+@pytest.mark.parametrize(("A", "dtype"), [(scores.WIDEST + 1, torch.float32), (8, torch.float64)], ids=str)
+def test_the_kernel_leaves_what_it_cannot_hold(A: int, dtype: torch.dtype) -> None:
+    assert not holds(*on_gpu(2, 3, A, dtype))
+    assert holds(*on_gpu(2, 3, 8))
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -18,6 +18,7 @@ from dragoman.nn.linear import Linear
 from dragoman.nn.mask import never_empty
 
 BLOCK = {"cpu": 1 << 18, "cuda": 1 << 26}  # numbers of the additive score held at a time: few enough for a CPU's cache
+WIDEST = 2048  # attention width whose sums a program of a GPU can hold
 
 
 class Score(nn.Module):
@@ -92,12 +93,27 @@ class Additive(Score):
         return out
 
     def forward(self, query_BTC: Tensor, key_BSA: Tensor) -> Tensor:
-        return chunked(self.query(query_BTC), key_BSA, self.weight)
+        given = self.query(query_BTC), key_BSA, self.weight
+        return fused(*given) if holds(*given) else chunked(*given)
 
 
 def plain(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -> Tensor:
     """The additive score, written to be read. It holds B x T x S x A numbers."""
     return torch.tanh(query_BTA[:, :, None] + key_BSA[:, None]) @ weight_A
+
+
+def holds(*given: Tensor) -> bool:
+    """Whether the kernel for a GPU can make the additive score of these: it counts in float32."""
+    narrow = all(x.is_cuda and x.dtype in (torch.float32, torch.bfloat16, torch.float16) for x in given)
+    return narrow and given[-1].numel() <= WIDEST
+
+
+def fused(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -> Tensor:
+    """The same numbers by one kernel, in whose registers all that is in the tanh stays; gradients included."""
+    from dragoman.nn.scores_triton import additive_score
+
+    score_BTS: Tensor = additive_score(query_BTA, key_BSA, weight_A)
+    return score_BTS
 
 
 def chunked(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -> Tensor:
