@@ -274,7 +274,7 @@ def test_it_costs_twice_the_operations(small: Path, tmp_path: Path, name: str) -
     ("settings", "culprits"),
     [
         (["train.consistency=rdop"], ["train.consistency", "'rdrop'"]),
-        (["train.consistency_weight=1.0"], ["train.consistency_weight", "train.consistency;"]),
+        (["train.consistency_weight=3.0"], ["train.consistency_weight", "train.consistency;"]),
         (["train.consistency_weight=0.0"], ["train.consistency_weight", "greater than 0"]),
         (["train.cut=0.1"], ["train.cut", "train.consistency=none", "simcut"]),
         (["train.consistency=rdrop", "train.cut=0.1"], ["train.cut", "train.consistency=rdrop", "simcut"]),

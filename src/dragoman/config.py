@@ -233,7 +233,7 @@ class TrainSettings(Settings):
     label_smoothing: Fraction = 0.1
     loss: str = "chunked"  # how it is computed: the fast way, or the plain one to read and compare
     consistency: str = "none"  # every batch goes through twice, and both passes are to say the same
-    consistency_weight: Positive = 3.0  # of how far they are apart, beside the loss
+    consistency_weight: Positive = 1.0  # of how far they are apart, beside the loss
     cut: Fraction = 0.05  # simcut: of the tokens, hidden from the second pass
     clip: Annotated[float, Field(ge=0)] = 1.0  # of the gradient's norm; 0 is off
     precision: Literal["auto", "float32", "bf16"] = "auto"
