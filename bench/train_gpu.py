@@ -9,8 +9,9 @@
 Every contestant is a process of its own (bench/peers/): bf16 with float32 weights, dropout, label smoothing, clipping
 and a fused optimizer in all of them. Peers take length-bucketed batches that lie on the GPU already; Dragoman reads,
 packs and copies as `dragoman train` does. All start together, so the seconds of a start are those of a busy machine;
-then they take turns (contest.py), and ratios are taken within a round, against the first of the list. Operations are
-counted by models/flops.py, without padding, and are the same for all; --peak is what the GPU's matrix units could do.
+then they take turns (contest.py), of which the first two are not counted, and ratios are taken within a round, against
+the first of the list. Operations are counted by models/flops.py, without padding, and are the same for all; --peak is
+what the GPU's matrix units could do.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ RACES = {  # the first that is there is what the others are measured by; all of 
 }
 QUICK: dict[str, Any] = {"pairs": 500, "tokens": 512, "vocabulary": 100, "rounds": 2, "seconds": 0.3, "warm": 2}
 QUICK_SIZE = {"layers": 1, "width": 32, "inner": 64, "heads": 2}
+UNCOUNTED = 2  # rounds at the beginning: peers still meet shapes that are new to them, and are slow
 START_SHARE = 0.6  # of the time limit; who is not ready by then is left out
 
 
@@ -196,8 +198,11 @@ def race(given: argparse.Namespace, task: dict[str, Any], begun: float) -> list[
     who = entries(given, task, pythons)
     patience = begun + START_SHARE * given.limit
     with started(who, pythons, warm=given.warm, seconds=given.seconds, until=patience) as ready:
-        for said in take_turns(ready, rounds=given.rounds, seconds=given.seconds, until=begun + given.limit):
+        rounds = UNCOUNTED + given.rounds
+        for said in take_turns(ready, rounds=rounds, seconds=given.seconds, until=begun + given.limit):
             print(said, flush=True)
+        for contestant in ready:
+            contestant.rates = contestant.rates[UNCOUNTED:] or contestant.rates
         return rows_of(ready, given.peak)
 
 
