@@ -171,7 +171,7 @@ def main() -> None:
     names = ("device", "precision", "tokens", "multiple", "vocabulary", "threads")
     asked = {name: getattr(given, name) for name in names}
     with tempfile.TemporaryDirectory() as folder:
-        lengths = {"mean": given.mean, "shortest": 3, "longest": 128}
+        lengths = {"mean": given.mean, "shortest": 3, "longest": 127}  # and an end mark
         counts = write_corpus(Path(folder), pairs=given.pairs, vocabulary=given.vocabulary, **lengths)
         print(
             f"{machine(given.device)}; {given.size}; {given.pairs:,} pairs, {sum(counts.values()):,} tokens", flush=True
