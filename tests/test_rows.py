@@ -21,17 +21,21 @@ def segments(B: int, T: int, length: int, padding: int) -> Rows:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize(("T", "D"), [(5, 16), (20, 16), (64, 32), (100, 64), (128, 64), (128, 128)])
+@pytest.mark.parametrize(
+    ("T", "D"), [(5, 16), (20, 16), (64, 32), (100, 64), (128, 64), (128, 128), (130, 64), (300, 32)]
+)
 def test_within_rows(T: int, D: int, causal: bool) -> None:
     torch.manual_seed(T)
     where = segments(3, T, 9, min(3, T // 2))
     look = within(where, ahead=not causal)
     made = torch.randn(3, T, 3 * H * D, device="cuda").bfloat16().requires_grad_()
-    assert rows.holds(made, T, look, D)
+    assert rows.holds(made, look, D)
     compare(rows.read(made, None, look, H), made.double(), None, look, [made], where.real_BT)
 
 
-@pytest.mark.parametrize(("Q", "K", "D"), [(20, 20, 16), (33, 17, 32), (128, 120, 64), (7, 128, 64)])
+@pytest.mark.parametrize(
+    ("Q", "K", "D"), [(20, 20, 16), (33, 17, 32), (128, 120, 64), (7, 128, 64), (7, 200, 64), (260, 129, 64)]
+)
 def test_across_rows(Q: int, K: int, D: int) -> None:
     torch.manual_seed(Q)
     target, source = segments(3, Q, 9, 2), segments(3, K, max(9 * K // Q, 1), 1)

@@ -89,7 +89,7 @@ class SelfAttention(Attention):
 
     def forward(self, x_BTC: Tensor, position_BT: Tensor, look: Look) -> Tensor:
         made = self.made(x_BTC)
-        if self.plain and rows.holds(made, made.size(1), look, self.settings.head_width):
+        if self.plain and rows.holds(made, look, self.settings.head_width):
             return self.joined(split_heads(rows.read(made, None, look, self.heads), self.heads))
         q, k, v = self.split(made, position_BT)
         return self.joined(self.pattern(q, k, v, look, self.relate, self.kernel))
@@ -157,7 +157,7 @@ class CrossAttention(Attention):
         if not self.plain:
             return self(x_BTC, self.look_up(memory_BSC), look)  # type: ignore[no-any-return]
         query_BTC = self.query(x_BTC)
-        if not rows.holds(query_BTC, memory_BSC.size(1), look, self.settings.head_width):
+        if not rows.holds(query_BTC, look, self.settings.head_width):
             return self(x_BTC, self.look_up(memory_BSC), look)  # type: ignore[no-any-return]
         read_BTC = rows.read(query_BTC, self.key_value(memory_BSC), look, self.heads)
         return self.joined(split_heads(read_BTC, self.heads))

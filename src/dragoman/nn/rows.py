@@ -1,4 +1,4 @@
-"""Attention of short packed rows, straight from the products that hold queries, keys and values: when it can be had.
+"""Attention of packed rows, straight from the products that hold queries, keys and values: when it can be had.
 
 The kernel (rows_triton.py) reads them where they lie and leaves their slopes there, so that nothing is split, put
 together or masked. Everywhere else nn/kernel.py is asked, whose `reference` is the readable twin.
@@ -13,15 +13,14 @@ from torch import Tensor
 
 from dragoman.nn.mask import Look
 
-SHORT = 128  # places of a row whose scores one program of a GPU can hold
 HEADS = (16, 32, 64, 128)  # widths that it can multiply
 
 
-def holds(query_BQE: Tensor, places: int, look: Look, head_width: int) -> bool:
-    """Half precision, few places, and nothing to be known of two tokens but whether they are of one sentence."""
+def holds(query_BQE: Tensor, look: Look, head_width: int) -> bool:
+    """Half precision, and nothing to be known of two tokens but whether they are of one sentence."""
     half = query_BQE.is_cuda and query_BQE.dtype in (torch.bfloat16, torch.float16)
     plain = look.segments is not None and look.bias is None
-    return half and plain and max(query_BQE.size(1), places) <= SHORT and head_width in HEADS
+    return half and plain and head_width in HEADS
 
 
 def read(query_BQE: Tensor, key_value_BKF: Tensor | None, look: Look, heads: int) -> Tensor:

@@ -1,8 +1,8 @@
 """Attention within short packed rows on a GPU: one program for each row and head, which holds all of its scores.
 
 A row of up to 128 places has so few scores that they never leave the registers, forwards and backwards; who may look at
-whom is read off the segments, so no mask is made. Written for training: in bf16, with gradients (nn/kernel.py says
-when it is asked; the readable twin is `reference` there).
+whom is read off the segments, so no mask is made. Longer rows are taken in tiles (tiles_triton.py). Written for
+training: in bf16, with gradients (nn/rows.py says when it is asked; the readable twin is `reference` in nn/kernel.py).
 
 Shapes   B rows   H heads   Q queries   K keys   D head width   C all heads   E, F products of which these are parts
 """
@@ -16,6 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dragoman.nn import tiles_triton
+
+SHORT = 128  # places of a row whose scores one program can hold
 LOG2E = 1.4426950408889634  # scores are kept as powers of two, which is what the hardware raises
 
 
@@ -125,6 +128,10 @@ def attend_rows(
     q, k, v = _split(query_BQE, key_value_BKF, heads)
     B, H, Q, D = q.shape
     out, sums = q.new_empty(B, Q, H * D), q.new_empty(B, H, Q, dtype=torch.float32)
+    if max(Q, k.size(2)) > SHORT:
+        segments = query_segment_BQ, key_segment_BK
+        tiles_triton.forward((q, k, v), _strides(q, k, v), segments, out, sums, D**-0.5 * LOG2E, causal)
+        return out, sums
     _forward[(B * H,)](
         q, k, v, query_segment_BQ, key_segment_BK, out, sums, *_strides(q, k, v),
         H, Q, k.size(2), D**-0.5 * LOG2E, **_blocks(q, k, causal),
@@ -143,6 +150,11 @@ def attend_rows_back(
     query_grad, key_value_grad = torch.empty_like(query_BQE), _like(key_value_BKF, query_BQE)
     grads = _split(query_grad, None if key_value_BKF is None else key_value_grad, heads)
     B, H, Q, D = q.shape
+    if max(Q, k.size(2)) > SHORT:
+        segments, strides = (query_segment_BQ, key_segment_BK), _strides(q, k, v, grad)
+        scales = D**-0.5 * LOG2E, D**-0.5
+        tiles_triton.backward((q, k, v), strides, segments, out_BQC, sums_BHQ, grad, grads, *scales, causal)
+        return query_grad, key_value_grad
     _backward[(B * H,)](
         q, k, v, query_segment_BQ, key_segment_BK, out_BQC, sums_BHQ, grad, *grads, *_strides(q, k, v, grad),
         *(x.stride(2) for x in grads), H, Q, k.size(2), D**-0.5 * LOG2E, D**-0.5, **_blocks(q, k, causal),
