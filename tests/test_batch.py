@@ -144,13 +144,14 @@ def test_padded_rows_hold_one_pair_each(lengths: list[tuple[int, int]], tokens: 
 @given(lengths=LENGTHS, widths=WIDTHS, tokens=st.integers(64, 2000))
 def test_stepped_rows_hold_one_pair_each(lengths: list[tuple[int, int]], widths: Widths, tokens: int) -> None:
     """In grids whose shape is a function of their width; only one has rows to spare."""
-    grids, _, _ = planned("stepped", lengths, widths, tokens)
+    grids, source_N, target_N = planned("stepped", lengths, widths, tokens)
     assert all(len(row) <= 1 for grid in grids for row in grid.rows)
     assert sum([] in grid.rows for grid in grids) <= 1
     heights = {(grid.widths, len(grid.rows)) for grid in grids}
     assert len(heights) == len({grid.widths for grid in grids})
     for grid in grids:
         assert len(grid.rows) * max(grid.widths) <= max(tokens, max(grid.widths))
+        assert all(width <= length_N.max() for width, length_N in zip(grid.widths, (source_N, target_N)))
 
 
 def fill(grids: list[Grid], source_N: Lengths, target_N: Lengths) -> tuple[float, float]:

@@ -249,19 +249,19 @@ def stepped(
 ) -> list[Grid]:
     """One pair per row, in grids of few shapes: for work that is recorded once for each shape.
 
-    Widths go up in steps, the two sides in the ratio of `widths`. What does not fill a grid goes into wider ones.
+    Widths go up in steps, the two sides in the ratio of `widths`. What does not fill a grid goes into wider ones. None
+    is wider than the longest text, since a model may have no places for more.
     """
-    longer = max(widths)
-    ratio_2 = np.array(widths) / longer
-    need_N = (np.stack([source_N, target_N]) / ratio_2[:, None]).max(0)
+    length_2N, ratio_2 = np.stack([source_N, target_N]), np.array(widths) / max(widths)
+    need_N = (length_2N / ratio_2[:, None]).max(0)
     step_N = np.searchsorted(STEPS, need_N - 1e-6)
     order = rng.permutation(len(step_N))
     grids: list[Grid] = []
     rows: list[list[int]] = []
     for step in np.unique(step_N).tolist():
         rows += [[item] for item in order[step_N[order] == step].tolist()]
-        height = max(1, tokens // int(STEPS[step]))
-        wide = Widths(*np.ceil(STEPS[step] * ratio_2 - 1e-6).astype(int).tolist())
+        wide = Widths(*np.minimum(np.ceil(STEPS[step] * ratio_2 - 1e-6), length_2N.max(1)).astype(int).tolist())
+        height = max(1, tokens // max(wide))
         while len(rows) >= height:
             grids.append(Grid(rows[:height], wide))
             del rows[:height]
