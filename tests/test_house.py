@@ -195,7 +195,13 @@ COMPILER = {"torch._dynamo", "torch._inductor"}
 
 @pytest.mark.parametrize(
     ("module", "heavy"),
-    [("dragoman", HEAVY), ("dragoman.cli", HEAVY), ("dragoman.config", HEAVY), ("dragoman.loading", COMPILER)],
+    [
+        ("dragoman", HEAVY),
+        ("dragoman.cli", HEAVY),
+        ("dragoman.config", HEAVY),
+        ("dragoman.data.samplers", {"torch", "numpy"}),
+        ("dragoman.loading", COMPILER),
+    ],
 )
 def test_a_quick_start(module: str, heavy: set[str]) -> None:
     """Help and complaints come at once, models too: nothing heavy is imported before it is needed."""

@@ -14,11 +14,13 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dragoman.data import samplers
 from dragoman.data.batch import LAYOUTS, Grid, Lengths, Share, Widths, choose_widths, part_of
 from dragoman.data.forms import FORMS
 from dragoman.data.tokens import TokenStore
@@ -29,6 +31,7 @@ from dragoman.types import Batch, Example, Mistake
 
 WINDOW = 65_536  # pairs packed at a time
 FORGET_AFTER = 8192  # pairs read
+TASK = 1024  # pairs that a process draws at a time: a tenth of a second
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,14 @@ class Place:
 class Weighted(NamedTuple):
     store: TokenStore
     weight: float
+
+
+class Window(NamedTuple):
+    """Pairs that are packed together, where they begin, and where the next ones do."""
+
+    begin: Place
+    indices: NDArray[np.uint32]
+    after: Place
 
 
 class Stream:
@@ -99,10 +110,7 @@ class Stream:
         if not self.sampling:
             return store.example(line)
         pair, key = store.pair(line), (self.seed, epoch, index)
-        drawn = self.tokenizers.source.sample(pair.source, rate=self.sampling, key=key)
-        source = [*self.tokenizers.before(pair.tag), *drawn]
-        other = (~self.seed, epoch, index)  # no seed of a source: a word on both sides is not cut alike
-        target = self.tokenizers.target.sample(pair.target, rate=self.sampling, key=other)
+        source, target = samplers.sample(self.tokenizers, pair, rate=self.sampling, key=key)
         links = linked(store.roots(line), pair.source, source, self.tokenizers.source) if store.trees else None
         return Example(np.asarray(source), np.asarray(target), line, links)
 
@@ -129,11 +137,14 @@ class Stream:
         """Examples in the order of the files."""
         if self.sampling:
             return [self.example(index, epoch) for index in index_N.tolist()]
+        rows = self.by_part(index_N, epoch)
+        return [example for store, some_N, first in rows for example in store.examples(some_N - first)]
+
+    def by_part(self, index_N: NDArray[np.int64], epoch: int) -> Iterator[tuple[TokenStore, NDArray[np.int64], int]]:
+        """Indices in the order of the files, by the store that they are in, and the first index of each."""
         end_P = np.cumsum(self.sizes(epoch))
         of_parts = np.split(index_N, np.searchsorted(index_N, end_P[:-1]))
-        firsts = [0, *end_P[:-1].tolist()]
-        rows = zip(self.parts, of_parts, firsts, strict=True)
-        return [example for part, some_N, first in rows for example in part.store.examples(some_N - first)]
+        return zip((part.store for part in self.parts), of_parts, [0, *end_P[:-1].tolist()], strict=True)
 
     def forget_pages(self) -> None:
         for part in self.parts:
@@ -148,32 +159,66 @@ class Stream:
             first += size
         return self.form.held(*length_2N)
 
-    def planned(
-        self, indices: NDArray[np.uint32], epoch: int, window: int
-    ) -> tuple[list[Grid], tuple[Lengths, Lengths], dict[int, Example]]:
-        """The grids of a window, the lengths that they are made of, and what had to be read to know those."""
-        every = range(len(indices))
-        read = self.examples(indices, epoch, every) if self.sampling else {}  # how long a sample is, none can know
-        lengths = self.form.lengths([read[place] for place in every]) if read else self.lengths(indices, epoch)
-        rng = np.random.default_rng([self.seed, epoch, window])
-        return self.layout(*lengths, tokens=self.tokens, widths=self.widths, rng=rng), lengths, read
+    def planned(self, window: Window, read: dict[int, Example]) -> tuple[list[Grid], tuple[Lengths, Lengths]]:
+        """The grids of a window, and the lengths that they are made of: of what is read already, if anything is."""
+        epoch, every = window.begin.epoch, range(len(window.indices))
+        lengths = self.form.lengths([read[place] for place in every]) if read else self.lengths(window.indices, epoch)
+        rng = np.random.default_rng([self.seed, epoch, window.begin.window])
+        return self.layout(*lengths, tokens=self.tokens, widths=self.widths, rng=rng), lengths
 
-    def windows(self, place: Place) -> Iterator[tuple[Place, NDArray[np.uint32], Place]]:
-        """From the one that a place is in: where each begins, the pairs in it, and where the next one begins."""
+    def sampled(self, place: Place) -> Iterator[tuple[Window, dict[int, Example]]]:
+        """Windows, with all their examples where those are drawn: how long a sample is, none can know before.
+
+        Processes that draw are one window ahead. They end with this generator.
+        """
+        tasks = min(sum(self.sizes(place.epoch)), WINDOW) // TASK
+        apart = self.sampling and not any(part.store.trees for part in self.parts)
+        if not (count := min(tasks, samplers.workers()) if apart else 0):
+            for window in self.windows(place):
+                every = range(len(window.indices) if self.sampling else 0)
+                yield window, self.examples(window.indices, window.begin.epoch, every)
+            return
+        with samplers.Samplers(self.tokenizers, count) as crew:
+            begun = ((window, self.begin(crew, window)) for window in self.windows(place))
+            for (window, drawn), _ in pairwise(begun):
+                yield window, drawn()
+
+    def begin(self, crew: samplers.Samplers, window: Window) -> Callable[[], dict[int, Example]]:
+        """Have all examples of a window drawn; what is returned waits for them."""
+        epoch, place_N = window.begin.epoch, np.argsort(window.indices, kind="stable")
+        drawing = []
+        for store, index_N, first in self.by_part(window.indices[place_N].astype(np.int64), epoch):
+            for start in range(0, len(index_N), TASK):
+                some_N = index_N[start : start + TASK]
+                line_N = some_N - first
+                about = (self.sampling, self.seed, epoch, store.tag)
+                drawing.append((line_N, crew.ask(samplers.Task(*about, some_N.tolist(), *store.texts(line_N)))))
+                store.forget_pages()
+
+        def drawn() -> dict[int, Example]:
+            sides = ((map(texts_of, future.result()), line_N.tolist()) for line_N, future in drawing)
+            examples = (example for (source, target), lines in sides for example in map(Example, source, target, lines))
+            return dict(zip(place_N.tolist(), examples, strict=True))
+
+        return drawn
+
+    def windows(self, place: Place) -> Iterator[Window]:
+        """From the one that a place is in."""
         epoch, window = place.epoch, place.window
         while True:
             order = self.order(epoch)
             count = -(-len(order) // WINDOW)
             for number in range(window, count):
                 after = Place(epoch, number + 1) if number + 1 < count else Place(epoch + 1)
-                yield Place(epoch, number), order[number * WINDOW : (number + 1) * WINDOW], after
+                yield Window(Place(epoch, number), order[number * WINDOW : (number + 1) * WINDOW], after)
             epoch, window = epoch + 1, 0
 
     def batches(self, place: Place) -> Iterator[tuple[Batch, Place]]:
         """Each batch, our rows of it, with the place that follows it."""
         at = place.batch
-        for begin, indices, after in self.windows(place):
-            grids, lengths, read = self.planned(indices, begin.epoch, begin.window)
+        for window, read in self.sampled(place):
+            begin, indices, after = window
+            grids, lengths = self.planned(window, read)
             ours = {item for grid in grids[at:] for row in self.share.rows(grid) for item in row}
             read = {item: read[item] for item in ours} if read else self.examples(indices, begin.epoch, ours)
             for number, grid in enumerate(grids[at:], at + 1):
@@ -237,6 +282,12 @@ class Windows(Stream):
 
     def read(self, index_N: NDArray[np.int64], epoch: int) -> Iterable[Example]:
         return [self.example(index, epoch) for index in index_N.tolist()]
+
+
+def texts_of(drawn: samplers.Drawn) -> list[NDArray[np.uint32]]:
+    """The ids of each text."""
+    ids, ends = np.asarray(drawn.ids), drawn.ends.tolist()
+    return [ids[start:end] for start, end in pairwise([0, *ends])]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import ClassVar, Self
@@ -71,6 +71,10 @@ class Tokenizer(ABC):
     @classmethod
     @abstractmethod
     def from_content(cls, content: bytes) -> Tokenizer: ...
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Tokenizer], tuple[bytes]]:
+        """Another process gets it by its content."""
+        return type(self).from_content, (self.content(),)
 
     def save(self, folder: Path, name: str) -> Path:
         path = folder / (name + self.suffix)

@@ -1,0 +1,257 @@
+"""Samples drawn by other processes: the same to the last token as those drawn here, and no process is left behind."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dragoman.data import samplers
+from dragoman.data import stream as stream_module
+from dragoman.data.samplers import Samplers, Task, draw
+from dragoman.data.stream import Place, Stream, Weighted, ahead
+from dragoman.data.tokens import TokenStore, open_store
+from dragoman.text.labels import Labels
+from dragoman.text.tokenizer import Tokenizers
+from dragoman.types import Batch, Pair
+from toy_run import SMALL, environment, last_step, quietly, tensors, write_corpus, write_recipe
+from toy_text import ALL, LINES, ODD, PAIRS
+
+Item = tuple[Batch, Place]
+MANY = [*PAIRS, *(Pair(f"{odd}dog", f"{odd} {odd}") for odd in ODD if odd.strip(" "))]
+
+
+@pytest.fixture(autouse=True)
+def _two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many cores there are; and several windows and tasks, however few pairs."""
+    monkeypatch.setattr(samplers, "workers", lambda: 2)
+    monkeypatch.setattr(stream_module, "WINDOW", 100)
+    monkeypatch.setattr(stream_module, "TASK", 13)
+
+
+def sampling(source: str, target: str) -> Tokenizers:
+    return Tokenizers(ALL[source], ALL[target], ("there", "back"))
+
+
+def store(cache: Path, pairs: list[Pair], tokenizers: Tokenizers, tag: str = "") -> TokenStore:
+    tagged = [Pair(pair.source, pair.target, tag=tag) for pair in pairs]
+    key = f"{len(pairs)} {tag}"
+    return open_store(lambda: iter(tagged), tokenizers, key=key, cache=cache, max_length=500, text=True)
+
+
+def make(cache: Path, source: str = "bpe", target: str = "bpe") -> Stream:
+    tokenizers = sampling(source, target)
+    parts = [
+        Weighted(store(cache, MANY, tokenizers, "there back"), 1.0),
+        Weighted(store(cache, PAIRS[:60], tokenizers), 1.5),
+    ]
+    return Stream(parts, tokenizers, layout="packed", tokens=512, seed=3, sampling=0.3)
+
+
+def equal(one: Item, other: Item) -> bool:
+    grids = [(getattr(one[0], name), getattr(other[0], name)) for name in Batch.__slots__]
+    same = (torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in grids)
+    return one[1] == other[1] and all(same)
+
+
+def tasks(count: int, size: int = 20) -> list[Task]:
+    texts = [line.encode() for line in LINES[:size]]
+    return [Task(0.3, 1, epoch, "back", range(size), texts, texts[::-1]) for epoch in range(count)]
+
+
+def children(process: int) -> list[int]:
+    """The processes that draw for this one."""
+    listed = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
+    rows = (line.split(maxsplit=2) for line in listed.stdout.splitlines() if "samplers import serve" in line)
+    return [int(pid) for pid, parent, _ in rows if int(parent) == process]
+
+
+def running(pid: int) -> bool:
+    listed = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False)
+    return bool(listed.stdout.strip()) and "Z" not in listed.stdout
+
+
+def until(moment: Callable[[], bool], seconds: float = 30.0) -> None:
+    late = time.monotonic() + seconds
+    while not moment():
+        assert time.monotonic() < late
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"), [("bpe", "bpe"), ("unigram", "unigram"), ("bpe", "unigram"), ("char", "bpe")]
+)
+def test_who_draws_makes_no_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, target: str
+) -> None:
+    """Both sides, with tags and without, pairs that come twice, all windows of an epoch and some of the next."""
+    drawn = list(islice(make(tmp_path, source, target).batches(Place()), 60))
+    monkeypatch.setattr(samplers, "workers", lambda: 0)
+    here = list(islice(make(tmp_path, source, target).batches(Place()), 60))
+    assert here[-1][1].epoch > 0
+    assert all(map(equal, drawn, here))
+
+
+def test_from_any_place_on_the_same_batches_follow(tmp_path: Path) -> None:
+    whole = list(islice(make(tmp_path).batches(Place()), 40))
+    for at in (5, 16, 30):
+        rest = islice(make(tmp_path).batches(whole[at][1]), 6)
+        assert all(map(equal, rest, whole[at + 1 :]))
+
+
+def test_processes_draw_what_the_stream_gives(tmp_path: Path) -> None:
+    """They are there while batches are made, and gone when no more are wanted."""
+    with closing(ahead(lambda: make(tmp_path).batches(Place()), 2)) as batches:
+        next(batches)
+        assert len(children(os.getpid())) == 2
+    assert not children(os.getpid())
+
+
+def test_a_small_corpus_is_drawn_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "TASK", 10_000)
+    batches = make(tmp_path).batches(Place())
+    next(batches)
+    assert not children(os.getpid())
+
+
+@pytest.mark.parametrize("dying", [1, 2])
+def test_what_a_dead_process_leaves_is_drawn_here(dying: int) -> None:
+    tokenizers, asked = sampling("bpe", "unigram"), tasks(40)
+    with Samplers(tokenizers, 2) as crew:
+        futures = [crew.ask(task) for task in asked]
+        futures[0].result()
+        for process in crew.processes[:dying]:
+            process.kill()
+        assert [future.result() for future in futures] == [draw(tokenizers, task) for task in asked]
+
+
+def test_none_that_can_start_is_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    tokenizers, [task] = sampling("bpe", "bpe"), tasks(1)
+    with Samplers(tokenizers, 2) as crew:
+        assert crew.ask(task).result() == draw(tokenizers, task)
+
+
+def test_work_that_is_no_longer_wanted_is_not_waited_for() -> None:
+    tokenizers = sampling("unigram", "unigram")
+    with Samplers(tokenizers, 2) as crew:
+        futures = [crew.ask(task) for task in tasks(10_000)]
+        futures[0].result()
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 2
+    assert all(process.returncode is not None for process in crew.processes)
+
+
+@pytest.mark.parametrize("kind", [*ALL, "labels"])
+def test_a_tokenizer_travels(kind: str) -> None:
+    """By its content, without what it remembers; and what both sides share is one thing on the other side too."""
+    one = Labels(["no", "yes"]) if kind == "labels" else ALL[kind]
+    there = pickle.loads(pickle.dumps(Tokenizers(one, one, ("back",))))
+    assert there.joint
+    assert there.tags == ("back",)
+    assert type(there.source) is type(one)
+    assert there.source.content() == one.content()
+
+
+@pytest.mark.parametrize(
+    ("cores", "trainers", "count"), [(1, 1, 0), (3, 1, 0), (4, 1, 2), (8, 1, 6), (64, 1, 8), (64, 8, 6), (16, 8, 0)]
+)
+def test_cores_are_left_to_the_trainers(monkeypatch: pytest.MonkeyPatch, cores: int, trainers: int, count: int) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(trainers))
+    assert samplers.workers() == count
+
+
+KILLED = """
+from dragoman.data.samplers import Samplers, Task
+from dragoman.text.tokenizer import Tokenizers
+from pathlib import Path
+crew = Samplers(Tokenizers.load(Path("tokenizer")), 2)
+texts = [b"The dog " * 50] * 1000
+futures = [crew.ask(Task(0.3, 1, epoch, "", range(1000), texts, texts)) for epoch in range(100_000)]
+futures[0].result()
+print("drawing", flush=True)
+futures[-1].result()
+"""
+
+
+def test_processes_end_with_the_one_that_was_killed(tmp_path: Path) -> None:
+    sampling("bpe", "bpe").save(tmp_path / "tokenizer")
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", KILLED], cwd=tmp_path, **pipes) as parent:
+        assert parent.stdout.readline() == b"drawing\n"
+        drawing = children(parent.pid)
+        parent.kill()
+        assert len(drawing) == 2
+        until(lambda: not any(map(running, drawing)))
+        assert parent.stderr.read() == b""
+
+
+def test_a_process_whose_answers_nobody_reads_ends_without_a_word() -> None:
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", samplers.SERVE, *sys.path], **pipes) as process:
+        process.stdout.close()
+        process.stdin.write(pickle.dumps(sampling("bpe", "bpe")) + pickle.dumps(tasks(1, size=2)[0]))
+        process.stdin.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == -signal.SIGPIPE
+
+
+SCRIPT = """
+import sys
+import dragoman
+from dragoman.data import samplers, stream
+from dragoman.types import Stop
+
+samplers.workers, stream.TASK = lambda: 2, 50
+print("once")
+try:
+    dragoman.train("recipe.yaml", out="run", overrides=sys.argv[1:])
+except Stop as end:
+    sys.exit(end.code)
+"""
+
+
+def script(folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
+    """A script that trains as soon as it is imported, at work in a group of its own, as in a terminal."""
+    write_corpus(folder)
+    write_recipe(folder / "recipe.yaml", **SMALL | {"tokenizer": {"kind": "bpe", "size": 310, "sampling": 0.3}})
+    (folder / "script.py").write_text(SCRIPT)
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment()}
+    command = [sys.executable, "script.py", *overrides]
+    return subprocess.Popen(command, cwd=folder, start_new_session=True, **pipes)
+
+
+def test_a_script_trains_once_and_as_without_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    with script(tmp_path, "train.steps=6") as at_work:
+        out, said = at_work.communicate(timeout=60)
+    assert at_work.returncode == 0, said
+    assert out == b"once\n"
+    monkeypatch.setattr(samplers, "workers", lambda: 0)
+    quietly(tmp_path / "recipe.yaml", tmp_path / "here", "train.steps=6")
+    assert tensors(tmp_path / "run") == tensors(tmp_path / "here")
+
+
+def test_an_interrupt_from_a_terminal_is_heard_by_the_trainer_alone(tmp_path: Path) -> None:
+    with script(tmp_path, "train.steps=100000") as at_work:
+        until(lambda: last_step(tmp_path / "run") > 3)
+        drawing = children(at_work.pid)
+        os.killpg(at_work.pid, signal.SIGINT)
+        _, said = at_work.communicate(timeout=60)
+    assert at_work.returncode == 130, said
+    assert b"Traceback" not in said
+    assert len(drawing) == 2
+    assert not any(map(running, drawing))
