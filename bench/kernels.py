@@ -14,12 +14,13 @@ from torch.profiler import ProfilerActivity, profile
 STEPS = 32  # that are looked at: twice as many as the trainer lets pass between two looks at their numbers
 KINDS = {  # the first that a kernel's name answers to
     "exchange between GPUs": r"nccl",
-    "attention": r"flash|fmha|attention|attend|sdpa|flex|^_forward|^_backward",
+    "attention": r"flash|fmha|attention|attend|sdpa|flex|^_(forward|backward|queries|keys|query|key|score)",
     "loss": r"cross_entropy|softmax|soften|nll_loss|logsumexp|loss",
     "optimizer and norm of the gradient": r"adam|muon|multi_tensor|foreach|lpnorm|lerp|linalg_vector_norm",
     "matrix products": r"gemm|gemv|nvjet|xmma|cutlass|cublas|splitk|matmul|triton_tem|(^|::|_)(add|b|badd)?mm|linear",
     "copies between host and device": r"^mem(cpy|set)",
-    "dropout, norms, elementwise": r"triton|dropout|norm|elementwise|reduce|embedding|index|gather|scatter|copy|aten::",
+    "dropout, norms, elementwise": r"triton|dropout|norm|elementwise|reduce|embedding|index|gather|scatter|copy|aten::"
+    r"|^_(draw|slope)",
 }
 REST = "the rest"
 
