@@ -27,7 +27,7 @@ from dragoman.distil import DistilSettings, distil
 from dragoman.door import kinds
 from dragoman.group import Group
 from dragoman.lessons import Lessons, faults
-from dragoman.loading import load_as
+from dragoman.loading import load, load_as
 from dragoman.models.build import build_model
 from dragoman.models.flops import Cost
 from dragoman.score.metrics import METRICS
@@ -135,6 +135,17 @@ def test_a_student_learns_what_its_teacher_says(toy: Toy, recipe: Path, tmp_path
     [told] = [line for line in call("info", student).out.splitlines() if line.startswith("student of")]
     assert told.split(maxsplit=2)[2].strip() == f"{toy.run}, {len(wanted)} answers of a beam of 4"
     assert call("translate", student, stdin=b"ba del!\n").code == 0
+
+
+def test_several_teach_as_one(toy: Toy, recipe: Path, tmp_path: Path, call: Call) -> None:
+    other, student = tmp_path / "other", tmp_path / "student"
+    assert call("train", toy.recipe, "--out", other, "--init-from", toy.run, *SHORT, "train.lr=0.02").code == 0
+    answer = call("distil", toy.run, recipe, "--with", other, "--out", student, *SHORT)
+    assert answer.code == 0, answer.err
+    sources = sentences(LINES, seed=5)
+    found = zip(sources, load([toy.run, other]).translate(sources), strict=True)
+    assert taught(student) == [{"source": source, "target": one.text} for source, one in found if not faults(one)]
+    assert RunFolder(student).teacher()["teacher"] == f"{toy.run} and {other}"
 
 
 def test_killed_while_the_teacher_translates_and_while_the_student_learns(

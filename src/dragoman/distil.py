@@ -23,7 +23,7 @@ from dragoman import shards
 from dragoman.config import Amount, CorpusSettings, Listed, Recipe, Settings, read_recipe
 from dragoman.group import Group, joined
 from dragoman.lessons import Lessons, faults
-from dragoman.loading import load_as
+from dragoman.loading import Runs, load_as
 from dragoman.models.build import asks_for_trees, completed, kind_of
 from dragoman.score.metrics import METRICS
 from dragoman.shards import Pace, Record, Shards, digest_of_runs, own_device, share_of
@@ -49,7 +49,7 @@ class DistilSettings(Settings):
 
 
 def distil(
-    run: str | Path,
+    run: Runs,
     recipe: str | Path,
     *,
     out: str | Path,
@@ -58,7 +58,9 @@ def distil(
     settings: DistilSettings | None = None,
     report: Report | None = None,
 ) -> Path:
-    """Train the student that a recipe describes on the answers of the model in `run`; the folder `out` is returned."""
+    """Train the student that a recipe describes on the answers of the model in `run`; the folder `out` is returned.
+
+    Several runs with one vocabulary teach as one."""
     whole = read_recipe(Path(recipe), overrides)
     with joined() as group:
         report = report or Report(quiet=not group.first)
@@ -146,15 +148,16 @@ class Teacher:
     closest: bool
 
     @classmethod
-    def load(cls, run: str | Path, recipe: Recipe, settings: DistilSettings, group: Group) -> Teacher:
+    def load(cls, run: Runs, recipe: Recipe, settings: DistilSettings, group: Group) -> Teacher:
         translator = load_as(Translator, run, device=own_device(recipe.train.device, group))
         own = translator.recipe
         beam = settings.beam or own.search.beam
         if settings.closest and beam == 1:
             raise Mistake("--closest chooses among the answers in a beam, so it needs --beam 2 or more")
-        way = [digest_of_runs([run]), own.search.model_dump(mode="json", exclude_defaults=True, exclude={"beam"})]
+        runs = [run] if isinstance(run, str | Path) else list(run)
+        way = [digest_of_runs(runs), own.search.model_dump(mode="json", exclude_defaults=True, exclude={"beam"})]
         digest = hashlib.blake2b(json.dumps(way, sort_keys=True).encode(), digest_size=16).hexdigest()
-        return cls(translator, str(run), digest, beam, settings.closest)
+        return cls(translator, " and ".join(map(str, runs)), digest, beam, settings.closest)
 
     def about(self) -> dict[str, Any]:
         return {"teacher": self.name, "digest": self.digest, "beam": self.beam, "closest": self.closest}

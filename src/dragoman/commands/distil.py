@@ -16,6 +16,10 @@ def distil(
     overrides: Overrides = None,
     out_folder: Annotated[Path, typer.Option("--out", help="the run folder to make", show_default=False)] = ...,  # type: ignore[assignment]
     resume: Annotated[bool, typer.Option("--resume", help="go on exactly where the run was")] = False,
+    others: Annotated[
+        list[Path] | None,
+        typer.Option("--with", help="a further teacher with that vocabulary: they teach as one", show_default=False),
+    ] = None,
     beam: Annotated[int, typer.Option(min=0, help="of the teacher; 0: its own")] = 0,
     closest: Annotated[
         bool, typer.Option("--closest", help="of a beam's answers take the one most like the reference")
@@ -32,9 +36,11 @@ def distil(
     from dragoman.distil import DistilSettings
     from dragoman.distil import distil as run_distillation
 
-    further = tuple(map(str, sources or []))
+    further, teachers = tuple(map(str, sources or [])), [run, *(others or [])]
     settings = DistilSettings(beam=beam, closest=closest, originals=originals, sources=further)
-    run_distillation(run, recipe, out=out_folder, overrides=overrides or [], resume=resume, settings=settings)
+    run_distillation(
+        [run, *(others or [])], recipe, out=out_folder, overrides=overrides or [], resume=resume, settings=settings
+    )
 
 
 def backtranslate(
