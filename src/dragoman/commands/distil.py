@@ -38,9 +38,7 @@ def distil(
 
     further, teachers = tuple(map(str, sources or [])), [run, *(others or [])]
     settings = DistilSettings(beam=beam, closest=closest, originals=originals, sources=further)
-    run_distillation(
-        [run, *(others or [])], recipe, out=out_folder, overrides=overrides or [], resume=resume, settings=settings
-    )
+    run_distillation(teachers, recipe, out=out_folder, overrides=overrides or [], resume=resume, settings=settings)
 
 
 def backtranslate(
