@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -134,9 +136,12 @@ def process(*arguments: object, stdin: bytes = b"") -> Answer:
 
 @contextmanager
 def started(*arguments: object, **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A command at work; whatever becomes of the test, it does not outlive it."""
+    """A command at work; whatever becomes of the test, it does not outlive it.
+
+    It listens to Ctrl-C, even where this process runs behind a script and does not."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
-    with subprocess.Popen(command(*arguments), env=environment(), **pipes) as running:
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command(*arguments), env=environment(), preexec_fn=listen, **pipes) as running:
         try:
             yield running
         finally:
