@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dragoman import door
 from dragoman.config import TrainSettings
 from dragoman.train.choices import Choices, choose, rechosen
 from dragoman.types import Mistake
@@ -61,3 +62,10 @@ def test_autocast_is_what_was_chosen() -> None:
 def test_it_is_said_in_words() -> None:
     assert str(BEFORE) == "cpu, bf16, compiled, 7 threads, batches in 4 parts"
     assert str(Choices("cuda", "float32", False, 1)) == "cuda, float32, not compiled"
+
+
+def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "find_spec", lambda _: None)
+    assert door.with_triton(torch.device("cpu")).type == "cpu"
+    with pytest.raises(Mistake, match="pip install triton"):
+        door.with_triton(torch.device("cuda"))

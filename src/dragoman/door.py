@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from itertools import islice
 from typing import Generic, TypeVar
 
@@ -112,7 +113,7 @@ def kinds(warnings: Iterable[str]) -> list[str]:
 
 def choose_device(name: str) -> torch.device:
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return with_triton(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -121,4 +122,13 @@ def choose_device(name: str) -> torch.device:
         raise Mistake(f"device {name!r} is not one that Dragoman runs on; write auto, cpu, cuda or cuda:1")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise Mistake(f"device {name!r} is not there; this machine has {torch.cuda.device_count()} CUDA devices")
+    return with_triton(device)
+
+
+def with_triton(device: torch.device) -> torch.device:
+    """Our kernels for a GPU are written in Triton, which PyTorch brings along on Linux."""
+    if device.type == "cuda" and find_spec("triton") is None:
+        raise Mistake(
+            "a GPU needs triton, which is not installed; pip install triton brings it, or choose the device cpu"
+        )
     return device
