@@ -20,6 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 import zstandard
 from sacrebleu.metrics.bleu import BLEU
@@ -27,6 +28,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
 from dragoman import cli
+from dragoman.outcome import outcome
 from dragoman.text import phrasebook
 from toy_run import Call, Toy, command, environment, files, one_sentence, sentences, started, translated, write_lines
 
@@ -443,3 +445,19 @@ def test_a_corpus_too_small_to_split_is_said(tmp_path: Path, call: Call) -> None
     answer = call("data", "split", "--tsv", tmp_path / "c.tsv", "--out", tmp_path / "part")
     one_sentence(answer, "c.tsv", "2 different sources")
     assert files(tmp_path) == ["c.tsv"]
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), torch.OutOfMemoryError("CUDA"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
+def test_want_of_memory_gets_a_sentence(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def work() -> None:
+        raise error
+
+    assert outcome(typer.main.get_command(app), []) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("dragoman: out of memory; free")
+    assert said.count("\n") == 1

@@ -21,11 +21,13 @@ from torch import Tensor
 import dragoman
 from dragoman import store
 from dragoman.loading import load
+from dragoman.models.base import Model
 from dragoman.store import mean
 from dragoman.train import step as steps
 from dragoman.train.report import Report
 from dragoman.train.step import Stepper
 from dragoman.train.trainer import ROLL_BACK_AFTER, train
+from dragoman.train.validate import Validation, Validator
 from dragoman.types import Batch, Mistake
 from tolerance import same
 from toy_batch import examples, in_rows
@@ -151,6 +153,22 @@ def greedy_for_memory(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
         return backward(self, batch)
 
     monkeypatch.setattr(Stepper, "backward", limited)
+
+
+def test_validation_that_finds_no_room_is_tried_again(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged, tried = Validator.judged, []
+
+    def limited(self: Validator, model: Model) -> Validation:
+        tried.append(self)
+        if len(tried) % 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return judged(self, model)
+
+    monkeypatch.setattr(Validator, "judged", limited)
+    quietly(small, tmp_path / "run", "train.steps=2")
+    assert len(tried) == 2
 
 
 def test_out_of_memory_halves_batches(

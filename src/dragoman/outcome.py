@@ -38,8 +38,17 @@ def outcome(command: Any, arguments: list[str]) -> int:
             sys.stdout.close()  # what it still holds cannot be written either
         return 2
     except Exception as error:
+        if no_room(error):
+            say("dragoman: out of memory; free what others hold, or ask for less: a smaller train.tokens or model")
+            return 2
         return misused(error) if hasattr(error, "format_message") else failed()
     return 0
+
+
+def no_room(error: Exception) -> bool:
+    """Whether memory ran out: Python's, or that of PyTorch, which is not imported for this."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or "can't allocate memory" in str(error)
 
 
 def misused(error: Any) -> int:

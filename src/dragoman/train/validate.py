@@ -84,7 +84,11 @@ class Validator:
 
     def __call__(self, model: Model) -> Validation:
         with torch.compiler.set_stance("force_eager"):  # layers are compiled for training alone
-            return self.judged(model)
+            try:
+                return self.judged(model)
+            except torch.OutOfMemoryError:  # training holds on to what it will need again
+                torch.cuda.empty_cache()
+                return self.judged(model)
 
     def judged(self, model: Model) -> Validation:
         with evaluating(model):
