@@ -64,9 +64,9 @@ class Muon(AdamW):
         K, R, C = ahead_KRC.shape
         turned_KRC = orthogonal(ahead_KRC.view(K * blocks, R // blocks, C)).view(K, R, C)
         size = LIKE_ADAM * max(R // blocks, C) ** 0.5
-        for one, momentum_RC, turned_RC in zip(some, momentum_KRC, turned_KRC, strict=True):
-            self.state[one]["momentum_buffer"].copy_(momentum_RC)
-            one.mul_(1 - lr * decay * good).sub_(turned_RC * (lr * size * good))
+        torch._foreach_copy_([self.state[one]["momentum_buffer"] for one in some], list(momentum_KRC))
+        torch._foreach_mul_(some, 1 - lr * decay * good)
+        torch._foreach_sub_(some, list(turned_KRC * (lr * size * good)))
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
