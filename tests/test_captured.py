@@ -12,6 +12,7 @@ from dragoman.config import TrainSettings
 from dragoman.models.base import tensors_of
 from dragoman.train.captured import WARM
 from dragoman.train.choices import Choices
+from dragoman.train.optim import OPTIMIZERS
 from dragoman.train.step import Stepper, settled
 from dragoman.types import Batch
 from tolerance import same
@@ -25,8 +26,10 @@ STEPS = WARM + 4
 
 
 def batches(in_a_row: int = 4) -> list[Batch]:
+    """Of two heights, each with an empty row."""
     some, heights = examples(40), [3 + n % 2 for n in range(2 * STEPS)]
-    return [in_rows([[in_a_row * r + i for i in range(in_a_row)] for r in range(height)], some) for height in heights]
+    full = [[[in_a_row * r + i for i in range(in_a_row)] for r in range(height)] for height in heights]
+    return [in_rows([*rows, []], some) for rows in full]
 
 
 def trained(choices: Choices, section: Section = SECTION, **settings: Any) -> tuple[Stepper, list[float]]:
@@ -39,10 +42,19 @@ def trained(choices: Choices, section: Section = SECTION, **settings: Any) -> tu
 
 @pytest.mark.parametrize("settings", [{}, {"optimizer": "muon"}, {"consistency": "rdrop"}], ids=str)
 def test_captured_updates_are_the_same(settings: dict[str, Any]) -> None:
-    one, losses = trained(replace(PLAIN, capture=True), **settings)
+    compare(SECTION, **settings)
+
+
+@pytest.mark.parametrize("feeding", [False, True])
+def test_captured_updates_of_a_recurrent_model_are_the_same(feeding: bool) -> None:
+    compare({**SMALL_RNN, "dropout": 0.2, "input_feeding": feeding})
+
+
+def compare(section: Section, **settings: Any) -> None:
+    one, losses = trained(replace(PLAIN, capture=True), section, **settings)
     assert one.captured is not None
     assert len(one.captured.kept) == 2  # both shapes
-    other, expected = trained(PLAIN, **settings)
+    other, expected = trained(PLAIN, section, **settings)
     assert losses == pytest.approx(expected, rel=1e-3)
     for name, tensor in tensors_of(one.model).items():
         same(tensor, tensors_of(other.model)[name], torch.bfloat16)
@@ -50,19 +62,11 @@ def test_captured_updates_are_the_same(settings: dict[str, Any]) -> None:
         same(tensor, other.ema[name], torch.bfloat16)
 
 
-@pytest.mark.parametrize("feeding", [False, True])
-def test_captured_updates_of_a_recurrent_model_are_the_same(feeding: bool) -> None:
-    section = {**SMALL_RNN, "dropout": 0.2, "input_feeding": feeding}
-    one, losses = trained(replace(PLAIN, capture=True), section)
-    assert one.captured
-    assert len(one.captured.kept) == 2
-    _, expected = trained(PLAIN, section)
-    assert losses == pytest.approx(expected, rel=1e-3)
-
-
-def test_after_a_restore_they_go_on() -> None:
-    """The optimizer's memory stays where it is: else a graph that knows where it was would write into nothing."""
-    one, _ = trained(replace(PLAIN, capture=True))
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_after_a_restore_they_go_on(optimizer: str) -> None:
+    """The optimizer's memory stays where it is: else a graph that knows where it was would write into nothing, or read
+    an old rate."""
+    one, _ = trained(replace(PLAIN, capture=True), optimizer=optimizer)
     assert one.captured
     graphs = list(one.captured.kept.values())
     all_of_it = (tensors_of(one.model), one.optimizer_tensors(), one.ema)
@@ -74,6 +78,9 @@ def test_after_a_restore_they_go_on() -> None:
         again.append([update.loss for update in settled(some)])
     assert again[0] == pytest.approx(again[1], rel=1e-4)
     assert list(one.captured.kept.values()) == graphs
+    before = {name: tensor.clone() for name, tensor in tensors_of(one.model).items()}
+    settled([one.update([batch], 200 + step, 0.0) for step, batch in enumerate(batches())])
+    assert all(tensor.equal(before[name]) for name, tensor in tensors_of(one.model).items())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the compiler itself imports
@@ -82,4 +89,5 @@ def test_layers_are_compiled_whole() -> None:
     counters = torch._dynamo.utils.counters
     counters.clear()
     trained(replace(PLAIN, compile=True))
+    assert counters["stats"]["unique_graphs"] > 0
     assert not counters["graph_break"]

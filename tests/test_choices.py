@@ -10,6 +10,7 @@ import torch
 
 from dragoman import door
 from dragoman.config import TrainSettings
+from dragoman.group import Group
 from dragoman.train.choices import Choices, choose, rechosen
 from dragoman.types import Mistake
 
@@ -66,6 +67,17 @@ def test_it_is_said_in_words() -> None:
 
 def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "find_spec", lambda _: None)
-    assert door.with_triton(torch.device("cpu")).type == "cpu"
-    with pytest.raises(Mistake, match="pip install triton"):
-        door.with_triton(torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert door.choose_device("cpu").type == "cpu"
+    for name in ("auto", "cuda"):
+        with pytest.raises(Mistake, match="pip install triton"):
+            door.choose_device(name)
+
+
+def test_the_shapes_of_grids_stay_as_they_were_begun() -> None:
+    """Which pairs share a batch hangs on them: neither more processes nor want of memory may change that."""
+    begun = replace(BEFORE, few_shapes=True)
+    assert rechosen(begun, TrainSettings(), world=2).few_shapes
+    assert not rechosen(BEFORE, TrainSettings()).few_shapes
+    assert begun.shared(Group(rank=0, world=2)).few_shapes

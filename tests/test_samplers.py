@@ -136,6 +136,15 @@ def test_what_a_dead_process_leaves_is_drawn_here(dying: int) -> None:
         assert [future.result() for future in futures] == [draw(tokenizers, task) for task in asked]
 
 
+@pytest.mark.parametrize("rubbish", [".", "N.", "Warning: something\n", "K\x01K\x02\x86."])
+def test_what_else_a_process_prints_is_no_answer(rubbish: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samplers, "SERVE", f"print({rubbish!r}, end='', flush=True); {samplers.SERVE}")
+    tokenizers, asked = sampling("bpe", "unigram"), tasks(6)
+    with Samplers(tokenizers, 2) as crew:
+        futures = [crew.ask(task) for task in asked]
+        assert [future.result() for future in futures] == [draw(tokenizers, task) for task in asked]
+
+
 def test_none_that_can_start_is_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     tokenizers, [task] = sampling("bpe", "bpe"), tasks(1)

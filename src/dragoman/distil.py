@@ -23,7 +23,7 @@ from dragoman import shards
 from dragoman.config import Amount, CorpusSettings, Listed, Recipe, Settings, read_recipe
 from dragoman.group import Group, joined
 from dragoman.lessons import Lessons, faults
-from dragoman.loading import Runs, load_as
+from dragoman.loading import Runs, load_as, runs_of
 from dragoman.models.build import asks_for_trees, completed, kind_of
 from dragoman.score.metrics import METRICS
 from dragoman.shards import Pace, Record, Shards, digest_of_runs, own_device, share_of
@@ -154,7 +154,7 @@ class Teacher:
         beam = settings.beam or own.search.beam
         if settings.closest and beam == 1:
             raise Mistake("--closest chooses among the answers in a beam, so it needs --beam 2 or more")
-        runs = [run] if isinstance(run, str | Path) else list(run)
+        runs = runs_of(run)
         way = [digest_of_runs(runs), own.search.model_dump(mode="json", exclude_defaults=True, exclude={"beam"})]
         digest = hashlib.blake2b(json.dumps(way, sort_keys=True).encode(), digest_size=16).hexdigest()
         return cls(translator, " and ".join(map(str, runs)), digest, beam, settings.closest)

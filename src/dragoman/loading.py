@@ -59,13 +59,17 @@ def why_no_model(folder: RunFolder) -> str:
 Runs = str | Path | Sequence[str | Path]
 
 
+def runs_of(run: Runs) -> list[str | Path]:
+    return [run] if isinstance(run, str | Path) else list(run)
+
+
 def load(run: Runs, *, device: str = "auto", engine: str = "") -> Any:
     """Open a run folder: a Translator, a Generator or a Classifier, by what the model was trained to do.
 
     Several runs with one vocabulary are opened as one translator, which averages what they hold likely. `engine` is
     what a translator answers with (engines/choose.py), by default the model as it is.
     """
-    runs = [run] if isinstance(run, str | Path) else list(run)
+    runs = runs_of(run)
     if not runs:
         raise Mistake("there is no run to load; name a run folder, or several")
     doors = [open_run(one, device=device) for one in runs]

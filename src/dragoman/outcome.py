@@ -39,7 +39,7 @@ def outcome(command: Any, arguments: list[str]) -> int:
         return 2
     except Exception as error:
         if no_room(error):
-            say("dragoman: out of memory; free what others hold, or ask for less: a smaller train.tokens or model")
+            say("dragoman: out of memory; free what others hold, or ask for less: a smaller model, or smaller batches")
             return 2
         return misused(error) if hasattr(error, "format_message") else failed()
     return 0

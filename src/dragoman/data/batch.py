@@ -26,6 +26,7 @@ GRAINS = 128  # that a row's width is divided into when pairs are laid side by s
 ENOUGH = 0.935  # of the places hold a token
 PRICE = 0.015  # how much fuller rows of twice the width must be, since attention costs grow with it
 POOL = 8192  # pairs packed together: enough to fill rows, few enough to try every row
+MANY = 1 << 20  # places: more than any sentence needs
 STEPS = np.array([2.0**octave * part for octave in range(1, 20) for part in (4, 5, 6, 7)])  # 8, 10, 12, 14, 16, 20, ...
 
 
@@ -176,10 +177,7 @@ def _fill(source_N: Lengths, target_N: Lengths, widths: Widths) -> float:
 def packed(
     source_N: Lengths, target_N: Lengths, *, tokens: int, widths: Widths, rng: np.random.Generator, heights: int = 8
 ) -> list[Grid]:
-    """Full rows in random order. All grids of a width have one shape, but for the last, some eighths of it.
-
-    Where wide rows do not fill their last grid, narrow ones are put end to end to fill it.
-    """
+    """Full rows in random order. All grids of a width have one shape, but for the last, some eighths of it."""
     rows_by_times: dict[int, list[list[int]]] = {1: []}  # by how many times as wide as the narrowest they are
     for start in range(0, len(source_N), POOL):
         for shelf in pack(source_N[start : start + POOL], target_N[start : start + POOL], widths):
@@ -190,7 +188,7 @@ def packed(
     for times, rows in sorted(rows_by_times.items(), reverse=True):
         wide = widths.times(times)
         height = max(1, tokens // max(wide))
-        while times > 1 and len(rows) % height and len(narrow) >= times:
+        while heights == 1 and times > 1 and len(rows) % height and len(narrow) >= times:
             rows.append([item for _ in range(times) for item in narrow.pop()])
         rng.shuffle(rows)
         for start in range(0, len(rows), height):
@@ -207,7 +205,10 @@ def _few_heights(rows: int, height: int, heights: int) -> int:
 
 
 def level(source_N: Lengths, target_N: Lengths, *, tokens: int, widths: Widths, rng: np.random.Generator) -> list[Grid]:
-    """The same rows, and all grids of a width have one shape: for work that is recorded once for each shape."""
+    """The same rows, and all grids of a width have one shape: for work that is recorded once for each shape.
+
+    Where wide rows do not fill their last grid, narrow ones are put end to end to fill it.
+    """
     return packed(source_N, target_N, tokens=tokens, widths=widths, rng=rng, heights=1)
 
 
@@ -245,12 +246,12 @@ def padded(
 
 
 def stepped(
-    source_N: Lengths, target_N: Lengths, *, tokens: int, widths: Widths, rng: np.random.Generator
+    source_N: Lengths, target_N: Lengths, *, tokens: int, widths: Widths, rng: np.random.Generator, most: int = MANY
 ) -> list[Grid]:
     """One pair per row, in grids of few shapes: for work that is recorded once for each shape.
 
-    Widths go up in steps, the two sides in the ratio of `widths`. What does not fill a grid goes into wider ones. None
-    is wider than the longest text, since a model may have no places for more.
+    Widths go up in steps, the two sides in the ratio of `widths`, as far as a model has places. What does not fill a
+    grid goes into wider ones.
     """
     length_2N, ratio_2 = np.stack([source_N, target_N]), np.array(widths) / max(widths)
     need_N = (length_2N / ratio_2[:, None]).max(0)
@@ -260,7 +261,9 @@ def stepped(
     rows: list[list[int]] = []
     for step in np.unique(step_N).tolist():
         rows += [[item] for item in order[step_N[order] == step].tolist()]
-        wide = Widths(*np.minimum(np.ceil(STEPS[step] * ratio_2 - 1e-6), length_2N.max(1)).astype(int).tolist())
+        longest_2 = length_2N[:, [item for row in rows for item in row]].max(1)  # samples may outgrow all places
+        stepped_2 = np.maximum(np.minimum(np.ceil(STEPS[step] * ratio_2 - 1e-6), most), longest_2)
+        wide = Widths(*stepped_2.astype(int).tolist())
         height = max(1, tokens // max(wide))
         while len(rows) >= height:
             grids.append(Grid(rows[:height], wide))

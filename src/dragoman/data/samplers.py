@@ -24,16 +24,16 @@ from typing import Any, NamedTuple, Self
 from dragoman.text.tokenizer import Tokenizers
 from dragoman.types import Pair
 
-LEFT = 2  # cores that are left to the trainer: one that computes, or feeds a GPU, and one that lays batches
+LEFT = 2  # cores that are left to the trainer: one that feeds a GPU and one that lays batches
 MOST = 8  # processes: about as many draw what one thread can lay
 SERVE = "import sys; sys.path[:] = sys.argv[1:]; from dragoman.data.samplers import serve; serve()"
-GONE = (OSError, EOFError, pickle.UnpicklingError)  # what the end of the other process looks like
+GONE = (OSError, EOFError, TypeError, ValueError, pickle.UnpicklingError)  # what no answer of the other looks like
 
 
 def workers() -> int:
     """How many processes draw: none where cores are few. Trainers that torchrun started here share the cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    spare = cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - LEFT
+    spare = cores // int(os.environ.get("LOCAL_WORLD_SIZE") or 1) - LEFT
     return min(spare, MOST) if spare > 1 else 0
 
 
@@ -47,6 +47,11 @@ class Task(NamedTuple):
     indices: Sequence[int]
     sources: Sequence[bytes]
     targets: Sequence[bytes]
+
+    @property
+    def name(self) -> tuple[int, int, int]:
+        """By which an answer to it can be told from those to others."""
+        return self.epoch, self.indices[0], len(self.indices)
 
 
 class Drawn(NamedTuple):
@@ -81,7 +86,7 @@ class Samplers:
 
     def __init__(self, tokenizers: Tokenizers, count: int) -> None:
         self.tokenizers, self.alone = tokenizers, threading.Lock()
-        command = [sys.executable, "-c", SERVE, *map(str, sys.path)]
+        command = [sys.executable or "python", "-c", SERVE, *map(str, sys.path)]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.processes: list[subprocess.Popen[bytes]] = []
         with suppress(OSError):  # no more processes are allowed here
@@ -108,13 +113,14 @@ class Samplers:
         return self.threads.submit(self.answer, task)
 
     def answer(self, task: Task) -> tuple[Drawn, ...]:
-        try:
+        with suppress(*GONE):
             self.send(task)
-            drawn: tuple[Drawn, ...] = pickle.load(self.own.process.stdout)
-            return drawn
-        except GONE:
-            with self.alone:  # a tokenizer remembers what it drew, and is not made for several threads
-                return draw(self.tokenizers, task)
+            name, drawn = pickle.load(self.own.process.stdout)
+            if name == task.name:
+                return drawn  # type: ignore[no-any-return]
+        self.own.process = None  # one that gave no answer, or a wrong one, is not asked again
+        with self.alone:  # a tokenizer remembers what it drew, and is not made for several threads
+            return draw(self.tokenizers, task)
 
     def __enter__(self) -> Self:
         return self
@@ -129,9 +135,11 @@ class Samplers:
 def serve() -> None:
     """What a process does, until its input ends."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever asked is gone: end without a word
-    tasks, answers = sys.stdin.buffer, sys.stdout.buffer
+    tasks, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what else is printed here is no answer
     with suppress(*GONE):
         tokenizers = pickle.load(tasks)
         while True:
-            pickle.dump(draw(tokenizers, pickle.load(tasks)), answers)
+            task = pickle.load(tasks)
+            pickle.dump((task.name, draw(tokenizers, task)), answers)
             answers.flush()

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -60,7 +61,10 @@ class Window(NamedTuple):
 
 
 class Stream:
-    """Batches from a place on, for ever. `sampling` above 0 draws a new segmentation of every text at every epoch."""
+    """Batches from a place on, for ever. `sampling` above 0 draws a new segmentation of every text at every epoch.
+
+    `most`, for layouts that ask for it, is how many places the model has for a text.
+    """
 
     def __init__(
         self,
@@ -73,9 +77,11 @@ class Stream:
         sampling: float = 0.0,
         form: str = "pairs",
         widths: Widths | None = None,
+        most: int | None = None,
         share: Share = Share(),  # noqa: B008 - a tuple, which nobody can change
     ) -> None:
-        self.parts, self.tokenizers, self.layout, self.form = parts, tokenizers, LAYOUTS[layout], FORMS[form]
+        self.parts, self.tokenizers, self.form = parts, tokenizers, FORMS[form]
+        self.layout = partial(LAYOUTS[layout], most=most) if most else LAYOUTS[layout]
         self.tokens, self.seed, self.sampling, self.share = tokens, seed, sampling, share
         sizes = zip(self.sizes(0), (part.weight for part in parts), strict=True)
         if not any(int(weight) * size + round(weight % 1 * size) for size, weight in sizes):

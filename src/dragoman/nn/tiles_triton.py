@@ -1,8 +1,8 @@
 """Attention within long packed rows on a GPU: what rows_triton.py does where a row's scores fit into no program.
 
-Queries are taken a tile at a time and walk over tiles of keys; tiles that hold nobody of their own sentences are passed
-by, so that the work grows with the sentences and not with the row. Backwards, queries walk over keys for their own
-slopes, then keys over queries for theirs.
+Queries are taken a tile at a time and walk over tiles of keys; of tiles that hold nobody of their own sentences nothing
+but that is read, so that products grow with the sentences and not with the row. Backwards, queries walk over keys for
+their own slopes, then keys over queries for theirs.
 
 Shapes   B rows   H heads   Q queries   K keys   D head width
 """

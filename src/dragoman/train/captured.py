@@ -62,7 +62,13 @@ class Captured:
             self.why_not = str(error).partition("\n")[0]
             return
         self.kept[shape] = Recorded(graph, own, numbers)
-        gc.freeze()  # compilers leave a million objects behind, which need not be looked through for garbage for ever
+        gc.collect()
+        gc.freeze()  # compilers leave a million objects behind, which need not be looked through again and again
+
+    def close(self) -> None:
+        """Let go of all that was recorded, and of what was hidden from the garbage collector."""
+        self.kept.clear()
+        gc.unfreeze()
 
     @staticmethod
     def replay(recorded: Recorded, batch: Batch) -> Tensor:

@@ -30,6 +30,7 @@ class Choices:
     compile: bool
     threads: int
     split: int = 1  # parts that every batch is cut into, because it did not fit into memory whole
+    few_shapes: bool = False  # of grids: which pairs share a batch hangs on it, so it stays as it was begun
     capture: bool = False  # updates are recorded and launched whole (train/captured.py)
     world: int = 1  # processes
 
@@ -70,15 +71,15 @@ class Choices:
         return replace(self, device=name, split=1, capture=False, world=group.world)
 
 
-def choose(settings: TrainSettings, layout: str = "packed", form: str = "pairs") -> Choices:
-    """For grids of a layout (data/batch.py) that hold texts of a form (data/forms.py)."""
-    few_shapes = layout == "packed" or form == "pairs"
+def choose(settings: TrainSettings, layout: str = "packed", *, few_shapes: bool = True) -> Choices:
+    """For grids of a layout (data/batch.py), which may come in few shapes."""
     device = choose_device(settings.device)
     return Choices(
         device=str(device),
         precision=settings.precision if settings.precision != "auto" else best_precision(device),
         compile=_compile(settings, device, layout),
         threads=settings.threads or torch.get_num_threads(),
+        few_shapes=device.type == "cuda" and few_shapes,
         capture=device.type == "cuda" and few_shapes and settings.accumulate == 1,
     )
 
@@ -97,6 +98,7 @@ def rechosen(before: Choices, settings: TrainSettings, world: int = 1) -> Choice
         compile=before.compile if settings.compile == "auto" else now.compile,
         threads=settings.threads or (before if before.world == world else now).threads,
         split=before.split,
+        few_shapes=before.few_shapes,
         capture=before.capture and before.split == 1,
     )
 

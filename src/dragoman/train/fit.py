@@ -18,7 +18,7 @@ from dragoman.data.stream import Place
 from dragoman.models.build import completed, layout_of
 from dragoman.store import RunFolder
 from dragoman.train.choices import choose
-from dragoman.train.prepare import check_files, form_of, prepare, stream_of
+from dragoman.train.prepare import check_files, prepare, stream_of
 from dragoman.train.report import Report
 from dragoman.train.start import check, new_model
 from dragoman.train.step import Stepper, settled
@@ -41,7 +41,7 @@ def fit(recipe: str | Path, overrides: Sequence[str] = (), report: Report | None
     whole = completed(read_recipe(Path(recipe), overrides))
     check(whole)
     check_files(whole)
-    choices = choose(whole.train, layout_of(whole.model), form_of(whole))
+    choices = choose(whole.train, layout_of(whole.model))
     device = torch.device(choices.device)
     if device.type != "cuda":
         raise Mistake(f"batches are fitted to the memory of a GPU, and train.device={whole.train.device} is none here")
@@ -54,7 +54,7 @@ def fit(recipe: str | Path, overrides: Sequence[str] = (), report: Report | None
 
     def needs(tokens: int) -> float | None:
         settings = whole.train.model_copy(update={"tokens": tokens})
-        stream = stream_of(whole.model_copy(update={"train": settings}), prepared, level=True)
+        stream = stream_of(whole.model_copy(update={"train": settings}), prepared, few_shapes=True)
         batch, _ = next(stream.batches(Place()))
         needed = memory_of(lambda: settled([stepper.update([batch], 1, 0.0)]), device)
         report.say(f"{tokens:,} tokens: " + ("too many" if needed is None else f"{needed / 1e9:.1f} GB"))

@@ -49,7 +49,8 @@ class Muon(AdamW):
     def move(self, some: list[Tensor], lr: float | Tensor, decay: float) -> None:
         """All matrices of one size at once."""
         for one in some:
-            self.state[one].setdefault("momentum_buffer", torch.zeros_like(one))
+            if "momentum_buffer" not in self.state[one]:
+                self.state[one]["momentum_buffer"] = torch.zeros_like(one)
         bad, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
         good = 1.0 if bad is None else 1 - bad
         grad_KRC = torch.stack([one.grad for one in some])  # type: ignore[misc]

@@ -17,7 +17,7 @@ from dragoman.data.batch import Share
 from dragoman.data.forms import FORMS
 from dragoman.data.stream import Stream, Weighted, Windows
 from dragoman.data.tokens import TokenStore, keep_folder, open_store
-from dragoman.models.build import asks_for_trees, kind_of, layout_of
+from dragoman.models.build import asks_for_trees, kind_of, layout_of, most_tokens
 from dragoman.store import RunFolder, write_whole
 from dragoman.text.corpus import fingerprint, read_pairs
 from dragoman.text.labels import Labels
@@ -76,6 +76,11 @@ def form_of(recipe: Recipe) -> str:
 def layout_for(recipe: Recipe) -> str:
     """How its grids are laid out. Windows fill their rows; the short one at the end of a text gets a row of its own."""
     return "padded" if form_of(recipe) == "windows" else layout_of(recipe.model)
+
+
+def comes_in_few_shapes(recipe: Recipe) -> bool:
+    """Whether there is a layout that gives it grids of few shapes: else each is as wide as its longest text."""
+    return layout_of(recipe.model) == "packed" or form_of(recipe) == "pairs"
 
 
 def check_data(recipe: Recipe) -> None:
@@ -148,13 +153,13 @@ def tagged(tokenizers: Tokenizers, recipe: Recipe) -> Tokenizers:
     return tokenizers.with_tags(word for tag in recipe.data.tags for word in tag.split())
 
 
-def stream_of(recipe: Recipe, prepared: Prepared, *, level: bool = False, share: Share | None = None) -> Stream:
-    """Batches without end, as the model's task and kind want them; with `level` of as few shapes as can be."""
+def stream_of(recipe: Recipe, prepared: Prepared, *, few_shapes: bool = False, share: Share | None = None) -> Stream:
+    """Batches without end, as the model's task and kind want them; their grids, if it is asked for, of few shapes."""
     form, settings, layout = form_of(recipe), recipe.train, layout_for(recipe)
-    if level and (layout == "packed" or form == "pairs"):
-        layout = FEW_SHAPES[layout]
     common: dict[str, Any] = {"layout": layout, "tokens": settings.tokens, "seed": settings.seed}
     common["share"] = share or Share()
+    if few_shapes and comes_in_few_shapes(recipe):
+        common |= {"layout": FEW_SHAPES[layout]} | ({"most": most_tokens(recipe.model)} if layout == "padded" else {})
     if form == "windows":
         return Windows(prepared.train, prepared.tokenizers, context=recipe.model["context"], **common)
     return Stream(prepared.train, prepared.tokenizers, sampling=recipe.tokenizer.sampling, form=form, **common)

@@ -181,7 +181,8 @@ class Stepper:
         put(self.model, weights)
         for name, value in self.ema.items():
             value.copy_(ema[name])
-        if self.captured and (held := self.optimizer_tensors()):  # recorded updates know where it lies
+        if self.captured and self.captured.kept:  # recorded updates know where everything lies, rates too
+            held = self.optimizer_tensors()
             for name, value in optimizer.items():
                 held[name].copy_(value)
             return

@@ -29,7 +29,7 @@ from dragoman.train import optim, record
 from dragoman.train.choices import choose, peak_memory, rechosen
 from dragoman.train.consistency import passes
 from dragoman.train.meter import Meter
-from dragoman.train.prepare import Prepared, form_of, prepare, stream_of
+from dragoman.train.prepare import Prepared, comes_in_few_shapes, form_of, prepare, stream_of
 from dragoman.train.record import Progress, Running
 from dragoman.train.report import Metrics, Report, Unwritten
 from dragoman.train.start import Order, Start, begin, new_model
@@ -76,7 +76,8 @@ class Trainer:
         self.progress = self.begin_or_go_on(start)
         self.cost = Cost.of(self.stepper.model, passes=passes(self.settings))
         share = Share(group.rank, group.world)
-        self.stream = stream_of(self.recipe, prepared, level=self.progress.choices.capture, share=share)
+        few_shapes = self.progress.choices.few_shapes
+        self.stream = stream_of(self.recipe, prepared, few_shapes=few_shapes, share=share)
         if group.several and self.stepper.device.type == "cpu":
             self.stepper.rehearse(self.stream.nothing())
         self.validator = Validator(self.recipe, prepared, self.stream.widths, self.progress.choices)
@@ -90,9 +91,11 @@ class Trainer:
     def begin_or_go_on(self, start: Start) -> Progress:
         newest, parent = start.newest, start.parent
         saved = record.load(newest) if newest else None
-        about = layout_of(self.recipe.model), form_of(self.recipe)
-        world = self.group.world
-        choices = rechosen(saved.choices, self.settings, world) if saved else choose(self.settings, *about)
+        if saved:
+            choices = rechosen(saved.choices, self.settings, self.group.world)
+        else:
+            layout, few_shapes = layout_of(self.recipe.model), comes_in_few_shapes(self.recipe)
+            choices = choose(self.settings, layout, few_shapes=few_shapes)
         choices = choices.shared(self.group)
         choices.apply()
         if saved and (changed := self.prepared.changed_since(saved.data)):
@@ -118,6 +121,8 @@ class Trainer:
                 self.go()
         finally:
             self.metrics.close()
+            if self.stepper.captured:
+                self.stepper.captured.close()
         self.say_how_it_went()
 
     def go(self) -> None:

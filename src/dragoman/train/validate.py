@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -84,11 +85,11 @@ class Validator:
 
     def __call__(self, model: Model) -> Validation:
         with torch.compiler.set_stance("force_eager"):  # layers are compiled for training alone
-            try:
+            with suppress(torch.OutOfMemoryError):
                 return self.judged(model)
-            except torch.OutOfMemoryError:  # training holds on to what it will need again
-                torch.cuda.empty_cache()
-                return self.judged(model)
+            self.engine = None
+            torch.cuda.empty_cache()  # training holds on to what it will need again
+            return self.judged(model)
 
     def judged(self, model: Model) -> Validation:
         with evaluating(model):
