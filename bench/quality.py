@@ -52,6 +52,8 @@ class Bench:
         self.recipe, self.out, self.settings, self.goals = recipe.resolve(strict=True), out, list(settings), goals
         self.folder = out.with_suffix("")
         self.folder.mkdir(parents=True, exist_ok=True)
+        if data and not data.exists():
+            raise SystemExit(f"there is no folder {data}; the head of the recipe says where its data come from")
         if data and not (self.folder / "data").exists():
             (self.folder / "data").symlink_to(data.resolve(strict=True))
         self.wall: dict[int, float] = {}  # seconds from start to end, vocabulary and imports and all

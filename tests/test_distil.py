@@ -36,7 +36,7 @@ from dragoman.store import CHANGED, DIGEST_LINE, RunFolder
 from dragoman.text.corpus import read_pairs
 from dragoman.train.report import Report
 from dragoman.translator import TREELESS, Translator
-from dragoman.types import Hypothesis, Pair
+from dragoman.types import Hypothesis, Mistake, Pair
 from test_resume import same_runs, until
 from toy_run import (
     SMALL,
@@ -146,6 +146,19 @@ def test_several_teach_as_one(toy: Toy, recipe: Path, tmp_path: Path, call: Call
     found = zip(sources, load([toy.run, other]).translate(sources), strict=True)
     assert taught(student) == [{"source": source, "target": one.text} for source, one in found if not faults(one)]
     assert RunFolder(student).teacher()["teacher"] == f"{toy.run} and {other}"
+
+
+@pytest.mark.usefixtures("few")
+def test_who_began_to_teach_goes_on(toy: Toy, recipe: Path, tmp_path: Path) -> None:
+    """Also if nothing was learned yet: another teacher, or other sources, are refused."""
+    student, more = tmp_path / "student", tmp_path / "more.src"
+    write_lines(more, sentences(4, seed=9))
+    with pytest.raises(KeyboardInterrupt):
+        distil(toy.run, recipe, out=student, overrides=SHORT, report=Ear(until=2))
+    for settings in (DistilSettings(beam=1), DistilSettings(originals=True), DistilSettings(sources=(str(more),))):
+        with pytest.raises(Mistake, match="was begun with the teacher"):
+            distil(toy.run, recipe, out=student, overrides=SHORT, resume=True, settings=settings, report=Ear())
+    distil(toy.run, recipe, out=student, overrides=SHORT, resume=True, report=Ear())
 
 
 def test_killed_while_the_teacher_translates_and_while_the_student_learns(

@@ -66,7 +66,9 @@ MAY_USE = {
     ],
     "shards": ["types", "store", "data", "group", "train"],
     "lessons": ["types", "door", "translator", "shards"],
-    "backtranslation": ["config", "text", "answers", "translator", "loading", "group", "train", "shards", "lessons"],
+    "backtranslation": [
+        "types", "config", "text", "answers", "translator", "loading", "group", "train", "shards", "lessons"
+    ],
     "distil": [
         "types", "config", "store", "text", "models", "score", "translator", "loading", "group", "train", "shards",
         "lessons",

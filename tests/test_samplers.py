@@ -17,14 +17,17 @@ from typing import Any
 import pytest
 import torch
 
+from dragoman.config import Recipe, build
 from dragoman.data import samplers
 from dragoman.data import stream as stream_module
 from dragoman.data.samplers import Samplers, Task, draw
 from dragoman.data.stream import Place, Stream, Weighted, ahead
 from dragoman.data.tokens import TokenStore, open_store
+from dragoman.models.build import completed
 from dragoman.text.labels import Labels
 from dragoman.text.tokenizer import Tokenizers
-from dragoman.types import Batch, Pair
+from dragoman.train.start import check
+from dragoman.types import Batch, Mistake, Pair
 from toy_run import SMALL, environment, last_step, quietly, tensors, write_corpus, write_recipe
 from toy_text import ALL, LINES, ODD, PAIRS
 
@@ -264,3 +267,16 @@ def test_an_interrupt_from_a_terminal_is_heard_by_the_trainer_alone(tmp_path: Pa
     assert b"Traceback" not in said
     assert len(drawing) == 2
     assert not any(map(running, drawing))
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "fits"), [("char", "", False), ("word", "byte", False), ("char", "bpe", True)]
+)
+def test_what_has_one_way_to_cut_a_text_is_not_sampled(kind: str, target: str, fits: bool) -> None:
+    tokenizer = {"kind": kind, "target_kind": target, "joint": False, "sampling": 0.1}
+    recipe = completed(build(Recipe, {"data": {"train": {"phrasebook": 10}}, "tokenizer": tokenizer}))
+    if fits:
+        check(recipe)
+    else:
+        with pytest.raises(Mistake, match="has no use with tokenizer"):
+            check(recipe)

@@ -21,6 +21,7 @@ from dragoman.shards import Record, digest_of_runs, own_device, write_sharded
 from dragoman.text.corpus import fingerprint, read_lines
 from dragoman.train.report import Report
 from dragoman.translator import Translator
+from dragoman.types import Mistake
 
 EMPTY = "empty"
 
@@ -64,4 +65,6 @@ def backtranslate(
         write_sharded(Path(out), lambda: read_lines(mono), answer, lessons.lines, about=about, **shared)
         if group.first:
             report.say(f"{out}: {lessons}")
+            if lessons.left_out and not lessons.good:
+                raise Mistake(f"no answer of {run} is good enough to learn from; train it longer, or look at them")
     return lessons

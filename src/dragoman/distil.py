@@ -66,9 +66,9 @@ def distil(
         report = report or Report(quiet=not group.first)
         newest = group.told(lambda: opened(RunFolder(out), resume=resume))
         teacher = group.in_turn(lambda: Teacher.load(run, whole, settings or DistilSettings(), group))
-        student, tokenizers = taught(
-            whole, teacher, RunFolder(out), settings or DistilSettings(), newest=newest, group=group, report=report
-        )
+        goes_on = group.told(lambda: resume and bool(RunFolder(out).teacher()))
+        shared: dict[str, Any] = {"newest": newest, "goes_on": goes_on, "group": group, "report": report}
+        student, tokenizers = taught(whole, teacher, RunFolder(out), settings or DistilSettings(), **shared)
         return train(student, out=out, resume=resume, tokenizers=tokenizers, report=report)
 
 
@@ -79,6 +79,7 @@ def taught(
     settings: DistilSettings,
     *,
     newest: Path | None,
+    goes_on: bool,
     group: Group,
     report: Report,
 ) -> tuple[Recipe, Tokenizers]:
@@ -91,26 +92,37 @@ def taught(
     student = student_of(recipe, teacher.translator.recipe, (*answers, *originals))
     check(student)
     check_files(recipe)
-    if newest:
-        same_teacher(folder, teacher)
+    about = {**teacher.about(), **settings.model_dump(mode="json"), "beam": teacher.beam}
+    if newest or goes_on:
+        same_lessons(folder, about)
     with ExitStack() as held:
         group.told(lambda: held.enter_context(alone(folder)))
         if not newest:
-            group.told(lambda: folder.begin(student))
+            group.told(lambda: begin(folder, student, about))
         if group.told(lambda: not newest or not all(file.exists() for file in files)):
             counts = group.each(lambda: translate(lessons, group, report))
-            about = {**teacher.about(), **settings.model_dump(mode="json"), "beam": teacher.beam}
             group.told(lambda: write_corpora(lessons, files, counts, about, report))
     return student, teacher.translator.tokenizers
 
 
-def same_teacher(folder: RunFolder, teacher: Teacher) -> None:
-    """A student that goes on does so with the teacher that it began with."""
-    before, now = folder.teacher(), teacher.about()
-    if any(before.get(name) != now[name] for name in ("digest", "beam", "closest")):
+def begin(folder: RunFolder, student: Recipe, about: dict[str, Any]) -> None:
+    """The run's folder, with a record of who will teach what."""
+    folder.begin(student)
+    folder.distilled.mkdir(exist_ok=True)
+    record(folder.distilled, about, [])
+
+
+def record(folder: Path, about: dict[str, Any], corpora: list[dict[str, Any]]) -> None:
+    write_text(folder / "teacher.json", json.dumps({**about, "corpora": corpora}, indent=1, ensure_ascii=False) + "\n")
+
+
+def same_lessons(folder: RunFolder, now: dict[str, Any]) -> None:
+    """A student that goes on does so with the teacher that it began with, and with what that one translates."""
+    before = folder.teacher()
+    if any(before.get(name) != now[name] for name in ("digest", *DistilSettings.model_fields)):
         raise Mistake(
             f"{str(folder.path)!r} was begun with {described(before)}, and cannot go on with {described(now)}; "
-            "give the same teacher again, or choose another --out"
+            "give the same teacher and options again, or choose another --out"
         )
 
 
@@ -118,6 +130,7 @@ def described(about: dict[str, Any]) -> str:
     if not about:
         return "no teacher at all"
     ways = f"beam {about['beam']}" + (", closest" if about["closest"] else "")
+    ways += (", with originals" if about.get("originals") else "") + "".join(f", {name}" for name in about["sources"])
     return f"the teacher {about['teacher']} (digest {about['digest'][:8]}, {ways})"
 
 
@@ -213,7 +226,8 @@ def translate(lessons: Sequence[Lesson], group: Group, report: Report) -> list[i
     """The share of this process. How many shards each lesson has comes back."""
     teacher = lessons[0].teacher
     sizes = [sum(1 for _ in report.counted(lesson.shards.items(), "reading")) for lesson in lessons]
-    report.say(f"{teacher.name} translates {sum(sizes):,} sources with a beam of {teacher.beam}")
+    verb = "translate" if " and " in teacher.name else "translates"
+    report.say(f"{teacher.name} {verb} {sum(sizes):,} sources with a beam of {teacher.beam}")
     with Pace(sum(share_of(size, group) for size in sizes), report) as pace:
         return [lesson.shards.make(group, pace) for lesson in lessons]
 
@@ -231,8 +245,7 @@ def write_corpora(
         report.say(f"{lesson.corpus.shown}: {good}")
     if not any(one["answers"] for one in told):
         raise Mistake(f"no answer of {about['teacher']} is good enough to learn from; train it longer, or look at them")
-    text = json.dumps({**about, "corpora": told}, indent=1, ensure_ascii=False)
-    write_text(files[0].parent / "teacher.json", text + "\n")
+    record(files[0].parent, about, told)
 
 
 def write_corpus(lesson: Lesson, file: Path, count: int) -> Lessons:

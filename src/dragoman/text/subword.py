@@ -126,6 +126,8 @@ class Subword(Tokenizer):
             sizes = [next(unknown, 0) if i == UNK else size for i, size in zip(ids, sizes)]
         return one_after_another(sizes, text)
 
+    samples = True
+
     def sample(self, text: str, *, rate: float, key: tuple[int, int, int]) -> list[int]:
         if not rate or not text:
             return self.encode(text)

@@ -53,6 +53,8 @@ class Tokenizer(ABC):
         shown = [self.pieces([i])[0].replace(SPACE, " ").encode() for i in range(len(SPECIALS), self.size)]
         return [b""] * len(SPECIALS) + shown
 
+    samples: ClassVar[bool] = False  # whether there is more than one way to cut a text
+
     def sample(self, text: str, *, rate: float, key: tuple[int, int, int]) -> list[int]:  # noqa: ARG002
         """A random one of the ways to cut the text: a pure function of text, rate and key = (seed, epoch, line).
 

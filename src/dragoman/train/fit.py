@@ -44,7 +44,10 @@ def fit(recipe: str | Path, overrides: Sequence[str] = (), report: Report | None
     choices = choose(whole.train, layout_of(whole.model))
     device = torch.device(choices.device)
     if device.type != "cuda":
-        raise Mistake(f"batches are fitted to the memory of a GPU, and train.device={whole.train.device} is none here")
+        raise Mistake(
+            f"batches are fitted to the memory of a GPU, and train.device={whole.train.device} finds none here; "
+            "run it on a machine that has one"
+        )
     choices.apply()
     with tempfile.TemporaryDirectory() as folder:
         prepared = prepare(whole, RunFolder(folder), report)

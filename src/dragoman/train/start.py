@@ -204,6 +204,13 @@ def check(recipe: Recipe) -> None:
                 phrasebook.check(corpus.split or name, corpus.phrasebook, recipe.data.direction)
     check_data(recipe)
     pick(TOKENIZERS, target_side(recipe.tokenizer).kind, "tokenizer.target_kind")
+    kinds = [recipe.tokenizer.kind, target_side(recipe.tokenizer).kind]
+    if recipe.tokenizer.sampling and not any(TOKENIZERS[kind].samples for kind in kinds):
+        able = " or ".join(name for name, kind in TOKENIZERS.items() if kind.samples)
+        raise Mistake(
+            f"tokenizer.sampling has no use with tokenizer.kind={kinds[0]}, which cuts every text in one way; "
+            f"leave it out, or choose {able}"
+        )
     if recipe.train.patience and not recipe.data.dev:
         raise Mistake("train.patience watches the dev set, so it needs data.dev")
     if recipe.train.freeze:
