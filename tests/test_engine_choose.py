@@ -67,6 +67,15 @@ def test_the_fastest_that_says_nearly_the_same_wins() -> None:
     )
 
 
+@pytest.mark.parametrize(("seconds", "winner"), [(1.0, "other"), (5.5, FULL), (9.0, FULL)])
+@pytest.mark.parametrize("tokens", [[], [5, 6]])
+def test_full_precision_is_not_given_up_for_little(seconds: float, winner: str, tokens: list[int]) -> None:
+    """Nor is there a race that nobody wins: answers without a token are alike."""
+    track = Track()
+    engines: dict[str, Engine] = {FULL: Runner(track, 6.0, tokens), "other": Runner(track, seconds, tokens)}
+    assert race(engines, some_jobs(8), SEARCH, track.clock).winner == winner
+
+
 def test_who_cannot_do_what_is_asked_does_not_take_part(tmp_path: Path) -> None:
     engines: dict[str, Engine] = {FULL: choose.by_torch(parts(tmp_path))(), "other": Runner(Track(), 0.0, [5])}
     verdict = race(engines, some_jobs(8), SearchSettings(beam=2, stop="best"))
@@ -86,7 +95,7 @@ def test_few_sentences_pay_for_nothing(tmp_path: Path) -> None:
 
 def test_a_race_is_run_once_and_remembered(tmp_path: Path) -> None:
     said: list[str] = []
-    given, jobs = parts(tmp_path), some_jobs(ENOUGH)
+    given, jobs = parts(tmp_path), some_jobs(2 * ENOUGH)
     first = AutoEngine(given, said.append)
     answers = first.search(jobs, SEARCH)
     assert answers == first.search(jobs, SEARCH)
@@ -124,10 +133,10 @@ def test_what_is_remembered_is_followed_where_it_can_be(tmp_path: Path, winner: 
 def test_a_race_without_ctranslate2_does_not_speak_for_one_with_it(tmp_path: Path, asked: str) -> None:
     auto = AutoEngine(parts(tmp_path), lambda _: None)
     wish = Wish(prefix=(5,)) if asked == "wish" else Wish()
-    auto.search([job._replace(wish=wish) for job in some_jobs(ENOUGH)], SearchSettings(beam=2, no_repeat=3))
+    auto.search([job._replace(wish=wish) for job in some_jobs(2 * ENOUGH)], SearchSettings(beam=2, no_repeat=3))
     if asked == "wish":
-        auto.search([job._replace(wish=wish) for job in some_jobs(ENOUGH)], SEARCH)
-    verdict = auto.verdict(some_jobs(ENOUGH), SEARCH)
+        auto.search([job._replace(wish=wish) for job in some_jobs(2 * ENOUGH)], SEARCH)
+    verdict = auto.verdict(some_jobs(2 * ENOUGH), SEARCH)
     assert verdict
     assert "ctranslate2" in verdict.seconds
 
@@ -152,7 +161,7 @@ def test_what_ctranslate2_cannot_do_goes_to_pytorch_without_a_word(tmp_path: Pat
     (tmp_path / "file").touch()
     cache, section = (tmp_path / "file", {}) if lack == "cache" else (tmp_path, {"norm": "scale"})
     auto = AutoEngine(parts(cache, section), said.append)
-    assert len(auto.search(some_jobs(ENOUGH), SEARCH)) == ENOUGH
+    assert len(auto.search(some_jobs(2 * ENOUGH), SEARCH)) == 2 * ENOUGH
     assert not [name for name in auto.opened if "ctranslate2" in name]
     assert not [line for line in said if "ctranslate2" in line]
 

@@ -39,7 +39,9 @@ from dragoman.types import Mistake
 ENOUGH = 128  # sentences from which on a race pays for itself
 SAMPLE = 32  # sentences that are raced on
 ALIKE = 0.95  # of the tokens must be those of full precision
-RULES = 1  # of the race; raised when verdicts of old are no longer good
+WORTH = 1.2  # times as fast as full precision another must be
+LONGEST = 256  # tokens of a source that is raced on: longer ones say little of the others
+RULES = 2  # of the race; raised when verdicts of old are no longer good
 FULL = "torch"  # the engine that the others are measured by
 
 
@@ -130,8 +132,9 @@ class AutoEngine(Engine):
         Races in which CTranslate2 could not take part say nothing of others, and are remembered by themselves.
         """
         alone = bool(refused(search))
-        key = f"{search.method}-{search.beam}" + "-alone" * alone
-        jobs = [job for job in jobs if alone or not job.wish.asks]
+        key = f"{search.method}-{search.beam}" + "-alone" * alone + unusual(search)
+        distinct = {tuple(job.ids): job for job in jobs if alone or not job.wish.asks}
+        jobs = [job for job in distinct.values() if len(job.ids) <= LONGEST]
         if not self.verdicts.get(key):
             path = self.parts.cache.expanduser() / f"engine-{self.model_key}-{key}.json"
             found = remembered(path)
@@ -174,15 +177,23 @@ def race(
         seconds[name] = clock() - begun
         truth = truth or found
         alike[name] = likeness(truth, found)
-    winner = min((name for name in seconds if alike[name] >= ALIKE), key=lambda name: seconds[name])
-    return Verdict(winner, seconds, alike)
+    worth = [name for name in seconds if alike[name] >= ALIKE and seconds[name] * WORTH <= seconds[FULL]]
+    return Verdict(min(worth, key=lambda name: seconds[name], default=FULL), seconds, alike)
+
+
+def unusual(search: SearchSettings) -> str:
+    """Limits that are not the usual ones: what is fastest for answers of one token says nothing of others."""
+    usual = SearchSettings()
+    limits = (search.max_ratio, search.max_extra)
+    return "" if limits == (usual.max_ratio, usual.max_extra) else "-{:g}-{:g}".format(*limits)
 
 
 def likeness(one: list[list[Found]], other: list[list[Found]]) -> float:
     """The share of tokens that the best answers have in common."""
     pairs = [(a[0].tokens, b[0].tokens) for a, b in zip(one, other, strict=True) if a and b]
     common = sum((Counter(a) & Counter(b)).total() for a, b in pairs)
-    return 2 * common / max(sum(len(a) + len(b) for a, b in pairs), 1)
+    total = sum(len(a) + len(b) for a, b in pairs)
+    return 2 * common / total if total else 1.0
 
 
 def machine() -> tuple[str, ...]:

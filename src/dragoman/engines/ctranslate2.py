@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from dragoman.types import BOS, EOS, PAD, Mistake
 
 LAYOUT = 1  # of the folders in the cache; raised when the same model is written in another way
 ROWS = {"cpu": 32, "cuda": 256}  # sentences of a batch
+AHEAD = 3  # batches for each worker that are asked at a time: who stops waits for those
 METHODS = ("beam", "greedy")
 FOLLOWED = {"method", "beam", "nbest", "length_penalty", "max_ratio", "max_extra", "scores"}  # of the search settings
 IDLE = {  # those of other methods, and those that are seen to when answers have been found
@@ -55,13 +56,14 @@ class CTranslate2Engine(Engine):
         self.places = places(model)
         self.rows = ROWS[device.type]
         threads = torch.get_num_threads()
+        self.ahead = AHEAD * (threads if device.type == "cpu" else 1)
         able = library().get_supported_compute_types(device.type, device.index or 0)
         self.translator: Any = library().Translator(
             str(folder),
             device=device.type,
             device_index=device.index or 0,
             compute_type=quantization if quantization in able else "default",
-            max_queued_batches=-1,  # all at once, so that answers are read while others are still looked for
+            max_queued_batches=-1,  # `each` sees to it that few are
             **({"inter_threads": threads, "intra_threads": 1} if device.type == "cpu" else {}),
         )
         torch.set_num_threads(threads)  # CTranslate2 has changed it
@@ -98,9 +100,10 @@ class CTranslate2Engine(Engine):
         yield from ((i, []) for i, job in enumerate(jobs) if job.limit <= 0)
         order = sorted((i for i, job in enumerate(jobs) if job.limit > 0), key=lambda i: -len(jobs[i].ids))
         batches = (order[start : start + self.rows] for start in range(0, len(order), self.rows))
-        waiting = deque(self.ask(jobs, batch, search) for batch in batches)
+        waiting = deque(self.ask(jobs, batch, search) for batch in islice(batches, self.ahead))
         while waiting:
             asked, late = waiting.popleft(), []
+            waiting.extend(self.ask(jobs, batch, search) for batch in islice(batches, 1))
             for i, answers in self.answers(asked, search):
                 if asked.again:
                     yield i, sorted(answers, key=lambda one: not one.finished)[: search.nbest]
