@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from operator import eq
 from typing import NamedTuple, Self
 
 REPEATS, LONG, SHORT, COPIES, UNKNOWN_WORDS = (
@@ -74,9 +75,11 @@ def loops(said: Sequence[str]) -> int:
     found = 0
     for period in range(1, min(LONGEST_LOOP, len(said) // 2, again) + 1):
         enough = period * (1 if period >= 4 else 2)
+        if enough > again or sum(as_before := list(map(eq, said[period:], said))) < enough:
+            continue
         same = 0
-        for word, before in zip(said[period:], said) if enough <= again else ():
-            same = same + 1 if word == before else 0
+        for repeated in as_before:
+            same = same + 1 if repeated else 0
             found += same == enough
     return found
 
