@@ -31,6 +31,13 @@ def _at(base, b, h, p, row_stride, head_stride, place_stride, D: tl.constexpr): 
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _load(base, b, h, p, places, row_stride, head_stride, place_stride, D: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The numbers of these places of a row and head; 0 for those that are not there."""
+    at = _at(base, b, h, p, row_stride, head_stride, place_stride, D)
+    return tl.load(at, mask=(p < places)[:, None], other=0.0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _keep(own, other, m, n, CAUSAL: tl.constexpr):  # type: ignore[no-untyped-def]
     keep = own[:, None] == other[None, :]
     if CAUSAL:
@@ -47,7 +54,7 @@ def _forward(  # type: ignore[no-untyped-def]
     b, h = tl.program_id(0) // H, tl.program_id(0) % H
     m = tl.program_id(1) * TILE + tl.arange(0, TILE)
     own = _who(query_segment, b, Q, m, -1)
-    q = tl.load(_at(query, b, h, m, query_b, query_h, query_q, D), mask=(m < Q)[:, None], other=0.0)
+    q = _load(query, b, h, m, Q, query_b, query_h, query_q, D)
     most, total = tl.zeros([TILE], tl.float32) - 1e29, tl.zeros([TILE], tl.float32)
     read = tl.zeros([TILE, D], tl.float32)
     end = tl.minimum((tl.program_id(1) + 1) * TILE, K) if CAUSAL else K
@@ -55,12 +62,11 @@ def _forward(  # type: ignore[no-untyped-def]
         n = start + tl.arange(0, TILE)
         keep = _keep(own, _who(key_segment, b, K, n, -2), m, n, CAUSAL)
         if tl.max(keep.to(tl.int32)) > 0:
-            there = (n < K)[:, None]
-            k = tl.load(_at(key, b, h, n, key_b, key_h, key_k, D), mask=there, other=0.0)
+            k = _load(key, b, h, n, K, key_b, key_h, key_k, D)
             score = tl.where(keep, tl.dot(q, tl.trans(k)) * scale, -1e30)
             now = tl.maximum(most, tl.max(score, 1))
             weight, fade = tl.exp2(score - now[:, None]), tl.exp2(most - now)
-            v = tl.load(_at(value, b, h, n, value_b, value_h, value_k, D), mask=there, other=0.0)
+            v = _load(value, b, h, n, K, value_b, value_h, value_k, D)
             total = total * fade + tl.sum(weight, 1)
             read = read * fade[:, None] + tl.dot(weight.to(v.dtype), v)
             most = now
@@ -81,9 +87,9 @@ def _queries_back(  # type: ignore[no-untyped-def]
     m = tl.program_id(1) * TILE + tl.arange(0, TILE)
     real = (m < Q)[:, None]
     own = _who(query_segment, b, Q, m, -1)
-    q = tl.load(_at(query, b, h, m, query_b, query_h, query_q, D), mask=real, other=0.0)
-    g = tl.load(_at(grad, b, h, m, grad_b, grad_h, grad_q, D), mask=real, other=0.0)
-    read = tl.load(_at(out, b, h, m, Q * H * D, D, H * D, D), mask=real, other=0.0)
+    q = _load(query, b, h, m, Q, query_b, query_h, query_q, D)
+    g = _load(grad, b, h, m, Q, grad_b, grad_h, grad_q, D)
+    read = _load(out, b, h, m, Q, Q * H * D, D, H * D, D)
     mean = tl.sum(read.to(tl.float32) * g.to(tl.float32), 1)
     tl.store(means + tl.program_id(0) * Q + m, mean, mask=m < Q)
     total = tl.load(sums + tl.program_id(0) * Q + m, mask=m < Q, other=0.0)
@@ -93,9 +99,8 @@ def _queries_back(  # type: ignore[no-untyped-def]
         n = start + tl.arange(0, TILE)
         keep = _keep(own, _who(key_segment, b, K, n, -2), m, n, CAUSAL)
         if tl.max(keep.to(tl.int32)) > 0:
-            there = (n < K)[:, None]
-            k = tl.load(_at(key, b, h, n, key_b, key_h, key_k, D), mask=there, other=0.0)
-            v = tl.load(_at(value, b, h, n, value_b, value_h, value_k, D), mask=there, other=0.0)
+            k = _load(key, b, h, n, K, key_b, key_h, key_k, D)
+            v = _load(value, b, h, n, K, value_b, value_h, value_k, D)
             weight = tl.where(keep, tl.exp2(tl.dot(q, tl.trans(k)) * scale - total[:, None]), 0.0)
             bend = weight * (tl.dot(g, tl.trans(v)) - mean[:, None]) * root
             slope += tl.dot(bend.to(k.dtype), k)
@@ -113,16 +118,15 @@ def _keys_back(  # type: ignore[no-untyped-def]
     n = tl.program_id(1) * TILE + tl.arange(0, TILE)
     there = (n < K)[:, None]
     other = _who(key_segment, b, K, n, -2)
-    k = tl.load(_at(key, b, h, n, key_b, key_h, key_k, D), mask=there, other=0.0)
-    v = tl.load(_at(value, b, h, n, value_b, value_h, value_k, D), mask=there, other=0.0)
+    k = _load(key, b, h, n, K, key_b, key_h, key_k, D)
+    v = _load(value, b, h, n, K, value_b, value_h, value_k, D)
     key_slope, value_slope = tl.zeros([TILE, D], tl.float32), tl.zeros([TILE, D], tl.float32)
     for start in range(tl.program_id(1) * TILE if CAUSAL else 0, Q, TILE):
         m = start + tl.arange(0, TILE)
         keep = _keep(_who(query_segment, b, Q, m, -1), other, m, n, CAUSAL)
         if tl.max(keep.to(tl.int32)) > 0:
-            real = (m < Q)[:, None]
-            q = tl.load(_at(query, b, h, m, query_b, query_h, query_q, D), mask=real, other=0.0)
-            g = tl.load(_at(grad, b, h, m, grad_b, grad_h, grad_q, D), mask=real, other=0.0)
+            q = _load(query, b, h, m, Q, query_b, query_h, query_q, D)
+            g = _load(grad, b, h, m, Q, grad_b, grad_h, grad_q, D)
             total = tl.load(sums + tl.program_id(0) * Q + m, mask=m < Q, other=0.0)
             mean = tl.load(means + tl.program_id(0) * Q + m, mask=m < Q, other=0.0)
             weight = tl.where(keep, tl.exp2(tl.dot(q, tl.trans(k)) * scale - total[:, None]), 0.0)
