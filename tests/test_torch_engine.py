@@ -168,3 +168,23 @@ def test_slots_in_place_find_what_a_lone_search_finds(
             assert flow.GpuFlow in ours.flows
             for job, answers in zip(jobs, found, strict=True):
                 close(answers, alone(model, job, search, where), 1e-3)
+
+
+def test_with_little_memory_few_are_answered_at_a_time(monkeypatch: Any) -> None:
+    """And slots of other shapes are given up for new ones."""
+    model, search, jobs = model_of(), SearchSettings(beam=2), random_jobs(40)
+    monkeypatch.setattr(torch_engine, "side_by_side", lambda *_: 64)
+    monkeypatch.setattr(torch_engine, "worth_capturing", lambda *_: True)
+    found = []
+    for memory in (1 << 40, 1 << 21):
+        monkeypatch.setattr(flow, "memory_of", lambda _, memory=memory: memory)
+        ours = engine(model)
+        with workers(1):
+            found.append(ours.search([*jobs, Job([5] * 40, 100)], search))
+        gpu = ours.flows[flow.GpuFlow]
+        assert isinstance(gpu, flow.GpuFlow)
+        few = memory == 1 << 21
+        assert gpu.held <= 4 * gpu.share if few else len(gpu.pools) > 1
+        assert (max(len(slots.taken_B) for slots in gpu.pools.values()) < 32) is few
+    for one, other in zip(*found, strict=True):
+        close(one, other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from functools import cache
 
@@ -20,6 +21,13 @@ def hold_memory() -> None:
     if mallopt:
         mallopt(mmap_threshold, 1 << 30)
         mallopt(trim_threshold, (1 << 31) - 1)
+
+
+def memory_of(device: torch.device) -> int:
+    """All of its bytes, whoever holds them."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def best_precision(device: torch.device) -> str:

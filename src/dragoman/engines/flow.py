@@ -17,6 +17,7 @@ from dragoman.data.batch import Grid, Widths, lay
 from dragoman.door import rung
 from dragoman.engines.base import Job
 from dragoman.engines.captured import CapturedSlots, FixedSlots
+from dragoman.machine import memory_of
 from dragoman.search.beam import Plan
 from dragoman.search.slots import Slots
 from dragoman.search.step import Found
@@ -33,6 +34,7 @@ class Queue:
         self.jobs, self.lock = jobs, threading.Lock()
         self.waiting = sorted(numbers, key=lambda number: len(jobs[number].ids))
         self.width = rung(max(len(jobs[number].ids) for number in numbers) + 1)
+        self.longest = max(jobs[number].limit for number in numbers)  # of the answers
 
     def next(self, count: int) -> list[int]:
         with self.lock:
@@ -47,11 +49,11 @@ class Flow:
     def __init__(self, model: Any, device: torch.device, rows: int) -> None:
         self.model, self.device, self.rows = model, device, rows
 
-    def opened(self, queue: Queue, plan: Plan, longest: int) -> tuple[Slots[Any], list[int]]:
+    def opened(self, queue: Queue, plan: Plan) -> tuple[Slots[Any], list[int]]:
         """Slots, and the job in each of them; -1 where there is none."""
         fewest = -(-FEWEST // plan.width)
         here = queue.next(max(self.rows // plan.width, fewest))
-        slots: Slots[Any] = Slots(self.model, plan, longest)
+        slots: Slots[Any] = Slots(self.model, plan, queue.longest)
         if not here:  # another worker was quicker
             return slots, here
         slots.open(*self.started(queue, here, max(len(here), fewest)))
@@ -66,8 +68,8 @@ class Flow:
         return left
 
     @torch.inference_mode()
-    def run(self, queue: Queue, plan: Plan, longest: int, told: Callable[[int, list[Found]], None]) -> None:
-        slots, here = self.opened(queue, plan, longest)
+    def run(self, queue: Queue, plan: Plan, told: Callable[[int, list[Found]], None]) -> None:
+        slots, here = self.opened(queue, plan)
         while here:
             free = slots.free
             if len(free) * WORTH >= len(here):
@@ -100,14 +102,16 @@ class GpuFlow(Flow):
 
     LOOK = 4  # steps from one look at who is done to the next
     GROUPS = 8  # that fill all slots
+    SHARE, SHARES = 32, 4  # one pool of slots may take that part of the GPU's memory, all together so many parts
 
     def __init__(self, model: Any, device: torch.device, rows: int) -> None:
         super().__init__(model, device, rows)
         self.pools: dict[tuple[Any, ...], FixedSlots] = {}
+        self.share = memory_of(device) // self.SHARE
 
     @torch.inference_mode()
-    def run(self, queue: Queue, plan: Plan, longest: int, told: Callable[[int, list[Found]], None]) -> None:
-        slots = self.pool(queue, plan, longest)
+    def run(self, queue: Queue, plan: Plan, told: Callable[[int, list[Found]], None]) -> None:
+        slots = self.pool(queue, plan)
         here = [-1] * len(slots.taken_B)
         reading = Reading(self, queue, len(here), max(len(here) // self.GROUPS, 1))
         group = reading.next()
@@ -130,14 +134,24 @@ class GpuFlow(Flow):
         for number, found in zip(coming, arrived(), strict=True):
             told(number, found)
 
-    def pool(self, queue: Queue, plan: Plan, longest: int) -> FixedSlots:
-        kind = CapturedSlots if self.device.type == "cuda" else FixedSlots
-        count, longest = max(self.rows // plan.width, 1), -(-longest // 64) * 64
+    def pool(self, queue: Queue, plan: Plan) -> FixedSlots:
+        """Slots that were captured before or, where there are none, new ones; then the oldest may have to go."""
+        longest = roomy(queue.longest)
         shape = (queue.width, longest, plan.key)
         if shape not in self.pools:
+            kind = CapturedSlots if self.device.type == "cuda" else FixedSlots
+            one = self.started(queue, [], 1)[0].indexed(longest + 1).nbytes * plan.width
+            count = max(min(self.rows // plan.width, self.share // one), 1)
+            while self.pools and one * count + self.held > self.SHARES * self.share:
+                del self.pools[next(iter(self.pools))]
             empty = self.started(queue, [], count)[0]
             self.pools[shape] = kind(self.model, plan, longest, empty, count)
         return self.pools[shape]
+
+    @property
+    def held(self) -> int:
+        """Bytes of all pools."""
+        return sum(slots.state.nbytes for slots in self.pools.values())
 
 
 class Reading:
@@ -165,6 +179,11 @@ class Reading:
             return None
         first, self.given = self.given, self.given + len(some)
         return some, self.fresh.part(first, len(some)), self.limit_K[first : self.given]
+
+
+def roomy(tokens: int) -> int:
+    """So many or a few more: few different numbers, for each of which something is captured."""
+    return -(-tokens // 64) * 64
 
 
 def laid(jobs: Sequence[Job], width: int, rows: int) -> Batch:

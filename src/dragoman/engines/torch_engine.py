@@ -18,7 +18,7 @@ from torch import Tensor
 from dragoman.config import SearchSettings
 from dragoman.door import ROWS, grouped, rung
 from dragoman.engines.base import Engine, Job
-from dragoman.engines.flow import Flow, GpuFlow, Queue, laid
+from dragoman.engines.flow import Flow, GpuFlow, Queue, laid, roomy
 from dragoman.machine import hold_memory
 from dragoman.search.beam import Plan
 from dragoman.search.methods import find
@@ -67,9 +67,8 @@ class TorchEngine(Engine):
 
     def flow(self, waiting: Sequence[Queue], search: SearchSettings, found: list[list[Found]]) -> None:
         """The queues through as many workers as there are cores, and on a GPU through one."""
-        longest = max(job.limit for job in waiting[0].jobs)
         plan = Plan.of(
-            longest,
+            roomy(max(queue.longest for queue in waiting)),
             self.device,
             width=1 if search.method == "greedy" else search.beam,
             nbest=search.nbest,
@@ -93,7 +92,7 @@ class TorchEngine(Engine):
 
         def work() -> None:
             for queue in waiting:
-                flow.run(queue, plan, longest, told)
+                flow.run(queue, plan, told)
 
         if workers == 1:
             work()

@@ -40,6 +40,11 @@ class State:
     def capacity(self) -> int:
         return self.caches[0][0].size(2)
 
+    @property
+    def nbytes(self) -> int:
+        """Of all that grows with sentences and tokens."""
+        return sum(each.nbytes for pair in (*self.memory, *self.caches) for each in pair or ())
+
     def select(self, rows_N: Tensor) -> State:
         """The rows at these places. The rows of a sentence stay together, N / B of them to each."""
         who_NK = self.who_NK.index_select(0, rows_N)
