@@ -9,7 +9,7 @@ Shapes   B rows of a grid   S source width   T target width
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -240,13 +240,13 @@ class Translator(Door[Seq2Seq]):
 
     def cut(
         self, number: int, line: str, trees: Sequence[Tree | None] | None = None, ids: list[int] | None = None
-    ) -> Iterator[Piece]:
+    ) -> list[Piece]:
         """The line as it is, or, if it is longer than any the model learnt from, sentence by sentence.
 
         A sentence that is itself longer stays whole, up to a limit; beyond, it is cut between words, or anywhere.
         """
         if not line.strip():
-            return
+            return []
         encode = self.tokenizers.source.encode
         ids = encode(line) if ids is None else ids
         if len(ids) <= min(self.longest, self.whole):
@@ -256,8 +256,7 @@ class Translator(Door[Seq2Seq]):
             for part in (WORD, LETTER):
                 texts = [run for text in texts for run in self.runs(text, part)]
             pieces = [Piece(number, text, encode(text)) for text in texts]
-        for piece in pieces:
-            yield self.grown(piece, trees, whole=len(pieces) == 1) if self.asks_for_trees else piece
+        return [self.grown(piece, trees, whole=len(pieces) == 1) for piece in pieces] if self.asks_for_trees else pieces
 
     def wished(
         self,
@@ -266,12 +265,12 @@ class Translator(Door[Seq2Seq]):
         trees: Sequence[Tree | None] | None,
         search: SearchSettings,
         ids: list[int] | None = None,
-    ) -> Iterator[Piece]:
+    ) -> list[Piece]:
         """The pieces of a line, each with what is asked of its answer."""
         before = self.before(line.tag)
-        for place, piece in enumerate(self.cut(number, line.text, trees, ids)):
-            wish = wish_of(line, piece.text, len(piece.ids), self.tokenizers, search, first=place == 0)
-            yield piece._replace(wish=wish, before=before)
+        pieces = enumerate(self.cut(number, line.text, trees, ids))
+        wish = partial(wish_of, line, tokenizers=self.tokenizers, search=search)
+        return [p._replace(wish=wish(p.text, len(p.ids), first=place == 0), before=before) for place, p in pieces]
 
     def grown(self, piece: Piece, trees: Sequence[Tree | None] | None, *, whole: bool) -> Piece:
         """The piece with the tree of its line. Where that cannot be, words are known by their places alone."""

@@ -106,12 +106,11 @@ class Subword(Tokenizer):
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        spelling = self.spelling
-        text = b"".join([spelling[i] for i in ids]).decode(errors="replace")
+        text = b"".join(map(self.spelling.__getitem__, ids)).decode(errors="replace")
         return unescape(text.removeprefix(SPACE).replace(SPACE, " "))
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        return [self.shown[i] for i in ids]
+        return list(map(self.shown.__getitem__, ids))
 
     def spellings(self) -> list[bytes]:
         return [spelt.replace(SPACE.encode(), b" ") for spelt in self.spelling]
