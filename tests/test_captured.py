@@ -35,7 +35,7 @@ def batches(in_a_row: int = 4) -> list[Batch]:
 def trained(choices: Choices, section: Section = SECTION, **settings: Any) -> tuple[Stepper, list[float]]:
     torch.manual_seed(1)
     stepper = Stepper(built(section, dtype=torch.float32), TrainSettings(ema=0.9, **settings), choices)
-    in_a_row = 1 if section["kind"] == "rnn" else 4
+    in_a_row = 1 if section.get("kind") == "rnn" else 4
     done = [stepper.update([batch], step, 1e-3) for step, batch in enumerate(batches(in_a_row), 1)]
     return stepper, [update.loss for update in settled(done)]
 
@@ -84,6 +84,7 @@ def test_after_a_restore_they_go_on(optimizer: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the compiler itself imports
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of a tensor that the compiler itself looks at
 def test_layers_are_compiled_whole() -> None:
     """Where the compiler gives up in the middle of a layer, slopes that meet there take a kernel of their own."""
     counters = torch._dynamo.utils.counters

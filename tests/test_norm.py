@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 
 from dragoman.nn.norm import NORMS, BatchNorm
-from tolerance import differ, same
+from tolerance import DEVICES, differ, same
 
 EVERY = pytest.mark.parametrize("name", NORMS)
 
@@ -95,3 +97,28 @@ def test_zeros_are_no_trouble(name: str) -> None:
 def test_a_norm_can_learn_its_scale(name: str) -> None:
     shapes = [tuple(parameter.shape) for parameter in NORMS[name](8).parameters()]
     assert shapes == LEARNED.get(name, [])
+
+
+@EVERY
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("tokens", "width"), [(3, 8), (7, 33), (1100, 64), (3, 512), (5, 1000)])
+def test_a_fork_is_x_and_its_norm(name: str, tokens: int, width: int, device: str) -> None:
+    """With the slopes of both, and of gain and bias; in half precision on a GPU one kernel makes them."""
+    torch.manual_seed(1)
+    norm = NORMS[name](width).to(device)
+    for parameter in norm.parameters():
+        torch.nn.init.normal_(parameter, 1.0, 0.3)
+    x_BTC = (torch.randn(2, tokens, width, device=device) * 2 + 1).bfloat16()
+    slope, other = torch.randn_like(x_BTC), torch.randn_like(x_BTC)
+    narrow, found = torch.bfloat16 if device == "cuda" else torch.float32, []
+    for dtype, twin in ((narrow, norm), (torch.float64, deepcopy(norm).double())):
+        leaf = x_BTC.to(dtype).requires_grad_()
+        stream, out = twin.fork(leaf)
+        assert stream.equal(leaf)
+        assert out.dtype == dtype
+        wanted = [leaf, *twin.parameters()]
+        found.append([out, *torch.autograd.grad((stream * slope + out * other).sum(), wanted)])
+        alone = twin(leaf)
+        found[-1] += [alone, *torch.autograd.grad((alone * other).sum(), wanted)]
+    for one, two in zip(*found, strict=True):
+        same(one, two, narrow)

@@ -76,7 +76,8 @@ class Residual(nn.Module, Generic[M]):
 
     def around(self, x_BTC: Tensor, real_BT: Tensor | None, function: Callable[..., Tensor], *args: Any) -> Tensor:
         """The same wiring around another verb of the sublayer, such as its `step`."""
-        y_BTC = function(self.inlet(x_BTC, real_BT), *args)
+        x_BTC, inlet_BTC = self.norm.fork(x_BTC, real_BT) if self.place == "pre" else (x_BTC, x_BTC)
+        y_BTC = function(inlet_BTC, *args)
         out: Tensor = self.dropout.add(x_BTC, y_BTC) if self.skip else self.dropout(y_BTC)
         return out if self.place == "pre" else self.norm(out, real_BT)
 

@@ -44,9 +44,9 @@ class _ReluLinear(torch.autograd.Function):
         from dragoman.nn.linear_triton import relu_slope
 
         x, weight, out_NO = ctx.saved_tensors
-        grad_NO, sums_PO = relu_slope(grads[0].contiguous(), out_NO)
+        grad_NO, slope_O = relu_slope(grads[0].contiguous(), out_NO)
         outside, inside = ctx.dtypes
-        return (grad_NO @ weight).to(outside), (grad_NO.T @ x).to(inside), sums_PO.sum(0).to(inside)
+        return (grad_NO @ weight).to(outside), (grad_NO.T @ x).to(inside), slope_O.to(inside)
 
 
 def working(x: Tensor) -> Tensor:

@@ -7,9 +7,13 @@ Autocast computes them in float32; what comes out is as precise as what went in.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+WIDEST = 4096  # model width whose sums a program of a GPU can hold
 
 
 class Norm(nn.Module):
@@ -22,6 +26,10 @@ class Norm(nn.Module):
     def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002 - the menu's shape
         return x_BTC
 
+    def fork(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """x as it is, and its norm. Who goes on with both gets the slopes of both in one."""
+        return x_BTC, self(x_BTC, real_BT)
+
 
 class Layer(Norm):
     """Mean 0 and variance 1 over the features of a token; then a gain and a bias for each feature (Ba 2016)."""
@@ -31,7 +39,50 @@ class Layer(Norm):
         self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
 
     def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        if self.fused(x_BTC):
+            out_BTC: Tensor = _Layer.apply(x_BTC, self.weight, self.bias)  # type: ignore[no-untyped-call]
+            return out_BTC
         return F.layer_norm(x_BTC, (self.width,), self.weight, self.bias).to(x_BTC.dtype)
+
+    def fork(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if self.fused(x_BTC):
+            both: tuple[Tensor, Tensor] = _Fork.apply(x_BTC, self.weight, self.bias)  # type: ignore[no-untyped-call]
+            return both
+        return super().fork(x_BTC, real_BT)
+
+    def fused(self, x_BTC: Tensor) -> bool:
+        """Whether all slopes are made by one kernel: at training in half precision on a GPU."""
+        half = x_BTC.is_cuda and x_BTC.dtype in (torch.bfloat16, torch.float16)
+        return half and self.training and self.width <= WIDEST
+
+
+class _Layer(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BTC: Tensor, weight_C: Tensor, bias_C: Tensor) -> Tensor:
+        out_BTC, mean_BT1, scale_BT1 = torch.native_layer_norm(x_BTC.float(), weight_C.shape, weight_C, bias_C, 1e-5)
+        ctx.save_for_backward(x_BTC, mean_BT1, scale_BT1, weight_C)
+        return out_BTC.to(x_BTC.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        from dragoman.nn.norm_triton import norm_slope
+
+        slope_BTC, slope_2C = norm_slope(grads[0].contiguous(), None, *ctx.saved_tensors)
+        return slope_BTC, *slope_2C.unbind()
+
+
+class _Fork(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BTC: Tensor, weight_C: Tensor, bias_C: Tensor) -> tuple[Tensor, Tensor]:
+        return x_BTC.view_as(x_BTC), _Layer.forward(ctx, x_BTC, weight_C, bias_C)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        from dragoman.nn.norm_triton import norm_slope
+
+        beside, grad = (each.contiguous() for each in grads)
+        slope_BTC, slope_2C = norm_slope(grad, beside, *ctx.saved_tensors)
+        return slope_BTC, *slope_2C.unbind()
 
 
 class LayerScalar(Norm):
