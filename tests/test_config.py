@@ -204,6 +204,12 @@ def test_what_is_no_override_is_refused(item: str) -> None:
     assert repr(item) in complaint("train: {steps: 5}", item)
 
 
+def test_what_an_override_did_is_not_the_file_s_fault() -> None:
+    good, bad = "train: {steps: 5}\n", "train: {stepz: 5}\n"
+    assert "recipe.yaml with train.lr=abc: train.lr: " in complaint(good, "train.lr=abc")
+    assert "recipe.yaml: there is no setting 'train.stepz'" in complaint(bad, "train.lr=1e-3")
+
+
 def test_an_override_inside_a_plain_value_is_refused() -> None:
     assert "'steps', which is 5" in complaint("train: {steps: 5}", "train.steps.more=1")
     with pytest.raises(Mistake, match=r"a=\[ line 1 is not valid YAML"):

@@ -250,6 +250,15 @@ def test_a_split_line_aligns_along_the_diagonal(translator: Translator) -> None:
         assert sum(row[width:]) == pytest.approx(1, abs=1e-5)
 
 
+def test_an_alignment_is_missed_only_where_there_was_one() -> None:
+    tokens = ["a"] * 4000
+    for alignment, said in (([], False), ([[1.0]], True)):
+        part = Hypothesis("a", 0.0, tokens, alignment, tokens, 0.0)
+        both = joined([part, part])
+        assert both.alignment == []
+        assert ("too long for an alignment" in both.warnings) is said
+
+
 def test_scores_are_what_the_model_says(translator: Translator) -> None:
     """logp is the sum over the tokens and the end mark; score is its mean, at a length penalty of 1."""
     for one in translator.translate(sentences(10, seed=2)):

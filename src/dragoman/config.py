@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -301,18 +302,28 @@ def read_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
     values = parse_yaml(text, str(path))
     if not isinstance(values, dict):
         raise Mistake(f"{path} is not a recipe: it must hold sections such as data:, model: and train:")
+    laid_over, given = deepcopy(values), list(overrides)
     try:
         lines = lines_of_keys(text)
-        for item in overrides:
-            override(values, item)
+        for item in given:
+            override(laid_over, item)
             lines.pop(item.partition("=")[0], None)
-        recipe = build(Recipe, values, line_of=lines)
+        recipe = build(Recipe, laid_over, line_of=lines)
     except Mistake as fault:
-        raise Mistake(f"{path}: {fault}") from None
+        more = f" with {' '.join(given)}" if given and _is_recipe(values) else ""
+        raise Mistake(f"{path}{more}: {fault}") from None
     for name in SPLITS:
         for corpus in getattr(recipe.data, name):
             corpus.check(f"{path}: data.{name}")
     return _located(recipe, path.parent)
+
+
+def _is_recipe(values: dict[str, Any]) -> bool:
+    try:
+        build(Recipe, values)
+    except Mistake:
+        return False
+    return True
 
 
 def _located(recipe: Recipe, folder: Path) -> Recipe:

@@ -32,15 +32,16 @@ def joined(parts: Sequence[Hypothesis]) -> Hypothesis:
     ends = sum(len(part.tokens) + 1 for part in parts)
     warnings = [f"longer than any sentence of training: translated in {len(parts)} parts"]
     warnings += dict.fromkeys(warning for part in parts for warning in part.warnings)
+    aligned = any(part.alignment for part in parts)
     small = len(tokens) * len(source_tokens) <= CELLS
     return Hypothesis(
         text=" ".join(part.text for part in parts),
         score=sum(part.score * (len(part.tokens) + 1) for part in parts) / ends,
         tokens=tokens,
-        alignment=diagonal(parts, len(source_tokens)) if small else [],
+        alignment=diagonal(parts, len(source_tokens)) if small and aligned else [],
         source_tokens=source_tokens,
         logp=sum(part.logp for part in parts),
-        warnings=(*warnings, *([] if small else ["too long for an alignment"])),
+        warnings=(*warnings, *(["too long for an alignment"] if aligned and not small else [])),
         flags=tuple(dict.fromkeys(flag for part in parts for flag in part.flags)),
     )
 
