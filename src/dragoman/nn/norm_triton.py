@@ -15,8 +15,8 @@ from torch import Tensor
 
 from dragoman.nn.sums_triton import added_up
 
-PARTS = 528  # of the tokens, side by side: four for each processor of a large GPU
-ROWS, WARPS = 2, 2  # tokens that a program looks at together
+PARTS = 264  # of the tokens, side by side: two for each processor of a large GPU
+HELD, ROWS, WARPS = 4096, 8, 4  # numbers that a program looks at together, of so many tokens at most
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -52,11 +52,11 @@ def norm_slope(
     grad: Tensor, beside: Tensor | None, x: Tensor, mean: Tensor, scale: Tensor, weight_C: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Of the input, to which `beside` is added if it is there; and of gain and bias, slope_2C."""
-    C = len(weight_C)
+    C, width = len(weight_C), triton.next_power_of_2(len(weight_C))
     slope, sums_PC = torch.empty_like(x), x.new_empty(PARTS, 2 * C, dtype=torch.float32)
     _norm_slope[(PARTS,)](
         grad, beside, x, mean, scale, weight_C, slope, sums_PC, x.numel() // C, C,
-        BESIDE=beside is not None, ROWS=ROWS, WIDTH=triton.next_power_of_2(C), num_warps=WARPS,
+        BESIDE=beside is not None, ROWS=min(ROWS, max(HELD // width, 1)), WIDTH=width, num_warps=WARPS,
     )  # fmt: skip
     return slope, added_up(sums_PC).view(2, C)
 
