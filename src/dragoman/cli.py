@@ -22,6 +22,7 @@ from dragoman.commands.exchange import export, import_
 from dragoman.commands.options import Json, Overrides, Run
 from dragoman.commands.score import evaluate, score
 from dragoman.console import paper
+from dragoman.cores import keep_to_quota
 from dragoman.outcome import outcome
 from dragoman.types import Mistake
 
@@ -176,6 +177,7 @@ def main() -> None:
     if sys.stdin is None or sys.stdout is None:
         sys.exit("dragoman: standard input and output must be open; use /dev/null for nothing")
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
+    keep_to_quota()
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that files are tidied up
     try:
         code = outcome(typer.main.get_command(app), spread(sys.argv[1:]))

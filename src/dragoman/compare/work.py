@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from dragoman.compare.judge import VERSION, judge
 from dragoman.compare.plan import Planned
 from dragoman.config import read_recipe, to_yaml
+from dragoman.cores import cores
 from dragoman.store import RunFolder, read_json, write_text
 from dragoman.train.report import Report
 from dragoman.train.trainer import train
@@ -123,7 +124,7 @@ def started(run: Planned, *, jobs: int) -> Worker:
 
 def environment(jobs: int) -> dict[str, str]:
     """Runs that share a machine share its cores; left to themselves, each would take them all."""
-    share = max(1, (os.cpu_count() or 1) // jobs)
+    share = max(1, cores() // jobs)
     return {"OMP_NUM_THREADS": str(share), **os.environ} if jobs > 1 else dict(os.environ)
 
 

@@ -21,6 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, NamedTuple, Self
 
+from dragoman.cores import cores
 from dragoman.text.tokenizer import Tokenizers
 from dragoman.types import Pair
 
@@ -32,8 +33,7 @@ GONE = (OSError, EOFError, TypeError, ValueError, pickle.UnpicklingError)  # wha
 
 def workers() -> int:
     """How many processes draw: none where cores are few. Trainers that torchrun started here share the cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    spare = cores // int(os.environ.get("LOCAL_WORLD_SIZE") or 1) - LEFT
+    spare = cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1) - LEFT
     return min(spare, MOST) if spare > 1 else 0
 
 

@@ -1,0 +1,67 @@
+"""Cores that a process may use, by its control groups."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dragoman import cores
+
+
+def written(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+VERSION_2 = "0::/pod/app\n"
+CPU = "cpu,cpuacct"
+VERSION_1 = f"12:memory:/pod\n4:{CPU}:/pod/app\n1:name=systemd:/pod\n"
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "wanted"),
+    [
+        (VERSION_2, {"pod/app/cpu.max": "150000 100000\n"}, 1.5),
+        (VERSION_2, {"pod/app/cpu.max": "max 100000\n", "pod/cpu.max": "400000 100000\n"}, 4.0),
+        (VERSION_2, {"pod/app/cpu.max": "800000 100000\n", "pod/cpu.max": "400000 100000\n"}, 4.0),
+        ("0::/\n", {"cpu.max": "50000 100000\n"}, 0.5),
+        ("0::/elsewhere\n", {"cpu.max": "200000 100000\n"}, 2.0),  # a container sees its own group as the root
+        (VERSION_1, {f"{CPU}/pod/app/cpu.cfs_quota_us": "300000", f"{CPU}/pod/app/cpu.cfs_period_us": "100000"}, 3.0),
+        (VERSION_1, {f"{CPU}/cpu.cfs_quota_us": "-1\n", f"{CPU}/cpu.cfs_period_us": "100000\n"}, math.inf),
+        (VERSION_2, {"cpu.max": "nonsense"}, math.inf),
+        (VERSION_2, {"cpu.max": "100000 0"}, math.inf),
+        ("", {}, math.inf),
+    ],
+)  # fmt: skip
+def test_the_tightest_quota_counts(own: str, files: dict[str, str], wanted: float, tmp_path: Path) -> None:
+    mounted = written(tmp_path / "cgroup", files)
+    held = written(tmp_path, {"own": own}) / "own"
+    assert cores.quota(mounted, held) == wanted
+    assert cores.quota(mounted, tmp_path / "missing") == math.inf
+
+
+@pytest.mark.parametrize(("quota", "wanted"), [(0.2, 1), (1.5, 2), (1000.0, None), (math.inf, None)])
+def test_parts_of_a_core_count_as_one(quota: float, wanted: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "quota", lambda: quota)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    assert cores.cores() == (wanted or 64)
+
+
+def test_threads_keep_to_the_quota_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "quota", lambda: 1.0)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cores.keep_to_quota()
+    seen = subprocess.run(
+        [sys.executable, "-c", "import torch; print(torch.get_num_threads())"], capture_output=True, text=True
+    )
+    assert seen.stdout == "1\n"
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    cores.keep_to_quota()
+    assert os.environ["OMP_NUM_THREADS"] == "7"
