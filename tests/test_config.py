@@ -207,7 +207,9 @@ def test_what_is_no_override_is_refused(item: str) -> None:
 def test_what_an_override_did_is_not_the_file_s_fault() -> None:
     good, bad = "train: {steps: 5}\n", "train: {stepz: 5}\n"
     assert "recipe.yaml with train.lr=abc: train.lr: " in complaint(good, "train.lr=abc")
+    assert "recipe.yaml with data.train=[{source: a}]: data.train " in complaint(good, "data.train=[{source: a}]")
     assert "recipe.yaml: there is no setting 'train.stepz'" in complaint(bad, "train.lr=1e-3")
+    assert "recipe.yaml: 'train' is set twice" in complaint(good + good, "train.lr=1e-3")
 
 
 def test_an_override_inside_a_plain_value_is_refused() -> None:

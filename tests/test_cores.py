@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from dragoman import cores
 
+CPU = "cpu,cpuacct"
+
 
 def written(folder: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
+    if (folder / CPU).exists():  # as systems have it, whatever the order of the two names in a process's own list
+        (folder / "cpu").symlink_to(CPU)
     return folder
 
 
-VERSION_2 = "0::/pod/app\n"
 CPU = "cpu,cpuacct"
-VERSION_1 = f"12:memory:/pod\n4:{CPU}:/pod/app\n1:name=systemd:/pod\n"
+
+
+VERSION_2 = "0::/pod/app\n"
+VERSION_1 = "12:memory:/pod\n4:cpuacct,cpu:/pod/app\n1:name=systemd:/pod\n"
 
 
 @pytest.mark.parametrize(
@@ -38,6 +42,7 @@ VERSION_1 = f"12:memory:/pod\n4:{CPU}:/pod/app\n1:name=systemd:/pod\n"
         (VERSION_2, {"cpu.max": "nonsense"}, math.inf),
         (VERSION_2, {"cpu.max": "100000 0"}, math.inf),
         ("", {}, math.inf),
+        ("nonsense\n", {"cpu.max": "100000 100000"}, math.inf),
     ],
 )  # fmt: skip
 def test_the_tightest_quota_counts(own: str, files: dict[str, str], wanted: float, tmp_path: Path) -> None:
@@ -55,13 +60,26 @@ def test_parts_of_a_core_count_as_one(quota: float, wanted: int | None, monkeypa
 
 
 def test_threads_keep_to_the_quota_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "quota", lambda: 1.0)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(cores, "there", lambda: 64)
+    monkeypatch.setattr(cores, "quota", lambda: 3.0)
+    monkeypatch.setattr(cores, "_kept", "")
+    monkeypatch.setenv(cores.THREADS, "7")
     cores.keep_to_quota()
-    seen = subprocess.run(
-        [sys.executable, "-c", "import torch; print(torch.get_num_threads())"], capture_output=True, text=True
-    )
-    assert seen.stdout == "1\n"
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert os.environ[cores.THREADS] == "7"
+    assert cores.shared_by(2)[cores.THREADS] == "7"
+    monkeypatch.delenv(cores.THREADS)
     cores.keep_to_quota()
-    assert os.environ["OMP_NUM_THREADS"] == "7"
+    assert os.environ[cores.THREADS] == "3"
+    assert [cores.shared_by(jobs)[cores.THREADS] for jobs in (1, 2, 3, 5)] == ["3", "1", "1", "1"]
+
+
+def test_without_a_quota_only_neighbours_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "there", lambda: 8)
+    monkeypatch.setattr(cores, "quota", lambda: 64.0)
+    monkeypatch.setattr(cores, "_kept", "")
+    monkeypatch.setenv(cores.THREADS, "")
+    monkeypatch.delenv(cores.THREADS)
+    cores.keep_to_quota()
+    assert cores.THREADS not in os.environ
+    assert cores.THREADS not in cores.shared_by(1)
+    assert cores.shared_by(3)[cores.THREADS] == "2"

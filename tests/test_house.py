@@ -23,12 +23,13 @@ MAY_USE = {
     "store": ["types", "config", "yaml_text"],
     "text": ["types", "faults", "config"],
     "machine": [],
+    "cores": [],
     "group": ["types"],
     "nn": ["types", "config"],
     "score": ["types", "config"],
     "pages": [],
     "search": ["types", "config"],  # meets models only through a protocol
-    "data": ["types", "text"],
+    "data": ["types", "cores", "text"],
     "models": ["types", "config", "nn"],
     "answers": ["types", "config", "text", "search"],
     "door": ["types", "config", "text", "models", "answers"],
@@ -61,8 +62,8 @@ MAY_USE = {
         "loading",
     ],
     "compare": [
-        "types", "yaml_text", "config", "store", "text", "data", "models", "score", "translator", "lens", "evaluation",
-        "card", "train", "door", "loading", "pages",
+        "types", "cores", "yaml_text", "config", "store", "text", "data", "models", "score", "translator", "lens",
+        "evaluation", "card", "train", "door", "loading", "pages",
     ],
     "shards": ["types", "store", "data", "group", "train"],
     "lessons": ["types", "door", "translator", "shards"],
@@ -80,7 +81,7 @@ MAY_USE = {
         "classifier", "loading", "evaluation", "train", "corpora", "distil", "export", "group", "shards",
         "backtranslation",
     ],
-    "cli": ["types", "console", "commands", "train", "compare", "card", "catalogue", "demo", "outcome"],
+    "cli": ["types", "cores", "console", "commands", "train", "compare", "card", "catalogue", "demo", "outcome"],
     "__main__": ["cli"],
 }  # fmt: skip
 LINES, FUNCTION_LINES = 400, 60

@@ -108,7 +108,7 @@ def test_a_fork_is_x_and_its_norm(name: str, tokens: int, width: int, device: st
     norm = NORMS[name](width).to(device)
     for parameter in norm.parameters():
         torch.nn.init.normal_(parameter, 1.0, 0.3)
-    x_BTC = (torch.randn(2, tokens, width, device=device) * 2 + 1).bfloat16()
+    x_BTC = (torch.randn(width, 2, tokens, device=device) * 2 + 1).bfloat16().permute(1, 2, 0)  # not in a row
     slope, other = torch.randn_like(x_BTC), torch.randn_like(x_BTC)
     narrow, found = torch.bfloat16 if device == "cuda" else torch.float32, []
     for dtype, twin in ((narrow, norm), (torch.float64, deepcopy(norm).double())):

@@ -302,25 +302,31 @@ def read_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
     values = parse_yaml(text, str(path))
     if not isinstance(values, dict):
         raise Mistake(f"{path} is not a recipe: it must hold sections such as data:, model: and train:")
-    laid_over, given = deepcopy(values), list(overrides)
+    given, where = list(overrides), str(path)
     try:
-        lines = lines_of_keys(text)
+        lines, laid_over = lines_of_keys(text), deepcopy(values)
+        if given and _is_recipe(values):  # then what is wrong is wrong with them
+            where = f"{path} with {' '.join(given)}"
         for item in given:
             override(laid_over, item)
             lines.pop(item.partition("=")[0], None)
-        recipe = build(Recipe, laid_over, line_of=lines)
+        recipe = _checked(laid_over, lines)
     except Mistake as fault:
-        more = f" with {' '.join(given)}" if given and _is_recipe(values) else ""
-        raise Mistake(f"{path}{more}: {fault}") from None
+        raise Mistake(f"{where}: {fault}") from None
+    return _located(recipe, path.parent)
+
+
+def _checked(values: dict[str, Any], line_of: Mapping[str, int] | None = None) -> Recipe:
+    recipe = build(Recipe, values, line_of=line_of)
     for name in SPLITS:
         for corpus in getattr(recipe.data, name):
-            corpus.check(f"{path}: data.{name}")
-    return _located(recipe, path.parent)
+            corpus.check(f"data.{name}")
+    return recipe
 
 
 def _is_recipe(values: dict[str, Any]) -> bool:
     try:
-        build(Recipe, values)
+        _checked(values)
     except Mistake:
         return False
     return True

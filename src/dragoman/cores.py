@@ -11,17 +11,31 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+THREADS = "OMP_NUM_THREADS"  # what PyTorch and others ask for the number of theirs
+_kept = ""  # what `keep_to_quota` has put there
+
 
 def cores() -> int:
-    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min(there, quota())))
+    return max(1, math.ceil(min(there(), quota())))
+
+
+def there() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def keep_to_quota() -> None:
     """Let libraries that are loaded from now on, here and in processes begun from here, make no more threads than
     there is time for; unless it was said how many."""
-    if math.isfinite(quota()):
-        os.environ.setdefault("OMP_NUM_THREADS", str(cores()))
+    global _kept
+    if quota() < there() and THREADS not in os.environ:
+        os.environ[THREADS] = _kept = str(cores())
+
+
+def shared_by(processes: int) -> dict[str, str]:
+    """The environment for one of so many processes that run side by side: left to themselves, each would take all
+    cores. What was said by others than us stays."""
+    said = os.environ.get(THREADS, _kept) != _kept
+    return dict(os.environ) if said or processes == 1 else {**os.environ, THREADS: str(max(1, cores() // processes))}
 
 
 def quota(mounted: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
@@ -39,11 +53,10 @@ def quotas(mounted: Path, own: Path) -> Iterator[float]:
 
 def groups(mounted: Path, own: Path) -> Iterator[Path]:
     """The folders of the control groups that this process is in, from the inmost up; inside a container, the root."""
-    for line in own.read_text().splitlines() if own.exists() else []:
-        _, kinds, path = line.split(":", 2)
+    for _, kinds, path in (line.split(":", 2) for line in words(own) if line.count(":") > 1):
         if kinds and "cpu" not in kinds.split(","):
             continue
-        root = mounted / kinds if kinds else mounted
+        root = mounted / "cpu" if kinds else mounted  # also where it is mounted as cpu,cpuacct
         inmost = root / path.lstrip("/")
         yield from (folder for folder in (inmost, *inmost.parents) if folder.is_relative_to(root))
 

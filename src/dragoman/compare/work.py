@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from dragoman.compare.judge import VERSION, judge
 from dragoman.compare.plan import Planned
 from dragoman.config import read_recipe, to_yaml
-from dragoman.cores import cores
+from dragoman.cores import shared_by
 from dragoman.store import RunFolder, read_json, write_text
 from dragoman.train.report import Report
 from dragoman.train.trainer import train
@@ -114,18 +114,12 @@ def started(run: Planned, *, jobs: int) -> Worker:
     with run.log.open("wb") as log:
         said = subprocess.PIPE if seen else log
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=log, stderr=said, start_new_session=True, env=environment(jobs)
+            command, stdin=subprocess.PIPE, stdout=log, stderr=said, start_new_session=True, env=shared_by(jobs)
         )
     reader = threading.Thread(target=pass_on, args=(process, run.log), daemon=True) if seen else None
     if reader:
         reader.start()
     return Worker(run, process, reader)
-
-
-def environment(jobs: int) -> dict[str, str]:
-    """Runs that share a machine share its cores; left to themselves, each would take them all."""
-    share = max(1, cores() // jobs)
-    return {"OMP_NUM_THREADS": str(share), **os.environ} if jobs > 1 else dict(os.environ)
 
 
 def pass_on(process: subprocess.Popen[bytes], log: Path) -> None:

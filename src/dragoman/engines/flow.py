@@ -102,7 +102,7 @@ class GpuFlow(Flow):
 
     LOOK = 4  # steps from one look at who is done to the next
     GROUPS = 8  # that fill all slots
-    SHARE, SHARES = 32, 4  # one pool of slots may take that part of the GPU's memory, all together so many parts
+    SHARE, SHARES = 32, 4  # keys and values of one pool may take that part of the GPU's memory, of all so many parts
 
     def __init__(self, model: Any, device: torch.device, rows: int) -> None:
         super().__init__(model, device, rows)
@@ -135,22 +135,28 @@ class GpuFlow(Flow):
             told(number, found)
 
     def pool(self, queue: Queue, plan: Plan) -> FixedSlots:
-        """Slots that were captured before or, where there are none, new ones; then the oldest may have to go."""
-        longest = roomy(queue.longest)
-        shape = (queue.width, longest, plan.key)
+        """Slots that were captured before or, where there are none, new ones, for which others may have to go."""
+        longest, asked = roomy(queue.longest), plan.key[1:]  # the longest answer of another queue does not matter
+        shape = (queue.width, longest, asked)
         if shape not in self.pools:
             kind = CapturedSlots if self.device.type == "cuda" else FixedSlots
             one = self.started(queue, [], 1)[0].indexed(longest + 1).nbytes * plan.width
             count = max(min(self.rows // plan.width, self.share // one), 1)
             while self.pools and one * count + self.held > self.SHARES * self.share:
-                del self.pools[next(iter(self.pools))]
+                self.forget(asked)
             empty = self.started(queue, [], count)[0]
             self.pools[shape] = kind(self.model, plan, longest, empty, count)
         return self.pools[shape]
 
+    def forget(self, asked: tuple[Any, ...]) -> None:
+        """Give up slots of a search that was asked for before or, of this one, those made last: widths come in turn, so
+        that the oldest are wanted next."""
+        others = [shape for shape in self.pools if shape[-1] != asked]
+        del self.pools[others[0] if others else next(reversed(self.pools))]
+
     @property
     def held(self) -> int:
-        """Bytes of all pools."""
+        """Bytes of the keys and values of all pools."""
         return sum(slots.state.nbytes for slots in self.pools.values())
 
 

@@ -42,7 +42,7 @@ class State:
 
     @property
     def nbytes(self) -> int:
-        """Of all that grows with sentences and tokens."""
+        """Of all keys and values."""
         return sum(each.nbytes for pair in (*self.memory, *self.caches) for each in pair or ())
 
     def select(self, rows_N: Tensor) -> State:

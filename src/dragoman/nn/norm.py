@@ -53,12 +53,13 @@ class Layer(Norm):
     def fused(self, x_BTC: Tensor) -> bool:
         """Whether all slopes are made by one kernel: at training in half precision on a GPU."""
         half = x_BTC.is_cuda and x_BTC.dtype in (torch.bfloat16, torch.float16)
-        return half and self.training and self.width <= WIDEST
+        return half and self.weight.dtype == torch.float32 and self.training and self.width <= WIDEST
 
 
 class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BTC: Tensor, weight_C: Tensor, bias_C: Tensor) -> Tensor:
+        x_BTC = x_BTC.contiguous()
         out_BTC, mean_BT1, scale_BT1 = torch.native_layer_norm(x_BTC.float(), weight_C.shape, weight_C, bias_C, 1e-5)
         ctx.save_for_backward(x_BTC, mean_BT1, scale_BT1, weight_C)
         return out_BTC.to(x_BTC.dtype)
