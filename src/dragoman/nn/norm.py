@@ -66,10 +66,7 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        from dragoman.nn.norm_triton import norm_slope
-
-        slope_BTC, slope_2C = norm_slope(grads[0].contiguous(), None, *ctx.saved_tensors)
-        return slope_BTC, *slope_2C.unbind()
+        return _slopes(ctx, grads[0])
 
 
 class _Fork(torch.autograd.Function):
@@ -79,11 +76,14 @@ class _Fork(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        from dragoman.nn.norm_triton import norm_slope
+        return _slopes(ctx, grads[1], grads[0].contiguous())
 
-        beside, grad = (each.contiguous() for each in grads)
-        slope_BTC, slope_2C = norm_slope(grad, beside, *ctx.saved_tensors)
-        return slope_BTC, *slope_2C.unbind()
+
+def _slopes(ctx: Any, grad_BTC: Tensor, beside_BTC: Tensor | None = None) -> tuple[Tensor, ...]:
+    from dragoman.nn.norm_triton import norm_slope
+
+    slope_BTC, slope_2C = norm_slope(grad_BTC.contiguous(), beside_BTC, *ctx.saved_tensors)
+    return slope_BTC, *slope_2C.unbind()
 
 
 class LayerScalar(Norm):
