@@ -8,6 +8,8 @@ The same recipe is trained in two ways: as it is, with all that makes it fast, a
 attention, the plain loss, float32, and nothing compiled. The curves are smoothed over --smooth steps. At each step the
 means of the two ways may differ by less than seeds do: the distance from the lowest to the highest of the readable
 runs, which is smoothed five times as far, because three curves cross by chance. The exit code is 1 where they do not.
+Three seeds at each of many steps break such a rule by chance too: how far other seeds of the readable way, the control,
+are from the first ones is told and drawn beside it.
 
 Runs that are finished are not run again, and what was stopped goes on. --keep leaves a JSON file, a short report and a
 figure (which needs `pip install 'dragoman[figures]'`); --again makes the last two from the first.
@@ -68,12 +70,15 @@ class Run(NamedTuple):
 
 def trained(asked: argparse.Namespace) -> dict[str, Any]:
     """All runs, a few at a time; their losses as the trainer logged them."""
-    runs = [Run(path, seed, asked.out / f"{path}-{seed}") for path in PATHS for seed in asked.seeds]
+    seeds = {"readable": [*asked.seeds, *asked.control], "fast": asked.seeds}
+    runs = [Run(path, seed, asked.out / f"{path}-{seed}") for path in PATHS for seed in seeds[path]]
     asked.out.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(asked.at_once) as pool:
         for said in pool.map(lambda run: run.train(asked), runs):
             print(said, flush=True)
     logged = {run: run.events("train") for run in runs}
+    losses = {run: [round(event["loss"], 5) for event in events] for run, events in logged.items()}
+    control, runs = [run for run in runs if run.seed in asked.control], [run for run in runs if run.seed in asked.seeds]
     found: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{asked.machine}, Python {platform.python_version()}",
@@ -82,7 +87,8 @@ def trained(asked: argparse.Namespace) -> dict[str, Any]:
         "readable": PATHS["readable"],
         "seeds": asked.seeds,
         "steps": [event["step"] for event in logged[runs[0]]],
-        "loss": {p: [[round(e["loss"], 5) for e in logged[r]] for r in runs if r.path == p] for p in PATHS},
+        "loss": {p: [losses[r] for r in runs if r.path == p] for p in PATHS},
+        "control": {"seeds": asked.control, "loss": [losses[r] for r in control]},
         "dev_loss": {p: [r.events("validate")[-1]["loss"] for r in runs if r.path == p] for p in PATHS},
         "tokens_per_second": {
             p: [int(np.median([e["tokens_per_second"] for e in logged[r]])) for r in runs if r.path == p] for p in PATHS
@@ -104,6 +110,7 @@ class Comparison(NamedTuple):
     differs_K: Curves  # the means of the two paths
     spread_K: Curves  # the readable seeds, from the lowest to the highest
     pair: float  # the largest distance of two runs of one seed
+    control_K: Curves | None  # how far the mean of other readable seeds is from that of these
 
     @property
     def worst(self) -> int:
@@ -117,13 +124,20 @@ class Comparison(NamedTuple):
     def __str__(self) -> str:
         at, largest = self.worst, int(self.differs_K.argmax())
         verdict = "less" if self.share < 1 else "MORE"
-        return (
+        told = (
             f"The two paths differ {verdict} than seeds do: by at most {self.share:.2f} of their spread, at step "
             f"{self.step_K[at]:.0f}, where the means differ by {self.differs_K[at]:.4f} nats and seeds by "
             f"{self.spread_K[at]:.4f}. The largest difference of the means is {self.differs_K[largest]:.4f} (seeds: "
             f"{self.spread_K[largest]:.4f}), the average one {self.differs_K.mean():.4f} (seeds: "
             f"{self.spread_K.mean():.4f}); two runs of one seed are at most {self.pair:.4f} apart."
         )
+        if self.control_K is not None:
+            share = (self.control_K / self.spread_K).max()
+            told += (
+                f" The control, other seeds of the readable path, differs from its first ones by at most {share:.2f} "
+                f"of their spread, on average by {self.control_K.mean():.4f}."
+            )
+        return told
 
 
 def compared(found: dict[str, Any], smooth: int) -> Comparison:
@@ -133,7 +147,9 @@ def compared(found: dict[str, Any], smooth: int) -> Comparison:
     readable_SK, fast_SK = curves["readable"], curves["fast"]
     spread_K = smoothed(np.ptp(readable_SK, axis=0), WIDER * points)
     differs_K = np.abs(fast_SK.mean(0) - readable_SK.mean(0))
-    return Comparison(steps, curves, differs_K, spread_K, float(np.abs(fast_SK - readable_SK).max()))
+    others = found.get("control", {}).get("loss")
+    control_K = np.abs(smoothed(np.array(others), points).mean(0) - readable_SK.mean(0)) if others else None
+    return Comparison(steps, curves, differs_K, spread_K, float(np.abs(fast_SK - readable_SK).max()), control_K)
 
 
 def report(found: dict[str, Any], made: Comparison) -> str:
@@ -169,6 +185,8 @@ def draw(made: Comparison, file: Path) -> None:
         above.plot(made.step_K, curve_SK.mean(0), color=COLOURS[path], label=f"{path}: mean, lowest to highest seed")
     below.plot(made.step_K, made.spread_K, color=COLOURS["readable"], label="spread of the readable seeds")
     below.plot(made.step_K, made.differs_K, color=COLOURS["fast"], label="difference of the two means")
+    if made.control_K is not None:
+        below.plot(made.step_K, made.control_K, color="#888a85", label="the same of other readable seeds")
     above.set(ylabel="training loss, nats per token")
     below.set(ylabel="nats per token", xlabel="step", yscale="log")
     for axis in (above, below):
@@ -196,6 +214,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--set", action="extend", nargs="+", default=[], metavar="a.b=c", help="settings of all runs")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--control", type=int, nargs="*", default=[4, 5, 6], help="other seeds of the readable way")
     parser.add_argument("--smooth", type=int, default=100, help="steps")
     parser.add_argument("--at-once", type=int, default=1, help="runs")
     parser.add_argument("--machine", default=platform.processor() or platform.machine(), help="what to call this one")

@@ -131,6 +131,14 @@ def test_paths_may_differ_less_than_seeds_and_no_more(curves: ModuleType, shift:
     assert made.pair == pytest.approx(abs(shift))
 
 
+def test_other_seeds_of_the_readable_path_say_what_chance_does(curves: ModuleType) -> None:
+    told = {**found(0.0), "control": {"seeds": [4, 5, 6], "loss": found(0.01)["loss"]["fast"]}}
+    made = curves.compared(told, smooth=100)
+    assert made.control_K == pytest.approx(0.01)
+    assert "on average by 0.0100" in str(made)
+    assert "control" not in str(curves.compared(found(0.0), smooth=100))
+
+
 def test_smoothing_is_a_mean_of_what_is_there(curves: ModuleType) -> None:
     row = np.array([[1.0, 2.0, 6.0, 3.0]])
     assert curves.smoothed(row, 3).tolist() == [[1.5, 3.0, pytest.approx(11 / 3), 4.5]]
