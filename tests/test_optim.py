@@ -243,6 +243,19 @@ def test_muon_moves_matrices_that_are_several_in_one_one_by_one() -> None:
     same(*found)
 
 
+def test_muon_moves_a_matrix_in_company_as_alone() -> None:
+    """Of the same shape, too, when one of them is several in one and the other is not."""
+    torch.manual_seed(1)
+    grads, found = {"a.query_key_value.weight": torch.randn(6, 4), "a.wide.weight": torch.randn(6, 4)}, []
+    for company in (list(grads), *([name] for name in grads)):
+        named = {name: torch.zeros(6, 4, requires_grad=True) for name in company}
+        for name, one in named.items():
+            one.grad = grads[name].clone()
+        OPTIMIZERS["muon"](named, TrainSettings(lr=1.0)).step()
+        found += [one.detach() for one in named.values()]
+    same(torch.stack(found[:2]), torch.stack(found[2:]))
+
+
 @pytest.mark.parametrize("name", ["decoder.embedding.weight", "project.weight", "layers.0.wide.bias"])
 def test_muon_leaves_tables_and_vectors_to_adamw(name: str) -> None:
     shape = (5,) if name.endswith("bias") else (5, 3)

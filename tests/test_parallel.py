@@ -134,7 +134,8 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     for recipe in MODELS:
         made.alone(recipe, f"{recipe}-1", *(TIGHT if recipe == "tight" else []))
     made.alone("transformer", "1-then-4", *HALF)
-    fsdp = "train.parallel=fsdp"
+    fsdp, muon = "train.parallel=fsdp", "train.optimizer=muon"
+    made.alone("transformer", "muon-1", muon)
     made.together(
         4,
         ("transformer", "transformer-4", [], False),
@@ -143,6 +144,8 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
         ("fed", "fed-4-fsdp", [fsdp], False),
         ("tight", "tight-4", TIGHT, False),
         ("tight", "tight-4-fsdp", [*TIGHT, fsdp], False),
+        ("transformer", "muon-4-fsdp", [muon, fsdp, *HALF], False),
+        ("transformer", "muon-4-fsdp", [muon, fsdp], True),
         ("transformer", "4-then-1", [fsdp, *HALF], False),
         ("transformer", "1-then-4", [fsdp], True),
         *(("transformer", f"4-then-4-{way}", [f"train.parallel={way}", *HALF], False) for way in PARALLEL),
@@ -152,6 +155,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     made.together(
         2,
         ("transformer", "transformer-2", [], False),
+        ("transformer", "muon-2", [muon], False),
         ("rnn", "rnn-2-fsdp", [fsdp], False),
         ("transformer", "4-then-2", [], True),
     )
@@ -162,7 +166,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
 @pytest.mark.parametrize(
     "run",
     ["transformer-2", "transformer-4", "transformer-4-fsdp", "rnn-4", "rnn-2-fsdp", "fed-4-fsdp", "tight-4",
-     "tight-4-fsdp"],
+     "tight-4-fsdp", "muon-2", "muon-4-fsdp"],
 )  # fmt: skip
 def test_as_one_does(jobs: Jobs, run: str) -> None:
     """Dropout on, grids of few rows and many, batches added up, a running mean: every number of every step."""
@@ -223,18 +227,13 @@ def test_all_parameters_get_a_gradient(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "model", "settings", "culprit"),
-    [
-        ("ddp", {"norm": "batch"}, {}, "model.norm=batch"),
-        ("fsdp", {"norm": "batch"}, {}, "model.norm=batch"),
-        ("fsdp", {"norm": "scale"}, {}, "single number"),
-        ("fsdp", {}, {"optimizer": "muon"}, "train.optimizer=muon"),
-    ],
+    ("way", "norm", "culprit"),
+    [("ddp", "batch", "model.norm=batch"), ("fsdp", "batch", "model.norm=batch"), ("fsdp", "scale", "single number")],
 )
-def test_what_cannot_be_shared_is_refused(way: str, model: Any, settings: Any, culprit: str) -> None:
+def test_what_cannot_be_shared_is_refused(way: str, norm: str, culprit: str) -> None:
     with pytest.raises(Mistake, match=culprit):
-        PARALLEL[way].check(built({**SMALL_TRANSFORMER, **model}), TrainSettings(**settings))
-    PARALLEL[way].check(built(SMALL_TRANSFORMER), TrainSettings())
+        PARALLEL[way].check(built({**SMALL_TRANSFORMER, "norm": norm}))
+    PARALLEL[way].check(built(SMALL_TRANSFORMER))
 
 
 # What the page says.

@@ -13,6 +13,7 @@ from random import Random
 import pytest
 
 from dragoman.loading import load
+from dragoman.train.optim import OPTIMIZERS
 from toy_run import (
     SMALL,
     Call,
@@ -104,7 +105,7 @@ def test_stopped_by_signals(small: Path, tmp_path: Path) -> None:
     same_runs(run, whole)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_twice_six_steps_are_twelve(small: Path, tmp_path: Path, optimizer: str) -> None:
     settings = (f"train.optimizer={optimizer}", "train.schedule=constant", "train.log_every=5")
     quietly(small, tmp_path / "run", *settings, "train.steps=6")

@@ -1,9 +1,10 @@
 """Muon (Jordan 2024): matrices move by their momentum made orthogonal, everything else as AdamW moves it.
 
 A step turns and stretches all directions of a matrix alike, so that rare ones are learned as fast as frequent ones.
-Its size is brought to what AdamW's would be (Liu 2025), so that one rate and one decay serve both kinds.
+Its size is brought to what AdamW's would be (Liu 2025), so that one rate and one decay serve both kinds. Where matrices
+are shared out among processes, everyone fetches the momentum of all of them to turn it, and moves its own rows.
 
-Shapes   K matrices of one size   R rows   C columns
+Shapes   K matrices of one size   R rows that lie here   C columns   A rows in all, split into blocks
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import AdamW
+from torch.optim import AdamW, Optimizer
+
+from dragoman.train.parallel import gathered, here, is_shared, own
 
 MOMENTUM = 0.95
 ROUNDS = 5  # of Newton and Schulz' iteration
@@ -35,6 +38,11 @@ class Muon(AdamW):
             groups, lr=lr, betas=(0.9, beta2), eps=1e-9, weight_decay=weight_decay, fused=True, capturable=capturable
         )
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Optimizer.__setstate__(
+            self, state
+        )  # AdamW's own asks every state for a count of steps, which matrices have not
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         rest, matrices = self.param_groups
@@ -43,7 +51,7 @@ class Muon(AdamW):
             super().step(closure)
         finally:
             self.param_groups = [rest, matrices]
-        for some in alike([one for one in matrices["params"] if one.grad is not None]):
+        for some in self.alike([one for one in matrices["params"] if one.grad is not None]):
             self.move(some, matrices["lr"], matrices["weight_decay"])
 
     def move(self, some: list[Tensor], lr: float | Tensor, decay: float) -> None:
@@ -53,21 +61,37 @@ class Muon(AdamW):
                 self.state[one]["momentum_buffer"] = torch.zeros_like(one)
         bad, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
         good = 1.0 if bad is None else 1 - bad
-        grad_KRC = torch.stack([one.grad for one in some])  # type: ignore[misc]
+        parts, held = [here(one) for one in some], [here(self.state[one]["momentum_buffer"]) for one in some]
+        grad_KRC = torch.stack([here(one.grad) for one in some])  # type: ignore[arg-type]
         if scale is not None:
             grad_KRC = grad_KRC / scale
         if bad is not None:
             grad_KRC = torch.where(bad > 0, 0.0, grad_KRC)
-        momentum_KRC = torch.stack([self.state[one]["momentum_buffer"] for one in some])
+        momentum_KRC = torch.stack(held)
         momentum_KRC = momentum_KRC + (grad_KRC - momentum_KRC) * ((1 - MOMENTUM) * good)
         ahead_KRC = grad_KRC.lerp(momentum_KRC, MOMENTUM)
-        blocks = self.blocks[id(some[0])]
-        K, R, C = ahead_KRC.shape
-        turned_KRC = orthogonal(ahead_KRC.view(K * blocks, R // blocks, C)).view(K, R, C)
-        size = LIKE_ADAM * max(R // blocks, C) ** 0.5
-        torch._foreach_copy_([self.state[one]["momentum_buffer"] for one in some], list(momentum_KRC))
-        torch._foreach_mul_(some, 1 - lr * decay * good)
-        torch._foreach_sub_(some, list(turned_KRC * (lr * size * good)))
+        turned_KRC = self.turned(ahead_KRC, some)
+        torch._foreach_copy_(held, list(momentum_KRC))
+        torch._foreach_mul_(parts, 1 - lr * decay * good)
+        torch._foreach_sub_(parts, list(turned_KRC * (lr * good)))
+
+    def turned(self, x_KRC: Tensor, some: list[Tensor]) -> Tensor:
+        """What lies here of the orthogonal of all of them, in the size of AdamW's steps."""
+        blocks, shared = self.blocks[id(some[0])], is_shared(some[0])
+        x_KAC = torch.stack([gathered(part, like) for part, like in zip(x_KRC, some, strict=True)]) if shared else x_KRC
+        K, A, C = x_KAC.shape
+        out_KAC: Tensor = orthogonal(x_KAC.view(K * blocks, A // blocks, C)).view(K, A, C)
+        out_KAC = out_KAC * (LIKE_ADAM * max(A // blocks, C) ** 0.5)
+        if not shared:
+            return out_KAC
+        return torch.stack([here(own(one, like)) for one, like in zip(out_KAC, some, strict=True)])
+
+    def alike(self, matrices: list[Tensor]) -> Iterator[list[Tensor]]:
+        """Those of one size, cut into as many blocks, together."""
+        kinds: dict[tuple[torch.Size, int], list[Tensor]] = {}
+        for one in matrices:
+            kinds.setdefault((one.shape, self.blocks[id(one)]), []).append(one)
+        yield from kinds.values()
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
@@ -76,14 +100,6 @@ def is_matrix(name: str, parameter: Tensor) -> bool:
 
 def blocks_of(name: str) -> int:
     return next((count for ending, count in BLOCKS.items() if name.endswith(ending)), 1)
-
-
-def alike(matrices: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Those of one size together."""
-    sizes: dict[torch.Size, list[Tensor]] = {}
-    for one in matrices:
-        sizes.setdefault(one.shape, []).append(one)
-    yield from sizes.values()
 
 
 def orthogonal(x_KRC: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class Alone:
         return nullcontext()
 
     @staticmethod
-    def check(model: nn.Module, settings: TrainSettings) -> None:
+    def check(model: nn.Module) -> None:
         """Refuse what it cannot train."""
 
 
@@ -58,7 +58,7 @@ class Ddp(Alone):
         return held
 
     @staticmethod
-    def check(model: nn.Module, settings: TrainSettings) -> None:  # noqa: ARG004
+    def check(model: nn.Module) -> None:
         if any(isinstance(module, BatchNorm) for module in model.modules()):
             raise Mistake(
                 "model.norm=batch needs the statistics of a whole batch, of which each process sees some rows; train "
@@ -84,18 +84,13 @@ class Fsdp(Alone):
         fully_shard(learner, mesh=mesh)
 
     @staticmethod
-    def check(model: nn.Module, settings: TrainSettings) -> None:
-        Ddp.check(model, settings)
+    def check(model: nn.Module) -> None:
+        Ddp.check(model)
         single = [name for name, parameter in model.named_parameters() if not parameter.dim()]
         if single:
             raise Mistake(
                 f"train.parallel=fsdp cannot share out {single[0]}, which is a single number; take another model.norm, "
                 "such as layer, or train.parallel=ddp"
-            )
-        if settings.optimizer == "muon":
-            raise Mistake(
-                "train.optimizer=muon looks at whole matrices, of which train.parallel=fsdp leaves each process a "
-                "part; take train.optimizer=adamw or train.parallel=ddp"
             )
 
 
@@ -125,6 +120,14 @@ def here(tensor: Tensor) -> Tensor:
     """The part of it that lies here."""
     part: Tensor = tensor.to_local() if is_shared(tensor) else tensor  # type: ignore[attr-defined]
     return part
+
+
+def gathered(part: Tensor, like: Tensor) -> Tensor:
+    """All of a tensor of which everyone has a part, as they have one of another of its shape."""
+    from torch.distributed.tensor import DTensor
+
+    mesh, places = like.device_mesh, like.placements  # type: ignore[attr-defined]
+    return whole(DTensor.from_local(part, mesh, places, shape=like.shape, stride=like.stride()))
 
 
 def own(tensor: Tensor, like: Tensor) -> Tensor:

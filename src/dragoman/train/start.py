@@ -221,7 +221,7 @@ def check_shared(recipe: Recipe, group: Group) -> None:
     """What several processes cannot train is refused."""
     if group.several:
         model = build_model(recipe, source_size=len(SPECIALS), target_size=len(SPECIALS))
-        PARALLEL[recipe.train.parallel].check(model, recipe.train)
+        PARALLEL[recipe.train.parallel].check(model)
 
 
 def inherited(recipe: Recipe, parent: Recipe) -> Recipe:
