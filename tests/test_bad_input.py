@@ -167,7 +167,12 @@ def test_a_file_that_is_no_recipe(folder: Path, tmp_path: Path, call: Call, name
         ("data.train={source: a, target: b, weight: -1}", ("weight", "-1")),
         ("train.device=gpu", ("'gpu'", "cuda")),
         ("train.device=cuda:99", ("'cuda:99'",)),
-        ("train.patience=3", ("train.patience", "data.dev")),
+        ("data.dev=[] & train.patience=3", ("train.patience", "data.dev")),
+        ("data.dev=[] & train.average=2", ("train.average", "data.dev")),
+        ("train.validate_every=0 & train.patience=1", ("train.patience", "train.validate_every")),
+        ("train.validate_every=0 & train.average=2", ("train.average", "train.validate_every")),
+        ("train.metric=chrf & train.validate_lines=0", ("train.metric=chrf", "train.validate_lines=0")),
+        ("train.optimizer=muon & model.query_width=16", ("train.optimizer=muon", "model.query_width")),
         ("train.freeze=[nothing]", ("train.freeze", "'nothing'")),
         ("train.freeze=['*']", ("train.freeze", "nothing to train")),
         ("model.reach=100000000", ("model.reach", "65536")),
@@ -186,9 +191,8 @@ def test_a_setting_that_is_wrong(
     folder: Path, tmp_path: Path, call: Call, setting: str, culprits: tuple[str, ...]
 ) -> None:
     """All that can be seen without reading the corpora is said before anything is written."""
-    more = ["data.dev=[]"] if "patience" in setting else []
     cache = f"data.cache={tmp_path / 'cache'}"
-    answer = call("train", folder / "recipe.yaml", "--out", tmp_path / "run", cache, setting, *more)
+    answer = call("train", folder / "recipe.yaml", "--out", tmp_path / "run", cache, *setting.split(" & "))
     one_sentence(answer, *culprits)
     assert files(tmp_path) == []
 

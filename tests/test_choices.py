@@ -17,10 +17,15 @@ from dragoman.types import Mistake
 BEFORE = Choices(device="cpu", precision="bf16", compile=True, threads=7, split=4)
 
 
+def again(before: Choices, settings: TrainSettings | None = None, world: int = 1) -> Choices:
+    settings = settings or TrainSettings()
+    return rechosen(before, choose(settings), settings, world)
+
+
 def test_a_resumed_run_keeps_every_choice() -> None:
     """Whatever this machine would choose."""
-    assert rechosen(BEFORE, TrainSettings()) == BEFORE
-    assert rechosen(replace(BEFORE, precision="float32", compile=False), TrainSettings()).precision == "float32"
+    assert again(BEFORE) == BEFORE
+    assert again(replace(BEFORE, precision="float32", compile=False)).precision == "float32"
 
 
 @pytest.mark.parametrize(
@@ -29,15 +34,27 @@ def test_a_resumed_run_keeps_every_choice() -> None:
 def test_what_is_set_by_name_is_done(name: str, value: object) -> None:
     settings = TrainSettings(**{name: value})  # type: ignore[arg-type]
     assert getattr(choose(settings), name) == value
-    assert rechosen(BEFORE, settings) == replace(BEFORE, **{name: value})  # type: ignore[arg-type]
+    assert again(BEFORE, settings) == replace(BEFORE, **{name: value})  # type: ignore[arg-type]
 
 
 def test_a_run_of_a_gpu_does_not_slip_onto_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    before = replace(BEFORE, device="cuda")
+    before = replace(BEFORE, device="cuda", split=1, few_shapes=True, capture=True)
     with pytest.raises(Mistake, match=r"train\.device=cpu"):
-        rechosen(before, TrainSettings())
-    assert rechosen(before, TrainSettings(device="cpu")).device == "cpu"
+        again(before)
+    there = again(before, TrainSettings(device="cpu"))
+    assert there == replace(before, device="cpu", compile=False, capture=False)
+
+
+@pytest.mark.parametrize(("accumulate", "split", "recorded"), [(1, 1, True), (2, 1, False), (1, 2, False)])
+def test_updates_are_recorded_wherever_they_can_be(
+    monkeypatch: pytest.MonkeyPatch, accumulate: int, split: int, recorded: bool
+) -> None:
+    """Also by one process that goes on with what several began, which cannot."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    several = replace(BEFORE, device="cuda:0", split=split, few_shapes=True, world=2)
+    settings = TrainSettings(accumulate=accumulate)
+    assert rechosen(several, replace(several, world=1), settings).capture == recorded
 
 
 def test_compile_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,6 +95,6 @@ def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_shapes_of_grids_stay_as_they_were_begun() -> None:
     """Which pairs share a batch hangs on them: neither more processes nor want of memory may change that."""
     begun = replace(BEFORE, few_shapes=True)
-    assert rechosen(begun, TrainSettings(), world=2).few_shapes
-    assert not rechosen(BEFORE, TrainSettings()).few_shapes
+    assert again(begun, world=2).few_shapes
+    assert not again(BEFORE).few_shapes
     assert begun.shared(Group(rank=0, world=2)).few_shapes

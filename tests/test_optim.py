@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.config import TrainSettings
+from dragoman.models.rnn import RnnSettings
+from dragoman.models.transformer import TransformerSettings
 from dragoman.train.muon import orthogonal
 from dragoman.train.optim import OPTIMIZERS, SCHEDULES, check, gradient_norm, rate
 from dragoman.types import Mistake
@@ -161,7 +163,7 @@ def test_frozen_and_unused_parameters_stay(name: str) -> None:
 )
 def test_settings_that_cannot_work_are_refused(given: dict[str, object], wanted: str) -> None:
     with pytest.raises(Mistake) as caught:
-        check(TrainSettings(**given))  # type: ignore[arg-type]
+        check(TrainSettings(**given), TransformerSettings())  # type: ignore[arg-type]
     assert wanted in str(caught.value)
 
 
@@ -169,7 +171,15 @@ def test_settings_that_cannot_work_are_refused(given: dict[str, object], wanted:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("limit", [{"steps": 5}, {"steps": 0, "epochs": 2}, {"steps": 0, "minutes": 0.5}])
 def test_every_choice_from_the_menus_is_accepted(optimizer: str, schedule: str, limit: dict[str, float]) -> None:
-    check(TrainSettings(optimizer=optimizer, schedule=schedule, **limit))  # type: ignore[arg-type]
+    for model in (TransformerSettings(), RnnSettings()):
+        check(TrainSettings(optimizer=optimizer, schedule=schedule, **limit), model)  # type: ignore[arg-type]
+
+
+def test_muon_asks_for_parts_of_one_size() -> None:
+    settings = TrainSettings(optimizer="muon")
+    check(settings, TransformerSettings(width=64, query_width=32, value_width=32))
+    with pytest.raises(Mistake, match=r"model\.query_width and model\.value_width"):
+        check(settings, TransformerSettings(width=64, query_width=32))
 
 
 def test_the_norm_is_that_of_all_gradients_together() -> None:
@@ -256,7 +266,11 @@ def test_muon_moves_a_matrix_in_company_as_alone() -> None:
     same(torch.stack(found[:2]), torch.stack(found[2:]))
 
 
-@pytest.mark.parametrize("name", ["decoder.embedding.weight", "project.weight", "layers.0.wide.bias"])
+@pytest.mark.parametrize(
+    "name",
+    ["decoder.embedding.weight", "project.weight", "layers.0.wide.bias", "encoder.position.table.weight",
+     "layers.0.attention.sublayer.relate.key_RD", "encoder.layers.0.ahead.start"],
+)  # fmt: skip
 def test_muon_leaves_tables_and_vectors_to_adamw(name: str) -> None:
     shape = (5,) if name.endswith("bias") else (5, 3)
     torch.manual_seed(1)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -123,7 +124,7 @@ def test_from_any_place_on_the_same_batches_follow(tmp_path: Path, layout: str, 
     assert {place.epoch for place in places} >= {0, 1}
     assert max(place.window for place in places) > 2
     for at in range(0, 50, 7):
-        rest = islice(begin().batches(Place(**places[at].state())), 10)
+        rest = islice(begin().batches(replace(places[at])), 10)
         for (batch, place), (other, other_place) in zip(rest, whole[at:]):
             assert equal(batch, other)
             assert place == other_place

@@ -8,6 +8,7 @@ import math
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from dragoman.store import mean
 from dragoman.train import step as steps
 from dragoman.train.report import Report
 from dragoman.train.step import Stepper
-from dragoman.train.trainer import ROLL_BACK_AFTER, train
+from dragoman.train.trainer import ROLL_BACK_AFTER, Trainer, train
 from dragoman.train.validate import Validation, Validator
 from dragoman.types import Batch, Mistake
 from tolerance import same
@@ -257,6 +258,7 @@ def test_repeated_ones_roll_back(
     assert record == {"event": "rolled back", "step": 5, "after": 12, "scale": 0.5, "skipped": 5}
     assert [record["lr"] for record in of(run, "train")] == [4e-3] * 5 + [2e-3] * 7
     assert state(run)["skipped"] == ROLL_BACK_AFTER
+    assert state(run)["flops"] > 1.4 * state(expected)["flops"]  # what was spent stays spent: 19 steps of 12
 
 
 def test_a_roll_back_survives_a_kill(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,6 +377,39 @@ def test_by_steps_epochs_or_minutes(small: Path, tmp_path: Path) -> None:
     assert passed[-1] == 2
     assert passed.count(2) == 1  # it ended with the second epoch, not after it
     assert state(tmp_path / "epochs")["tokens"] == 2 * tokens_of(tmp_path)
+
+
+def test_by_epochs_too_the_rate_comes_down_step_by_step(small: Path, tmp_path: Path) -> None:
+    settings = ("train.schedule=cosine", "train.warmup=0", "train.steps=0", "train.epochs=2", "train.accumulate=1")
+    quietly(small, tmp_path / "run", *settings)
+    rates = [record["lr"] for record in of(tmp_path / "run", "train")]
+    assert len(rates) > 6
+    assert sorted(set(rates), reverse=True) == rates
+    assert rates[-1] < 0.1 * rates[0]
+
+
+def test_the_time_of_validations_is_none_of_training(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever they fall between two records."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    usual, valid = Stepper.update, Trainer.validate
+
+    def a_second(*arguments: Any) -> Any:
+        now[0] += 1.0
+        return usual(*arguments)
+
+    def an_hour(trainer: Trainer) -> None:
+        now[0] += 3600.0
+        valid(trainer)
+
+    monkeypatch.setattr(Stepper, "update", a_second)
+    monkeypatch.setattr(Trainer, "validate", an_hour)
+    quietly(small, tmp_path / "run", "train.steps=12", "train.log_every=5", "train.validate_every=3")
+    lines = map(json.loads, (tmp_path / "run/metrics.jsonl").read_text().splitlines())
+    five, ten = (line for line in lines if line["event"] == "train")
+    assert ten["tokens_per_second"] == pytest.approx((ten["tokens"] - five["tokens"]) / 5, abs=1)
 
 
 def tokens_of(folder: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -83,7 +84,7 @@ def test_from_any_place_on_the_same_batches_follow(tmp_path: Path, monkeypatch: 
     places = [Place(), *(place for _, place in whole)]
     assert {place.epoch for place in places} >= {0, 1}
     for at in range(0, 80, 9):
-        rest = islice(windows(store).batches(Place(**places[at].state())), 8)
+        rest = islice(windows(store).batches(replace(places[at])), 8)
         for (batch, place), (other, other_place) in zip(rest, whole[at:]):
             assert torch.equal(batch.target_in_BT, other.target_in_BT)
             assert place == other_place

@@ -1,4 +1,4 @@
-"""An endless, seeded order of batches over one corpus or several. Its state is three integers.
+"""An endless, seeded order of batches over one corpus or several. Its state is a place: three integers.
 
 Each epoch is shuffled once, as a function of (seed, epoch); windows of the shuffled order are packed one after the
 other, so that no epoch is ever held whole and a resumed run repacks one window at most.
@@ -13,7 +13,7 @@ import queue
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -42,9 +42,7 @@ class Place:
     epoch: int = 0
     window: int = 0
     batch: int = 0
-
-    def state(self) -> dict[str, int]:
-        return asdict(self)
+    passed: float = 0.0  # share of the epoch that is behind it
 
 
 class Weighted(NamedTuple):
@@ -214,9 +212,9 @@ class Stream:
         while True:
             order = self.order(epoch)
             count = -(-len(order) // WINDOW)
-            for number in range(window, count):
-                after = Place(epoch, number + 1) if number + 1 < count else Place(epoch + 1)
-                yield Window(Place(epoch, number), order[number * WINDOW : (number + 1) * WINDOW], after)
+            starts = [Place(epoch, number, passed=number * WINDOW / len(order)) for number in range(count)]
+            for begin, after in pairwise([*starts[window:], Place(epoch + 1)]):
+                yield Window(begin, order[begin.window * WINDOW :][:WINDOW], after)
             epoch, window = epoch + 1, 0
 
     def batches(self, place: Place) -> Iterator[tuple[Batch, Place]]:
@@ -227,9 +225,11 @@ class Stream:
             grids, lengths = self.planned(window, read)
             ours = {item for grid in grids[at:] for row in self.share.rows(grid) for item in row}
             read = {item: read[item] for item in ours} if read else self.examples(indices, begin.epoch, ours)
+            ahead = (after.passed or 1.0) - begin.passed
             for number, grid in enumerate(grids[at:], at + 1):
+                passed = begin.passed + ahead * number / len(grids)
                 last = number == len(grids)
-                yield self.lay(grid, lengths, read), after if last else replace(begin, batch=number)
+                yield self.lay(grid, lengths, read), after if last else replace(begin, batch=number, passed=passed)
             at = 0
 
     def nothing(self) -> Batch:

@@ -8,7 +8,7 @@ import resource
 import shutil
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -33,9 +33,6 @@ class Choices:
     few_shapes: bool = False  # of grids: which pairs share a batch hangs on it, so it stays as it was begun
     capture: bool = False  # updates are recorded and launched whole (train/captured.py)
     world: int = 1  # processes
-
-    def state(self) -> dict[str, object]:
-        return asdict(self)
 
     def apply(self) -> None:
         """Make the process run as chosen."""
@@ -80,27 +77,33 @@ def choose(settings: TrainSettings, layout: str = "packed", *, few_shapes: bool 
         compile=_compile(settings, device, layout),
         threads=settings.threads or torch.get_num_threads(),
         few_shapes=device.type == "cuda" and few_shapes,
-        capture=device.type == "cuda" and few_shapes and settings.accumulate == 1,
+        capture=records(device, settings, few_shapes=few_shapes),
     )
 
 
-def rechosen(before: Choices, settings: TrainSettings, world: int = 1) -> Choices:
-    """What an earlier part of the run chose, but for what is now set by name."""
-    now = choose(settings)
+def rechosen(before: Choices, now: Choices, settings: TrainSettings, world: int = 1) -> Choices:
+    """What an earlier part of the run chose, but for what is now set by name, and for what only was for its device."""
     if settings.device == "auto" and torch.device(before.device).type == "cuda" and not torch.cuda.is_available():
         raise Mistake(
             f"this run was begun on {before.device}, which is not here; add train.device=cpu to go on without it "
             "(equal within tolerance from then on, not to the bit)"
         )
+    device = torch.device(before.device if settings.device == "auto" else now.device)
+    moved = device.type != torch.device(before.device).type
     return Choices(
-        device=before.device if settings.device == "auto" else now.device,
+        device=str(device),
         precision=before.precision if settings.precision == "auto" else now.precision,
-        compile=before.compile if settings.compile == "auto" else now.compile,
+        compile=before.compile if settings.compile == "auto" and not moved else now.compile,
         threads=settings.threads or (before if before.world == world else now).threads,
         split=before.split,
         few_shapes=before.few_shapes,
-        capture=before.capture and before.split == 1,
+        capture=records(device, settings, few_shapes=before.few_shapes) and before.split == 1,
     )
+
+
+def records(device: torch.device, settings: TrainSettings, *, few_shapes: bool) -> bool:
+    """Whether updates are recorded: what is recorded is good for one shape."""
+    return device.type == "cuda" and few_shapes and settings.accumulate == 1
 
 
 def peak_memory(device: torch.device) -> int:

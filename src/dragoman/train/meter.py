@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
@@ -29,15 +31,23 @@ class Meter:
     def reset(self, flops: float) -> None:
         self.tokens, self.flops, self.since = 0, flops, time.monotonic()
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, time does not count: that of validations is none of training."""
+        begun = time.monotonic()
+        yield
+        self.since += time.monotonic() - begun
+
     def step(self, update: Update) -> None:
         self.tokens += update.tokens
 
-    def say(self, progress: Progress, update: Update) -> None:
-        """What the last steps came to. `update` is the newest of them."""
+    def say(self, progress: Progress, update: Update, done: float) -> None:
+        """What the last steps came to. `update` is the newest of them, `done` the share of the run behind us."""
         seconds = time.monotonic() - self.since
         speed, loss, likelihood = self.tokens / seconds, *progress.running.means()
         said = f"step {progress.step}  loss {loss:.3f}  {speed:,.0f} tokens/s"
-        self.report.step(progress.step, said + self.left(progress))
+        left = timedelta(seconds=round(progress.seconds * max(1 / done - 1, 0)))
+        self.report.step(progress.step, f"{said}  {left} left")
         if progress.step % self.settings.log_every == 0:
             work = (progress.flops - self.flops) / seconds
             self.metrics.write(
@@ -56,13 +66,3 @@ class Meter:
                 peak_memory=peak_memory(self.device),
                 seconds=round(progress.seconds, 2),
             )
-
-    def left(self, progress: Progress) -> str:
-        seconds = []
-        if self.settings.steps:
-            seconds.append((self.settings.steps - progress.step) * progress.seconds / progress.step)
-        if self.settings.minutes:
-            seconds.append(self.settings.minutes * 60 - progress.seconds)
-        if self.settings.flops:
-            seconds.append((self.settings.flops / progress.flops - 1) * progress.seconds)
-        return f"  {timedelta(seconds=round(max(min(seconds), 0)))} left" if seconds else ""

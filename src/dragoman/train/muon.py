@@ -23,7 +23,7 @@ ROUNDS = 5  # of Newton and Schulz' iteration
 FACTORS = (3.4445, -4.7750, 2.0315)  # of its quintic: all singular values come near 1, quickly rather than exactly
 LIKE_ADAM = 0.2  # root mean square of AdamW's own steps
 BLOCKS = {"query_key_value.weight": 3, "key_value.weight": 2}  # matrices that are several in one
-TABLES = ("embedding.weight", "project.weight")  # looked up or asked for by rows: those are AdamW's
+TABLES = ("embedding.weight", "table.weight", "project.weight", "_RD", "start")  # asked for by rows: those are AdamW's
 
 
 class Muon(AdamW):

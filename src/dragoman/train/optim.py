@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from dragoman.config import TrainSettings, pick
+from dragoman.config import Settings, TrainSettings, pick
 from dragoman.train.muon import Muon
 from dragoman.types import Mistake
 
@@ -86,7 +86,7 @@ SCHEDULES: dict[str, Callable[[int, int, float], float]] = {
 WARM_AT_MOST = 0.1  # of a run with a limit in minutes: one cannot know how many steps it will have
 
 
-def check(settings: TrainSettings) -> None:
+def check(settings: TrainSettings, model: Settings) -> None:
     pick(OPTIMIZERS, settings.optimizer, "train.optimizer")
     pick(SCHEDULES, settings.schedule, "train.schedule")
     if not settings.limit:
@@ -95,6 +95,12 @@ def check(settings: TrainSettings) -> None:
         raise Mistake(
             f"train.average={settings.average} needs as many checkpoints, "
             f"but train.keep={settings.keep}; raise train.keep"
+        )
+    query, value = (getattr(model, f"{name}_width", 0) or getattr(model, "width", 0) for name in ("query", "value"))
+    if settings.optimizer == "muon" and query != value:
+        raise Mistake(
+            "train.optimizer=muon cuts the matrix of queries, keys and values into equal parts, so model.query_width "
+            "and model.value_width must be the same; make them so, or take train.optimizer=adamw"
         )
 
 

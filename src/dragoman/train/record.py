@@ -102,9 +102,6 @@ class Progress:
         ranked = sorted([*self.best, entry], key=lambda each: each[0], reverse=True)  # of equals the earlier first
         return replace(self, best=tuple(ranked[:keep]), stale=0 if better else self.stale + 1, last=validation)
 
-    def state(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Progress:
         last = state.pop("last")
@@ -175,7 +172,7 @@ def tidy(folder: RunFolder, kept: set[Path]) -> None:
 
 
 def save_progress(path: Path, progress: Progress) -> None:
-    write_text(path / "state.json", json.dumps(progress.state(), indent=1) + "\n")
+    write_text(path / "state.json", json.dumps(asdict(progress), indent=1) + "\n")
 
 
 def newest(folder: RunFolder) -> Path | None:

@@ -180,7 +180,7 @@ def opened(folder: RunFolder, *, resume: bool) -> Path | None:
 def check(recipe: Recipe) -> None:
     """Whatever a menu can refuse is refused before anything is read or written."""
     task = kind_of(recipe.model).task
-    optim.check(recipe.train)
+    optim.check(recipe.train, settings_of(recipe.model))
     pick(LOSSES, recipe.train.loss, "train.loss")
     pick(PARALLEL, recipe.train.parallel, "train.parallel")
     consistency.check(recipe.train, settings_of(recipe.model))
@@ -211,10 +211,24 @@ def check(recipe: Recipe) -> None:
             f"tokenizer.sampling has no use with tokenizer.kind={kinds[0]}, which cuts every text in one way; "
             f"leave it out, or choose {able}"
         )
-    if recipe.train.patience and not recipe.data.dev:
-        raise Mistake("train.patience watches the dev set, so it needs data.dev")
+    check_validation(recipe, task)
     if recipe.train.freeze:
         freeze(build_model(recipe, source_size=len(SPECIALS), target_size=len(SPECIALS)), recipe.train.freeze)
+
+
+def check_validation(recipe: Recipe, task: str) -> None:
+    """What is asked of validations is refused where there are none, or where they do not find it out."""
+    train = recipe.train
+    for name in [name for name, least in (("patience", 1), ("average", 2)) if getattr(train, name) >= least]:
+        if not recipe.data.dev:
+            raise Mistake(f"train.{name} goes by the dev set, so it needs data.dev; name one, or leave it out")
+        if not train.validate_every:
+            raise Mistake(f"train.{name} goes by validations on the way, so train.validate_every must be above 0")
+    if task == "translate" and train.metric not in ("auto", "loss") and not train.validate_lines:
+        raise Mistake(
+            f"train.metric={train.metric} judges answers, and train.validate_lines=0 asks for none; raise it, or set "
+            "train.metric=loss"
+        )
 
 
 def check_shared(recipe: Recipe, group: Group) -> None:

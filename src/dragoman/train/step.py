@@ -21,7 +21,7 @@ from dragoman.train.captured import Captured
 from dragoman.train.choices import Choices
 from dragoman.train.learner import Learner
 from dragoman.train.optim import OPTIMIZERS, gradient_norm, set_rate
-from dragoman.train.parallel import PARALLEL, here, shared, whole
+from dragoman.train.parallel import PARALLEL, here, is_shared, shared, whole
 from dragoman.types import Batch, Mistake
 
 
@@ -134,21 +134,34 @@ class Stepper:
     def shrink(self) -> Choices:
         """After running out of memory: drop what is half done, and cut batches finer from now on."""
         self.optimizer.zero_grad()
-        torch.cuda.empty_cache()
         self.choices = replace(self.choices, split=self.choices.split * 2, capture=False)
-        self.captured = None
+        self.record_no_more()
+        torch.cuda.empty_cache()
         return self.choices
 
+    def record_no_more(self) -> None:
+        if self.captured:
+            self.captured.close()
+        self.captured = None
+
     def weights(self) -> dict[str, Tensor]:
-        """What a user of the model gets: the running mean, if there is one. Everyone must ask."""
-        return {name: whole(tensor) for name, tensor in (self.ema or tensors_of(self.model)).items()}
+        """What a user of the model gets: the running mean, if there is one. Everyone must ask; the first gets them, one
+        after the other out of the way of what is shared out because it does not fit."""
+        found: dict[str, Tensor] = {}
+        for name, tensor in (self.ema or tensors_of(self.model)).items():
+            all_of_it = whole(tensor)
+            if self.group.first:
+                found[name] = all_of_it.cpu() if is_shared(tensor) else all_of_it
+        return found
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """The spare model with the weights that its users get, inside. It may be the one that learns: then it is as it
         was, after."""
         if self.spare is not self.model:
-            put(self.spare.to(self.device), self.weights())
+            weights = self.weights()
+            if self.group.first:
+                put(self.spare.to(self.device), weights)
             yield
             self.spare.cpu()
             return

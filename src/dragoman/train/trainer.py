@@ -26,7 +26,7 @@ from dragoman.models.flops import Cost
 from dragoman.store import RunFolder
 from dragoman.text.tokenizer import Tokenizers
 from dragoman.train import optim, record
-from dragoman.train.choices import choose, peak_memory, rechosen
+from dragoman.train.choices import Choices, choose, peak_memory, rechosen
 from dragoman.train.consistency import passes
 from dragoman.train.meter import Meter
 from dragoman.train.prepare import Prepared, comes_in_few_shapes, form_of, prepare, stream_of
@@ -63,17 +63,34 @@ def train(
         start = begin(Order(recipe, folder, overrides, resume, init_from), report, held, group)
         given = start.parent.tokenizers if start.parent else tokenizers
         prepared = group.in_turn(lambda: prepare(start.recipe, folder, report, tokenizers=given))
-        trainer = group.each(lambda: Trainer(start, folder, prepared, report, group))
+        saved = record.load(start.newest) if start.newest else None
+        choices = group.each(lambda: chosen(start.recipe, saved, group))
+        trainer = group.each(lambda: Trainer(start, saved, choices, folder, prepared, report, group))
         with trainer.group.company():
             trainer.run()
     return folder.path
 
 
+def chosen(recipe: Recipe, saved: Progress | None, group: Group) -> Choices:
+    """What this process is to run on, and how."""
+    now = choose(recipe.train, layout_of(recipe.model), few_shapes=comes_in_few_shapes(recipe))
+    return (rechosen(saved.choices, now, recipe.train, group.world) if saved else now).shared(group)
+
+
 class Trainer:
-    def __init__(self, start: Start, folder: RunFolder, prepared: Prepared, report: Report, group: Group) -> None:
+    def __init__(
+        self,
+        start: Start,
+        saved: Progress | None,
+        choices: Choices,
+        folder: RunFolder,
+        prepared: Prepared,
+        report: Report,
+        group: Group,
+    ) -> None:
         self.recipe, self.settings, self.folder, self.report = start.recipe, start.recipe.train, folder, report
         self.prepared, self.group = prepared, group
-        self.progress = self.begin_or_go_on(start)
+        self.progress = self.begin_or_go_on(start, saved, choices)
         self.cost = Cost.of(self.stepper.model, passes=passes(self.settings))
         share = Share(group.rank, group.world)
         few_shapes = self.progress.choices.few_shapes
@@ -88,15 +105,8 @@ class Trainer:
         self.signal = 0  # the one that all processes know of
         self.waiting: list[Pending] = []  # updates whose numbers have not been looked at
 
-    def begin_or_go_on(self, start: Start) -> Progress:
+    def begin_or_go_on(self, start: Start, saved: Progress | None, choices: Choices) -> Progress:
         newest, parent = start.newest, start.parent
-        saved = record.load(newest) if newest else None
-        if saved:
-            choices = rechosen(saved.choices, self.settings, self.group.world)
-        else:
-            layout, few_shapes = layout_of(self.recipe.model), comes_in_few_shapes(self.recipe)
-            choices = choose(self.settings, layout, few_shapes=few_shapes)
-        choices = choices.shared(self.group)
         choices.apply()
         if saved and (changed := self.prepared.changed_since(saved.data)):
             raise Mistake(f"{changed} is not what this run was begun with; restore it, or begin a new run")
@@ -121,8 +131,7 @@ class Trainer:
                 self.go()
         finally:
             self.metrics.close()
-            if self.stepper.captured:
-                self.stepper.captured.close()
+            self.stepper.record_no_more()
         self.say_how_it_went()
 
     def go(self) -> None:
@@ -175,12 +184,11 @@ class Trainer:
                     continue
                 if self.look(meter):
                     return
-                logged = self.progress.step % self.settings.log_every == 0
-                if logged:
+                if self.progress.step % self.settings.log_every == 0:
                     self.progress = replace(self.progress, running=Running())
-                self.after_step()
-                if logged:
-                    meter.reset(self.progress.flops)  # the time of validations is none of training
+                    meter.reset(self.progress.flops)
+                with meter.paused():
+                    self.after_step()
 
     def agree(self, flops: float, seconds: float) -> tuple[float, float]:
         """What must be the same everywhere, so that all do the same next: the operations of all, the clock of the
@@ -204,10 +212,10 @@ class Trainer:
             if not update.finite and self.bad_step(step, update):
                 return True
             meter.step(update)
-        meter.say(self.progress, update)
+        meter.say(self.progress, update, self.done())
         if (captured := self.stepper.captured) and captured.why_not:
             self.report.say(f"updates cannot be recorded and are launched kernel by kernel ({captured.why_not})")
-            self.stepper.captured = None
+            self.stepper.record_no_more()
         return False
 
     def batches(self, place: Place) -> Iterator[tuple[Batch, Place]]:
@@ -270,7 +278,7 @@ class Trainer:
                 "look at the data, or begin a new run with a smaller train.lr"
             )
         record.restore(newest, self.stepper)
-        kept = {"skipped": now.skipped, "seconds": now.seconds, "choices": now.choices}
+        kept = {"skipped": now.skipped, "seconds": now.seconds, "flops": now.flops, "choices": now.choices}
         self.progress = replace(back, scale=scale, skipped_in_a_row=0, **kept)  # type: ignore[arg-type]
         self.group.told(lambda: record.save_progress(newest, self.progress))
         self.metrics.cut(back.step)
@@ -282,9 +290,11 @@ class Trainer:
     def after_step(self) -> None:
         step, settings = self.progress.step, self.settings
         last = bool(self.ended())
-        if self.progress.skipped_in_a_row and not last and not self.signal:
-            return  # a checkpoint in the midst of bad steps would be none to roll back to
         due = bool(settings.validate_every) and step % settings.validate_every == 0
+        if self.progress.skipped_in_a_row and not last and not self.signal:
+            if due:
+                self.report.say(f"nothing is validated at step {step}, in the midst of bad steps")
+            return  # a checkpoint there would be none to roll back to
         if (due or last) and self.validator.batches:
             self.validate()
         if due or last or step % settings.save_every == 0 or self.signal:
@@ -322,7 +332,8 @@ class Trainer:
     def shares(self) -> dict[str, float]:
         """How much of each limit is used up."""
         settings, progress = self.settings, self.progress
-        reached = (progress.step, progress.place.epoch, progress.seconds / 60, progress.flops)
+        epochs = progress.place.epoch + progress.place.passed
+        reached = (progress.step, epochs, progress.seconds / 60, progress.flops)
         limits = [getattr(settings, name) for name in LIMITS]
         rows = zip(LIMITS, limits, reached, strict=True)
         return {f"train.{name}={limit:g}": spent / limit for name, limit, spent in rows if limit}
