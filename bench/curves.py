@@ -11,6 +11,9 @@ runs, which is smoothed five times as far, because three curves cross by chance.
 Three seeds at each of many steps break such a rule by chance too: how far other seeds of the readable way, the control,
 are from the first ones is told and drawn beside it.
 
+On a GPU both ways share what has no setting of its own, such as updates that are recorded as graphs and launched whole
+(train/captured.py) and dropout that is drawn by a kernel (nn/dropout_triton.py). The curves say nothing of that.
+
 Runs that are finished are not run again, and what was stopped goes on. --keep leaves a JSON file, a short report and a
 figure (which needs `pip install 'dragoman[figures]'`); --again makes the last two from the first.
 
@@ -38,6 +41,7 @@ PATHS: dict[str, list[str]] = {
     "fast": [],
 }
 COLOURS = {"readable": "#3465a4", "fast": "#ce5c00"}
+OTHER_ENDS = ("epochs", "minutes", "flops", "patience")  # of a run, beside its steps
 LOG_EVERY = 10  # steps to a point of a curve
 WIDER = 5  # times as far as the curves, the spread of seeds is smoothed
 Curves = NDArray[np.float64]
@@ -50,7 +54,7 @@ class Run(NamedTuple):
 
     def settings(self, asked: argparse.Namespace) -> list[str]:
         """Whatever ends the recipe, this run ends after so many steps."""
-        ends = [f"train.steps={asked.steps}", "train.minutes=0.0", "train.epochs=0", "train.patience=0"]
+        ends = [f"train.steps={asked.steps}", *(f"train.{end}=0" for end in OTHER_ENDS)]
         rhythm = [f"train.validate_every={asked.steps}", "train.validate_lines=0", "train.metric=loss"]
         told = [f"train.save_every={asked.steps}", f"train.log_every={LOG_EVERY}", f"train.seed={self.seed}"]
         return [*ends, *rhythm, *told, *asked.set, *PATHS[self.path]]
@@ -121,9 +125,13 @@ class Comparison(NamedTuple):
     def share(self) -> float:
         return float(self.differs_K[self.worst] / self.spread_K[self.worst])
 
+    @property
+    def held(self) -> bool:
+        return self.share < 1
+
     def __str__(self) -> str:
         at, largest = self.worst, int(self.differs_K.argmax())
-        verdict = "less" if self.share < 1 else "MORE"
+        verdict = "less" if self.held else "MORE"
         told = (
             f"The two paths differ {verdict} than seeds do: by at most {self.share:.2f} of their spread, at step "
             f"{self.step_K[at]:.0f}, where the means differ by {self.differs_K[at]:.4f} nats and seeds by "
@@ -221,7 +229,10 @@ def options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("runs/curves"), help="folder of the runs")
     parser.add_argument("--keep", type=Path, help="where the results go, without a suffix")
     parser.add_argument("--again", type=Path, metavar="JSON", help="kept results, to be reported and drawn anew")
-    return parser.parse_args()
+    asked = parser.parse_args()
+    if len(set(asked.seeds)) < 2:
+        parser.error("--seeds needs two at least: the two ways are measured by how far seeds are apart")
+    return asked
 
 
 def main() -> None:
@@ -231,7 +242,7 @@ def main() -> None:
     print(report(found, made))
     if stem := asked.keep or (asked.again and asked.again.with_suffix("")):
         keep(found, made, stem)
-    sys.exit(made.share >= 1)
+    sys.exit(not made.held)
 
 
 if __name__ == "__main__":

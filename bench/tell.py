@@ -24,8 +24,8 @@ Result = dict[str, Any]
 
 
 def digest(recipe: Path) -> str:
-    """Of what a recipe asks for, whatever its comments say."""
-    lines = [line for line in recipe.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    """Of what a recipe asks for: all its lines but those that are comments."""
+    lines = [line for line in recipe.read_text(encoding="utf-8").splitlines() if not line.lstrip().startswith("#")]
     return hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
 
 

@@ -139,6 +139,23 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def entrants(here: list[str], compiled: list[str], size: str, precision: str) -> list[str]:
+    """Who can train this model, plain and compiled; who cannot do so in this precision is named."""
+    able = [name for name in here if SIZES[size]["kind"] in KINDS[name].models]
+    for name in able:
+        if precision not in KINDS[name].precisions:
+            print(f"  {name} is skipped: it {KINDS[name].note}")
+    names = [name for name in able if precision in KINDS[name].precisions]
+    return names + [f"{name}{COMPILED}" for name in names if name in compiled and KINDS[name].compiles]
+
+
+def task_of(given: argparse.Namespace, folder: str, size: str, precision: str) -> dict[str, Any]:
+    """What every contestant of a race is told."""
+    asked = {name: getattr(given, name) for name in ("threads", "clock", "tokens")}
+    rules = {"device": "cpu", "overrides": [], "multiple": 1, "dropout": 0.1, "smoothing": 0.1, "clip": 1.0}
+    return {**asked, **rules, "folder": folder, "size": SIZES[size], "precision": precision, "vocabulary": VOCABULARY}
+
+
 def main() -> None:
     given = options()
     pythons = dict(item.split("=", 1) for item in given.peer)
@@ -163,30 +180,9 @@ def main() -> None:
         )
         for size in given.sizes.split(","):
             for precision in given.precisions.split(","):
-                able = [name for name in here if SIZES[size]["kind"] in KINDS[name].models]
-                names = [name for name in able if precision in KINDS[name].precisions]
-                names += [
-                    f"{name}{COMPILED}" for name in names if name in given.compiled.split(",") and KINDS[name].compiles
-                ]
                 print(f"\n## {size}, {precision}\n", flush=True)
-                for name in able:
-                    if precision not in KINDS[name].precisions:
-                        print(f"  {name} is skipped: it {KINDS[name].note}")
-                task = {
-                    "folder": folder,
-                    "size": SIZES[size],
-                    "precision": precision,
-                    "device": "cpu",
-                    "overrides": [],
-                    "threads": given.threads,
-                    "clock": given.clock,
-                    "tokens": given.tokens,
-                    "multiple": 1,
-                    "vocabulary": VOCABULARY,
-                    "dropout": 0.1,
-                    "smoothing": 0.1,
-                    "clip": 1.0,
-                }
+                names = entrants(here, given.compiled.split(","), size, precision)
+                task = task_of(given, folder, size, precision)
                 rows = heats(names, pythons, task, peers=given.peers, rounds=given.rounds, seconds=given.seconds)
                 report["races"].append({"size": size, "precision": precision, "contestants": rows})
                 print("\n" + table(rows) + "\n\n" + verdict(rows), flush=True)

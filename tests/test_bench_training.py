@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from dragoman.config import LIMITS
 from dragoman.train import trainer
 
 BENCH = Path(__file__).resolve().parent.parent / "bench"
@@ -137,6 +138,32 @@ def test_other_seeds_of_the_readable_path_say_what_chance_does(curves: ModuleTyp
     assert made.control_K == pytest.approx(0.01)
     assert "on average by 0.0100" in str(made)
     assert "control" not in str(curves.compared(found(0.0), smooth=100))
+
+
+def test_runs_end_by_their_steps_alone(curves: ModuleType) -> None:
+    asked = SimpleNamespace(steps=7, set=[])
+    settings = dict(item.split("=") for item in curves.Run("fast", 1, Path("run")).settings(asked))
+    ends = {name: float(settings[f"train.{name}"]) for name in (*LIMITS, "patience")}
+    assert {name: end for name, end in ends.items() if end} == {"steps": 7}
+
+
+@pytest.mark.parametrize("seeds", [["1"], ["2", "2"]])
+def test_one_seed_has_no_spread(
+    curves: ModuleType, seeds: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["curves.py", "--seeds", *seeds])
+    with pytest.raises(SystemExit):
+        curves.options()
+    assert "--seeds needs two at least" in capsys.readouterr().err
+
+
+def test_a_quick_race_leaves_what_is_set_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import train_gpu
+
+    monkeypatch.setattr(sys, "argv", ["train_gpu.py", "--quick", "--rounds", "7", "--variant", "a: b=c"])
+    given = vars(train_gpu.options())
+    assert {name: given[name] for name in train_gpu.QUICK} == {**train_gpu.QUICK, "rounds": 7}
+    assert given["variant"] == ["a: b=c"]
 
 
 def test_smoothing_is_a_mean_of_what_is_there(curves: ModuleType) -> None:

@@ -128,6 +128,15 @@ def test_a_seed_that_fails_is_said(corpus: Path) -> None:
     assert not (corpus / "bad.json").exists()
 
 
+def test_comments_are_no_other_version(tmp_path: Path) -> None:
+    tell, recipe = module("tell"), tmp_path / "recipe.yaml"
+    digests = []
+    for text in ("train:\n  steps: 1\n", "# ours\ntrain:\n  # few\n  steps: 1\n", "train:\n  steps: 2\n"):
+        recipe.write_text(text, encoding="utf-8")
+        digests.append(tell.digest(recipe))
+    assert digests[0] == digests[1] != digests[2]
+
+
 def test_pages_say_what_was_found() -> None:
     """Who adds a result runs bench/tell.py."""
     tell = module("tell")

@@ -31,6 +31,29 @@ from dragoman.config import SampleSettings, build
 from dragoman.console import input_lines, output_to, say
 from dragoman.types import Mistake
 
+NBest = Annotated[
+    int | None, typer.Option(min=1, help="answers to each line, as 'line ||| text ||| score'", show_default="1")
+]
+Others = Annotated[
+    list[Path] | None,
+    typer.Option("--with", help="a further run with the same vocabulary: they answer as one", show_default=False),
+]
+Glossary = Annotated[
+    Path | None,
+    typer.Option(help="terms: 'source<tab>target', '!target' where it must not appear", show_default=False),
+]
+Dictionary = Annotated[
+    Path | None,
+    typer.Option(help="'word<tab>translation' for unknown words of a word vocabulary", show_default=False),
+]
+Stream = Annotated[bool, typer.Option("--stream", help="print words as soon as they are certain")]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume", help="for huge files: keep answers in OUTPUT.shards, and go on from there; works under torchrun"
+    ),
+]
+
 
 def translate(
     run: Run,
@@ -38,29 +61,13 @@ def translate(
     input_file: InputFile = None,
     output_file: OutputFile = None,
     beam: Beam = None,
-    nbest: Annotated[
-        int | None, typer.Option(min=1, help="answers to each line, as 'line ||| text ||| score'", show_default="1")
-    ] = None,
-    others: Annotated[
-        list[Path] | None,
-        typer.Option("--with", help="a further run with the same vocabulary: they answer as one", show_default=False),
-    ] = None,
-    glossary: Annotated[
-        Path | None,
-        typer.Option(help="terms: 'source<tab>target', '!target' where it must not appear", show_default=False),
-    ] = None,
-    dictionary: Annotated[
-        Path | None,
-        typer.Option(help="'word<tab>translation' for unknown words of a word vocabulary", show_default=False),
-    ] = None,
+    nbest: NBest = None,
+    others: Others = None,
+    glossary: Glossary = None,
+    dictionary: Dictionary = None,
     tag: Tag = "",
-    stream: Annotated[bool, typer.Option("--stream", help="print words as soon as they are certain")] = False,
-    resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="for huge files: keep answers in OUTPUT.shards, and go on from there; works under torchrun"
-        ),
-    ] = False,
+    stream: Stream = False,
+    resume: Resume = False,
     conllu: Conllu = None,
     batch: Batch = 1024,
     as_json: Json = False,

@@ -29,31 +29,37 @@ from dragoman.console import output_to, paper, say, ticker
 from dragoman.types import Mistake, PairScore
 
 Files = list[Path] | None
+Runs = Annotated[Files, typer.Argument(metavar="RUN [RUN ...]", help="run folders", show_default=False)]
+References = Annotated[Files, typer.Option(help="one or several, line by line", show_default=False)]
+Hypotheses = Annotated[
+    Files, typer.Option(help="what other systems answered, beside or instead of runs", show_default=False)
+]
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option(help="what to count, may be repeated; by default the run's own", show_default=False),
+]
+BleuTokenize = Annotated[
+    str, typer.Option(help="how BLEU cuts lines: 13a, intl, zh, char, ...; by default as the script of them asks")
+]
+Page = Annotated[
+    Path | None, typer.Option(help="write an HTML page: where the systems differ most", show_default=False)
+]
 
 
 def evaluate(
-    runs: Annotated[Files, typer.Argument(metavar="RUN [RUN ...]", help="run folders", show_default=False)] = None,
+    runs: Runs = None,
     source: SourceFile = None,
-    reference: Annotated[Files, typer.Option(help="one or several, line by line", show_default=False)] = None,
-    hypotheses: Annotated[
-        Files, typer.Option(help="what other systems answered, beside or instead of runs", show_default=False)
-    ] = None,
+    reference: References = None,
+    hypotheses: Hypotheses = None,
     phrasebook: Annotated[str, typer.Option(metavar="SPLIT", help="instead of files: dev, test or unseen")] = "",
     count: Annotated[int, typer.Option(min=1, help="sentences of the phrasebook")] = 1000,
-    metric: Annotated[
-        list[str] | None,
-        typer.Option(help="what to count, may be repeated; by default the run's own", show_default=False),
-    ] = None,
-    bleu_tokenize: Annotated[
-        str, typer.Option(help="how BLEU cuts lines: 13a, intl, zh, char, ...; by default as the script of them asks")
-    ] = "",
+    metric: Metrics = None,
+    bleu_tokenize: BleuTokenize = "",
     conllu: Conllu = None,
     beam: Beam = None,
     tag: Tag = "",
     breakdown: Annotated[bool, typer.Option("--breakdown", help="also by length and by rarity of words")] = False,
-    page: Annotated[
-        Path | None, typer.Option(help="write an HTML page: where the systems differ most", show_default=False)
-    ] = None,
+    page: Page = None,
     as_json: Json = False,
     engine: Engine = "torch",
     device: Device = "auto",

@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -26,7 +27,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.forms import FORMS, Form
+from dragoman.data.forms import FORMS
 from dragoman.text.tokenizer import Tokenizer, Tokenizers
 from dragoman.text.trees import Roots, linked, rooted
 from dragoman.types import EOS, Example, Links, Mistake, Pair
@@ -147,6 +148,36 @@ def _slices(values: NDArray[Any], ends: NDArray[Any], lines: NDArray[np.int64]) 
     return [flat[start:end] for start, end in zip((end_N - length_N).tolist(), end_N.tolist(), strict=True)]
 
 
+@dataclass(frozen=True)
+class _Content:
+    """What a store is to hold of a corpus."""
+
+    tokenizers: Tokenizers
+    form: str
+    max_length: int
+    text: bool
+    trees: bool
+
+    def key(self, corpus: str) -> str:
+        """The name of the store, by that of the corpus. Stores of earlier runs are found by it: it stays as it is."""
+        form = f"|{self.form}" if self.form != "pairs" else ""
+        trees = "|trees" if self.trees else ""
+        return f"{corpus}|{self.tokenizers.fingerprint()}|{self.max_length}|{self.text}{form}{trees}"
+
+    @property
+    def dtype(self) -> str:
+        return "uint16" if max(self.tokenizers.sizes.values()) <= 2**16 else "uint32"
+
+    def encoded(self, pairs: list[Pair]) -> tuple[list[list[int]], list[list[int]]]:
+        """The ids of both sides. A tag stands before its source, unless that is empty."""
+        source, target = self.tokenizers.source, self.tokenizers.target
+        sources = [
+            [*self.tokenizers.before(pair.tag), *ids] if ids and pair.tag else ids
+            for pair, ids in zip(pairs, source.encode_all([pair.source for pair in pairs]), strict=True)
+        ]
+        return sources, target.encode_all([pair.target for pair in pairs])
+
+
 def open_store(
     pairs: Callable[[], Iterator[Pair]],
     tokenizers: Tokenizers,
@@ -160,23 +191,12 @@ def open_store(
     name: str = "the corpus",
 ) -> TokenStore:
     """The store of this corpus and tokenizer, made now if it is not there yet. Complaints call the corpus `name`."""
-    whole_key = f"{key}|{tokenizers.fingerprint()}|{max_length}|{text}" + (f"|{form}" if form != "pairs" else "")
-    whole_key += "|trees" if trees else ""
-    folder = cache / hashlib.blake2b(whole_key.encode(), digest_size=12).hexdigest()
+    content = _Content(tokenizers, form, max_length, text, trees)
+    folder = cache / hashlib.blake2b(content.key(key).encode(), digest_size=12).hexdigest()
 
     def write(beside: Path) -> None:
         with ExitStack() as stack:
-            about = _write(
-                beside,
-                stack,
-                pairs(),
-                tokenizers,
-                FORMS[form],
-                max_length=max_length,
-                text=text,
-                trees=trees,
-                name=name,
-            )
+            about = _write(beside, stack, pairs(), content, name)
         (beside / "store.json").write_text(json.dumps(about), encoding="utf-8")
 
     if not (folder / "store.json").exists():
@@ -204,49 +224,33 @@ def keep_folder(folder: Path, last: str, write: Callable[[Path], None]) -> None:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _write(
-    folder: Path,
-    stack: ExitStack,
-    pairs: Iterator[Pair],
-    tokenizers: Tokenizers,
-    form: Form,
-    *,
-    max_length: int,
-    text: bool,
-    trees: bool,
-    name: str,
-) -> dict[str, Any]:
+def _write(folder: Path, stack: ExitStack, pairs: Iterator[Pair], content: _Content, name: str) -> dict[str, Any]:
     """All files but store.json, and what that one is to hold."""
-    dtype = "uint16" if max(tokenizers.sizes.values()) <= 2**16 else "uint32"
+    form, dtype, text = FORMS[content.form], content.dtype, content.text
     dropped: Counter[str] = Counter()
     digest = hashlib.blake2b(digest_size=16)
     writers = [stack.enter_context(closing(_Writer(folder, side, dtype, text, digest))) for side in SIDES]
-    tree_writer = stack.enter_context(closing(_TreeWriter(folder, digest))) if trees else None
+    tree_writer = stack.enter_context(closing(_TreeWriter(folder, digest))) if content.trees else None
     count = seen = longest = characters = 0
     tag = ""
     while chunk := list(islice(pairs, CHUNK)):
         seen += len(chunk)
-        encoded = [
-            t.encode_all([getattr(p, side) for p in chunk])
-            for t, side in zip((tokenizers.source, tokenizers.target), SIDES)
-        ]
-        encoded[0] = [
-            [*tokenizers.before(pair.tag), *ids] if ids and pair.tag else ids
-            for pair, ids in zip(chunk, encoded[0], strict=True)
-        ]
         tag = chunk[0].tag  # of a corpus, and so of all its pairs
-        reasons = [form.refuse(s, t, max_length) for s, t in zip(*encoded, strict=True)]
+        encoded = content.encoded(chunk)
+        reasons = [form.refuse(s, t, content.max_length) for s, t in zip(*encoded, strict=True)]
         dropped.update(reason for reason in reasons if reason)
-        kept = [i for i, reason in enumerate(reasons) if not reason]
+        places = [i for i, reason in enumerate(reasons) if not reason]
+        kept = [chunk[i] for i in places]
+        sources, targets = ([ids[i] for i in places] for ids in encoded)
         if form.closed:
-            encoded[1] = [[*ids, EOS] for ids in encoded[1]]
-        for writer, ids, side in zip(writers, encoded, SIDES, strict=True):
-            writer.write([ids[i] for i in kept], [getattr(chunk[i], side) for i in kept])
+            targets = [[*ids, EOS] for ids in targets]
+        for writer, ids, side in zip(writers, (sources, targets), SIDES, strict=True):
+            writer.write(ids, [getattr(pair, side) for pair in kept])
         if tree_writer:
-            tree_writer.write([chunk[i] for i in kept], [encoded[0][i] for i in kept], tokenizers.source)
+            tree_writer.write(kept, sources, content.tokenizers.source)
         count += len(kept)
-        longest = max([longest, *(len(encoded[0][i]) for i in kept)])
-        characters += sum(len(chunk[i].target) + 1 for i in kept)
+        longest = max([longest, *map(len, sources)])
+        characters += sum(len(pair.target) + 1 for pair in kept)
     if not count:
         raise Mistake(
             f"{name}: none of {seen} {form.noun} can be used ({_said(dropped)}); check the files, or raise "
