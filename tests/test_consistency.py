@@ -134,12 +134,13 @@ def test_what_is_done_to_a_chunk_is_one_graph(name: str) -> None:
 
 
 @EVERY
-def test_under_autocast_too(name: str) -> None:
+@EVERYWHERE
+def test_under_autocast_too(name: str, device: str) -> None:
     """Products in bf16, sums and gradients of the weights in float32."""
-    expected = run("plain", inputs(50), METHODS[name])
+    expected = run("plain", inputs(50, device=device), METHODS[name])
     for way in LOSSES:
-        with torch.autocast("cpu", torch.bfloat16):
-            found = run(way, inputs(50, dtype=torch.float32), METHODS[name])
+        with torch.autocast(device, torch.bfloat16):
+            found = run(way, inputs(50, device=device, dtype=torch.float32), METHODS[name])
         for one, other in zip(found, expected, strict=True):
             assert one.dtype == torch.float32
             same(one, other, torch.bfloat16)

@@ -26,6 +26,7 @@ HYBRID = TRANSFORMER | {"kind": "hybrid", "cell": "vanilla", "score": "multiplic
 COUNTED = {  # the additive score and the fused cells are none of the products that PyTorch counts
     "transformer": TRANSFORMER,
     "untied, apart": TRANSFORMER | {"tied": False, "encoder_layers": 3, "decoder_layers": 1},
+    "shared": TRANSFORMER | {"shared": True, "layers": 3},
     "narrow queries": TRANSFORMER | {"query_width": 8, "value_width": 24},
     "plainest": TRANSFORMER | {"projections": False, "activation": "none", "position": "none"},
     "swiglu": TRANSFORMER | {"activation": "swiglu", "norm": "rms"},

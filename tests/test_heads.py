@@ -115,11 +115,13 @@ def test_the_side_of_a_parameter_is_in_its_name(kind: str, backbone: str) -> Non
         ({"kind": "lm", "decoder_attention": "linformer"}, "would look ahead"),
         ({"kind": "lm", "position": "learned", "max_length": 8}, "model.max_length, which is 8"),
         ({"kind": "lm", "position": "tree"}, "model.position=tree"),
+        ({"kind": "lm", "position": "relative", "kernel": "fused"}, "model.kernel=fused has no use with model"),
         ({"kind": "lm", "pool": "mean"}, "no setting 'model.pool'"),
         ({"kind": "lm", "backbone": "rnn", "input_feeding": True}, "model.input_feeding has no use"),
         ({"kind": "lm", "backbone": "rnn", "bidirectional": True}, "model.bidirectional has no use"),
         ({"kind": "lm", "backbone": "run"}, "no model.backbone called 'run'; did you mean 'rnn'?"),
         ({"kind": "classifier", "pool": "min"}, "no model.pool called 'min'"),
+        ({"kind": "classifier", "position": "relative", "kernel": "batched"}, "in the way of reference; leave it out"),
         ({"kind": "classifier", "decoder_layers": 1}, "a classifier, which has no decoder"),
         ({"kind": "classifier", "backbone": "rnn", "attention": "dot"}, "model.attention has no use"),
         ({"kind": "classifier", "backbone": "rnn", "pool": "min"}, "no model.pool called 'min'"),
@@ -128,3 +130,11 @@ def test_the_side_of_a_parameter_is_in_its_name(kind: str, backbone: str) -> Non
 def test_what_makes_no_sense_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(Mistake, match=re.escape(said)):
         settings_of(given)
+
+
+@pytest.mark.parametrize("kernel", ["auto", "reference"])
+@pytest.mark.parametrize("kind", ["lm", "classifier", "hybrid", "transformer"])
+def test_relative_positions_are_read_as_the_reference_is(kind: str, kernel: str) -> None:
+    """So that kernel may be named with them; a Transformer's decoder asks the source by any."""
+    assert settings_of({"kind": kind, "position": "relative", "kernel": kernel}).kernel == kernel
+    assert settings_of({"position": "relative", "kernel": "fused"}).kernel == "fused"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dragoman.nn import kernel as kernel_room
-from dragoman.nn.kernel import KERNELS, READABLE, Kernel, reference, weights
+from dragoman.nn.kernel import KERNELS, Kernel, reference, weights
 from dragoman.nn.mask import Look, never_empty
 from tolerance import DEVICES, differ, same
 
@@ -36,11 +36,6 @@ def with_gradients(kernel: Kernel, tensors: list[Tensor], look: Look, dtype: tor
     weight = torch.linspace(-1, 1, out.numel(), device=out.device, dtype=torch.float64).view_as(out)
     (out * weight.to(dtype)).sum().backward()
     return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
-
-
-def test_every_fast_kernel_has_a_readable_twin() -> None:
-    assert set(READABLE) | {"reference"} == set(KERNELS)
-    assert set(READABLE.values()) == {"reference"}
 
 
 @EVERY

@@ -157,10 +157,14 @@ def test_its_weights_are_those_of_a_linear_layer() -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("narrow", [False, True])
-def test_a_relu_is_the_same_inside_the_product_and_after_it(device: str, narrow: bool) -> None:
+@pytest.mark.parametrize(("tokens", "outputs"), [(5, 24), (700, 130)])
+def test_a_relu_is_the_same_inside_the_product_and_after_it(
+    device: str, narrow: bool, tokens: int, outputs: int
+) -> None:
+    """The larger case is more than the kernel for a GPU takes in one round, of tokens and of outputs."""
     torch.manual_seed(1)
-    layer = Linear(16, 24).to(device)
-    x, slope, found = torch.randn(3, 5, 16, device=device), torch.randn(3, 5, 24, device=device), []
+    layer = Linear(16, outputs).to(device)
+    x, slope, found = torch.randn(3, tokens, 16, device=device), torch.randn(3, tokens, outputs, device=device), []
     for way in (lambda x: relu_product(x, layer), lambda x: torch.relu(layer(x))):
         leaf = x.clone().requires_grad_()
         layer.zero_grad()

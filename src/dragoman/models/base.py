@@ -6,13 +6,30 @@ Shapes   B rows   S source width   T target width   C model width   N rows of a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from dragoman.config import Settings
+from dragoman.config import Layers, Settings
 from dragoman.types import Batch, Mistake
+
+
+class Depths(Settings):
+    """How many layers a model has."""
+
+    layers: Annotated[Layers, Field(ge=1)] = 6
+    encoder_layers: Layers = 0  # 0: as many as `layers`
+    decoder_layers: Layers = 0
+
+    @property
+    def encoder_depth(self) -> int:
+        return self.encoder_layers or self.layers
+
+    @property
+    def decoder_depth(self) -> int:
+        return self.decoder_layers or self.layers
 
 
 class Model(nn.Module, ABC):

@@ -58,7 +58,7 @@ class Cost:
         for name, weight in weights(model):
             side = next((side for mark, side in SIDES.items() if mark in f".{name}"), "target")
             sides[side] += weight.numel()
-        looks = (look(name, module) for name, module in model.named_modules())
+        looks = (look(name, module) for name, module in model.named_modules(remove_duplicate=False))
         return cls(**sides, looks=tuple(each for each in looks if each), passes=passes)
 
     def forward(self, source_N: Lengths, target_N: Lengths) -> float:
@@ -92,9 +92,12 @@ def every(length_N: Lengths) -> Lengths:
 
 
 def weights(model: Model) -> Iterator[tuple[str, Tensor]]:
-    """The matrices that something is multiplied by. A table that is looked up is none, unless it also projects."""
+    """The matrices that something is multiplied by, as often as layers share them.
+
+    A table that is looked up is none, unless it also projects.
+    """
     tables = {id(m.weight): name for name, m in model.named_modules() if isinstance(m, nn.Embedding)}
-    for name, weight in model.named_parameters():
+    for name, weight in model.named_parameters(remove_duplicate=False):
         if weight.dim() == 2 and id(weight) not in tables and not any(mark in name for mark in NO_PRODUCTS):
             yield name, weight
     if id(model.project.weight) in tables:

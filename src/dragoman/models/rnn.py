@@ -16,8 +16,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dragoman.config import Fraction, Layers, Menus, Settings, pick_all
-from dragoman.models.base import Seq2Seq, initialise, rows_of, useless
+from dragoman.config import Fraction, Layers, Menus, pick_all
+from dragoman.models.base import Depths, Seq2Seq, initialise, rows_of, useless
 from dragoman.nn.dropout import Dropout
 from dragoman.nn.linear import Linear
 from dragoman.nn.mask import Rows
@@ -29,14 +29,12 @@ from dragoman.types import Batch, Mistake
 Width = Annotated[int, Field(ge=0, le=65_536)]
 
 
-class RnnSettings(Settings):
+class RnnSettings(Depths):
     kind: Literal["rnn"] = "rnn"
     cell: str = "lstm"
     nonlinearity: str = "tanh"  # of the vanilla cell; the others have their own
     initial_state: Literal["zero", "learned"] = "zero"
     layers: Annotated[Layers, Field(ge=1)] = 1
-    encoder_layers: Layers = 0  # 0: as many as `layers`
-    decoder_layers: Layers = 0
     width: Annotated[int, Field(ge=1, le=65_536)] = 512  # of a state; both directions of an encoder together
     embedding_width: Width = 0  # 0: the width
     bidirectional: bool = True  # the encoder's; a decoder cannot look ahead
@@ -76,14 +74,6 @@ class RnnSettings(Settings):
     @property
     def layout(self) -> str:
         return "padded"
-
-    @property
-    def encoder_depth(self) -> int:
-        return self.encoder_layers or self.layers
-
-    @property
-    def decoder_depth(self) -> int:
-        return self.decoder_layers or self.layers
 
     @property
     def embedded_width(self) -> int:

@@ -15,8 +15,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dragoman.config import Fraction, Layers, Menus, pick_all
-from dragoman.models.base import Seq2Seq, initialise, useless
+from dragoman.config import Fraction, Menus, pick_all
+from dragoman.models.base import Depths, Seq2Seq, initialise, useless
 from dragoman.models.state import State
 from dragoman.nn.attention import CrossAttention, Now, SelfAttention
 from dragoman.nn.block import FEEDFORWARDS, PLACES, FeedForward, Residual
@@ -37,11 +37,8 @@ CAPACITY_STEP = 16  # a cache grows by whole vectors of floats, so that places t
 SMALL = 400  # multiply-adds below which PyTorch's products on a CPU round in another way
 
 
-class TransformerSettings(AttentionSettings):
+class TransformerSettings(AttentionSettings, Depths):
     kind: Literal["transformer"] = "transformer"
-    layers: Annotated[Layers, Field(ge=1)] = 6
-    encoder_layers: Layers = 0  # 0: as many as `layers`
-    decoder_layers: Layers = 0
     shared: bool = False  # one layer's weights at every depth of a stack
     feedforward_width: Annotated[int, Field(ge=0, le=1_000_000)] = 0  # 0: four times the width
     activation: str = "relu"  # of the feed-forward net
@@ -99,6 +96,14 @@ class TransformerSettings(AttentionSettings):
                     f"model.position={self.position} asks for; choose another position, such as sinusoidal"
                 )
 
+    def check_kernel(self) -> None:
+        """Of kinds without an attention to the source: theirs is all within sentences, where positions have a say."""
+        if POSITIONS[self.position].relate.readable and self.kernel not in ("auto", "reference"):
+            raise Mistake(
+                f"model.kernel={self.kernel} has no use with model.position={self.position}, which attends in the way "
+                "of reference; leave it out"
+            )
+
     @property
     def layout(self) -> str:
         """Several sentences to a row, unless one of the patterns cannot tell them apart."""
@@ -110,14 +115,6 @@ class TransformerSettings(AttentionSettings):
         """Places that it has for a sentence and the mark that goes with it; None where any length will do."""
         limited = POSITIONS[self.position].embed.limited or PATTERNS[self.attention].limited
         return self.max_length if limited else None
-
-    @property
-    def encoder_depth(self) -> int:
-        return self.encoder_layers or self.layers
-
-    @property
-    def decoder_depth(self) -> int:
-        return self.decoder_layers or self.layers
 
 
 def residual(sublayer: M, settings: TransformerSettings) -> Residual[M]:

@@ -134,4 +134,3 @@ def auto(q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, look: Look) -> Tensor:
 
 
 KERNELS: dict[str, Kernel] = {"auto": auto, "reference": reference, "fused": fused, "batched": batched}
-READABLE = {"auto": "reference", "fused": "reference", "batched": "reference"}  # a fast kernel and its plain twin

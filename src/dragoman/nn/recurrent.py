@@ -2,6 +2,7 @@
 
 Shapes   B rows   T tokens   N rows of one step   I inputs   C width of a state   G width of all gates   L layers
 A cell is written twice: `step`, to be read, and `forward`, which runs whole sentences through PyTorch's fused kernel.
+On a GPU a step of the LSTM is fused as well; what is written to be read is what a CPU does.
 To add a cell: a class below and a line in CELLS.
 """
 
@@ -61,7 +62,7 @@ class Cell(nn.Module, ABC):
         """What it says after each token of whole sentences: h_BTC."""
 
     def loop(self, x_BTI: Tensor, state: State) -> Tensor:
-        """The same, token by token: the readable twin."""
+        """The same, step by step: on a CPU the readable twin."""
         said = []
         for read_BG in self.read(x_BTI).unbind(1):
             state = self.advance(read_BG, state)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from dragoman.config import Settings, TrainSettings, pick
 from dragoman.nn.dropout import drawn
-from dragoman.nn.linear import outer, product
+from dragoman.nn.linear import product
 from dragoman.train import loss
 from dragoman.types import BOS, EOS, Batch, Mistake
 
@@ -143,7 +143,7 @@ class _Chunked(torch.autograd.Function):
             sums += losses
             slope_MV = slope_2NV.to(dtype).flatten(0, 1)
             grad_states[:, part] = product(slope_MV, table_VC.T).view(2, -1, states.size(-1))
-            grad_weight += outer(slope_MV, rows_MC)
+            grad_weight = loss.added(grad_weight, slope_MV, rows_MC)
         ctx.save_for_backward(grad_states, grad_weight)
         total, likelihood = sums.unbind()
         ctx.mark_non_differentiable(likelihood)

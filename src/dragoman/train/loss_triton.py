@@ -23,6 +23,7 @@ def _soften(  # type: ignore[no-untyped-def]
     n = tl.program_id(0)
     row = logits + n.to(tl.int64) * V
     right = tl.load(target + n)
+    chosen = tl.load(row + tl.maximum(right, 0)).to(tl.float32)  # before a walk whose sums wait for all warps
     p = tl.arange(0, P)
     most, total, plain = -float("inf"), 0.0, 0.0
     for begin in range(0, V, P):
@@ -33,7 +34,6 @@ def _soften(  # type: ignore[no-untyped-def]
         plain += tl.sum(tl.where(real, x, 0.0), 0)
         most = peak
     lse = most + tl.log(total)
-    chosen = tl.load(row + tl.maximum(right, 0)).to(tl.float32)
     counts = right >= 0
     nll = tl.where(counts, lse - chosen, 0.0)
     even = tl.where(counts, lse - plain / V, 0.0)
