@@ -340,13 +340,14 @@ def test_without_dev_the_last_weights_are_the_model(small: Path, tmp_path: Path)
 
 
 def test_a_running_mean(small: Path, tmp_path: Path) -> None:
-    """ema = decay * ema + (1 - decay) * weights, from the first weights on."""
+    """ema = decay * ema + (1 - decay) * weights. The decay is lower at first: the first weights are forgotten."""
     one, batches = stepper(tmp_path, small, "train.ema=0.75")
     expected = {name: p.detach().double() for name, p in one.model.named_parameters()}
     for number, batch in enumerate(batches, 1):
         one.update([batch], number, 1e-2)
         for name, parameter in one.model.named_parameters():
-            expected[name] = 0.75 * expected[name] + 0.25 * parameter.detach().double()
+            decay = min(0.75, (1 + number) / (10 + number))
+            expected[name] = decay * expected[name] + (1 - decay) * parameter.detach().double()
     live = {name: p.detach().clone() for name, p in one.model.named_parameters()}
     assert one.ema.keys() == live.keys()
     for name in live:
@@ -418,6 +419,19 @@ def tokens_of(folder: Path) -> int:
     lines = ((folder / "train.src").read_text().splitlines(), (folder / "train.trg").read_text().splitlines())
     sides = zip((source, target), lines, strict=True)
     return sum(len(tokenizer.encode(line)) + 1 for tokenizer, some in sides for line in some)
+
+
+def test_an_end_that_is_moved_is_said(small: Path, tmp_path: Path, call: Call) -> None:
+    quietly(small, tmp_path / "run", "train.steps=4")
+    again = call("train", small, "--out", tmp_path / "run", "--resume", "train.steps=6")
+    assert "train.steps was 4 and is 6 from here on" in again.err
+    assert "from here on" not in call("train", small, "--out", tmp_path / "run", "--resume", "train.steps=6").err
+
+
+@pytest.mark.parametrize(("average", "said"), [(1, "the model is in"), (3, "the mean of the 2 best models is in")])
+def test_what_the_model_is(small: Path, tmp_path: Path, call: Call, average: int, said: str) -> None:
+    settings = ("train.steps=6", "train.validate_every=3", "train.keep=3", f"train.average={average}")
+    assert said in call("train", small, "--out", tmp_path / "run", *settings).err.splitlines()[-1]
 
 
 def test_when_validations_get_no_better(small: Path, tmp_path: Path, call: Call) -> None:

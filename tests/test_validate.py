@@ -6,13 +6,14 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dragoman.score.metrics import METRICS
 from dragoman.store import RunFolder
 from dragoman.train.validate import Validation
-from toy_run import events, quietly
+from toy_run import events, quietly, sentences, translated, write_lines
 
 pytest_plugins = ["toy_fixtures"]
 
@@ -38,6 +39,27 @@ def test_it_is_kept_whole(one: Validation) -> None:
     assert Validation.from_state(json.loads(json.dumps(asdict(one)))) == one
     assert one.record()["loss"] == one.loss
     assert str(round(one.loss, 4)) in str(one)
+
+
+def test_every_corpus_of_dev_is_asked(small: Path, tmp_path: Path) -> None:
+    """As many lines of each while they last; each has the score that it would have alone, in whatever order."""
+    corpora = {}
+    for name, count, seed in (("long", 20, 7), ("short", 3, 8)):
+        source = write_lines(tmp_path / f"{name}.src", sentences(count, seed))
+        target = write_lines(tmp_path / f"{name}.trg", map(translated, sentences(count, seed)))
+        corpora[name] = f"{{source: {source}, target: {target}}}"
+
+    def judged(lines: int, *names: str) -> dict[str, Any]:
+        asked = (f"data.dev=[{', '.join(corpora[name] for name in names)}]", f"train.validate_lines={lines}")
+        run = quietly(small, tmp_path / "-".join(names), *asked, "train.steps=6", "train.metric=chrf")
+        [event] = [event for event in events(run) if event["event"] == "validate"]
+        return event
+
+    both, other_way = judged(11, "long", "short"), judged(11, "short", "long")
+    assert both["chrf"] == other_way["chrf"]
+    for name, lines in (("long", 8), ("short", 3)):
+        [score] = [score for shown, score in both["chrf_by_corpus"].items() if name in shown]
+        assert score == judged(lines, name)["chrf"]
 
 
 def test_the_first_format_knew_only_bleu() -> None:

@@ -48,7 +48,9 @@ SMALL: dict[str, dict[str, object]] = {
         "save_every": 4, "log_every": 1,
     },
 }  # fmt: skip
-TIMES = {"seconds", "tokens_per_second", "flops_per_second", "utilisation", "peak_memory"}
+TIMES = {
+    "seconds", "tokens_per_second", "flops_per_second", "matrix_flops_per_second", "utilisation", "peak_memory",
+}  # fmt: skip
 
 
 def translated(source: str) -> str:

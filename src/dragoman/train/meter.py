@@ -62,6 +62,7 @@ class Meter:
                 flops=progress.flops,
                 tokens_per_second=round(speed),
                 flops_per_second=float(f"{work:.4g}"),
+                matrix_flops_per_second=float(f"{self.fastest:.4g}"),
                 utilisation=round(work / self.fastest, 4),
                 peak_memory=peak_memory(self.device),
                 seconds=round(progress.seconds, 2),

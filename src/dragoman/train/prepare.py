@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, islice, repeat, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ class Prepared:
     tokenizers: Tokenizers
     train: list[Weighted]
     dev: list[Weighted]
-    dev_pairs: list[Pair]  # the first of dev, as text, to be translated
+    asked: dict[str, list[Pair]]  # the first pairs of each corpus of dev, as text, to be translated
     names: list[str]  # of the corpora, train before dev
 
     @property
@@ -141,11 +142,21 @@ def prepare(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: To
         write_whole(folder.tokenizer, found.save)
     train = [_store(recipe, c, "train", found, report) for c in recipe.data.learned]
     dev = [_store(recipe, c, "dev", found, report) for c in recipe.data.dev]
-    trees = asks_for_trees(recipe.model)
-    pairs = (pair for c in recipe.data.dev for pair in _reader(recipe, c, "dev", trees=trees)())
-    lines = [pair for pair, _ in zip(pairs, range(recipe.train.validate_lines if form_of(recipe) == "pairs" else 0))]
     named = [*(("train", c) for c in recipe.data.learned), *(("dev", c) for c in recipe.data.dev)]
-    return Prepared(found, train, dev, lines, [f"data.{split} ({c.shown})" for split, c in named])
+    asked = _asked(recipe) if form_of(recipe) == "pairs" else {}
+    return Prepared(found, train, dev, asked, [f"data.{split} ({c.shown})" for split, c in named])
+
+
+def _asked(recipe: Recipe) -> dict[str, list[Pair]]:
+    """As many lines as validations translate, of every corpus of dev as many as of the others, while they last."""
+    names = [corpus.tag or corpus.shown for corpus in recipe.data.dev]
+    trees = asks_for_trees(recipe.model)
+    readers = (_reader(recipe, corpus, "dev", trees=trees)() for corpus in recipe.data.dev)
+    rounds = zip_longest(*(zip(repeat(name), reader) for name, reader in zip(names, readers, strict=True)))
+    asked: dict[str, list[Pair]] = {name: [] for name in names}
+    for name, pair in islice(filter(None, chain.from_iterable(rounds)), recipe.train.validate_lines):
+        asked[name].append(pair)
+    return {name: pairs for name, pairs in asked.items() if pairs}
 
 
 def tagged(tokenizers: Tokenizers, recipe: Recipe) -> Tokenizers:
@@ -222,7 +233,9 @@ def _store(recipe: Recipe, corpus: CorpusSettings, split: str, tokenizers: Token
         name=f"data.{split} ({corpus.shown})",
     )
     left_out = ", ".join(f"{n} {why}" for why, n in store.dropped.items())
-    report.say(f"{split}: {len(store):,} {noun}" + (f" ({left_out}: left out)" if left_out else ""))
+    several = len(recipe.data.learned if split == "train" else recipe.data.dev) > 1
+    which = f"{split}, {corpus.shown}" if several else split
+    report.say(f"{which}: {len(store):,} {noun}" + (f" ({left_out}: left out)" if left_out else ""))
     if store.treeless:
-        report.say(f"{split}: {store.treeless:,} sentences have no usable tree; their words are known by place alone")
+        report.say(f"{which}: {store.treeless:,} sentences have no usable tree; their words are known by place alone")
     return Weighted(store, corpus.weight)

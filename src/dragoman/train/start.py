@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dragoman.answers.asking import settings_for
-from dragoman.config import SPLITS, Recipe, build, override, pick, read_recipe
+from dragoman.config import LIMITS, SPLITS, Recipe, build, override, pick, read_recipe
 from dragoman.door import Door
 from dragoman.group import Group
 from dragoman.loading import open_run, put_weights
@@ -91,6 +91,10 @@ def first_begin(order: Order, report: Report, held: ExitStack, group: Group) -> 
     newest = opened(folder, resume=resume)
     if newest:
         whole = gone_on(whole, folder, newest, init_from)
+        for name in LIMITS:
+            was, now = (getattr(each.train, name) for each in (folder.recipe(), whole))
+            if was != now:
+                report.say(f"train.{name} was {was:g} and is {now:g} from here on")
         check_shared(whole, group)
         check_files(whole)
         held.enter_context(alone(folder))

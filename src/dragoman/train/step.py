@@ -70,6 +70,7 @@ class Stepper:
         self.optimizer = OPTIMIZERS[settings.optimizer](trained, settings)
         self.ema = {name: each.detach().clone() for name, each in tensors_of(model).items()} if settings.ema else {}
         self.count = torch.ones((), device=self.device)  # of target tokens in the step
+        self.nearer = torch.zeros((), device=self.device)  # how far the running mean goes towards the weights
         self.captured = Captured(self.at_once) if choices.capture else None
         if choices.compile:
             self.learner.compile_layers()
@@ -80,6 +81,7 @@ class Stepper:
             self.model.train()
         set_rate(self.optimizer, lr)
         self.count.fill_(sum(batch.target_tokens for batch in batches))
+        self.nearer.fill_(1 - min(self.settings.ema, (1 + step) / (10 + step)))  # it forgets how it began
         if self.captured and len(batches) == 1 and self.choices.split == 1:
             torch.manual_seed(seed_of(self.settings.seed, step, 0))
             numbers_3 = self.captured(batches[0])
@@ -126,7 +128,7 @@ class Stepper:
             self.optimizer.grad_scale = (norm.float() / self.settings.clip).clamp(min=1.0)  # type: ignore[attr-defined]
         self.optimizer.step()
         if self.ema:
-            live, nearer = tensors_of(self.model), (1 - self.settings.ema) * (1 - bad)
+            live, nearer = tensors_of(self.model), self.nearer * (1 - bad)
             held, now = [here(mean) for mean in self.ema.values()], [here(live[n].detach()) for n in self.ema]
             torch._foreach_lerp_(held, now, [nearer] * len(held))
         return numbers_3

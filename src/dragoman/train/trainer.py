@@ -135,8 +135,9 @@ class Trainer:
         self.say_how_it_went()
 
     def go(self) -> None:
+        way = f" ({self.settings.parallel})" if self.group.several else ""
         self.report.say(
-            f"{parameters(self.stepper.model):,} parameters; {self.progress.choices}; until {self.settings.limit}"
+            f"{parameters(self.stepper.model):,} parameters; {self.progress.choices}{way}; until {self.settings.limit}"
         )
         if 0 < self.settings.steps <= self.settings.warmup:
             self.report.say(f"the run ends inside its warm-up: train.warmup={self.settings.warmup} should be far lower")
@@ -352,8 +353,10 @@ class Trainer:
     def say_how_it_went(self) -> None:
         progress = self.progress
         best = f"; best at step {progress.best[0][1]}" if progress.best else ""
+        mean = min(self.settings.average, len(progress.best))
+        model = f"the mean of the {mean} best models" if mean > 1 else "the model"
         skipped = f"; {progress.skipped} steps skipped" if progress.skipped else ""
         self.report.say(
             f"done: {progress.step} steps, {progress.tokens:,} tokens in {progress.seconds:.0f} s{best}{skipped}; "
-            f"the model is in {self.folder.path}"
+            f"{model} is in {self.folder.path}"
         )

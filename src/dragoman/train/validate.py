@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import accumulate, chain, pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -41,6 +42,7 @@ class Validation:
     metric: str = "bleu"
     signature: str = ""
     bits: float | None = None
+    by_corpus: dict[str, float] = field(default_factory=dict)  # scores, where dev is several
 
     @property
     def perplexity(self) -> float:
@@ -56,7 +58,8 @@ class Validation:
         about = {"loss": self.loss, "perplexity": self.perplexity}
         if self.bits is not None:
             return about | {"bits_per_character": self.bits}
-        return about | {self.metric: self.score, "signature": self.signature}
+        several = {f"{self.metric}_by_corpus": self.by_corpus} if self.by_corpus else {}
+        return about | {self.metric: self.score, "signature": self.signature} | several
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Validation:
@@ -67,7 +70,9 @@ class Validation:
         said = f"dev loss {self.loss:.4f}, perplexity {self.perplexity:.2f}"
         if self.bits is not None:
             said += f", {self.bits:.4f} bits per character"
-        return said if self.score is None else f"{said}, {METRICS[self.metric].shown} {self.score:.2f}"
+        several = ", ".join(f"{name} {score:.2f}" for name, score in self.by_corpus.items())
+        judged = "" if self.score is None else f", {METRICS[self.metric].shown} {self.score:.2f}"
+        return said + judged + (f" ({several})" if several else "")
 
 
 class Validator:
@@ -100,7 +105,13 @@ class Validator:
         if not wanted:
             return Validation(loss)
         score = self.metric.of_answers(found, [wanted])
-        return Validation(loss, score.value, score.name, score.signature)
+        return Validation(loss, score.value, score.name, score.signature, by_corpus=self.by_corpus(found, wanted))
+
+    def by_corpus(self, found: list[str], wanted: list[str]) -> dict[str, float]:
+        """The score of the answers to each corpus, where several are asked for."""
+        ends = list(accumulate(map(len, self.prepared.asked.values()), initial=0))
+        spans = dict(zip(self.prepared.asked, pairwise(ends), strict=True)) if len(ends) > 2 else {}
+        return {name: self.metric.of_answers(found[a:b], [wanted[a:b]]).value for name, (a, b) in spans.items()}
 
     @torch.inference_mode()
     def loss(self, model: Model) -> float:
@@ -115,7 +126,7 @@ class Validator:
 
     def translations(self, model: Model) -> tuple[list[str], list[str]]:
         """Answers to the first lines of dev, and the right ones."""
-        pairs, tokenizers = self.prepared.dev_pairs, self.prepared.tokenizers
+        pairs, tokenizers = list(chain.from_iterable(self.prepared.asked.values())), self.prepared.tokenizers
         if self.choices.capture and self.engine is None:  # what it captures for one validation serves all that follow
             self.engine = TorchEngine(model, self.device, tokenizers.target.decode)
         about = (tokenizers, self.recipe, self.prepared.longest, self.device)
