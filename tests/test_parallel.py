@@ -15,17 +15,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from torch import distributed as dist
 
 from dragoman.config import TrainSettings
 from dragoman.data.batch import Grid, Widths
 from dragoman.data.forms import FORMS
 from dragoman.data.trees import without_trees
+from dragoman.group import meeting
 from dragoman.models.build import kind_of
 from dragoman.train.learner import Learner
 from dragoman.train.parallel import PARALLEL
@@ -134,8 +137,9 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     for recipe in MODELS:
         made.alone(recipe, f"{recipe}-1", *(TIGHT if recipe == "tight" else []))
     made.alone("transformer", "1-then-4", *HALF)
-    fsdp, muon = "train.parallel=fsdp", "train.optimizer=muon"
+    fsdp, muon, sgd = "train.parallel=fsdp", "train.optimizer=muon", "train.optimizer=sgd"
     made.alone("transformer", "muon-1", muon)
+    made.alone("transformer", "sgd-1", sgd)
     made.together(
         4,
         ("transformer", "transformer-4", [], False),
@@ -156,6 +160,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
         2,
         ("transformer", "transformer-2", [], False),
         ("transformer", "muon-2", [muon], False),
+        ("transformer", "sgd-2-fsdp", [sgd, fsdp], False),
         ("rnn", "rnn-2-fsdp", [fsdp], False),
         ("transformer", "4-then-2", [], True),
     )
@@ -166,7 +171,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
 @pytest.mark.parametrize(
     "run",
     ["transformer-2", "transformer-4", "transformer-4-fsdp", "rnn-4", "rnn-2-fsdp", "fed-4-fsdp", "tight-4",
-     "tight-4-fsdp", "muon-2", "muon-4-fsdp"],
+     "tight-4-fsdp", "muon-2", "muon-4-fsdp", "sgd-2-fsdp"],
 )  # fmt: skip
 def test_as_one_does(jobs: Jobs, run: str) -> None:
     """Dropout on, grids of few rows and many, batches added up, a running mean: every number of every step."""
@@ -206,6 +211,41 @@ def test_a_damaged_shard_is_refused(jobs: Jobs, tmp_path: Path, part: str) -> No
     shard.unlink()
     with pytest.raises(Mistake, match=f"{part}.*damaged"):
         quietly(jobs.folder / "transformer.yaml", tmp_path / "run", "train.steps=9", resume=True)
+
+
+def test_a_full_disk_is_not_kept_full(small: Path) -> None:
+    """Parts of a checkpoint that cannot be written are removed; the one before stays, and the job goes on from it."""
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "dragoman", "train", "recipe.yaml"]
+    command += ["--out", "run", "train.parallel=fsdp", "data.dev=[]"]
+    assert torchrun(*command[3:], "train.steps=4", cwd=small).code == 0
+    kept = {path.name: path.stat().st_size for path in (small / "run").rglob("*.safetensors")}
+    little = max(kept.values()) // 2048  # in blocks of 1024 bytes: half of the largest part
+    again = ["bash", "-c", f'ulimit -f {little}; exec "$@"', "-", *command, "--resume", "train.steps=8"]
+    done = subprocess.run(again, capture_output=True, text=True, cwd=small, env=environment(), check=False)
+    [sentence] = said(done.stderr)
+    assert "File too large" in sentence
+    assert [path.name for path in (small / "run/checkpoints").glob("step-*")] == ["step-0000000004"]
+    assert torchrun(*command[3:], "--resume", "train.steps=8", cwd=small).code == 0
+
+
+def test_who_comes_back_meets_who_is_there_now() -> None:
+    """Not those of the attempt before, who have left their names."""
+    store, names = dist.HashStore(), dict[int, str]()  # type: ignore[attr-defined]
+
+    def meet(rank: int) -> Thread:
+        thread = Thread(target=lambda: names.update({rank: meeting(store, rank, 2)}))
+        thread.start()
+        return thread
+
+    for thread in [meet(0), meet(1)]:
+        thread.join(30)
+    before = dict(names)
+    early = meet(1)
+    early.join(0.3)
+    assert early.is_alive()
+    for thread in (meet(0), early):
+        thread.join(30)
+    assert before[0] == before[1] != names[0] == names[1]
 
 
 # What every model must do for it.

@@ -183,10 +183,10 @@ def meeting(store: Any, rank: int, world: int) -> str:
         if rank == 0:
             store.set("all", ",".join(store.get(f"here/{other}").decode() for other in range(world)))
         everyone = store.get("all").decode()
-        name = hashlib.blake2b(everyone.encode(), digest_size=8).hexdigest()
-        if own in everyone:
+        if own in everyone:  # else it is what an attempt before this one agreed upon
+            name = hashlib.blake2b(everyone.encode(), digest_size=8).hexdigest()
             store.set(f"{name}/{rank}", "agreed")
-        if store.check([f"{name}/{other}" for other in range(world)]):
-            return name
+            if store.check([f"{name}/{other}" for other in range(world)]):
+                return name
         time.sleep(0.02)
     raise Mistake(f"process {rank} of {world} has not met the others within {MEETING}; look at their last lines")

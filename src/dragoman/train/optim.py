@@ -12,6 +12,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from dragoman.config import Settings, TrainSettings, pick
 from dragoman.train.muon import Muon
+from dragoman.train.parallel import here
 from dragoman.types import Mistake
 
 Named = Mapping[str, Tensor]  # parameters by their names
@@ -25,8 +26,26 @@ def _adam(kind: type[Adam]) -> Callable[[Named, TrainSettings], Optimizer]:
     return make
 
 
+class Sgd(SGD):
+    """PyTorch's own, whose fused kernel does not know tensors that are shared out among processes."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
+        bad, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
+        for group in self.param_groups:
+            parameters = [one for one in group["params"] if one.grad is not None]
+            parts = [here(one) for one in parameters]
+            slopes: tuple[Tensor, ...] | list[Tensor] = [here(one.grad) for one in parameters]
+            if scale is not None:
+                slopes = torch._foreach_div(slopes, scale)
+            slopes = torch._foreach_add(slopes, parts, alpha=group["weight_decay"])
+            if bad is not None:
+                slopes = [torch.where(bad > 0, 0.0, slope) for slope in slopes]
+            torch._foreach_sub_(parts, torch._foreach_mul(slopes, group["lr"]))
+
+
 def _sgd(named: Named, s: TrainSettings) -> Optimizer:
-    return SGD(list(named.values()), lr=_rate(named, s), weight_decay=s.weight_decay, fused=True)
+    return Sgd(list(named.values()), lr=_rate(named, s), weight_decay=s.weight_decay)
 
 
 def _muon(named: Named, s: TrainSettings) -> Optimizer:

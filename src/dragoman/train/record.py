@@ -151,9 +151,6 @@ def save_parts(target: Path, stepper: Stepper, progress: Progress) -> None:
     from dragoman.train import sharded
 
     group, beside = stepper.group, target.with_name(target.name + ".part")
-    group.told(lambda: shutil.rmtree(beside, ignore_errors=True))
-    for name, tensors in stepper.tensors().items():
-        sharded.save(beside / name, tensors, group)
 
     def finish() -> None:
         save_progress(beside, progress)
@@ -162,7 +159,21 @@ def save_parts(target: Path, stepper: Stepper, progress: Progress) -> None:
         except OSError as error:
             raise unwritable(target, error) from None
 
-    group.told(finish)
+    group.told(lambda: shutil.rmtree(beside, ignore_errors=True))
+    try:
+        for name, tensors in stepper.tensors().items():
+            sharded.save(beside / name, tensors, group)
+        group.told(finish)
+    except Mistake:
+        if group.first:  # a disk that is full is not to stay so by what is half written
+            shutil.rmtree(beside, ignore_errors=True)
+        raise
+
+
+def clear(folder: RunFolder) -> None:
+    """Away with what a process that was killed had half written."""
+    for half in folder.checkpoints.glob("*.part"):
+        shutil.rmtree(half, ignore_errors=True) if half.is_dir() else half.unlink(missing_ok=True)
 
 
 def tidy(folder: RunFolder, kept: set[Path]) -> None:

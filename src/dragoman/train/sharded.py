@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 
 from dragoman.group import Group
-from dragoman.store import read_json, unwritable
+from dragoman.store import read_json, unwritable, write_text
 from dragoman.types import Mistake
 
 DIGESTS = "digests.json"
@@ -29,7 +29,7 @@ DIGESTS = "digests.json"
 
 def save(folder: Path, tensors: Mapping[str, Tensor], group: Group) -> None:
     """Everyone must call it. What was saved is whole when it returns, and not before."""
-    group.told(lambda: folder.mkdir(parents=True))
+    group.told(lambda: make(folder))
     try:
         if tensors:
             writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
@@ -37,7 +37,14 @@ def save(folder: Path, tensors: Mapping[str, Tensor], group: Group) -> None:
     except CheckpointException as error:
         raise unwritable(folder, _cause(error)) if group.first else Mistake("") from None
     found = digests(folder, group)
-    group.told(lambda: (folder / DIGESTS).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8"))
+    group.told(lambda: write_text(folder / DIGESTS, json.dumps(found, indent=1) + "\n"))
+
+
+def make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise unwritable(folder, error) from None
 
 
 def load(folder: Path, like: Mapping[str, Tensor], group: Group) -> dict[str, Tensor]:

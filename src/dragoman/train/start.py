@@ -98,6 +98,7 @@ def first_begin(order: Order, report: Report, held: ExitStack, group: Group) -> 
         check_shared(whole, group)
         check_files(whole)
         held.enter_context(alone(folder))
+        record.clear(folder)
         folder.begin(whole)
         return Start(whole, newest, None, "")
     parent = open_run(init_from, device="cpu") if init_from is not None else None
