@@ -23,11 +23,15 @@ import pytest
 import torch
 import typer
 import zstandard
+from rich.table import Table
+from rich.text import Text
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
 from dragoman import cli
+from dragoman.commands.options import Warned
+from dragoman.console import paper
 from dragoman.outcome import outcome
 from dragoman.text import phrasebook
 from toy_run import Call, Toy, command, environment, files, one_sentence, sentences, started, translated, write_lines
@@ -301,6 +305,44 @@ def test_warnings_are_counted(toy: Toy, tmp_path: Path, call: Call) -> None:
     assert answer.err == "1 line longer than any sentence of training\n"
 
 
+LACK = "without a term"
+CURT = ("search.max_ratio=0.01", "search.max_extra=0")  # one token at most
+
+
+@pytest.mark.parametrize("way", [(), ("--stream",), ("--resume",), ("--json",)], ids=str)
+def test_what_is_said_of_many_lines_is_said_of_a_few(
+    toy: Toy, tmp_path: Path, call: Call, way: tuple[str, ...]
+) -> None:
+    """In full, and then counted: the counts are of all."""
+    source = write_lines(tmp_path / "s", [line for line in sentences(60) if len(line.split()) > 2][:25])
+    both = ("--input", source, "--output", tmp_path / "out")
+    answer = call("translate", toy.run, *both, *way, "--engine", "torch", *CURT)
+    assert answer.code == 0, answer.err
+    said = answer.err.splitlines()
+    cut = [line for line in said if "cut" in line]
+    assert [line.split(":")[0] for line in cut[:10]] == [f"line {number}" for number in range(1, 11)]
+    assert cut[10] == "further lines cut are only counted; answers with --json have the warnings of every line"
+    assert len(cut) == 12
+    assert cut[11].startswith("25 lines cut")
+    assert (tmp_path / "out").read_bytes().count(b"\n") == 25
+    if way == ("--json",):
+        answers = map(json.loads, (tmp_path / "out").read_text().splitlines())
+        assert all(one["warnings"][0].startswith("cut at 1 tokens") for one in answers)
+
+
+def test_each_kind_has_its_few_and_processes_share_them() -> None:
+    said: list[str] = []
+    warned = Warned(said.append, processes=4)
+    for number in range(1, 7):
+        warned.tell(number, ["cut at 5 tokens", f"{LACK}: 'a'", f"{LACK}: 'b'"][: 1 if number < 4 else 3])
+    heads = [line.split(":")[0] for line in said if line.startswith("line ")]
+    assert heads == ["line 1", "line 2", "line 4", "line 4", "line 5", "line 5"]
+    assert said[2].startswith("further lines cut are only counted")
+    assert said[7].startswith(f"further lines {LACK} are only counted")
+    assert warned.lines == {"cut": 6, LACK: 3}
+    assert Warned(processes=64).few == 1
+
+
 def test_the_phrasebook_by_phenomenon(toy: Toy, call: Call) -> None:
     answer = call("evaluate", toy.run, "--phrasebook", "unseen", "--count", 12, "--beam", 1, "--json")
     assert answer.code == 0, answer.err
@@ -309,6 +351,18 @@ def test_the_phrasebook_by_phenomenon(toy: Toy, call: Call) -> None:
     assert record["phenomena"]
     for counts in record["phenomena"].values():
         assert counts["percent"] == pytest.approx(100 * counts["right"] / counts["total"])
+
+
+def test_answers_that_look_tokenised_are_told_once(tmp_path: Path, call: Call) -> None:
+    """By us, not by sacreBLEU, whose parameter nobody can give; and only where BLEU cuts lines itself."""
+    one, two = (write_lines(tmp_path / name, ["ba del ."] * count) for name, count in (("one", 100), ("two", 99)))
+    way = ("evaluate", "--source", one, "--reference", one, "--hypotheses", one)
+    told = f"the answers of {one} look tokenised; --metric bleu_tokens counts tokens as they are\n"
+    assert call(*way, "--hypotheses", one).err == told
+    for silent in (("--metric", "bleu_tokens"), ("--metric", "chrf"), ("--bleu-tokenize", "none")):
+        answer = call(*way, *silent)
+        assert (answer.code, answer.err) == (0, "")
+    assert call("evaluate", "--source", two, "--reference", two, "--hypotheses", two).err == ""
 
 
 # info
@@ -321,6 +375,15 @@ def test_the_card_of_a_run(toy: Toy, call: Call) -> None:
         assert said in answer.out
     about = json.loads(call("info", toy.run, "--json").out)
     assert about["steps"] == 330
+    assert not any(line.endswith(" ") for line in answer.out.splitlines())
+
+
+def test_in_a_pipe_no_line_is_padded_or_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table(show_header=False, box=None, padding=(0, 1, 0, 0))
+    for name, value in (("short", "x"), ("long", "y " * 10_000)):
+        table.add_row(name, Text(value, overflow="fold"))
+    paper().print(table)
+    assert capsys.readouterr().out == f"short x\nlong  {('y ' * 10_000).rstrip()}\n"
 
 
 # data

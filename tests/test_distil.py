@@ -133,7 +133,8 @@ def test_a_student_learns_what_its_teacher_says(toy: Toy, recipe: Path, tmp_path
     assert card["vocabulary"] == {"source": 310, "target": 310}
     assert card["teacher"]["teacher"] == str(toy.run)
     [told] = [line for line in call("info", student).out.splitlines() if line.startswith("student of")]
-    assert told.split(maxsplit=2)[2].strip() == f"{toy.run}, {len(wanted)} answers of a beam of 4"
+    assert told.split(maxsplit=2)[2].strip() == f"{toy.run}, {len(wanted)} of {LINES} answers of a beam of 4"
+    assert "fewer than half" not in answer.err
     assert call("translate", student, stdin=b"ba del!\n").code == 0
 
 
@@ -269,18 +270,22 @@ def test_originals_and_further_sources(toy: Toy, recipe: Path, tmp_path: Path) -
     assert (answers.weight, further.weight, originals.weight) == (2.0, 1.0, 2.0)
     assert originals.source == str(tmp_path / "train.src")
     assert {one["source"] for one in taught(run, 2)} <= {*sentences(5, seed=8), ""}
-    assert any(line.startswith(f"{more}: {len(taught(run, 2))} answers") for line in ear.heard), ear.heard
+    assert any(line.startswith(f"{more}: {len(taught(run, 2))} of 6 answers") for line in ear.heard), ear.heard
     assert any("(1 one side empty: left out)" in line for line in ear.heard), ear.heard
 
 
-def test_what_a_teacher_does_wrong_is_left_out_and_said(toy: Toy, recipe: Path, tmp_path: Path) -> None:
-    """This one may write six tokens at most, and stops in the midst of what is longer."""
-    teacher = tmp_path / "teacher"
+def curt(toy: Toy, tokens: int, teacher: Path) -> Path:
+    """A teacher that writes so few tokens at most, and stops in the midst of what is longer."""
     shutil.copytree(toy.run, teacher, ignore=shutil.ignore_patterns("checkpoints"))
     config = teacher / "config.yaml"
     short = yaml.safe_load(config.read_text())
-    short["search"] |= {"max_ratio": 0.01, "max_extra": 5}
+    short["search"] |= {"max_ratio": 0.01, "max_extra": tokens - 1}
     config.write_text(yaml.safe_dump(short) + DIGEST_LINE + CHANGED + "\n")
+    return teacher
+
+
+def test_what_a_teacher_does_wrong_is_left_out_and_said(toy: Toy, recipe: Path, tmp_path: Path) -> None:
+    teacher = curt(toy, 6, tmp_path / "teacher")
     ear = Ear()
     run = distil(teacher, recipe, out=tmp_path / "run", overrides=SHORT, report=ear)
     answers = load_as(Translator, teacher).translate(sentences(LINES, seed=5))
@@ -289,10 +294,74 @@ def test_what_a_teacher_does_wrong_is_left_out_and_said(toy: Toy, recipe: Path, 
     assert wanted["cut"] > 0
     assert len(taught(run)) == kept > 0
     [told] = RunFolder(run).teacher()["corpora"]
-    assert (told["answers"], told["left_out"]) == (kept, wanted)
+    assert (told["answers"], told["total"], told["left_out"]) == (kept, LINES, wanted)
     [line] = [line for line in ear.heard if line.startswith(f"{tmp_path / 'train.src'} and {tmp_path / 'train.trg'}: ")]
-    assert f": {kept} answers (" in line
+    assert f": {kept} of {LINES} answers (" in line
     assert f"{wanted['cut']} cut" in line
+
+
+def test_a_teacher_of_whom_half_is_left_out_is_doubted(toy: Toy, recipe: Path, tmp_path: Path, call: Call) -> None:
+    teacher, student = curt(toy, 4, tmp_path / "teacher"), tmp_path / "student"
+    answer = call("distil", teacher, recipe, "--out", student, *SHORT)
+    assert answer.code == 0, answer.err
+    doubted = f"fewer than half of the answers of {teacher} are good enough to learn from; train it longer, or look at"
+    assert answer.err.count(doubted) == 1
+    file = student / "distilled" / "teacher.json"
+    old = json.loads(file.read_text())
+    del old["corpora"][0]["total"]
+    shown = call("info", student).out
+    assert f"{len(taught(student))} of {LINES} answers" in shown
+    file.write_text(json.dumps(old))
+    assert call("info", student).out == shown
+
+
+def test_a_teacher_of_whom_next_to_nothing_is_left_is_refused(
+    toy: Toy, recipe: Path, tmp_path: Path, call: Call
+) -> None:
+    """Also when it is asked again; but not where the student has the original pairs to learn from."""
+    teacher, student = curt(toy, 2, tmp_path / "teacher"), tmp_path / "student"
+    way = ("distil", teacher, recipe, "--out", student, *SHORT)
+    for again in ((), ("--resume",), ()):
+        refused = call(*way, *again)
+        kept = len(taught(student))
+        assert 0 < kept < LINES / 10
+        one_sentence(refused, f"only {kept} of {LINES} answers", teacher, "longer", "--with-originals", working=True)
+        assert not (student / "model.safetensors").exists()
+    with_originals = call(*way, "--with-originals")
+    assert with_originals.code == 0, with_originals.err
+    assert "fewer than half" in with_originals.err
+
+
+def lessons(good: int, bad: int, blank: int = 0) -> Lessons:
+    found = Lessons()
+    records = [("ba.", [])] * good + [("ba.", ["cut at 2 tokens"])] * bad + [("", ["empty"])] * blank
+    assert len(list(found.lines({"source": text, "target": text, "faults": why} for text, why in records))) == good
+    return found
+
+
+@pytest.mark.parametrize(
+    ("found", "originals", "said"),
+    [
+        ([lessons(50, 50)], 0, ""),
+        ([lessons(49, 51)], 0, "fewer than half"),
+        ([lessons(10, 90)], 0, "fewer than half"),
+        ([lessons(9, 91)], 0, "only 9 of 100"),
+        ([lessons(50, 0), lessons(0, 50)], 0, ""),
+        ([lessons(1, 99)], 100, "fewer than half"),
+        ([lessons(0, 100)], 100, "no answer"),
+        ([lessons(0, 100), lessons(1, 10_000)], 100, "only 1 of 10,101"),
+        ([lessons(9, 1, blank=990)], 0, ""),
+    ],
+)
+def test_how_many_answers_are_enough(found: list[Lessons], originals: int, said: str) -> None:
+    """Blank lines, to which nothing can be said, are no fault of a teacher."""
+    try:
+        answer = room.doubts("x", found, originals)
+    except Mistake as refused:
+        answer = str(refused)
+        assert ("--with-originals" in answer) is (not originals and "only" in answer)
+    assert answer.startswith(said)
+    assert bool(answer) is bool(said)
 
 
 @given(st.lists(st.tuples(st.text(st.characters(codec="utf-8")), st.text(st.characters(codec="utf-8"))), min_size=1))

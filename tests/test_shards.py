@@ -283,6 +283,19 @@ def test_backtranslation_makes_pairs(toy: Toy, tmp_path: Path, call: Call, metho
     good = [(one.text, line) for one, line in zip(found, mono, strict=True) if one.text and not faults(one)]
     assert [(pair.source, pair.target) for pair in read_pairs(CorpusSettings(jsonl=str(out)))] == good
     assert 20 < len(good) < len(mono) - 2
-    assert f"{len(good)} answers (2 empty" in answer.err.splitlines()[-1]
+    assert f"{len(good)} of {len(mono)} answers (2 empty" in answer.err.splitlines()[-1]
     assert not out.with_name("pairs.jsonl.shards").exists()
+    assert "fewer than half" not in answer.err
     one_sentence(call("backtranslate", toy.run, *way, "train.steps=3"), "train.steps=3", "search")
+
+
+def test_answers_of_whom_half_is_left_out_are_doubted(toy: Toy, tmp_path: Path, call: Call) -> None:
+    mono = write_lines(tmp_path / "mono", sentences(40, seed=7))
+    way = ("--input", mono, "--output", tmp_path / "pairs", "search.max_ratio=0.01", "search.max_extra=3")
+    answer = call("backtranslate", toy.run, *way)
+    assert answer.code == 0, answer.err
+    good = (tmp_path / "pairs").read_bytes().count(b"\n")
+    assert 0 < good < 20
+    count, doubt = answer.err.splitlines()[-2:]
+    assert f"{good} of 40 answers" in count
+    assert doubt.startswith(f"fewer than half of the answers of {toy.run} are good enough to learn from; train it")

@@ -15,7 +15,7 @@ from typing import Any
 from dragoman.answers.asking import settings_for
 from dragoman.config import CorpusSettings
 from dragoman.group import joined
-from dragoman.lessons import Lessons, faults
+from dragoman.lessons import REMEDY, Lessons, doubt, faults
 from dragoman.loading import load_as
 from dragoman.shards import Record, digest_of_runs, own_device, write_sharded
 from dragoman.text.corpus import fingerprint, read_lines
@@ -66,5 +66,7 @@ def backtranslate(
         if group.first:
             report.say(f"{out}: {lessons}")
             if lessons.left_out and not lessons.good:
-                raise Mistake(f"no answer of {run} is good enough to learn from; train it longer, or look at them")
+                raise Mistake(f"no answer of {run} is good enough to learn from; {REMEDY}")
+            if said := doubt(str(run), lessons.useful, lessons.asked):
+                report.say(said)
     return lessons

@@ -83,8 +83,9 @@ def taught_by(teacher: dict[str, Any]) -> dict[str, str]:
     """Whose student a run is, where it is one."""
     if not teacher:
         return {}
-    answers = sum(corpus["answers"] for corpus in teacher["corpora"])
-    return {"student of": f"{teacher['teacher']}, {answers:,} answers of a beam of {teacher['beam']}"}
+    good = sum(corpus["answers"] for corpus in teacher["corpora"])
+    total = good + sum(sum(corpus["left_out"].values()) for corpus in teacher["corpora"])
+    return {"student of": f"{teacher['teacher']}, {good:,} of {total:,} answers of a beam of {teacher['beam']}"}
 
 
 def card_table(about: dict[str, Any]) -> Group:

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from dragoman.types import Mistake
 
+UNBROKEN = 1 << 30  # signs of a line: more than any table has
 QUICK = 1.0  # seconds: what takes no longer needs no word about its progress
 said = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
@@ -23,9 +24,21 @@ def say(message: str) -> None:
     said.print(("\r\x1b[K" if said.is_terminal else "") + message, markup=False)
 
 
+class Pipe(Console):
+    """What is printed goes to a file or a program: no line is wrapped, for that breaks programs, or ends in spaces."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        with self.capture() as held:
+            super().print(*objects, **options)
+        self.file.write("\n".join(line.rstrip(" ") for line in held.get().split("\n")))
+        self.file.flush()
+
+
 def paper() -> Console:
-    """stdout. Tables are fitted to a terminal, and elsewhere as wide as they are: wrapped lines break programs."""
-    return Console(highlight=False, emoji=False, soft_wrap=True, width=None if sys.stdout.isatty() else 10_000)
+    """stdout. Tables are fitted to a terminal, and elsewhere as wide as they are."""
+    if sys.stdout.isatty():
+        return Console(highlight=False, emoji=False, soft_wrap=True)
+    return Pipe(highlight=False, emoji=False, soft_wrap=True, width=UNBROKEN)
 
 
 def input_lines(path: Path | None) -> Iterator[str]:

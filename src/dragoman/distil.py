@@ -22,7 +22,7 @@ from typing import Annotated, Any
 from dragoman import shards
 from dragoman.config import Amount, CorpusSettings, Listed, Recipe, Settings, read_recipe
 from dragoman.group import Group, joined
-from dragoman.lessons import Lessons, faults
+from dragoman.lessons import REMEDY, Lessons, doubt, faults
 from dragoman.loading import Runs, load_as, runs_of
 from dragoman.models.build import asks_for_trees, completed, kind_of
 from dragoman.score.metrics import METRICS
@@ -38,6 +38,7 @@ from dragoman.translator import Translator
 from dragoman.types import Hypothesis, Line, Mistake, Pair
 
 BATCH = 256  # sources that the teacher is handed at a time
+ENOUGH = 0.1  # of what a student is to learn from: with less, there would be another student than was asked for
 LIKENESS = METRICS["chrf"]  # of an answer and a reference; unlike BLEU it says something of short sentences too
 
 
@@ -236,16 +237,31 @@ def write_corpora(
     lessons: Sequence[Lesson], files: Sequence[Path], counts: Sequence[int], about: dict[str, Any], report: Report
 ) -> None:
     """What the student learns from, each file whole or not there; and a record of it."""
-    told: list[dict[str, Any]] = []
+    found, told = [], []
     for lesson, file, count in zip(lessons, files, counts, strict=True):
-        good = write_corpus(lesson, file, count)
-        told.append(
-            {"file": file.name, "of": lesson.corpus.shown, "answers": good.good, "left_out": dict(good.left_out)}
-        )
-        report.say(f"{lesson.corpus.shown}: {good}")
-    if not any(one["answers"] for one in told):
-        raise Mistake(f"no answer of {about['teacher']} is good enough to learn from; train it longer, or look at them")
+        good, name = write_corpus(lesson, file, count), lesson.corpus.shown
+        counted = {"answers": good.good, "total": good.total, "left_out": dict(good.left_out)}
+        told.append({"file": file.name, "of": name, **counted})
+        found.append(good)
+        report.say(f"{name}: {good}")
+    originals = sum(good.asked for lesson, good in zip(lessons, found, strict=True) if not lesson.corpus.text)
+    if said := doubts(about["teacher"], found, originals if about["originals"] else 0):
+        report.say(said)
     record(files[0].parent, about, told)
+
+
+def doubts(teacher: str, found: Sequence[Lessons], originals: int) -> str:
+    """What there is to say of a teacher's answers where many are left out. A student that would have next to nothing to
+    learn from is refused; the original pairs count, where it has them too."""
+    useful, asked = sum(good.useful for good in found), sum(good.asked for good in found)
+    if not useful:
+        raise Mistake(f"no answer of {teacher} is good enough to learn from; {REMEDY}")
+    if useful + originals < ENOUGH * (asked + originals):
+        more = "" if originals else "; --with-originals gives the student the original pairs too"
+        raise Mistake(
+            f"only {useful:,} of {asked:,} answers of {teacher} are good enough to learn from; {REMEDY}{more}"
+        )
+    return doubt(teacher, useful, asked)
 
 
 def write_corpus(lesson: Lesson, file: Path, count: int) -> Lessons:

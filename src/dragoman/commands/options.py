@@ -13,6 +13,7 @@ import typer
 
 from dragoman.console import counting, input_lines, output_to, say
 
+FEW = 10  # warnings of a kind that are said in full
 Said = tuple[str, Sequence[str]]  # an answer and its warnings
 Run = Annotated[Path, typer.Argument(help="a run folder", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
@@ -40,11 +41,9 @@ def answer_lines(
     answer: Callable[[int, list[str]], Iterator[Said]], input_file: Path | None, output_file: Path | None, batch: int
 ) -> None:
     """One answer out for every line in. `answer` is given how many lines came before, and some lines."""
-    from dragoman.door import kinds
-
     if input_file is None and sys.stdin.isatty():
         batch = 1  # who types a line waits for its answer
-    warned: Counter[str] = Counter()
+    warned = Warned()
     with output_to(output_file) as sink, counting(input_file) as tick:
         number = 0
         lines = input_lines(input_file)
@@ -52,12 +51,32 @@ def answer_lines(
             for text, warnings in answer(number, some):
                 number += 1
                 print(text, file=sink)
-                for warning in warnings:
-                    say(f"line {number}: {warning}")
-                warned.update(kinds(warnings))
+                warned.tell(number, warnings)
             sink.flush()
             tick(number)
-    say_counts(warned)
+    say_counts(warned.lines)
+
+
+class Warned:
+    """Says what there is to say of lines: the first few of each kind in full, then that others are only counted.
+
+    Of several processes each says its share of them.
+    """
+
+    def __init__(self, say: Callable[[str], None] = say, processes: int = 1) -> None:
+        self.say, self.few = say, max(FEW // processes, 1)
+        self.lines: Counter[str] = Counter()  # of each kind
+
+    def tell(self, number: int, warnings: Sequence[str]) -> None:
+        from dragoman.door import kinds
+
+        self.lines.update(kinds(warnings))
+        for warning in warnings:
+            if self.lines[kinds([warning])[0]] <= self.few:
+                self.say(f"line {number}: {warning}")
+        for kind in kinds(warnings):
+            if self.lines[kind] == self.few + 1:
+                self.say(f"further lines {kind} are only counted; answers with --json have the warnings of every line")
 
 
 def say_counts(warned: Counter[str]) -> None:

@@ -22,6 +22,7 @@ from dragoman.commands.options import (
     Run,
     SourceFile,
     Tag,
+    Warned,
     say_counts,
 )
 from dragoman.config import pick
@@ -70,7 +71,7 @@ def evaluate(
     from dragoman.evaluation.systems import Asked, systems
     from dragoman.evaluation.table import breakdowns, table
     from dragoman.score.metrics import METRICS
-    from dragoman.score.words import bleu_of
+    from dragoman.score.words import bleu_of, in_tokens
     from dragoman.store import RunFolder
 
     if page and not page.absolute().parent.is_dir():
@@ -80,9 +81,13 @@ def evaluate(
     asked = Asked(source, reference or [], conllu, phrasebook, count, names, beam, tag, device, engine)
     recipes = {str(run): RunFolder(run).recipe() for run in runs or []} if breakdown or page else None
     panel, results = Panel(tokenize=bleu_tokenize, recipes=recipes, ticker=ticker), []
+    plain = bleu_tokenize != "none"  # BLEU cuts lines, and nothing was said yet of lines that are cut already
     for name, answered in systems(runs or [], hypotheses or [], asked, say, ticker):
         results.append(panel.judge(name, answered))
         say_counts(Counter(results[-1]["warnings"]))
+        if plain and "bleu" in results[-1] and in_tokens(answered.texts):
+            say(f"the answers of {name} look tokenised; --metric bleu_tokens counts tokens as they are")
+            plain = False
         if as_json:
             print(json.dumps(results[-1], ensure_ascii=False), flush=True)
     if not as_json:
@@ -107,7 +112,6 @@ def score(
     device: Device = "auto",
 ) -> None:
     """How likely a model holds given answers: one log-probability a line, in nats, nan where it can give none."""
-    from dragoman.door import kinds
     from dragoman.evaluation.texts import read_texts, read_trees
     from dragoman.loading import load_as
     from dragoman.translator import Translator
@@ -115,7 +119,7 @@ def score(
     translator = load_as(Translator, run, device=device)
     sources, [targets] = read_texts(source, [target])
     trees = read_trees(conllu, sources, source) if conllu else None
-    warned: Counter[str] = Counter()
+    warned = Warned()
     tick = ticker("scoring", len(sources))
     with output_to(output_file) as sink:
         for begun in range(0, len(sources), batch):
@@ -123,12 +127,10 @@ def score(
             found = translator.score(sources[part], targets[part], trees=trees[part] if trees else None, tag=tag)
             for number, one in enumerate(found, begun + 1):
                 print(scored_as(sources[number - 1], targets[number - 1], one, as_json), file=sink)
-                for warning in one.warnings:
-                    say(f"line {number}: {warning}")
-                warned.update(kinds(one.warnings))
+                warned.tell(number, one.warnings)
             sink.flush()
             tick(begun + len(found))
-    say_counts(warned)
+    say_counts(warned.lines)
 
 
 def scored_as(source: str, target: str, one: PairScore, as_json: bool) -> str:

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from dragoman.answers.asking import search_changes, settings_for
 from dragoman.answers.glossary import read_dictionary, read_glossary
-from dragoman.commands.options import Said, answer_lines, one_line, say_counts
+from dragoman.commands.options import Said, Warned, answer_lines, one_line, say_counts
 from dragoman.config import CorpusSettings
 from dragoman.console import input_lines, output_to, say
 from dragoman.door import kinds
@@ -141,13 +141,12 @@ class Asking:
         assert output
         counts: Counter[str] = Counter()
         report = Report(quiet=not group.first)
-        tell = report.say if group.first else say  # above the progress, where there is one
+        warned = Warned(report.say if group.first else say, group.world)  # above the progress, where there is one
 
         def answer(before: int, lines: Sequence[str]) -> list[Record]:
             records = []
             for number, (said, best) in enumerate(self.answered(before, lines), before + 1):
-                for warning in best.warnings:
-                    tell(f"line {number}: {warning}")
+                warned.tell(number, best.warnings)
                 records.append({"said": said, "odd": [*kinds(best.warnings), *best.flags]})
             return records
 
@@ -172,17 +171,16 @@ class Asking:
 
     def stream_lines(self) -> None:
         """One line at a time, word by word."""
-        counts: Counter[str] = Counter()
+        warned, flags = Warned(), Counter[str]()
         with output_to(self.order.output_file) as sink:
             for number, line in enumerate(input_lines(self.order.input_file), 1):
                 search = self.settings.model_dump()
                 answer = spoken(
                     self.translator.stream(self.line(line), search=search, dictionary=self.dictionary), sink
                 )
-                for warning in answer.warnings:
-                    say(f"line {number}: {warning}")
-                counts.update([*kinds(answer.warnings), *answer.flags])
-        say_counts(counts)
+                warned.tell(number, answer.warnings)
+                flags.update(answer.flags)
+        say_counts(warned.lines + flags)
 
     def line(self, text: str) -> Line:
         line = Line(text, tag=self.order.tag)

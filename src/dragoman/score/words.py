@@ -11,6 +11,7 @@ from dragoman.types import Mistake
 
 KANA, HAN, HANGUL = "\u3040-\u30ff", "\u3400-\u4dbf\u4e00-\u9fff", "\uac00-\ud7af"
 EASTERN = 0.3  # of all letters and digits: from here on a text is Japanese, Chinese or Korean
+APART = 100  # lines that end in a separate full stop: from here on a text is taken for one in tokens
 SPACELESS = ("ja", "zh")
 WORD = re.compile(rf"[{KANA}{HAN}]|[^\W{KANA}{HAN}]+")  # a sign of these scripts; of others what marks and spaces cut
 
@@ -41,11 +42,16 @@ def bleu_of(tokenize: str, references: Iterable[Iterable[str]], *, lowercase: bo
     name = tokenize or BY_SCRIPT[eastern(line for lines in references for line in lines)]
     extra = pick(TOKENIZERS, name, "way to cut lines for BLEU")
     try:
-        return BLEU(tokenize=name, lowercase=lowercase, force=name == "none")  # or it warns of text in tokens
+        return BLEU(tokenize=name, lowercase=lowercase, force=True)  # its word on text in tokens is ours to say
     except (RuntimeError, ImportError):  # what sacreBLEU says when a dictionary is missing
         if tokenize:
             raise Mistake(f"{name} needs a dictionary that is not there; pip install 'dragoman[{extra}]'") from None
-        return BLEU(tokenize="char", lowercase=lowercase)
+        return BLEU(tokenize="char", lowercase=lowercase, force=True)
+
+
+def in_tokens(lines: Iterable[str]) -> bool:
+    """Whether a text looks cut into tokens: in many lines the full stop stands apart, as sacreBLEU tells it."""
+    return sum(line.endswith(" .") for line in lines) >= APART
 
 
 def moses(lines: Sequence[str], language: str) -> list[str]:

@@ -199,7 +199,7 @@ def check(recipe: Recipe) -> None:
         pick(METRICS, name, "metric")
         if name not in fitting(task):
             raise Mistake(f"data.metrics: {name} cannot judge models that {task}; leave it out")
-    pick(dict.fromkeys(phrasebook.DIRECTIONS), recipe.data.direction, "data.direction")
+    pick(dict.fromkeys(phrasebook.DIRECTIONS), recipe.data.direction, "data.direction (of the phrasebook)")
     if not recipe.data.train:
         raise Mistake("the recipe has no data.train; name a corpus there, such as {source: F, target: F}")
     for name in SPLITS:
