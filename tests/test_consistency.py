@@ -49,13 +49,13 @@ def inputs(N: int, *, device: str = "cpu", dtype: torch.dtype = torch.float64) -
 
 
 def run(way: str, tensors: list[Tensor], method: Consistency, smoothing: float = 0.1, weight: float = 3.0) -> Any:
-    """Loss, likelihood, and the gradients of 0.7 times the loss."""
+    """Loss, likelihood, divergence, and the gradients of 0.7 times the loss."""
     states, table, target_N = tensors
-    loss, likelihood = LOSSES[way](states, table, target_N, smoothing, method, weight)
+    loss, likelihood, divergence = LOSSES[way](states, table, target_N, smoothing, method, weight)
     (0.7 * loss).backward()
     assert states.grad is not None
     assert table.grad is not None
-    found = [loss.detach(), likelihood, states.grad, table.grad]
+    found = [loss.detach(), likelihood, divergence, states.grad, table.grad]
     states.grad = table.grad = None
     return found
 
@@ -65,13 +65,14 @@ def run(way: str, tensors: list[Tensor], method: Consistency, smoothing: float =
 def test_rdrop_is_its_formula(way: str, smoothing: float) -> None:
     """The mean of both losses, and the mean of both divergences (Liang 2021, equation 4, halved)."""
     p, q = shares(inputs(20))
-    expected = 0.0
+    expected = between = 0.0
     for right, p_V, q_V in zip(inputs(20)[2].tolist(), p, q, strict=True):
         if right >= 0:
             expected += (softened(p_V, right, smoothing) + softened(q_V, right, smoothing)) / 2
-            expected += 3.0 * float((p_V * (p_V / q_V).log()).sum() + (q_V * (q_V / p_V).log()).sum()) / 2
-    loss, likelihood = LOSSES[way](*inputs(20), smoothing, METHODS["rdrop"], 3.0)
-    assert loss.item() == pytest.approx(expected, rel=1e-9)
+            between += float((p_V * (p_V / q_V).log()).sum() + (q_V * (q_V / p_V).log()).sum()) / 2
+    loss, likelihood, divergence = LOSSES[way](*inputs(20), smoothing, METHODS["rdrop"], 3.0)
+    assert loss.item() == pytest.approx(expected + 3.0 * between, rel=1e-9)
+    assert divergence.item() == pytest.approx(between, rel=1e-9)
     assert likelihood.item() == pytest.approx(nll(p), rel=1e-9)
 
 
@@ -80,12 +81,14 @@ def test_rdrop_is_its_formula(way: str, smoothing: float) -> None:
 def test_simcut_is_its_formula(way: str, smoothing: float) -> None:
     """The loss of the first pass, and KL(first || second) (Gao 2022, equation 3)."""
     p, q = shares(inputs(20))
-    expected = 0.0
+    expected = between = 0.0
     for right, p_V, q_V in zip(inputs(20)[2].tolist(), p, q, strict=True):
         if right >= 0:
-            expected += softened(p_V, right, smoothing) + 3.0 * float((p_V * (p_V / q_V).log()).sum())
-    loss, likelihood = LOSSES[way](*inputs(20), smoothing, METHODS["simcut"], 3.0)
-    assert loss.item() == pytest.approx(expected, rel=1e-9)
+            expected += softened(p_V, right, smoothing)
+            between += float((p_V * (p_V / q_V).log()).sum())
+    loss, likelihood, divergence = LOSSES[way](*inputs(20), smoothing, METHODS["simcut"], 3.0)
+    assert loss.item() == pytest.approx(expected + 3.0 * between, rel=1e-9)
+    assert divergence.item() == pytest.approx(between, rel=1e-9)
     assert likelihood.item() == pytest.approx(nll(p), rel=1e-9)
 
 
@@ -157,7 +160,8 @@ def test_passes_that_agree_cost_what_one_costs(name: str) -> None:
     (0.7 * loss).backward()
     assert one.grad is not None
     assert table.grad is not None
-    for found_, expected in zip(found, (loss.detach(), likelihood, one.grad, table.grad), strict=True):
+    none = torch.zeros_like(likelihood)
+    for found_, expected in zip(found, (loss.detach(), likelihood, none, one.grad, table.grad), strict=True):
         same(found_.sum(0) if found_.dim() == 3 else found_, expected)
 
 
@@ -217,12 +221,13 @@ def test_the_two_passes_draw_apart(kind: str, name: str) -> None:
     for rate in (0.0, 0.2, 0.5):
         learner, batch = learner_of(kind, name, dropout=rate)
         torch.manual_seed(3)
-        loss, likelihood = learner(batch).tolist()
+        loss, likelihood, divergence = learner(batch).tolist()
         learner.settings = learner.settings.model_copy(update={"consistency_weight": 1e-9})
         torch.manual_seed(3)
-        without, again = learner(batch).tolist()
-        assert again == likelihood
-        found.append(loss - without)
+        without, *again = learner(batch).tolist()
+        assert again == [likelihood, divergence]
+        assert loss - without == pytest.approx(divergence, rel=1e-4, abs=1e-4)
+        found.append(divergence)
     assert found[0] > 1e-3 if METHODS[name].cuts else abs(found[0]) < 1e-6
     assert found[2] > found[1] > 1e-3
 
@@ -264,11 +269,13 @@ def test_twice_six_steps_are_twelve(small: Path, tmp_path: Path, name: str) -> N
 
 @EVERY
 def test_it_costs_twice_the_operations(small: Path, tmp_path: Path, name: str) -> None:
-    flops = []
+    flops, told = [], []
     for method in ("none", name):
         run = quietly(small, tmp_path / method, f"train.consistency={method}", "train.steps=2", "data.dev=[]")
         flops.append([event["flops"] for event in events(run) if event["event"] == "train"])
+        told.append([event.get("divergence", 0) > 0 for event in events(run) if event["event"] == "train"])
     assert flops[1] == [2 * each for each in flops[0]]
+    assert told == [[False, False], [True, True]]
 
 
 @pytest.mark.parametrize(

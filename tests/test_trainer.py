@@ -108,7 +108,7 @@ def stepper(tmp_path: Path, small: Path, *overrides: str) -> tuple[Stepper, list
 
     def update(self: Stepper, batches: list[Batch], _step: int, lr: float) -> steps.Pending:
         seen.append((self, list(batches)))
-        return steps.Pending(torch.ones(3), lr, 1)
+        return steps.Pending(torch.ones(4), lr, 1)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stepper, "update", update)

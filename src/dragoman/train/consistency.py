@@ -58,32 +58,29 @@ def seen(ids_BT: Tensor, rate: float) -> Tensor:
 
 def plain(
     states_2NC: Tensor, weight_VC: Tensor, target_N: Tensor, smoothing: float, method: Consistency, weight: float
-) -> tuple[Tensor, Tensor]:
-    """The loss of both passes, summed, and the negative log-likelihood of the first, summed. Written to be read."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Written to be read. The loss of both passes, the negative log-likelihood of the first, how far they are apart."""
     counts_N = target_N >= 0
     target_N, logits_2NV = target_N[counts_N], widened(F.linear(states_2NC[:, counts_N], weight_VC))
     logp_NV, logq_NV = logits_2NV.log_softmax(-1)
-    losses = [
-        F.cross_entropy(logits_2NV[0], target_N, label_smoothing=smoothing, reduction="sum"),
-        F.cross_entropy(logits_2NV[1], target_N, label_smoothing=smoothing, reduction="sum"),
-        weight * (logp_NV.exp() * (logp_NV - logq_NV)).sum(),
-        weight * (logq_NV.exp() * (logq_NV - logp_NV)).sum(),
-    ]
-    total = torch.stack([share * each for share, each in zip((*method.right, *method.same), losses, strict=True)])
-    return total.sum(), F.nll_loss(logp_NV, target_N, reduction="sum").detach()
+    right = [F.cross_entropy(x_NV, target_N, label_smoothing=smoothing, reduction="sum") for x_NV in logits_2NV]
+    same = [(x.exp() * (x - y)).sum() for x, y in ((logp_NV, logq_NV), (logq_NV, logp_NV))]
+    divergence = method.same[0] * same[0] + method.same[1] * same[1]
+    total = method.right[0] * right[0] + method.right[1] * right[1] + weight * divergence
+    return total, F.nll_loss(logp_NV, target_N, reduction="sum").detach(), divergence.detach()
 
 
 def apart(
     logits_2NV: Tensor, target_N: Tensor, smoothing: float, method: Consistency, weight: float
 ) -> tuple[Tensor, Tensor]:
-    """Loss and likelihood, summed, of the tokens that count, and the slope of the loss at every logit.
+    """Loss, likelihood and divergence, summed, of the tokens that count, and the slope of the loss at every logit.
 
     The slope of KL(p || q) is p (log p - log q - KL) at the logits of p, and q - p at those of q.
     """
     V, counts_N1, target_N1 = logits_2NV.size(-1), (target_N >= 0)[:, None], target_N.clamp(min=0)[:, None]
     logp_2NV = widened(logits_2NV).log_softmax(-1)
     p_2NV = logp_2NV.exp()
-    total, slopes = logp_2NV.new_zeros(()), []
+    total, divergence, slopes = logp_2NV.new_zeros(()), logp_2NV.new_zeros(()), []
     for this, other in ((0, 1), (1, 0)):
         right, there, back = method.right[this], weight * method.same[this], weight * method.same[other]
         p_NV, logp_NV = p_2NV[this], logp_2NV[this]
@@ -96,11 +93,11 @@ def apart(
         if there:
             gap_NV = logp_NV - logp_2NV[other]
             kl_N1 = (p_NV * gap_NV).sum(-1, keepdim=True)
-            total = total + there * (kl_N1 * counts_N1).sum()
+            divergence = divergence + method.same[this] * (kl_N1 * counts_N1).sum()
             slope_NV = slope_NV + there * p_NV * (gap_NV - kl_N1)
         slopes.append(slope_NV * counts_N1)
     likelihood = -(logp_2NV[0].gather(1, target_N1) * counts_N1).sum()
-    return torch.stack([total, likelihood]), torch.stack(slopes)
+    return torch.stack([total + weight * divergence, likelihood, divergence]), torch.stack(slopes)
 
 
 def widened(x: Tensor) -> Tensor:
@@ -116,38 +113,38 @@ def chunked(
     method: Consistency,
     weight: float,
     slopes: Callable[..., tuple[Tensor, Tensor]] = apart,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """The same numbers, a chunk of tokens at a time, gradients made on the way: no logits are kept or made twice."""
-    total, likelihood = _Chunked.apply(  # type: ignore[no-untyped-call]
+    sums: tuple[Tensor, Tensor, Tensor] = _Chunked.apply(  # type: ignore[no-untyped-call]
         states_2NC, weight_VC, target_N, partial(slopes, smoothing=smoothing, method=method, weight=weight)
     )
-    return total, likelihood
+    return sums
 
 
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, states_2NC: Tensor, weight_VC: Tensor, target_N: Tensor, slopes: Callable[..., tuple[Tensor, Tensor]]
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         device = states_2NC.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states_2NC.dtype
         states, table_VC = states_2NC.to(dtype), weight_VC.to(dtype)
         grad_states, grad_weight = torch.empty_like(states_2NC), torch.zeros_like(weight_VC)
-        sums = widened(states_2NC.new_zeros(2))
+        sums_3 = widened(states_2NC.new_zeros(3))
         chunk = max(loss.CHUNK[device] // 2, 1)
         for start in range(0, len(target_N), chunk):
             part = slice(start, start + chunk)
             rows_MC = states[:, part].flatten(0, 1)
             logits_2NV = product(rows_MC, table_VC).view(2, -1, len(table_VC))
             losses, slope_2NV = slopes(logits_2NV, target_N[part])
-            sums += losses
+            sums_3 += losses
             slope_MV = slope_2NV.to(dtype).flatten(0, 1)
             grad_states[:, part] = product(slope_MV, table_VC.T).view(2, -1, states.size(-1))
             grad_weight = loss.added(grad_weight, slope_MV, rows_MC)
         ctx.save_for_backward(grad_states, grad_weight)
-        total, likelihood = sums.unbind()
-        ctx.mark_non_differentiable(likelihood)
-        return total, likelihood
+        total, likelihood, divergence = sums_3.unbind()
+        ctx.mark_non_differentiable(likelihood, divergence)
+        return total, likelihood, divergence
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -176,7 +173,7 @@ def check(settings: TrainSettings, model: Settings) -> None:
         )
 
 
-TwoPasses = Callable[[Tensor, Tensor, Tensor, float, Consistency, float], tuple[Tensor, Tensor]]
+TwoPasses = Callable[[Tensor, Tensor, Tensor, float, Consistency, float], tuple[Tensor, Tensor, Tensor]]
 LOSSES: dict[str, TwoPasses] = {"chunked": chunked, "plain": plain}  # by the names of train/loss.py
 CONSISTENCY: dict[str, Consistency | None] = {
     "none": None,

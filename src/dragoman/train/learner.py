@@ -29,17 +29,19 @@ class Learner(nn.Module):
         self.consistency, self.of_both = CONSISTENCY[settings.consistency], consistency.LOSSES[settings.loss]
 
     def forward(self, batch: Batch) -> Tensor:
-        """The loss, with its slope, and the plain negative log-likelihood: sums over the batch's real target tokens."""
+        """The loss, with its slope, the plain negative log-likelihood, and how far two passes are apart, if there are
+        two: sums over the batch's real target tokens."""
         with cut(batch.first, batch.height, passes(self.settings)):
             if self.consistency:
                 batch = twice(batch, self.consistency, self.settings.cut)
             states_BTC = self.model(batch)
         return torch.stack(self.sums(*real(states_BTC, batch)))
 
-    def sums(self, states_NC: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
+    def sums(self, states_NC: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         weight_VC, smoothing = self.model.project.weight, self.settings.label_smoothing
         if not self.consistency:
-            return self.loss(states_NC, weight_VC, target_N, smoothing)
+            loss, likelihood = self.loss(states_NC, weight_VC, target_N, smoothing)
+            return loss, likelihood, torch.zeros_like(likelihood)
         states_2NC, target_N = states_NC.view(2, -1, states_NC.size(-1)), target_N.chunk(2)[0]
         weight = self.settings.consistency_weight
         return self.of_both(states_2NC, weight_VC, target_N, smoothing, self.consistency, weight)

@@ -44,7 +44,7 @@ class Meter:
     def say(self, progress: Progress, update: Update, done: float) -> None:
         """What the last steps came to. `update` is the newest of them, `done` the share of the run behind us."""
         seconds = time.monotonic() - self.since
-        speed, loss, likelihood = self.tokens / seconds, *progress.running.means()
+        speed, loss, likelihood, divergence = self.tokens / seconds, *progress.running.means()
         said = f"step {progress.step}  loss {loss:.3f}  {speed:,.0f} tokens/s"
         left = timedelta(seconds=round(progress.seconds * max(1 / done - 1, 0)))
         self.report.step(progress.step, f"{said}  {left} left")
@@ -56,6 +56,7 @@ class Meter:
                 epoch=progress.place.epoch,
                 loss=loss,
                 likelihood=likelihood,
+                **({"divergence": divergence} if self.settings.consistency != "none" else {}),
                 norm=update.norm,
                 lr=update.lr,
                 tokens=progress.tokens,

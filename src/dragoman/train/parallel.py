@@ -30,8 +30,8 @@ class Alone:
         self.around: Any = learner
 
     def __call__(self, batch: Batch) -> Tensor:
-        sums_2: Tensor = self.around(batch)
-        return sums_2
+        sums_3: Tensor = self.around(batch)
+        return sums_3
 
     def more_to_come(self) -> AbstractContextManager[None]:
         """Inside, gradients are added up here and not exchanged yet."""

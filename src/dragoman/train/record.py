@@ -42,15 +42,18 @@ class Running(NamedTuple):
     loss: float = 0.0
     likelihood: float = 0.0
     steps: int = 0
+    divergence: float = 0.0
 
     def plus(self, update: Update) -> Running:
         if not update.finite:
             return self
-        return Running(self.loss + update.loss, self.likelihood + update.likelihood, self.steps + 1)
+        own, its = (self.loss, self.likelihood, self.divergence), (update.loss, update.likelihood, update.divergence)
+        loss, likelihood, divergence = map(sum, zip(own, its, strict=True))
+        return Running(loss, likelihood, self.steps + 1, divergence)
 
-    def means(self) -> tuple[float, float]:
+    def means(self) -> tuple[float, float, float]:
         steps = self.steps or float("nan")
-        return self.loss / steps, self.likelihood / steps
+        return self.loss / steps, self.likelihood / steps, self.divergence / steps
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,11 @@ from dragoman.types import Batch, Mistake
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one update did. `loss` and `likelihood` are per target token, in nats."""
+    """What one update did. `loss`, `likelihood` and the `divergence` of two passes are per target token, in nats."""
 
     loss: float
     likelihood: float
+    divergence: float
     norm: float
     lr: float
     tokens: int
@@ -43,15 +44,17 @@ class Update:
 class Pending(NamedTuple):
     """An update whose numbers a GPU may still be at work on: to read them is to wait for it."""
 
-    numbers_3: Tensor  # loss, likelihood, gradient norm
+    numbers_4: Tensor  # loss, likelihood, divergence, gradient norm
     lr: float
     tokens: int
 
 
 def settled(some: Sequence[Pending]) -> list[Update]:
     """Their numbers, fetched all at once."""
-    numbers: list[tuple[float, float, float]] = torch.stack([one.numbers_3 for one in some]).tolist() if some else []
-    return [Update(*three, one.lr, one.tokens) for three, one in zip(numbers, some, strict=True)]
+    if not some:
+        return []
+    numbers: list[tuple[float, float, float, float]] = torch.stack([one.numbers_4 for one in some]).tolist()
+    return [Update(*four, one.lr, one.tokens) for four, one in zip(numbers, some, strict=True)]
 
 
 class Stepper:
@@ -84,14 +87,14 @@ class Stepper:
         self.nearer.fill_(1 - min(self.settings.ema, (1 + step) / (10 + step)))  # it forgets how it began
         if self.captured and len(batches) == 1 and self.choices.split == 1:
             torch.manual_seed(seed_of(self.settings.seed, step, 0))
-            numbers_3 = self.captured(batches[0])
+            numbers_4 = self.captured(batches[0])
         else:
-            numbers_3 = self.in_parts(batches, step)
-        return Pending(numbers_3, lr, sum(b.tokens for b in batches))
+            numbers_4 = self.in_parts(batches, step)
+        return Pending(numbers_4, lr, sum(b.tokens for b in batches))
 
     def in_parts(self, batches: Sequence[Batch], step: int) -> Tensor:
         self.optimizer.zero_grad()
-        sums = torch.zeros(2, device=self.device)
+        sums = torch.zeros(3, device=self.device)
         some = [(number, part) for number, batch in enumerate(batches) for part in parts(batch, self.choices.split)]
         for left, (number, part) in zip(range(len(some) - 1, -1, -1), some, strict=True):
             torch.manual_seed(seed_of(self.settings.seed, step, number))
@@ -121,8 +124,8 @@ class Stepper:
         """Take the step that the gradients ask for, unless they or the loss are no numbers. Nobody waits for anything:
         the optimizer is told in tensors what to divide gradients by and whether to do nothing at all."""
         norm = whole(gradient_norm(self.parameters))
-        numbers_3 = torch.stack([*means, norm.float()])
-        bad = (~numbers_3[::2].isfinite().all()).float()
+        numbers_4 = torch.stack([*means, norm.float()])
+        bad = (~numbers_4[::3].isfinite().all()).float()
         self.optimizer.found_inf = bad  # type: ignore[attr-defined]
         if self.settings.clip:
             self.optimizer.grad_scale = (norm.float() / self.settings.clip).clamp(min=1.0)  # type: ignore[attr-defined]
@@ -131,7 +134,7 @@ class Stepper:
             live, nearer = tensors_of(self.model), self.nearer * (1 - bad)
             held, now = [here(mean) for mean in self.ema.values()], [here(live[n].detach()) for n in self.ema]
             torch._foreach_lerp_(held, now, [nearer] * len(held))
-        return numbers_3
+        return numbers_4
 
     def shrink(self) -> Choices:
         """After running out of memory: drop what is half done, and cut batches finer from now on."""
