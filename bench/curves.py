@@ -230,6 +230,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--keep", type=Path, help="where the results go, without a suffix")
     parser.add_argument("--again", type=Path, metavar="JSON", help="kept results, to be reported and drawn anew")
     asked = parser.parse_args()
+    if {*asked.seeds} & {*asked.control}:
+        parser.error("--control is of other seeds than --seeds")
     if len(set(asked.seeds)) < 2:
         parser.error("--seeds needs two at least: the two ways are measured by how far seeds are apart")
     return asked

@@ -92,7 +92,6 @@ def test_an_unknown_name_is_answered_with_the_menu(setting: str) -> None:
     [
         ({"decoder_attention": "local"}, r"model\.decoder_attention has no use in a hybrid"),
         ({"score": "dot", "score_width": 5}, r"model\.score_width has no use in model\.score=dot"),
-        ({"position": "tree", "kernel": "fused"}, r"model\.kernel=fused has no use with model\.position=tree"),
         ({"decoder_layers": 0}, r"model\.decoder_layers: should be greater than or equal to 1"),
         ({"width": 10, "heads": 4}, r"model\.width must be a multiple of model\.heads"),
         ({"bidirectional": True}, r"there is no setting 'model\.bidirectional'"),

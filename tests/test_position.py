@@ -142,19 +142,6 @@ def test_alibi_lowers_scores_with_the_distance() -> None:
         same(relate.attend(kernel, q, k, v, Look(gap=gap)), expected)
 
 
-@pytest.mark.parametrize("name", POSITIONS)
-def test_a_kernel_is_asked_but_by_schemes_that_say_so(name: str) -> None:
-    relate, asked = POSITIONS[name].relate(of()), []
-    x = torch.randn(1, 2, 3, 4)
-
-    def kernel(q: Tensor, *_: Any) -> Tensor:
-        asked.append(name)
-        return q
-
-    relate.attend(kernel, x, x, x, Look(gap=torch.zeros(1, 3, 3, dtype=torch.long)))
-    assert bool(asked) != relate.readable
-
-
 def test_relative_is_its_formula_pair_by_pair() -> None:
     """Shaw 2018, equations 3 and 4, with the vectors of every pair written out."""
     torch.manual_seed(0)

@@ -240,8 +240,7 @@ def write_corpora(
     found, told = [], []
     for lesson, file, count in zip(lessons, files, counts, strict=True):
         good, name = write_corpus(lesson, file, count), lesson.corpus.shown
-        counted = {"answers": good.good, "total": good.total, "left_out": dict(good.left_out)}
-        told.append({"file": file.name, "of": name, **counted})
+        told.append({"file": file.name, "of": name, "answers": good.good, "left_out": dict(good.left_out)})
         found.append(good)
         report.say(f"{name}: {good}")
     originals = sum(good.asked for lesson, good in zip(lessons, found, strict=True) if not lesson.corpus.text)

@@ -1,4 +1,4 @@
-"""An endless, seeded order of batches over one corpus or several. Its state is a place: three integers.
+"""An endless, seeded order of batches over one corpus or several. Its state is a place.
 
 Each epoch is shuffled once, as a function of (seed, epoch); windows of the shuffled order are packed one after the
 other, so that no epoch is ever held whole and a resumed run repacks one window at most.

@@ -30,7 +30,6 @@ class TransformerLmSettings(TransformerSettings):
 
     def check(self) -> None:
         super().check()
-        self.check_kernel()
         useless(self, "a language model, which has no encoder", "encoder_layers", "attention", "source_word_dropout")
         if POSITIONS[self.position].of_trees:
             raise Mistake(
@@ -62,7 +61,6 @@ class TransformerClassifierSettings(TransformerSettings):
 
     def check(self) -> None:
         super().check()
-        self.check_kernel()
         if POSITIONS[self.position].of_trees:
             raise Mistake(
                 f"model.position={self.position} needs trees beside texts, which only translation takes so far"

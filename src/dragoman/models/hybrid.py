@@ -42,7 +42,6 @@ class HybridSettings(TransformerSettings):
 
     def check(self) -> None:
         super().check()
-        self.check_kernel()
         useless(self, "a hybrid, whose decoder is recurrent", "decoder_attention")
         if not SCORES[self.score].sized:
             useless(self, f"model.score={self.score}", "score_width")

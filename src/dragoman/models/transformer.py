@@ -96,14 +96,6 @@ class TransformerSettings(AttentionSettings, Depths):
                     f"model.position={self.position} asks for; choose another position, such as sinusoidal"
                 )
 
-    def check_kernel(self) -> None:
-        """Of kinds without an attention to the source: theirs is all within sentences, where positions have a say."""
-        if POSITIONS[self.position].relate.readable and self.kernel not in ("auto", "reference"):
-            raise Mistake(
-                f"model.kernel={self.kernel} has no use with model.position={self.position}, which attends in the way "
-                "of reference; leave it out"
-            )
-
     @property
     def layout(self) -> str:
         """Several sentences to a row, unless one of the patterns cannot tell them apart."""

@@ -102,7 +102,6 @@ class Relate(nn.Module):
     """Queries meet keys wherever both stand."""
 
     needs = "nothing"  # of what a pattern can tell: "nothing", "distance" or "tree" (nn/pattern.py)
-    readable = False  # attends in the way of `reference` whatever the kernel
 
     def __init__(self, settings: AttentionSettings) -> None:
         super().__init__()
@@ -171,8 +170,6 @@ class Relative(Distant):
     A query meets every distance's vector once, and each pair picks its own from those products: no vector is written
     out for every pair.
     """
-
-    readable = True
 
     def __init__(self, settings: AttentionSettings) -> None:
         super().__init__(settings)

@@ -38,10 +38,7 @@ class Muon(AdamW):
             groups, lr=lr, betas=(0.9, beta2), eps=1e-9, weight_decay=weight_decay, fused=True, capturable=capturable
         )
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        Optimizer.__setstate__(
-            self, state
-        )  # AdamW's own asks every state for a count of steps, which matrices have not
+    __setstate__ = Optimizer.__setstate__  # AdamW's own looks for counts of steps, which matrices do not have
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

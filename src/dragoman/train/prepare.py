@@ -149,7 +149,9 @@ def prepare(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: To
 
 def _asked(recipe: Recipe) -> dict[str, list[Pair]]:
     """As many lines as validations translate, of every corpus of dev as many as of the others, while they last."""
-    names = [corpus.tag or corpus.shown for corpus in recipe.data.dev]
+    short = [corpus.tag or Path((corpus.files or [corpus.shown])[0]).name for corpus in recipe.data.dev]
+    alike = len(set(short)) < len(short)
+    names = [corpus.tag or corpus.shown for corpus in recipe.data.dev] if alike else short
     trees = asks_for_trees(recipe.model)
     readers = (_reader(recipe, corpus, "dev", trees=trees)() for corpus in recipe.data.dev)
     rounds = zip_longest(*(zip(repeat(name), reader) for name, reader in zip(names, readers, strict=True)))

@@ -94,7 +94,7 @@ def first_begin(order: Order, report: Report, held: ExitStack, group: Group) -> 
         for name in LIMITS:
             was, now = (getattr(each.train, name) for each in (folder.recipe(), whole))
             if was != now:
-                report.say(f"train.{name} was {was:g} and is {now:g} from here on")
+                report.say(f"train.{name} was {was} and is {now} from here on")
         check_shared(whole, group)
         check_files(whole)
         held.enter_context(alone(folder))
@@ -104,6 +104,7 @@ def first_begin(order: Order, report: Report, held: ExitStack, group: Group) -> 
     parent = open_run(init_from, device="cpu") if init_from is not None else None
     whole = completed(inherited(whole, parent.recipe) if parent else whole)
     check(whole)
+    check_metric(whole)
     check_shared(whole, group)
     check_files(whole)
     if parent:
@@ -216,19 +217,24 @@ def check(recipe: Recipe) -> None:
             f"tokenizer.sampling has no use with tokenizer.kind={kinds[0]}, which cuts every text in one way; "
             f"leave it out, or choose {able}"
         )
-    check_validation(recipe, task)
+    check_validation(recipe)
     if recipe.train.freeze:
         freeze(build_model(recipe, source_size=len(SPECIALS), target_size=len(SPECIALS)), recipe.train.freeze)
 
 
-def check_validation(recipe: Recipe, task: str) -> None:
-    """What is asked of validations is refused where there are none, or where they do not find it out."""
+def check_validation(recipe: Recipe) -> None:
+    """What is asked of validations is refused where there are none."""
     train = recipe.train
     for name in [name for name, least in (("patience", 1), ("average", 2)) if getattr(train, name) >= least]:
         if not recipe.data.dev:
             raise Mistake(f"train.{name} goes by the dev set, so it needs data.dev; name one, or leave it out")
         if not train.validate_every:
-            raise Mistake(f"train.{name} goes by validations on the way, so train.validate_every must be above 0")
+            raise Mistake(f"train.{name} goes by validations on the way; set train.validate_every, or leave it out")
+
+
+def check_metric(recipe: Recipe) -> None:
+    """Refuse to judge answers that nobody asks for. A run that was begun so goes on by the loss."""
+    train, task = recipe.train, kind_of(recipe.model).task
     if task == "translate" and train.metric not in ("auto", "loss") and not train.validate_lines:
         raise Mistake(
             f"train.metric={train.metric} judges answers, and train.validate_lines=0 asks for none; raise it, or set "

@@ -125,7 +125,7 @@ class Validator:
         return total / count
 
     def translations(self, model: Model) -> tuple[list[str], list[str]]:
-        """Answers to the first lines of dev, and the right ones."""
+        """Answers to the first lines of each corpus of dev, and the right ones."""
         pairs, tokenizers = list(chain.from_iterable(self.prepared.asked.values())), self.prepared.tokenizers
         if self.choices.capture and self.engine is None:  # what it captures for one validation serves all that follow
             self.engine = TorchEngine(model, self.device, tokenizers.target.decode)
