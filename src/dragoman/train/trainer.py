@@ -63,7 +63,7 @@ def train(
         start = begin(Order(recipe, folder, overrides, resume, init_from), report, held, group)
         given = start.parent.tokenizers if start.parent else tokenizers
         prepared = group.in_turn(lambda: prepare(start.recipe, folder, report, tokenizers=given))
-        saved = record.load(start.newest) if start.newest else None
+        saved = group.each(lambda: record.load(start.newest) if start.newest else None)
         choices = group.each(lambda: chosen(start.recipe, saved, group))
         trainer = group.each(lambda: Trainer(start, saved, choices, folder, prepared, report, group))
         with trainer.group.company():
