@@ -24,6 +24,7 @@ from dragoman import store
 from dragoman.loading import load
 from dragoman.models.base import Model
 from dragoman.store import mean
+from dragoman.train import start
 from dragoman.train import step as steps
 from dragoman.train.report import Report
 from dragoman.train.step import Stepper
@@ -426,6 +427,29 @@ def test_an_end_that_is_moved_is_said(small: Path, tmp_path: Path, call: Call) -
     again = call("train", small, "--out", tmp_path / "run", "--resume", "train.steps=6")
     assert "train.steps was 4 and is 6 from here on" in again.err
     assert "from here on" not in call("train", small, "--out", tmp_path / "run", "--resume", "train.steps=6").err
+
+
+def test_what_a_killed_process_half_wrote_is_removed(small: Path, tmp_path: Path) -> None:
+    """At once, not with the next checkpoint: it may be what fills the disk."""
+    run = quietly(small, tmp_path / "run", "train.steps=4")
+    half = run / "checkpoints/step-0000000009.part"
+    half.mkdir()
+    (half / "model.safetensors").write_bytes(b"half")
+    (run / "checkpoints/best-0000000009.safetensors.part").write_bytes(b"half")
+    quietly(small, run, "train.steps=4", resume=True)
+    assert not list(run.rglob("*.part"))
+
+
+def test_a_run_that_was_begun_with_a_metric_of_no_use_goes_on(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new one is refused (test_bad_input.py), but this one could neither change the metric nor the lines."""
+    useless = ("train.metric=chrf", "train.validate_lines=0")
+    with monkeypatch.context() as before:
+        before.setattr(start, "check_metric", lambda _: None)
+        quietly(small, tmp_path / "run", *useless, "train.steps=4")
+    quietly(small, tmp_path / "run", *useless, "train.steps=6", resume=True)
+    assert state(tmp_path / "run")["step"] == 6
 
 
 @pytest.mark.parametrize(("average", "said"), [(1, "the model is in"), (3, "the mean of the 2 best models is in")])

@@ -47,9 +47,8 @@ class Running(NamedTuple):
     def plus(self, update: Update) -> Running:
         if not update.finite:
             return self
-        own, its = (self.loss, self.likelihood, self.divergence), (update.loss, update.likelihood, update.divergence)
-        loss, likelihood, divergence = map(sum, zip(own, its, strict=True))
-        return Running(loss, likelihood, self.steps + 1, divergence)
+        loss, likelihood = self.loss + update.loss, self.likelihood + update.likelihood
+        return Running(loss, likelihood, self.steps + 1, self.divergence + update.divergence)
 
     def means(self) -> tuple[float, float, float]:
         steps = self.steps or float("nan")

@@ -91,8 +91,9 @@ def first_begin(order: Order, report: Report, held: ExitStack, group: Group) -> 
     newest = opened(folder, resume=resume)
     if newest:
         whole = gone_on(whole, folder, newest, init_from)
+        before = folder.recipe().train
         for name in LIMITS:
-            was, now = (getattr(each.train, name) for each in (folder.recipe(), whole))
+            was, now = getattr(before, name), getattr(whole.train, name)
             if was != now:
                 report.say(f"train.{name} was {was} and is {now} from here on")
         check_shared(whole, group)
