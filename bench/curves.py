@@ -8,8 +8,9 @@ The same recipe is trained in two ways: as it is, with all that makes it fast, a
 attention, the plain loss, float32, and nothing compiled. The curves are smoothed over --smooth steps. At each step the
 means of the two ways may differ by less than seeds do: the distance from the lowest to the highest of the readable
 runs, which is smoothed five times as far, because three curves cross by chance. The exit code is 1 where they do not.
-Three seeds at each of many steps break such a rule by chance too: how far other seeds of the readable way, the control,
-are from the first ones is told and drawn beside it.
+Three seeds at each of many steps break such a rule by chance too. So there is a control, further seeds of the readable
+way: for each choice of three of all these, the mean of the others is held to the same rule. How that came out is told
+and drawn beside the verdict, which it does not change.
 
 On a GPU both ways share what has no setting of its own, such as updates that are recorded as graphs and launched whole
 (train/captured.py) and dropout that is drawn by a kernel (nn/dropout_triton.py). The curves say nothing of that.
@@ -17,7 +18,7 @@ On a GPU both ways share what has no setting of its own, such as updates that ar
 Runs that are finished are not run again, and what was stopped goes on. --keep leaves a JSON file, a short report and a
 figure (which needs `pip install 'dragoman[figures]'`); --again makes the last two from the first.
 
-Shapes   P paths   S seeds   K points of a curve
+Shapes   P paths   S seeds   K points of a curve   C choices of seeds
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -114,23 +116,22 @@ class Comparison(NamedTuple):
     differs_K: Curves  # the means of the two paths
     spread_K: Curves  # the readable seeds, from the lowest to the highest
     pair: float  # the largest distance of two runs of one seed
-    control_K: Curves | None  # how far the mean of other readable seeds is from that of these
+    control_CK: Curves  # what share_K is of two paths, for each choice of seeds of the readable one and its others
 
     @property
-    def worst(self) -> int:
-        """Where the difference is the largest part of the spread."""
-        return int((self.differs_K / self.spread_K).argmax())
+    def share_K(self) -> Curves:
+        return self.differs_K / self.spread_K
 
     @property
     def share(self) -> float:
-        return float(self.differs_K[self.worst] / self.spread_K[self.worst])
+        return float(self.share_K.max())
 
     @property
     def held(self) -> bool:
         return self.share < 1
 
     def __str__(self) -> str:
-        at, largest = self.worst, int(self.differs_K.argmax())
+        at, largest = int(self.share_K.argmax()), int(self.differs_K.argmax())
         verdict = "less" if self.held else "MORE"
         told = (
             f"The two paths differ {verdict} than seeds do: by at most {self.share:.2f} of their spread, at step "
@@ -139,11 +140,14 @@ class Comparison(NamedTuple):
             f"{self.spread_K[largest]:.4f}), the average one {self.differs_K.mean():.4f} (seeds: "
             f"{self.spread_K.mean():.4f}); two runs of one seed are at most {self.pair:.4f} apart."
         )
-        if self.control_K is not None:
-            share = (self.control_K / self.spread_K).max()
+        if len(self.control_CK):
+            most_C = self.control_CK.max(1)
             told += (
-                f" The control, other seeds of the readable path, differs from its first ones by at most {share:.2f} "
-                f"of their spread, on average by {self.control_K.mean():.4f}."
+                f" The control: of {len(most_C)} choices of seeds of the readable path, against its others, "
+                f"{(most_C >= 1).sum()} break the same rule and {(most_C > self.share).sum()} "
+                f"by more than the two paths do. At most they differ by {most_C.min():.2f} to {most_C.max():.2f} of "
+                f"their spread (median {np.median(most_C):.2f}), on average over the curve by "
+                f"{self.control_CK.mean():.2f}, and the two paths by {self.share_K.mean():.2f}."
             )
         return told
 
@@ -153,11 +157,24 @@ def compared(found: dict[str, Any], smooth: int) -> Comparison:
     steps = np.array(found["steps"], dtype=float)
     curves = {path: smoothed(np.array(rows), points) for path, rows in found["loss"].items()}
     readable_SK, fast_SK = curves["readable"], curves["fast"]
-    spread_K = smoothed(np.ptp(readable_SK, axis=0), WIDER * points)
-    differs_K = np.abs(fast_SK.mean(0) - readable_SK.mean(0))
-    others = found.get("control", {}).get("loss")
-    control_K = np.abs(smoothed(np.array(others), points).mean(0) - readable_SK.mean(0)) if others else None
-    return Comparison(steps, curves, differs_K, spread_K, float(np.abs(fast_SK - readable_SK).max()), control_K)
+
+    def spread(of_SK: Curves) -> Curves:
+        return smoothed(np.ptp(of_SK, axis=0), WIDER * points)
+
+    others = found.get("control", {}).get("loss", [])
+    all_SK = np.concatenate([readable_SK, smoothed(np.array(others), points)]) if others else readable_SK
+    control = []
+    for chosen in combinations(range(len(all_SK)), len(readable_SK)) if others else ():
+        own_SK, rest_SK = all_SK[list(chosen)], np.delete(all_SK, chosen, axis=0)
+        control.append(np.abs(rest_SK.mean(0) - own_SK.mean(0)) / spread(own_SK))
+    return Comparison(
+        steps,
+        curves,
+        differs_K=np.abs(fast_SK.mean(0) - readable_SK.mean(0)),
+        spread_K=spread(readable_SK),
+        pair=float(np.abs(fast_SK - readable_SK).max()),
+        control_CK=np.array(control),
+    )
 
 
 def report(found: dict[str, Any], made: Comparison) -> str:
@@ -191,12 +208,15 @@ def draw(made: Comparison, file: Path) -> None:
     for path, curve_SK in made.curves.items():
         above.fill_between(made.step_K, curve_SK.min(0), curve_SK.max(0), color=COLOURS[path], alpha=0.25, linewidth=0)
         above.plot(made.step_K, curve_SK.mean(0), color=COLOURS[path], label=f"{path}: mean, lowest to highest seed")
-    below.plot(made.step_K, made.spread_K, color=COLOURS["readable"], label="spread of the readable seeds")
-    below.plot(made.step_K, made.differs_K, color=COLOURS["fast"], label="difference of the two means")
-    if made.control_K is not None:
-        below.plot(made.step_K, made.control_K, color="#888a85", label="the same of other readable seeds")
+    below.plot(made.step_K, made.share_K, color=COLOURS["fast"], label="difference of the two means", zorder=3)
+    below.axhline(1, color=COLOURS["readable"], linestyle="dashed", label="spread of the readable seeds")
+    for number, share_K in enumerate(made.control_CK):
+        label = "the same of readable seeds among themselves" if number == 0 else None
+        below.plot(made.step_K, share_K, color="#888a85", linewidth=0.5, alpha=0.5, label=label)
     above.set(ylabel="training loss, nats per token")
-    below.set(ylabel="nats per token", xlabel="step", yscale="log")
+    below.set(
+        ylabel="part of the spread", xlabel="step", ylim=(0, 1.5 * max(made.share, made.control_CK.max(initial=1)))
+    )
     for axis in (above, below):
         axis.legend(frameon=False)
         axis.grid(alpha=0.25)

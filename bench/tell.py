@@ -51,9 +51,9 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def scores(found: Sequence[Result]) -> str:
-    """A row for each result and test."""
+    """A row for each result and test, but for those of changed settings that stand in the table of methods."""
     heads = ("recipe", "changed", "test", "scores", "seeds", "pairs", "parameters", "minutes", "machine")
-    return table(heads, [row for one in found for row in score_rows(one)])
+    return table(heads, [row for one in found if not as_it_stands(one, found) for row in score_rows(one)])
 
 
 def score_rows(one: Result) -> Iterator[list[str]]:
@@ -61,7 +61,11 @@ def score_rows(one: Result) -> Iterator[list[str]]:
     about += [f"{one['train_minutes']['mean']:.1f}", one["machine"]]
     for test in one["tests"]:
         told = "; ".join(f"{name} {score(held)}" for name, held in metrics_of(test).items())
-        yield [f"`{Path(one['recipe']).stem}`", changed(one), test["test"], told, *about]
+        yield [linked(one), changed(one), test["test"], told, *about]
+
+
+def linked(one: Result) -> str:
+    return f"[`{Path(one['recipe']).stem}`](../bench/results/{one['file']})"
 
 
 def changed(one: Result) -> str:
@@ -75,19 +79,20 @@ def methods(found: Sequence[Result]) -> str:
     """What each changed setting brought: the first metric of every test, against the recipe as it stands."""
     rows = []
     for one in found:
-        plain = next((each for each in found if like(each, one) and not each["settings"]), None)
-        if plain is None or not one["settings"]:
+        plain = as_it_stands(one, found)
+        if plain is None:
             continue
         pairs = list(zip(first_metrics(one), first_metrics(plain), strict=True))
         now = " / ".join(f"{mine['mean']:.2f}" for mine, _ in pairs)
         gain = " / ".join(f"{mine['mean'] - theirs['mean']:+.2f}" for mine, theirs in pairs)
-        rows.append([f"`{Path(one['recipe']).stem}`", changed(one), now, gain, f"{len(one['seeds'])}"])
+        rows.append([linked(one), changed(one), now, gain, f"{len(one['seeds'])}"])
     return table(("recipe", "changed", "scores", "against the recipe as it stands", "seeds"), rows)
 
 
-def like(one: Result, other: Result) -> bool:
-    """Whether they are of the same recipe, on the same number of pairs."""
-    return all(one[name] == other[name] for name in ("recipe", "digest", "pairs"))
+def as_it_stands(one: Result, found: Sequence[Result]) -> Result | None:
+    """Of a result with changed settings the one of the same recipe, on the same number of pairs, without them."""
+    same = [each for each in found if all(each[name] == one[name] for name in ("recipe", "digest", "pairs"))]
+    return next((each for each in same if not each["settings"]), None) if one["settings"] else None
 
 
 def first_metrics(one: Result) -> list[dict[str, Any]]:
@@ -101,8 +106,7 @@ def reached(found: Sequence[Result]) -> str:
         for goal, times in one.get("reached", {}).items():
             told = ", ".join("never" if each is None else f"{each:.2f}" for each in times)
             name, test = next(iter(metrics_of(one["tests"][0]))), one["tests"][0]["test"]
-            recipe = f"`{Path(one['recipe']).stem}`"
-            rows.append([recipe, changed(one), f"{name} {goal} on {test}", told, one["machine"]])
+            rows.append([linked(one), changed(one), f"{name} {goal} on {test}", told, one["machine"]])
     return table(("recipe", "changed", "score", "minutes", "machine"), rows)
 
 
