@@ -1,4 +1,8 @@
-"""Where the time of a training step goes, by kind of work and by kernel. Called by train_gpu.py --profile."""
+"""Where the time of a training step goes, by kind of work and by kernel. Called by train_gpu.py --profile.
+
+A kernel's name is all that is known of it: the products by which Muon makes matrices orthogonal count as matrix
+products, and most of what it does beside them as elementwise.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,8 @@ KINDS = {  # the first that a kernel's name answers to
     "exchange between GPUs": r"nccl",
     "attention": r"flash|fmha|attention|attend|sdpa|flex|^_(forward|backward|queries|keys|query|key|score)",
     "loss": r"cross_entropy|softmax|soften|nll_loss|logsumexp|loss",
-    "optimizer and norm of the gradient": r"adam|muon|multi_tensor|foreach|lpnorm|lerp|linalg_vector_norm",
-    "matrix products": r"gemm|gemv|nvjet|xmma|cutlass|cublas|splitk|matmul|triton_tem|(^|::|_)(add|b|badd)?mm|linear",
+    "optimizer and norm of the gradient": r"adam|multi_tensor|foreach|lpnorm|lerp|linalg_vector_norm",
+    "matrix products": r"gemm|gemv|nvjet|xmma|cutlass|cublas|splitk|matmul|triton_tem|(^|::|_)(add|b|baddb)?mm|linear",
     "copies between host and device": r"^mem(cpy|set)",
     "dropout, norms, elementwise": r"triton|dropout|norm|elementwise|reduce|embedding|index|gather|scatter|copy|aten::"
     r"|^_(draw|slope)",

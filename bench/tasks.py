@@ -23,8 +23,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dragoman.score.metrics import METRICS
+
 RECIPES = Path(__file__).resolve().parent.parent / "recipes" / "tasks"
-LOWER = {"wrong", "per", "wer", "ter", "loss", "perplexity", "bits_per_character"}  # is better
+OF_TEXT = {"loss", "perplexity", "bits_per_character"}  # a language model's, which are on no menu
+LOWER = OF_TEXT | {name for name, metric in METRICS.items() if not metric.higher}  # is better
 
 
 class Task(NamedTuple):

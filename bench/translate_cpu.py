@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from dragoman.engines.choose import RUNNERS, machine
 from dragoman.loading import load
 from dragoman.score.metrics import METRICS
+from dragoman.text.corpus import read_lines
 from dragoman.translator import Translator
 from translators import System, ctranslate2, huggingface, ours
 
@@ -111,10 +112,8 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=1000)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    lines = options.source.read_text(encoding="utf-8").split("\n")[: options.lines]
-    references = (
-        options.reference.read_text(encoding="utf-8").split("\n")[: options.lines] if options.reference else None
-    )
+    lines = list(read_lines(options.source))[: options.lines]
+    references = list(read_lines(options.reference))[: options.lines] if options.reference else None
     found: dict[str, Any] = {
         "machine": [*machine(), f"{torch.get_num_threads()} threads", platform.python_version()],
         "lines": len(lines),

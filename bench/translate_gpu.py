@@ -23,6 +23,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from dragoman.loading import load
 from dragoman.score.metrics import METRICS
+from dragoman.text.corpus import read_lines
 from dragoman.translator import Translator
 from translators import System, huggingface, ours
 
@@ -77,8 +78,8 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=8, help="the file so many times over")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    lines = options.source.read_text(encoding="utf-8").splitlines() * options.repeat
-    read = options.reference.read_text(encoding="utf-8").splitlines() if options.reference else []
+    lines = list(read_lines(options.source)) * options.repeat
+    read = list(read_lines(options.reference)) if options.reference else []
     translator = load(options.run, device="cuda")
     found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "lines": len(lines)}
     for beam in options.beams:

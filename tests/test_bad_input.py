@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -29,6 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_lines(folder / "short", ["ba."] * 59)
     write_lines(folder / "empty", [])
     (folder / "directory").mkdir()
+    (folder / "taken.dev.target").mkdir()
     (folder / "latin1").write_bytes(b"ba.\nba.\ngr\xfcn.\n" + b"ba.\n" * 57)
     whole = gzip.compress((folder / "train.src").read_bytes())
     (folder / "cut.gz").write_bytes(whole[:-9])
@@ -194,6 +196,31 @@ def test_a_setting_that_is_wrong(
     cache = f"data.cache={tmp_path / 'cache'}"
     answer = call("train", folder / "recipe.yaml", "--out", tmp_path / "run", cache, *setting.split(" & "))
     one_sentence(answer, *culprits)
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "library", "extra"),
+    [
+        ("data.metrics=[bleu, bleu_moses_de]", "sacremoses", "moses"),
+        ("data.metrics=[rougeL]", "rouge_score", "rouge"),
+        ("train.metric=rougeL", "rouge_score", "rouge"),
+    ],
+)
+def test_a_metric_whose_library_is_not_there(
+    folder: Path,
+    tmp_path: Path,
+    call: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    setting: str,
+    library: str,
+    extra: str,
+) -> None:
+    """It is said before the training, not when its scores are wanted."""
+    monkeypatch.setitem(sys.modules, library, None)
+    name, _, metric = setting.strip("]").replace("[", "").replace("bleu, ", "").partition("=")
+    answer = call("train", folder / "recipe.yaml", "--out", tmp_path / "run", setting)
+    one_sentence(answer, f"{name}: {metric} needs {library}", f"pip install 'dragoman[{extra}]'")
     assert files(tmp_path) == []
 
 
@@ -369,9 +396,12 @@ def test_a_damaged_checkpoint_is_not_resumed(toy: Toy, run: Path, call: Call) ->
         (["data", "stats", "--source", "train.src"], ("target",)),
         (["data", "sats"], ("'sats'",)),
         (["data", "clean", "--tsv", "one.tsv", "--out", "x", "max_ration=3"], ("'max_ration'", "'max_ratio'")),
-        (["data", "clean", "--tsv", "one.tsv", "--out", "no/where"], ("no/where",)),
+        (["data", "clean", "--tsv", "one.tsv", "--out", "short/where"], ("short/where", "Not a directory", "--out")),
+        (["data", "split", "--tsv", "missing.tsv", "--out", "short/where"], ("short/where", "Not a directory")),
+        (["data", "split", "--tsv", "missing.tsv", "--out", "taken"], ("taken.dev.target", "folder", "--out")),
+        (["data", "split", "--tsv", "missing.tsv", "--out", "new/where"], ("missing.tsv",)),
         (["data", "phrasebook", "--out", "x", "--split", "tarin"], ("'tarin'", "'train'")),
-        (["data", "phrasebook", "--out", "no/where", "--count", "2"], ("no/where",)),
+        (["data", "phrasebook", "--out", "short/no/where", "--count", "2"], ("short/no/where", "Not a directory")),
         (["data", "phrasebook", "--out", "x", "--count", "0"], ("--count", "1")),
     ],
 )

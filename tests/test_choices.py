@@ -38,6 +38,7 @@ def test_what_is_set_by_name_is_done(name: str, value: object) -> None:
 
 
 def test_a_run_of_a_gpu_does_not_slip_onto_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     before = replace(BEFORE, device="cuda", split=1, few_shapes=True, capture=True)
     with pytest.raises(Mistake, match=r"train\.device=cpu"):
@@ -46,12 +47,25 @@ def test_a_run_of_a_gpu_does_not_slip_onto_a_cpu(monkeypatch: pytest.MonkeyPatch
     assert there == replace(before, device="cpu", compile=False, capture=False)
 
 
+@pytest.mark.parametrize(("there", "world", "goes_on"), [(1, 1, False), (2, 1, True), (1, 4, True), (0, 4, False)])
+def test_a_run_of_a_second_gpu_needs_one_or_processes_that_share(
+    monkeypatch: pytest.MonkeyPatch, there: int, world: int, goes_on: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    before = replace(BEFORE, device="cuda:1")
+    if goes_on:
+        assert rechosen(before, before, TrainSettings(), world).device == "cuda:1"
+        return
+    with pytest.raises(Mistake, match="begun on cuda:1"):
+        rechosen(before, before, TrainSettings(), world)
+
+
 @pytest.mark.parametrize(("accumulate", "split", "recorded"), [(1, 1, True), (2, 1, False), (1, 2, False)])
 def test_updates_are_recorded_wherever_they_can_be(
     monkeypatch: pytest.MonkeyPatch, accumulate: int, split: int, recorded: bool
 ) -> None:
     """Also by one process that goes on with what several began, which cannot."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     several = replace(BEFORE, device="cuda:0", split=split, few_shapes=True, world=2)
     settings = TrainSettings(accumulate=accumulate)
     assert rechosen(several, replace(several, world=1), settings).capture == recorded

@@ -10,6 +10,7 @@ import pty
 import re
 import select
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,6 +34,7 @@ from dragoman import cli
 from dragoman.commands.options import Warned
 from dragoman.console import paper
 from dragoman.outcome import outcome
+from dragoman.store import RunFolder
 from dragoman.text import phrasebook
 from toy_run import Call, Toy, command, environment, files, one_sentence, sentences, started, translated, write_lines
 
@@ -247,6 +249,26 @@ def test_the_metrics_that_were_asked_for(toy: Toy, tmp_path: Path, call: Call) -
     assert [key for key in record if isinstance(record[key], dict) and "value" in record[key]] == ["wer", "exact"]
     assert {row.split("  ")[0] for row in call(*asked).out.splitlines()[1:3]} == {"word errors", "exact match"}
     one_sentence(call(*asked, "--metric", "exakt"), "'exakt'", "'exact'")
+
+
+@pytest.mark.parametrize("test", ["files", "phrasebook"])
+@pytest.mark.parametrize("asked", ["command", "recipe"])
+def test_a_metric_that_cannot_be_counted_costs_no_work(
+    toy: Toy, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch, asked: str, test: str
+) -> None:
+    """Whoever names it: the command, or the recipe of a run that was trained elsewhere."""
+    run = tmp_path / "run"
+    shutil.copytree(toy.run, run)
+    recipe = RunFolder(run).recipe()
+    data = recipe.data.model_copy(update={"metrics": ("bleu_moses_de",)})
+    RunFolder(run).save_recipe(recipe.model_copy(update={"data": data}))
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    monkeypatch.setattr("dragoman.translator.Translator.translate", None)
+    file = write_lines(tmp_path / "s", sentences(2, seed=31))
+    on = ["--source", file, "--reference", file] if test == "files" else ["--phrasebook", "dev"]
+    named = ["--metric", "bleu_moses_de"] if asked == "command" else []
+    answer = call("evaluate", toy.run if named else run, *on, *named)
+    one_sentence(answer, "bleu_moses_de needs sacremoses", "pip install 'dragoman[moses]'")
 
 
 def test_a_run_is_scored_on_its_own_test_corpora(small: Path, tmp_path: Path, call: Call) -> None:
@@ -501,6 +523,21 @@ def test_a_corpus_is_split_by_its_sources(tmp_path: Path, call: Call) -> None:
     assert all(pair in rows for pairs in parts.values() for pair in pairs)
     call(*command, "--out", tmp_path / "again")
     assert (tmp_path / "again.dev.source").read_bytes() == (tmp_path / "part.dev.source").read_bytes()
+
+
+@pytest.mark.parametrize("command", ["clean", "split", "phrasebook"])
+def test_data_commands_make_the_folder_of_what_they_write(tmp_path: Path, call: Call, command: str) -> None:
+    write_lines(tmp_path / "c.tsv", [f"source {i}\ttarget {i}" for i in range(20)])
+    way = {"split": ("--dev", 5, "--test", 5), "phrasebook": ("--count", 2)}
+    corpus = () if command == "phrasebook" else ("--tsv", tmp_path / "c.tsv")
+    answer = call("data", command, *corpus, *way.get(command, ()), "--out", tmp_path / "new" / "folder" / "part")
+    assert answer.code == 0, answer.err
+    names = {
+        "clean": ["source", "target"],
+        "split": [f"{part}.{side}" for part in ("dev", "test", "train") for side in ("source", "target")],
+        "phrasebook": ["de", "en"],
+    }
+    assert files(tmp_path / "new" / "folder") == [f"part.{name}" for name in names[command]]
 
 
 def test_a_corpus_too_small_to_split_is_said(tmp_path: Path, call: Call) -> None:

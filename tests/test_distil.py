@@ -200,6 +200,15 @@ def test_two_processes_teach_one_student(toy: Toy, recipe: Path, tmp_path: Path)
     assert load_as(Translator, tmp_path / "two", device="cpu").translate(["ba del!"])
 
 
+def test_of_two_processes_one_says_what_is_wrong(toy: Toy, recipe: Path, tmp_path: Path) -> None:
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "dragoman"]
+    way = ["distil", toy.run, recipe, "--out", tmp_path / "run", "tokenizer.size=77"]
+    done = subprocess.run([*start, *way], capture_output=True, text=True, env=environment(), check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("tokenizer.size=77, but a student keeps") == 1
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.usefixtures("few")
 def test_nothing_is_translated_twice(toy: Toy, recipe: Path, tmp_path: Path) -> None:
     """Not after a stop, nor for a second student: of 60 sources in shards of 16 the third is broken off."""
@@ -356,6 +365,17 @@ def test_how_many_answers_are_enough(found: list[Lessons], originals: int, said:
         assert ("--with-originals" in answer) is (not originals and "only" in answer)
     assert answer.startswith(said)
     assert bool(answer) is bool(said)
+
+
+@pytest.mark.parametrize(("teacher", "whom"), [("a", "train it longer"), ("a and b", "train them longer")])
+@pytest.mark.parametrize("good", [0, 1, 30])
+def test_several_teachers_are_spoken_of_as_several(teacher: str, whom: str, good: int) -> None:
+    try:
+        said = room.doubts(teacher, [lessons(good, 100 - good)], 0)
+    except Mistake as refused:
+        said = str(refused)
+    assert f"of {teacher} " in said
+    assert whom in said
 
 
 @given(st.lists(st.tuples(st.text(st.characters(codec="utf-8")), st.text(st.characters(codec="utf-8"))), min_size=1))

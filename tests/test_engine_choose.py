@@ -76,6 +76,29 @@ def test_full_precision_is_not_given_up_for_little(seconds: float, winner: str, 
     assert race(engines, some_jobs(8), SEARCH, track.clock).winner == winner
 
 
+@pytest.mark.parametrize(
+    ("seconds", "alike", "why"),
+    [
+        ({"a": 7.0, "b": 6.0}, {"a": 1.0, "b": 0.5}, ", the fastest here"),
+        ({"a": 5.5, "b": 9.0}, {"a": 1.0, "b": 1.0}, " (a is faster, but not 1.2 times as fast, which is asked for)"),
+        ({"a": 5.1, "b": 5.9}, {"a": 0.5, "b": 1.0}, " (a is faster, but not 1.2 times as fast, which is asked for)"),
+        (
+            {"a": 5.5, "b": 3.5},
+            {"a": 1.0, "b": 0.91},
+            " (b is 1.7 times as fast, but only 91% of its tokens are the same; 95% are asked for)",
+        ),
+        (
+            {"a": 4.0, "b": 3.0},
+            {"a": 0.9, "b": 0.9499},
+            " (b is 2.0 times as fast, but only 94% of its tokens are the same; 95% are asked for)",
+        ),
+    ],
+)
+def test_why_full_precision_won_is_said(seconds: dict[str, float], alike: dict[str, float], why: str) -> None:
+    """It is the fastest, or else the fastest was not so by enough, or said too much that is not the same."""
+    assert str(Verdict(FULL, {FULL: 6.0, **seconds}, {FULL: 1.0, **alike})) == f"engine: {FULL}{why}"
+
+
 def test_who_cannot_do_what_is_asked_does_not_take_part(tmp_path: Path) -> None:
     engines: dict[str, Engine] = {FULL: choose.by_torch(parts(tmp_path))(), "other": Runner(Track(), 0.0, [5])}
     verdict = race(engines, some_jobs(8), SearchSettings(beam=2, stop="best"))
@@ -182,6 +205,10 @@ DAMAGED = ["", "{", "[]", "{}", '{"winner": "x", "seconds": {}, "alike": {}}', '
 DAMAGED += [
     f'{{"winner": "torch", "seconds": {{"torch": 1, "torch-int8": {time}}}, "alike": {{"torch": 1, "torch-int8": 1}}}}'
     for time in (0, '"x"', "null")
+]
+DAMAGED += [
+    f'{{"winner": "torch", "seconds": {{"torch": 1, "torch-int8": 1}}, "alike": {{"torch": 1{share}}}}}'
+    for share in ("", ', "torch-int8": "x"', ', "torch-int8": null', ', "torch-int8": -1')
 ]
 
 

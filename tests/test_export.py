@@ -84,7 +84,23 @@ def test_a_wrong_conversion_is_not_written(
     said = call("export", toy.run, "--to", "ctranslate2", tmp_path / "out")
     assert said.code == 2
     assert "nothing was written, since it would not answer as the run does (beam 1: " in said.err
+    assert "are asked for); a model that was trained for longer usually agrees" in said.err
+    assert "written" not in said.err.replace("nothing was written", "")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("lines", "share", "asked"), [(100, trade.EXACT, 99), (20, trade.EXACT, 20), (15, trade.ROUGH, 8)]
+)
+def test_how_many_answers_must_agree_is_said(lines: int, share: float, asked: int) -> None:
+    """Those that are as good within rounding count."""
+    for near in (0, 2):
+        enough = trade.Agreement(4, lines, asked - near, near, 0.1)
+        assert not enough.lack(share)
+        said = enough._replace(same=enough.same - 1).lack(share)
+        assert said.startswith(f"beam 4: {asked - near - 1} of {lines} answers are the same")
+        assert said.endswith(f"; {asked} are asked for")
+        assert ("2 as good within rounding" in said) is (near == 2)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,19 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dragoman.answers.flags import COPIES, LONG, LONGEST_LOOP, REPEATS, SHORT, Usual, copies, flags_of, loops, words_of
+from dragoman.answers.flags import (
+    COPIES,
+    LONG,
+    LONGEST_LOOP,
+    REPEATS,
+    SHORT,
+    UNKNOWN_WORDS,
+    Usual,
+    copies,
+    flags_of,
+    loops,
+    words_of,
+)
 from dragoman.loading import load
 from dragoman.text import phrasebook
 from toy_run import Toy
@@ -35,6 +47,12 @@ def flags(source: str, answer: str, usual: Usual | None = USUAL) -> tuple[str, .
 )
 def test_what_repeats_itself(answer: str, odd: bool) -> None:
     assert (REPEATS in flags("a man walks his dog", answer)) == odd
+
+
+@pytest.mark.parametrize("flag", [REPEATS, LONG, SHORT, COPIES, UNKNOWN_WORDS])
+def test_flags_are_said_of_one_line_and_of_many(flag: str) -> None:
+    """They stand behind a count: no word in them has a number."""
+    assert not {"is", "are", "it", "its", "itself", "they", "their", "themselves"} & set(flag.split())
 
 
 def test_a_source_that_repeats_itself_may_be_answered_so() -> None:

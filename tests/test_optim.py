@@ -19,6 +19,8 @@ from tolerance import same
 
 EVERY_OPTIMIZER = pytest.mark.parametrize("name", OPTIMIZERS)
 EVERY_SCHEDULE = pytest.mark.parametrize("name", SCHEDULES)
+GOALS = {"vector": torch.tensor([1.0, -2.0, 3.0]), "matrix": torch.tensor([[1.0, -2.0, 3.0], [-1.0, 2.0, 1.0]])}
+EVERY_SHAPE = pytest.mark.parametrize("shape", GOALS)
 STEP, WARMUP, SHARE = st.integers(1, 100_000), st.integers(0, 5000), st.floats(0, 1)
 
 
@@ -89,11 +91,11 @@ def test_where_the_peak_is_and_where_the_end() -> None:
     assert rate_of("cosine", 1000, 10, 1.7) == pytest.approx(0.0, abs=1e-12)  # past the end it does not rise again
 
 
-def fitted(name: str, steps: int, **given: object) -> tuple[list[float], torch.Tensor]:
-    """The way down a stretched bowl around (1, -2, 3), and where it ended."""
+def fitted(name: str, steps: int, shape: str = "vector", **given: object) -> tuple[list[float], torch.Tensor]:
+    """The way down a stretched bowl around its goal, and where it ended."""
     settings = TrainSettings(**{"lr": 0.05} | given)  # type: ignore[arg-type]
-    goal, scale = torch.tensor([1.0, -2.0, 3.0]), torch.tensor([1.0, 4.0, 0.5])
-    x = torch.zeros(3, requires_grad=True)
+    goal, scale = GOALS[shape], torch.tensor([1.0, 4.0, 0.5])
+    x = torch.zeros_like(goal, requires_grad=True)
     optimizer = OPTIMIZERS[name]({"x": x}, settings)
     losses = []
     for _ in range(steps):
@@ -106,11 +108,12 @@ def fitted(name: str, steps: int, **given: object) -> tuple[list[float], torch.T
 
 
 @EVERY_OPTIMIZER
-def test_an_optimizer_goes_down(name: str) -> None:
-    losses, x = fitted(name, 400)
+@EVERY_SHAPE
+def test_an_optimizer_goes_down(name: str, shape: str) -> None:
+    losses, x = fitted(name, 400, shape)
     assert losses[-1] < 1e-2 * losses[0]
     assert losses[50] < losses[0]
-    same(x, torch.tensor([1.0, -2.0, 3.0]), torch.bfloat16)
+    same(x, GOALS[shape], torch.bfloat16)
 
 
 @EVERY_OPTIMIZER
@@ -124,8 +127,9 @@ def test_settings_reach_the_optimizer(name: str) -> None:
 
 
 @EVERY_OPTIMIZER
-def test_weight_decay_pulls_to_zero(name: str) -> None:
-    free, held = (fitted(name, 400, weight_decay=decay)[1] for decay in (0.0, 2.0))
+@EVERY_SHAPE
+def test_weight_decay_pulls_to_zero(name: str, shape: str) -> None:
+    free, held = (fitted(name, 400, shape, weight_decay=decay)[1] for decay in (0.0, 2.0))
     assert (held.abs() < free.abs()).all()
 
 
@@ -143,13 +147,14 @@ def test_adams_first_step_is_the_rate(name: str) -> None:
 
 
 @EVERY_OPTIMIZER
-def test_frozen_and_unused_parameters_stay(name: str) -> None:
-    used, unused = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+@EVERY_SHAPE
+def test_frozen_and_unused_parameters_stay(name: str, shape: str) -> None:
+    used, unused = (torch.ones_like(GOALS[shape], requires_grad=True) for _ in range(2))
     optimizer = OPTIMIZERS[name]({"used": used, "unused": unused}, TrainSettings(lr=0.1))
     used.sum().backward()
     optimizer.step()
-    assert torch.equal(unused.detach(), torch.ones(2))
-    assert not torch.equal(used.detach(), torch.ones(2))
+    assert torch.equal(unused.detach(), torch.ones_like(unused))
+    assert not torch.equal(used.detach(), torch.ones_like(used))
 
 
 @pytest.mark.parametrize(
@@ -237,6 +242,40 @@ def test_muon_turns_and_does_not_stretch(shape: tuple[int, ...]) -> None:
     assert (values > 0.4).all()
     assert (values < 1.4).all()
     same(found, torch.diag_embed(values), torch.bfloat16)
+
+
+def muon_by_hand(x: torch.Tensor, grads: list[torch.Tensor], blocks: int, lr: float, decay: float) -> torch.Tensor:
+    """Muon as Jordan 2024 has it, on every block by itself, with steps as long as AdamW's (Liu 2025, section 2.2)."""
+    momentum = torch.zeros_like(x)
+    for grad in grads:
+        momentum = 0.95 * momentum + 0.05 * grad
+        turned = []
+        for block in (0.95 * momentum + 0.05 * grad).chunk(blocks):
+            one = block / block.norm()
+            for _ in range(5):
+                square = one @ one.T
+                one = 3.4445 * one - 4.7750 * square @ one + 2.0315 * square @ square @ one
+            turned.append(0.2 * math.sqrt(max(block.shape)) * one)
+        x = x - lr * decay * x - lr * torch.cat(turned)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "blocks"),
+    [("wide.weight", (3, 8), 1), ("tall.weight", (8, 3), 1), ("square.weight", (6, 6), 1),
+     ("self.query_key_value.weight", (6, 5), 3), ("self.query_key_value.weight", (18, 4), 3),
+     ("cross.key_value.weight", (6, 5), 2), ("cross.key_value.weight", (18, 4), 2)],
+    ids=str,
+)  # fmt: skip
+def test_muon_is_its_formula(name: str, shape: tuple[int, int], blocks: int) -> None:
+    torch.manual_seed(1)
+    begin, *grads = torch.randn(6, *shape, dtype=torch.float64)
+    x = begin.clone().requires_grad_()
+    optimizer = OPTIMIZERS["muon"]({name: x}, TrainSettings(lr=0.1, weight_decay=0.1))
+    for grad in grads:
+        x.grad = grad.clone()
+        optimizer.step()
+    same(x.detach(), muon_by_hand(begin, grads, blocks, 0.1, 0.1), torch.float32)
 
 
 def test_muon_moves_matrices_that_are_several_in_one_one_by_one() -> None:

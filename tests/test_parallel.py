@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,10 +29,11 @@ from dragoman.config import TrainSettings
 from dragoman.data.batch import Grid, Widths
 from dragoman.data.forms import FORMS
 from dragoman.data.trees import without_trees
-from dragoman.group import meeting
+from dragoman.group import Group, meeting
 from dragoman.models.build import kind_of
 from dragoman.train.learner import Learner
 from dragoman.train.parallel import PARALLEL
+from dragoman.train.prepare import check_alike
 from dragoman.types import Mistake
 from toy_models import FORM, SMALL_TRANSFORMER, built, cases, laid, some_examples
 from toy_run import SMALL, Answer, environment, events, last_step, quietly, tensors, write_corpus, write_recipe
@@ -348,6 +350,33 @@ def test_one_that_hangs_is_not_waited_for(small: Path) -> None:
     assert "waited 0.05 minutes" in sentence
     assert "train.timeout" in sentence
     assert "--resume" in sentence
+
+
+@pytest.mark.parametrize(("rank", "local", "turn"), [(0, 0, 0), (1, 1, 2), (2, 0, 1), (3, 1, 2)])
+def test_machines_take_turns(monkeypatch: pytest.MonkeyPatch, rank: int, local: int, turn: int) -> None:
+    """Two of two processes each: the first of a machine does what the others find done."""
+    turns: list[int] = []
+
+    def each(_self: Group, work: Callable[[], Any]) -> Any:
+        turns.append(len(turns))
+        return work()
+
+    monkeypatch.setattr(Group, "each", each)
+    assert Group(rank=rank, world=4, local=local).in_turn(lambda: turns[-1]) == turn
+    assert turns == [0, 1, 2]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_processes_that_read_other_texts_are_told(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    same = {"data.train (a)": "1", "data.dev (b)": "2"}
+    others = [same, same, {**same, "data.dev (b)": "3"}]
+    prepared: Any = SimpleNamespace(digests=others[rank])
+    monkeypatch.setattr(Group, "all", lambda _self, work: [*others[:rank], work(), *others[rank + 1 :]])
+    with pytest.raises(Mistake) as caught:
+        check_alike(prepared, Group(rank=rank, world=3))
+    assert str(caught.value).startswith("data.dev (b) is not the same for process 2 as for the first" * (rank == 0))
+    others[2] = prepared.digests = same
+    check_alike(prepared, Group(rank=rank, world=3))
 
 
 @pytest.mark.parametrize("fault", ["model.norm=batch"])

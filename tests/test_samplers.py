@@ -70,7 +70,7 @@ def equal(one: Item, other: Item) -> bool:
 
 def tasks(count: int, size: int = 20) -> list[Task]:
     texts = [line.encode() for line in LINES[:size]]
-    return [Task(0.3, 1, epoch, "back", range(size), texts, texts[::-1]) for epoch in range(count)]
+    return [Task(0.3, 1, epoch, "back", sys.maxsize, range(size), texts, texts[::-1]) for epoch in range(count)]
 
 
 def children(process: int) -> list[int]:
@@ -104,6 +104,24 @@ def test_who_draws_makes_no_difference(
     here = list(islice(make(tmp_path, source, target).batches(Place()), 60))
     assert here[-1][1].epoch > 0
     assert all(map(equal, drawn, here))
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_samples_stay_within_the_places_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """A text of which a sample would not fit is cut as it always is: with its tags and its mark, it has a place."""
+    monkeypatch.setattr(samplers, "workers", lambda: count)
+    tokenizers = sampling("bpe", "bpe")
+    kept = store(tmp_path, MANY, tokenizers, "there back")
+    places = max(int(side.max()) for side in kept.lengths(len(kept))) + 1
+
+    def widths(**places: int) -> list[int]:
+        parts = [Weighted(kept, 1.0)]
+        stream = Stream(parts, tokenizers, layout="padded", tokens=512, seed=3, sampling=0.9, **places)
+        batches = [batch for batch, _ in islice(stream.batches(Place()), 60)]
+        return [max(batch.source_BS.size(1), batch.target_in_BT.size(1)) for batch in batches]
+
+    assert max(widths()) > places
+    assert max(widths(most=places)) <= places
 
 
 def test_from_any_place_on_the_same_batches_follow(tmp_path: Path) -> None:
@@ -193,7 +211,7 @@ from dragoman.text.tokenizer import Tokenizers
 from pathlib import Path
 crew = Samplers(Tokenizers.load(Path("tokenizer")), 2)
 texts = [b"The dog " * 50] * 1000
-futures = [crew.ask(Task(0.3, 1, epoch, "", range(1000), texts, texts)) for epoch in range(100_000)]
+futures = [crew.ask(Task(0.3, 1, epoch, "", 10**9, range(1000), texts, texts)) for epoch in range(100_000)]
 futures[0].result()
 print("drawing", flush=True)
 futures[-1].result()

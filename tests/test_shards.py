@@ -299,3 +299,23 @@ def test_answers_of_whom_half_is_left_out_are_doubted(toy: Toy, tmp_path: Path, 
     count, doubt = answer.err.splitlines()[-2:]
     assert f"{good} of 40 answers" in count
     assert doubt.startswith(f"fewer than half of the answers of {toy.run} are good enough to learn from; train it")
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_text_is_not_replaced_by_its_pairs(toy: Toy, tmp_path: Path, call: Call, linked: bool) -> None:
+    mono = write_lines(tmp_path / "mono", before := sentences(4, seed=7))
+    out = tmp_path / "pairs" if linked else mono
+    if linked:
+        out.symlink_to(mono)
+    one_sentence(call("backtranslate", toy.run, "--input", mono, "--output", out), str(out), "--output")
+    assert mono.read_text().splitlines() == before
+
+
+def test_where_nothing_is_good_an_earlier_file_stays(toy: Toy, tmp_path: Path, call: Call) -> None:
+    mono, out = write_lines(tmp_path / "mono", sentences(4, seed=7)), write_lines(tmp_path / "pairs", ["earlier"])
+    way = ("--input", mono, "--output", out, "search.max_ratio=0.01", "search.max_extra=0")
+    answer = call("backtranslate", toy.run, *way)
+    assert answer.code == 2, answer.err
+    assert "0 of 4 answers (" in answer.err
+    assert f"nothing of {toy.run} is good enough to learn from; train it longer" in answer.err
+    assert out.read_text() == "earlier\n"

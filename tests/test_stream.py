@@ -107,6 +107,15 @@ def test_weights_say_how_often(tmp_path: Path, weights: tuple[float, float]) -> 
     assert (chosen[0] != chosen[1]) == any(weight % 1 for weight in weights)
 
 
+def test_less_than_half_a_pair_comes_in_some_epochs(tmp_path: Path) -> None:
+    parts = [Weighted(store(tmp_path, PAIRS[:80]), 1.0), Weighted(store(tmp_path, PAIRS[80:82]), 0.2)]
+    stream = Stream(parts, tokenizers("char"), layout="packed", tokens=512, seed=3)
+    counts = Counter(len(stream.order(epoch)) - 80 for epoch in range(500))
+    assert set(counts) == {0, 1}
+    assert 150 < counts[1] < 250  # two fifths of them
+    assert {int(index) for epoch in range(50) for index in stream.order(epoch)} == set(range(82))
+
+
 def test_weights_that_leave_nothing_are_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match=r"weights \(0.001\)"):
         Stream([Weighted(store(tmp_path, PAIRS), 0.001)], tokenizers("char"), layout="packed", tokens=512, seed=3)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.config import CorpusSettings, Recipe, build, read_recipe
-from dragoman.distil import distil
+from dragoman.distil import DistilSettings, distil
 from dragoman.engines.ctranslate2 import CTranslate2Engine
 from dragoman.loading import load, open_run
 from dragoman.models.base import Writer, tensors_of
@@ -248,6 +248,13 @@ def test_begun_with_a_run_of_other_tags(folder: Path, tmp_path: Path, tags: tupl
     assert load(resumed, device="cpu").translate(["ba"], tag=tags[0] if tags else "")[0].text
 
 
+def test_a_parent_of_another_width_does_not_fit_whatever_its_tags(folder: Path, tmp_path: Path, call: Call) -> None:
+    corpus = f"data.train={{source: {folder / 'words'}, target: {folder / 'turned'}, tag: new}}"
+    way = ("--out", tmp_path / "run", "--init-from", folder / "run", corpus, "data.dev=[]", "data.test=[]")
+    answer = call("train", folder / "recipe.yaml", *way, "model.width=16")
+    one_sentence(answer, "--init-from does not fit", "model", working=True)
+
+
 def test_subwords_that_are_drawn_keep_their_tag(tmp_path: Path) -> None:
     write_corpus(tmp_path)
     path = write_recipe(tmp_path / "recipe.yaml", tokenizer={"kind": "bpe", "size": 310, "sampling": 0.3})
@@ -278,6 +285,13 @@ def test_a_student_is_taught_with_tags(folder: Path, tmp_path: Path) -> None:
     assert [pair["source"] for pair in said] == lines_of(folder / "turned")
     assert [pair["target"] for pair in said] == lines_of(folder / "words")
     assert RunFolder(run).recipe().data.tags == ("there", "back", "")
+    more = DistilSettings(sources=(str(folder / "turned"),), tag="back")
+    run = distil(folder / "run", tmp_path / "student.yaml", out=tmp_path / "more", settings=more, report=QUIET)
+    assert [json.loads(line) for line in (run / "distilled" / "4.jsonl").read_text().splitlines()] == said
+    other = more.model_copy(update={"tag": "other"})
+    with pytest.raises(Mistake, match="knows no tag 'other'"):
+        distil(folder / "run", tmp_path / "student.yaml", out=tmp_path / "no", settings=other, report=QUIET)
+    assert not (tmp_path / "no").exists()
 
 
 CORPUS = "{source: words, target: turned"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -192,6 +195,27 @@ def test_two_runs_may_make_the_same_store_at_once(tmp_path: Path) -> None:
     assert [store.example(i).source.tolist() for i in range(3)] == [ALL["bpe"].encode(p.source) for p in PAIRS[:3]]
     assert len(list(tmp_path.iterdir())) == 1
     assert [path.stat().st_ino for path in tmp_path.glob("*/store.json")] == first  # the other run reads from it
+
+
+def test_of_many_that_end_at_once_one_stays(tmp_path: Path) -> None:
+    """The first to come; those who come after it do not touch it, since it may be read by now."""
+    together = threading.Barrier(8)
+
+    def keep(number: int, folder: Path) -> set[str]:
+        def write(beside: Path) -> None:
+            (beside / "first").write_text(str(number))
+            (beside / "last").write_text(str(number))
+            together.wait()
+
+        tokens.keep_folder(folder, "last", write)
+        return {(folder / name).read_text() for name in ("first", "last")}
+
+    with ThreadPoolExecutor(8) as pool:
+        for round in range(30):
+            found = list(pool.map(keep, range(8), repeat(tmp_path / str(round))))
+            assert len(found[0]) == 1
+            assert all(each == found[0] for each in found)
+    assert len(list(tmp_path.iterdir())) == 30
 
 
 def test_a_store_that_is_not_whole_is_made_again(tmp_path: Path) -> None:

@@ -197,6 +197,21 @@ def test_a_row_that_does_not_fit_is_said(
     one_sentence(call("train", small, "--out", tmp_path / "run"), "memory", "data.max_length", working=True)
 
 
+def test_an_optimizer_that_does_not_fit_is_said(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
+) -> None:
+    """Nothing is tried again: some weights may have moved."""
+    tried = []
+
+    def full(*_: object) -> None:
+        tried.append(1)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", full)
+    one_sentence(call("train", small, "--out", tmp_path / "run"), "optimizer", "train.parallel=fsdp", working=True)
+    assert tried == [1]
+
+
 # Numbers that are none.
 
 
@@ -236,6 +251,12 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(
     assert train_steps(run) == [1, 2, 3, 4, 5, 6]
     assert state(run)["skipped"] == 1
     assert not equal(weights(run), weights(tmp_path / "two"))
+
+
+def test_a_run_that_ends_amid_bad_steps_publishes_nothing(small: Path, tmp_path: Path, call: Call) -> None:
+    settings = ("train.lr=1e30", "train.steps=4", "train.warmup=0", "train.validate_every=0", "train.save_every=100")
+    one_sentence(call("train", small, "--out", tmp_path / "run", *settings), "step 4", "train.lr", working=True)
+    assert not (tmp_path / "run/model.safetensors").exists()
 
 
 def test_repeated_ones_roll_back(
@@ -364,6 +385,16 @@ def test_the_running_mean_is_the_model(small: Path, tmp_path: Path) -> None:
     quietly(small, run, "train.ema=0.9", "train.steps=3", "data.dev=[]")
     assert equal(weights(run), load_file(run / "checkpoints/step-0000000003/ema.safetensors"))
     assert not equal(weights(run), load_file(run / "checkpoints/step-0000000003/model.safetensors"))
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9])
+def test_the_loss_on_record_is_that_of_the_model(small: Path, tmp_path: Path, ema: float) -> None:
+    run = quietly(small, tmp_path / "run", f"train.ema={ema}", "train.steps=6")
+    [record] = of(run, "validate")
+    sides = ((tmp_path / f"dev.{side}").read_text().splitlines() for side in ("src", "trg"))
+    scores = load(run, device="cpu").score(*sides)
+    tokens = sum(len(score.tokens) for score in scores)
+    assert record["loss"] == pytest.approx(-sum(score.logp for score in scores) / tokens, rel=1e-5)
 
 
 # When it ends.

@@ -41,16 +41,18 @@ def test_it_is_kept_whole(one: Validation) -> None:
     assert str(round(one.loss, 4)) in str(one)
 
 
-def test_every_corpus_of_dev_is_asked(small: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tag", ["", "one for all"])
+def test_every_corpus_of_dev_is_asked(small: Path, tmp_path: Path, tag: str) -> None:
     """As many lines of each while they last; each has the score that it would have alone, in whatever order."""
     corpora = {}
     for name, count, seed in (("long", 20, 7), ("short", 3, 8)):
         source = write_lines(tmp_path / f"{name}.src", sentences(count, seed))
         target = write_lines(tmp_path / f"{name}.trg", map(translated, sentences(count, seed)))
-        corpora[name] = f"{{source: {source}, target: {target}}}"
+        corpora[name] = f"{{source: {source}, target: {target}, tag: '{tag}'}}"
 
     def judged(lines: int, *names: str) -> dict[str, Any]:
         asked = (f"data.dev=[{', '.join(corpora[name] for name in names)}]", f"train.validate_lines={lines}")
+        asked = (*asked, f"data.train.tag={tag}") if tag else asked
         run = quietly(small, tmp_path / "-".join(names), *asked, "train.steps=6", "train.metric=chrf")
         [event] = [event for event in events(run) if event["event"] == "validate"]
         return event

@@ -8,14 +8,14 @@ work may be long: it is done in shards beside the output, and by all processes o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dragoman.answers.asking import settings_for
 from dragoman.config import CorpusSettings
 from dragoman.group import joined
-from dragoman.lessons import REMEDY, Lessons, doubt, faults
+from dragoman.lessons import Lessons, doubt, faults, remedy
 from dragoman.loading import load_as
 from dragoman.shards import Record, digest_of_runs, own_device, write_sharded
 from dragoman.text.corpus import fingerprint, read_lines
@@ -47,6 +47,7 @@ def backtranslate(
         translator = group.in_turn(lambda: load_as(Translator, run, device=where, engine=engine))
         settings = group.each(lambda: settings_for(translator.recipe.search, search, beam=beam, count=1))
         group.each(lambda: translator.before(tag))  # what is not there is refused before any work
+        group.told(lambda: check_apart(mono, Path(out)))
         mark = group.told(lambda: fingerprint(CorpusSettings(text=str(mono))))
 
         def answer(_: int, lines: Sequence[str]) -> list[Record]:
@@ -62,11 +63,20 @@ def backtranslate(
         about = {"input": mark, "model": digest_of_runs([run])}
         about |= {"engine": engine, "tag": tag, **way}
         shared: dict[str, Any] = {"batch": batch, "group": group, "report": report}
-        write_sharded(Path(out), lambda: read_lines(mono), answer, lessons.lines, about=about, **shared)
+
+        def good(records: Iterator[Record]) -> Iterator[str]:
+            yield from lessons.lines(records)
+            if lessons.left_out and not lessons.good:  # said here, so that an earlier file is not written over
+                raise Mistake(f"{lessons}: nothing of {run} is good enough to learn from; {remedy(str(run))}")
+
+        write_sharded(Path(out), lambda: read_lines(mono), answer, good, about=about, **shared)
         if group.first:
             report.say(f"{out}: {lessons}")
-            if lessons.left_out and not lessons.good:
-                raise Mistake(f"no answer of {run} is good enough to learn from; {REMEDY}")
             if said := doubt(str(run), lessons.useful, lessons.asked):
                 report.say(said)
     return lessons
+
+
+def check_apart(text: Path, out: Path) -> None:
+    if out.exists() and text.exists() and out.samefile(text):
+        raise Mistake(f"{str(out)!r} is the text itself, which the pairs would replace; choose another --output")

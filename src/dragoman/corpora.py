@@ -11,6 +11,7 @@ from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryFile
 from typing import Any
 
 from dragoman.config import CorpusSettings, build, override
@@ -23,6 +24,7 @@ from dragoman.text.words import digest
 from dragoman.train.report import Report
 from dragoman.types import Mistake
 
+SIDES = ("source", "target")
 BREAK = re.compile(r"\r?\n|\r\Z")  # inside a text, as JSONL allows, it would shift every line that follows
 
 
@@ -35,7 +37,7 @@ def clean_files(corpus: CorpusSettings, prefix: Path, settings: Sequence[str]) -
     chosen = build(CleanSettings, values)
     report = Report()
     pairs = clean(report.counted(read_pairs(corpus), "cleaning"), chosen, counts)
-    write_columns(prefix, ("source", "target"), ((pair.source, pair.target) for pair in pairs), report)
+    write_columns(prefix, SIDES, ((pair.source, pair.target) for pair in pairs), report)
     return counts
 
 
@@ -45,6 +47,9 @@ def split_files(corpus: CorpusSettings, prefix: Path, *, dev: int, test: int, se
     Dev and test have one pair of each source that is drawn for them; its other translations are left out.
     """
     report = Report()
+    sizes = {"train": 1, "dev": dev, "test": test}
+    parts = {name: [f"{name}.{side}" for side in SIDES] for name, size in sizes.items() if size}
+    outputs(prefix, [*chain(*parts.values())])
     sources = list(dict.fromkeys(digest(pair.source) for pair in report.counted(read_pairs(corpus), "reading")))
     if dev + test >= len(sources):
         raise Mistake(
@@ -68,8 +73,8 @@ def split_files(corpus: CorpusSettings, prefix: Path, *, dev: int, test: int, se
             counts[name] += 1
             yield pair.source, pair.target
 
-    for name in ("train", *(["dev"] if dev else []), *(["test"] if test else [])):
-        write_columns(prefix.with_name(f"{prefix.name}.{name}"), ("source", "target"), part(name), report)
+    for name, endings in parts.items():
+        write_columns(prefix, endings, part(name), report)
     return counts
 
 
@@ -85,20 +90,41 @@ def write_phrasebook(prefix: Path, *, count: int, split: str, seed: int, gold: b
     write_columns(prefix, list(columns), ([made(p) for made in columns.values()] for p in phrases), report)
 
 
-def write_columns(prefix: Path, endings: Sequence[str], rows: Iterable[Sequence[str]], report: Report) -> None:
-    """One file for each column, written beside and renamed together at the end. A row of CoNLL-U is several lines."""
+def outputs(prefix: Path, endings: Sequence[str]) -> list[Path]:
+    """The files PREFIX.ENDING. That they cannot be written is said before anything is read."""
     if prefix.name in ("", ".."):
         raise Mistake(f"--out {str(prefix)!r} is a folder; give the beginning of a file name, such as corpus/clean")
     paths = [prefix.with_name(f"{prefix.name}.{ending}") for ending in endings]
+    try:
+        for path in paths:
+            if path.is_dir():
+                raise Mistake(f"cannot write {str(path)!r}, which is a folder; remove it or choose another --out")
+        with TemporaryFile(dir=next(folder for folder in prefix.absolute().parents if folder.exists())):
+            return paths
+    except OSError as error:
+        raise unwritable(prefix, error) from None
+
+
+def unwritable(prefix: Path, error: OSError) -> Mistake:
+    return Mistake(f"cannot write {str(prefix)!r} ({error.strerror}); choose another --out")
+
+
+def write_columns(prefix: Path, endings: Sequence[str], rows: Iterable[Sequence[str]], report: Report) -> None:
+    """One file for each column, written beside and renamed together at the end. A row of CoNLL-U is several lines.
+
+    Their folder is made when there is a row to write.
+    """
+    paths = outputs(prefix, endings)
     beside = [path.with_name(path.name + ".part") for path in paths]
     broken = 0
+    rows = iter(rows)
+    first = next(rows, None)
+    if first is None:
+        raise Mistake(f"no pair is left, so {str(prefix)!r} was not written; see which settings drop them all")
     try:
+        prefix.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             files = [stack.enter_context(path.open("w", encoding="utf-8", newline="\n")) for path in beside]
-            rows = iter(rows)
-            first = next(rows, None)
-            if first is None:
-                raise Mistake(f"no pair is left, so {str(prefix)!r} was not written; see which settings drop them all")
             for row in chain([first], rows):
                 for file, ending, text in zip(files, endings, row, strict=True):
                     line = text if ending.endswith("conllu") else BREAK.sub(" ", text)
@@ -107,7 +133,7 @@ def write_columns(prefix: Path, endings: Sequence[str], rows: Iterable[Sequence[
         for part, path in zip(beside, paths, strict=True):
             part.replace(path)
     except OSError as error:
-        raise Mistake(f"cannot write {str(prefix)!r} ({error.strerror})") from None
+        raise unwritable(prefix, error) from None
     finally:
         for part in beside:
             part.unlink(missing_ok=True)

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 from dragoman import shards
 from dragoman.config import Amount, CorpusSettings, Listed, Recipe, Settings, read_recipe
 from dragoman.group import Group, joined
-from dragoman.lessons import REMEDY, Lessons, doubt, faults
+from dragoman.lessons import Lessons, doubt, faults, remedy
 from dragoman.loading import Runs, load_as, runs_of
 from dragoman.models.build import asks_for_trees, completed, kind_of
 from dragoman.score.metrics import METRICS
@@ -47,6 +47,7 @@ class DistilSettings(Settings):
     closest: bool = False  # of the answers in a beam take the one most like the reference, not the likeliest
     originals: bool = False  # the student learns from the original pairs too
     sources: Annotated[tuple[str, ...], Listed] = ()  # further files for the teacher to translate, plain text
+    tag: str = ""  # of those
 
 
 def distil(
@@ -62,8 +63,8 @@ def distil(
     """Train the student that a recipe describes on the answers of the model in `run`; the folder `out` is returned.
 
     Several runs with one vocabulary teach as one."""
-    whole = read_recipe(Path(recipe), overrides)
     with joined() as group:
+        whole = group.each(lambda: read_recipe(Path(recipe), overrides))
         report = report or Report(quiet=not group.first)
         newest = group.told(lambda: opened(RunFolder(out), resume=resume))
         teacher = group.in_turn(lambda: Teacher.load(run, whole, settings or DistilSettings(), group))
@@ -85,17 +86,14 @@ def taught(
     report: Report,
 ) -> tuple[Recipe, Tokenizers]:
     """The student's recipe, its corpora written, and its tokenizers. What is in the way is refused before."""
-    extra = [CorpusSettings(text=str(Path(name).absolute())) for name in settings.sources]
-    lessons = [Lesson.of(corpus, recipe, teacher) for corpus in (*recipe.data.train, *extra)]
+    lessons = group.each(lambda: lessons_of(recipe, teacher, settings))
     files = [folder.distilled / f"{number}.jsonl" for number in range(1, len(lessons) + 1)]
     answers = [lesson.answered(file) for lesson, file in zip(lessons, files, strict=True)]
     originals = recipe.data.train if settings.originals else ()
-    student = student_of(recipe, teacher.translator.recipe, (*answers, *originals))
-    check(student)
-    check_files(recipe)
+    student = group.each(lambda: student_of(recipe, teacher.translator.recipe, (*answers, *originals)))
     about = {**teacher.about(), **settings.model_dump(mode="json"), "beam": teacher.beam}
     if newest or goes_on:
-        same_lessons(folder, about)
+        group.told(lambda: same_lessons(folder, about))
     with ExitStack() as held:
         group.told(lambda: held.enter_context(alone(folder)))
         if not newest:
@@ -104,6 +102,17 @@ def taught(
             counts = group.each(lambda: translate(lessons, group, report))
             group.told(lambda: write_corpora(lessons, files, counts, about, report))
     return student, teacher.translator.tokenizers
+
+
+def lessons_of(recipe: Recipe, teacher: Teacher, settings: DistilSettings) -> list[Lesson]:
+    """What the teacher translates. What it cannot is refused before it begins."""
+    check_files(recipe)
+    extra = [CorpusSettings(text=str(Path(name).absolute()), tag=settings.tag) for name in settings.sources]
+    if settings.tag and not extra:
+        raise Mistake("--tag is that of the lines of --source, of which there are none; leave it out")
+    for corpus in (*recipe.data.train, *extra):
+        teacher.translator.before(corpus.tag)
+    return [Lesson.of(corpus, recipe, teacher) for corpus in (*recipe.data.train, *extra)]
 
 
 def begin(folder: RunFolder, student: Recipe, about: dict[str, Any]) -> None:
@@ -120,7 +129,8 @@ def record(folder: Path, about: dict[str, Any], corpora: list[dict[str, Any]]) -
 def same_lessons(folder: RunFolder, now: dict[str, Any]) -> None:
     """A student that goes on does so with the teacher that it began with, and with what that one translates."""
     before = folder.teacher()
-    if any(before.get(name) != now[name] for name in ("digest", *DistilSettings.model_fields)):
+    known = {**DistilSettings().model_dump(mode="json"), **before}
+    if any(known.get(name) != now[name] for name in ("digest", *DistilSettings.model_fields)):
         raise Mistake(
             f"{str(folder.path)!r} was begun with {described(before)}, and cannot go on with {described(now)}; "
             "give the same teacher and options again, or choose another --out"
@@ -132,6 +142,7 @@ def described(about: dict[str, Any]) -> str:
         return "no teacher at all"
     ways = f"beam {about['beam']}" + (", closest" if about["closest"] else "")
     ways += (", with originals" if about.get("originals") else "") + "".join(f", {name}" for name in about["sources"])
+    ways += f", tag {tag}" if (tag := about.get("tag")) else ""
     return f"the teacher {about['teacher']} (digest {about['digest'][:8]}, {ways})"
 
 
@@ -150,7 +161,9 @@ def student_of(recipe: Recipe, teacher: Recipe, corpora: tuple[CorpusSettings, .
         raise Mistake("model.position=tree cannot be a student's: a teacher's answers come without trees")
     tokenizer = teacher.tokenizer.model_copy(update={"sampling": recipe.tokenizer.sampling})
     data = recipe.data.model_copy(update={"train": corpora})
-    return completed(recipe.model_copy(update={"data": data, "tokenizer": tokenizer}))
+    student = completed(recipe.model_copy(update={"data": data, "tokenizer": tokenizer}))
+    check(student)
+    return student
 
 
 @dataclass(frozen=True)
@@ -213,7 +226,7 @@ class Lesson:
         def pairs() -> Iterator[Pair]:
             """Plain text is all sources, and has no references."""
             if corpus.text:
-                return (Pair(line.target, "") for line in read_pairs(corpus))
+                return (Pair(line.target, "", tag=corpus.tag) for line in read_pairs(corpus))
             return read_pairs(corpus, direction=direction, trees=teacher.translator.asks_for_trees)
 
         return cls(corpus, teacher, Shards(folder, pairs, lambda _, some: teacher.answers(some), BATCH))
@@ -254,11 +267,11 @@ def doubts(teacher: str, found: Sequence[Lessons], originals: int) -> str:
     learn from is refused; the original pairs count, where it has them too."""
     useful, asked = sum(good.useful for good in found), sum(good.asked for good in found)
     if not useful:
-        raise Mistake(f"no answer of {teacher} is good enough to learn from; {REMEDY}")
+        raise Mistake(f"no answer of {teacher} is good enough to learn from; {remedy(teacher)}")
     if useful + originals < ENOUGH * (asked + originals):
         more = "" if originals else "; --with-originals gives the student the original pairs too"
         raise Mistake(
-            f"only {useful:,} of {asked:,} answers of {teacher} are good enough to learn from; {REMEDY}{more}"
+            f"only {useful:,} of {asked:,} answers of {teacher} are good enough to learn from; {remedy(teacher)}{more}"
         )
     return doubt(teacher, useful, asked)
 

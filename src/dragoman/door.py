@@ -122,7 +122,14 @@ def choose_device(name: str) -> torch.device:
         raise Mistake(f"device {name!r} is not one that Dragoman runs on; write auto, cpu, cuda or cuda:1")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise Mistake(f"device {name!r} is not there; this machine has {torch.cuda.device_count()} CUDA devices")
+    make_current(device)
     return with_triton(device)
+
+
+def make_current(device: torch.device) -> None:
+    """Streams, graphs and kernels of our own lie on the GPU that is current, whatever their tensors are on."""
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
 
 
 def with_triton(device: torch.device) -> torch.device:

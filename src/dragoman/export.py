@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -43,13 +44,16 @@ class Agreement(NamedTuple):
     near: int  # that differ, but are as good within rounding
     gap: float  # the largest difference of scores
 
-    @property
-    def share(self) -> float:
-        return (self.same + self.near) / self.lines
+    def lack(self, share: float) -> str:
+        """What there is to say where fewer answers agree than this share of them, else nothing."""
+        asked = math.ceil(share * self.lines)
+        return f"{self}; {asked} are asked for" if self.same + self.near < asked else ""
 
     def __str__(self) -> str:
+        near = f" and {self.near} as good within rounding" if self.near else ""
         return (
-            f"beam {self.beam}: {self.same} of {self.lines} answers are the same, scores at most {self.gap:.2g} apart"
+            f"beam {self.beam}: {self.same} of {self.lines} answers are the same{near}, "
+            f"scores at most {self.gap:.2g} apart"
         )
 
 
@@ -74,7 +78,7 @@ def export(run: Path, to: str, out: Path, *, quantization: str, say: Callable[[s
         except OSError as error:
             raise Mistake(f"cannot write {str(out)!r} ({error.strerror}); make room or choose another folder") from None
         lines = sample(translator, kind.sample)
-        say(f"written; comparing the answers to {len(lines)} sentences")
+        say(f"comparing the answers to {len(lines)} sentences")
         theirs = replace(translator, engine=kind.engine(translator, beside, quantization))
         found.extend(compare(translator, theirs, lines, exact=quantization == "float32"))
 
@@ -96,7 +100,7 @@ def import_run(folder: Path, out: Path, *, say: Callable[[str], None]) -> list[A
             return
         ours = load_as(Translator, beside, device="cpu")
         lines = sample(ours, SAMPLE)
-        say(f"written; comparing the answers to {len(lines)} sentences")
+        say(f"comparing the answers to {len(lines)} sentences")
         found.extend(compare(ours, replace(ours, engine=engine), lines, exact=True))
 
     write_whole(out, write)
@@ -132,9 +136,10 @@ def own_lines(data: DataSettings) -> Iterator[Line]:
 def compare(ours: Translator, theirs: Translator, lines: list[Line], *, exact: bool) -> list[Agreement]:
     """Greedy answers and those of the run's own beam; too little agreement is an error."""
     found = [agreement(ours, theirs, lines, beam) for beam in sorted({1, ours.recipe.search.beam})]
-    for each in found:
-        if each.share < (EXACT if exact else ROUGH):
-            raise Mistake(f"nothing was written, since it would not answer as the run does ({each})")
+    if lack := next(filter(None, (each.lack(EXACT if exact else ROUGH) for each in found)), ""):
+        longer = "a model that was trained for longer"
+        remedy = f"{longer} usually agrees" if exact else f"--quantization float32 or {longer} agrees more often"
+        raise Mistake(f"nothing was written, since it would not answer as the run does ({lack}); {remedy}")
     return found
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -97,12 +98,15 @@ class Group:
         return found  # type: ignore[no-any-return]
 
     def in_turn(self, work: Callable[[], T]) -> T:
-        """The first process does it, then the others do, and find what it has left behind."""
+        """The first process does it, then the first of each other machine, then all others, who find what was left."""
         if not self.several:
             return work()
-        early = self.each(lambda: [work()] if self.first else [])
-        late = self.each(lambda: [] if self.first else [work()])
-        return (early or late)[0]
+        own = 0 if self.first else 1 if self.local == 0 else 2
+
+        def at(turn: int) -> list[T]:
+            return [work()] if turn == own else []
+
+        return [self.each(partial(at, turn)) for turn in range(3)][own][0]
 
     def mistake(self, sentence: str) -> Mistake:
         """One that all processes make at the same moment: the first has the words."""

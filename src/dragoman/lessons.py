@@ -11,8 +11,6 @@ from dragoman.shards import Record
 from dragoman.translator import TREELESS
 from dragoman.types import Hypothesis
 
-REMEDY = "train it longer, or look at them with dragoman translate"
-
 
 def faults(answer: Hypothesis) -> list[str]:
     """Why nobody should learn from an answer. That a model of trees had none for it is no reason."""
@@ -51,6 +49,14 @@ class Lessons:
         return f"{self.good:,} of {self.total:,} answers" + (f" ({why}: left out)" if why else "")
 
 
+def remedy(model: str) -> str:
+    """What may help a model, or several that answer as one: "seed-1 and seed-2"."""
+    them, their = ("them", "their") if " and " in model else ("it", "its")
+    return f"train {them} longer, or look at {their} answers with dragoman translate"
+
+
 def doubt(model: str, useful: int, asked: int) -> str:
     """What there is to say where fewer than half of a model's answers are good to learn from, else nothing."""
-    return f"fewer than half of the answers of {model} are good enough to learn from; {REMEDY}" * (2 * useful < asked)
+    if 2 * useful >= asked:
+        return ""
+    return f"fewer than half of the answers of {model} are good enough to learn from; {remedy(model)}"

@@ -10,7 +10,7 @@ from operator import eq
 from typing import NamedTuple, Self
 
 REPEATS, LONG, SHORT, COPIES, UNKNOWN_WORDS = (
-    "repeating themselves",
+    "with repetitions",
     "far too long",
     "far too short",
     "copying the source",

@@ -31,13 +31,16 @@ def distil(
         list[Path] | None,
         typer.Option("--source", help="more for the teacher to translate: plain text", show_default=False),
     ] = None,
+    tag: Annotated[
+        str, typer.Option(help="of the lines of --source, if the teacher has tags", show_default=False)
+    ] = "",
 ) -> None:
     """Train a small fast student on what a large model says to the sources of the recipe's data.train."""
     from dragoman.distil import DistilSettings
     from dragoman.distil import distil as run_distillation
 
     further, teachers = tuple(map(str, sources or [])), [run, *(others or [])]
-    settings = DistilSettings(beam=beam, closest=closest, originals=originals, sources=further)
+    settings = DistilSettings(beam=beam, closest=closest, originals=originals, sources=further, tag=tag)
     run_distillation(teachers, recipe, out=out_folder, overrides=overrides or [], resume=resume, settings=settings)
 
 

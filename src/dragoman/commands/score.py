@@ -25,7 +25,6 @@ from dragoman.commands.options import (
     Warned,
     say_counts,
 )
-from dragoman.config import pick
 from dragoman.console import output_to, paper, say, ticker
 from dragoman.types import Mistake, PairScore
 
@@ -70,14 +69,14 @@ def evaluate(
     from dragoman.evaluation.panel import Panel
     from dragoman.evaluation.systems import Asked, systems
     from dragoman.evaluation.table import breakdowns, table
-    from dragoman.score.metrics import METRICS
+    from dragoman.score.metrics import chosen
     from dragoman.score.words import bleu_of, in_tokens
     from dragoman.store import RunFolder
 
     if page and not page.absolute().parent.is_dir():
         raise Mistake(f"cannot write {str(page)!r}: there is no such folder")
     bleu_of(bleu_tokenize, [])  # what is not there is refused now, not after the work
-    names = [pick(METRICS, name, "metric").name for name in metric or []]
+    names = [one.name for one in chosen(metric)] if metric else []
     asked = Asked(source, reference or [], conllu, phrasebook, count, names, beam, tag, device, engine)
     recipes = {str(run): RunFolder(run).recipe() for run in runs or []} if breakdown or page else None
     panel, results = Panel(tokenize=bleu_tokenize, recipes=recipes, ticker=ticker), []

@@ -77,8 +77,9 @@ def is_plain(path: Path) -> bool:
 
 
 def carry_out(order: Order) -> None:
-    changes = search_changes(order.overrides, {"unknown": "dictionary"} if order.dictionary else {})
     with joined() as group:
+        unknown = {"unknown": "dictionary"} if order.dictionary else {}
+        changes = group.each(lambda: search_changes(order.overrides, unknown))
         kept = order.resume or group.several
         group.told(lambda: order.check(kept=kept))
         way = {"device": own_device(order.device, group), "engine": "" if order.stream else order.engine}

@@ -384,3 +384,4 @@ def _batch(places: _Places, source: _Side, target: _Side, target_in: NDArray[np.
 
 Layout = Callable[..., list[Grid]]
 LAYOUTS: dict[str, Layout] = {"packed": packed, "level": level, "padded": padded, "stepped": stepped}
+BOUNDED = {"stepped"}  # those that make grids wider than their texts, so that they must know how wide they may be

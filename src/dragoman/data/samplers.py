@@ -44,6 +44,7 @@ class Task(NamedTuple):
     seed: int
     epoch: int
     tag: str
+    most: int
     indices: Sequence[int]
     sources: Sequence[bytes]
     targets: Sequence[bytes]
@@ -61,12 +62,22 @@ class Drawn(NamedTuple):
     ends: array[int]
 
 
-def sample(tokenizers: Tokenizers, pair: Pair, *, rate: float, key: tuple[int, int, int]) -> tuple[list[int], ...]:
-    """Both sides of a pair, cut at random, the source after its tag. `key` is (seed, epoch, index)."""
+def sample(
+    tokenizers: Tokenizers, pair: Pair, *, rate: float, key: tuple[int, int, int], most: int
+) -> tuple[list[int], ...]:
+    """Both sides of a pair, cut at random, the source after its tag. `key` is (seed, epoch, index).
+
+    A side that would have more tokens than `most` is cut as it always is.
+    """
     seed, epoch, index = key
+    tag = tokenizers.before(pair.tag)
     source = tokenizers.source.sample(pair.source, rate=rate, key=key)
     other = (~seed, epoch, index)  # no seed of a source: a word on both sides is not cut alike
-    return [*tokenizers.before(pair.tag), *source], tokenizers.target.sample(pair.target, rate=rate, key=other)
+    target = tokenizers.target.sample(pair.target, rate=rate, key=other)
+    return (
+        [*tag, *(source if len(tag) + len(source) <= most else tokenizers.source.encode(pair.source))],
+        target if len(target) <= most else tokenizers.target.encode(pair.target),
+    )
 
 
 def draw(tokenizers: Tokenizers, task: Task) -> tuple[Drawn, ...]:
@@ -74,7 +85,7 @@ def draw(tokenizers: Tokenizers, task: Task) -> tuple[Drawn, ...]:
     sides = Drawn(array("I"), array("I")), Drawn(array("I"), array("I"))
     for index, source, target in zip(task.indices, task.sources, task.targets, strict=True):
         pair = Pair(source.decode(), target.decode(), tag=task.tag)
-        cut = sample(tokenizers, pair, rate=task.rate, key=(task.seed, task.epoch, index))
+        cut = sample(tokenizers, pair, rate=task.rate, key=(task.seed, task.epoch, index), most=task.most)
         for side, ids in zip(sides, cut, strict=True):
             side.ids.extend(ids)
             side.ends.append(len(side.ids))

@@ -10,6 +10,7 @@ own: the batches of a run are the same however many work on it.
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -22,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.data import samplers
-from dragoman.data.batch import LAYOUTS, Grid, Lengths, Share, Widths, choose_widths, part_of
+from dragoman.data.batch import BOUNDED, LAYOUTS, Grid, Lengths, Share, Widths, choose_widths, part_of
 from dragoman.data.forms import FORMS
 from dragoman.data.tokens import TokenStore
 from dragoman.data.trees import without_trees
@@ -61,7 +62,7 @@ class Window(NamedTuple):
 class Stream:
     """Batches from a place on, for ever. `sampling` above 0 draws a new segmentation of every text at every epoch.
 
-    `most`, for layouts that ask for it, is how many places the model has for a text.
+    `most` is how many places the model has for a text and the mark that goes with it, if there is an end to them.
     """
 
     def __init__(
@@ -79,7 +80,8 @@ class Stream:
         share: Share = Share(),  # noqa: B008 - a tuple, which nobody can change
     ) -> None:
         self.parts, self.tokenizers, self.form = parts, tokenizers, FORMS[form]
-        self.layout = partial(LAYOUTS[layout], most=most) if most else LAYOUTS[layout]
+        self.layout = partial(LAYOUTS[layout], most=most) if most and layout in BOUNDED else LAYOUTS[layout]
+        self.most = most - 1 if most else sys.maxsize
         self.tokens, self.seed, self.sampling, self.share = tokens, seed, sampling, share
         sizes = zip(self.sizes(0), (part.weight for part in parts), strict=True)
         if not any(int(weight) * size + round(weight % 1 * size) for size, weight in sizes):
@@ -101,12 +103,17 @@ class Stream:
         chosen, first = [], 0
         for size, (_, weight) in zip(self.sizes(epoch), self.parts, strict=True):
             lines = np.arange(first, first + size, dtype=np.uint32)
-            some = rng.permutation(size)[: round(weight % 1 * size)] if weight % 1 else np.arange(0)
+            some = rng.permutation(size)[: self.more(weight % 1 * size, rng)] if weight % 1 else np.arange(0)
             chosen += [lines] * int(weight) + [lines[np.sort(some)]]
             first += size
         order = np.concatenate(chosen)
         rng.shuffle(order)
         return order
+
+    @staticmethod
+    def more(share: float, rng: np.random.Generator) -> int:
+        """As many pairs as a share of a corpus is; of less than half a pair, one in some epochs."""
+        return round(share) or int(rng.random() < share)
 
     def example(self, index: int, epoch: int) -> Example:
         which, line = self.locate(index, epoch)
@@ -114,7 +121,7 @@ class Stream:
         if not self.sampling:
             return store.example(line)
         pair, key = store.pair(line), (self.seed, epoch, index)
-        source, target = samplers.sample(self.tokenizers, pair, rate=self.sampling, key=key)
+        source, target = samplers.sample(self.tokenizers, pair, rate=self.sampling, key=key, most=self.most)
         links = linked(store.roots(line), pair.source, source, self.tokenizers.source) if store.trees else None
         return Example(np.asarray(source), np.asarray(target), line, links)
 
@@ -195,7 +202,7 @@ class Stream:
             for start in range(0, len(index_N), TASK):
                 some_N = index_N[start : start + TASK]
                 line_N = some_N - first
-                about = (self.sampling, self.seed, epoch, store.tag)
+                about = (self.sampling, self.seed, epoch, store.tag, self.most)
                 drawing.append((line_N, crew.ask(samplers.Task(*about, some_N.tolist(), *store.texts(line_N)))))
                 store.forget_pages()
 

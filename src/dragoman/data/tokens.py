@@ -217,7 +217,11 @@ def keep_folder(folder: Path, last: str, write: Callable[[Path], None]) -> None:
     beside = Path(tempfile.mkdtemp(suffix=".part", prefix=folder.name, dir=folder.parent))  # runs may start together
     try:
         write(beside)
-        if not (folder / last).exists():  # else another run made the same one meanwhile
+        try:
+            beside.rename(folder)
+        except OSError:
+            if (folder / last).exists():  # another run made the same one meanwhile, which may be reading it by now
+                return
             shutil.rmtree(folder, ignore_errors=True)
             beside.rename(folder)
     finally:

@@ -63,10 +63,27 @@ class Verdict(NamedTuple):
 
     def __str__(self) -> str:
         if self.winner == FULL:
-            return f"engine: {FULL}, the fastest here"
-        times = self.seconds[FULL] / self.seconds[self.winner]
+            return f"engine: {FULL}{self.why_full()}"
+        speed = f"{self.times(self.winner):.1f} times as fast"
         alike = f"{self.alike[self.winner]:.1%} of its tokens are those of full precision"
-        return f"engine: {self.winner}, {times:.1f} times as fast; {alike} (--engine {FULL} gives all)"
+        return f"engine: {self.winner}, {speed}; {alike} (--engine {FULL} gives all)"
+
+    def times(self, name: str) -> float:
+        """How many times as fast as full precision."""
+        return self.seconds[FULL] / self.seconds[name]
+
+    def why_full(self) -> str:
+        """What kept the fastest engine from winning, where that is another."""
+        first = min(self.seconds, key=lambda name: (self.seconds[name], name != FULL))
+        if first == FULL:
+            return ", the fastest here"
+        if self.times(first) < WORTH:
+            return f" ({first} is faster, but not {WORTH} times as fast, which is asked for)"
+        alike = min(self.alike[first], ALIKE - 0.01)  # never rounded up to what is asked for
+        return (
+            f" ({first} is {self.times(first):.1f} times as fast, but only {alike:.0%} of its tokens are the same; "
+            f"{ALIKE:.0%} are asked for)"
+        )
 
 
 class AutoEngine(Engine):
@@ -214,7 +231,8 @@ def remembered(path: Path) -> Verdict | None:
     """The verdict in a file; None where there is none, or none that can be read."""
     try:
         found = Verdict(**json.loads(path.read_text(encoding="utf-8")))
-        whole = {found.winner, FULL} <= found.seconds.keys() & found.alike.keys() & RUNNERS.keys()
+        whole = {found.winner, FULL} <= found.seconds.keys() & RUNNERS.keys()
+        whole = whole and found.seconds.keys() == found.alike.keys() and min(found.alike.values()) >= 0
         return found if whole and min(found.seconds.values()) > 0 and found.alike[found.winner] >= ALIKE else None
     except (OSError, ValueError, TypeError, AttributeError):
         return None

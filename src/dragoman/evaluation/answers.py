@@ -12,7 +12,7 @@ from dragoman.door import Door, kinds
 from dragoman.evaluation.texts import read_test, tests_of
 from dragoman.generator import Generator
 from dragoman.score.confusion import confusion
-from dragoman.score.metrics import of_answers
+from dragoman.score.metrics import chosen, of_answers
 from dragoman.text import phrasebook
 from dragoman.text.phrasebook import Phrase
 from dragoman.translator import Translator
@@ -84,6 +84,7 @@ def on_texts(
     `trees` of the sources go to those who ask for them, and so does their tag.
     """
     names = names or door.recipe.data.metrics
+    chosen(names)  # what cannot be counted is refused now, not after the work
     if tag and not isinstance(door, Translator):
         raise Mistake("--tag is for runs that translate; leave it out")
     if isinstance(door, Generator):
@@ -111,13 +112,15 @@ def on_phrasebook(
 ) -> Answered:
     """The answers to a split of the built-in corpus, and the share of right ones for each phenomenon."""
     recipe = translator.recipe
+    names = names or recipe.data.metrics
+    chosen(names)
     phrases = list(phrasebook.phrases(split, count, direction=recipe.data.direction))
     sources, targets = [phrase.source for phrase in phrases], [phrase.target for phrase in phrases]
     trees = [phrase.tree for phrase in phrases] if translator.asks_for_trees else None
     found = translated(translator, sources, beam=beam, trees=trees, tag=tag, ticker=ticker)
     texts = [one.text for one in found]
     about = {"warnings": warned(found), "phenomena": phenomena(phrases, texts)}
-    return Answered(sources, [targets], texts, names or recipe.data.metrics, about)
+    return Answered(sources, [targets], texts, names, about)
 
 
 def translated(

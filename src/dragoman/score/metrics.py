@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,6 +24,8 @@ from dragoman.types import Mistake, Score
 
 MOSES = ("cs", "de", "en", "fr")  # languages of Multi30k, whose papers count in Moses's tokens
 SUBWORD_SHARE = 0.05  # of the tokens; in text cut into subwords the share is far higher, in plain text it is about 0
+
+LIBRARIES = {"moses": "sacremoses", "rouge": "rouge_score"}  # by the extra that brings them
 
 Lines = Sequence[str]
 
@@ -40,7 +43,8 @@ class Metric:
     """A metric on the menu. `higher` is better, or lower; `shown` is its name in tables.
 
     `values` turns sums of counts into scores, for many sums at once: of all lines, of some of them, of resamples.
-    One that takes an answer as a whole can judge `labels` too; the others look into its words.
+    One that takes an answer as a whole can judge `labels` too; the others look into its words. `extra` brings the
+    library that it needs.
     """
 
     name: str
@@ -49,6 +53,15 @@ class Metric:
     values: Callable[[Array], Array] = shares
     higher: bool = True
     labels: bool = False
+    extra: str = ""
+
+    @property
+    def lack(self) -> str:
+        """What there is to say where its library is not there, else nothing."""
+        if not self.extra or find_spec(LIBRARIES[self.extra]):
+            return ""
+        library = LIBRARIES[self.extra]
+        return f"{self.name} needs {library}, which is not there; pip install 'dragoman[{self.extra}]' brings it"
 
     def __call__(self, hypotheses: Lines, references: Sequence[Lines]) -> Score:
         """The score of lines from anywhere; subword text is refused."""
@@ -63,6 +76,8 @@ class Metric:
     def counted(self, hypotheses: Lines, references: Sequence[Lines]) -> Counted:
         """The same with the counts of every line."""
         check(hypotheses, references)
+        if self.lack:
+            raise Mistake(self.lack)
         return self.count(hypotheses, references)
 
     def goodness(self, value: float) -> float:
@@ -121,10 +136,8 @@ def rouge(kind: str, hypotheses: Lines, references: Sequence[Lines]) -> Counted:
 
     With several references, each line counts by the one that it is nearest to.
     """
-    try:
-        from rouge_score import rouge_scorer
-    except ImportError:
-        raise Mistake(f"{kind} needs a library that is not there; pip install 'dragoman[rouge]' brings it") from None
+    from rouge_score import rouge_scorer
+
     scorer = rouge_scorer.RougeScorer([kind], use_stemmer=True)
     rows = zip(hypotheses, zip(*references, strict=True), strict=True)
     found = [scorer.score_multi(list(row), line)[kind].fmeasure for line, row in rows]
@@ -182,7 +195,11 @@ def of_answers(hypotheses: Lines, references: Sequence[Lines], names: Sequence[s
 
 
 def chosen(names: Sequence[str]) -> list[Metric]:
-    return [pick(METRICS, name, "metric") for name in names or USUAL["translate"]]
+    """The metrics called so; one that cannot be counted here is refused, so that no work is done for it."""
+    found = [pick(METRICS, name, "metric") for name in names or USUAL["translate"]]
+    if lack := next(filter(None, (metric.lack for metric in found)), ""):
+        raise Mistake(lack)
+    return found
 
 
 def cut_by(metric: Metric, tokenize: str) -> Metric:
@@ -247,12 +264,15 @@ METRICS: dict[str, Metric] = {
     for metric in (
         Metric("bleu", "BLEU", bleu, bleus),
         Metric("bleu_tokens", "BLEU of tokens", partial(bleu, tokenize="none"), bleus),
-        *(Metric(f"bleu_moses_{code}", f"BLEU lc {code}", partial(bleu_moses, code), bleus) for code in MOSES),
+        *(
+            Metric(f"bleu_moses_{code}", f"BLEU lc {code}", partial(bleu_moses, code), bleus, extra="moses")
+            for code in MOSES
+        ),
         Metric("chrf", "chrF", chrf, chrfs),
         Metric("ter", "TER", ter, higher=False),
-        Metric("rouge1", "ROUGE-1", partial(rouge, "rouge1")),
-        Metric("rouge2", "ROUGE-2", partial(rouge, "rouge2")),
-        Metric("rougeL", "ROUGE-L", partial(rouge, "rougeL")),
+        Metric("rouge1", "ROUGE-1", partial(rouge, "rouge1"), extra="rouge"),
+        Metric("rouge2", "ROUGE-2", partial(rouge, "rouge2"), extra="rouge"),
+        Metric("rougeL", "ROUGE-L", partial(rouge, "rougeL"), extra="rouge"),
         Metric("exact", "exact match", exact, labels=True),
         Metric("accuracy", "accuracy", exact, labels=True),
         Metric("wrong", "wrong lines", wrong, higher=False, labels=True),

@@ -60,10 +60,8 @@ def moses(lines: Sequence[str], language: str) -> list[str]:
     From Multi30k's raw test sets this makes, to the byte, the text in tokens that comes with them, in English and in
     German, and so the references of Wu et al. 2021 (docs/recipes.md).
     """
-    try:
-        from sacremoses import MosesPunctNormalizer, MosesTokenizer
-    except ImportError:
-        raise Mistake("tokens of Moses need a library that is not there; pip install 'dragoman[moses]'") from None
+    from sacremoses import MosesPunctNormalizer, MosesTokenizer
+
     plain, cut = MosesPunctNormalizer(language), MosesTokenizer(language)
     return [cut.tokenize(plain.normalize(line.lower()), return_str=True) for line in lines]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from dragoman.config import TrainSettings
-from dragoman.door import choose_device
+from dragoman.door import choose_device, make_current
 from dragoman.group import Group
 from dragoman.machine import best_precision, hold_memory
 from dragoman.types import Mistake
@@ -42,6 +42,7 @@ class Choices:
             hold_memory()
         else:  # the thread that makes batches must not keep the one waiting that feeds the GPU
             sys.setswitchinterval(SWITCH)
+            make_current(torch.device(self.device))
         if self.compile:
             os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(COMPILED).expanduser()))
 
@@ -83,13 +84,15 @@ def choose(settings: TrainSettings, layout: str = "packed", *, few_shapes: bool 
 
 def rechosen(before: Choices, now: Choices, settings: TrainSettings, world: int = 1) -> Choices:
     """What an earlier part of the run chose, but for what is now set by name, and for what only was for its device."""
-    if settings.device == "auto" and torch.device(before.device).type == "cuda" and not torch.cuda.is_available():
+    begun = torch.device(before.device)
+    index = 0 if world > 1 else begun.index or 0  # of several processes each will have a GPU of its own
+    if settings.device == "auto" and begun.type == "cuda" and index >= torch.cuda.device_count():
         raise Mistake(
-            f"this run was begun on {before.device}, which is not here; add train.device=cpu to go on without it "
-            "(equal within tolerance from then on, not to the bit)"
+            f"this run was begun on {before.device}, which is not here; add train.device=cpu, or cuda for another GPU, "
+            "to go on without it (equal within tolerance from then on, not to the bit)"
         )
     device = torch.device(before.device if settings.device == "auto" else now.device)
-    moved = device.type != torch.device(before.device).type
+    moved = device.type != begun.type
     return Choices(
         device=str(device),
         precision=before.precision if settings.precision == "auto" else now.precision,

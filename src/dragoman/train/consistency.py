@@ -49,7 +49,7 @@ def twice(batch: Batch, method: Consistency, cut: float) -> Batch:
 
 
 def seen(ids_BT: Tensor, rate: float) -> Tensor:
-    """False for tokens of the second half that are hidden, all but their places. Marks, which are no words, are not."""
+    """False for tokens of the second half that are hidden, all but their places: never <s> or </s>, perhaps a tag."""
     keep_BT = drawn(tuple(ids_BT.shape), rate, torch.ones((), device=ids_BT.device)) > 0
     keep_BT = keep_BT | (ids_BT == BOS) | (ids_BT == EOS)
     keep_BT[: len(ids_BT) // 2] = True

@@ -22,7 +22,7 @@ MOMENTUM = 0.95
 ROUNDS = 5  # of Newton and Schulz' iteration
 FACTORS = (3.4445, -4.7750, 2.0315)  # of its quintic: all singular values come near 1, quickly rather than exactly
 LIKE_ADAM = 0.2  # root mean square of AdamW's own steps
-BLOCKS = {"query_key_value.weight": 3, "key_value.weight": 2}  # matrices that are several in one
+BLOCKS = {"query_key_value": 3, "key_value": 2}  # modules whose weights are several matrices in one
 TABLES = ("embedding.weight", "table.weight", "project.weight", "_RD", "start")  # asked for by rows: those are AdamW's
 
 
@@ -96,7 +96,8 @@ def is_matrix(name: str, parameter: Tensor) -> bool:
 
 
 def blocks_of(name: str) -> int:
-    return next((count for ending, count in BLOCKS.items() if name.endswith(ending)), 1)
+    module, _, parameter = name.rpartition(".")
+    return BLOCKS.get(module.rpartition(".")[2], 1) if parameter == "weight" else 1
 
 
 def orthogonal(x_KRC: Tensor) -> Tensor:

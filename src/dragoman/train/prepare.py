@@ -18,6 +18,7 @@ from dragoman.data.batch import Share
 from dragoman.data.forms import FORMS
 from dragoman.data.stream import Stream, Weighted, Windows
 from dragoman.data.tokens import TokenStore, keep_folder, open_store
+from dragoman.group import Group
 from dragoman.models.build import asks_for_trees, kind_of, layout_of, most_tokens
 from dragoman.store import RunFolder, write_whole
 from dragoman.text.corpus import fingerprint, read_pairs
@@ -63,8 +64,22 @@ class Prepared:
 
     def changed_since(self, digests: dict[str, str]) -> str:
         """The name of a corpus that is not what it was, or nothing."""
-        now = self.digests
-        return next((name for name in [*now, *digests] if now.get(name) != digests.get(name)), "")
+        return differing(self.digests, digests)
+
+
+def differing(digests: dict[str, str], others: dict[str, str]) -> str:
+    """The name of a corpus that is not the same in both, or nothing."""
+    return next((name for name in [*digests, *others] if digests.get(name) != others.get(name)), "")
+
+
+def check_alike(prepared: Prepared, group: Group) -> None:
+    """Processes that read different texts would train side by side, not together."""
+    first, *others = group.all(lambda: prepared.digests)
+    for rank, digests in enumerate(others, 1):
+        if name := differing(first, digests):
+            raise group.mistake(
+                f"{name} is not the same for process {rank} as for the first; give all machines the same files"
+            )
 
 
 def form_of(recipe: Recipe) -> str:
@@ -151,7 +166,7 @@ def _asked(recipe: Recipe) -> dict[str, list[Pair]]:
     """As many lines as validations translate, of every corpus of dev as many as of the others, while they last."""
     short = [corpus.tag or Path((corpus.files or [corpus.shown])[0]).name for corpus in recipe.data.dev]
     alike = len(set(short)) < len(short)
-    names = [corpus.tag or corpus.shown for corpus in recipe.data.dev] if alike else short
+    names = [corpus.shown for corpus in recipe.data.dev] if alike else short
     trees = asks_for_trees(recipe.model)
     readers = (_reader(recipe, corpus, "dev", trees=trees)() for corpus in recipe.data.dev)
     rounds = zip_longest(*(zip(repeat(name), reader) for name, reader in zip(names, readers, strict=True)))
@@ -170,9 +185,9 @@ def stream_of(recipe: Recipe, prepared: Prepared, *, few_shapes: bool = False, s
     """Batches without end, as the model's task and kind want them; their grids, if it is asked for, of few shapes."""
     form, settings, layout = form_of(recipe), recipe.train, layout_for(recipe)
     common: dict[str, Any] = {"layout": layout, "tokens": settings.tokens, "seed": settings.seed}
-    common["share"] = share or Share()
+    common |= {"share": share or Share(), "most": most_tokens(recipe.model)}
     if few_shapes and comes_in_few_shapes(recipe):
-        common |= {"layout": FEW_SHAPES[layout]} | ({"most": most_tokens(recipe.model)} if layout == "padded" else {})
+        common["layout"] = FEW_SHAPES[layout]
     if form == "windows":
         return Windows(prepared.train, prepared.tokenizers, context=recipe.model["context"], **common)
     return Stream(prepared.train, prepared.tokenizers, sampling=recipe.tokenizer.sampling, form=form, **common)

@@ -196,11 +196,7 @@ def check(recipe: Recipe) -> None:
     choose(recipe.train)
     settings_for(recipe.search)
     pick(TOKENIZERS, recipe.tokenizer.kind, "tokenizer.kind")
-    metric_named(recipe.train.metric, task)
-    for name in recipe.data.metrics:
-        pick(METRICS, name, "metric")
-        if name not in fitting(task):
-            raise Mistake(f"data.metrics: {name} cannot judge models that {task}; leave it out")
+    check_metrics(recipe, task)
     pick(dict.fromkeys(phrasebook.DIRECTIONS), recipe.data.direction, "data.direction (of the phrasebook)")
     if not recipe.data.train:
         raise Mistake("the recipe has no data.train; name a corpus there, such as {source: F, target: F}")
@@ -221,6 +217,19 @@ def check(recipe: Recipe) -> None:
     check_validation(recipe)
     if recipe.train.freeze:
         freeze(build_model(recipe, source_size=len(SPECIALS), target_size=len(SPECIALS)), recipe.train.freeze)
+
+
+def check_metrics(recipe: Recipe, task: str) -> None:
+    """Refuse what could not be counted when the training is done."""
+    judge = metric_named(recipe.train.metric, task)
+    if judge and judge.lack:
+        raise Mistake(f"train.metric: {judge.lack}")
+    for name in recipe.data.metrics:
+        metric = pick(METRICS, name, "metric")
+        if name not in fitting(task):
+            raise Mistake(f"data.metrics: {name} cannot judge models that {task}; leave it out")
+        if metric.lack:
+            raise Mistake(f"data.metrics: {metric.lack}")
 
 
 def check_validation(recipe: Recipe) -> None:
@@ -278,11 +287,16 @@ def new_model(recipe: Recipe, tokenizers: Tokenizers, parent: Door[Model] | None
     return model
 
 
+def grown(tensor: Tensor, other: Tensor) -> tuple[int, int] | None:
+    """How many rows one and the other have, where they are alike but for that."""
+    return (len(tensor), len(other)) if tensor.dim() and tensor.shape[1:] == other.shape[1:] else None
+
+
 def with_new_tags(parent: Door[Model], tokenizers: Tokenizers, model: Model) -> dict[str, Tensor]:
     """The parent's weights. The rows of tags that it did not know are those of the model, as they were drawn."""
     before, now = parent.tokenizers.sizes["source_size"], tokenizers.sizes["source_size"]
     weights, own = dict(tensors_of(parent.model)), tensors_of(model)
     for name, tensor in weights.items():
-        if now > before and name in own and tensor.shape[:1] == (before,) and own[name].shape[:1] == (now,):
+        if now > before and name in own and (before, now) == grown(tensor, own[name]):
             weights[name] = torch.cat([tensor, own[name].detach()[before:]])
     return weights

@@ -129,7 +129,13 @@ class Stepper:
         self.optimizer.found_inf = bad  # type: ignore[attr-defined]
         if self.settings.clip:
             self.optimizer.grad_scale = (norm.float() / self.settings.clip).clamp(min=1.0)  # type: ignore[attr-defined]
-        self.optimizer.step()
+        try:
+            self.optimizer.step()
+        except torch.OutOfMemoryError:  # finer parts would not help, and some weights may have moved already
+            raise Mistake(
+                "the model, its gradients and what the optimizer keeps do not fit into memory together; make the model "
+                "smaller, or share it out among several GPUs with train.parallel=fsdp"
+            ) from None
         if self.ema:
             live, nearer = tensors_of(self.model), self.nearer * (1 - bad)
             held, now = [here(mean) for mean in self.ema.values()], [here(live[n].detach()) for n in self.ema]

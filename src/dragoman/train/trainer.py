@@ -5,6 +5,7 @@ dragoman.train("recipe.yaml", out="run")
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -29,7 +30,7 @@ from dragoman.train import optim, record
 from dragoman.train.choices import Choices, choose, peak_memory, rechosen
 from dragoman.train.consistency import passes
 from dragoman.train.meter import Meter
-from dragoman.train.prepare import Prepared, comes_in_few_shapes, form_of, prepare, stream_of
+from dragoman.train.prepare import Prepared, check_alike, comes_in_few_shapes, form_of, prepare, stream_of
 from dragoman.train.record import Progress, Running
 from dragoman.train.report import Metrics, Report, Unwritten
 from dragoman.train.start import Order, Start, begin, new_model
@@ -63,6 +64,7 @@ def train(
         start = begin(Order(recipe, folder, overrides, resume, init_from), report, held, group)
         given = start.parent.tokenizers if start.parent else tokenizers
         prepared = group.in_turn(lambda: prepare(start.recipe, folder, report, tokenizers=given))
+        check_alike(prepared, group)
         saved = group.each(lambda: record.load(start.newest) if start.newest else None)
         choices = group.each(lambda: chosen(start.recipe, saved, group))
         trainer = group.each(lambda: Trainer(start, saved, choices, folder, prepared, report, group))
@@ -311,6 +313,11 @@ class Trainer:
     def validate(self) -> None:
         with self.stepper.averaged():
             validation = self.group.told(lambda: self.validator(self.stepper.spare))
+        if self.progress.skipped_in_a_row and not math.isfinite(validation.loss):
+            raise self.group.mistake(
+                f"the run ends at step {self.progress.step} amid steps that are not finite, and neither is its loss on "
+                "dev; what was saved before is whole. Try a smaller train.lr"
+            )
         self.progress = self.progress.validated(validation, self.settings.metric, self.settings.keep)
         self.report.say(f"step {self.progress.step}: {validation}")
         seconds = round(self.progress.seconds, 2)
