@@ -30,7 +30,8 @@ def digest(recipe: Path) -> str:
 
 
 def results(folder: Path) -> list[Result]:
-    """All that was found, by recipe; first the recipe as it stands, then with settings changed; the newest first."""
+    """All that was found, by recipe; first the recipe as it stands, then with settings changed; the newest first
+    (of one day, the last by name)."""
     paths = sorted(folder.glob("*-quality-*.json"), reverse=True)
     found = [{**json.loads(path.read_text(encoding="utf-8")), "file": path.name} for path in paths]
     return sorted(found, key=lambda one: (one["recipe"], one["settings"] != []))

@@ -374,7 +374,8 @@ def test_processes_that_read_other_texts_are_told(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Group, "all", lambda _self, work: [*others[:rank], work(), *others[rank + 1 :]])
     with pytest.raises(Mistake) as caught:
         check_alike(prepared, Group(rank=rank, world=3))
-    assert str(caught.value).startswith("data.dev (b) is not the same for process 2 as for the first" * (rank == 0))
+    sentence = "data.dev (b) is not the same for process 2 as for the first; give all machines the same files"
+    assert str(caught.value) == (sentence if rank == 0 else "")
     others[2] = prepared.digests = same
     check_alike(prepared, Group(rank=rank, world=3))
 

@@ -319,3 +319,5 @@ def test_where_nothing_is_good_an_earlier_file_stays(toy: Toy, tmp_path: Path, c
     assert "0 of 4 answers (" in answer.err
     assert f"nothing of {toy.run} is good enough to learn from; train it longer" in answer.err
     assert out.read_text() == "earlier\n"
+    assert call("backtranslate", toy.run, *way[:4]).code == 0  # nothing is in the way
+    assert out.read_text() != "earlier\n"

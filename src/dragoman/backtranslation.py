@@ -17,7 +17,7 @@ from dragoman.config import CorpusSettings
 from dragoman.group import joined
 from dragoman.lessons import Lessons, doubt, faults, remedy
 from dragoman.loading import load_as
-from dragoman.shards import Record, digest_of_runs, own_device, write_sharded
+from dragoman.shards import Record, Worthless, digest_of_runs, own_device, write_sharded
 from dragoman.text.corpus import fingerprint, read_lines
 from dragoman.train.report import Report
 from dragoman.translator import Translator
@@ -67,7 +67,7 @@ def backtranslate(
         def good(records: Iterator[Record]) -> Iterator[str]:
             yield from lessons.lines(records)
             if lessons.left_out and not lessons.good:  # said here, so that an earlier file is not written over
-                raise Mistake(f"{lessons}: nothing of {run} is good enough to learn from; {remedy(str(run))}")
+                raise Worthless(f"{lessons}: nothing of {run} is good enough to learn from; {remedy(str(run))}")
 
         write_sharded(Path(out), lambda: read_lines(mono), answer, good, about=about, **shared)
         if group.first:

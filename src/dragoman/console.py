@@ -16,6 +16,7 @@ from dragoman.types import Mistake
 
 UNBROKEN = 1 << 30  # signs of a line: more than any table has
 QUICK = 1.0  # seconds: what takes no longer needs no word about its progress
+SELDOM = 10.0  # seconds between two words where there is no terminal
 said = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
@@ -68,16 +69,20 @@ def output_to(path: Path | None) -> Iterator[IO[str]]:
 
 
 def ticker(what: str, total: int = 0) -> Callable[[int], None]:
-    """Tells on a terminal how far a long work is, and how much is left where the total is known. Gone in the end."""
-    begun = time.monotonic()
+    """Tells how far a long work is, and how much is left where the total is known. On a terminal it is gone in the end;
+    elsewhere it is a line now and then."""
+    begun = spoke = time.monotonic()
 
     def tick(done: int) -> None:
-        spent = time.monotonic() - begun
-        if spent < QUICK or not sys.stderr.isatty():
-            return
-        left = f" of {total:,}, {(total - done) * spent / done:.0f} s left" if total else ""
-        sys.stderr.write("\r\x1b[K" if done == total else f"\r{what}: {done:,}{left}\x1b[K")
-        sys.stderr.flush()
+        nonlocal spoke
+        now, terminal = time.monotonic(), sys.stderr.isatty()
+        left = f" of {total:,}, {(total - done) * (now - begun) / done:.0f} s left" if total else ""
+        if terminal and now - begun >= QUICK:
+            sys.stderr.write("\r\x1b[K" if done == total else f"\r{what}: {done:,}{left}\x1b[K")
+            sys.stderr.flush()
+        elif not terminal and now - spoke >= SELDOM and done != total:
+            spoke = now
+            say(f"{what}: {done:,}{left}")
 
     return tick
 

@@ -130,6 +130,10 @@ def own_device(name: str, group: Group) -> str:
     return f"cuda:{group.local}" if name == "auto" and group.several and torch.cuda.is_available() else name
 
 
+class Worthless(Mistake):
+    """All answers are there, and none is of use: no file is written, and nobody will want to go on from here."""
+
+
 @contextmanager
 def folder_beside(output: Path, about: Mapping[str, Any]) -> Iterator[Path]:
     """The folder of shards for a file that is to be written. `about` is all that answers depend on: the shards of
@@ -147,6 +151,9 @@ def folder_beside(output: Path, about: Mapping[str, Any]) -> Iterator[Path]:
         same_work(folder, json.loads(json.dumps(about)))
         yield folder
         done = True
+    except Worthless:
+        done = True
+        raise
     finally:
         if done or not begun(folder):
             shutil.rmtree(folder, ignore_errors=True)

@@ -12,6 +12,8 @@ from itertools import takewhile
 from queue import SimpleQueue
 from threading import Event, Thread
 
+import torch
+
 from dragoman.search.beam import Beams
 from dragoman.search.step import NEVER
 from dragoman.types import Hypothesis
@@ -55,8 +57,13 @@ def told(work: Callable[[Watch], Hypothesis], text_of: Callable[[list[int]], str
             raise GivenUp
         heard.put(ripe(text_of(certain(beams))))
 
+    busy = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    gpu = torch.cuda.current_device() if busy else None  # a new thread begins with the first
+
     def run() -> None:
         try:
+            if gpu is not None:
+                torch.cuda.set_device(gpu)
             heard.put(work(watch))
         except BaseException as fault:
             heard.put(fault)

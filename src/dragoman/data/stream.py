@@ -101,19 +101,19 @@ class Stream:
         """The pairs of an epoch, shuffled. Weight 2.5 means each pair twice and a random half of them once more."""
         rng = np.random.default_rng([self.seed, epoch])
         chosen, first = [], 0
-        for size, (_, weight) in zip(self.sizes(epoch), self.parts, strict=True):
+        for which, (size, (_, weight)) in enumerate(zip(self.sizes(epoch), self.parts, strict=True)):
             lines = np.arange(first, first + size, dtype=np.uint32)
-            some = rng.permutation(size)[: self.more(weight % 1 * size, rng)] if weight % 1 else np.arange(0)
+            more = self.more(weight % 1 * size, epoch, which)
+            some = rng.permutation(size)[:more] if weight % 1 else np.arange(0)
             chosen += [lines] * int(weight) + [lines[np.sort(some)]]
             first += size
         order = np.concatenate(chosen)
         rng.shuffle(order)
         return order
 
-    @staticmethod
-    def more(share: float, rng: np.random.Generator) -> int:
+    def more(self, share: float, epoch: int, which: int) -> int:
         """As many pairs as a share of a corpus is; of less than half a pair, one in some epochs."""
-        return round(share) or int(rng.random() < share)
+        return round(share) or int(np.random.default_rng([self.seed, epoch, which]).random() < share)
 
     def example(self, index: int, epoch: int) -> Example:
         which, line = self.locate(index, epoch)

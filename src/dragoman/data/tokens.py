@@ -220,7 +220,7 @@ def keep_folder(folder: Path, last: str, write: Callable[[Path], None]) -> None:
         try:
             beside.rename(folder)
         except OSError:
-            if (folder / last).exists():  # another run made the same one meanwhile, which may be reading it by now
+            if (folder / last).exists():  # another run made the same one meanwhile, and may be reading it by now
                 return
             shutil.rmtree(folder, ignore_errors=True)
             beside.rename(folder)

@@ -21,7 +21,7 @@ from dragoman.train.choices import choose
 from dragoman.train.prepare import check_files, prepare, stream_of
 from dragoman.train.report import Report
 from dragoman.train.start import check, new_model
-from dragoman.train.step import Stepper, settled
+from dragoman.train.step import Full, Stepper, settled
 from dragoman.types import Mistake
 
 FIRST = 2048  # tokens of the first try
@@ -98,6 +98,6 @@ def memory_of(update: Callable[[], object], device: torch.device) -> float | Non
     try:
         update()
         torch.cuda.synchronize(device)
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, Full):
         return None
     return float(torch.cuda.max_memory_allocated(device))

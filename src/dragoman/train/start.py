@@ -105,7 +105,7 @@ def first_begin(order: Order, report: Report, held: ExitStack, group: Group) -> 
     parent = open_run(init_from, device="cpu") if init_from is not None else None
     whole = completed(inherited(whole, parent.recipe) if parent else whole)
     check(whole)
-    check_metric(whole)
+    check_judging(whole)
     check_shared(whole, group)
     check_files(whole)
     if parent:
@@ -220,16 +220,13 @@ def check(recipe: Recipe) -> None:
 
 
 def check_metrics(recipe: Recipe, task: str) -> None:
-    """Refuse what could not be counted when the training is done."""
     judge = metric_named(recipe.train.metric, task)
     if judge and judge.lack:
         raise Mistake(f"train.metric: {judge.lack}")
     for name in recipe.data.metrics:
-        metric = pick(METRICS, name, "metric")
+        pick(METRICS, name, "metric")
         if name not in fitting(task):
             raise Mistake(f"data.metrics: {name} cannot judge models that {task}; leave it out")
-        if metric.lack:
-            raise Mistake(f"data.metrics: {metric.lack}")
 
 
 def check_validation(recipe: Recipe) -> None:
@@ -242,8 +239,11 @@ def check_validation(recipe: Recipe) -> None:
             raise Mistake(f"train.{name} goes by validations on the way; set train.validate_every, or leave it out")
 
 
-def check_metric(recipe: Recipe) -> None:
-    """Refuse to judge answers that nobody asks for. A run that was begun so goes on by the loss."""
+def check_judging(recipe: Recipe) -> None:
+    """Refuse to judge answers that nobody asks for, and what could not be counted when the training is done. A run that
+    was begun so goes on."""
+    if lack := next(filter(None, (METRICS[name].lack for name in recipe.data.metrics)), ""):
+        raise Mistake(f"data.metrics: {lack}")
     train, task = recipe.train, kind_of(recipe.model).task
     if task == "translate" and train.metric not in ("auto", "loss") and not train.validate_lines:
         raise Mistake(

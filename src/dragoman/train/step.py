@@ -57,6 +57,10 @@ def settled(some: Sequence[Pending]) -> list[Update]:
     return [Update(*four, one.lr, one.tokens) for four, one in zip(numbers, some, strict=True)]
 
 
+class Full(Mistake):
+    """No room for the optimizer's step: finer parts would not help, and some weights may have moved already."""
+
+
 class Stepper:
     """A model with its optimizer and the running mean of its weights."""
 
@@ -131,10 +135,12 @@ class Stepper:
             self.optimizer.grad_scale = (norm.float() / self.settings.clip).clamp(min=1.0)  # type: ignore[attr-defined]
         try:
             self.optimizer.step()
-        except torch.OutOfMemoryError:  # finer parts would not help, and some weights may have moved already
-            raise Mistake(
+        except torch.OutOfMemoryError:
+            if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise  # nothing has moved, and there is more room where nothing is recorded
+            raise Full(
                 "the model, its gradients and what the optimizer keeps do not fit into memory together; make the model "
-                "smaller, or share it out among several GPUs with train.parallel=fsdp"
+                "smaller, or share it out among more GPUs with train.parallel=fsdp"
             ) from None
         if self.ema:
             live, nearer = tensors_of(self.model), self.nearer * (1 - bad)

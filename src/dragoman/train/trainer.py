@@ -294,10 +294,12 @@ class Trainer:
         step, settings = self.progress.step, self.settings
         last = bool(self.ended())
         due = bool(settings.validate_every) and step % settings.validate_every == 0
-        if self.progress.skipped_in_a_row and not last and not self.signal:
+        if self.progress.skipped_in_a_row and not last:
             if due:
                 self.report.say(f"nothing is validated at step {step}, in the midst of bad steps")
-            return  # a checkpoint there would be none to roll back to
+            if not self.signal:
+                return  # a checkpoint there would be none to roll back to
+            due = False
         if (due or last) and self.validator.batches:
             self.validate()
         if due or last or step % settings.save_every == 0 or self.signal:
