@@ -37,7 +37,7 @@ from dragoman.score.metrics import METRICS
 from dragoman.text import phrasebook
 from dragoman.text.corpus import read_lines
 from dragoman.translator import Translator
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 ALIKE, NEAR, BLEU = 0.99, 1e-3, 0.2  # what is required
 PORTION = 500  # lines at a time: whoever has one limit for a call makes many small calls of few lines
@@ -73,7 +73,7 @@ def transformers_alone(folder: Path) -> Answer:
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     if not (folder / "tokenizer.json").exists():
-        raise Mistake("the tokenizer of this run is not one that transformers has")
+        raise UserError("the tokenizer of this run is not one that transformers has")
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
 
@@ -129,7 +129,7 @@ def compared(run: Path, lines: Sequence[str], references: Sequence[str]) -> dict
         for name, way in ways(translator, run, Path(folder)).items():
             try:
                 texts = answered(way.open(), lines, name)
-            except Mistake as lack:
+            except UserError as lack:
                 say(f"{name}: {lack}")
                 results[name] = {"refused": str(lack), "good": False}
                 continue

@@ -7,7 +7,7 @@ import pytest
 from dragoman.answers.asking import limit_of, settings_for, to_find, wish_of
 from dragoman.config import SearchSettings, TokenizerSettings
 from dragoman.text.tokenizer import Tokenizers
-from dragoman.types import Line, Mistake, Pair
+from dragoman.types import Line, Pair, UserError
 
 OWN = SearchSettings(beam=6, nbest=2)
 BYTES = Tokenizers.train(lambda: [Pair("a", "b")], TokenizerSettings(kind="byte"))
@@ -19,7 +19,7 @@ def test_settings_are_laid_over_the_runs_own() -> None:
     greedy = settings_for(OWN, {"method": "greedy"}, count=1)
     assert (greedy.beam, greedy.stop) == (1, "enough")
     for wrong, complaint in (({"beem": 3}, "did you mean 'beam'"), ({"unknown": "drip"}, "did you mean 'drop'")):
-        with pytest.raises(Mistake, match=complaint):
+        with pytest.raises(UserError, match=complaint):
             settings_for(OWN, wrong)
 
 

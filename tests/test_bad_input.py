@@ -15,7 +15,7 @@ import pytest
 from dragoman.loading import load
 from dragoman.store import CHANGED, DIGEST_LINE
 from dragoman.text import phrasebook
-from dragoman.types import Mistake
+from dragoman.types import UserError
 from toy_run import Call, Toy, files, one_sentence, process, write_corpus, write_lines, write_recipe
 
 pytest_plugins = ["toy_fixtures"]
@@ -345,7 +345,7 @@ def test_no_flipped_byte_goes_unnoticed(run: Path, name: str) -> None:
     places = {0, 7, 8, 20, len(whole) - 2, *random.sample(range(min(len(whole), 4000)), 25)}
     for place in sorted(places | {random.randrange(len(whole)) for _ in range(10)}):
         flip(run / name, place)
-        with pytest.raises(Mistake, match=str(run)):
+        with pytest.raises(UserError, match=str(run)):
             load(run)
         (run / name).write_bytes(whole)
     assert load(run).translate(["ba."])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dragoman.search.beam import GROUP, STOPS, beam_search, candidates
 from dragoman.search.sample import greedy
 from dragoman.search.step import Found, legal
-from dragoman.types import BOS, EOS, PAD, Mistake
+from dragoman.types import BOS, EOS, PAD, UserError
 from toy_steps import Broken, Script, Toy, exhaustive, rescore, sources
 
 NEVER = -math.inf
@@ -246,11 +246,11 @@ def test_dead_rows_ask_nothing_of_the_model() -> None:
 
 
 def test_mistakes_are_sentences() -> None:
-    with pytest.raises(Mistake, match="5 answers cannot come from a beam of 4"):
+    with pytest.raises(UserError, match="5 answers cannot come from a beam of 4"):
         one(Toy(), 3, width=4, nbest=5)
-    with pytest.raises(Mistake, match="did you mean 'enough'"):
+    with pytest.raises(UserError, match="did you mean 'enough'"):
         one(Toy(), 3, stop="enuf")
-    with pytest.raises(Mistake, match="length penalty must be 0 or more, got -1"):
+    with pytest.raises(UserError, match="length penalty must be 0 or more, got -1"):
         one(Toy(), 3, alpha=-1.0)
 
 

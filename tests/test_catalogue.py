@@ -11,7 +11,7 @@ from dragoman.catalogue import catalogue, menus
 from dragoman.config import Recipe, build
 from dragoman.models.build import MODELS, completed
 from dragoman.train.start import check
-from dragoman.types import Mistake
+from dragoman.types import UserError
 from dragoman.yaml_text import parse_yaml
 from toy_run import Call, one_sentence
 
@@ -54,7 +54,7 @@ def test_a_menu_is_what_a_setting_is_held_against(kind: str, backbone: str, sect
     values[section] = {**values[section], name: "nonsense"}
     values["tokenizer"]["joint"] = False  # so that there may be two kinds
     values["data"]["train"] = {"phrasebook": 10}
-    with pytest.raises(Mistake, match="'nonsense'") as caught:
+    with pytest.raises(UserError, match="'nonsense'") as caught:
         check(completed(build(Recipe, values)))
     listed = re.search(r"\(there are: (.*)\)", str(caught.value))
     assert listed
@@ -86,9 +86,9 @@ def test_meanings_and_choices_stand_behind_the_settings() -> None:
 
 def test_sections() -> None:
     assert parse_yaml(catalogue(["train", "search"]), "the catalogue").keys() == {"train", "search"}
-    with pytest.raises(Mistake, match="no section called 'trian'; did you mean 'train'"):
+    with pytest.raises(UserError, match="no section called 'trian'; did you mean 'train'"):
         catalogue(["trian"])
-    with pytest.raises(Mistake, match=r"model\.kind called 'transfromer'"):
+    with pytest.raises(UserError, match=r"model\.kind called 'transfromer'"):
         catalogue(["model"], ["model.kind=transfromer"])
 
 

@@ -12,7 +12,7 @@ from dragoman import door
 from dragoman.config import TrainSettings
 from dragoman.group import Group
 from dragoman.train.choices import Choices, choose, rechosen
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 BEFORE = Choices(device="cpu", precision="bf16", compile=True, threads=7, split=4)
 
@@ -41,7 +41,7 @@ def test_a_run_of_a_gpu_does_not_slip_onto_a_cpu(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     before = replace(BEFORE, device="cuda", split=1, few_shapes=True, capture=True)
-    with pytest.raises(Mistake, match=r"train\.device=cpu"):
+    with pytest.raises(UserError, match=r"train\.device=cpu"):
         again(before)
     there = again(before, TrainSettings(device="cpu"))
     assert there == replace(before, device="cpu", compile=False, capture=False)
@@ -56,7 +56,7 @@ def test_a_run_of_a_second_gpu_needs_one_or_processes_that_share(
     if goes_on:
         assert rechosen(before, before, TrainSettings(), world).device == "cuda:1"
         return
-    with pytest.raises(Mistake, match="begun on cuda:1"):
+    with pytest.raises(UserError, match="begun on cuda:1"):
         rechosen(before, before, TrainSettings(), world)
 
 
@@ -73,7 +73,7 @@ def test_updates_are_recorded_wherever_they_can_be(
 
 def test_compile_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    with pytest.raises(Mistake, match=r"train\.compile"):
+    with pytest.raises(UserError, match=r"train\.compile"):
         choose(TrainSettings(compile=True, device="cpu"))
     assert not choose(TrainSettings(device="cpu")).compile
 
@@ -102,7 +102,7 @@ def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert door.choose_device("cpu").type == "cpu"
     for name in ("auto", "cuda"):
-        with pytest.raises(Mistake, match="pip install triton"):
+        with pytest.raises(UserError, match="pip install triton"):
             door.choose_device(name)
 
 

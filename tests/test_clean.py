@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.text.clean import REASONS, CleanSettings, clean
-from dragoman.types import Mistake, Pair
+from dragoman.types import Pair, UserError
 
 ENGLISH = "A man walks his dog through the park in the morning."
 GERMAN = "Ein Mann geht am Morgen mit seinem Hund durch den Park."
@@ -81,5 +81,5 @@ def test_what_is_kept_obeys_every_setting(pairs: list[Pair], settings: CleanSett
 
 
 def test_an_unknown_language_is_refused_with_the_nearest() -> None:
-    with pytest.raises(Mistake, match=r"source_language 'eng' .*did you mean 'en'"):
+    with pytest.raises(UserError, match=r"source_language 'eng' .*did you mean 'en'"):
         clean([], CleanSettings(source_language="eng"), Counter())

@@ -23,7 +23,7 @@ from dragoman.compare.work import judgement_of
 from dragoman.text import phrasebook
 from dragoman.train.report import Report
 from dragoman.train.trainer import train
-from dragoman.types import Mistake, Pair
+from dragoman.types import Pair, UserError
 from toy_heads import classifier_recipe, lm_recipe
 from toy_report import report_of
 from toy_run import SMALL, Call, one_sentence, started, tensors, write_corpus, write_recipe
@@ -380,5 +380,5 @@ def test_questions_are_about_recipes_that_are_there(folder: Path) -> None:
 
 def test_more_than_one_recipe_of_the_road(tmp_path: Path) -> None:
     assert len(planned([RECIPES / "lectures"], tmp_path, [], 1)) >= 20
-    with pytest.raises(Mistake, match=r"data\.max_length"):
+    with pytest.raises(UserError, match=r"data\.max_length"):
         planned([RECIPES / "lectures", RECIPES / "lengths"], tmp_path, [], 1)

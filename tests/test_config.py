@@ -1,4 +1,4 @@
-"""Settings: what is given is used, what is wrong is named, and nothing but a Mistake ever comes of a bad recipe."""
+"""Settings: what is given is used, what is wrong is named, and nothing but a UserError ever comes of a bad recipe."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from dragoman.config import (
 )
 from dragoman.models.build import completed, settings_of
 from dragoman.models.transformer import TransformerSettings
-from dragoman.types import Mistake
+from dragoman.types import UserError
 from dragoman.yaml_text import parse_yaml
 
 SECTIONS: dict[str, type[Settings]] = {
@@ -52,7 +52,7 @@ def recipe_of(text: str, *overrides: str) -> Recipe:
 
 
 def complaint(text: str, *overrides: str) -> str:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         recipe_of(text, *overrides)
     message = str(caught.value)
     assert "\n" not in message
@@ -87,7 +87,7 @@ def test_all_settings_are_covered() -> None:
 @pytest.mark.parametrize(("section", "name"), EVERY)
 def test_an_unknown_name_is_answered_with_the_nearest(section: str, name: str) -> None:
     wrong = misspelt(name)
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         record_of(section, {wrong: 1})
     message = str(caught.value)
     assert f"there is no setting {'.'.join(filter(None, [section, wrong]))!r}" in message
@@ -98,14 +98,14 @@ def test_an_unknown_name_is_answered_with_the_nearest(section: str, name: str) -
 @pytest.mark.parametrize("name", ["bool", "boolean", "literal[x", "function-a", "tuple[a", "0", "", "a.b"])
 @pytest.mark.parametrize("section", SECTIONS)
 def test_names_that_look_like_something_else(section: str, name: str) -> None:
-    with pytest.raises(Mistake, match="there is no setting"):
+    with pytest.raises(UserError, match="there is no setting"):
         record_of(section, {name: 1})
 
 
 @pytest.mark.parametrize(("section", "name"), [(s, n) for s, n in EVERY if s])
 def test_a_value_of_the_wrong_type_is_named(section: str, name: str) -> None:
     wrong = ["such"] if name == "where" else {"no": "such"}
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         record_of(section, {name: wrong})
     message = str(caught.value)
     assert f"{section}.{name}" in message
@@ -214,7 +214,7 @@ def test_what_an_override_did_is_not_the_file_s_fault() -> None:
 
 def test_an_override_inside_a_plain_value_is_refused() -> None:
     assert "'steps', which is 5" in complaint("train: {steps: 5}", "train.steps.more=1")
-    with pytest.raises(Mistake, match=r"a=\[ line 1 is not valid YAML"):
+    with pytest.raises(UserError, match=r"a=\[ line 1 is not valid YAML"):
         override({}, "a=[")
 
 
@@ -308,7 +308,7 @@ BROKEN = st.lists(
 @settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 @given(SPELT | BROKEN)
 def test_any_text_is_a_recipe_or_a_mistake(text: str) -> None:
-    with suppress(Mistake):
+    with suppress(UserError):
         completed(recipe_of(text.encode("utf-8", "replace").decode()))
 
 
@@ -316,7 +316,7 @@ def test_any_text_is_a_recipe_or_a_mistake(text: str) -> None:
 @given(VALUE, st.sampled_from(EVERY))
 def test_any_value_is_taken_or_a_mistake(value: Any, where: tuple[str, str]) -> None:
     section, name = where
-    with suppress(Mistake):
+    with suppress(UserError):
         record_of(section, {name: value})
 
 
@@ -425,7 +425,7 @@ def test_paths_that_cannot_be_are_kept_for_the_reader_to_complain(name: str) -> 
 
 def test_a_recipe_file_that_cannot_be_read(tmp_path: Path) -> None:
     def fault(path: Path) -> str:
-        with pytest.raises(Mistake) as caught:
+        with pytest.raises(UserError) as caught:
             read_recipe(path)
         assert repr(str(path)) in str(caught.value)
         return str(caught.value)
@@ -443,7 +443,7 @@ def test_pick_gives_the_entry_or_the_menu(menu: dict[str, int], name: str) -> No
     if name in menu:
         assert pick(menu, name, "dish") == menu[name]
         return
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         pick(menu, name, "dish")
     assert f"there is no dish called {name!r}{near(name, menu)} (there are: {', '.join(menu)})" == str(caught.value)
 

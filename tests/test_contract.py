@@ -30,7 +30,7 @@ from dragoman.nn.scores import SCORES
 from dragoman.store import load_tensors, save_tensors
 from dragoman.train.choices import Choices
 from dragoman.train.step import Stepper, put, settled
-from dragoman.types import Batch, Mistake
+from dragoman.types import Batch, UserError
 from tolerance import DEVICES, differ, same
 from toy_models import (
     HYBRID,
@@ -178,7 +178,7 @@ def combinations() -> Iterator[Section]:
 def refusal(section: Section) -> str:
     try:
         settings_of(section)
-    except Mistake as mistake:
+    except UserError as mistake:
         return str(mistake)
     return ""
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from dragoman.config import CorpusSettings
 from dragoman.text.corpus import OPENERS, fingerprint, read_lines, read_pairs
-from dragoman.types import Mistake, Pair
+from dragoman.types import Pair, UserError
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "": lambda data: data,
@@ -47,7 +47,7 @@ def write(path: Path, text: str | bytes) -> Path:
 def outcome(path: Path) -> tuple[list[str], str]:
     try:
         return list(read_lines(path)), ""
-    except Mistake as fault:
+    except UserError as fault:
         return [], str(fault)
 
 
@@ -78,7 +78,7 @@ def test_a_file_cut_short_anywhere_is_refused(code: str, data: st.DataObject) ->
     with TemporaryDirectory() as folder:
         path = Path(folder) / f"text{code}"
         path.write_bytes(whole[:cut])
-        with pytest.raises(Mistake, match="cut short or damaged after line"):
+        with pytest.raises(UserError, match="cut short or damaged after line"):
             list(read_lines(path))
 
 
@@ -104,7 +104,7 @@ def test_several_frames_are_one_text(tmp_path: Path) -> None:
 def test_reading_is_lazy_and_a_wrong_line_is_named(tmp_path: Path) -> None:
     lines = read_lines(write(tmp_path / "text", b"one\ntwo\nth\xffree\n"))
     assert [next(lines), next(lines)] == ["one", "two"]
-    with pytest.raises(Mistake, match=r"text line 3 is not UTF-8"):
+    with pytest.raises(UserError, match=r"text line 3 is not UTF-8"):
         next(lines)
 
 
@@ -117,7 +117,7 @@ def test_unequal_files_are_refused_with_both_counts(left: int, right: int, code:
         if left == right > 0:
             assert list(pairs) == [Pair("x", "y")] * left
             return
-        with pytest.raises(Mistake) as fault:
+        with pytest.raises(UserError) as fault:
             list(pairs)
         if min(left, right):
             assert f"{source} has {left} lines but {target} has {right}" in str(fault.value)
@@ -135,7 +135,7 @@ def test_no_pair_is_handed_out_before_the_files_are_sound(tmp_path: Path, make: 
     if make == "empty":
         bad.touch()
     names = {"source": str(good), "target": str(good)} if side in ("source", "target") else {}
-    with pytest.raises(Mistake, match=words) as fault:
+    with pytest.raises(UserError, match=words) as fault:
         next(read_pairs(CorpusSettings(**{**names, side: str(bad)})))
     assert str(bad) in str(fault.value)
 
@@ -154,7 +154,7 @@ def test_tsv_columns_come_back(rows: list[tuple[str, str, str]], order: list[int
 
 def test_a_tsv_line_with_too_few_columns_is_named(tmp_path: Path) -> None:
     path = write(tmp_path / "text.tsv", "a\tb\nc\n")
-    with pytest.raises(Mistake, match=r"text.tsv line 2 has 1 column, .*columns 0 and 1"):
+    with pytest.raises(UserError, match=r"text.tsv line 2 has 1 column, .*columns 0 and 1"):
         list(read_pairs(CorpusSettings(tsv=str(path))))
 
 
@@ -184,7 +184,7 @@ def test_a_wrong_jsonl_line_is_named(tmp_path: Path, line: str, words: str) -> N
     path = write(tmp_path / "text.jsonl", '{"source": "a", "target": "b"}\n' + line + "\n")
     pairs = read_pairs(CorpusSettings(jsonl=str(path)))
     assert next(pairs) == Pair("a", "b")
-    with pytest.raises(Mistake, match=rf"text.jsonl line 2.*{words}"):
+    with pytest.raises(UserError, match=rf"text.jsonl line 2.*{words}"):
         next(pairs)
 
 
@@ -217,7 +217,7 @@ def test_a_fingerprint_follows_files_and_settings(tmp_path: Path) -> None:
     assert len(set(prints)) == len(prints)
     assert fingerprint(CorpusSettings(phrasebook=10, split="dev")) == fingerprint(phrasebook, split="dev")
     path.unlink()
-    with pytest.raises(Mistake, match=r"text\.tsv"):
+    with pytest.raises(UserError, match=r"text\.tsv"):
         fingerprint(corpus)
 
 
@@ -246,14 +246,14 @@ def test_where_keeps_the_rows_that_hold_a_word(tmp_path: Path) -> None:
 )
 def test_a_where_that_finds_nothing_is_a_mistake(tmp_path: Path, where: dict[str, str], words: str) -> None:
     path = write(tmp_path / "a.tsv", "\n".join(ROWS))
-    with pytest.raises(Mistake, match=words):
+    with pytest.raises(UserError, match=words):
         list(read_pairs(CorpusSettings(tsv=str(path), columns=(1, 2), where=where)))
 
 
 def test_a_jsonl_where_is_checked_too(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", "\n".join(map(json.dumps, RECORDS)))
     for where, words in (({"fould": "1"}, "no key 'fould'"), ({"fold": "3"}, "no line with fold: 3.*fold: 1; fold: 2")):
-        with pytest.raises(Mistake, match=words):
+        with pytest.raises(UserError, match=words):
             list(read_pairs(CorpusSettings(jsonl=str(path), keys=("text", "label"), where=where)))
 
 
@@ -309,7 +309,7 @@ def test_a_dialogue_begins_where_numbers_do_not_go_on(tmp_path: Path, first: int
 )
 def test_a_dialogue_that_is_none_is_a_mistake(tmp_path: Path, text: str, words: str) -> None:
     path = write(tmp_path / "d.txt", text)
-    with pytest.raises(Mistake, match=words):
+    with pytest.raises(UserError, match=words):
         list(read_pairs(CorpusSettings(dialogue=str(path))))
 
 
@@ -320,7 +320,7 @@ def test_parts_of_a_text_share_no_line_and_leave_none_out(lines: list[str], cut:
         path.write_bytes("".join(line + "\n" for line in lines).encode())
         found = []
         for part in ((0.0, cut), (cut, 1.0)):
-            with suppress(Mistake):  # a part may be smaller than any line
+            with suppress(UserError):  # a part may be smaller than any line
                 found += [pair.target for pair in read_pairs(CorpusSettings(text=str(path), part=part))]
             so_far = sum(len(line) + 1 for line in found)
             assert part[0] or abs(so_far - cut * sum(len(line) + 1 for line in lines)) <= max(map(len, lines)) + 1

@@ -36,7 +36,7 @@ from dragoman.store import CHANGED, DIGEST_LINE, RunFolder
 from dragoman.text.corpus import read_pairs
 from dragoman.train.report import Report
 from dragoman.translator import TREELESS, Translator
-from dragoman.types import Hypothesis, Mistake, Pair
+from dragoman.types import Hypothesis, Pair, UserError
 from test_resume import same_runs, until
 from toy_run import (
     SMALL,
@@ -157,7 +157,7 @@ def test_who_began_to_teach_goes_on(toy: Toy, recipe: Path, tmp_path: Path) -> N
     with pytest.raises(KeyboardInterrupt):
         distil(toy.run, recipe, out=student, overrides=SHORT, report=Ear(until=2))
     for settings in (DistilSettings(beam=1), DistilSettings(originals=True), DistilSettings(sources=(str(more),))):
-        with pytest.raises(Mistake, match="was begun with the teacher"):
+        with pytest.raises(UserError, match="was begun with the teacher"):
             distil(toy.run, recipe, out=student, overrides=SHORT, resume=True, settings=settings, report=Ear())
     distil(toy.run, recipe, out=student, overrides=SHORT, resume=True, report=Ear())
 
@@ -360,7 +360,7 @@ def test_how_many_answers_are_enough(found: list[Lessons], originals: int, said:
     """Blank lines, to which nothing can be said, are no fault of a teacher."""
     try:
         answer = room.doubts("x", found, originals)
-    except Mistake as refused:
+    except UserError as refused:
         answer = str(refused)
         assert ("--with-originals" in answer) is (not originals and "only" in answer)
     assert answer.startswith(said)
@@ -372,7 +372,7 @@ def test_how_many_answers_are_enough(found: list[Lessons], originals: int, said:
 def test_several_teachers_are_spoken_of_as_several(teacher: str, whom: str, good: int) -> None:
     try:
         said = room.doubts(teacher, [lessons(good, 100 - good)], 0)
-    except Mistake as refused:
+    except UserError as refused:
         said = str(refused)
     assert f"of {teacher} " in said
     assert whom in said

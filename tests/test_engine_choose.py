@@ -18,7 +18,7 @@ from dragoman.engines.torch_engine import TorchEngine
 from dragoman.ensemble import Together
 from dragoman.search.request import Wish
 from dragoman.search.step import Found
-from dragoman.types import Mistake
+from dragoman.types import UserError
 from toy_exchange import letters, model_of, some_jobs
 from toy_models import Section
 
@@ -43,7 +43,7 @@ class Runner(Engine):
 
     def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[Found]]:
         if search.stop != "enough":
-            raise Mistake("not with me")
+            raise UserError("not with me")
         self.track.now += self.seconds
         return [[Found(self.tokens, -1.0, -1.0, True)] for _ in jobs]
 
@@ -173,7 +173,7 @@ def test_a_winner_whose_model_is_spoilt_leaves_it_to_pytorch(tmp_path: Path) -> 
     remember_winner(auto, "ctranslate2")
     assert len(auto.search(some_jobs(3), SEARCH)) == 3
     assert set(auto.opened) == {FULL}
-    with pytest.raises(Mistake, match="remove it, and it is made anew, or use --engine torch"):
+    with pytest.raises(UserError, match="remove it, and it is made anew, or use --engine torch"):
         choose.engine_of("ctranslate2", parts(tmp_path), print)
 
 
@@ -192,12 +192,12 @@ def test_what_ctranslate2_cannot_do_goes_to_pytorch_without_a_word(tmp_path: Pat
 def test_asked_for_by_name(tmp_path: Path) -> None:
     for name, kind in {"auto": AutoEngine, "torch": TorchEngine, "ctranslate2": CTranslate2Engine}.items():
         assert type(choose.engine_of(name, parts(tmp_path), print)) is kind
-    with pytest.raises(Mistake, match="there is no engine called 'torhc'; did you mean 'torch'"):
+    with pytest.raises(UserError, match="there is no engine called 'torhc'; did you mean 'torch'"):
         choose.engine_of("torhc", parts(tmp_path), print)
-    with pytest.raises(Mistake, match="norm=scale cannot be exported to CTranslate2"):
+    with pytest.raises(UserError, match="norm=scale cannot be exported to CTranslate2"):
         choose.engine_of("ctranslate2", parts(tmp_path, {"norm": "scale"}), print)
     several = parts(tmp_path)._replace(model=Together([model_of({}), model_of({})]))
-    with pytest.raises(Mistake, match="what several runs say as one cannot be exported to CTranslate2"):
+    with pytest.raises(UserError, match="what several runs say as one cannot be exported to CTranslate2"):
         choose.engine_of("ctranslate2", several, print)
 
 

@@ -17,7 +17,7 @@ from dragoman.exchange.held import vocabulary
 from dragoman.models.transformer import Transformer
 from dragoman.search.request import Wish
 from dragoman.text.tokenizer import Tokenizers, train_tokenizer
-from dragoman.types import EOS, SPECIALS, Mistake
+from dragoman.types import EOS, SPECIALS, UserError
 from toy_exchange import WithoutMarks, answers, assert_same, combinations, letters, model_of, refused, some_jobs
 from toy_models import built, cases, differences
 from toy_run import Call, Toy
@@ -47,21 +47,21 @@ def test_every_model_that_it_holds_answers_as_ours(section: dict[str, object], t
 
 @pytest.mark.parametrize("setting", REFUSED)
 def test_a_model_that_it_cannot_hold_is_refused_by_name(setting: str, tokenizers: Tokenizers, tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=rf"^model\.{setting} cannot be exported to CTranslate2, which holds "):
+    with pytest.raises(UserError, match=rf"^model\.{setting} cannot be exported to CTranslate2, which holds "):
         engine(model_of(REFUSED[setting]), tokenizers, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["query_width", "value_width"])
 def test_widths_apart_are_refused_by_name(name: str, tokenizers: Tokenizers, tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=rf"^model\.{name}=4 cannot be exported to CTranslate2"):
+    with pytest.raises(UserError, match=rf"^model\.{name}=4 cannot be exported to CTranslate2"):
         engine(model_of({name: 4}), tokenizers, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["rnn cell=gru", "lm transformer", "classifier transformer mean"])
 def test_another_kind_of_model_is_refused_by_name(name: str, tokenizers: Tokenizers, tmp_path: Path) -> None:
     section = cases()[name]
-    with pytest.raises(Mistake, match=rf"^model\.kind={section['kind']} cannot be exported to CTranslate2"):
+    with pytest.raises(UserError, match=rf"^model\.kind={section['kind']} cannot be exported to CTranslate2"):
         ctranslate2.save(built(section), tokenizers, tmp_path, "float32")
 
 
@@ -142,13 +142,13 @@ def test_a_search_that_it_does_not_know_is_refused_by_name(
     change: dict[str, object], tokenizers: Tokenizers, tmp_path: Path
 ) -> None:
     ((name, value),) = change.items()
-    with pytest.raises(Mistake, match=f"^search.{name}={value} is not something .*; use --engine torch$"):
+    with pytest.raises(UserError, match=f"^search.{name}={value} is not something .*; use --engine torch$"):
         engine(model_of({}), tokenizers, tmp_path).search(some_jobs(), SearchSettings(**change))
 
 
 def test_wishes_are_refused(tokenizers: Tokenizers, tmp_path: Path) -> None:
     job = Job([4, 5], 6, wish=Wish(prefix=(6,)))
-    with pytest.raises(Mistake, match=r"how an answer begins .*; use --engine torch$"):
+    with pytest.raises(UserError, match=r"how an answer begins .*; use --engine torch$"):
         engine(model_of({}), tokenizers, tmp_path).search([job], SearchSettings())
 
 
@@ -157,7 +157,7 @@ def test_places_that_it_does_not_have_are_refused(tokenizers: Tokenizers, tmp_pa
     assert other.places == 40
     other.search([Job([4] * 39, 40)], SearchSettings())
     for job in (Job([4] * 40, 5), Job([4], 41)):
-        with pytest.raises(Mistake, match=r"places for 40 tokens .* may need 41; use --engine torch$"):
+        with pytest.raises(UserError, match=r"places for 40 tokens .* may need 41; use --engine torch$"):
             other.search([job], SearchSettings())
 
 
@@ -179,7 +179,7 @@ def test_the_cache_is_filled_once_and_by_weights(tokenizers: Tokenizers, tmp_pat
 
 def test_a_cache_that_cannot_be_written_is_named(tokenizers: Tokenizers, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(Mistake, match=r"cannot be kept in .*file.*make room for it there, or use --engine torch"):
+    with pytest.raises(UserError, match=r"cannot be kept in .*file.*make room for it there, or use --engine torch"):
         engine(model_of({}), tokenizers, tmp_path / "file")
 
 

@@ -14,7 +14,7 @@ from dragoman.loading import load
 from dragoman.search.ensemble import Ensemble, mean
 from dragoman.search.methods import METHODS, find
 from dragoman.translator import Translator
-from dragoman.types import Mistake
+from dragoman.types import UserError
 from toy_requests import real, real_request
 from toy_run import Call, Toy, quietly, sentences, translated, write_recipe
 from toy_steps import Toy as Steps
@@ -76,7 +76,7 @@ def test_two_runs_answer_as_one(toy: Toy, other: Path, call: Call) -> None:
 
 def test_one_run_in_a_list_is_that_run(toy: Toy) -> None:
     assert load([toy.run], device="cpu").translate(["ba del."]) == toy.translator.translate(["ba del."])
-    with pytest.raises(Mistake, match="no run to load"):
+    with pytest.raises(UserError, match="no run to load"):
         load([])
 
 

@@ -21,7 +21,7 @@ from dragoman.evaluation.table import breakdowns, table
 from dragoman.evaluation.texts import read_texts
 from dragoman.score.metrics import METRICS, evaluate
 from dragoman.text import phrasebook
-from dragoman.types import Hypothesis, Mistake
+from dragoman.types import Hypothesis, UserError
 from toy_run import Call, Toy, one_sentence, sentences, translated, write_lines
 
 pytest_plugins = ["toy_fixtures"]
@@ -81,7 +81,7 @@ def test_a_run_is_scored_on_its_own_tests(toy: Toy, tmp_path: Path) -> None:
 
 
 def test_a_run_without_tests_of_its_own(toy: Toy) -> None:
-    with pytest.raises(Mistake, match=r"no data\.test; .* --source F and --reference F"):
+    with pytest.raises(UserError, match=r"no data\.test; .* --source F and --reference F"):
         list(on_own_tests(toy.translator))
 
 
@@ -128,9 +128,9 @@ def test_files_must_belong_together(tmp_path: Path) -> None:
     two = write_lines(tmp_path / "two", "ab")
     none = write_lines(tmp_path / "none", [])
     assert read_texts(three, [three, three]) == (["a", "b", "c"], [["a", "b", "c"]] * 2)
-    with pytest.raises(Mistake, match=r"three has 3 lines but .*two has 2"):
+    with pytest.raises(UserError, match=r"three has 3 lines but .*two has 2"):
         read_texts(three, [three, two])
-    with pytest.raises(Mistake, match="none is empty"):
+    with pytest.raises(UserError, match="none is empty"):
         read_texts(none, [none])
 
 

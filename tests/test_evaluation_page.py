@@ -17,7 +17,7 @@ from dragoman.evaluation.differing import PIECE, common, marked, most_different,
 from dragoman.evaluation.page import EACH, page_of_differences, short_names
 from dragoman.evaluation.panel import Panel
 from dragoman.score.metrics import METRICS
-from dragoman.types import Mistake
+from dragoman.types import UserError
 from toy_run import Call, sentences, translated, write_lines
 
 pytest_plugins = ["toy_fixtures"]
@@ -115,7 +115,7 @@ def test_one_system_shows_its_worst() -> None:
 def test_who_gave_no_answers_has_no_page() -> None:
     made = Panel()
     made.judge("lm", Answered(["a"], [], [], about={"warnings": {}}))
-    with pytest.raises(Mistake, match="language model"):
+    with pytest.raises(UserError, match="language model"):
         page_of_differences(made.tests)
 
 

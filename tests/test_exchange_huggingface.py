@@ -28,7 +28,7 @@ from dragoman.search.step import Found
 from dragoman.text import phrasebook
 from dragoman.text.subword import Subword
 from dragoman.text.tokenizer import Tokenizers, train_tokenizer
-from dragoman.types import BOS, EOS, PAD, Mistake
+from dragoman.types import BOS, EOS, PAD, UserError
 from toy_exchange import answers, assert_same, combinations, letters, model_of, recipe_of, refused, some_jobs
 from toy_models import differences
 
@@ -120,12 +120,12 @@ def test_every_weight_has_one_name() -> None:
 
 @pytest.mark.parametrize("setting", REFUSED)
 def test_a_model_that_it_cannot_hold_is_refused_by_name(setting: str) -> None:
-    with pytest.raises(Mistake, match=rf"^model\.{setting} cannot be exported to Hugging Face, which holds "):
+    with pytest.raises(UserError, match=rf"^model\.{setting} cannot be exported to Hugging Face, which holds "):
         huggingface.checked(model_of(REFUSED[setting]))
 
 
 def test_two_tables_before_the_norm_are_refused() -> None:
-    with pytest.raises(Mistake, match="norm_place=pre with two tables"):
+    with pytest.raises(UserError, match="norm_place=pre with two tables"):
         huggingface.checked(model_of({"tied": False, "norm_place": "pre"}))
 
 
@@ -208,7 +208,7 @@ def test_a_folder_that_we_cannot_hold_is_refused_by_name(
 ) -> None:
     folder = written(model_of({}), tmp_path / "there")
     changed(folder, **change)
-    with pytest.raises(Mistake, match=complaint):
+    with pytest.raises(UserError, match=complaint):
         adopt(folder, tmp_path / "run")
 
 
@@ -225,7 +225,7 @@ def test_weights_that_we_cannot_hold_are_refused_by_name(name: str, complaint: s
     tensors = load_file(folder / "model.safetensors")
     tensors[name] = tensors.get(name, torch.zeros(2)) + 1
     save_file(tensors, str(folder / "model.safetensors"))
-    with pytest.raises(Mistake, match=complaint):
+    with pytest.raises(UserError, match=complaint):
         adopt(folder, tmp_path / "run")
 
 
@@ -236,7 +236,7 @@ def test_pickled_weights_are_read_as_weights_alone(tmp_path: Path) -> None:
     adopt(folder, tmp_path / "run")
     assert open_run(tmp_path / "run", device="cpu").longest == 9
     torch.save({"x": Path("code")}, folder / "pytorch_model.bin")
-    with pytest.raises(Mistake, match=r"pytorch_model\.bin' is damaged or holds more than weights"):
+    with pytest.raises(UserError, match=r"pytorch_model\.bin' is damaged or holds more than weights"):
         adopt(folder, tmp_path / "other")
 
 
@@ -249,5 +249,5 @@ def test_a_folder_that_is_not_whole_is_refused(name: str, damage: str, tmp_path:
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     else:
         path.unlink()
-    with pytest.raises(Mistake):
+    with pytest.raises(UserError):
         adopt(folder, tmp_path / "run")

@@ -8,7 +8,7 @@ import pytest
 
 from dragoman.config import SearchSettings
 from dragoman.exchange import onnx
-from dragoman.types import Mistake
+from dragoman.types import UserError
 from toy_exchange import answers, assert_same, letters, model_of, refused, some_jobs
 
 REFUSED = refused(onnx.HOLDS)
@@ -32,5 +32,5 @@ def test_a_model_answers_as_ours(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("setting", REFUSED)
 def test_a_model_that_it_cannot_hold_is_refused_by_name(setting: str) -> None:
-    with pytest.raises(Mistake, match=rf"^model\.{setting} cannot be exported to ONNX, which holds "):
+    with pytest.raises(UserError, match=rf"^model\.{setting} cannot be exported to ONNX, which holds "):
         onnx.checked(model_of(REFUSED[setting]))

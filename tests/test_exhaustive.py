@@ -11,7 +11,7 @@ from dragoman.search.beam import STOPS, beam_search
 from dragoman.search.exhaustive import exhaustive
 from dragoman.search.lengths import NORMS
 from dragoman.search.step import Found
-from dragoman.types import EOS, Mistake
+from dragoman.types import EOS, UserError
 from toy_requests import REAL, real, real_sources
 from toy_steps import Broken, Toy, rescore, sources
 from toy_steps import exhaustive as one_by_one
@@ -60,5 +60,5 @@ def test_what_cannot_be_is_not_there() -> None:
 
 
 def test_too_many_are_refused() -> None:
-    with pytest.raises(Mistake, match="too many to try them all"):
+    with pytest.raises(UserError, match="too many to try them all"):
         exhaustive(Toy(vocabulary=2000), *sources(4), 3)

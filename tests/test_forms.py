@@ -15,7 +15,7 @@ from dragoman.data.forms import FORMS
 from dragoman.data.tokens import TokenStore, open_store
 from dragoman.text.labels import Labels
 from dragoman.text.tokenizer import Tokenizers
-from dragoman.types import BOS, EOS, Batch, Example, Mistake, Pair
+from dragoman.types import BOS, EOS, Batch, Example, Pair, UserError
 from toy_text import ALL
 
 LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
@@ -119,5 +119,5 @@ def test_what_does_not_fit_is_counted_by_form(tmp_path: Path) -> None:
     encoded = [token for pair in texts for token in (*ALL["byte"].encode(pair.target), EOS)]
     assert whole.window(0, whole.text_length).tolist() == encoded
     assert whole.characters == len(encoded)
-    with pytest.raises(Mistake, match="none of 1 texts"):
+    with pytest.raises(UserError, match="none of 1 texts"):
         store(tmp_path / "other", "labels", pairs[1:2], labels)

@@ -14,7 +14,7 @@ from dragoman.config import CorpusSettings, SampleSettings
 from dragoman.generator import Generator
 from dragoman.loading import load
 from dragoman.text.corpus import read_pairs
-from dragoman.types import Mistake
+from dragoman.types import UserError
 from toy_heads import BACKBONES, NEXT, babble, lm_recipe
 from toy_run import Call, events, one_sentence, quietly, tensors, write_lines
 
@@ -105,7 +105,7 @@ def test_validation_measures_as_the_door_does(run: Path) -> None:
     assert found.bits_per_character == pytest.approx(best["bits_per_character"], rel=1e-5)
     assert found.perplexity == pytest.approx(best["perplexity"], rel=1e-4)
     assert found.tokens == found.characters == sum(len(line) + 1 for line in dev_lines(run))
-    with pytest.raises(Mistake, match="no text"):
+    with pytest.raises(UserError, match="no text"):
         opened(run).measure([])
 
 

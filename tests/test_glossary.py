@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dragoman.answers.glossary import MOST, Glossary, read_dictionary, read_glossary, said, stands, wanted
 from dragoman.door import kinds
 from dragoman.translator import Translator
-from dragoman.types import Line, Mistake
+from dragoman.types import Line, UserError
 from toy_run import WORDS, Call, Toy, sentences, translated, write_lines
 
 pytest_plugins = ["toy_fixtures"]
@@ -48,7 +48,7 @@ def test_terms_of_a_line_and_of_its_parts() -> None:
     terms = ("always", ("dog", "Hund"), ("cat", "Katze"), ("dog", "Hund"))
     assert wanted(terms, "the dog", first=True) == ["always", "Hund"]
     assert wanted(terms, "the cat", first=False) == ["Katze"]
-    with pytest.raises(Mistake, match="must not be empty"):
+    with pytest.raises(UserError, match="must not be empty"):
         wanted((" ",), "the dog", first=True)
 
 
@@ -81,7 +81,7 @@ def test_a_glossary_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ["dog", "\tHund", "a\tb\tc", "dog\t!", "!", "!a\tb"])
 def test_a_line_that_is_none(tmp_path: Path, line: str) -> None:
     file = write_lines(tmp_path / "g.tsv", ["dog\tHund", line])
-    with pytest.raises(Mistake, match=r"g.tsv, line 2: should be 'source<tab>target'"):
+    with pytest.raises(UserError, match=r"g.tsv, line 2: should be 'source<tab>target'"):
         read_glossary(file)
 
 
@@ -89,19 +89,19 @@ def test_more_than_a_search_can_bear_is_refused(tmp_path: Path) -> None:
     """Before it begins, where a file says so; each term is a machine with a row for every letter of it."""
     most = [f"!x{number}" for number in range(MOST)]
     assert len(read_glossary(write_lines(tmp_path / "g", most)).never) == MOST
-    with pytest.raises(Mistake, match=f"g: {MOST + 1} terms cannot all be asked of one answer; name {MOST} at most"):
+    with pytest.raises(UserError, match=f"g: {MOST + 1} terms cannot all be asked of one answer; name {MOST} at most"):
         read_glossary(write_lines(tmp_path / "g", [*most, "!y"]))
     for line in (f"dog\t{'x' * 201}", f"dog\t!{'x' * 201}", "!" + "x" * 201, "x" * 201 + "\t"):
-        with pytest.raises(Mistake, match=r"g, line 2: a term has 200 characters at most, and '.+'\.\.\. has 20"):
+        with pytest.raises(UserError, match=r"g, line 2: a term has 200 characters at most, and '.+'\.\.\. has 20"):
             read_glossary(write_lines(tmp_path / "g", ["cat\tKatze", line]))
-    with pytest.raises(Mistake, match=r"the line 'the dog': 129 terms"):
+    with pytest.raises(UserError, match=r"the line 'the dog': 129 terms"):
         wanted([("dog", str(number)) for number in range(MOST + 1)], "the dog", first=True)
 
 
 def test_a_dictionary_file(tmp_path: Path) -> None:
     assert read_dictionary(write_lines(tmp_path / "d", ["a\tb", "", "a\tc", "d\te f"])) == {"a": "b", "d": "e f"}
     for line in ("a", "a\t", "\tb"):
-        with pytest.raises(Mistake, match="line 1: should be 'word<tab>translation'"):
+        with pytest.raises(UserError, match="line 1: should be 'word<tab>translation'"):
             read_dictionary(write_lines(tmp_path / "d", [line]))
 
 

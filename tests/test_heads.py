@@ -15,7 +15,7 @@ from dragoman.models.base import Model, tensors_of
 from dragoman.models.build import MODELS, kind_of, settings_of
 from dragoman.models.heads import LanguageModel
 from dragoman.nn.pool import POOLS
-from dragoman.types import Example, Mistake
+from dragoman.types import Example, UserError
 from tolerance import differ, same
 from toy_batch import examples
 
@@ -126,7 +126,7 @@ def test_the_side_of_a_parameter_is_in_its_name(kind: str, backbone: str) -> Non
     ],
 )
 def test_what_makes_no_sense_is_refused(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(Mistake, match=re.escape(said)):
+    with pytest.raises(UserError, match=re.escape(said)):
         settings_of(given)
 
 

@@ -184,7 +184,7 @@ def test_a_fault_is_seen(tmp_path: Path, name: str, text: str, complaint: str) -
 
 
 @pytest.mark.parametrize(
-    "text", ["from .dropout import Dropout\n", "from dragoman.types import Mistake\n", "import os\n"]
+    "text", ["from .dropout import Dropout\n", "from dragoman.types import UserError\n", "import os\n"]
 )
 def test_what_is_allowed_is_no_fault(tmp_path: Path, text: str) -> None:
     (tmp_path / "nn").mkdir()

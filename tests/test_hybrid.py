@@ -18,7 +18,7 @@ from dragoman.nn.recurrent import CELLS
 from dragoman.nn.scores import SCORES
 from dragoman.train.start import check
 from dragoman.translator import Translator
-from dragoman.types import Mistake
+from dragoman.types import UserError
 from tolerance import same
 from toy_batch import VOCABULARY
 from toy_models import SMALL_HYBRID, laid, some_examples
@@ -82,7 +82,7 @@ def test_the_decoder_is_one_cell_unless_more_are_asked_for() -> None:
 @pytest.mark.parametrize("setting", MENUS)
 def test_an_unknown_name_is_answered_with_the_menu(setting: str) -> None:
     first = next(iter(MENUS[setting]))
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         settings_of({"kind": "hybrid", setting: first + "x"})
     assert f"there is no model.{setting} called {first + 'x'!r}; did you mean {first!r}?" in str(caught.value)
 
@@ -98,14 +98,14 @@ def test_an_unknown_name_is_answered_with_the_menu(setting: str) -> None:
     ],
 )
 def test_what_cannot_work_is_refused(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(Mistake, match=said):
+    with pytest.raises(UserError, match=said):
         settings_of({"kind": "hybrid", **given})
 
 
 def test_it_is_a_kind_of_model() -> None:
     assert layout_of({"kind": "hybrid"}) == "padded"
     assert HybridSettings(width=64, decoder_width=32).of_decoder().width == 32
-    with pytest.raises(Mistake, match=r"train\.compile=true is of no use to recurrent models"):
+    with pytest.raises(UserError, match=r"train\.compile=true is of no use to recurrent models"):
         check(completed(Recipe(model={"kind": "hybrid"}, train=TrainSettings(compile=True))))
 
 

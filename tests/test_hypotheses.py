@@ -16,7 +16,7 @@ from dragoman.models.build import build_model, completed
 from dragoman.search.step import Found
 from dragoman.text.tokenizer import TOKENIZERS, Tokenizers, train_tokenizer
 from dragoman.translator import Translator
-from dragoman.types import UNK, Mistake, Pair
+from dragoman.types import UNK, Pair, UserError
 
 LINES = ["the old man walks.", "ba del, (fo) gri!", "the dog's ball"]
 WORDS = [["the", "old", "man", "walks", "."], ["ba", "del", ",", "(", "fo", ")", "gri", "!"], ["the", "dog's", "ball"]]
@@ -113,7 +113,7 @@ def test_unknown_words_through_the_door(forgetful: Translator) -> None:
 
 def test_what_does_not_fit_is_refused(forgetful: Translator) -> None:
     for search, dictionary in (({"unknown": "dictionary"}, None), ({"unknown": "copy"}, {"a": "b"})):
-        with pytest.raises(Mistake, match="belong together"):
+        with pytest.raises(UserError, match="belong together"):
             forgetful.translate(["a"], search=search, dictionary=dictionary)
-    with pytest.raises(Mistake, match="did you mean 'copy'"):
+    with pytest.raises(UserError, match="did you mean 'copy'"):
         forgetful.translate(["a"], search={"unknown": "copi"})

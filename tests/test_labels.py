@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dragoman.text import labels as labels_module
 from dragoman.text.labels import Labels
 from dragoman.text.tokenizer import TOKENIZERS, Tokenizers
-from dragoman.types import Mistake
+from dragoman.types import UserError
 from toy_text import ALL
 
 NAMES = st.lists(st.text(min_size=1).map(str.strip).filter(bool), min_size=2, max_size=9, unique=True)
@@ -38,11 +38,11 @@ def test_a_run_keeps_them(tmp_path: Path) -> None:
     ("given", "said"), [([], "no label"), (["", " "], "no label"), (["x", "x "], "only the label 'x'")]
 )
 def test_one_label_is_no_choice(given: list[str], said: str) -> None:
-    with pytest.raises(Mistake, match=said):
+    with pytest.raises(UserError, match=said):
         Labels.train(given)
 
 
 def test_a_column_of_texts_is_not_one_of_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(labels_module, "MOST", 3)
-    with pytest.raises(Mistake, match="more than 3 different labels; check columns"):
+    with pytest.raises(UserError, match="more than 3 different labels; check columns"):
         Labels.train("abcd")

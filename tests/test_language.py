@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from dragoman.text.language import Languages
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 ENGLISH = "A man walks his dog through the park in the morning."
 GERMAN = "Ein Mann geht am Morgen mit seinem Hund durch den Park."
@@ -29,5 +29,5 @@ def test_a_text_without_a_hint_is_not_foreign(text: str) -> None:
 
 def test_without_the_extra_the_sentence_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "py3langid", None)
-    with pytest.raises(Mistake, match=r"pip install 'dragoman\[clean\]'"):
+    with pytest.raises(UserError, match=r"pip install 'dragoman\[clean\]'"):
         Languages()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dragoman.search.lengths import NORMS
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 
 @pytest.mark.parametrize("name", NORMS)
@@ -35,5 +35,5 @@ def test_known_divisors(name: str, alpha: float, length: int, divisor: float) ->
 
 @pytest.mark.parametrize("name", ["length", "gnmt"])
 def test_a_penalty_below_zero_is_refused(name: str) -> None:
-    with pytest.raises(Mistake, match="length penalty must be 0 or more"):
+    with pytest.raises(UserError, match="length penalty must be 0 or more"):
         NORMS[name](5, -0.5)

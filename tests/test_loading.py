@@ -12,7 +12,7 @@ from dragoman.generator import Generator
 from dragoman.loading import DOORS, load_as, open_run
 from dragoman.models.build import MODELS
 from dragoman.translator import Translator
-from dragoman.types import Mistake
+from dragoman.types import UserError
 from toy_heads import classifier_recipe, lm_recipe
 from toy_run import SMALL, quietly, write_corpus, write_recipe
 
@@ -44,7 +44,7 @@ def test_a_run_opens_the_door_of_its_task(runs: dict[str, Path], task: str) -> N
         if door is type(found):
             assert type(load_as(door, runs[task], device="cpu")) is door
         else:
-            with pytest.raises(Mistake, match=f"was trained to {task}; use dragoman {task}"):
+            with pytest.raises(UserError, match=f"was trained to {task}; use dragoman {task}"):
                 load_as(door, runs[task], device="cpu")
 
 

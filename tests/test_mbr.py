@@ -10,7 +10,7 @@ from sacrebleu.metrics.chrf import CHRF
 
 from dragoman.search.mbr import METRICS, agreed
 from dragoman.search.step import Found
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 TRUTH = {"chrf": CHRF(), "bleu": BLEU(effective_order=True)}
 TEXTS = st.lists(st.text(st.sampled_from("ab cä.,1'  "), max_size=25), min_size=1, max_size=6)
@@ -56,5 +56,5 @@ def test_weights_count() -> None:
 
 def test_nothing_in_nothing_out_and_no_such_metric() -> None:
     assert agreed([], [], [], "chrf") == []
-    with pytest.raises(Mistake, match="did you mean 'chrf'"):
+    with pytest.raises(UserError, match="did you mean 'chrf'"):
         agreed(found(-1.0), ["a"], [1.0], "chr")

@@ -14,7 +14,7 @@ from dragoman.search.mbr import agreed
 from dragoman.search.methods import MENUS, METHODS, check, drawn, draws, find
 from dragoman.search.request import Wish
 from dragoman.translator import Translator
-from dragoman.types import EOS, Example, Hypothesis, Mistake
+from dragoman.types import EOS, Example, Hypothesis, UserError
 from toy_requests import REAL, asked, real_request, real_sources
 from toy_run import Call, Toy, sentences, translated, write_lines
 from toy_steps import Toy as Steps
@@ -152,7 +152,7 @@ def test_every_menu_is_checked_before_any_work() -> None:
     for name, menu in MENUS.items():
         for choice in menu:
             check(SearchSettings(**{name: choice}))
-        with pytest.raises(Mistake, match=f"there is no search.{name} called 'nonsense'"):
+        with pytest.raises(UserError, match=f"there is no search.{name} called 'nonsense'"):
             check(SearchSettings(**{name: "nonsense"}))
 
 
@@ -168,7 +168,7 @@ def test_every_menu_is_checked_before_any_work() -> None:
     ],
 )
 def test_what_cannot_work_is_refused(settings: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(Mistake, match=complaint):
+    with pytest.raises(UserError, match=complaint):
         check(SearchSettings(**settings))
     check(SearchSettings(nbest=500, method="sample"))
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
 from dragoman.score.metrics import AUTO, METRICS, USUAL, distance, evaluate, metric_named
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 HYPOTHESES = ["The cat sat on the mat.", "Dogs bark at the moon, loudly!", "It is raining in Berlin today."]
 REFERENCE = ["The cat is sitting on the mat.", "Dogs bark loudly at the moon.", "Today it is raining in Berlin."]
@@ -124,11 +124,13 @@ def test_what_best_means() -> None:
     assert metric_named("loss", "translate") is None
     assert metric_named("exact", "classify") is METRICS["exact"]
     assert all(name in METRICS for names in USUAL.values() for name in names)
-    with pytest.raises(Mistake, match=r"no metric of models that generate called 'bleu' \(there are: auto, loss\)"):
+    with pytest.raises(UserError, match=r"no metric of models that generate called 'bleu' \(there are: auto, loss\)"):
         metric_named("bleu", "generate")
-    with pytest.raises(Mistake, match="called 'lossy'; did you mean 'loss'"):
+    with pytest.raises(UserError, match="called 'lossy'; did you mean 'loss'"):
         metric_named("lossy", "translate")
-    with pytest.raises(Mistake, match=r"that classify called 'bleu' \(there are: auto, loss, exact, accuracy, wrong\)"):
+    with pytest.raises(
+        UserError, match=r"that classify called 'bleu' \(there are: auto, loss, exact, accuracy, wrong\)"
+    ):
         metric_named("bleu", "classify")
 
 
@@ -138,28 +140,28 @@ def test_evaluate_gives_what_was_asked_for_in_that_order() -> None:
         METRICS["ter"](HYPOTHESES, [REFERENCE]),
         METRICS["bleu"](HYPOTHESES, [REFERENCE]),
     ]
-    with pytest.raises(Mistake, match="no metric called 'blue'; did you mean 'bleu'"):
+    with pytest.raises(UserError, match="no metric called 'blue'; did you mean 'bleu'"):
         evaluate(HYPOTHESES, [REFERENCE], ["blue"])
 
 
 @pytest.mark.parametrize("name", METRICS)
 def test_lines_must_belong_together(name: str) -> None:
-    with pytest.raises(Mistake, match="reference 2 of 2 has 1 line, but there are 3 hypotheses"):
+    with pytest.raises(UserError, match="reference 2 of 2 has 1 line, but there are 3 hypotheses"):
         METRICS[name](HYPOTHESES, [REFERENCE, SECOND[:1]])
-    with pytest.raises(Mistake, match="reference 1 of 1 has 4 lines, but there are 3 hypotheses"):
+    with pytest.raises(UserError, match="reference 1 of 1 has 4 lines, but there are 3 hypotheses"):
         METRICS[name](HYPOTHESES, [[*REFERENCE, "One more."]])
-    with pytest.raises(Mistake, match="list of lists"):
+    with pytest.raises(UserError, match="list of lists"):
         METRICS[name](HYPOTHESES, REFERENCE)
-    with pytest.raises(Mistake, match="no hypotheses"):
+    with pytest.raises(UserError, match="no hypotheses"):
         METRICS[name]([], [[]])
-    with pytest.raises(Mistake, match="no reference"):
+    with pytest.raises(UserError, match="no reference"):
         METRICS[name](HYPOTHESES, [])
 
 
 @pytest.mark.parametrize("line", ["▁The ▁cat ▁s at ▁on ▁the ▁mat .", "The c@@ at sat on the mat .", "▁The▁cat▁sat▁."])
 @pytest.mark.parametrize("name", METRICS)
 def test_subword_text_is_refused(name: str, line: str) -> None:
-    with pytest.raises(Mistake, match="detokenise"):
+    with pytest.raises(UserError, match="detokenise"):
         METRICS[name]([line], [[line]])
 
 

@@ -14,7 +14,7 @@ from dragoman.models.rnn import RnnSettings
 from dragoman.models.transformer import TransformerSettings
 from dragoman.train.muon import orthogonal
 from dragoman.train.optim import OPTIMIZERS, SCHEDULES, check, gradient_norm, rate
-from dragoman.types import Mistake
+from dragoman.types import UserError
 from tolerance import same
 
 EVERY_OPTIMIZER = pytest.mark.parametrize("name", OPTIMIZERS)
@@ -167,7 +167,7 @@ def test_frozen_and_unused_parameters_stay(name: str, shape: str) -> None:
     ],
 )
 def test_settings_that_cannot_work_are_refused(given: dict[str, object], wanted: str) -> None:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         check(TrainSettings(**given), TransformerSettings())  # type: ignore[arg-type]
     assert wanted in str(caught.value)
 
@@ -183,7 +183,7 @@ def test_every_choice_from_the_menus_is_accepted(optimizer: str, schedule: str, 
 def test_muon_asks_for_parts_of_one_size() -> None:
     settings = TrainSettings(optimizer="muon")
     check(settings, TransformerSettings(width=64, query_width=32, value_width=32))
-    with pytest.raises(Mistake, match=r"model\.query_width and model\.value_width"):
+    with pytest.raises(UserError, match=r"model\.query_width and model\.value_width"):
         check(settings, TransformerSettings(width=64, query_width=32))
 
 

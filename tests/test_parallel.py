@@ -34,7 +34,7 @@ from dragoman.models.build import kind_of
 from dragoman.train.learner import Learner
 from dragoman.train.parallel import PARALLEL
 from dragoman.train.prepare import check_alike
-from dragoman.types import Mistake
+from dragoman.types import UserError
 from toy_models import FORM, SMALL_TRANSFORMER, built, cases, laid, some_examples
 from toy_run import SMALL, Answer, environment, events, last_step, quietly, tensors, write_corpus, write_recipe
 
@@ -208,10 +208,10 @@ def test_a_damaged_shard_is_refused(jobs: Jobs, tmp_path: Path, part: str) -> No
     shutil.copytree(jobs.folder / "transformer-4-fsdp", tmp_path / "run")
     *_, shard = sorted((tmp_path / "run").glob(f"checkpoints/step-*/{part}/shard-*"))
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
-    with pytest.raises(Mistake, match=f"{part}.*damaged"):
+    with pytest.raises(UserError, match=f"{part}.*damaged"):
         quietly(jobs.folder / "transformer.yaml", tmp_path / "run", "train.steps=9", resume=True)
     shard.unlink()
-    with pytest.raises(Mistake, match=f"{part}.*damaged"):
+    with pytest.raises(UserError, match=f"{part}.*damaged"):
         quietly(jobs.folder / "transformer.yaml", tmp_path / "run", "train.steps=9", resume=True)
 
 
@@ -273,7 +273,7 @@ def test_all_parameters_get_a_gradient(name: str) -> None:
     [("ddp", "batch", "model.norm=batch"), ("fsdp", "batch", "model.norm=batch"), ("fsdp", "scale", "single number")],
 )
 def test_what_cannot_be_shared_is_refused(way: str, norm: str, culprit: str) -> None:
-    with pytest.raises(Mistake, match=culprit):
+    with pytest.raises(UserError, match=culprit):
         PARALLEL[way].check(built({**SMALL_TRANSFORMER, "norm": norm}))
     PARALLEL[way].check(built(SMALL_TRANSFORMER))
 
@@ -372,7 +372,7 @@ def test_processes_that_read_other_texts_are_told(monkeypatch: pytest.MonkeyPatc
     others = [same, same, {**same, "data.dev (b)": "3"}]
     prepared: Any = SimpleNamespace(digests=others[rank])
     monkeypatch.setattr(Group, "all", lambda _self, work: [*others[:rank], work(), *others[rank + 1 :]])
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         check_alike(prepared, Group(rank=rank, world=3))
     sentence = "data.dev (b) is not the same for process 2 as for the first; give all machines the same files"
     assert str(caught.value) == (sentence if rank == 0 else "")

@@ -19,7 +19,7 @@ from dragoman.nn.mask import Look, Rows, causal, same_segment
 from dragoman.nn.pattern import PATTERNS, BigBird, BlockLook
 from dragoman.nn.position import POSITIONS
 from dragoman.nn.settings import AttentionSettings
-from dragoman.types import Mistake
+from dragoman.types import UserError
 from tolerance import DEVICES, differ, same
 
 SMALL: dict[str, Any] = {
@@ -214,7 +214,7 @@ def test_linformer_knows_no_place_beyond_its_last() -> None:
     module = attention("linformer", max_length=10)
     rows = alone(10, 4, spare=6)
     assert answer(module, inputs(rows), rows).isfinite().all()
-    with pytest.raises(Mistake, match=r"11 tokens .* model.max_length is 10"):
+    with pytest.raises(UserError, match=r"11 tokens .* model.max_length is 10"):
         module.look(alone(11, 4, spare=6))
 
 
@@ -333,7 +333,7 @@ def test_pairs_grow_in_a_line_unless_everyone_meets(name: str, ahead: bool) -> N
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused(given: dict[str, str], why: str) -> None:
-    with pytest.raises(Mistake, match=why):
+    with pytest.raises(UserError, match=why):
         TransformerSettings(**given).check()
 
 

@@ -13,7 +13,7 @@ from dragoman.text import phrasebook, stock, words
 from dragoman.text.german import DETERMINERS, German
 from dragoman.text.phrasebook import DIRECTIONS, SPLITS, Phenomenon, Phrase, judged, pairs, phrases, split_words
 from dragoman.text.plan import FINAL, INFINITIVE, QUESTION, RELATIVE, Clause, Nominal, Plan
-from dragoman.types import Mistake, Pair
+from dragoman.types import Pair, UserError
 
 GOLDEN = Path(__file__).parent / "golden" / "phrasebook.txt"
 MARKS = {",", ".", "?"}
@@ -353,13 +353,13 @@ def test_every_tag_of_the_lexicon_means_something() -> None:
 @pytest.mark.parametrize("give", [phrases, pairs])
 def test_wrong_names_and_numbers_are_answered_at_once(give: object) -> None:
     assert callable(give)
-    with pytest.raises(Mistake, match=r"no split of the phrasebook called 'trian'; did you mean 'train'\?.*unseen"):
+    with pytest.raises(UserError, match=r"no split of the phrasebook called 'trian'; did you mean 'train'\?.*unseen"):
         give("trian", 3)
-    with pytest.raises(Mistake, match=r"no direction of the phrasebook called 'de-fr'.*en-de, de-en"):
+    with pytest.raises(UserError, match=r"no direction of the phrasebook called 'de-fr'.*en-de, de-en"):
         give("train", 3, direction="de-fr")
-    with pytest.raises(Mistake, match=r"one phrase or more, not 0"):
+    with pytest.raises(UserError, match=r"one phrase or more, not 0"):
         give("train", 0)
-    with pytest.raises(Mistake, match=r"not 9,000,000,000,000 \(it has about 1e\+18"):
+    with pytest.raises(UserError, match=r"not 9,000,000,000,000 \(it has about 1e\+18"):
         give("train", 9_000_000_000_000)
 
 
@@ -367,7 +367,7 @@ def test_an_exhausted_grammar_says_how_many_there_are(monkeypatch: pytest.Monkey
     plan = next(plan for plan, _, _ in phrasebook.drawn("train", 1, 1))
     monkeypatch.setattr(phrasebook, "PATIENCE", 20)
     monkeypatch.setattr(phrasebook, "planned", lambda *_: plan)
-    with pytest.raises(Mistake, match=r"'train' of the phrasebook has about 1 phrases, not 5"):
+    with pytest.raises(UserError, match=r"'train' of the phrasebook has about 1 phrases, not 5"):
         list(pairs("train", 5))
 
 

@@ -12,7 +12,7 @@ from dragoman.config import Recipe, build
 from dragoman.loading import load
 from dragoman.models.build import completed, most_tokens
 from dragoman.translator import Translator
-from dragoman.types import EOS, Mistake
+from dragoman.types import EOS, UserError
 from toy_run import SMALL, quietly, write_corpus, write_recipe
 
 BOUNDED: list[dict[str, object]] = [{"position": "learned"}, {"attention": "linformer", "rank": 4}]
@@ -25,7 +25,7 @@ def test_a_recipe_without_places_for_its_sentences_is_refused(bounded: dict[str,
         return build(Recipe, {"data": {"max_length": longest}, "model": {**bounded, "max_length": 100}})
 
     assert completed(recipe(99)).model["max_length"] == 100
-    with pytest.raises(Mistake, match=r"data\.max_length=100 .* model\.max_length=100"):
+    with pytest.raises(UserError, match=r"data\.max_length=100 .* model\.max_length=100"):
         completed(recipe(100))
 
 

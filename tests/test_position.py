@@ -13,7 +13,7 @@ from dragoman.nn.kernel import KERNELS, weights
 from dragoman.nn.mask import Look, Rows
 from dragoman.nn.position import POSITIONS, Relative, sinusoids
 from dragoman.nn.settings import AttentionSettings
-from dragoman.types import Mistake
+from dragoman.types import UserError
 from tolerance import DEVICES, differ, same
 
 EVERY = pytest.mark.parametrize("name", [name for name, each in POSITIONS.items() if each.relate.needs != "tree"])
@@ -56,7 +56,7 @@ def test_a_learned_position_has_a_vector_of_its_own_and_an_end() -> None:
     embed = POSITIONS["learned"].embed(of(max_length=4))
     found = embed(torch.zeros(1, 4, 8), rows([0, 1, 2, 3]))
     same(found[0], embed.table.weight * 8**0.5)
-    with pytest.raises(Mistake, match=r"a sentence of 5 tokens .* model\.max_length is 4"):
+    with pytest.raises(UserError, match=r"a sentence of 5 tokens .* model\.max_length is 4"):
         embed(torch.zeros(1, 5, 8), rows([0, 1, 2, 3, 4]))
 
 

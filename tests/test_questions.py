@@ -9,7 +9,7 @@ import pytest
 from dragoman.compare.figures import FIGURES, Asked
 from dragoman.compare.questions import Question, answer, answered, read_questions
 from dragoman.pages.chart import Figure, Line, Point
-from dragoman.types import Mistake
+from dragoman.types import UserError
 from toy_report import report_of
 
 ASKED = Question(title="t", figure="length", better="new", worse="old")
@@ -103,7 +103,7 @@ def test_patterns_choose_models() -> None:
 )
 def test_a_question_about_nothing_is_refused(question: dict[str, object], culprit: str) -> None:
     asked = Question.model_validate({"title": "t", "figure": "length", **question})
-    with pytest.raises(Mistake, match=culprit):
+    with pytest.raises(UserError, match=culprit):
         answered(asked, report_of(models=2, seeds=1))
 
 
@@ -117,7 +117,7 @@ def test_a_question_about_nothing_is_refused(question: dict[str, object], culpri
 )
 def test_a_faulty_file_is_refused(tmp_path: Path, text: str, culprit: str) -> None:
     (tmp_path / "questions.yaml").write_text(text)
-    with pytest.raises(Mistake, match=culprit):
+    with pytest.raises(UserError, match=culprit):
         read_questions([tmp_path])
 
 

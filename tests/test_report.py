@@ -12,7 +12,7 @@ from rich.console import Console
 
 from dragoman.train import report as reports
 from dragoman.train.report import Metrics, Report
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 
 def records(path: Path) -> list[dict[str, object]]:
@@ -59,7 +59,7 @@ def test_records_that_cannot_be_written(tmp_path: Path) -> None:
     assert metrics.file is not None
     metrics.file.close()
     metrics.file = full.open("w")
-    with pytest.raises(Mistake, match="No space left"):
+    with pytest.raises(UserError, match="No space left"):
         metrics.write("train", 1, loss=1.0)
     with pytest.raises(OSError, match="No space"):
         metrics.file.close()

@@ -24,7 +24,7 @@ from dragoman.search.beam import beam_search
 from dragoman.search.sample import greedy
 from dragoman.train.start import check
 from dragoman.translator import Translator
-from dragoman.types import BOS, PAD, Batch, Mistake
+from dragoman.types import BOS, PAD, Batch, UserError
 from tolerance import DEVICES, differ, same
 from toy_batch import VOCABULARY, examples, in_rows
 from toy_run import quietly, sentences, translated, write_corpus, write_recipe
@@ -277,7 +277,7 @@ def test_a_stack_without_a_source(cell: str, given: dict[str, Any]) -> None:
 @pytest.mark.parametrize("setting", MENUS)
 def test_an_unknown_name_is_answered_with_the_menu(setting: str) -> None:
     first = next(iter(MENUS[setting]))
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         settings_of({"kind": "rnn", setting: first + "x"})
     assert f"there is no model.{setting} called {first + 'x'!r}; did you mean {first!r}?" in str(caught.value)
 
@@ -294,14 +294,14 @@ def test_an_unknown_name_is_answered_with_the_menu(setting: str) -> None:
     ],
 )
 def test_what_cannot_work_is_refused(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(Mistake, match=said):
+    with pytest.raises(UserError, match=said):
         settings_of({"kind": "rnn", **given})
     assert settings_of({"kind": "rnn", "width": 7, "bidirectional": False}).width == 7
 
 
 def test_it_is_not_compiled() -> None:
     recipe = completed(Recipe(model={"kind": "rnn"}, train=TrainSettings(compile=True)))
-    with pytest.raises(Mistake, match=r"train\.compile=true is of no use to recurrent models"):
+    with pytest.raises(UserError, match=r"train\.compile=true is of no use to recurrent models"):
         check(recipe)
 
 

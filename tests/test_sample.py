@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dragoman.config import SampleSettings
 from dragoman.search.sample import FILTERS, drawn, greedy, sample
 from dragoman.search.step import Found, legal
-from dragoman.types import BOS, EOS, Mistake
+from dragoman.types import BOS, EOS, UserError
 from toy_steps import Broken, Script, Toy, ToyState, rescore, sources
 
 
@@ -78,7 +78,7 @@ def test_dead_rows_ask_nothing_of_the_model() -> None:
 
 
 def test_a_negative_penalty_is_a_mistake() -> None:
-    with pytest.raises(Mistake, match="must be 0 or more"):
+    with pytest.raises(UserError, match="must be 0 or more"):
         greedy(Toy(), *sources(4), torch.tensor([3]), alpha=-0.5)
 
 

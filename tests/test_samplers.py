@@ -27,7 +27,7 @@ from dragoman.models.build import completed
 from dragoman.text.labels import Labels
 from dragoman.text.tokenizer import Tokenizers
 from dragoman.train.start import check
-from dragoman.types import Batch, Mistake, Pair
+from dragoman.types import Batch, Pair, UserError
 from toy_run import SMALL, environment, last_step, quietly, tensors, write_corpus, write_recipe
 from toy_text import ALL, LINES, ODD, PAIRS
 
@@ -297,5 +297,5 @@ def test_what_has_one_way_to_cut_a_text_is_not_sampled(kind: str, target: str, f
     if fits:
         check(recipe)
     else:
-        with pytest.raises(Mistake, match="has no use with tokenizer"):
+        with pytest.raises(UserError, match="has no use with tokenizer"):
             check(recipe)

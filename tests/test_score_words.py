@@ -9,7 +9,7 @@ from sacrebleu.metrics import BLEU
 
 from dragoman.score.metrics import METRICS, MOSES, bleu, chosen, cut_by
 from dragoman.score.words import TOKENIZERS, bleu_of, eastern, moses, words
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 TEXTS = {
     "": ["Der Hund läuft über die Straße.", "A dog, an elephant (and a cat) run in the park: 15 of them!"],
@@ -51,7 +51,7 @@ def test_chinese_is_cut_as_the_field_cuts_it() -> None:
 @pytest.mark.usefixtures("without")
 def test_a_dictionary_that_is_not_there(language: str) -> None:
     """Who asks for it is told what brings it; who does not gets single signs, and the signature says so."""
-    with pytest.raises(Mistake, match=rf"{language}-mecab needs .* pip install 'dragoman\[mecab\]'"):
+    with pytest.raises(UserError, match=rf"{language}-mecab needs .* pip install 'dragoman\[mecab\]'"):
         bleu(TEXTS[language], [TEXTS[language]], tokenize=f"{language}-mecab")
     score = METRICS["bleu"](TEXTS[language], [TEXTS[language]])
     assert "|tok:char|" in score.signature
@@ -71,7 +71,7 @@ def test_other_metrics_cut_nothing() -> None:
 
 
 def test_a_way_that_is_not_there() -> None:
-    with pytest.raises(Mistake, match="called 'zhh'; did you mean 'zh'"):
+    with pytest.raises(UserError, match="called 'zhh'; did you mean 'zh'"):
         bleu_of("zhh", [])
 
 
@@ -112,7 +112,7 @@ def test_tokens_of_moses(language: str) -> None:
 
 def test_moses_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sacremoses", None)
-    with pytest.raises(Mistake, match=r"bleu_moses_de needs sacremoses, .* pip install 'dragoman\[moses\]'"):
+    with pytest.raises(UserError, match=r"bleu_moses_de needs sacremoses, .* pip install 'dragoman\[moses\]'"):
         METRICS["bleu_moses_de"](["a"], [["a"]])
 
 

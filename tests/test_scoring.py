@@ -15,7 +15,7 @@ from dragoman import scoring
 from dragoman.loading import load_as
 from dragoman.text import phrasebook
 from dragoman.translator import Translator
-from dragoman.types import EOS, Mistake
+from dragoman.types import EOS, UserError
 from toy_run import Call, Toy, one_sentence, quietly, sentences, translated, write_corpus, write_lines, write_recipe
 
 pytest_plugins = ["toy_fixtures"]
@@ -148,7 +148,7 @@ def test_unknown_words_are_said(tmp_path: Path) -> None:
 
 def test_lists_must_belong_together(toy: Toy) -> None:
     for sources, targets in ((["ba."], []), ("ba.", ["ak."]), (["ba."], "a")):
-        with pytest.raises(Mistake, match="as many targets"):
+        with pytest.raises(UserError, match="as many targets"):
             toy.translator.score(sources, targets)  # type: ignore[arg-type]
 
 
@@ -160,7 +160,7 @@ def test_trees_go_to_those_who_ask(translator: Translator, toy: Toy) -> None:
     plain, grown = translator.score(*pairs), translator.score(*pairs, trees=trees)
     assert all(one.logp != other.logp for one, other in zip(plain, grown, strict=True))
     assert translator.score(*pairs, trees=[None] * 4) == plain
-    with pytest.raises(Mistake, match="reads no trees"):
+    with pytest.raises(UserError, match="reads no trees"):
         toy.translator.score(*pairs, trees=trees)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from dragoman.text.stats import histogram, percentiles, render, sparkline, stats
-from dragoman.types import Mistake, Pair
+from dragoman.types import Pair, UserError
 
 SIDES = ("the dog", "a big house"), ("der Hund", "ein großes Haus")
 WHEN = (
@@ -91,7 +91,7 @@ def test_without_the_extra_it_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatc
 
 
 def test_no_pairs_is_a_mistake() -> None:
-    with pytest.raises(Mistake, match="no pairs"):
+    with pytest.raises(UserError, match="no pairs"):
         stats([])
 
 

@@ -29,7 +29,7 @@ from dragoman.store import (
     write_text,
     write_whole,
 )
-from dragoman.types import Mistake
+from dragoman.types import UserError
 from dragoman.yaml_text import parse_yaml
 
 RECIPE = Recipe(
@@ -57,7 +57,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 def complaint(action: object, *args: object) -> str:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         action(*args)  # type: ignore[operator]
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -76,7 +76,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, error: BaseException
         beside.write_text("half of the new")
         raise error
 
-    with pytest.raises(Mistake if isinstance(error, OSError) else type(error)) as caught:
+    with pytest.raises(UserError if isinstance(error, OSError) else type(error)) as caught:
         write_whole(path, write)
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["file"]

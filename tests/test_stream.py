@@ -19,7 +19,7 @@ from dragoman.data.batch import LAYOUTS, Share, Widths
 from dragoman.data.stream import Place, Stream, Weighted, ahead
 from dragoman.data.tokens import TokenStore, open_store
 from dragoman.text.tokenizer import Tokenizers
-from dragoman.types import BOS, Batch, Mistake, Pair
+from dragoman.types import BOS, Batch, Pair, UserError
 from toy_batch import examples, in_rows
 from toy_text import ALL, PAIRS
 
@@ -117,7 +117,7 @@ def test_less_than_half_a_pair_comes_in_some_epochs(tmp_path: Path) -> None:
 
 
 def test_weights_that_leave_nothing_are_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"weights \(0.001\)"):
+    with pytest.raises(UserError, match=r"weights \(0.001\)"):
         Stream([Weighted(store(tmp_path, PAIRS), 0.001)], tokenizers("char"), layout="packed", tokens=512, seed=3)
 
 
@@ -268,7 +268,7 @@ def test_ahead_is_ahead_but_not_further_than_asked() -> None:
     assert not running()
 
 
-@pytest.mark.parametrize("error", [Mistake("a deleted file"), KeyError("x"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [UserError("a deleted file"), KeyError("x"), KeyboardInterrupt()])
 def test_ahead_passes_on_what_goes_wrong(error: BaseException) -> None:
     def breaking() -> Iterator[Item]:
         yield from items(2)

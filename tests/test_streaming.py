@@ -14,7 +14,7 @@ from dragoman.answers.streaming import Watch, certain, ripe, told
 from dragoman.search.beam import Beams, beam_search
 from dragoman.search.methods import METHODS
 from dragoman.translator import Translator
-from dragoman.types import Hypothesis, Line, Mistake
+from dragoman.types import Hypothesis, Line, UserError
 from toy_run import Call, Toy, sentences, translated
 from toy_steps import Toy as Steps
 from toy_steps import sources
@@ -121,9 +121,9 @@ def test_whoever_stops_listening_stops_the_work(translator: Translator) -> None:
 
 
 def test_a_mistake_comes_through(translator: Translator) -> None:
-    with pytest.raises(Mistake, match="did you mean 'greedy'"):
+    with pytest.raises(UserError, match="did you mean 'greedy'"):
         next(translator.stream("ba.", search={"method": "gredy"}))
-    with pytest.raises(Mistake, match="must not be empty"):
+    with pytest.raises(UserError, match="must not be empty"):
         next(translator.stream(Line("ba.", (" ",))))
 
 

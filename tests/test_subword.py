@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dragoman.config import TokenizerSettings
 from dragoman.text.subword import ESCAPES, escape, unescape
 from dragoman.text.tokenizer import train_tokenizer
-from dragoman.types import Mistake
+from dragoman.types import UserError
 from toy_text import LINES, ODD
 
 kinds = pytest.mark.parametrize("kind", ["bpe", "unigram"])
@@ -26,11 +26,13 @@ def test_escaping_can_be_undone_and_hides_what_it_must(text: str) -> None:
 
 @kinds
 def test_too_large_a_size_is_answered_with_the_largest_that_works(kind: str) -> None:
-    with pytest.raises(Mistake, match=r"tokenizer\.size 5000 is more than .* largest that works here is \d+") as fault:
+    with pytest.raises(
+        UserError, match=r"tokenizer\.size 5000 is more than .* largest that works here is \d+"
+    ) as fault:
         train_tokenizer(LINES, TokenizerSettings(kind=kind, size=5000))
     largest = int(re.findall(r"\d+", str(fault.value))[-1])
     assert train_tokenizer(LINES, TokenizerSettings(kind=kind, size=largest)).size == largest
-    with pytest.raises(Mistake):
+    with pytest.raises(UserError):
         train_tokenizer(LINES, TokenizerSettings(kind=kind, size=largest + 1))
 
 
@@ -38,7 +40,7 @@ def test_too_large_a_size_is_answered_with_the_largest_that_works(kind: str) -> 
 @pytest.mark.parametrize("byte_fallback", [True, False])
 def test_too_small_a_size_is_answered_with_the_bound(kind: str, byte_fallback: bool) -> None:
     settings = TokenizerSettings(kind=kind, size=20, byte_fallback=byte_fallback)
-    with pytest.raises(Mistake, match=r"tokenizer\.size 20 is too small for the \d+ .*; set it above \d+") as fault:
+    with pytest.raises(UserError, match=r"tokenizer\.size 20 is too small for the \d+ .*; set it above \d+") as fault:
         train_tokenizer(LINES, settings)
     bound = int(re.findall(r"\d+", str(fault.value))[-1])
     assert train_tokenizer(LINES, settings.model_copy(update={"size": bound + 1})).size == bound + 1
@@ -47,7 +49,7 @@ def test_too_small_a_size_is_answered_with_the_bound(kind: str, byte_fallback: b
 @kinds
 @pytest.mark.parametrize("lines", [[], [""], ["", ""]])
 def test_no_text_is_a_mistake(kind: str, lines: list[str]) -> None:
-    with pytest.raises(Mistake, match="no text"):
+    with pytest.raises(UserError, match="no text"):
         train_tokenizer(lines, TokenizerSettings(kind=kind))
 
 

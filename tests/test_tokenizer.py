@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dragoman.config import TokenizerSettings
 from dragoman.text.tokenizer import TOKENIZERS, Tokenizer, Tokenizers, draw, train_tokenizer
-from dragoman.types import SPECIALS, UNK, Mistake, Pair
+from dragoman.types import SPECIALS, UNK, Pair, UserError
 from toy_text import ALL, LINES, ODD, PAIRS, SIZE, SIZES, TEXT
 
 KINDS = st.sampled_from(sorted(TOKENIZERS))
@@ -118,20 +118,20 @@ def test_a_damaged_folder_is_refused(kind: str, tmp_path: Path) -> None:
     index, [part] = tmp_path / "tokenizer.json", [p for p in tmp_path.iterdir() if p.name != "tokenizer.json"]
     whole, names = part.read_bytes(), index.read_bytes()
     part.write_bytes(whole[:-3])
-    with pytest.raises(Mistake, match=f"{part.name} is damaged"):
+    with pytest.raises(UserError, match=f"{part.name} is damaged"):
         Tokenizers.load(tmp_path)
     part.unlink()
-    with pytest.raises(Mistake, match=part.name):
+    with pytest.raises(UserError, match=part.name):
         Tokenizers.load(tmp_path)
     part.write_bytes(whole)
     for wrong in (names[:-5], b"[]", b"{}", b'{"joint": 3}', b"\xff"):
         index.write_bytes(wrong)
-        with pytest.raises(Mistake, match=r"tokenizer\.json is damaged"):
+        with pytest.raises(UserError, match=r"tokenizer\.json is damaged"):
             Tokenizers.load(tmp_path)
     index.write_text(json.dumps({"joint": {**json.loads(names)["joint"], "kind": "runes"}}))
-    with pytest.raises(Mistake, match=r"tokenizer\.json is damaged"):
+    with pytest.raises(UserError, match=r"tokenizer\.json is damaged"):
         Tokenizers.load(tmp_path)
-    with pytest.raises(Mistake, match=r"tokenizer\.json"):
+    with pytest.raises(UserError, match=r"tokenizer\.json"):
         Tokenizers.load(tmp_path / "nowhere")
 
 
@@ -144,12 +144,12 @@ def test_each_side_has_a_kind_and_size_of_its_own(tmp_path: Path) -> None:
     both.save(tmp_path)
     assert Tokenizers.load(tmp_path).fingerprint() == both.fingerprint()
     for other in ({"target_kind": "space"}, {"target_size": 9}):
-        with pytest.raises(Mistake, match=r"set tokenizer\.joint to false"):
+        with pytest.raises(UserError, match=r"set tokenizer\.joint to false"):
             Tokenizers.train(lambda: pairs, TokenizerSettings(kind="char", **other))  # type: ignore[arg-type]
 
 
 def test_a_wrong_kind_is_answered_with_the_right_one() -> None:
-    with pytest.raises(Mistake, match="did you mean 'unigram'"):
+    with pytest.raises(UserError, match="did you mean 'unigram'"):
         train_tokenizer(LINES, TokenizerSettings(kind="unigrams"))
 
 

@@ -21,7 +21,7 @@ from dragoman.data import tokens
 from dragoman.data.tokens import TokenStore, open_store
 from dragoman.text.symbols import Byte
 from dragoman.text.tokenizer import Tokenizers
-from dragoman.types import Mistake, Pair
+from dragoman.types import Pair, UserError
 from toy_text import ALL, PAIRS, TEXT
 
 KINDS = pytest.mark.parametrize("kind", ALL)
@@ -48,7 +48,7 @@ def unread() -> Iterator[Pair]:
 
 
 def complaint(cache: Path, pairs: Sequence[Pair] = PAIRS, **more: object) -> str:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         made(cache, pairs, **more)  # type: ignore[arg-type]
     return str(caught.value)
 
@@ -166,9 +166,9 @@ def test_a_full_disk_is_a_mistake_and_leaves_nothing(tmp_path: Path, monkeypatch
 def test_a_corpus_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
     def broken() -> Iterator[Pair]:
         yield PAIRS[0]
-        raise Mistake("line 2 is not UTF-8")
+        raise UserError("line 2 is not UTF-8")
 
-    with pytest.raises(Mistake, match="line 2"):
+    with pytest.raises(UserError, match="line 2"):
         open_store(broken, both("bpe"), key="x", cache=tmp_path, max_length=1000, text=False)
     assert list(tmp_path.iterdir()) == []
     assert len(made(tmp_path, key="x")) == len(PAIRS)

@@ -30,7 +30,7 @@ from dragoman.train.report import Report
 from dragoman.train.step import Stepper
 from dragoman.train.trainer import ROLL_BACK_AFTER, Trainer, train
 from dragoman.train.validate import Validation, Validator
-from dragoman.types import Batch, Mistake
+from dragoman.types import Batch, UserError
 from tolerance import same
 from toy_batch import examples, in_rows
 from toy_run import Call, Toy, events, one_sentence, quietly, sentences, tensors, translated, write_lines, write_recipe
@@ -629,7 +629,7 @@ def test_a_recipe_from_python(small: Path, tmp_path: Path) -> None:
     recipe = read_recipe(small)
     train(recipe, out=tmp_path / "run", overrides=["train.steps=2"], report=Report(quiet=True))
     assert train_steps(tmp_path / "run") == [1, 2]
-    with pytest.raises(Mistake, match=r"train\.stpes"):
+    with pytest.raises(UserError, match=r"train\.stpes"):
         train(recipe, out=tmp_path / "other", overrides=["train.stpes=2"])
 
 

@@ -21,7 +21,7 @@ from dragoman.nn.kernel import KERNELS
 from dragoman.nn.norm import NORMS
 from dragoman.nn.pattern import PATTERNS
 from dragoman.nn.position import POSITIONS, sinusoids
-from dragoman.types import BOS, EOS, PAD, Batch, Mistake
+from dragoman.types import BOS, EOS, PAD, Batch, UserError
 from tolerance import DEVICES, differ, same
 from toy_batch import VOCABULARY, examples, in_rows
 
@@ -380,13 +380,13 @@ def test_alignment_is_what_the_layer_looked_at(place: str) -> None:
 @pytest.mark.parametrize("setting", MENUS)
 def test_an_unknown_name_is_answered_with_the_menu(setting: str) -> None:
     first = next(iter(MENUS[setting]))
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         settings_of({setting: first + "x"})
     assert f"there is no model.{setting} called {first + 'x'!r}; did you mean {first!r}?" in str(caught.value)
 
 
 def test_an_unknown_kind_is_answered_with_the_menu() -> None:
-    with pytest.raises(Mistake, match=r"there is no model\.kind called 'transfomer'; did you mean 'transformer'"):
+    with pytest.raises(UserError, match=r"there is no model\.kind called 'transfomer'; did you mean 'transformer'"):
         kind_of({"kind": "transfomer"})
     assert kind_of({}) is MODELS["transformer"][""]
 
@@ -394,7 +394,9 @@ def test_an_unknown_kind_is_answered_with_the_menu() -> None:
 @pytest.mark.parametrize("name", ["width", "query_width", "value_width"])
 @pytest.mark.parametrize(("width", "heads"), [(8, 3), (2, 4)])
 def test_a_width_that_heads_cannot_share_is_refused(name: str, width: int, heads: int) -> None:
-    with pytest.raises(Mistake, match=f"model.{name} must be a multiple of model.heads, got {width} and {heads} heads"):
+    with pytest.raises(
+        UserError, match=f"model.{name} must be a multiple of model.heads, got {width} and {heads} heads"
+    ):
         settings_of({"width": 60, "heads": heads, name: width})
 
 
@@ -407,7 +409,7 @@ def test_a_width_that_heads_cannot_share_is_refused(name: str, width: int, heads
     ],
 )
 def test_what_cannot_work_is_refused(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(Mistake, match=said):
+    with pytest.raises(UserError, match=said):
         settings_of(given)
 
 

@@ -19,7 +19,7 @@ from dragoman.search.beam import beam_search
 from dragoman.search.sample import greedy
 from dragoman.text.sentences import sentences as sentences_of
 from dragoman.translator import Translator
-from dragoman.types import EOS, PAD, Hypothesis, Mistake
+from dragoman.types import EOS, PAD, Hypothesis, UserError
 from toy_run import Call, Toy, process, sentences, translated, write_lines
 
 pytest_plugins = ["toy_fixtures"]
@@ -122,7 +122,7 @@ def test_windows_line_ends_and_a_byte_order_mark(toy: Toy, tmp_path: Path, call:
 
 
 def test_a_string_is_no_list_of_lines(translator: Translator) -> None:
-    with pytest.raises(Mistake, match="list of lines"):
+    with pytest.raises(UserError, match="list of lines"):
         translator.translate("ba del.")
 
 
@@ -288,7 +288,7 @@ def test_one_text_is_one_answer(translator: Translator) -> None:
 
 @pytest.mark.parametrize(("count", "beam"), [(5, None), (3, 2), (2, 1), (0, 4), (1, 0), (1, -1)])
 def test_more_answers_than_beams_are_refused(translator: Translator, count: int, beam: int | None) -> None:
-    with pytest.raises(Mistake, match=r"answers cannot come from a beam|should be greater than or equal to 1"):
+    with pytest.raises(UserError, match=r"answers cannot come from a beam|should be greater than or equal to 1"):
         translator.nbest(["ba."], count=count, beam=beam)
 
 
@@ -310,7 +310,7 @@ def test_a_copied_folder_works_elsewhere(toy: Toy, tmp_path: Path) -> None:
 
 def test_devices_that_are_not_there(toy: Toy) -> None:
     for name in ("gpu", "mps", "cuda:99"):
-        with pytest.raises(Mistake, match=name):
+        with pytest.raises(UserError, match=name):
             load(toy.run, device=name)
 
 

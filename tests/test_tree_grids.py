@@ -21,7 +21,7 @@ from dragoman.nn.kernel import reference
 from dragoman.nn.mask import Look, Rows
 from dragoman.nn.position import POSITIONS
 from dragoman.nn.settings import AttentionSettings
-from dragoman.types import NO_WAY, Batch, Example, Links, Mistake
+from dragoman.types import NO_WAY, Batch, Example, Links, UserError
 from tolerance import differ, same
 from toy_batch import VOCABULARY, examples, in_rows
 from toy_trees import arcs, heads, to_root
@@ -221,11 +221,11 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_models_that_read_no_trees_refuse_them(name: str) -> None:
     section, sentence = REFUSED[name]
-    with pytest.raises(Mistake, match=sentence):
+    with pytest.raises(UserError, match=sentence):
         settings_of(section)
 
 
 @pytest.mark.parametrize("pattern", ["linformer", "bigbird", "local"])
 def test_patterns_that_know_no_trees_refuse_them(pattern: str) -> None:
-    with pytest.raises(Mistake, match=rf"model\.attention={pattern} does not know the tree of two tokens"):
+    with pytest.raises(UserError, match=rf"model\.attention={pattern} does not know the tree of two tokens"):
         settings_of({"position": "tree", "attention": pattern})

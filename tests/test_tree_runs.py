@@ -19,7 +19,7 @@ from dragoman.text.phrasebook import phrases
 from dragoman.text.tokenizer import Tokenizers
 from dragoman.text.trees import linked, read_conllu, rooted
 from dragoman.translator import TREELESS, Translator
-from dragoman.types import Mistake, Pair, Tree
+from dragoman.types import Pair, Tree, UserError
 from toy_run import Call, events, one_sentence, quietly, tensors, write_lines
 
 pytest_plugins = ["toy_fixtures"]
@@ -180,9 +180,9 @@ def test_lines_that_a_tree_does_not_fit_are_said(corpus: Path, translator: Trans
 
 def test_bad_trees_are_refused(corpus: Path, translator: Translator) -> None:
     lines, trees = dev(corpus)
-    with pytest.raises(Mistake, match="there are 10 lines but 9 trees"):
+    with pytest.raises(UserError, match="there are 10 lines but 9 trees"):
         translator.translate(lines, trees=trees[1:])
-    with pytest.raises(Mistake, match="the tree of line 1 is none: the heads of word 1 lead back to it"):
+    with pytest.raises(UserError, match="the tree of line 1 is none: the heads of word 1 lead back to it"):
         translator.translate(["a"], trees=[Tree(("a",), (1,))])
 
 

@@ -15,7 +15,7 @@ from dragoman.text.corpus import read_pairs
 from dragoman.text.phrasebook import phrases
 from dragoman.text.tokenizer import TOKENIZERS, Tokenizer, train_tokenizer
 from dragoman.text.trees import as_conllu, fault, linked, read_conllu, rooted, with_trees
-from dragoman.types import Mistake, Pair, Tree
+from dragoman.types import Pair, Tree, UserError
 from toy_run import write_lines
 from toy_trees import heads, to_root
 
@@ -98,7 +98,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_file_that_is_no_conllu_is_refused(name: str, tmp_path: Path) -> None:
     lines, sentence = BAD[name]
-    with pytest.raises(Mistake, match=rf"some\.conllu.*{sentence}"):
+    with pytest.raises(UserError, match=rf"some\.conllu.*{sentence}"):
         list(read_conllu(write(tmp_path, *lines)))
 
 
@@ -108,7 +108,7 @@ def test_any_file_is_trees_or_a_mistake(content: bytes, tmp_path_factory: pytest
     path.write_bytes(content)
     try:
         trees = list(read_conllu(path))
-    except Mistake:
+    except UserError:
         return
     assert not any(fault(tree) for tree in trees)
 
@@ -227,5 +227,5 @@ def test_an_empty_line_has_no_tree(tmp_path: Path) -> None:
 )
 def test_trees_must_be_as_many_as_lines(lines: int, sentence: str, tmp_path: Path) -> None:
     path = write(tmp_path, row("1", "A", "0"), "", row("1", "B", "0"))
-    with pytest.raises(Mistake, match=re.escape(sentence)):
+    with pytest.raises(UserError, match=re.escape(sentence)):
         list(with_trees([Pair("A", "")] * lines, path, "it"))

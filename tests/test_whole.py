@@ -14,7 +14,7 @@ from dragoman.models.build import MODELS, settings_of
 from dragoman.nn.dropout import cut
 from dragoman.nn.whole import HeadDropout, LayerDropout, WordDropout
 from dragoman.train.step import parts
-from dragoman.types import Batch, Mistake
+from dragoman.types import Batch, UserError
 from tolerance import DEVICES, differ, same
 from toy_models import SMALL_HYBRID, SMALL_RNN, SMALL_TRANSFORMER, Section, built, laid, some_examples, states_of
 
@@ -86,12 +86,12 @@ def test_a_grid_in_parts_draws_as_the_whole(kind: str, rate: str) -> None:
 
 @pytest.mark.parametrize(("kind", "rate"), sorted(USELESS))
 def test_what_has_no_use_is_refused_by_name(kind: str, rate: str) -> None:
-    with pytest.raises(Mistake, match=rf"model\.{rate}"):
+    with pytest.raises(UserError, match=rf"model\.{rate}"):
         settings_of({**KINDS[kind], rate: 0.1})
 
 
 def test_no_feed_forward_net_no_activation_to_drop() -> None:
-    with pytest.raises(Mistake, match=r"model\.activation_dropout .*model\.activation=none"):
+    with pytest.raises(UserError, match=r"model\.activation_dropout .*model\.activation=none"):
         settings_of({**SMALL_TRANSFORMER, "activation": "none", "activation_dropout": 0.1})
 
 

@@ -16,7 +16,7 @@ from dragoman.data import stream as stream_module
 from dragoman.data.stream import Cut, Place, Weighted, Windows, in_order
 from dragoman.data.tokens import TokenStore, open_store
 from dragoman.text.tokenizer import Tokenizers
-from dragoman.types import Mistake, Pair
+from dragoman.types import Pair, UserError
 from toy_text import ALL, LINES
 
 BOTH = Tokenizers(ALL["char"], ALL["char"])
@@ -99,5 +99,5 @@ def test_validation_reads_the_text_as_it_stands(tmp_path: Path) -> None:
 
 
 def test_a_text_with_nothing_to_predict_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="fewer than two tokens"):
+    with pytest.raises(UserError, match="fewer than two tokens"):
         windows(text(tmp_path, [""]))

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from dragoman.translator import Translator as Translator
     from dragoman.types import Hypothesis as Hypothesis
     from dragoman.types import Line as Line
-    from dragoman.types import Mistake as Mistake
     from dragoman.types import Pair as Pair
     from dragoman.types import PairScore as PairScore
     from dragoman.types import Score as Score
+    from dragoman.types import UserError as UserError
 
 __version__ = version("dragoman")
 
@@ -39,7 +39,7 @@ _HOMES = {
     "Generator": "generator",
     "Hypothesis": "types",
     "Line": "types",
-    "Mistake": "types",
+    "UserError": "types",
     "Pair": "types",
     "PairScore": "types",
     "Recipe": "config",
@@ -50,8 +50,21 @@ _HOMES = {
     "load": "loading",
 }
 __all__ = [
-    "Classifier", "Continuation", "Generator", "Hypothesis", "Line", "Mistake", "Pair", "PairScore", "Recipe",
-    "SampleSettings", "Score", "Translator", "Verdict", "load", "train",
+    "Classifier",
+    "Continuation",
+    "Generator",
+    "Hypothesis",
+    "Line",
+    "Pair",
+    "PairScore",
+    "Recipe",
+    "SampleSettings",
+    "Score",
+    "Translator",
+    "UserError",
+    "Verdict",
+    "load",
+    "train",
 ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from dragoman.shards import Record, Worthless, digest_of_runs, own_device, write
 from dragoman.text.corpus import fingerprint, read_lines
 from dragoman.train.report import Report
 from dragoman.translator import Translator
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 EMPTY = "empty"
 
@@ -79,4 +79,4 @@ def backtranslate(
 
 def check_apart(text: Path, out: Path) -> None:
     if out.exists() and text.exists() and out.samefile(text):
-        raise Mistake(f"{str(out)!r} is the text itself, which the pairs would replace; choose another --output")
+        raise UserError(f"{str(out)!r} is the text itself, which the pairs would replace; choose another --output")

@@ -18,7 +18,7 @@ import torch
 from dragoman.data.batch import Grid, Widths, lay_labels
 from dragoman.door import Door, evaluating, grouped, rung
 from dragoman.models.base import Model
-from dragoman.types import Example, Mistake
+from dragoman.types import Example, UserError
 
 NO_LABEL = np.zeros(1, dtype=np.int64)  # stands where a label would: the grid wants one place for each text
 
@@ -40,7 +40,7 @@ class Classifier(Door[Model]):
     def classify(self, lines: Sequence[str]) -> list[Verdict]:
         """The label of every line, in order. An empty line has none."""
         if isinstance(lines, str):
-            raise Mistake("classify takes a list of lines; put a single line into a list of its own")
+            raise UserError("classify takes a list of lines; put a single line into a list of its own")
         parts = [self.cut(line) for line in lines]
         with evaluating(self.model):
             found = iter(self.shares([part for some in parts for part in some]))
@@ -81,5 +81,5 @@ class Classifier(Door[Model]):
         ranked = {names[i]: float(share_V[i]) for i in np.argsort(-share_V, kind="stable")}
         label = next(iter(ranked))
         if not math.isfinite(ranked[label]):
-            raise Mistake("the model gives no numbers: its training went wrong; train it with a smaller train.lr")
+            raise UserError("the model gives no numbers: its training went wrong; train it with a smaller train.lr")
         return Verdict(label, ranked[label], ranked, tuple(warnings))

@@ -24,7 +24,7 @@ from dragoman.commands.score import evaluate, score
 from dragoman.console import paper
 from dragoman.cores import keep_to_quota
 from dragoman.outcome import outcome
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -117,7 +117,7 @@ def compare(
     else:
         paper().print(said(whole))
     if failed_runs := [model["name"] for model in whole["models"] if model["failures"]]:
-        raise Mistake(f"runs of {', '.join(failed_runs)} failed; the report has the others, and says why")
+        raise UserError(f"runs of {', '.join(failed_runs)} failed; the report has the others, and says why")
 
 
 @app.command(hidden=True)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from dragoman.faults import near, sentence, short
-from dragoman.types import Mistake
+from dragoman.types import UserError
 from dragoman.yaml_text import as_yaml, lines_of_keys, parse_yaml, read_text
 
 V = TypeVar("V")
@@ -27,7 +27,7 @@ def pick(menu: Mapping[str, V], name: str, what: str) -> V:
     """The entry called `name`, or a sentence with the nearest right name and the whole menu."""
     if name in menu:
         return menu[name]
-    raise Mistake(f"there is no {what} called {name!r}{near(name, menu)} (there are: {', '.join(menu)})")
+    raise UserError(f"there is no {what} called {name!r}{near(name, menu)} (there are: {', '.join(menu)})")
 
 
 Menus = dict[str, Mapping[str, Any]]  # by the name of a setting: what it chooses from
@@ -120,7 +120,7 @@ class CorpusSettings(Settings):
     def check(self, key: str) -> None:
         given = [name for name in ("source", "tsv", "jsonl", "dialogue", "text", "phrasebook") if getattr(self, name)]
         if len(given) != 1 or bool(self.source) != bool(self.target):
-            raise Mistake(
+            raise UserError(
                 f"{key} needs one of {{source: F, target: F}}, {{tsv: F}}, {{jsonl: F}}, {{dialogue: F}}, {{text: F}} "
                 f"or {{phrasebook: N}}, got {self.model_dump(exclude_defaults=True) or 'nothing'}"
             )
@@ -128,21 +128,25 @@ class CorpusSettings(Settings):
         works = {"where": ("tsv", "jsonl"), "references": ("jsonl",), "conllu": pairs, "source_words": pairs}
         for name, kinds in works.items():
             if getattr(self, name) and given[0] not in kinds:
-                raise Mistake(f"{key}: {name} works with {' and '.join(kinds)}, not with {given[0]}")
+                raise UserError(f"{key}: {name} works with {' and '.join(kinds)}, not with {given[0]}")
         if self.part != (0.0, 1.0) and given[0] != "text":
-            raise Mistake(f"{key}: part works with text, not with {given[0]}; dragoman data split makes files of parts")
+            raise UserError(
+                f"{key}: part works with text, not with {given[0]}; dragoman data split makes files of parts"
+            )
         if self.part[0] >= self.part[1]:
-            raise Mistake(f"{key}: part goes from a lower share to a higher, such as [0.0, 0.9], got {list(self.part)}")
+            raise UserError(
+                f"{key}: part goes from a lower share to a higher, such as [0.0, 0.9], got {list(self.part)}"
+            )
         self.check_way(key, given[0])
 
     def check_way(self, key: str, kind: str) -> None:
         if self.reverse and (kind == "text" or self.references or self.conllu):
             other = "text" if kind == "text" else "references" if self.references else "conllu"
-            raise Mistake(f"{key}: reverse turns pairs round, which {other} does not allow; leave one of them out")
+            raise UserError(f"{key}: reverse turns pairs round, which {other} does not allow; leave one of them out")
         if self.tag != " ".join(self.tag.split()):
-            raise Mistake(f"{key}: tag is a word, or words with one space between them, got {self.tag!r}")
+            raise UserError(f"{key}: tag is a word, or words with one space between them, got {self.tag!r}")
         if self.tag and kind == "text":
-            raise Mistake(f"{key}: tag stands before a source, and text has none; leave it out")
+            raise UserError(f"{key}: tag stands before a source, and text has none; leave it out")
 
 
 SPLITS = ("train", "dev", "test")
@@ -275,13 +279,13 @@ def override(values: dict[str, Any], item: str) -> None:
     """Set `a.b=c` in nested dicts; the right side is YAML."""
     path, equals, value = item.partition("=")
     if not equals or not path:
-        raise Mistake(f"{item!r} is not a setting; write it as name.name=value, such as train.steps=1000")
+        raise UserError(f"{item!r} is not a setting; write it as name.name=value, such as train.steps=1000")
     *parents, leaf = path.split(".")
     spot = values
     for name in parents:
         inner = spot[name] = {} if spot.get(name) is None else spot[name]
         if not isinstance(inner, dict):
-            raise Mistake(f"{item!r} sets something inside {name!r}, which is {short(inner)} in the recipe")
+            raise UserError(f"{item!r} sets something inside {name!r}, which is {short(inner)} in the recipe")
         spot = inner
     spot[leaf] = parse_yaml(value, item)
 
@@ -289,11 +293,11 @@ def override(values: dict[str, Any], item: str) -> None:
 def build(cls: type[S], values: Any, where: str = "", line_of: Mapping[str, int] | None = None) -> S:
     """Fill a record from nested dicts. The first fault becomes a sentence with the key, the value and the remedy."""
     if not isinstance(values, dict):
-        raise Mistake(f"{where or 'the recipe'} must be settings written as name: value, got {short(values)}")
+        raise UserError(f"{where or 'the recipe'} must be settings written as name: value, got {short(values)}")
     try:
         return cls.model_validate(values)
     except ValidationError as error:
-        raise Mistake(sentence(cls, error.errors(), where, line_of or {})) from None
+        raise UserError(sentence(cls, error.errors(), where, line_of or {})) from None
 
 
 def read_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
@@ -301,7 +305,7 @@ def read_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
     text = read_text(path, "recipe")
     values = parse_yaml(text, str(path))
     if not isinstance(values, dict):
-        raise Mistake(f"{path} is not a recipe: it must hold sections such as data:, model: and train:")
+        raise UserError(f"{path} is not a recipe: it must hold sections such as data:, model: and train:")
     given, where = list(overrides), str(path)
     try:
         lines, laid_over = lines_of_keys(text), deepcopy(values)
@@ -311,8 +315,8 @@ def read_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
             override(laid_over, item)
             lines.pop(item.partition("=")[0], None)
         recipe = _checked(laid_over, lines)
-    except Mistake as fault:
-        raise Mistake(f"{where}: {fault}") from None
+    except UserError as fault:
+        raise UserError(f"{where}: {fault}") from None
     return _located(recipe, path.parent)
 
 
@@ -327,7 +331,7 @@ def _checked(values: dict[str, Any], line_of: Mapping[str, int] | None = None) -
 def _is_recipe(values: dict[str, Any]) -> bool:
     try:
         _checked(values)
-    except Mistake:
+    except UserError:
         return False
     return True
 

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from rich.console import Console
 
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 UNBROKEN = 1 << 30  # signs of a line: more than any table has
 QUICK = 1.0  # seconds: what takes no longer needs no word about its progress
@@ -62,7 +62,7 @@ def output_to(path: Path | None) -> Iterator[IO[str]]:
             yield file
         os.replace(beside, path)
     except OSError as error:
-        raise Mistake(f"cannot write {str(path)!r} ({error.strerror})") from None
+        raise UserError(f"cannot write {str(path)!r} ({error.strerror})") from None
     finally:
         if beside != path:
             beside.unlink(missing_ok=True)

@@ -22,7 +22,7 @@ from dragoman.text.phrasebook import Phrase
 from dragoman.text.trees import as_conllu
 from dragoman.text.words import digest
 from dragoman.train.report import Report
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 SIDES = ("source", "target")
 BREAK = re.compile(r"\r?\n|\r\Z")  # inside a text, as JSONL allows, it would shift every line that follows
@@ -52,7 +52,7 @@ def split_files(corpus: CorpusSettings, prefix: Path, *, dev: int, test: int, se
     outputs(prefix, [*chain(*parts.values())])
     sources = list(dict.fromkeys(digest(pair.source) for pair in report.counted(read_pairs(corpus), "reading")))
     if dev + test >= len(sources):
-        raise Mistake(
+        raise UserError(
             f"{corpus.shown} has {len(sources):,} different sources, too few for {dev:,} of dev and {test:,} of test"
         )
     drawn = Random(seed).sample(sources, dev + test)
@@ -93,20 +93,20 @@ def write_phrasebook(prefix: Path, *, count: int, split: str, seed: int, gold: b
 def outputs(prefix: Path, endings: Sequence[str]) -> list[Path]:
     """The files PREFIX.ENDING. That they cannot be written is said before anything is read."""
     if prefix.name in ("", ".."):
-        raise Mistake(f"--out {str(prefix)!r} is a folder; give the beginning of a file name, such as corpus/clean")
+        raise UserError(f"--out {str(prefix)!r} is a folder; give the beginning of a file name, such as corpus/clean")
     paths = [prefix.with_name(f"{prefix.name}.{ending}") for ending in endings]
     try:
         for path in paths:
             if path.is_dir():
-                raise Mistake(f"cannot write {str(path)!r}, which is a folder; remove it or choose another --out")
+                raise UserError(f"cannot write {str(path)!r}, which is a folder; remove it or choose another --out")
         with TemporaryFile(dir=next(folder for folder in prefix.absolute().parents if folder.exists())):
             return paths
     except OSError as error:
         raise unwritable(prefix, error) from None
 
 
-def unwritable(prefix: Path, error: OSError) -> Mistake:
-    return Mistake(f"cannot write {str(prefix)!r} ({error.strerror}); choose another --out")
+def unwritable(prefix: Path, error: OSError) -> UserError:
+    return UserError(f"cannot write {str(prefix)!r} ({error.strerror}); choose another --out")
 
 
 def write_columns(prefix: Path, endings: Sequence[str], rows: Iterable[Sequence[str]], report: Report) -> None:
@@ -120,7 +120,7 @@ def write_columns(prefix: Path, endings: Sequence[str], rows: Iterable[Sequence[
     rows = iter(rows)
     first = next(rows, None)
     if first is None:
-        raise Mistake(f"no pair is left, so {str(prefix)!r} was not written; see which settings drop them all")
+        raise UserError(f"no pair is left, so {str(prefix)!r} was not written; see which settings drop them all")
     try:
         prefix.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:

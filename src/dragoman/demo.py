@@ -22,7 +22,7 @@ from dragoman.text import phrasebook
 from dragoman.train.report import Report
 from dragoman.train.trainer import train
 from dragoman.translator import Translator
-from dragoman.types import Mistake
+from dragoman.types import UserError
 from dragoman.yaml_text import parse_yaml
 
 RECIPE = Path("recipes/phrasebook-en-de.yaml")
@@ -37,7 +37,7 @@ def demo(out: Path, overrides: list[str], console: Console) -> None:
     report_file = out / "report.json"
     if report_file.exists():
         if overrides:
-            raise Mistake(f"{str(out)!r} holds a finished demo; remove it, or choose another --out to train anew")
+            raise UserError(f"{str(out)!r} holds a finished demo; remove it, or choose another --out to train anew")
         console.print(f"The demo was trained before; what follows is from {out}.", highlight=False)
     else:
         values = parse_yaml(recipe_text(), "the demo's recipe")

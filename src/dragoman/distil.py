@@ -35,7 +35,7 @@ from dragoman.train.report import Report
 from dragoman.train.start import alone, check, opened
 from dragoman.train.trainer import train
 from dragoman.translator import Translator
-from dragoman.types import Hypothesis, Line, Mistake, Pair
+from dragoman.types import Hypothesis, Line, Pair, UserError
 
 BATCH = 256  # sources that the teacher is handed at a time
 ENOUGH = 0.1  # of what a student is to learn from: with less, there would be another student than was asked for
@@ -109,7 +109,7 @@ def lessons_of(recipe: Recipe, teacher: Teacher, settings: DistilSettings) -> li
     check_files(recipe)
     extra = [CorpusSettings(text=str(Path(name).absolute()), tag=settings.tag) for name in settings.sources]
     if settings.tag and not extra:
-        raise Mistake("--tag is that of the lines of --source, of which there are none; leave it out")
+        raise UserError("--tag is that of the lines of --source, of which there are none; leave it out")
     for corpus in (*recipe.data.train, *extra):
         teacher.translator.before(corpus.tag)
     return [Lesson.of(corpus, recipe, teacher) for corpus in (*recipe.data.train, *extra)]
@@ -131,7 +131,7 @@ def same_lessons(folder: RunFolder, now: dict[str, Any]) -> None:
     before = folder.teacher()
     known = {**DistilSettings().model_dump(mode="json"), **before}
     if any(known.get(name) != now[name] for name in ("digest", *DistilSettings.model_fields)):
-        raise Mistake(
+        raise UserError(
             f"{str(folder.path)!r} was begun with {described(before)}, and cannot go on with {described(now)}; "
             "give the same teacher and options again, or choose another --out"
         )
@@ -151,14 +151,14 @@ def student_of(recipe: Recipe, teacher: Recipe, corpora: tuple[CorpusSettings, .
     for name in sorted(recipe.tokenizer.model_fields_set - {"sampling"}):
         wanted, there = getattr(recipe.tokenizer, name), getattr(teacher.tokenizer, name)
         if wanted != there:
-            raise Mistake(
+            raise UserError(
                 f"the recipe has tokenizer.{name}={wanted}, but a student keeps its teacher's tokenizer, which has "
                 f"{name}={there}; leave it out"
             )
     if kind_of(recipe.model).task != "translate":
-        raise Mistake(f"model.kind={recipe.model['kind']} cannot be a student's: it does not translate")
+        raise UserError(f"model.kind={recipe.model['kind']} cannot be a student's: it does not translate")
     if asks_for_trees(recipe.model):
-        raise Mistake("model.position=tree cannot be a student's: a teacher's answers come without trees")
+        raise UserError("model.position=tree cannot be a student's: a teacher's answers come without trees")
     tokenizer = teacher.tokenizer.model_copy(update={"sampling": recipe.tokenizer.sampling})
     data = recipe.data.model_copy(update={"train": corpora})
     student = completed(recipe.model_copy(update={"data": data, "tokenizer": tokenizer}))
@@ -180,7 +180,7 @@ class Teacher:
         own = translator.recipe
         beam = settings.beam or own.search.beam
         if settings.closest and beam == 1:
-            raise Mistake("--closest chooses among the answers in a beam, so it needs --beam 2 or more")
+            raise UserError("--closest chooses among the answers in a beam, so it needs --beam 2 or more")
         runs = runs_of(run)
         way = [digest_of_runs(runs), own.search.model_dump(mode="json", exclude_defaults=True, exclude={"beam"})]
         digest = hashlib.blake2b(json.dumps(way, sort_keys=True).encode(), digest_size=16).hexdigest()
@@ -267,10 +267,10 @@ def doubts(teacher: str, found: Sequence[Lessons], originals: int) -> str:
     learn from is refused; the original pairs count, where it has them too."""
     useful, asked = sum(good.useful for good in found), sum(good.asked for good in found)
     if not useful:
-        raise Mistake(f"no answer of {teacher} is good enough to learn from; {remedy(teacher)}")
+        raise UserError(f"no answer of {teacher} is good enough to learn from; {remedy(teacher)}")
     if useful + originals < ENOUGH * (asked + originals):
         more = "" if originals else "; --with-originals gives the student the original pairs too"
-        raise Mistake(
+        raise UserError(
             f"only {useful:,} of {asked:,} answers of {teacher} are good enough to learn from; {remedy(teacher)}{more}"
         )
     return doubt(teacher, useful, asked)

@@ -24,7 +24,7 @@ from dragoman.config import Recipe
 from dragoman.models.base import Model
 from dragoman.models.build import most_tokens
 from dragoman.text.tokenizer import Tokenizers
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Model)
@@ -117,11 +117,11 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise Mistake(f"there is no device called {name!r}; write auto, cpu, cuda or cuda:1") from None
+        raise UserError(f"there is no device called {name!r}; write auto, cpu, cuda or cuda:1") from None
     if device.type not in ROWS:
-        raise Mistake(f"device {name!r} is not one that Dragoman runs on; write auto, cpu, cuda or cuda:1")
+        raise UserError(f"device {name!r} is not one that Dragoman runs on; write auto, cpu, cuda or cuda:1")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise Mistake(f"device {name!r} is not there; this machine has {torch.cuda.device_count()} CUDA devices")
+        raise UserError(f"device {name!r} is not there; this machine has {torch.cuda.device_count()} CUDA devices")
     make_current(device)
     return with_triton(device)
 
@@ -135,7 +135,7 @@ def make_current(device: torch.device) -> None:
 def with_triton(device: torch.device) -> torch.device:
     """Our kernels for a GPU are written in Triton, which PyTorch brings along on Linux."""
     if device.type == "cuda" and find_spec("triton") is None:
-        raise Mistake(
+        raise UserError(
             "a GPU needs triton, which is not installed; pip install triton brings it, or choose the device cpu"
         )
     return device

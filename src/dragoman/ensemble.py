@@ -14,7 +14,7 @@ from dragoman.door import Door
 from dragoman.models.base import Model, Seq2Seq
 from dragoman.models.build import asks_for_trees
 from dragoman.search.ensemble import Ensemble, States, mean
-from dragoman.types import Batch, Mistake
+from dragoman.types import Batch, UserError
 
 
 class Together(Seq2Seq):
@@ -46,15 +46,15 @@ def together(doors: Sequence[Door[Model]], names: Sequence[str]) -> Door[Model]:
     first, *others = doors
     for door, name in zip(others, names[1:], strict=True):
         if door.tokenizers.fingerprint() != first.tokenizers.fingerprint():
-            raise Mistake(
+            raise UserError(
                 f"{names[0]!r} and {name!r} have different vocabularies, so they cannot answer as one; train one of "
                 f"them with the other's: dragoman train --init-from, or the same data, tokenizer settings and seed"
             )
         if asks_for_trees(door.recipe.model) != asks_for_trees(first.recipe.model):
-            raise Mistake(f"of {names[0]!r} and {name!r} only one reads trees, so they cannot answer as one")
+            raise UserError(f"of {names[0]!r} and {name!r} only one reads trees, so they cannot answer as one")
     for door, name in zip(doors, names, strict=True):
         if not isinstance(door.model, Seq2Seq):
-            raise Mistake(f"{name!r} does not translate, so it cannot be one of several that do")
+            raise UserError(f"{name!r} does not translate, so it cannot be one of several that do")
     tightest = min(doors, key=lambda door: door.places)  # an answer must have a place in every model
     recipe = tightest.recipe.model_copy(update={"search": first.recipe.search})
     model = Together([door.model for door in doors if isinstance(door.model, Seq2Seq)])

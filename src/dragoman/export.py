@@ -21,7 +21,7 @@ from dragoman.store import RunFolder, write_whole
 from dragoman.text import phrasebook
 from dragoman.text.corpus import read_pairs
 from dragoman.translator import Translator
-from dragoman.types import Line, Mistake
+from dragoman.types import Line, UserError
 
 SAMPLE, SLOW_SAMPLE = 100, 20  # sentences that are compared, and where that takes long
 NEAR = 1e-3  # of scores: answers that are no nearer in score than this differ by more than rounding
@@ -61,7 +61,7 @@ def export(run: Path, to: str, out: Path, *, quantization: str, say: Callable[[s
     """Write the run in another format. The folder appears when it is whole and has been compared."""
     kind = pick(FORMATS, to, "format")
     if quantization not in kind.quantizations:
-        raise Mistake(
+        raise UserError(
             f"--quantization {quantization} is not something that {to} has; it has {', '.join(kind.quantizations)}"
         )
     free(out)
@@ -76,7 +76,9 @@ def export(run: Path, to: str, out: Path, *, quantization: str, say: Callable[[s
             translator.tokenizers.save(beside / "tokenizer")
             RunFolder(beside).save_recipe(translator.recipe)
         except OSError as error:
-            raise Mistake(f"cannot write {str(out)!r} ({error.strerror}); make room or choose another folder") from None
+            raise UserError(
+                f"cannot write {str(out)!r} ({error.strerror}); make room or choose another folder"
+            ) from None
         lines = sample(translator, kind.sample)
         say(f"comparing the answers to {len(lines)} sentences")
         theirs = replace(translator, engine=kind.engine(translator, beside, quantization))
@@ -95,7 +97,7 @@ def import_run(folder: Path, out: Path, *, say: Callable[[str], None]) -> list[A
         adopt(folder, beside)
         try:
             engine = HuggingFaceEngine(folder)
-        except Mistake as fault:
+        except UserError as fault:
             say(f"not compared: {fault}")
             return
         ours = load_as(Translator, beside, device="cpu")
@@ -109,9 +111,9 @@ def import_run(folder: Path, out: Path, *, say: Callable[[str], None]) -> list[A
 
 def free(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise Mistake(f"{str(out)!r} is there already; remove it or choose another folder")
+        raise UserError(f"{str(out)!r} is there already; remove it or choose another folder")
     if not out.absolute().parent.is_dir():
-        raise Mistake(f"there is no folder {str(out.absolute().parent)!r} to write into; make it first")
+        raise UserError(f"there is no folder {str(out.absolute().parent)!r} to write into; make it first")
 
 
 def sample(translator: Translator, count: int) -> list[Line]:
@@ -119,7 +121,7 @@ def sample(translator: Translator, count: int) -> list[Line]:
     data = translator.recipe.data
     try:
         lines = list(islice(own_lines(data), count))
-    except Mistake:
+    except UserError:
         lines = []
     tag = next(iter(data.tags), "")
     return lines or [Line(pair.source, tag=tag) for pair in phrasebook.pairs("test", count, direction=data.direction)]
@@ -139,7 +141,7 @@ def compare(ours: Translator, theirs: Translator, lines: list[Line], *, exact: b
     if lack := next(filter(None, (each.lack(EXACT if exact else ROUGH) for each in found)), ""):
         longer = "a model that was trained for longer"
         remedy = f"{longer} usually agrees" if exact else f"--quantization float32 or {longer} agrees more often"
-        raise Mistake(f"nothing was written, since it would not answer as the run does ({lack}); {remedy}")
+        raise UserError(f"nothing was written, since it would not answer as the run does ({lack}); {remedy}")
     return found
 
 

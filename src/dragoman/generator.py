@@ -27,7 +27,7 @@ from dragoman.door import Door, evaluating, grouped, rung
 from dragoman.models.heads import LanguageModel
 from dragoman.search.sample import sample
 from dragoman.search.step import Found
-from dragoman.types import BOS, EOS, PAD, UNK, Batch, Example, Mistake
+from dragoman.types import BOS, EOS, PAD, UNK, Batch, Example, UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Generator(Door[LanguageModel]):
         The n-th one is a function of its prompt, of n and of the seed; temperature 0 takes the likeliest tokens.
         """
         if isinstance(prompts, str):
-            raise Mistake("generate takes a list of prompts; put a single one into a list of its own")
+            raise UserError("generate takes a list of prompts; put a single one into a list of its own")
         texts = [self.begun(prompt, tokens, (seed, n)) for prompt in prompts for n in range(count)]
         with evaluating(self.model):
             grids = [texts[at : at + self.rows] for at in range(0, len(texts), self.rows)]
@@ -176,7 +176,7 @@ class Generator(Door[LanguageModel]):
         """How likely the model holds this text, read in windows or line by line as at training."""
         examples, form = (self.windows(lines), "windows") if self.whole_files else (self.lines(lines), "lines")
         if not examples:
-            raise Mistake("there is no text to measure")
+            raise UserError("there is no text to measure")
         total, count = 0.0, 0
         with evaluating(self.model), torch.inference_mode():
             for batch in self.batches(examples, form):

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dragoman.types import Mistake, Stop
+from dragoman.types import Stop, UserError
 
 T = TypeVar("T")
 PATIENCE = timedelta(days=30)  # before they are at work: however long it takes one process to prepare the data
@@ -69,10 +69,10 @@ class Group:
         if not self.several:
             return [work()]
         value: T | None = None
-        mistake: Mistake | None = None
+        mistake: UserError | None = None
         try:
             value = work()
-        except Mistake as error:
+        except UserError as error:
             mistake = error
         answers: list[Any] = [None] * self.world
         try:
@@ -83,7 +83,7 @@ class Group:
             raise
         wrong = [rank for rank, (failed, _) in enumerate(answers) if failed]
         if wrong:
-            raise mistake if mistake and wrong[0] == self.rank else Mistake("")
+            raise mistake if mistake and wrong[0] == self.rank else UserError("")
         return [answer for _, answer in answers]
 
     def each(self, work: Callable[[], T]) -> T:
@@ -108,9 +108,9 @@ class Group:
 
         return [self.each(partial(at, turn)) for turn in range(3)][own][0]
 
-    def mistake(self, sentence: str) -> Mistake:
+    def mistake(self, sentence: str) -> UserError:
         """One that all processes make at the same moment: the first has the words."""
-        return Mistake(sentence if self.first else "")
+        return UserError(sentence if self.first else "")
 
     def numbers(self, *own: float) -> list[list[float]]:
         """These numbers of every process, by rank."""
@@ -193,4 +193,4 @@ def meeting(store: Any, rank: int, world: int) -> str:
             if store.check([f"{name}/{other}" for other in range(world)]):
                 return name
         time.sleep(0.02)
-    raise Mistake(f"process {rank} of {world} has not met the others within {MEETING}; look at their last lines")
+    raise UserError(f"process {rank} of {world} has not met the others within {MEETING}; look at their last lines")

@@ -26,7 +26,7 @@ from dragoman.models.old import renamed
 from dragoman.store import RunFolder, load_tensors, naming
 from dragoman.text.tokenizer import Tokenizers
 from dragoman.translator import Translator
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 D = TypeVar("D", Translator, Generator, Classifier)
 
@@ -36,11 +36,11 @@ def open_run(run: str | Path, *, device: str = "auto") -> Door[Model]:
     folder = RunFolder(run)
     recipe = folder.recipe()
     if not folder.model.exists():
-        raise Mistake(why_no_model(folder))
+        raise UserError(why_no_model(folder))
     weights, about = load_tensors(folder.model)
     tokenizers = Tokenizers.load(folder.tokenizer)
     if about.get("tokenizer") != tokenizers.fingerprint():
-        raise Mistake(f"{str(folder.tokenizer)!r} is damaged, or not the tokenizer that the model was trained with")
+        raise UserError(f"{str(folder.tokenizer)!r} is damaged, or not the tokenizer that the model was trained with")
     with naming(folder.config):
         model = build_model(recipe, **tokenizers.sizes)
     put_weights(model, renamed(weights, folder.version), repr(str(folder.model)), "its config.yaml")
@@ -71,7 +71,7 @@ def load(run: Runs, *, device: str = "auto", engine: str = "") -> Any:
     """
     runs = runs_of(run)
     if not runs:
-        raise Mistake("there is no run to load; name a run folder, or several")
+        raise UserError("there is no run to load; name a run folder, or several")
     doors = [open_run(one, device=device) for one in runs]
     opened = doors[0] if len(doors) == 1 else together(doors, [str(one) for one in runs])
     door = DOORS[kind_of(opened.recipe.model).task]
@@ -92,17 +92,17 @@ def load_as(door: type[D], run: Runs, *, device: str = "auto", engine: str = "")
     if isinstance(found, door):
         return found
     wanted, there = (next(task for task, each in DOORS.items() if issubclass(one, each)) for one in (door, type(found)))
-    raise Mistake(f"the model in {str(run)!r} does not {wanted}: it was trained to {there}; use dragoman {there}")
+    raise UserError(f"the model in {str(run)!r} does not {wanted}: it was trained to {there}; use dragoman {there}")
 
 
 def put_weights(model: nn.Module, weights: dict[str, Tensor], name: str, place: str) -> None:
     own = tensors_of(model)
     for one in sorted(set(own) ^ set(weights)):
-        raise Mistake(f"{name} does not fit {place}: tensor {one!r} is only in one of them")
+        raise UserError(f"{name} does not fit {place}: tensor {one!r} is only in one of them")
     for one, tensor in own.items():
         if tensor.shape != weights[one].shape:
             sizes = [" x ".join(map(str, held[one].shape)) for held in (weights, own)]
-            raise Mistake(f"{name} does not fit {place}: tensor {one!r} is {sizes[0]} there and {sizes[1]} here")
+            raise UserError(f"{name} does not fit {place}: tensor {one!r} is {sizes[0]} there and {sizes[1]} here")
     with torch.no_grad():
         for one, tensor in own.items():
             tensor.copy_(weights[one])

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from dragoman.console import say
-from dragoman.types import Mistake, Stop
+from dragoman.types import Stop, UserError
 
 
 def outcome(command: Any, arguments: list[str]) -> int:
@@ -22,7 +22,7 @@ def outcome(command: Any, arguments: list[str]) -> int:
         sys.stdout.flush()
     except typer.Exit as end:
         return int(end.exit_code)
-    except (Mistake, Stop) as end:
+    except (UserError, Stop) as end:
         if str(end):  # else another process of this command says it
             say(f"dragoman: {end}")
         return end.code if isinstance(end, Stop) else 2

@@ -28,7 +28,7 @@ from dragoman.data.tokens import keep_folder
 from dragoman.group import Group
 from dragoman.store import RunFolder, read_json, write_text, write_whole
 from dragoman.train.report import Report
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 T = TypeVar("T")
 SHARD = 4096  # items whose answers are kept together
@@ -74,7 +74,7 @@ class Shards(Generic[T]):
         try:
             keep_folder(self.file(number).parent, ANSWERS, write)
         except OSError as error:
-            raise Mistake(
+            raise UserError(
                 f"answers cannot be kept in {str(self.folder)!r} ({error.strerror}); those that are there are whole: "
                 "make room, and start it again"
             ) from None
@@ -84,7 +84,9 @@ class Shards(Generic[T]):
         for number in range(count):
             found = read(self.file(number))
             if found is None:
-                raise Mistake(f"{str(self.file(number))!r} is missing or damaged; start it again, and it is made again")
+                raise UserError(
+                    f"{str(self.file(number))!r} is missing or damaged; start it again, and it is made again"
+                )
             yield from found
 
     def file(self, number: int) -> Path:
@@ -130,7 +132,7 @@ def own_device(name: str, group: Group) -> str:
     return f"cuda:{group.local}" if name == "auto" and group.several and torch.cuda.is_available() else name
 
 
-class Worthless(Mistake):
+class Worthless(UserError):
     """All answers are there, and none is of use: no file is written, and nobody will want to go on from here."""
 
 
@@ -143,7 +145,7 @@ def folder_beside(output: Path, about: Mapping[str, Any]) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
     except OSError as error:
-        raise Mistake(f"cannot write {str(folder)!r} ({error.strerror}); choose another --output") from None
+        raise UserError(f"cannot write {str(folder)!r} ({error.strerror}); choose another --output") from None
     done = False
     try:
         with suppress(OSError):  # some network disks know no locks
@@ -168,7 +170,7 @@ def locked(handle: int, folder: Path) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise Mistake(f"another command works in {str(folder)!r}; wait for it, or choose another --output") from None
+        raise UserError(f"another command works in {str(folder)!r}; wait for it, or choose another --output") from None
 
 
 def same_work(folder: Path, about: dict[str, Any]) -> None:
@@ -176,7 +178,7 @@ def same_work(folder: Path, about: dict[str, Any]) -> None:
     before = read_json(path) if path.exists() and begun(folder) else about
     for name in [*about, *before]:
         if before.get(name) != about.get(name):
-            raise Mistake(
+            raise UserError(
                 f"{str(folder)!r} holds answers that were made with another {name}; repeat that command to go on with "
                 "it, or remove the folder"
             )

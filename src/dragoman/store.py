@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dragoman.config import Recipe, build, to_yaml
-from dragoman.types import Mistake
+from dragoman.types import UserError
 from dragoman.yaml_text import parse_yaml
 
 FORMAT = 2
@@ -62,9 +62,9 @@ def put_in_place(beside: Path, path: Path) -> None:
     _sync(path.parent)
 
 
-def unwritable(path: Path, error: Exception) -> Mistake:
+def unwritable(path: Path, error: Exception) -> UserError:
     why = getattr(error, "strerror", None) or str(error)
-    return Mistake(
+    return UserError(
         f"cannot write {str(path)!r} ({why}); what was saved before is whole: make room or choose another "
         "folder, then go on with --resume"
     )
@@ -110,11 +110,11 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             about = json.loads((file.metadata() or {})[NOTE])
             digest = about.pop("digest")
     except FileNotFoundError:
-        raise Mistake(f"{str(path)!r} is missing, so the folder is not a whole run") from None
+        raise UserError(f"{str(path)!r} is missing, so the folder is not a whole run") from None
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Mistake(f"{str(path)!r} is cut short or damaged ({error}); copy it again or restore it") from None
+        raise UserError(f"{str(path)!r} is cut short or damaged ({error}); copy it again or restore it") from None
     if digest != _digest(tensors, about):
-        raise Mistake(f"{str(path)!r} is damaged: its content does not match its digest; copy it again or restore it")
+        raise UserError(f"{str(path)!r} is damaged: its content does not match its digest; copy it again or restore it")
     return tensors, about
 
 
@@ -167,14 +167,14 @@ class RunFolder:
     def check(self) -> None:
         """Refuse what is no run folder, or one of a later Dragoman."""
         if not self.path.is_dir():
-            raise Mistake(f"there is no run folder {str(self.path)!r}")
+            raise UserError(f"there is no run folder {str(self.path)!r}")
         if not self.format.is_file():
-            raise Mistake(f"{str(self.path)!r} is not a run folder: it has no FORMAT file")
+            raise UserError(f"{str(self.path)!r} is not a run folder: it has no FORMAT file")
         written = self.format.read_bytes().strip()
         if not written.isdigit() or len(written) > MOST_DIGITS or not int(written):
-            raise Mistake(f"{str(self.format)!r} is damaged: it must hold a number, such as {FORMAT}")
+            raise UserError(f"{str(self.format)!r} is damaged: it must hold a number, such as {FORMAT}")
         if int(written) > FORMAT:
-            raise Mistake(
+            raise UserError(
                 f"{str(self.path)!r} has format {int(written)}, but this Dragoman reads up to {FORMAT}; update Dragoman"
             )
 
@@ -189,12 +189,12 @@ class RunFolder:
         try:
             text = self.config.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
-            raise Mistake(f"{str(self.config)!r} is missing or damaged, so the folder is not a whole run") from None
+            raise UserError(f"{str(self.config)!r} is missing or damaged, so the folder is not a whole run") from None
         body, mark, digest = text.rpartition(DIGEST_LINE)
         if not mark:
-            raise Mistake(f"{str(self.config)!r} is cut short: it must end with a line {DIGEST_LINE!r}; restore it")
+            raise UserError(f"{str(self.config)!r} is cut short: it must end with a line {DIGEST_LINE!r}; restore it")
         if digest.strip() not in (CHANGED, _text_digest(body)):
-            raise Mistake(
+            raise UserError(
                 f"{str(self.config)!r} is not as it was written; restore it, or, if you changed it on purpose, "
                 f"make its last line {DIGEST_LINE + CHANGED!r}"
             )
@@ -221,8 +221,8 @@ def naming(path: Path) -> Iterator[None]:
     """What is wrong with settings is said with the name of the file that they were read from."""
     try:
         yield
-    except Mistake as fault:
-        raise Mistake(f"{str(path)!r}: {fault}") from None
+    except UserError as fault:
+        raise UserError(f"{str(path)!r}: {fault}") from None
 
 
 def _text_digest(text: str) -> str:
@@ -233,9 +233,9 @@ def read_json(path: Path) -> dict[str, object]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise Mistake(f"{str(path)!r} is missing, so the folder is not a whole run") from None
+        raise UserError(f"{str(path)!r} is missing, so the folder is not a whole run") from None
     except (ValueError, OSError):
-        raise Mistake(f"{str(path)!r} is damaged; restore it") from None
+        raise UserError(f"{str(path)!r} is damaged; restore it") from None
     if not isinstance(value, dict):
-        raise Mistake(f"{str(path)!r} is damaged; restore it")
+        raise UserError(f"{str(path)!r} is damaged; restore it")
     return value

@@ -45,7 +45,7 @@ from dragoman.search.request import Wish
 from dragoman.search.step import Found
 from dragoman.text.sentences import LETTER, WORD, sentences
 from dragoman.text.trees import fault, linked, rooted
-from dragoman.types import UNK, Example, Hypothesis, Line, Links, Mistake, PairScore, Tree
+from dragoman.types import UNK, Example, Hypothesis, Line, Links, PairScore, Tree, UserError
 
 TREELESS = "read without a tree"  # a warning
 NOTHING = Hypothesis("", 0.0, [], [], [], 0.0)  # the answer to an empty line
@@ -111,7 +111,7 @@ class Translator(Door[Seq2Seq]):
         their own, for models that were trained with tags.
         """
         if isinstance(lines, str | Line):
-            raise Mistake("translate takes a list of lines; put a single line into a list of its own")
+            raise UserError("translate takes a list of lines; put a single line into a list of its own")
         if trees is not None:
             self.check_trees(trees, len(lines))
         settings = settings_for(self.recipe.search, search, beam=beam, count=count)
@@ -193,7 +193,7 @@ class Translator(Door[Seq2Seq]):
     ) -> list[PairScore]:
         """How likely the model holds each target as the answer to its source. Long lines are not cut into sentences."""
         if isinstance(sources, str) or isinstance(targets, str) or len(sources) != len(targets):
-            raise Mistake("score takes a list of sources and a list of as many targets")
+            raise UserError("score takes a list of sources and a list of as many targets")
         if trees is not None:
             self.check_trees(trees, len(sources))
         sources, targets = ([line if line.strip() else "" for line in side] for side in (sources, targets))
@@ -218,11 +218,11 @@ class Translator(Door[Seq2Seq]):
         named = [each for each in known if each]
         if not tag and named and "" not in known:
             if len(named) > 1:
-                raise Mistake(f"this model was trained with tags, and one has to be named: {', '.join(named)}")
+                raise UserError(f"this model was trained with tags, and one has to be named: {', '.join(named)}")
             [tag] = named
         if tag and tag not in named:
             there = f"{near(tag, named)} (there are: {', '.join(named)})" if named else "; it was trained without"
-            raise Mistake(f"this model knows no tag {tag!r}{there}")
+            raise UserError(f"this model knows no tag {tag!r}{there}")
         return self.tokenizers.before(tag)
 
     @property
@@ -231,12 +231,12 @@ class Translator(Door[Seq2Seq]):
 
     def check_trees(self, trees: Sequence[Tree | None], lines: int) -> None:
         if not self.asks_for_trees:
-            raise Mistake("this model reads no trees (those with model.position=tree do); leave them out")
+            raise UserError("this model reads no trees (those with model.position=tree do); leave them out")
         if len(trees) != lines:
-            raise Mistake(f"there are {lines} lines but {len(trees)} trees; give one for each, or None")
+            raise UserError(f"there are {lines} lines but {len(trees)} trees; give one for each, or None")
         for number, tree in enumerate(trees, 1):
             if tree and (wrong := fault(tree)):
-                raise Mistake(f"the tree of line {number} is none: {wrong}")
+                raise UserError(f"the tree of line {number} is none: {wrong}")
 
     def cut(
         self, number: int, line: str, trees: Sequence[Tree | None] | None = None, ids: list[int] | None = None

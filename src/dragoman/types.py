@@ -23,7 +23,7 @@ SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")  # every vocabulary begins with the
 NO_WAY = -128  # between two tokens of which no tree is known, where ways through a tree are small integers
 
 
-class Mistake(ValueError):
+class UserError(ValueError):
     """What the user gave cannot work. The message is one plain sentence: the culprit, and what would be right."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 
 class _Loader(yaml.SafeLoader):
@@ -39,15 +39,15 @@ def parse_yaml(text: str, name: str) -> Any:
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n") + 1
         culprit = repr(chr(error.character))
-        raise Mistake(f"{name} line {line} is not valid YAML: it holds the character {culprit}") from None
+        raise UserError(f"{name} line {line} is not valid YAML: it holds the character {culprit}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
-        raise Mistake(f"{name}{where} is not valid YAML: {getattr(error, 'problem', None) or error}") from None
+        raise UserError(f"{name}{where} is not valid YAML: {getattr(error, 'problem', None) or error}") from None
     except RecursionError:
-        raise Mistake(f"{name} is not valid YAML: it is nested too deeply") from None
+        raise UserError(f"{name} is not valid YAML: it is nested too deeply") from None
     except (ValueError, LookupError, AttributeError) as error:  # a value that is not what its form or tag says
-        raise Mistake(f"{name} is not valid YAML: it holds a value that cannot be read ({error})") from None
+        raise UserError(f"{name} is not valid YAML: it holds a value that cannot be read ({error})") from None
 
 
 def lines_of_keys(text: str) -> dict[str, int]:
@@ -63,7 +63,7 @@ def lines_of_keys(text: str) -> dict[str, int]:
             for key, value in node.value:
                 name, line = f"{prefix}{key.value}", key.start_mark.line + 1
                 if name in found:
-                    raise Mistake(f"{name!r} is set twice, on lines {found[name]} and {line}; keep one of them")
+                    raise UserError(f"{name!r} is set twice, on lines {found[name]} and {line}; keep one of them")
                 found[name] = line
                 walk(value, name + ".")
         else:
@@ -78,14 +78,14 @@ def read_text(path: Path, what: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise Mistake(f"there is no {what} file {str(path)!r}") from None
+        raise UserError(f"there is no {what} file {str(path)!r}") from None
     except IsADirectoryError:
-        raise Mistake(f"{str(path)!r} is a folder, but a {what} file is wanted") from None
+        raise UserError(f"{str(path)!r} is a folder, but a {what} file is wanted") from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise Mistake(f"{str(path)!r} is not UTF-8 text (line {line}), so it cannot be a {what} file") from None
+        raise UserError(f"{str(path)!r} is not UTF-8 text (line {line}), so it cannot be a {what} file") from None
     except OSError as error:
-        raise Mistake(f"the {what} file {str(path)!r} cannot be read: {error.strerror}") from None
+        raise UserError(f"the {what} file {str(path)!r} cannot be read: {error.strerror}") from None
 
 
 def as_yaml(values: dict[str, Any]) -> str:

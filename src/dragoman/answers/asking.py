@@ -13,7 +13,7 @@ from dragoman.search.constrained import needed
 from dragoman.search.methods import check
 from dragoman.search.request import Wish
 from dragoman.text.tokenizer import Tokenizers
-from dragoman.types import Line, Mistake
+from dragoman.types import Line, UserError
 
 
 def settings_for(
@@ -37,7 +37,7 @@ def search_changes(overrides: Sequence[str], begun: Mapping[str, Any]) -> dict[s
     values: dict[str, Any] = {"search": dict(begun)}
     for item in overrides:
         if not item.startswith("search."):
-            raise Mistake(f"{item!r} cannot be changed here; only settings of search can, such as search.beam=8")
+            raise UserError(f"{item!r} cannot be changed here; only settings of search can, such as search.beam=8")
         override(values, item)
     changes: dict[str, Any] = values["search"]
     return changes

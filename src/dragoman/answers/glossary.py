@@ -22,7 +22,7 @@ import numpy as np
 from dragoman.search.terms import FAR, Spelling, Term
 from dragoman.text.corpus import read_lines
 from dragoman.text.tokenizer import Tokenizer
-from dragoman.types import Line, Mistake
+from dragoman.types import Line, UserError
 
 MOST = 128  # terms that one answer may be asked to have, or not to have
 LONGEST = 200  # characters of a term
@@ -105,17 +105,17 @@ def wanted(terms: Sequence[str | tuple[str, str]], text: str, *, first: bool) ->
     found += [term for place, term in (pair for pair in terms if not isinstance(pair, str)) if stands(place, text)]
     for term in found:
         if not term.strip():
-            raise Mistake("a term must not be empty; leave it out, or write what must appear")
+            raise UserError("a term must not be empty; leave it out, or write what must appear")
     return within_reason(list(dict.fromkeys(term.strip() for term in found)), f"the line {text[:40]!r}")
 
 
 def within_reason(terms: list[str], place: str) -> list[str]:
     """The terms, unless they are more or longer than a search comes to an end with."""
     if len(terms) > MOST:
-        raise Mistake(f"{place}: {len(terms)} terms cannot all be asked of one answer; name {MOST} at most")
+        raise UserError(f"{place}: {len(terms)} terms cannot all be asked of one answer; name {MOST} at most")
     for term in terms:
         if len(term) > LONGEST:
-            raise Mistake(f"{place}: a term has {LONGEST} characters at most, and {term[:40]!r}... has {len(term)}")
+            raise UserError(f"{place}: a term has {LONGEST} characters at most, and {term[:40]!r}... has {len(term)}")
     return terms
 
 
@@ -151,7 +151,7 @@ def read_glossary(path: Path) -> Glossary:
         if not rest and source[0] == "!" and len(source) > 1:
             never.append(source[1:].strip())
         elif not fine:
-            raise Mistake(
+            raise UserError(
                 f"{path}, line {number}: should be 'source<tab>target', 'source<tab>!target' or '!target', got {line!r}"
             )
         elif target.startswith("!"):
@@ -175,5 +175,5 @@ def _entries(path: Path) -> Iterator[tuple[str, str]]:
         if not line.strip():
             continue
         if not tab or not word.strip() or not translation.strip():
-            raise Mistake(f"{path}, line {number}: should be 'word<tab>translation', got {line!r}")
+            raise UserError(f"{path}, line {number}: should be 'word<tab>translation', got {line!r}")
         yield word.strip(), translation.strip()

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from dragoman.search.step import Found
 from dragoman.text.symbols import SPACE, Tokenizer, Word, letters
-from dragoman.types import SPECIALS, UNK, Hypothesis, Mistake
+from dragoman.types import SPECIALS, UNK, Hypothesis, UserError
 
 Look = list[list[float]]  # of every target token: how much it looked at each source token
 LEAST_LOOK = 1e-4  # what no word looked at, so that its logarithm is no more than bad
@@ -86,9 +86,9 @@ def look_up(word: str, dictionary: Mapping[str, str]) -> str:
 
 def check_unknown(name: str, tokenizer: Tokenizer, dictionary: Mapping[str, str] | None) -> None:
     if name != "drop" and not isinstance(tokenizer, Word):
-        raise Mistake(f"search.unknown={name} is for word vocabularies, and this run has none; leave it out")
+        raise UserError(f"search.unknown={name} is for word vocabularies, and this run has none; leave it out")
     if (name == "dictionary") != (dictionary is not None):
-        raise Mistake("search.unknown=dictionary and a dictionary belong together; give both, or neither")
+        raise UserError("search.unknown=dictionary and a dictionary belong together; give both, or neither")
 
 
 def saying(name: str, dictionary: Mapping[str, str]) -> Say | None:

@@ -29,7 +29,7 @@ from dragoman.commands.options import (
 )
 from dragoman.config import SampleSettings, build
 from dragoman.console import input_lines, output_to, say
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 NBest = Annotated[
     int | None, typer.Option(min=1, help="answers to each line, as 'line ||| text ||| score'", show_default="1")
@@ -122,7 +122,7 @@ def generate(
     drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     settings = build(SampleSettings, drawing, where="generate")
     if prompt and input_file:
-        raise Mistake("generate takes --prompt TEXT or --input F, not both")
+        raise UserError("generate takes --prompt TEXT or --input F, not both")
     generator = load_as(Generator, run, device=device)
     prompts = input_lines(input_file) if input_file else iter([prompt])
     between = "---\n" if generator.whole_files else ""  # texts of many lines need a mark between them

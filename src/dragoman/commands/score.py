@@ -26,7 +26,7 @@ from dragoman.commands.options import (
     say_counts,
 )
 from dragoman.console import output_to, paper, say, ticker
-from dragoman.types import Mistake, PairScore
+from dragoman.types import PairScore, UserError
 
 Files = list[Path] | None
 Runs = Annotated[Files, typer.Argument(metavar="RUN [RUN ...]", help="run folders", show_default=False)]
@@ -74,7 +74,7 @@ def evaluate(
     from dragoman.store import RunFolder
 
     if page and not page.absolute().parent.is_dir():
-        raise Mistake(f"cannot write {str(page)!r}: there is no such folder")
+        raise UserError(f"cannot write {str(page)!r}: there is no such folder")
     bleu_of(bleu_tokenize, [])  # what is not there is refused now, not after the work
     names = [one.name for one in chosen(metric)] if metric else []
     asked = Asked(source, reference or [], conllu, phrasebook, count, names, beam, tag, device, engine)

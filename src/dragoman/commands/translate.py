@@ -22,7 +22,7 @@ from dragoman.text.corpus import fingerprint, read_lines
 from dragoman.text.trees import Grove
 from dragoman.train.report import Report
 from dragoman.translator import TREELESS, Translator
-from dragoman.types import Hypothesis, Line, Mistake, Tree
+from dragoman.types import Hypothesis, Line, Tree, UserError
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,16 @@ class Order:
     def check(self, *, kept: bool) -> None:
         """Refuse what does not go together. `kept` answers are those of a file that is done in shards."""
         if self.stream and self.engine not in ("auto", "torch"):
-            raise Mistake(
+            raise UserError(
                 f"--stream watches the search, which --engine {self.engine} does not let one; leave the engine out"
             )
         if self.stream and (self.as_json or self.nbest or self.conllu):
-            raise Mistake("--stream prints words of one answer as they come; leave --json, --nbest and --conllu out")
+            raise UserError("--stream prints words of one answer as they come; leave --json, --nbest and --conllu out")
         if kept and (self.stream or self.conllu):
-            raise Mistake("--resume, and torchrun, do a file in shards; leave --stream and --conllu out")
+            raise UserError("--resume, and torchrun, do a file in shards; leave --stream and --conllu out")
         files = [path for path in (self.input_file, self.output_file) if path and is_plain(path)]
         if kept and len(files) < 2:
-            raise Mistake("--resume, and torchrun, need --input F and --output F, which are plain files")
+            raise UserError("--resume, and torchrun, need --input F and --output F, which are plain files")
 
     def about(self) -> dict[str, Any]:
         """What answers depend on, beside the lines and the settings of the search."""

@@ -16,7 +16,7 @@ from dragoman.compare.summary import summarised
 from dragoman.compare.work import carry_out, judgement_of
 from dragoman.store import write_text
 from dragoman.train.report import Report
-from dragoman.types import Mistake, Stop
+from dragoman.types import Stop, UserError
 
 
 def compare(
@@ -34,7 +34,7 @@ def compare(
         raise Stop("stopped, all saved; the same command goes on", 130) from None
     found = {run.folder: judgement for run in runs if (judgement := judgement_of(run)) is not None}
     if not found:
-        raise Mistake(f"none of the {len(runs)} runs came to an end; {next(iter(failures.values()))}")
+        raise UserError(f"none of the {len(runs)} runs came to an end; {next(iter(failures.values()))}")
     whole = {"title": questions.title, **summarised(runs, found, failures, jobs=jobs)}
     whole["questions"] = [answered(question, whole) for question in questions.questions]
     write_text(out / "report.json", json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
@@ -47,7 +47,7 @@ def refuse_others(out: Path, runs: Sequence[Planned]) -> None:
     """A report of these recipes alone would take the place of one that also has those that lie there."""
     there = {path.name.rpartition("-seed")[0] for path in (out / "runs").glob("*-seed*") if path.is_dir()}
     if others := sorted(there - {run.name for run in runs}):
-        raise Mistake(
+        raise UserError(
             f"{str(out)!r} holds runs of other recipes ({', '.join(others)}); name them too, or choose another --out"
         )
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from dragoman.pages.chart import Figure, Line, Point
 from dragoman.score.metrics import METRICS
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 Model = Mapping[str, Any]
 Run = Mapping[str, Any]
@@ -139,7 +139,7 @@ def place_and_line(model: Model, asked: Asked) -> tuple[float, str]:
     """Where a model stands along the setting `x`, and the line that it is on, named after the setting `lines`."""
     place = setting(model, asked.x)
     if not isinstance(place, int | float):
-        raise Mistake(f"a question puts {asked.x!r} along an axis, but {place!r} of {model['name']!r} is no number")
+        raise UserError(f"a question puts {asked.x!r} along an axis, but {place!r} of {model['name']!r} is no number")
     return float(place), f"{asked.lines} {setting(model, asked.lines)}".lower()
 
 
@@ -147,7 +147,7 @@ def setting(model: Model, path: str) -> Any:
     value: Any = model["settings"]
     for part in path.split("."):
         if not isinstance(value, Mapping) or part not in value:
-            raise Mistake(f"a question asks for the setting {path!r}, which {model['name']!r} does not have")
+            raise UserError(f"a question asks for the setting {path!r}, which {model['name']!r} does not have")
         value = value[part]
     return value
 

@@ -11,7 +11,7 @@ from dragoman.models.build import completed, kind_of
 from dragoman.store import RunFolder
 from dragoman.train.prepare import check_files
 from dragoman.train.start import MAY_CHANGE, check
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 QUESTIONS = "questions.yaml"  # in a folder of recipes: what to ask of them (questions.py)
 OF_A_STEP = ("tokens", "accumulate")  # settings that make a step what it is
@@ -40,14 +40,14 @@ def planned(paths: Sequence[Path], out: Path, overrides: Sequence[str], seeds: i
     recipes: dict[str, Recipe] = {}
     for path in recipe_files(paths):
         if path.stem in recipes:
-            raise Mistake(f"two recipes are called {path.stem!r}; rename {str(path)!r}, since runs bear their names")
+            raise UserError(f"two recipes are called {path.stem!r}; rename {str(path)!r}, since runs bear their names")
         try:
             recipes[path.stem] = completed(read_recipe(path, overrides))
             check(recipes[path.stem])
             check_files(recipes[path.stem])
-        except Mistake as fault:
+        except UserError as fault:
             said = str(fault)
-            raise Mistake(said if str(path) in said else f"{path}: {said}") from None
+            raise UserError(said if str(path) in said else f"{path}: {said}") from None
     same_task(recipes)
     same_data(recipes)
     same_budget(recipes)
@@ -68,10 +68,10 @@ def recipe_files(paths: Sequence[Path]) -> list[Path]:
     for path in paths:
         inside = sorted(file for file in path.glob("*.yaml") if file.name != QUESTIONS) if path.is_dir() else [path]
         if not inside:
-            raise Mistake(f"there is no recipe (*.yaml) in the folder {str(path)!r}")
+            raise UserError(f"there is no recipe (*.yaml) in the folder {str(path)!r}")
         found += inside
     if not found:
-        raise Mistake("compare needs recipes: files, or folders of them, such as recipes/lectures")
+        raise UserError("compare needs recipes: files, or folders of them, such as recipes/lectures")
     return found
 
 
@@ -83,7 +83,7 @@ def same_task(recipes: dict[str, Recipe]) -> None:
 def same_data(recipes: dict[str, Recipe]) -> None:
     for name, recipe in recipes.items():
         if not (recipe.data.test or recipe.data.dev):
-            raise Mistake(f"{name!r} has nothing to be judged by; name a corpus under data.test or data.dev")
+            raise UserError(f"{name!r} has nothing to be judged by; name a corpus under data.test or data.dev")
     for key in DataSettings.model_fields.keys() - {"cache"}:
         values = {name: getattr(recipe.data, key) for name, recipe in recipes.items()}
         agree(values, f"data.{key}", "a comparison needs the same data for all")
@@ -101,7 +101,7 @@ def agree(values: dict[str, object], key: str, remedy: str) -> None:
     (first, wanted), *rest = values.items()
     for name, value in rest:
         if value != wanted:
-            raise Mistake(
+            raise UserError(
                 f"{key} is not the same in {first!r} and {name!r} ({short(wanted)}, {short(value)}); {remedy}"
             )
 
@@ -123,7 +123,7 @@ def same_settings(run: Planned) -> None:
         free = {"train": NO_MATTER, "data": {"cache"}}.get(section, set())
         for key in new[section].keys() - free:
             if old[section].get(key) != new[section][key]:
-                raise Mistake(
+                raise UserError(
                     f"{str(run.folder)!r} was made with {section}.{key}={old[section].get(key)!r}, not "
                     f"{new[section][key]!r}; remove it, or choose another --out"
                 )

@@ -19,7 +19,7 @@ from dragoman.compare.figures import FIGURES, Asked, place_and_line
 from dragoman.compare.plan import QUESTIONS, Planned
 from dragoman.config import Listed, Settings, build, pick
 from dragoman.pages.chart import Figure, Line
-from dragoman.types import Mistake
+from dragoman.types import UserError
 from dragoman.yaml_text import parse_yaml, read_text
 
 
@@ -58,9 +58,9 @@ def check_questions(questions: Questions, runs: Sequence[Planned]) -> None:
     for question in questions.questions:
         names = chosen(question, list(models))
         if not names:
-            raise Mistake(f"the question {question.title!r} asks about models that the comparison does not have")
+            raise UserError(f"the question {question.title!r} asks about models that the comparison does not have")
         if bool(question.better) != bool(question.worse):
-            raise Mistake(f"the question {question.title!r} needs both better and worse, or neither")
+            raise UserError(f"the question {question.title!r} needs both better and worse, or neither")
         lines = names
         if question.figure == "setting":
             asked = Asked("", "", "", question.x, question.lines)
@@ -80,7 +80,7 @@ def answered(question: Question, report: Mapping[str, Any]) -> dict[str, Any]:
     picked = chosen(question, [model["name"] for model in report["models"]])
     test = question.test or next(iter(about["tests"]), "")
     if test not in about["tests"]:
-        raise Mistake(
+        raise UserError(
             f"the question {question.title!r} asks about a test {test!r}, but there are: {', '.join(about['tests'])}"
         )
     models = [model for name in picked for model in report["models"] if model["name"] == name]

@@ -24,7 +24,7 @@ from dragoman.cores import shared_by
 from dragoman.store import RunFolder, read_json, write_text
 from dragoman.train.report import Report
 from dragoman.train.trainer import train
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 LOOK_EVERY = 0.05  # seconds, for a process that has ended
 PATIENCE = 60.0  # seconds that a process gets to save and end
@@ -47,7 +47,7 @@ def end_with_parent() -> None:
 
 def judgement_of(run: Planned) -> dict[str, Any] | None:
     """What an earlier start found, if it is whole and of this version."""
-    with suppress(Mistake):  # not there, or torn
+    with suppress(UserError):  # not there, or torn
         found = read_json(run.judgement)
         return found if found.get("version") == VERSION else None
     return None

@@ -29,7 +29,7 @@ from dragoman.data.tokens import TokenStore
 from dragoman.data.trees import without_trees
 from dragoman.text.tokenizer import Tokenizers
 from dragoman.text.trees import linked
-from dragoman.types import Batch, Example, Mistake
+from dragoman.types import Batch, Example, UserError
 
 WINDOW = 65_536  # pairs packed at a time
 FORGET_AFTER = 8192  # pairs read
@@ -86,7 +86,7 @@ class Stream:
         sizes = zip(self.sizes(0), (part.weight for part in parts), strict=True)
         if not any(int(weight) * size + round(weight % 1 * size) for size, weight in sizes):
             weights = ", ".join(f"{part.weight:g}" for part in parts)
-            raise Mistake(f"the corpora are too small for their weights ({weights}): no pair is left to train on")
+            raise UserError(f"the corpora are too small for their weights ({weights}): no pair is left to train on")
         self.widths = widths or self._widths()
 
     def _widths(self) -> Widths:
@@ -322,7 +322,7 @@ class Cut:
 
 def check_text(store: TokenStore) -> None:
     if store.text_length < 2:
-        raise Mistake("a text of fewer than two tokens has nothing to be predicted from; name a longer one")
+        raise UserError("a text of fewer than two tokens has nothing to be predicted from; name a longer one")
 
 
 def in_order(store: TokenStore, form: str, context: int) -> Iterator[Example]:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from dragoman.data.forms import FORMS
 from dragoman.text.tokenizer import Tokenizer, Tokenizers
 from dragoman.text.trees import Roots, linked, rooted
-from dragoman.types import EOS, Example, Links, Mistake, Pair
+from dragoman.types import EOS, Example, Links, Pair, UserError
 
 SIDES = ("source", "target")
 TREES = ("words", "trees")
@@ -53,7 +53,9 @@ class TokenStore:
         except (OSError, ValueError, KeyError):
             whole = False
         if not whole:
-            raise Mistake(f"the token ids in {str(folder)!r} are damaged; remove that folder, and they are made again")
+            raise UserError(
+                f"the token ids in {str(folder)!r} are damaged; remove that folder, and they are made again"
+            )
 
     def _open(self, folder: Path) -> None:
         about = json.loads((folder / "store.json").read_text(encoding="utf-8"))
@@ -203,7 +205,7 @@ def open_store(
         try:
             keep_folder(folder, "store.json", write)
         except OSError as error:
-            raise Mistake(
+            raise UserError(
                 f"token ids cannot be kept in {str(cache)!r} ({error.strerror}); "
                 "free some room there or name another folder with data.cache=FOLDER"
             ) from None
@@ -256,7 +258,7 @@ def _write(folder: Path, stack: ExitStack, pairs: Iterator[Pair], content: _Cont
         longest = max([longest, *map(len, sources)])
         characters += sum(len(pair.target) + 1 for pair in kept)
     if not count:
-        raise Mistake(
+        raise UserError(
             f"{name}: none of {seen} {form.noun} can be used ({_said(dropped)}); check the files, or raise "
             "data.max_length"
         )

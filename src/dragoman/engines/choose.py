@@ -34,7 +34,7 @@ from dragoman.machine import best_precision
 from dragoman.models.base import Model
 from dragoman.search.step import Found
 from dragoman.text.tokenizer import Tokenizers
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 ENOUGH = 128  # sentences from which on a race pays for itself
 SAMPLE = 32  # sentences that are raced on
@@ -118,7 +118,7 @@ class AutoEngine(Engine):
 
     def winner(self, name: str) -> Engine:
         """PyTorch, where the cache cannot hold or has spoilt the model of another engine."""
-        with suppress(Mistake):
+        with suppress(UserError):
             return self.open(name)
         return self.open(FULL)
 
@@ -130,7 +130,7 @@ class AutoEngine(Engine):
     def all_open(self) -> dict[str, Engine]:
         """All but those that the cache has no room for."""
         for name in self.runners:
-            with suppress(Mistake):
+            with suppress(UserError):
                 self.open(name)
         return {name: self.opened[name] for name in self.runners if name in self.opened}
 
@@ -139,7 +139,7 @@ class AutoEngine(Engine):
         """Engines that can run this model: that are installed, and hold all of it."""
         able = {}
         for name, runner in RUNNERS.items():
-            with suppress(Mistake):
+            with suppress(UserError):
                 able[name] = runner(self.parts)
         return able
 
@@ -189,7 +189,7 @@ def race(
             engine.search(jobs[:: len(jobs) // 4], search)
             begun = clock()
             found = engine.search(jobs, search)
-        except Mistake:
+        except UserError:
             continue  # it cannot do what is asked, and is no choice for it
         seconds[name] = clock() - begun
         truth = truth or found
@@ -253,9 +253,9 @@ def remember(path: Path, verdict: Verdict) -> None:
 def by_torch(parts: Parts, precision: str = "float32") -> Callable[[], Engine]:
     model, tokenizers, device, _ = parts
     if precision == "bf16" and best_precision(device) != "bf16":
-        raise Mistake("this machine has no instructions for bf16")
+        raise UserError("this machine has no instructions for bf16")
     if precision == "int8" and (device.type != "cpu" or not torch.cpu._is_vnni_supported()):
-        raise Mistake("this machine has no instructions for products of 8 bits")
+        raise UserError("this machine has no instructions for products of 8 bits")
     return lambda: TorchEngine(ready(model, device, precision), device, tokenizers.target.decode)
 
 
@@ -264,7 +264,7 @@ def by_ctranslate2(parts: Parts, quantization: str = "float32") -> Callable[[], 
     model, tokenizers, device, cache = parts
     checked(model)
     if device.type == "cuda" and not library().get_cuda_device_count():
-        raise Mistake("the CTranslate2 that is installed cannot use the GPU; write --device cpu or --engine torch")
+        raise UserError("the CTranslate2 that is installed cannot use the GPU; write --device cpu or --engine torch")
     return lambda: CTranslate2Engine.of(model, tokenizers, cache=cache, device=device, quantization=quantization)
 
 

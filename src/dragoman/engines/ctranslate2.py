@@ -25,7 +25,7 @@ from dragoman.exchange.held import fingerprint, source_vocabulary, vocabulary
 from dragoman.models.transformer import Transformer
 from dragoman.search.step import Found
 from dragoman.text.tokenizer import Tokenizers
-from dragoman.types import BOS, EOS, PAD, Mistake
+from dragoman.types import BOS, EOS, PAD, UserError
 
 LAYOUT = 1  # of the folders in the cache; raised when the same model is written in another way
 ROWS = {"cpu": 32, "cuda": 256}  # sentences of a batch
@@ -80,7 +80,7 @@ class CTranslate2Engine(Engine):
         try:
             return cls(folder, transformer, tokenizers, device=device, quantization=quantization)
         except RuntimeError as error:
-            raise Mistake(
+            raise UserError(
                 f"CTranslate2 cannot open {str(folder)!r} ({error}); "
                 "remove it, and it is made anew, or use --engine torch"
             ) from None
@@ -95,7 +95,7 @@ class CTranslate2Engine(Engine):
         """
         for why in (refused(search), *map(self.lacks, jobs)):
             if why:
-                raise Mistake(f"{why}; use --engine torch")
+                raise UserError(f"{why}; use --engine torch")
         search = search.model_copy(update={"beam": 1}) if search.method == "greedy" else search
         yield from ((i, []) for i, job in enumerate(jobs) if job.limit <= 0)
         order = sorted((i for i, job in enumerate(jobs) if job.limit > 0), key=lambda i: -len(jobs[i].ids))
@@ -180,7 +180,7 @@ def converted(model: Transformer, tokenizers: Tokenizers, cache: Path, quantizat
         try:
             keep_folder(folder, "model.bin", lambda beside: save(model, tokenizers, beside, quantization))
         except OSError as error:
-            raise Mistake(
+            raise UserError(
                 f"the model for CTranslate2 cannot be kept in {str(cache)!r} ({error.strerror}); "
                 "make room for it there, or use --engine torch"
             ) from None

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from dragoman.config import SearchSettings
 from dragoman.engines.base import Engine, Job
 from dragoman.search.step import Found
-from dragoman.types import EOS, PAD, Mistake
+from dragoman.types import EOS, PAD, UserError
 
 
 class HuggingFaceEngine(Engine):
@@ -27,7 +27,7 @@ class HuggingFaceEngine(Engine):
         try:
             import transformers
         except ImportError:
-            raise Mistake(
+            raise UserError(
                 "transformers is not installed, and without it nothing can be compared with it; "
                 "pip install 'dragoman[huggingface]' brings it"
             ) from None

@@ -19,7 +19,7 @@ from dragoman.engines.flow import laid
 from dragoman.search.methods import find
 from dragoman.search.request import Request
 from dragoman.search.step import Found
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class OnnxEngine(Engine):
         try:
             import onnxruntime
         except ImportError:
-            raise Mistake(
+            raise UserError(
                 "there is no ONNX runtime to compare answers with; pip install 'dragoman[onnx]' brings it"
             ) from None
         self.decode = decode

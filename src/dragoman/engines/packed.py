@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.config import pick
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 
 class Packed(nn.Module):
@@ -82,7 +82,7 @@ def ready(model: nn.Module, device: torch.device, precision: str) -> nn.Module:
         twin = twin.bfloat16()
     if device.type != "cpu" or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         if precision == "int8":
-            raise Mistake("int8 is for CPUs; write float32 or bf16")
+            raise UserError("int8 is for CPUs; write float32 or bf16")
         return twin
     for module in list(twin.modules()):
         for name, child in list(module.named_children()):

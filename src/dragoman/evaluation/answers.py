@@ -16,7 +16,7 @@ from dragoman.score.metrics import chosen, of_answers
 from dragoman.text import phrasebook
 from dragoman.text.phrasebook import Phrase
 from dragoman.translator import Translator
-from dragoman.types import Hypothesis, Mistake, Tree
+from dragoman.types import Hypothesis, Tree, UserError
 
 PORTION = 512  # lines translated between two words about progress
 
@@ -86,11 +86,11 @@ def on_texts(
     names = names or door.recipe.data.metrics
     chosen(names)  # what cannot be counted is refused now, not after the work
     if tag and not isinstance(door, Translator):
-        raise Mistake("--tag is for runs that translate; leave it out")
+        raise UserError("--tag is for runs that translate; leave it out")
     if isinstance(door, Generator):
         return measured(door, references[0] if references else sources, names)
     if not references:
-        raise Mistake("evaluate needs --reference F beside --source F: what the right answers are")
+        raise UserError("evaluate needs --reference F beside --source F: what the right answers are")
     if isinstance(door, Classifier):
         return labelled(door, sources, references, names)
     if isinstance(door, Translator):
@@ -150,7 +150,7 @@ def warned(found: Sequence[Hypothesis | Verdict]) -> dict[str, int]:
 
 def measured(generator: Generator, lines: Lines, names: Sequence[str]) -> Answered:
     if names:
-        raise Mistake(f"a language model gives no answers that {names[0]} could judge; leave the metric out")
+        raise UserError(f"a language model gives no answers that {names[0]} could judge; leave the metric out")
     found = generator.measure(lines)
     way = f"context:{generator.recipe.model['context']}|documents:{generator.recipe.data.documents}"
     values = {"loss": found.loss, "perplexity": found.perplexity, "bits_per_character": found.bits_per_character}

@@ -20,7 +20,7 @@ from dragoman.pages.shell import page_of
 from dragoman.score.metrics import METRICS
 from dragoman.score.significance import Interval
 from dragoman.score.totals import Array
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 EACH = 40  # lines that a system does much better than the first, and as many that it does much worse
 
@@ -29,7 +29,7 @@ def page_of_differences(tests: Sequence[Sequence[Sheet]]) -> str:
     """Every test that was answered, one after another."""
     judged = [sheets for sheets in tests if sheets and sheets[0].answered.texts]
     if not judged:
-        raise Mistake("--page shows answers, and a language model gives none; leave it out")
+        raise UserError("--page shows answers, and a language model gives none; leave it out")
     body = [part for sheets in judged for part in section(sheets)]
     names = short_names([sheet.name for sheet in judged[0]])
     title = ", ".join(names) if len(names) < 4 else f"{len(names)} systems"

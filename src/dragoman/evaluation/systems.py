@@ -11,7 +11,7 @@ from dragoman.evaluation.answers import Answered, Ticker, on_own_tests, on_phras
 from dragoman.evaluation.texts import read_hypotheses, read_texts, read_trees
 from dragoman.loading import load, load_as
 from dragoman.translator import Translator
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Asked:
     def __post_init__(self) -> None:
         files = self.source is not None or bool(self.references)
         if (self.phrasebook and files) or ((files or self.conllu) and not self.source):
-            raise Mistake(
+            raise UserError(
                 "evaluate takes --source F and --reference F, or --phrasebook SPLIT, or the run's own data.test"
             )
 
@@ -42,9 +42,9 @@ def systems(
 ) -> Iterator[tuple[str, Answered]]:
     """The name of each system and what it answers, test by test. Files are judged as the first run is."""
     if not runs and not files:
-        raise Mistake("evaluate needs a run folder, or --hypotheses F: what some system answered")
+        raise UserError("evaluate needs a run folder, or --hypotheses F: what some system answered")
     if files and not (asked.source and asked.references):
-        raise Mistake("--hypotheses needs --source F and --reference F: what the answers are to")
+        raise UserError("--hypotheses needs --source F and --reference F: what the answers are to")
     names = asked.names
     given = read_texts(asked.source, asked.references) if asked.source else None
     other = [read_hypotheses(path, given[0], asked.source) for path in files] if given and asked.source else []

@@ -9,14 +9,14 @@ from dragoman.config import CorpusSettings, Recipe
 from dragoman.score.metrics import refuse_subwords
 from dragoman.text.corpus import read_lines, read_pairs
 from dragoman.text.trees import Grove
-from dragoman.types import Mistake, Tree
+from dragoman.types import Tree, UserError
 
 
 def read_texts(source: Path, references: Sequence[Path]) -> tuple[list[str], list[list[str]]]:
     """The lines of the source and of each reference, which must belong together line by line."""
     sources = list(read_lines(source))
     if not sources:
-        raise Mistake(f"{source} is empty")
+        raise UserError(f"{source} is empty")
     return sources, [read_beside(path, sources, source) for path in references]
 
 
@@ -24,7 +24,7 @@ def read_beside(path: Path, sources: Sequence[str], source: Path) -> list[str]:
     """A file with a line for each source; these came from the file `source`."""
     lines = list(read_lines(path))
     if len(lines) != len(sources):
-        raise Mistake(f"{source} has {len(sources)} lines but {path} has {len(lines)}; they must belong together")
+        raise UserError(f"{source} has {len(sources)} lines but {path} has {len(lines)}; they must belong together")
     return lines
 
 
@@ -33,8 +33,8 @@ def read_hypotheses(path: Path, sources: Sequence[str], source: Path) -> list[st
     lines = read_beside(path, sources, source)
     try:
         refuse_subwords(lines)
-    except Mistake as fault:
-        raise Mistake(f"{path}: {fault}") from None
+    except UserError as fault:
+        raise UserError(f"{path}: {fault}") from None
     return lines
 
 
@@ -49,7 +49,7 @@ def read_trees(conllu: Path, sources: Sequence[str], name: Path) -> list[Tree | 
 def tests_of(recipe: Recipe) -> Sequence[CorpusSettings]:
     """The corpora that the recipe keeps to test on."""
     if not recipe.data.test:
-        raise Mistake("the run has no data.test; name what to score it on: --source F and --reference F")
+        raise UserError("the run has no data.test; name what to score it on: --source F and --reference F")
     return recipe.data.test
 
 

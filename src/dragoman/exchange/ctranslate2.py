@@ -18,7 +18,7 @@ from dragoman.nn.attention import SelfAttention
 from dragoman.nn.block import FeedForward, Residual, SwiGlu
 from dragoman.nn.position import Learned, Relative, Sinusoidal, sinusoids
 from dragoman.text.tokenizer import Tokenizers
-from dragoman.types import SPECIALS, Mistake
+from dragoman.types import SPECIALS, UserError
 
 NAME = "CTranslate2"
 PLACES = 4096  # of a table of sinusoids: the longest source and the longest answer, their marks counted
@@ -48,7 +48,7 @@ def library() -> Any:
     try:
         import ctranslate2
     except ImportError:
-        raise Mistake(
+        raise UserError(
             "CTranslate2 is not installed; pip install 'dragoman[ctranslate2]' brings it, --engine torch needs nothing"
         ) from None
     return ctranslate2

@@ -15,7 +15,7 @@ from dragoman.models.base import tensors_of
 from dragoman.models.transformer import Transformer, TransformerSettings
 from dragoman.text.subword import Subword
 from dragoman.text.tokenizer import Tokenizer, Tokenizers
-from dragoman.types import SPECIALS, Mistake
+from dragoman.types import SPECIALS, UserError
 
 Holds = Mapping[str, Sequence[Any]]  # by the name of a model setting: the values of it that a format can hold
 
@@ -25,12 +25,12 @@ def held(model: nn.Module, holds: Holds, name: str) -> Transformer:
     if not isinstance(model, Transformer):
         settings = getattr(model, "settings", None)
         what = f"model.kind={settings.kind}" if settings else "what several runs say as one"
-        raise Mistake(f"{what} cannot be exported to {name}, which holds model.kind=transformer")
+        raise UserError(f"{what} cannot be exported to {name}, which holds model.kind=transformer")
     settings = model.settings
     for setting, choices in holds.items():
         value = getattr(settings, setting)
         if value not in choices:
-            raise Mistake(
+            raise UserError(
                 f"model.{setting}={shown(value)} cannot be exported to {name}, "
                 f"which holds {' or '.join(shown(choice) for choice in choices)}"
             )
@@ -42,7 +42,7 @@ def check_widths(settings: TransformerSettings, name: str) -> None:
     for setting in ("query_width", "value_width"):
         value = getattr(settings, setting)
         if value not in (0, settings.width):
-            raise Mistake(
+            raise UserError(
                 f"model.{setting}={value} cannot be exported to {name}, which holds the width of the model, "
                 f"{settings.width}"
             )

@@ -22,7 +22,7 @@ from dragoman.exchange.huggingface_tokenizer import save_tokenizer
 from dragoman.models.transformer import DecoderLayer, EncoderLayer, Stack, Transformer
 from dragoman.nn.position import sinusoids
 from dragoman.text.tokenizer import Tokenizers
-from dragoman.types import BOS, EOS, PAD, Mistake
+from dragoman.types import BOS, EOS, PAD, UserError
 
 NAME = "Hugging Face"
 PLACES = 1024  # that its table of sinusoids has at least
@@ -114,7 +114,7 @@ def checked(model: nn.Module) -> Transformer:
     transformer = held(model, HOLDS, NAME)
     check_widths(transformer.settings, NAME)
     if transformer.settings.norm_place == "pre" and transformer.encoder.embedding is not transformer.decoder.embedding:
-        raise Mistake(
+        raise UserError(
             "model.norm_place=pre with two tables of embeddings cannot be exported to Hugging Face: Pegasus has one; "
             "train with tokenizer.joint=true and model.tied=true, or with model.norm_place=post"
         )
@@ -125,7 +125,7 @@ def save(model: nn.Module, tokenizers: Tokenizers, recipe: Recipe, folder: Path,
     """A folder that `transformers` opens; back comes what it cannot hold, for people to read."""
     transformer = checked(model)
     if tokenizers.tags:
-        raise Mistake(
+        raise UserError(
             f"Hugging Face's tokenizers have no place for tags ({', '.join(tokenizers.tags)}), which are no text; "
             "export to ctranslate2 or onnx"
         )

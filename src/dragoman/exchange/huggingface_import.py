@@ -20,7 +20,7 @@ from dragoman.models.transformer import Transformer
 from dragoman.nn.position import sinusoids
 from dragoman.store import RunFolder
 from dragoman.text.tokenizer import Tokenizers
-from dragoman.types import BOS, EOS, PAD, Mistake
+from dragoman.types import BOS, EOS, PAD, UserError
 
 PLACE_OF_NORM = {"marian": "post", "pegasus": "pre"}  # by model_type
 MARKS = {"pad_token_id": PAD, "eos_token_id": EOS, "decoder_start_token_id": BOS}
@@ -54,7 +54,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise Mistake(f"{str(path)!r} is missing or damaged; name a folder that transformers has saved") from None
+        raise UserError(f"{str(path)!r} is missing or damaged; name a folder that transformers has saved") from None
     wanted: dict[str, tuple[Any, ...]] = {
         "model_type": tuple(PLACE_OF_NORM),
         "activation_function": ("relu", "gelu"),
@@ -65,7 +65,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     }
     for name, choices in wanted.items():
         if config.get(name) not in choices or config.get(name) is None:
-            raise Mistake(
+            raise UserError(
                 f"{str(path)!r} has {name}={config.get(name)}, which Dragoman has nothing for; "
                 f"it takes {' or '.join(map(str, choices))}"
             )
@@ -74,7 +74,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def own_tokenizers(folder: Path) -> Tokenizers:
     if not (folder / "tokenizer" / "tokenizer.json").exists():
-        raise Mistake(
+        raise UserError(
             f"{str(folder)!r} has no folder tokenizer/ with Dragoman's own tokenizer, and others number their tokens "
             "otherwise; copy it from the run that the model was exported from"
         )
@@ -87,7 +87,7 @@ def described(config: dict[str, Any], folder: Path, tokenizers: Tokenizers) -> R
     recipe = read_recipe(path) if path.exists() else Recipe()
     sizes = config["vocab_size"], config.get("decoder_vocab_size", config["vocab_size"])
     if sizes != (tokenizers.source.size, tokenizers.target.size):
-        raise Mistake(
+        raise UserError(
             f"{str(folder / 'tokenizer')!r} has {tokenizers.source.size} and {tokenizers.target.size} pieces, "
             f"but the model was made for {sizes[0]} and {sizes[1]}; copy the tokenizer that belongs to it"
         )
@@ -105,7 +105,7 @@ def described(config: dict[str, Any], folder: Path, tokenizers: Tokenizers) -> R
     }
     shared = config.get("share_encoder_decoder_embeddings", True) and model["tied"]
     if tokenizers.joint and model["tied"] and not shared:
-        raise Mistake(
+        raise UserError(
             f"{str(folder / 'config.json')!r} has one vocabulary but two tables of embeddings and a tied output, "
             "which Dragoman has nothing for"
         )
@@ -124,10 +124,10 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         except FileNotFoundError:
             break
         except UnpicklingError:
-            raise Mistake(f"{str(path)!r} is damaged or holds more than weights, which is not loaded") from None
+            raise UserError(f"{str(path)!r} is damaged or holds more than weights, which is not loaded") from None
         except (SafetensorError, OSError, RuntimeError, ValueError, EOFError) as error:
-            raise Mistake(f"{str(path)!r} is cut short or damaged ({error}); copy it again") from None
-    raise Mistake(f"{str(folder)!r} has neither model.safetensors nor pytorch_model.bin; name a whole model")
+            raise UserError(f"{str(path)!r} is cut short or damaged ({error}); copy it again") from None
+    raise UserError(f"{str(folder)!r} has neither model.safetensors nor pytorch_model.bin; name a whole model")
 
 
 @torch.no_grad()
@@ -141,21 +141,21 @@ def fill(model: Transformer, tensors: dict[str, Tensor]) -> None:
         if found is None or found.shape != weight.tensor.shape:
             sizes = "missing" if found is None else " x ".join(map(str, found.shape))
             wanted = " x ".join(map(str, weight.tensor.shape))
-            raise Mistake(f"the weight {weight.name!r} is {sizes}, and config.json asks for {wanted}")
+            raise UserError(f"the weight {weight.name!r} is {sizes}, and config.json asks for {wanted}")
         weight.tensor.copy_(theirs(weight._replace(tensor=found), back_C))
         used |= SAME if weight.name == "model.shared.weight" else {name}
     if model.settings.tied:
         used |= {"model.shared.weight", "lm_head.weight"}
     for name in sorted(set(tensors) - used):
         if not name.endswith("embed_positions.weight"):
-            raise Mistake(f"the weight {name!r} is one that Dragoman has nothing for")
+            raise UserError(f"the weight {name!r} is one that Dragoman has nothing for")
         check_waves(name, tensors[name])
     bias = tensors.get("final_logits_bias")
     if bias is not None and bool(bias.any()):
-        raise Mistake("'final_logits_bias' is not zero, and Dragoman's output has no bias")
+        raise UserError("'final_logits_bias' is not zero, and Dragoman's output has no bias")
 
 
 def check_waves(name: str, found_PC: Tensor) -> None:
     waves_PC = sinusoids(torch.arange(len(found_PC)), found_PC.size(1))
     if not torch.allclose(found_PC.float(), waves_PC.index_select(1, halves(found_PC.size(1))), atol=CLOSE):
-        raise Mistake(f"the weight {name!r} does not hold the usual sinusoids, which are all that can be imported")
+        raise UserError(f"the weight {name!r} does not hold the usual sinusoids, which are all that can be imported")

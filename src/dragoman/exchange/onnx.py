@@ -24,7 +24,7 @@ from dragoman.nn.attention import Attention
 from dragoman.nn.kernel import KERNELS
 from dragoman.nn.mask import Rows
 from dragoman.text.tokenizer import Tokenizers
-from dragoman.types import PAD, Mistake
+from dragoman.types import PAD, UserError
 
 NAME = "ONNX"
 HOLDS: Holds = {
@@ -96,7 +96,7 @@ def graph(
     try:
         import onnxscript  # noqa: F401 - PyTorch's exporter needs it
     except ImportError:
-        raise Mistake("ONNX is not installed; pip install 'dragoman[onnx]' brings it") from None
+        raise UserError("ONNX is not installed; pip install 'dragoman[onnx]' brings it") from None
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")

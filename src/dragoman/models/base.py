@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dragoman.config import Layers, Settings
-from dragoman.types import Batch, Mistake
+from dragoman.types import Batch, UserError
 
 
 class Depths(Settings):
@@ -90,4 +90,4 @@ def useless(settings: Settings, what: str, *names: str) -> None:
     """A setting that would change nothing is refused: who sets it expects something of it."""
     for name in names:
         if getattr(settings, name) != type(settings).model_fields[name].default:
-            raise Mistake(f"model.{name} has no use in {what}; leave it out")
+            raise UserError(f"model.{name} has no use in {what}; leave it out")

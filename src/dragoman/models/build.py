@@ -21,7 +21,7 @@ from dragoman.models.hybrid import Hybrid, HybridSettings
 from dragoman.models.rnn import Rnn, RnnSettings
 from dragoman.models.transformer import Transformer, TransformerSettings
 from dragoman.nn.position import POSITIONS
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 
 class Kind(NamedTuple):
@@ -56,11 +56,11 @@ def settings_of(model: dict[str, Any]) -> Any:
     """The model section as its kind's own record, checked."""
     try:
         settings = build(kind_of(model).settings, model, where="model")
-    except Mistake as fault:
+    except UserError as fault:
         if not str(fault).startswith("there is no"):
             raise
         kind = model.get("kind", "transformer")  # it may be a setting of the kind that the recipe had before
-        raise Mistake(f"with model.kind={kind} {fault}") from None
+        raise UserError(f"with model.kind={kind} {fault}") from None
     settings.check()
     return settings
 
@@ -87,7 +87,7 @@ def completed(recipe: Recipe) -> Recipe:
     filled: Settings = settings_of(recipe.model)
     most, longest = most_tokens(recipe.model), recipe.data.max_length
     if most is not None and longest >= most and kind_of(recipe.model).task != "generate":  # that one reads windows
-        raise Mistake(
+        raise UserError(
             f"data.max_length={longest} leaves no place for a sentence of that length and its mark in a model with "
             f"model.max_length={most}; lower the one below the other"
         )

@@ -19,7 +19,7 @@ from dragoman.nn.dropout import Dropout
 from dragoman.nn.mask import Rows
 from dragoman.nn.pool import POOLS
 from dragoman.nn.position import POSITIONS
-from dragoman.types import Batch, Mistake
+from dragoman.types import Batch, UserError
 
 
 class TransformerLmSettings(TransformerSettings):
@@ -32,11 +32,11 @@ class TransformerLmSettings(TransformerSettings):
         super().check()
         useless(self, "a language model, which has no encoder", "encoder_layers", "attention", "source_word_dropout")
         if POSITIONS[self.position].of_trees:
-            raise Mistake(
+            raise UserError(
                 f"model.position={self.position} needs whole sentences, which a language model has not read yet"
             )
         if self.most is not None and self.most < self.context:
-            raise Mistake(
+            raise UserError(
                 f"model.context={self.context} is more than model.position={self.position} reaches; "
                 f"raise model.max_length, which is {self.max_length}"
             )
@@ -62,7 +62,7 @@ class TransformerClassifierSettings(TransformerSettings):
     def check(self) -> None:
         super().check()
         if POSITIONS[self.position].of_trees:
-            raise Mistake(
+            raise UserError(
                 f"model.position={self.position} needs trees beside texts, which only translation takes so far"
             )
         useless(self, "a classifier, which has no decoder", "decoder_layers", "decoder_attention", *OF_TARGET)

@@ -24,7 +24,7 @@ from dragoman.nn.mask import Rows
 from dragoman.nn.recurrent import CELLS, NONLINEARITIES, Cell, Ends, Reader, Stack, States
 from dragoman.nn.scores import SCORES, Attention, Source
 from dragoman.nn.whole import WordDropout
-from dragoman.types import Batch, Mistake
+from dragoman.types import Batch, UserError
 
 Width = Annotated[int, Field(ge=0, le=65_536)]
 
@@ -55,7 +55,7 @@ class RnnSettings(Depths):
     def check(self) -> None:
         pick_all(self.menus(), self, "model")
         if self.bidirectional and self.width % 2:
-            raise Mistake(
+            raise UserError(
                 f"model.bidirectional=true gives each direction half of model.width: make it even, got {self.width}"
             )
         if not CELLS[self.cell].plain:
@@ -63,7 +63,7 @@ class RnnSettings(Depths):
         if not SCORES[self.attention].sized:
             useless(self, f"model.attention={self.attention}", "attention_width")
         if not SCORES[self.attention].reads and not BRIDGES[self.bridge].linked:
-            raise Mistake(
+            raise UserError(
                 f"with model.attention={self.attention} and model.bridge={self.bridge} the decoder never sees the "
                 "source; change one of them"
             )

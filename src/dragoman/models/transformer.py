@@ -30,7 +30,7 @@ from dragoman.nn.pattern import PATTERNS
 from dragoman.nn.position import POSITIONS, Scheme
 from dragoman.nn.settings import AttentionSettings
 from dragoman.nn.whole import LayerDropout, WordDropout
-from dragoman.types import Batch, Mistake
+from dragoman.types import Batch, UserError
 
 M = TypeVar("M", bound=nn.Module)
 CAPACITY_STEP = 16  # a cache grows by whole vectors of floats, so that places that are masked change no sum
@@ -69,11 +69,11 @@ class TransformerSettings(AttentionSettings, Depths):
     def check(self) -> None:
         for name in ("width", "query_width", "value_width"):
             if getattr(self, name) % self.heads:
-                raise Mistake(
+                raise UserError(
                     f"model.{name} must be a multiple of model.heads, got {getattr(self, name)} and {self.heads} heads"
                 )
         if self.decoder_attention in PATTERNS and self.decoder_attention not in self.menus()["decoder_attention"]:
-            raise Mistake(
+            raise UserError(
                 f"model.decoder_attention={self.decoder_attention} would look ahead, which a decoder may not; "
                 f"choose one of: {', '.join(self.menus()['decoder_attention'])}"
             )
@@ -85,13 +85,13 @@ class TransformerSettings(AttentionSettings, Depths):
         if FEEDFORWARDS[self.activation] is None:
             useless(self, f"a model with model.activation={self.activation}", "activation_dropout")
         if not self.projections and (self.query_width or self.value_width):
-            raise Mistake("model.projections=false leaves queries, keys and values as they are: drop their widths")
+            raise UserError("model.projections=false leaves queries, keys and values as they are: drop their widths")
 
     def check_patterns(self) -> None:
         schemes = {"attention": POSITIONS[self.position], "decoder_attention": in_decoder(self)}
         for name, scheme in schemes.items():
             if scheme.relate.needs not in PATTERNS[getattr(self, name)].tells:
-                raise Mistake(
+                raise UserError(
                     f"model.{name}={getattr(self, name)} does not know the {scheme.relate.needs} of two tokens, which "
                     f"model.position={self.position} asks for; choose another position, such as sinusoidal"
                 )

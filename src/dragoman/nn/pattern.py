@@ -23,7 +23,7 @@ from dragoman.nn.kernel import Kernel
 from dragoman.nn.mask import Look, Rows, causal, same_segment, within
 from dragoman.nn.position import Relate
 from dragoman.nn.settings import AttentionSettings
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 Lengths = NDArray[np.int64]
 Whole = TypeVar("Whole", int, Tensor)
@@ -229,7 +229,7 @@ class Linformer(Full):
         assert rows.alone
         most, real_BT = self.settings.max_length, rows.real_BT
         if real_BT.device.type == "cpu" and real_BT[:, most:].any():
-            raise Mistake(
+            raise UserError(
                 f"a sentence of {int(real_BT.sum(-1).max())} tokens is longer than Linformer attention reaches; "
                 f"model.max_length is {most}"
             )

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dragoman.nn.kernel import Kernel, weights
 from dragoman.nn.mask import Look, Rows
 from dragoman.nn.settings import AttentionSettings
-from dragoman.types import NO_WAY, Mistake
+from dragoman.types import NO_WAY, UserError
 
 
 class Embed(nn.Module):
@@ -46,7 +46,7 @@ class Sinusoidal(Embed):
     @classmethod
     def check(cls, settings: AttentionSettings) -> None:
         if settings.width % 2:
-            raise Mistake(f"model.position={settings.position} needs an even model.width, got {settings.width}")
+            raise UserError(f"model.position={settings.position} needs an even model.width, got {settings.width}")
 
     def forward(self, x_BTC: Tensor, rows: Rows) -> Tensor:
         return x_BTC + self.waves(rows.position_BT).to(x_BTC.dtype)
@@ -71,7 +71,7 @@ class Learned(Embed):
     def forward(self, x_BTC: Tensor, rows: Rows) -> Tensor:
         position_BT = rows.position_BT
         if position_BT.device.type == "cpu" and int(position_BT.max()) >= len(self.table.weight):
-            raise Mistake(
+            raise UserError(
                 f"a sentence of {int(position_BT.max()) + 1} tokens is longer than learned positions reach; "
                 f"model.max_length is {len(self.table.weight)}"
             )
@@ -134,7 +134,7 @@ class Rotary(Relate):
     @classmethod
     def check(cls, settings: AttentionSettings) -> None:
         if settings.key_width % 2:
-            raise Mistake(f"model.position=rotary needs an even width of a head's queries, got {settings.key_width}")
+            raise UserError(f"model.position=rotary needs an even width of a head's queries, got {settings.key_width}")
 
     def turn(self, x_BHTD: Tensor, position_BT: Tensor) -> Tensor:
         wave = sinusoids(position_BT, x_BHTD.size(-1)).to(x_BHTD.dtype)[:, None]

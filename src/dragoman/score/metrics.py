@@ -20,7 +20,7 @@ import numpy as np
 from dragoman.config import pick
 from dragoman.score.totals import Array, bleus, chrfs, shares
 from dragoman.score.words import bleu_of, moses
-from dragoman.types import Mistake, Score
+from dragoman.types import Score, UserError
 
 MOSES = ("cs", "de", "en", "fr")  # languages of Multi30k, whose papers count in Moses's tokens
 SUBWORD_SHARE = 0.05  # of the tokens; in text cut into subwords the share is far higher, in plain text it is about 0
@@ -77,7 +77,7 @@ class Metric:
         """The same with the counts of every line."""
         check(hypotheses, references)
         if self.lack:
-            raise Mistake(self.lack)
+            raise UserError(self.lack)
         return self.count(hypotheses, references)
 
     def goodness(self, value: float) -> float:
@@ -198,7 +198,7 @@ def chosen(names: Sequence[str]) -> list[Metric]:
     """The metrics called so; one that cannot be counted here is refused, so that no work is done for it."""
     found = [pick(METRICS, name, "metric") for name in names or USUAL["translate"]]
     if lack := next(filter(None, (metric.lack for metric in found)), ""):
-        raise Mistake(lack)
+        raise UserError(lack)
     return found
 
 
@@ -228,14 +228,16 @@ def fitting(task: str) -> dict[str, Metric]:
 def check(hypotheses: Lines, references: Sequence[Lines]) -> None:
     """Refuse what would give a number that means nothing."""
     if not hypotheses:
-        raise Mistake("there are no hypotheses to score")
+        raise UserError("there are no hypotheses to score")
     if not references:
-        raise Mistake("there is no reference to score against")
+        raise UserError("there is no reference to score against")
     for number, reference in enumerate(references, 1):
         if isinstance(reference, str):
-            raise Mistake("references must be a list of lists of lines; put a single reference into a list of its own")
+            raise UserError(
+                "references must be a list of lists of lines; put a single reference into a list of its own"
+            )
         if len(reference) != len(hypotheses):
-            raise Mistake(
+            raise UserError(
                 f"reference {number} of {len(references)} has {_lines(reference)}, "
                 f"but there are {len(hypotheses)} hypotheses; line by line they must belong together"
             )
@@ -243,7 +245,7 @@ def check(hypotheses: Lines, references: Sequence[Lines]) -> None:
 
 def refuse_subwords(hypotheses: Lines) -> None:
     if subword_share(hypotheses) > SUBWORD_SHARE:
-        raise Mistake(
+        raise UserError(
             "the hypotheses look like subword text ('▁' or '@@' marks); detokenise them first, "
             "since a score counted on subwords cannot be compared with any other"
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dragoman.config import pick
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 KANA, HAN, HANGUL = "\u3040-\u30ff", "\u3400-\u4dbf\u4e00-\u9fff", "\uac00-\ud7af"
 EASTERN = 0.3  # of all letters and digits: from here on a text is Japanese, Chinese or Korean
@@ -45,7 +45,7 @@ def bleu_of(tokenize: str, references: Iterable[Iterable[str]], *, lowercase: bo
         return BLEU(tokenize=name, lowercase=lowercase, force=True)  # its word on text in tokens is ours to say
     except (RuntimeError, ImportError):  # what sacreBLEU says when a dictionary is missing
         if tokenize:
-            raise Mistake(f"{name} needs a dictionary that is not there; pip install 'dragoman[{extra}]'") from None
+            raise UserError(f"{name} needs a dictionary that is not there; pip install 'dragoman[{extra}]'") from None
         return BLEU(tokenize="char", lowercase=lowercase, force=True)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from dragoman.config import pick
 from dragoman.search.lengths import NORMS
 from dragoman.search.step import NEVER, Found, Prefix, Rule, S, StepModel, barred, ruled
-from dragoman.types import BOS, EOS, Mistake
+from dragoman.types import BOS, EOS, UserError
 
 GROUP = 64  # places whose maximum is looked at first, see `candidates`
 
@@ -90,7 +90,9 @@ class Plan:
         rules: Sequence[Rule] = (),
     ) -> Plan:
         if not 1 <= nbest <= width:
-            raise Mistake(f"{nbest} answers cannot come from a beam of {width}; nbest must lie between 1 and the beam")
+            raise UserError(
+                f"{nbest} answers cannot come from a beam of {width}; nbest must lie between 1 and the beam"
+            )
         penalty_T = pick(NORMS, norm, "length norm")(longest, alpha).to(device)
         key = (longest, width, nbest, alpha, norm, stop)
         return cls(width, nbest, penalty_T, pick(STOPS, stop, "stop rule"), rules, key)

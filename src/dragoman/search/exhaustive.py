@@ -11,7 +11,7 @@ from torch import Tensor
 from dragoman.config import pick
 from dragoman.search.lengths import NORMS
 from dragoman.search.step import NEVER, Found, S, StepModel, legal
-from dragoman.types import BOS, EOS, Mistake
+from dragoman.types import BOS, EOS, UserError
 
 MOST = 1 << 20  # prefixes
 
@@ -39,7 +39,9 @@ def exhaustive(
         alive_N = total_NV.flatten()[order_N] > NEVER
         rows_N, token_N = rows_N[alive_N], token_N[alive_N]
         if len(rows_N) > MOST:
-            raise Mistake(f"there are more than {MOST} sequences of {length} tokens; that is too many to try them all")
+            raise UserError(
+                f"there are more than {MOST} sequences of {length} tokens; that is too many to try them all"
+            )
         logp_N = total_NV[rows_N, token_N]
         said_NT = torch.cat([said_NT[rows_N], token_N[:, None]], 1)
         state = state.select(rows_N)

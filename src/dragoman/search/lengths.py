@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 
 def by_length(longest: int, alpha: float) -> Tensor:
@@ -31,7 +31,7 @@ def by_nothing(longest: int, alpha: float) -> Tensor:  # noqa: ARG001 - the menu
 
 def checked(alpha: float) -> float:
     if not alpha >= 0:
-        raise Mistake(f"the length penalty must be 0 or more, got {alpha}")
+        raise UserError(f"the length penalty must be 0 or more, got {alpha}")
     return alpha
 
 

@@ -21,7 +21,7 @@ from dragoman.search.request import Request, key_of
 from dragoman.search.rules import rules_of
 from dragoman.search.sample import greedy, samples
 from dragoman.search.step import Found
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 SIDE_BY_SIDE = 32  # samples of a sentence
 
@@ -117,14 +117,16 @@ def check(settings: SearchSettings) -> None:
     count, beam, groups = settings.nbest, settings.beam, settings.groups
     drawing = settings.method == "sample" or (settings.method == "mbr" and settings.candidates == "samples")
     if settings.method == "greedy" and count > 1:
-        raise Mistake(f"{count} answers cannot come from greedy search; set search.method to beam, diverse or sample")
+        raise UserError(f"{count} answers cannot come from greedy search; set search.method to beam, diverse or sample")
     if settings.method == "mbr" and drawing and count > settings.samples:
-        raise Mistake(f"{count} answers cannot come from search.samples={settings.samples}; set it to {count} or more")
+        raise UserError(
+            f"{count} answers cannot come from search.samples={settings.samples}; set it to {count} or more"
+        )
     if not drawing and settings.method != "greedy" and count > beam:
-        raise Mistake(f"{count} answers cannot come from a beam of {beam}; ask for --beam {count} or more")
+        raise UserError(f"{count} answers cannot come from a beam of {beam}; ask for --beam {count} or more")
     if settings.method == "diverse" and beam % groups:
         more = groups * (beam // groups + 1)
-        raise Mistake(f"a beam of {beam} cannot be shared out to search.groups={groups}; ask for --beam {more}")
+        raise UserError(f"a beam of {beam} cannot be shared out to search.groups={groups}; ask for --beam {more}")
 
 
 METHODS: dict[str, Callable[[Request[Any]], list[list[Found]]]] = {

@@ -16,7 +16,7 @@ from dragoman.config import Amount, Settings
 from dragoman.faults import near
 from dragoman.text.language import Languages
 from dragoman.text.seen import Seen
-from dragoman.types import Mistake, Pair
+from dragoman.types import Pair, UserError
 
 
 class CleanSettings(Settings):
@@ -105,7 +105,7 @@ def language(settings: CleanSettings) -> Test | None:
     languages = Languages()
     for name, code in zip(("source_language", "target_language"), wanted):
         if code and code not in languages.codes:
-            raise Mistake(f"{name} {code!r} is not a language that py3langid knows{near(code, languages.codes)}")
+            raise UserError(f"{name} {code!r} is not a language that py3langid knows{near(code, languages.codes)}")
 
     def foreign(pair: Pair) -> bool:
         sides = (pair.source, pair.target)

@@ -24,7 +24,7 @@ from typing import IO, Any
 import zstandard
 
 from dragoman.config import FILES, CorpusSettings
-from dragoman.types import Mistake, Pair
+from dragoman.types import Pair, UserError
 
 TURN = " | "  # between the turns of a dialogue
 MOST_DIGITS = 9  # of a turn's number
@@ -85,11 +85,11 @@ def read_lines(path: Path) -> Iterator[str]:
         with _open(path) as stream:
             yield from lines_of(stream, str(path))
     except FileNotFoundError:
-        raise Mistake(f"there is no file {str(path)!r}") from None
+        raise UserError(f"there is no file {str(path)!r}") from None
     except IsADirectoryError:
-        raise Mistake(f"{str(path)!r} is a folder, but a text file is wanted") from None
+        raise UserError(f"{str(path)!r} is a folder, but a text file is wanted") from None
     except OSError as error:
-        raise Mistake(f"{str(path)!r} cannot be read: {error.strerror or error}") from None
+        raise UserError(f"{str(path)!r} cannot be read: {error.strerror or error}") from None
 
 
 def lines_of(stream: Iterable[bytes], name: str) -> Iterator[str]:
@@ -104,9 +104,9 @@ def lines_of(stream: Iterable[bytes], name: str) -> Iterator[str]:
                 return  # nothing but a byte order mark
             yield line.decode()
     except UnicodeDecodeError:
-        raise Mistake(f"{name} line {number} is not UTF-8; convert the file, such as with iconv -t UTF-8") from None
+        raise UserError(f"{name} line {number} is not UTF-8; convert the file, such as with iconv -t UTF-8") from None
     except DAMAGE:
-        raise Mistake(f"{name} is cut short or damaged after line {number}; compress or copy it again") from None
+        raise UserError(f"{name} is cut short or damaged after line {number}; compress or copy it again") from None
 
 
 def _open(path: Path) -> IO[bytes]:
@@ -165,15 +165,15 @@ def _side_by_side(corpus: CorpusSettings) -> Iterator[Pair]:
             rest = sum(1 for _ in (targets if s is None else sources)) + 1
             s_count, t_count = (number, number + rest) if s is None else (number + rest, number)
             if not number:
-                raise Mistake(f"{source if s is None else target} is empty")
-            raise Mistake(
+                raise UserError(f"{source if s is None else target} is empty")
+            raise UserError(
                 f"{source} has {s_count} lines but {target} has {t_count}; "
                 "line n of one must be the counterpart of line n of the other"
             )
         yield Pair(s, t)
         number += 1
     if not number:
-        raise Mistake(f"{source} and {target} are empty")
+        raise UserError(f"{source} and {target} are empty")
 
 
 def _tsv(corpus: CorpusSettings) -> Iterator[Pair]:
@@ -181,13 +181,13 @@ def _tsv(corpus: CorpusSettings) -> Iterator[Pair]:
     path = Path(corpus.tsv)
     for name in corpus.where:
         if not name.isdecimal():
-            raise Mistake(f"{path}: where names the column {name!r}, but columns are numbered, from 0")
+            raise UserError(f"{path}: where names the column {name!r}, but columns are numbered, from 0")
     wanted = list(dict.fromkeys([*map(str, corpus.columns), *corpus.where]))
 
     def row(line: str, place: str) -> dict[str, str]:
         fields = line.split("\t")
         if len(fields) <= max(map(int, wanted)):
-            raise Mistake(
+            raise UserError(
                 f"{place} has {len(fields)} column{'s' * (len(fields) != 1)}, "
                 f"but columns {' and '.join(wanted)} (counted from 0) are wanted; columns are separated by one tab"
             )
@@ -206,7 +206,7 @@ def _jsonl(corpus: CorpusSettings) -> Iterator[Pair]:
         except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict):
-            raise Mistake(f"{place} is not a JSON object such as {json.dumps(dict.fromkeys(corpus.keys, '...'))}")
+            raise UserError(f"{place} is not a JSON object such as {json.dumps(dict.fromkeys(corpus.keys, '...'))}")
         return {key: _text(record, key, place) for key in (*corpus.keys, *corpus.where)}
 
     left, right = corpus.keys
@@ -226,10 +226,10 @@ def _chosen(path: Path, row: Callable[[str, str], dict[str, str]], where: dict[s
         elif len(others) < SHOWN:
             others[", ".join(f"{name}: {word[:40]}" for name, word in held.items())] = None
     if not number:
-        raise Mistake(f"{path} is empty")
+        raise UserError(f"{path} is empty")
     if not kept:
         asked = ", ".join(f"{name}: {word}" for name, word in where.items())
-        raise Mistake(f"{path} has no line with {asked}, as where asks; its lines have such as {'; '.join(others)}")
+        raise UserError(f"{path} has no line with {asked}, as where asks; its lines have such as {'; '.join(others)}")
 
 
 def _dialogue(corpus: CorpusSettings) -> Iterator[Pair]:
@@ -245,7 +245,7 @@ def _dialogue(corpus: CorpusSettings) -> Iterator[Pair]:
             continue
         turn, _, text = line.partition(" ")
         if not turn.isdecimal() or len(turn) > MOST_DIGITS:
-            raise Mistake(
+            raise UserError(
                 f"{path} line {number} must begin with the number of the turn, such as '1 hello', not {turn!r}"
             )
         if int(turn) <= before:
@@ -258,7 +258,7 @@ def _dialogue(corpus: CorpusSettings) -> Iterator[Pair]:
             yield Pair(TURN.join(said), answer.strip())
             said.append(answer.strip())
     if not answers:
-        raise Mistake(f"{path} has no line with an answer, which stands behind a tab")
+        raise UserError(f"{path} has no line with an answer, which stands behind a tab")
 
 
 def _plain(corpus: CorpusSettings) -> Iterator[Pair]:
@@ -277,23 +277,23 @@ def _plain(corpus: CorpusSettings) -> Iterator[Pair]:
             yield Pair("", line)
         at += len(line) + 1
     if not found:
-        raise Mistake(f"{path} has no line in part {list(corpus.part)}" if at else f"{path} is empty")
+        raise UserError(f"{path} has no line in part {list(corpus.part)}" if at else f"{path} is empty")
 
 
 def _text(record: dict[str, Any], key: str, where: str) -> str:
     if key not in record:
         names = ", ".join(record) or "none"
-        raise Mistake(f"{where} has no key {key!r} (it has: {names}); set keys to the right names")
+        raise UserError(f"{where} has no key {key!r} (it has: {names}); set keys to the right names")
     value = record[key]
     if isinstance(value, int | float):  # a label, such as 1
         return json.dumps(value)
     if not isinstance(value, str):
-        raise Mistake(f"{where}: {key!r} must be a string or a number, got {json.dumps(value)[:40]}")
+        raise UserError(f"{where}: {key!r} must be a string or a number, got {json.dumps(value)[:40]}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
         half = f"\\u{ord(value[error.start]):04x}"
-        raise Mistake(f"{where}: {key!r} holds {half}, half of a surrogate pair, which is not text") from None
+        raise UserError(f"{where}: {key!r} holds {half}, half of a surrogate pair, which is not text") from None
     return value
 
 
@@ -319,9 +319,9 @@ def _identity(name: str) -> tuple[str, int, int]:
         path = Path(name).resolve()
         stat = path.stat()
     except (OSError, ValueError) as error:
-        raise Mistake(f"{name!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise UserError(f"{name!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not (path.is_file() or path.is_dir()):
-        raise Mistake(f"{name!r} is not a plain file; training reads a corpus more than once, so write it to one")
+        raise UserError(f"{name!r} is not a plain file; training reads a corpus more than once, so write it to one")
     return str(path), stat.st_size, stat.st_mtime_ns
 
 

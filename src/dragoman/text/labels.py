@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from dragoman.config import TokenizerSettings
 from dragoman.text.symbols import Tokenizer, to_json
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 MOST = 10_000  # labels; whoever has more has named the wrong column
 
@@ -29,11 +29,11 @@ class Labels(Tokenizer):
         for line in lines:
             names.add(line.strip())
             if len(names) > MOST:
-                raise Mistake(f"there are more than {MOST} different labels; check columns or keys of data.train")
+                raise UserError(f"there are more than {MOST} different labels; check columns or keys of data.train")
         names.discard("")
         if len(names) < 2:
             only = f"only the label {min(names)!r}" if names else "no label at all"
-            raise Mistake(f"data.train has {only}, but a classifier needs two or more; check its columns or keys")
+            raise UserError(f"data.train has {only}, but a classifier needs two or more; check its columns or keys")
         return cls(sorted(names))
 
     def encode(self, text: str) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 DOUBT = 5.0  # of a log-probability: how much likelier another language must be before a text is called foreign
 
@@ -20,7 +20,7 @@ class Languages:
         try:
             import py3langid
         except ImportError:
-            raise Mistake("to guess languages, install the extra: pip install 'dragoman[clean]'") from None
+            raise UserError("to guess languages, install the extra: pip install 'dragoman[clean]'") from None
         self.langid: Any = py3langid
         self.codes: frozenset[str] = frozenset(code for code, _ in py3langid.rank("a"))
 

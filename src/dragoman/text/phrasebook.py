@@ -26,7 +26,7 @@ from dragoman.text.grammar import Grammar
 from dragoman.text.plan import Plan
 from dragoman.text.side import Side
 from dragoman.text.words import digest
-from dragoman.types import Mistake, Pair, Tree
+from dragoman.types import Pair, Tree, UserError
 
 SPLITS = ("train", "dev", "test", "unseen")
 DIRECTIONS = ("en-de", "de-en")
@@ -116,9 +116,9 @@ def check(split: str, count: int, direction: str) -> None:
     pick(dict.fromkeys(SPLITS), split, "split of the phrasebook")
     pick(dict.fromkeys(DIRECTIONS), direction, "direction of the phrasebook")
     if count <= 0:
-        raise Mistake(f"the phrasebook gives one phrase or more, not {count}")
+        raise UserError(f"the phrasebook gives one phrase or more, not {count}")
     if count > MOST:
-        raise Mistake(
+        raise UserError(
             f"the phrasebook gives at most {MOST:,} phrases of a split at a time, not {count:,} "
             f"(it has about {SENTENCES:.0e} sentences)"
         )
@@ -132,7 +132,7 @@ def drawn(split: str, count: int, seed: int) -> Iterator[tuple[Plan, Side, Side]
     while given < count:
         idle += 1
         if idle > PATIENCE:
-            raise Mistake(f"the split {split!r} of the phrasebook has about {given:,} phrases, not {count:,}")
+            raise UserError(f"the split {split!r} of the phrasebook has about {given:,} phrases, not {count:,}")
         plan = planned(grammar, split)
         if plan is None:
             continue

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from dragoman.text.language import Languages
 from dragoman.text.seen import Seen
-from dragoman.types import Mistake, Pair
+from dragoman.types import Pair, UserError
 
 SAMPLED = 500  # pairs whose languages are guessed
 STEP = 0.02  # ratios are counted in steps of 2 %
@@ -149,7 +149,7 @@ def stats(pairs: Iterable[Pair]) -> Stats:
         elif (place := random.randrange(number)) < SAMPLED:
             sample[place] = pair
     if not number:
-        raise Mistake("there are no pairs to look at")
+        raise UserError("there are no pairs to look at")
     spoken, notes = _languages(sample)
     result = Stats(
         pairs=number,
@@ -188,7 +188,7 @@ def _languages(sample: Sequence[Pair]) -> tuple[list[dict[str, float]], list[str
     """Shares of the languages guessed on each side, and a sentence about them."""
     try:
         languages = Languages()
-    except Mistake as fault:
+    except UserError as fault:
         return [{}, {}], [str(fault)]
     shares, looks = [], []
     for name, texts in (("source", [p.source for p in sample]), ("target", [p.target for p in sample])):

@@ -18,7 +18,7 @@ import sentencepiece
 from dragoman.config import TokenizerSettings
 from dragoman.text.subword_sampling import Lexicon, Sampler, bpe_dropout, unigram_sample
 from dragoman.text.symbols import BYTES, SPACE, Tokenizer, one_after_another
-from dragoman.types import BOS, EOS, PAD, SPECIALS, UNK, Mistake
+from dragoman.types import BOS, EOS, PAD, SPECIALS, UNK, UserError
 
 LEARNT_AT_ONCE = 4000  # letters
 ESCAPE = "\ue581"  # of the private use area; itself escaped, so that the way back is exact
@@ -73,7 +73,7 @@ class Subword(Tokenizer):
     @classmethod
     def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> Self:
         if not any(lines):
-            raise Mistake(f"there is no text to learn {cls.kind} pieces from; every line is empty")
+            raise UserError(f"there is no text to learn {cls.kind} pieces from; every line is empty")
         model = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.train(
@@ -154,16 +154,16 @@ class Unigram(Subword):
     cut = staticmethod(unigram_sample)
 
 
-def _mistake(message: str, settings: TokenizerSettings) -> Mistake:
+def _mistake(message: str, settings: TokenizerSettings) -> UserError:
     if found := re.search(r"value <= (\d+)", message):
-        return Mistake(
+        return UserError(
             f"tokenizer.size {settings.size} is more than this text can fill with {settings.kind} pieces; "
             f"the largest that works here is {found[1]}"
         )
     if found := re.search(r"required_chars\. \d+ vs (\d+)", message):
         parts = "characters, bytes and special symbols" if settings.byte_fallback else "characters and special symbols"
-        return Mistake(
+        return UserError(
             f"tokenizer.size {settings.size} is too small for the {found[1]} {parts} of this text; "
             f"set it above {found[1]}"
         )
-    return Mistake(f"SentencePiece cannot learn {settings.kind} pieces from this text: {message}")
+    return UserError(f"SentencePiece cannot learn {settings.kind} pieces from this text: {message}")

@@ -14,7 +14,7 @@ from dragoman.config import TokenizerSettings, pick
 from dragoman.text.labels import Labels
 from dragoman.text.subword import Bpe, Unigram
 from dragoman.text.symbols import Byte, Char, Space, Tokenizer, Word
-from dragoman.types import Mistake, Pair
+from dragoman.types import Pair, UserError
 
 __all__ = ["TOKENIZERS", "Tokenizer", "Tokenizers", "train_tokenizer"]
 
@@ -46,7 +46,7 @@ def target_side(settings: TokenizerSettings) -> TokenizerSettings:
     kind, size = settings.target_kind or settings.kind, settings.target_size or settings.size
     target = settings.model_copy(update={"kind": kind, "size": size})
     if settings.joint and target != settings:
-        raise Mistake("tokenizer.target_kind and target_size are for two vocabularies; set tokenizer.joint to false")
+        raise UserError("tokenizer.target_kind and target_size are for two vocabularies; set tokenizer.joint to false")
     return target
 
 
@@ -144,17 +144,17 @@ class Tokenizers:
             for name, entry in index.items():
                 content = (folder / Path(entry["file"]).name).read_bytes()
                 if _hash(content) != entry["hash"]:
-                    raise Mistake(f"{folder / entry['file']} is damaged; copy the whole folder again")
+                    raise UserError(f"{folder / entry['file']} is damaged; copy the whole folder again")
                 parts[name] = SAVED[entry["kind"]].from_content(content)
             return cls(parts.get("joint") or parts["source"], parts.get("joint") or parts["target"], tags)
         except FileNotFoundError as error:
-            raise Mistake(f"there is no file {error.filename!r}; copy the whole folder again") from None
+            raise UserError(f"there is no file {error.filename!r}; copy the whole folder again") from None
         except OSError as error:
-            raise Mistake(
+            raise UserError(
                 f"{error.filename!r} cannot be read ({error.strerror}); copy the whole folder again"
             ) from None
         except (KeyError, TypeError, AttributeError, RuntimeError, UnicodeDecodeError, json.JSONDecodeError):
-            raise Mistake(f"{folder / 'tokenizer.json'} is damaged; copy the whole folder again") from None
+            raise UserError(f"{folder / 'tokenizer.json'} is damaged; copy the whole folder again") from None
 
 
 def _hash(*parts: bytes) -> str:

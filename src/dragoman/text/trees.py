@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from dragoman.text.corpus import read_lines
 from dragoman.text.symbols import Tokenizer
-from dragoman.types import Links, Mistake, Pair, Tree
+from dragoman.types import Links, Pair, Tree, UserError
 
 COLUMNS = 10
 ID = re.compile(r"(?P<word>[1-9]\d{0,8})|(?P<first>[1-9]\d{0,8})-(?P<last>[1-9]\d{0,8})|\d+\.\d+", re.ASCII)
@@ -58,42 +58,42 @@ def read_conllu(path: Path) -> Iterator[Tree]:
     if rows:
         yield _tree(rows, f"{path}: the sentence from line {begun} on")
     if not number:
-        raise Mistake(f"{path} is empty")
+        raise UserError(f"{path} is empty")
 
 
 def _row(line: str, place: str) -> list[_Row]:
     columns = line.split("\t")
     if len(columns) != COLUMNS:
-        raise Mistake(
+        raise UserError(
             f"{place} has {len(columns)} column{'s' * (len(columns) != 1)}, "
             f"but CoNLL-U has {COLUMNS}, separated by one tab"
         )
     found = ID.fullmatch(columns[0])
     if not found or (found["first"] and int(found["first"]) >= int(found["last"])):
-        raise Mistake(f"{place} must begin with the number of a word, such as 3, 3-4 or 3.1, not {columns[0]!r}")
+        raise UserError(f"{place} must begin with the number of a word, such as 3, 3-4 or 3.1, not {columns[0]!r}")
     if found["first"]:
         return [_Row(int(found["first"]), int(found["last"]), columns[1], 0)]
     if not found["word"]:
         return []
     if not HEAD.fullmatch(columns[6]):
-        raise Mistake(f"{place}: the head, in column 7, must be the number of a word, or 0, not {columns[6]!r}")
+        raise UserError(f"{place}: the head, in column 7, must be the number of a word, or 0, not {columns[6]!r}")
     return [_Row(int(found["word"]), int(found["word"]), columns[1], int(columns[6]))]
 
 
 def _tree(rows: Sequence[_Row], place: str) -> Tree:
     words = [row for row in rows if row.first == row.last]
     if [row.first for row in words] != list(range(1, len(words) + 1)):
-        raise Mistake(
+        raise UserError(
             f"{place} must have words numbered 1, 2, 3, ..., not {', '.join(str(w.first) for w in words[:9])}"
         )
     heads = tuple(row.head for row in words)
     if wrong := fault(Tree(("",) * len(heads), heads)):
-        raise Mistake(f"{place} has no tree: {wrong}")
+        raise UserError(f"{place} has no tree: {wrong}")
     forms = [row.form for row in words]
     for row in rows:
         if row.last > row.first:
             if row.last > len(words):
-                raise Mistake(f"{place} has a token {row.first}-{row.last} but only {len(words)} words")
+                raise UserError(f"{place} has a token {row.first}-{row.last} but only {len(words)} words")
             forms[row.first - 1 : row.last] = _shared(row, forms[row.first - 1 : row.last], heads)
     return Tree(tuple(forms), heads)
 
@@ -147,14 +147,16 @@ class Grove:
             return None
         tree = next(self.trees, None)
         if tree is None:
-            raise Mistake(f"{self.path} has {self.given} sentences, but {self.what} has more lines that are not empty")
+            raise UserError(
+                f"{self.path} has {self.given} sentences, but {self.what} has more lines that are not empty"
+            )
         self.given += 1
         return tree
 
     def end(self) -> None:
         """All lines have come: no tree may be left."""
         if rest := sum(1 for _ in self.trees):
-            raise Mistake(
+            raise UserError(
                 f"{self.path} has {self.given + rest} sentences, but {self.what} has {self.given} lines "
                 "that are not empty"
             )

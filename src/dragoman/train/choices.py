@@ -17,7 +17,7 @@ from dragoman.config import TrainSettings
 from dragoman.door import choose_device, make_current
 from dragoman.group import Group
 from dragoman.machine import best_precision, hold_memory
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 SWITCH = 1e-4  # seconds after which Python lets another thread run, if one wants to; it has 5e-3 by itself
 COMPILED = "~/.cache/dragoman/compiled"  # where the compiler finds what it made for an earlier run
@@ -64,7 +64,7 @@ class Choices:
             return replace(self, world=1)
         device, there = torch.device(self.device), torch.cuda.device_count()
         if device.type == "cuda" and group.local >= there:
-            raise Mistake(f"this machine has {there} GPUs; start as many processes with --nproc-per-node={there}")
+            raise UserError(f"this machine has {there} GPUs; start as many processes with --nproc-per-node={there}")
         name = f"cuda:{group.local}" if device.type == "cuda" else self.device
         return replace(self, device=name, split=1, capture=False, world=group.world)
 
@@ -87,7 +87,7 @@ def rechosen(before: Choices, now: Choices, settings: TrainSettings, world: int 
     begun = torch.device(before.device)
     index = 0 if world > 1 else begun.index or 0  # of several processes each will have a GPU of its own
     if settings.device == "auto" and begun.type == "cuda" and index >= torch.cuda.device_count():
-        raise Mistake(
+        raise UserError(
             f"this run was begun on {before.device}, which is not here; add train.device=cpu, or cuda for another GPU, "
             "to go on without it (equal within tolerance from then on, not to the bit)"
         )
@@ -122,7 +122,7 @@ def _compile(settings: TrainSettings, device: torch.device, layout: str) -> bool
         return device.type == "cuda" and layout == "packed" and (settings.steps == 0 or settings.steps >= 2000)
     able = device.type == "cuda" or any(shutil.which(name) for name in ("g++", "clang++", "c++"))
     if settings.compile and not able:
-        raise Mistake(
+        raise UserError(
             "train.compile=true needs a C++ compiler (g++ or clang++); install one or set train.compile=false"
         )
     return settings.compile

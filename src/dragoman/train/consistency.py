@@ -21,7 +21,7 @@ from dragoman.config import Settings, TrainSettings, pick
 from dragoman.nn.dropout import drawn
 from dragoman.nn.linear import product
 from dragoman.train import loss
-from dragoman.types import BOS, EOS, Batch, Mistake
+from dragoman.types import BOS, EOS, Batch, UserError
 
 
 class Consistency(NamedTuple):
@@ -162,12 +162,12 @@ def check(settings: TrainSettings, model: Settings) -> None:
     method = pick(CONSISTENCY, settings.consistency, "train.consistency")
     usual = type(settings).model_fields
     if not method and settings.consistency_weight != usual["consistency_weight"].default:
-        raise Mistake("train.consistency_weight has no use without train.consistency; set that to rdrop or simcut")
+        raise UserError("train.consistency_weight has no use without train.consistency; set that to rdrop or simcut")
     if not (method and method.cuts) and settings.cut != usual["cut"].default:
-        raise Mistake(f"train.cut has no use with train.consistency={settings.consistency}; set that to simcut")
+        raise UserError(f"train.cut has no use with train.consistency={settings.consistency}; set that to simcut")
     rates = [getattr(model, name) for name in type(model).model_fields if name.endswith("dropout")]
     if method and not (any(rates) or (method.cuts and settings.cut)):
-        raise Mistake(
+        raise UserError(
             f"train.consistency={settings.consistency} compares two passes, which are the same without any dropout; "
             "set model.dropout"
         )

@@ -22,7 +22,7 @@ from dragoman.train.prepare import check_files, prepare, stream_of
 from dragoman.train.report import Report
 from dragoman.train.start import check, new_model
 from dragoman.train.step import Full, Stepper, settled
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 FIRST = 2048  # tokens of the first try
 SHARE = 0.85  # of the memory is used; the rest is for what validation, graphs and fragments take
@@ -44,7 +44,7 @@ def fit(recipe: str | Path, overrides: Sequence[str] = (), report: Report | None
     choices = choose(whole.train, layout_of(whole.model))
     device = torch.device(choices.device)
     if device.type != "cuda":
-        raise Mistake(
+        raise UserError(
             f"batches are fitted to the memory of a GPU, and train.device={whole.train.device} finds none here; "
             "run it on a machine that has one"
         )

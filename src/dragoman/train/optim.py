@@ -13,7 +13,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from dragoman.config import Settings, TrainSettings, pick
 from dragoman.train.muon import Muon
 from dragoman.train.parallel import here
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 Named = Mapping[str, Tensor]  # parameters by their names
 
@@ -109,15 +109,15 @@ def check(settings: TrainSettings, model: Settings) -> None:
     pick(OPTIMIZERS, settings.optimizer, "train.optimizer")
     pick(SCHEDULES, settings.schedule, "train.schedule")
     if not settings.limit:
-        raise Mistake("training needs an end: set train.steps, train.epochs, train.minutes or train.flops")
+        raise UserError("training needs an end: set train.steps, train.epochs, train.minutes or train.flops")
     if settings.average > settings.keep:
-        raise Mistake(
+        raise UserError(
             f"train.average={settings.average} needs as many checkpoints, "
             f"but train.keep={settings.keep}; raise train.keep"
         )
     query, value = (getattr(model, f"{name}_width", 0) or getattr(model, "width", 0) for name in ("query", "value"))
     if settings.optimizer == "muon" and query != value:
-        raise Mistake(
+        raise UserError(
             "train.optimizer=muon cuts the matrix of queries, keys and values into equal parts, so model.query_width "
             "and model.value_width must be the same; make them so, or take train.optimizer=adamw"
         )

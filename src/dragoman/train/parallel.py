@@ -18,7 +18,7 @@ from dragoman.config import TrainSettings
 from dragoman.group import Group
 from dragoman.models.transformer import DecoderLayer, EncoderLayer
 from dragoman.nn.norm import BatchNorm
-from dragoman.types import Batch, Mistake
+from dragoman.types import Batch, UserError
 
 
 class Alone:
@@ -60,7 +60,7 @@ class Ddp(Alone):
     @staticmethod
     def check(model: nn.Module) -> None:
         if any(isinstance(module, BatchNorm) for module in model.modules()):
-            raise Mistake(
+            raise UserError(
                 "model.norm=batch needs the statistics of a whole batch, of which each process sees some rows; train "
                 "in one process, or with another norm, such as layer"
             )
@@ -88,7 +88,7 @@ class Fsdp(Alone):
         Ddp.check(model)
         single = [name for name, parameter in model.named_parameters() if not parameter.dim()]
         if single:
-            raise Mistake(
+            raise UserError(
                 f"train.parallel=fsdp cannot share out {single[0]}, which is a single number; take another model.norm, "
                 "such as layer, or train.parallel=ddp"
             )

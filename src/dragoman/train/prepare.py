@@ -25,7 +25,7 @@ from dragoman.text.corpus import fingerprint, read_pairs
 from dragoman.text.labels import Labels
 from dragoman.text.tokenizer import Tokenizers, train_tokenizer
 from dragoman.train.report import Report
-from dragoman.types import Mistake, Pair
+from dragoman.types import Pair, UserError
 
 FEW_SHAPES = {"packed": "level", "padded": "stepped"}  # layouts, and their like with few shapes of grids
 LENGTHS, COPIES = 100_000, 1000  # pairs of a corpus that are looked at to know what is usual
@@ -105,15 +105,15 @@ def check_data(recipe: Recipe) -> None:
     for split in SPLITS:
         if form in ("pairs", "labels") and any(corpus.text for corpus in getattr(recipe.data, split)):
             wanted = "sources and targets" if form == "pairs" else "texts and labels"
-            raise Mistake(
+            raise UserError(
                 f"data.{split} is plain text, which only a language model learns from; model.kind="
                 f"{recipe.model['kind']} needs {wanted}, such as {{tsv: F}}"
             )
     if form != "pairs" and (recipe.tokenizer.target_kind or recipe.tokenizer.target_size):
-        raise Mistake(f"model.kind={recipe.model['kind']} has one tokenizer; leave target_kind and target_size out")
+        raise UserError(f"model.kind={recipe.model['kind']} has one tokenizer; leave target_kind and target_size out")
     check_ways(recipe, form)
     if form == "windows" and recipe.tokenizer.sampling:
-        raise Mistake("tokenizer.sampling cuts lines anew at every epoch, so it needs data.documents=line")
+        raise UserError("tokenizer.sampling cuts lines anew at every epoch, so it needs data.documents=line")
 
 
 def check_ways(recipe: Recipe, form: str) -> None:
@@ -122,17 +122,17 @@ def check_ways(recipe: Recipe, form: str) -> None:
     trees = "reads trees of one side" if asks_for_trees(recipe.model) else ""
     why = trees or ("" if form == "pairs" else "does not translate")
     if why and any(data.tags):
-        raise Mistake(f"a tag is of no use to model.kind={kind}, which {why}; leave it out of data.train")
+        raise UserError(f"a tag is of no use to model.kind={kind}, which {why}; leave it out of data.train")
     if why and data.both_ways:
-        raise Mistake(f"data.both_ways is of no use to model.kind={kind}, which {why}; leave it out")
+        raise UserError(f"data.both_ways is of no use to model.kind={kind}, which {why}; leave it out")
     if form == "labels" and any(corpus.reverse for corpus in data.learned):
-        raise Mistake("a classifier cannot say a text to a label; leave reverse out")
+        raise UserError("a classifier cannot say a text to a label; leave reverse out")
     ways = [corpus.model_copy(update={"tag": "", "weight": 1.0}) for corpus in data.learned]
     both = any(corpus.model_copy(update={"reverse": not corpus.reverse}) in ways for corpus in ways)
     if both and not recipe.tokenizer.joint and form == "pairs":
-        raise Mistake("both directions are learned, so both sides need one vocabulary; set tokenizer.joint to true")
+        raise UserError("both directions are learned, so both sides need one vocabulary; set tokenizer.joint to true")
     if data.both_ways and any(data.tags):
-        raise Mistake(
+        raise UserError(
             "data.both_ways learns both directions without telling them apart; where there are tags, list each corpus "
             "again with reverse: true and a tag of its own"
         )
@@ -141,7 +141,7 @@ def check_ways(recipe: Recipe, form: str) -> None:
             if corpus.tag not in data.tags:
                 has = f"the tag {corpus.tag!r}" if corpus.tag else "no tag"
                 known = ", ".join(tag or "none" for tag in data.tags)
-                raise Mistake(f"data.{split} ({corpus.shown}) has {has}, which nothing in data.train has ({known})")
+                raise UserError(f"data.{split} ({corpus.shown}) has {has}, which nothing in data.train has ({known})")
 
 
 def check_files(recipe: Recipe) -> None:
@@ -201,7 +201,7 @@ def _tokenizers(recipe: Recipe, folder: RunFolder, report: Report) -> Tokenizers
     way = [corpora, recipe.tokenizer.model_dump(), form_of(recipe), recipe.train.seed]
     name = hashlib.blake2b(json.dumps(way).encode(), digest_size=12).hexdigest()
     kept = Path(recipe.data.cache).expanduser() / f"{name}-tokenizer"
-    with suppress(Mistake):  # not there, or damaged
+    with suppress(UserError):  # not there, or damaged
         return Tokenizers.load(kept)
     found = _learned(recipe, report)
     with suppress(OSError):  # a run can do without; if there is no room at all, the token store will say so

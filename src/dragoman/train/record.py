@@ -33,7 +33,7 @@ from dragoman.train.choices import Choices
 from dragoman.train.parallel import own
 from dragoman.train.step import Pending, Stepper, Update
 from dragoman.train.validate import Validation
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 
 class Running(NamedTuple):
@@ -166,7 +166,7 @@ def save_parts(target: Path, stepper: Stepper, progress: Progress) -> None:
         for name, tensors in stepper.tensors().items():
             sharded.save(beside / name, tensors, group)
         group.told(finish)
-    except Mistake:
+    except UserError:
         if group.first:  # a disk that is full is not to stay so by what is half written
             shutil.rmtree(beside, ignore_errors=True)
         raise
@@ -197,9 +197,9 @@ def load(path: Path) -> Progress:
     try:
         return Progress.from_state(dict(read_json(path / "state.json")))
     except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, Mistake):
+        if isinstance(error, UserError):
             raise
-        raise Mistake(f"{str(path / 'state.json')!r} is damaged; restore it") from None
+        raise UserError(f"{str(path / 'state.json')!r} is damaged; restore it") from None
 
 
 def restore(path: Path, stepper: Stepper) -> None:

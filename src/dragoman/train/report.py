@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from dragoman.store import unwritable, write_text
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 T = TypeVar("T")
 QUIET_SECONDS = 10.0  # without a terminal, a line at most so often
@@ -149,5 +149,5 @@ def _board(folder: Path, step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise Mistake("train.tensorboard=true needs TensorBoard: pip install 'dragoman[board]'") from None
+        raise UserError("train.tensorboard=true needs TensorBoard: pip install 'dragoman[board]'") from None
     return SummaryWriter(str(folder), purge_step=step + 1)

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 
 from dragoman.group import Group
 from dragoman.store import read_json, unwritable, write_text
-from dragoman.types import Mistake
+from dragoman.types import UserError
 
 DIGESTS = "digests.json"
 
@@ -35,7 +35,7 @@ def save(folder: Path, tensors: Mapping[str, Tensor], group: Group) -> None:
             writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
             save_parts(dict(tensors), storage_writer=writer, process_group=group.prompt)
     except CheckpointException as error:
-        raise unwritable(folder, _cause(error)) if group.first else Mistake("") from None
+        raise unwritable(folder, _cause(error)) if group.first else UserError("") from None
     found = digests(folder, group)
     group.told(lambda: write_text(folder / DIGESTS, json.dumps(found, indent=1) + "\n"))
 
@@ -50,7 +50,9 @@ def make(folder: Path) -> None:
 def load(folder: Path, like: Mapping[str, Tensor], group: Group) -> dict[str, Tensor]:
     """All tensors of a folder, each shared out as the one in `like` is that has its name (before a colon) and shape."""
     if read_json(folder / DIGESTS) != digests(folder, group):
-        raise Mistake(f"{str(folder)!r} is damaged: its files do not match their digests; copy it again or restore it")
+        raise UserError(
+            f"{str(folder)!r} is damaged: its files do not match their digests; copy it again or restore it"
+        )
     if not any(folder.glob("*.safetensors")):
         return {}
     try:
@@ -67,7 +69,7 @@ def load(folder: Path, like: Mapping[str, Tensor], group: Group) -> dict[str, Te
             load_parts(found, storage_reader=reader, process_group=group.prompt, no_dist=alone)
     except (CheckpointException, SafetensorError, OSError, ValueError, KeyError) as error:
         why = _cause(error)
-        raise Mistake(f"{str(folder)!r} is cut short or damaged ({why}); copy it again or restore it") from None
+        raise UserError(f"{str(folder)!r} is cut short or damaged ({why}); copy it again or restore it") from None
     return found
 
 

@@ -31,7 +31,7 @@ from dragoman.train.parallel import PARALLEL
 from dragoman.train.prepare import check_data, check_files, tagged
 from dragoman.train.report import Report
 from dragoman.train.step import freeze
-from dragoman.types import SPECIALS, Mistake
+from dragoman.types import SPECIALS, UserError
 
 MAY_CHANGE = {
     "train": {
@@ -75,7 +75,7 @@ def begin(order: Order, report: Report, held: ExitStack, group: Group) -> Start:
 
     def told_of() -> Start:
         if not order.folder.format.exists():
-            raise Mistake(
+            raise UserError(
                 f"process {group.rank} does not see {str(order.folder.path)!r}, which the first one made; name a "
                 "folder with --out that all machines see"
             )
@@ -139,7 +139,7 @@ def lock(handle: int, folder: RunFolder) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise Mistake(
+        raise UserError(
             f"another process is training in {str(folder.path)!r}; wait for it or choose another --out"
         ) from None
 
@@ -150,7 +150,7 @@ def gone_on(recipe: Recipe, folder: RunFolder, newest: Path, init_from: str | Pa
     if record.load(newest).parent:
         recipe = inherited(recipe, before)
     elif init_from is not None:
-        raise Mistake(f"{str(folder.path)!r} was not begun with --init-from; leave it out, or choose another --out")
+        raise UserError(f"{str(folder.path)!r} was not begun with --init-from; leave it out, or choose another --out")
     recipe = completed(recipe)
     check(recipe)
     same_run(before, recipe)
@@ -168,19 +168,19 @@ def opened(folder: RunFolder, *, resume: bool) -> Path | None:
     """The checkpoint to go on from; None where a run may begin. What is in the way is refused, never removed."""
     name = str(folder.path)
     if folder.path.exists() and not folder.path.is_dir():
-        raise Mistake(f"{name!r} is a file, but a run needs a folder; choose another --out")
+        raise UserError(f"{name!r} is a file, but a run needs a folder; choose another --out")
     if not folder.format.exists():
         if folder.path.exists() and any(path.name != "FORMAT.part" for path in folder.path.iterdir()):
-            raise Mistake(f"{name!r} is not empty and is no run folder; choose another --out")
+            raise UserError(f"{name!r} is not empty and is no run folder; choose another --out")
         return None
     folder.check()
     newest = record.newest(folder)
     if newest and folder.version < FORMAT:
-        raise Mistake(f"{name!r} was begun by an earlier Dragoman; begin a new run with --init-from {name}")
+        raise UserError(f"{name!r} was begun by an earlier Dragoman; begin a new run with --init-from {name}")
     if not resume and (newest or folder.model.exists()):
-        raise Mistake(f"{name!r} already holds a run; add --resume to go on with it, or choose another --out")
+        raise UserError(f"{name!r} already holds a run; add --resume to go on with it, or choose another --out")
     if newest is None and folder.model.exists():
-        raise Mistake(f"{name!r} has no checkpoint to go on from; begin a new run with --init-from {name}")
+        raise UserError(f"{name!r} has no checkpoint to go on from; begin a new run with --init-from {name}")
     return newest
 
 
@@ -192,14 +192,14 @@ def check(recipe: Recipe) -> None:
     pick(PARALLEL, recipe.train.parallel, "train.parallel")
     consistency.check(recipe.train, settings_of(recipe.model))
     if recipe.train.compile is True and not kind_of(recipe.model).settings.compiles:
-        raise Mistake("train.compile=true is of no use to recurrent models, whose kernels are compiled; leave it out")
+        raise UserError("train.compile=true is of no use to recurrent models, whose kernels are compiled; leave it out")
     choose(recipe.train)
     settings_for(recipe.search)
     pick(TOKENIZERS, recipe.tokenizer.kind, "tokenizer.kind")
     check_metrics(recipe, task)
     pick(dict.fromkeys(phrasebook.DIRECTIONS), recipe.data.direction, "data.direction (of the phrasebook)")
     if not recipe.data.train:
-        raise Mistake("the recipe has no data.train; name a corpus there, such as {source: F, target: F}")
+        raise UserError("the recipe has no data.train; name a corpus there, such as {source: F, target: F}")
     for name in SPLITS:
         for corpus in getattr(recipe.data, name):
             corpus.check(f"data.{name}")
@@ -210,7 +210,7 @@ def check(recipe: Recipe) -> None:
     kinds = [recipe.tokenizer.kind, target_side(recipe.tokenizer).kind]
     if recipe.tokenizer.sampling and not any(TOKENIZERS[kind].samples for kind in kinds):
         able = " or ".join(name for name, kind in TOKENIZERS.items() if kind.samples)
-        raise Mistake(
+        raise UserError(
             f"tokenizer.sampling has no use with tokenizer.kind={kinds[0]}, which cuts every text in one way; "
             f"leave it out, or choose {able}"
         )
@@ -222,11 +222,11 @@ def check(recipe: Recipe) -> None:
 def check_metrics(recipe: Recipe, task: str) -> None:
     judge = metric_named(recipe.train.metric, task)
     if judge and judge.lack:
-        raise Mistake(f"train.metric: {judge.lack}")
+        raise UserError(f"train.metric: {judge.lack}")
     for name in recipe.data.metrics:
         pick(METRICS, name, "metric")
         if name not in fitting(task):
-            raise Mistake(f"data.metrics: {name} cannot judge models that {task}; leave it out")
+            raise UserError(f"data.metrics: {name} cannot judge models that {task}; leave it out")
 
 
 def check_validation(recipe: Recipe) -> None:
@@ -234,19 +234,19 @@ def check_validation(recipe: Recipe) -> None:
     train = recipe.train
     for name in [name for name, least in (("patience", 1), ("average", 2)) if getattr(train, name) >= least]:
         if not recipe.data.dev:
-            raise Mistake(f"train.{name} goes by the dev set, so it needs data.dev; name one, or leave it out")
+            raise UserError(f"train.{name} goes by the dev set, so it needs data.dev; name one, or leave it out")
         if not train.validate_every:
-            raise Mistake(f"train.{name} goes by validations on the way; set train.validate_every, or leave it out")
+            raise UserError(f"train.{name} goes by validations on the way; set train.validate_every, or leave it out")
 
 
 def check_judging(recipe: Recipe) -> None:
     """Refuse to judge answers that nobody asks for, and what could not be counted when the training is done. A run that
     was begun so goes on."""
     if lack := next(filter(None, (METRICS[name].lack for name in recipe.data.metrics)), ""):
-        raise Mistake(f"data.metrics: {lack}")
+        raise UserError(f"data.metrics: {lack}")
     train, task = recipe.train, kind_of(recipe.model).task
     if task == "translate" and train.metric not in ("auto", "loss") and not train.validate_lines:
-        raise Mistake(
+        raise UserError(
             f"train.metric={train.metric} judges answers, and train.validate_lines=0 asks for none; raise it, or set "
             "train.metric=loss"
         )
@@ -272,7 +272,7 @@ def same_run(before: Recipe, now: Recipe) -> None:
     for section in old:
         for key in old[section]:
             if old[section][key] != new[section].get(key) and key not in MAY_CHANGE.get(section, ()):
-                raise Mistake(
+                raise UserError(
                     f"this run was begun with {section}.{key}={old[section][key]!r}, and cannot go on with "
                     f"{new[section].get(key)!r}; keep it, or begin a new run with --init-from"
                 )

@@ -22,7 +22,7 @@ from dragoman.train.choices import Choices
 from dragoman.train.learner import Learner
 from dragoman.train.optim import OPTIMIZERS, gradient_norm, set_rate
 from dragoman.train.parallel import PARALLEL, here, is_shared, shared, whole
-from dragoman.types import Batch, Mistake
+from dragoman.types import Batch, UserError
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def settled(some: Sequence[Pending]) -> list[Update]:
     return [Update(*four, one.lr, one.tokens) for four, one in zip(numbers, some, strict=True)]
 
 
-class Full(Mistake):
+class Full(UserError):
     """No room for the optimizer's step: finer parts would not help, and some weights may have moved already."""
 
 
@@ -253,10 +253,10 @@ def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     names = [name for name, _ in model.named_parameters()]
     for pattern in patterns:
         if not fnmatch.filter(names, pattern):
-            raise Mistake(
+            raise UserError(
                 f"train.freeze: no parameter is called {pattern!r}; names look like {names[0]} and {names[-1]}"
             )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not any(fnmatch.fnmatch(name, pattern) for pattern in patterns))
     if patterns and not any(p.requires_grad for p in model.parameters()):
-        raise Mistake(f"train.freeze={list(patterns)} leaves nothing to train")
+        raise UserError(f"train.freeze={list(patterns)} leaves nothing to train")

@@ -36,7 +36,7 @@ from dragoman.train.report import Metrics, Report, Unwritten
 from dragoman.train.start import Order, Start, begin, new_model
 from dragoman.train.step import Pending, Stepper, Update, settled
 from dragoman.train.validate import Validator
-from dragoman.types import Batch, Mistake, Stop
+from dragoman.types import Batch, Stop, UserError
 
 ROLL_BACK_AFTER = 5  # non-finite steps in a row
 LOOK = 16  # steps after which the numbers of a GPU's updates are looked at, at the latest
@@ -111,7 +111,7 @@ class Trainer:
         newest, parent = start.newest, start.parent
         choices.apply()
         if saved and (changed := self.prepared.changed_since(saved.data)):
-            raise Mistake(f"{changed} is not what this run was begun with; restore it, or begin a new run")
+            raise UserError(f"{changed} is not what this run was begun with; restore it, or begin a new run")
         self.group = self.group.at_work(torch.device(choices.device), self.settings.timeout)
         model = new_model(self.recipe, self.prepared.tokenizers, parent)
         self.stepper = Stepper(model, self.settings, choices, self.group)
@@ -242,12 +242,12 @@ class Trainer:
                 return self.stepper.update(some, step, self.progress.scale * rate)
             except torch.OutOfMemoryError:
                 if self.group.several:
-                    raise Mistake(
+                    raise UserError(
                         f"process {self.group.rank} is out of memory; start more processes, so that each has fewer "
                         f"rows, or begin again with train.tokens={self.settings.tokens // 2}"
                     ) from None
                 if self.stepper.choices.split >= max(len(batch.source_BS) for batch in some):
-                    raise Mistake(
+                    raise UserError(
                         "a single row does not fit into memory; make the model smaller or data.max_length lower"
                     ) from None
             choices = self.stepper.shrink()
