@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from dragoman.pages.chart import Figure, Line, Point
 from dragoman.types import UserError
 from toy_report import report_of
 
+ROOT = Path(__file__).parent.parent
 ASKED = Question(title="t", figure="length", better="new", worse="old")
 
 
@@ -131,3 +133,13 @@ def test_only_seeds_that_all_finished_are_set_against_each_other() -> None:
     del report["models"][1]["runs"][0]
     asked = Question(title="t", figure="length", better="model-1", worse="model-0")
     assert "a difference of +1.0; it is ahead in 1 of 1 seed" in answered(asked, report)["answer"]
+
+
+def test_attention_that_leaves_the_plain_cell_behind_does_not_make_up_for_it() -> None:
+    """The kept figures have the LSTM ahead, 85.2 to 67.3, so the answer to "does it make up for it" is no."""
+    report = json.loads((ROOT / "bench" / "results" / "2026-11-15-lectures-h200.json").read_text())
+    questions = read_questions([ROOT / "recipes" / "lectures"]).questions
+    [asked] = [question for question in questions if question.title == "Does attention make up for the plain cell?"]
+    said = answered(asked, report)["answer"]
+    assert said.startswith("Not as expected: at 9 or more words apart 10-vanilla-additive has 67.3 % right")
+    assert "08-lstm-additive 85.2" in said
