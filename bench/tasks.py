@@ -78,7 +78,7 @@ TASKS = {
     "g2p-kor": g2p("kor", "46.89/16.78", "43.78/17.50"),
     "django": Task("django", ({"exact": "45.1 (seq2seq), 71.6 (syntax-driven)"},), "Yin and Neubig 2017 (unchecked)"),
     "shakespeare": Task(
-        "shakespeare", ({"bleu": "31.26 (copying), 24.39 (statistical)"},), "Jhamtani et al. 2017 (unchecked)"
+        "shakespeare", ({"bleu_tokens": "31.26 (copying), 24.39 (statistical)"},), "Jhamtani et al. 2017 (unchecked)"
     ),
     "aeslc": Task(
         "aeslc",

@@ -63,6 +63,15 @@ def test_a_recipe_is_right(path: Path) -> None:
         assert head.count("\n# measured: ") == 1  # bench/tell.py fills it in
 
 
+@pytest.mark.parametrize("path", TASKS, ids=name)
+def test_a_head_that_speaks_of_tokens_as_they_are_counts_them_so(path: Path) -> None:
+    """BLEU of text that is in tokens already is `bleu_tokens`; `bleu` would tokenize it again."""
+    recipe, head = read_recipe(path), path.read_text().split("\ndata:")[0]
+    if "BLEU on the tokens as they are" in head:
+        assert "bleu" not in recipe.data.metrics
+        assert recipe.data.metrics[0] == recipe.train.metric == "bleu_tokens"
+
+
 def rows(corpus: CorpusSettings, split: str) -> Iterator[list[tuple[str, str]]]:
     """What a table holds: its fields by name, for all splits where it has a column that tells them apart."""
     for place, pair in enumerate(pairs(40, seed=len(split))):
