@@ -172,3 +172,10 @@ def test_a_line_counts_once_however_many_terms_it_lacks() -> None:
 
 def test_no_glossary_asks_nothing() -> None:
     assert Glossary([], [], []).line(Line("a dog")) == Line("a dog")
+
+
+def test_a_glossary_adds_terms_and_changes_nothing_else() -> None:
+    line = Line("the dog", ("x",), ("y",), "Der", "de")
+    assert Glossary([("dog", "Hund")], [], ["Köter"]).line(line) == Line(
+        "the dog", ("x", ("dog", "Hund")), ("y", "Köter"), "Der", "de"
+    )

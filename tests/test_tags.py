@@ -193,6 +193,9 @@ def test_tags_on_the_command_line(folder: Path, tmp_path: Path, call: Call) -> N
     assert call(*way, "--tag", "there").out == turned.read_text()
     assert call(*way).out == words.read_text()
     one_sentence(call(*way, "--tag", "ther"), "'ther'", "did you mean 'there'", "back")
+    terms = write_lines(tmp_path / "terms.tsv", ["zebra\tZebra"])  # of none of the lines
+    assert call(*way, "--tag", "there", "--glossary", terms).out == turned.read_text()
+    assert call(*way, "--tag", "there", "--glossary", terms, "--stream").out == turned.read_text()
     kept = call(*way, "--tag", "there", "--resume", "--output", tmp_path / "out")
     assert kept.code == 0, kept.err
     assert (tmp_path / "out").read_text() == turned.read_text()
@@ -204,6 +207,19 @@ def test_tags_on_the_command_line(folder: Path, tmp_path: Path, call: Call) -> N
     scored = call("score", run, "--source", words, "--target", turned, "--tag", "there").out.splitlines()
     assert all(float(line) > -0.5 for line in scored)
     assert json.loads(call("info", run, "--json").out)["tags"] == ["there", "back"]
+
+
+def test_a_glossary_where_every_corpus_has_a_tag(folder: Path, tmp_path: Path, call: Call) -> None:
+    """A tag has to be named then, and one was."""
+    whole = yaml.safe_load((folder / "recipe.yaml").read_text())
+    corpus = {"source": str(folder / "words"), "target": str(folder / "turned")}
+    whole["data"] |= {"train": [{**corpus, "tag": tag} for tag in ("there", "back")], "dev": [], "test": []}
+    whole["train"] |= {"steps": 1, "lr": 1e-9, "warmup": 0}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(whole))
+    run = quietly(tmp_path / "recipe.yaml", tmp_path / "run", init_from=folder / "run")
+    terms = write_lines(tmp_path / "terms.tsv", ["zebra\tZebra"])
+    answer = call("translate", run, "--tag", "there", "--glossary", terms, "--input", folder / "words")
+    assert (answer.code, answer.out) == (0, (folder / "turned").read_text())
 
 
 def test_an_engine_of_others_reads_tags(folder: Path, translator: Translator, tmp_path: Path) -> None:

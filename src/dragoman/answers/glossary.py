@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -126,11 +127,11 @@ class Glossary:
         self.must, self.avoid, self.never = by_first_word(must), by_first_word(avoid), tuple(never)
 
     def line(self, line: Line) -> Line:
-        """The line with what the glossary asks of it beside its own terms."""
+        """Return the line with the glossary's terms added to its own; its tag and all else stay as they are."""
         words = {match[0].casefold() for match in FIRST_WORD.finditer(line.text)}
         must = [pair for word in words for pair in self.must.get(word, ()) if stands(pair[0], line.text)]
         avoid = [pair for word in words for pair in self.avoid.get(word, ()) if stands(pair[0], line.text)]
-        return Line(line.text, (*line.terms, *sorted(must)), (*line.avoid, *self.never, *sorted(avoid)), line.begin)
+        return replace(line, terms=(*line.terms, *sorted(must)), avoid=(*line.avoid, *self.never, *sorted(avoid)))
 
 
 def by_first_word(pairs: Sequence[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
