@@ -354,7 +354,7 @@ def test_what_is_said_of_many_lines_is_said_of_a_few(
 
 def test_each_kind_has_its_few_and_processes_share_them() -> None:
     said: list[str] = []
-    warned = Warned(said.append, processes=4)
+    warned = Warned(lambda message, _: said.append(message), processes=4)
     for number in range(1, 7):
         warned.tell(number, ["cut at 5 tokens", f"{LACK}: 'a'", f"{LACK}: 'b'"][: 1 if number < 4 else 3])
     heads = [line.split(":")[0] for line in said if line.startswith("line ")]

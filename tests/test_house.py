@@ -52,7 +52,7 @@ MAY_USE = {
     ],
     "card": ["config", "store", "models", "score", "loading"],
     "train": [
-        "types", "machine", "group", "config", "store", "text", "data", "nn", "models", "score", "answers",
+        "types", "machine", "group", "config", "console", "store", "text", "data", "nn", "models", "score", "answers",
         "engines", "translator", "door", "loading",
     ],
     "corpora": ["types", "config", "text", "train"],

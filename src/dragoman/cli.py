@@ -7,6 +7,7 @@ Exit 1: ours. Ctrl-C: 130.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from importlib.metadata import version
@@ -19,19 +20,14 @@ from dragoman.commands.answer import classify, generate, translate
 from dragoman.commands.data import data
 from dragoman.commands.distil import backtranslate, distil
 from dragoman.commands.exchange import export, import_
-from dragoman.commands.options import Json, Overrides, Run
+from dragoman.commands.options import Commands, Json, Overrides, Run
 from dragoman.commands.score import evaluate, score
 from dragoman.console import paper
 from dragoman.cores import keep_to_quota
 from dragoman.outcome import outcome
 from dragoman.types import UserError
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = Commands()
 app.add_typer(data, name="data")
 for command in (translate, generate, classify, evaluate, score, distil, backtranslate, export):
     app.command()(command)
@@ -56,7 +52,7 @@ def main_options(
 @app.command()
 def demo(
     overrides: Overrides = None,
-    out_folder: Annotated[Path, typer.Option("--out", help="where the run goes")] = Path("runs/demo"),
+    out_folder: Annotated[Path, typer.Option("-o", "--out", help="where the run goes")] = Path("runs/demo"),
 ) -> None:
     """Train the default model on the built-in corpus, score it, translate with it."""
     from dragoman.demo import demo as run_demo
@@ -68,7 +64,7 @@ def demo(
 def train(
     recipe: Annotated[Path, typer.Argument(help="a recipe in YAML", show_default=False)],
     overrides: Overrides = None,
-    out_folder: Annotated[Path, typer.Option("--out", help="the run folder to make", show_default=False)] = ...,  # type: ignore[assignment]
+    out_folder: Annotated[Path, typer.Option("-o", "--out", help="the run folder to make", show_default=False)] = ...,  # type: ignore[assignment]
     resume: Annotated[bool, typer.Option("--resume", help="go on exactly where the run was")] = False,
     init_from: Annotated[
         Path | None, typer.Option(help="a run whose weights to begin with", show_default=False)
@@ -100,7 +96,7 @@ def compare(
         list[str],
         typer.Argument(metavar="RECIPE.yaml|FOLDER ... [a.b=c ...]", help="recipes, settings", show_default=False),
     ],
-    out_folder: Annotated[Path, typer.Option("--out", help="where runs and report go")] = Path("runs/compare"),
+    out_folder: Annotated[Path, typer.Option("-o", "--out", help="where runs and report go")] = Path("runs/compare"),
     seeds: Annotated[int, typer.Option(min=1, help="runs of each recipe: train.seed, then the next ones")] = 1,
     jobs: Annotated[int, typer.Option(min=1, help="runs at a time; speeds are honest with 1 only")] = 1,
     as_json: Json = False,
@@ -177,6 +173,8 @@ def main() -> None:
     if sys.stdin is None or sys.stdout is None:
         sys.exit("dragoman: standard input and output must be open; use /dev/null for nothing")
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
+    if "_DRAGOMAN_COMPLETE" in os.environ:
+        app(prog_name="dragoman")  # a shell asks for completions
     keep_to_quota()
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that files are tidied up
     try:

@@ -17,11 +17,26 @@ from dragoman.types import UserError
 UNBROKEN = 1 << 30  # signs of a line: more than any table has
 QUICK = 1.0  # seconds: what takes no longer needs no word about its progress
 SELDOM = 10.0  # seconds between two words where there is no terminal
+ERROR, WARNING, NOTE, DETAIL = range(4)  # levels of messages
+_verbosity = NOTE  # messages above this level are not printed
 said = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 
-def say(message: str) -> None:
-    """A message, on a line of its own even where a count of lines is running."""
+def set_verbosity(level: int) -> None:
+    """Print messages up to this level: -q sets WARNING, -qq ERROR and -v DETAIL."""
+    global _verbosity
+    _verbosity = level
+
+
+def is_shown(level: int) -> bool:
+    """Tell whether messages of this level are printed. Progress is shown where notes are."""
+    return level <= _verbosity
+
+
+def say(message: str, level: int = NOTE) -> None:
+    """Print a message to stderr, on a line of its own even where a count of lines is running."""
+    if not is_shown(level):
+        return
     said.print(("\r\x1b[K" if said.is_terminal else "") + message, markup=False)
 
 
@@ -75,6 +90,8 @@ def ticker(what: str, total: int = 0) -> Callable[[int], None]:
 
     def tick(done: int) -> None:
         nonlocal spoke
+        if not is_shown(NOTE):
+            return
         now, terminal = time.monotonic(), sys.stderr.isatty()
         left = f" of {total:,}, {(total - done) * (now - begun) / done:.0f} s left" if total else ""
         if terminal and now - begun >= QUICK:
@@ -91,7 +108,7 @@ def ticker(what: str, total: int = 0) -> Callable[[int], None]:
 def counting(path: Path | None) -> Iterator[Any]:
     """Lines done, speed and time left on a terminal, when the input is a file."""
     begun = time.monotonic()
-    total = sum(1 for _ in input_lines(path)) if path is not None and sys.stderr.isatty() else 0
+    total = sum(1 for _ in input_lines(path)) if path is not None and sys.stderr.isatty() and is_shown(NOTE) else 0
 
     def tick(done: int) -> None:
         if total:

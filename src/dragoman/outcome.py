@@ -10,7 +10,7 @@ from typing import Any
 
 import typer
 
-from dragoman.console import say
+from dragoman.console import ERROR, say
 from dragoman.types import Stop, UserError
 
 
@@ -24,22 +24,25 @@ def outcome(command: Any, arguments: list[str]) -> int:
         return int(end.exit_code)
     except (UserError, Stop) as end:
         if str(end):  # else another process of this command says it
-            say(f"dragoman: {end}")
+            say(f"dragoman: {end}", ERROR)
         return end.code if isinstance(end, Stop) else 2
     except (KeyboardInterrupt, typer.Abort):
-        say("dragoman: stopped")
+        say("dragoman: stopped", ERROR)
         return 130
     except BrokenPipeError:  # the reader has gone, such as head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        say(f"dragoman: {error.strerror or error}" + (f": {error.filename!r}" if error.filename else ""))
+        say(f"dragoman: {error.strerror or error}" + (f": {error.filename!r}" if error.filename else ""), ERROR)
         with suppress(OSError):
             sys.stdout.close()  # what it still holds cannot be written either
         return 2
     except Exception as error:
         if no_room(error):
-            say("dragoman: out of memory; free what others hold, or ask for less: a smaller model, or smaller batches")
+            say(
+                "dragoman: out of memory; free what others hold, or ask for less: a smaller model, or smaller batches",
+                ERROR,
+            )
             return 2
         return misused(error) if hasattr(error, "format_message") else failed()
     return 0
@@ -58,7 +61,7 @@ def misused(error: Any) -> int:
     else:
         message = " ".join(error.format_message().split()).rstrip(".")
         where = error.ctx.command_path if getattr(error, "ctx", None) else "dragoman"
-        say(f"dragoman: {message[:1].lower()}{message[1:]}; {where} --help shows what there is")
+        say(f"dragoman: {message[:1].lower()}{message[1:]}; {where} --help shows what there is", ERROR)
     return 2
 
 
@@ -66,6 +69,7 @@ def failed() -> int:
     traceback.print_exc()
     say(
         "dragoman: this is our fault, not yours. Please report it with the lines above, the command, and the "
-        "output of `pip freeze`."
+        "output of `pip freeze`.",
+        ERROR,
     )
     return 1

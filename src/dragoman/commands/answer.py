@@ -103,7 +103,7 @@ def generate(
     run: Run,
     prompt: Annotated[str, typer.Option(help="the beginning of the text")] = "",
     input_file: Annotated[
-        Path | None, typer.Option("--input", help="instead: one prompt a line", show_default=False)
+        Path | None, typer.Option("-i", "--input", help="instead: one prompt a line", show_default=False)
     ] = None,
     output_file: OutputFile = None,
     count: Annotated[int, typer.Option(min=1, help="texts for each prompt")] = 1,

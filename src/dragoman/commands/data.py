@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
+from dragoman.commands.options import Commands
 from dragoman.config import CorpusSettings, build
 from dragoman.console import paper, say
 
-data = typer.Typer(no_args_is_help=True, help="Look at, filter and make corpora.")
+data = Commands(help="Look at, filter and make corpora.")
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
 SourceFile = Annotated[
@@ -51,7 +52,7 @@ def clean(
     tsv: TsvFile = None,
     jsonl: JsonlFile = None,
     out_prefix: Annotated[
-        Path, typer.Option("--out", help="writes OUT.source and OUT.target", show_default=False)
+        Path, typer.Option("-o", "--out", help="writes OUT.source and OUT.target", show_default=False)
     ] = ...,  # type: ignore[assignment]
     settings: Annotated[
         list[str] | None,
@@ -72,7 +73,8 @@ def split(
     tsv: TsvFile = None,
     jsonl: JsonlFile = None,
     out_prefix: Annotated[
-        Path, typer.Option("--out", help="writes OUT.train.source, OUT.train.target and so on", show_default=False)
+        Path,
+        typer.Option("-o", "--out", help="writes OUT.train.source, OUT.train.target and so on", show_default=False),
     ] = ...,  # type: ignore[assignment]
     dev: Annotated[int, typer.Option(min=0, help="sources to check on while training")] = 500,
     test: Annotated[int, typer.Option(min=0, help="sources to score in the end")] = 500,
@@ -88,7 +90,7 @@ def split(
 
 @data.command()
 def phrasebook(
-    out_prefix: Annotated[Path, typer.Option("--out", help="writes OUT.en and OUT.de", show_default=False)] = ...,  # type: ignore[assignment]
+    out_prefix: Annotated[Path, typer.Option("-o", "--out", help="writes OUT.en and OUT.de", show_default=False)] = ...,  # type: ignore[assignment]
     count: Annotated[int, typer.Option(min=1, help="pairs")] = 20000,
     split: Annotated[str, typer.Option(help="train, dev, test or unseen")] = "train",
     seed: Annotated[int, typer.Option()] = 1,

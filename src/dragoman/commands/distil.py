@@ -14,7 +14,7 @@ def distil(
     run: Annotated[Path, typer.Argument(help="the teacher's run folder", show_default=False)],
     recipe: Annotated[Path, typer.Argument(help="the student's recipe in YAML", show_default=False)],
     overrides: Overrides = None,
-    out_folder: Annotated[Path, typer.Option("--out", help="the run folder to make", show_default=False)] = ...,  # type: ignore[assignment]
+    out_folder: Annotated[Path, typer.Option("-o", "--out", help="the run folder to make", show_default=False)] = ...,  # type: ignore[assignment]
     resume: Annotated[bool, typer.Option("--resume", help="go on exactly where the run was")] = False,
     others: Annotated[
         list[Path] | None,
@@ -48,9 +48,9 @@ def backtranslate(
     run: Run,
     overrides: Overrides = None,
     input_file: Annotated[
-        Path, typer.Option("--input", help="text that the run reads, a line each", show_default=False)
+        Path, typer.Option("-i", "--input", help="text that the run reads, a line each", show_default=False)
     ] = ...,  # type: ignore[assignment]
-    output_file: Annotated[Path, typer.Option("--output", help="pairs, as JSONL", show_default=False)] = ...,  # type: ignore[assignment]
+    output_file: Annotated[Path, typer.Option("-o", "--output", help="pairs, as JSONL", show_default=False)] = ...,  # type: ignore[assignment]
     beam: Beam = None,
     tag: Tag = "",
     batch: Batch = 1024,

@@ -29,7 +29,7 @@ def export(
 
 def import_(
     folder: Annotated[Path, typer.Argument(help="a model that transformers has saved", show_default=False)],
-    out_folder: Annotated[Path, typer.Option("--out", help="where the run goes", show_default=False)],
+    out_folder: Annotated[Path, typer.Option("-o", "--out", help="where the run goes", show_default=False)],
 ) -> None:
     """Make a run folder of a Hugging Face model: MarianMT or Pegasus, such as export writes."""
     from dragoman.export import import_run

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from dragoman.console import counting, input_lines, output_to, say
+from dragoman.console import DETAIL, ERROR, NOTE, WARNING, counting, input_lines, output_to, say, set_verbosity
 
 FEW = 10  # warnings of a kind that are said in full
 Said = tuple[str, Sequence[str]]  # an answer and its warnings
@@ -27,14 +29,63 @@ Overrides = Annotated[
 SourceFile = Annotated[
     Path | None, typer.Option("--source", help="plain text, one sentence a line", show_default=False)
 ]
-InputFile = Annotated[Path | None, typer.Option("--input", help="by default stdin", show_default=False)]
-OutputFile = Annotated[Path | None, typer.Option("--output", help="by default stdout", show_default=False)]
+InputFile = Annotated[Path | None, typer.Option("-i", "--input", help="by default stdin", show_default=False)]
+OutputFile = Annotated[Path | None, typer.Option("-o", "--output", help="by default stdout", show_default=False)]
 Batch = Annotated[int, typer.Option(min=1, help="lines taken at a time; never changes an answer")]
 Engine = Annotated[str, typer.Option(help="auto, torch, torch-bf16, torch-int8, ctranslate2, ctranslate2-int8")]
 Tag = Annotated[
     str, typer.Option(help="for runs that were trained with tags, such as de for German", show_default=False)
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")]
+Quiet = Annotated[
+    int,
+    typer.Option(
+        "-q", "--quiet", count=True, help="no progress and no notes; -qq: no warnings either", show_default=False
+    ),
+]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="print more about what is done, and how")]
+
+
+class Commands(typer.Typer):
+    """A group of commands, each of which has -h, -q and -v."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(
+            no_args_is_help=True,
+            pretty_exceptions_enable=False,
+            rich_markup_mode=None,
+            context_settings={"help_option_names": ["-h", "--help"]},
+            **options,
+        )
+
+    def command(self, *names: Any, **options: Any) -> Callable[[Any], Any]:
+        add = super().command(*names, **options)
+
+        def decorate(function: Any) -> Any:
+            add(with_verbosity(function))
+            return function
+
+        return decorate
+
+
+def with_verbosity(function: Callable[..., None]) -> Callable[..., None]:
+    """Return the command with the options -q and -v, read from a signature to which they are added."""
+
+    @wraps(function)
+    def command(*, quiet: int = 0, verbose: bool = False, **arguments: Any) -> None:
+        levels = {0: DETAIL if verbose else NOTE, 1: WARNING}
+        set_verbosity(levels.get(quiet, ERROR))
+        function(**arguments)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    own = [
+        inspect.Parameter("quiet", keyword, default=0, annotation=Quiet),
+        inspect.Parameter("verbose", keyword, default=False, annotation=Verbose),
+    ]
+    signature = inspect.signature(function, eval_str=True)
+    command.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *own])  # type: ignore[attr-defined]
+    command.__annotations__ = {name: each.annotation for name, each in command.__signature__.parameters.items()}  # type: ignore[attr-defined]
+    return command
 
 
 def answer_lines(
@@ -63,7 +114,7 @@ class Warned:
     Of several processes each says its share of them.
     """
 
-    def __init__(self, say: Callable[[str], None] = say, processes: int = 1) -> None:
+    def __init__(self, say: Callable[[str, int], None] = say, processes: int = 1) -> None:
         self.say, self.few = say, max(FEW // processes, 1)
         self.lines: Counter[str] = Counter()  # of each kind
 
@@ -73,15 +124,18 @@ class Warned:
         self.lines.update(kinds(warnings))
         for warning in warnings:
             if self.lines[kinds([warning])[0]] <= self.few:
-                self.say(f"line {number}: {warning}")
+                self.say(f"line {number}: {warning}", WARNING)
         for kind in kinds(warnings):
             if self.lines[kind] == self.few + 1:
-                self.say(f"further lines {kind} are only counted; answers with --json have the warnings of every line")
+                self.say(
+                    f"further lines {kind} are only counted; answers with --json have the warnings of every line",
+                    WARNING,
+                )
 
 
 def say_counts(warned: Counter[str]) -> None:
     if warned:
-        say("; ".join(f"{count} line{'s' * (count > 1)} {what}" for what, count in warned.items()))
+        say("; ".join(f"{count} line{'s' * (count > 1)} {what}" for what, count in warned.items()), WARNING)
 
 
 def one_line(text: str) -> str:

@@ -14,6 +14,7 @@ from typing import IO, Any, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from dragoman.console import NOTE, is_shown
 from dragoman.store import unwritable, write_text
 from dragoman.types import UserError
 
@@ -25,13 +26,16 @@ class Report:
     """Messages go to stderr: results own stdout. Without a terminal there is no bar, only a line now and then."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self.console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True, emoji=False)
+        self.quiet = quiet  # another process prints the messages
+        self.console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
         self.progress: Progress | None = None
         self.task = TaskID(0)
         self.spoke = time.monotonic()
 
-    def say(self, message: str) -> None:
-        self.console.print(message, markup=False)
+    def say(self, message: str, level: int = NOTE) -> None:
+        """Print a message of one of the levels of console.py."""
+        if is_shown(level) and not self.quiet:
+            self.console.print(message, markup=False)
 
     def counted(self, items: Iterable[T], what: str) -> Iterator[T]:
         """The same items, with a count that is shown when it takes long."""
@@ -47,7 +51,7 @@ class Report:
 
     def count(self, said: str) -> None:
         """On a terminal the last count gives way to the next; elsewhere each stands on its own line."""
-        if self.console.quiet:
+        if self.quiet or not is_shown(NOTE):
             return
         if self.console.is_terminal:
             sys.stderr.write(f"\r{said}\x1b[K")
@@ -56,7 +60,7 @@ class Report:
             self.say(said)
 
     def begin(self, total: int, done: int, what: str = "training") -> None:
-        if self.console.is_terminal and not self.console.quiet:
+        if self.console.is_terminal and not self.quiet and is_shown(NOTE):
             columns = (
                 TextColumn("{task.description}"),
                 BarColumn(),

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from dragoman.config import LIMITS, Recipe
+from dragoman.console import WARNING
 from dragoman.data.batch import Share
 from dragoman.data.stream import Place, ahead
 from dragoman.group import Group, joined
@@ -142,9 +143,13 @@ class Trainer:
             f"{parameters(self.stepper.model):,} parameters; {self.progress.choices}{way}; until {self.settings.limit}"
         )
         if 0 < self.settings.steps <= self.settings.warmup:
-            self.report.say(f"the run ends inside its warm-up: train.warmup={self.settings.warmup} should be far lower")
+            self.report.say(
+                f"the run ends inside its warm-up: train.warmup={self.settings.warmup} should be far lower", WARNING
+            )
         if not self.validator.batches:
-            self.report.say("there is no data.dev: nothing is checked on the way, and the last weights are kept")
+            self.report.say(
+                "there is no data.dev: nothing is checked on the way, and the last weights are kept", WARNING
+            )
         self.report.begin(self.settings.steps, self.progress.step)
         try:
             with self.signals():
@@ -255,12 +260,13 @@ class Trainer:
             tokens, accumulate = self.settings.tokens // choices.split, self.settings.accumulate * choices.split
             self.report.say(
                 f"out of memory: batches are cut into {choices.split} parts from now on; next time set "
-                f"train.tokens={tokens} train.accumulate={accumulate}"
+                f"train.tokens={tokens} train.accumulate={accumulate}",
+                WARNING,
             )
 
     def bad_step(self, step: int, update: Update) -> bool:
         """Say that a step was not taken; after several in a row go back to the last checkpoint with a smaller rate."""
-        self.report.say(f"step {step} skipped: loss {update.loss}, gradient norm {update.norm}")
+        self.report.say(f"step {step} skipped: loss {update.loss}, gradient norm {update.norm}", WARNING)
         self.metrics.write("skipped", step, count=self.progress.skipped)
         if self.progress.skipped_in_a_row < ROLL_BACK_AFTER:
             return False
@@ -287,7 +293,8 @@ class Trainer:
         self.metrics.cut(back.step)
         self.metrics.write("rolled back", back.step, after=now.step, scale=scale, skipped=now.skipped)
         self.report.say(
-            f"{ROLL_BACK_AFTER} such steps in a row: back to step {back.step}, learning rate times {scale:g}"
+            f"{ROLL_BACK_AFTER} such steps in a row: back to step {back.step}, learning rate times {scale:g}",
+            WARNING,
         )
 
     def after_step(self) -> None:

@@ -1,0 +1,98 @@
+"""Conventions that every command follows: -h, -q, -v, short options, completion."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from dragoman import cli, console
+from dragoman.train.report import Report
+from toy_run import Call, Toy, command, sentences, write_lines
+
+pytest_plugins = ["toy_fixtures"]
+LEVELS = {"error": console.ERROR, "warning": console.WARNING, "note": console.NOTE, "detail": console.DETAIL}
+
+
+def leaves(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    inner = getattr(group, "commands", {})
+    if not inner:
+        yield path
+    for name, each in inner.items():
+        yield from leaves(each, (*path, name))
+
+
+COMMANDS = list(leaves(typer.main.get_command(cli.app)))
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_has_the_usual_options(call: Call, path: tuple[str, ...]) -> None:
+    answer = call(*path, "-h")
+    assert (answer.code, answer.err) == (0, "")
+    for option in ("-q, --quiet", "-v, --verbose", "-h, --help"):
+        assert option in answer.out
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_files_have_short_options(call: Call, path: tuple[str, ...]) -> None:
+    text = call(*path, "-h").out
+    for long, short in {"--input": "-i", "--output": "-o", "--out": "-o"}.items():
+        assert f"  {long} " not in text, f"{long} without {short}"
+
+
+@pytest.fixture
+def verbosity() -> Iterator[None]:
+    yield
+    console.set_verbosity(console.NOTE)
+
+
+@pytest.mark.usefixtures("verbosity")
+@pytest.mark.parametrize("level", LEVELS.values(), ids=LEVELS)
+def test_a_level_shows_itself_and_all_below(capsys: pytest.CaptureFixture[str], level: int) -> None:
+    console.set_verbosity(level)
+    report = Report()
+    for name, each in LEVELS.items():
+        console.say(f"said {name}", each)
+        report.say(f"reported {name}", each)
+    shown = [name for name, each in LEVELS.items() if each <= level]
+    assert capsys.readouterr().err.splitlines() == [f"{how} {name}" for name in shown for how in ("said", "reported")]
+
+
+@pytest.mark.parametrize(("options", "expected"), [([], {"note", "warning"}), (["-q"], {"warning"}), (["-qq"], set())])
+def test_quiet_hides_notes_and_then_warnings(small: Path, call: Call, options: list[str], expected: set[str]) -> None:
+    run = small.parent / "run"
+    answer = call("train", small, "-o", run, "train.steps=2", "train.warmup=9", *options)
+    assert (answer.code, answer.out) == (0, "")
+    found = {"note": "done: 2 steps" in answer.err, "warning": "inside its warm-up" in answer.err}
+    assert {name for name, there in found.items() if there} == expected
+    if not expected:
+        assert answer.err == ""
+
+
+def test_errors_are_never_hidden(tmp_path: Path, call: Call) -> None:
+    answer = call("train", tmp_path / "none.yaml", "-o", tmp_path / "run", "-qq")
+    assert answer.code == 2
+    assert "none.yaml" in answer.err
+
+
+def test_the_next_command_is_not_quiet(small: Path, call: Call) -> None:
+    call("train", small, "-o", small.parent / "one", "train.steps=1", "-qq")
+    assert "done: 1 steps" in call("train", small, "-o", small.parent / "two", "train.steps=1").err
+
+
+def test_short_options_name_the_files(toy: Toy, tmp_path: Path, call: Call) -> None:
+    lines = write_lines(tmp_path / "in", sentences(3, seed=4))
+    long = call("translate", toy.run, "--input", lines)
+    assert call("translate", toy.run, "-i", lines, "-o", tmp_path / "out").code == 0
+    assert (tmp_path / "out").read_text() == long.out
+
+
+def test_a_shell_gets_completions() -> None:
+    asked = {"_DRAGOMAN_COMPLETE": "complete_bash", "COMP_WORDS": "dragoman tra", "COMP_CWORD": "1"}
+    answer = subprocess.run(command(), env={**os.environ, **asked}, capture_output=True, text=True, check=True)
+    assert set(answer.stdout.split()) == {"train", "translate"}
