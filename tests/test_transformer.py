@@ -365,13 +365,14 @@ def test_alignment_rows_sum_to_one_inside_their_sentence(place: str, kernel: str
     differ(look_BTS, torch.full_like(look_BTS, 1 / 44))
 
 
+@pytest.mark.parametrize(("depth", "layer"), [(1, 0), (2, 1), (3, 1), (6, 4)])
 @PLACE
-def test_alignment_is_what_the_layer_looked_at(place: str) -> None:
-    """Of the last layer but one: its cross-attention in the forward pass, mean over heads."""
-    model = model_of(decoder_layers=3, norm_place=place, kernel="reference")
+def test_alignment_is_the_cross_attention_of_one_layer(place: str, depth: int, layer: int) -> None:
+    """The weights of the forward pass, mean over heads: of the last layer of two, of the last but one of more."""
+    model = model_of(decoder_layers=depth, norm_place=place, kernel="reference")
     batch = in_rows([[0, 1]], examples(2))
     seen: list[Tensor] = []
-    cross = model.decoder.layers[1].cross.sublayer
+    cross = model.decoder.layers[layer].cross.sublayer
     cross.register_forward_pre_hook(lambda module, args: seen.append(module.weights(*args).mean(1)))
     model(batch)
     same(model.alignment(batch), seen[0], torch.float32)

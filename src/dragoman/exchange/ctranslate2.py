@@ -90,7 +90,11 @@ def specification(model: Transformer, tokenizers: Tokenizers) -> Any:
     spec = specs.TransformerSpec(
         specs.TransformerEncoderSpec(settings.encoder_depth, settings.heads, **options),
         specs.TransformerDecoderSpec(
-            depth, settings.heads, alignment_layer=max(depth - 2, 0), alignment_heads=settings.heads, **options
+            depth,
+            settings.heads,
+            alignment_layer=settings.alignment_layer,
+            alignment_heads=settings.heads,
+            **options,
         ),
     )
     fill_stack(spec.encoder, model.encoder)
