@@ -19,6 +19,7 @@ from dragoman.loading import load_as
 from dragoman.models.build import parameters
 from dragoman.store import RunFolder, read_json, write_text
 from dragoman.text import phrasebook
+from dragoman.text.phrasebook import Phrase
 from dragoman.train.report import Report
 from dragoman.train.trainer import train
 from dragoman.translator import Translator
@@ -27,7 +28,15 @@ from dragoman.yaml_text import parse_yaml
 
 RECIPE = Path("recipes/phrasebook-en-de.yaml")
 TEST_LINES = 500
-SHOWN = 6
+CANDIDATES = 400  # sentences of the test split among which `show` finds one for each point of grammar
+SHORT = 14  # words of a sentence that is shown
+POINTS = {  # what makes a sentence hard to translate into the other language, by the phrasebook's names
+    "verb-position": "the verb moves, or splits in two",
+    "adjective": "endings follow gender, number and case",
+    "agreement": "the verb agrees with a noun further away",
+    "pronoun": "the pronoun takes the gender of its noun",
+    "relative": "so does the relative pronoun",
+}
 SPLITS = {"test": "sentences not seen in training", "unseen": "words in constructions not seen with them"}
 
 
@@ -43,8 +52,13 @@ def demo(out: Path, overrides: list[str], console: Console) -> None:
         values = parse_yaml(recipe_text(), "the demo's recipe")
         for item in overrides:
             override(values, item)
-        console.print("Training a Transformer, English to German, on sentences from the built-in phrasebook.")
-        train(build(Recipe, values), out=out, resume=folder.format.exists(), report=Report())
+        recipe = build(Recipe, values)
+        console.print(
+            f"Training a Transformer on the built-in phrasebook, {recipe.data.direction}, for {recipe.train.steps} "
+            "steps: about three minutes on two CPU cores, longer where they are slow or busy.",
+            highlight=False,
+        )
+        train(recipe, out=out, resume=folder.format.exists(), report=Report())
         score(out, report_file, console)
     report = read_json(report_file)
     console.print(f"\nScores ({TEST_LINES} sentences each):")
@@ -80,18 +94,36 @@ def score(out: Path, report_file: Path, console: Console) -> None:
 
 
 def show(translator: Translator, console: Console) -> None:
-    phrases = list(phrasebook.phrases("test", SHOWN, seed=2, direction=translator.recipe.data.direction))
+    """Translate one sentence for each point of grammar, and draw the attention weights of the longest."""
+    phrases = pick_phrases(translator.recipe.data.direction)
     begun = time.monotonic()
-    found = translator.translate([phrase.source for phrase in phrases])
-    console.print(f"\nSome sentences it has never seen ({(time.monotonic() - begun) / SHOWN * 1000:.0f} ms each):\n")
-    for phrase, one in zip(phrases, found, strict=True):
-        mark = "[green]=[/green]" if one.text == phrase.target else "[yellow]~[/yellow]"
-        console.print(f"   {phrase.source}\n {mark} {one.text}", highlight=False)
-        if one.text != phrase.target:
+    found = translator.translate([phrase.source for phrase in phrases.values()])
+    each = (time.monotonic() - begun) / len(phrases) * 1000
+    console.print(f"\nSentences it has never seen ({each:.0f} ms each):\n")
+    for (point, phrase), one in zip(phrases.items(), found, strict=True):
+        right = one.text == phrase.target
+        console.print(f"   {phrase.source}", highlight=False)
+        console.print(
+            f" {'[green]✓[/green]' if right else '[yellow]~[/yellow]'} [bold]{one.text}[/bold]", highlight=False
+        )
+        if not right:
             console.print(f"   [dim]reference: {phrase.target}[/dim]", highlight=False)
-    longest = max(found, key=lambda one: len(one.tokens) if len(one.source_tokens) <= 24 else 0)
-    console.print("\nWhere it looked while it wrote (source above, translation at the left, brighter is more):\n")
+        console.print(f"   [dim]{POINTS[point]}[/dim]\n", highlight=False)
+    longest = max(found, key=lambda one: len(one.tokens))
+    console.print("Attention (source words above, translation at the left, brighter is more):\n")
     console.print(alignment_grid(longest))
+
+
+def pick_phrases(direction: str) -> dict[str, Phrase]:
+    """Return a short test sentence for each point of grammar that the direction has, no sentence twice."""
+    chosen: dict[str, Phrase] = {}
+    for phrase in phrasebook.phrases("test", CANDIDATES, seed=3, direction=direction):
+        if not SHORT // 2 <= len(phrase.source_words) <= SHORT:
+            continue
+        point = next((one.name for one in phrase.phenomena if one.name not in chosen), None)
+        if point:
+            chosen[point] = phrase
+    return chosen
 
 
 def ask(translator: Translator, console: Console) -> None:
