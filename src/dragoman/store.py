@@ -1,6 +1,7 @@
 """A run folder on disk: whole files or none, a format number, and a digest that tells damage from data.
 
     config.yaml  model.safetensors  tokenizer/  metrics.jsonl  checkpoints/  FORMAT
+    provenance.json (data counts, versions, dates, the parent run)  scores.jsonl (what `evaluate` found)
 
 Only tensors, text and JSON; loading never runs code from a folder.
 """
@@ -118,6 +119,15 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, about
 
 
+def read_digest(path: Path) -> str:
+    """Return the digest in the header of a file of tensors, without reading the tensors."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            return str(json.loads(file.metadata()[NOTE])["digest"])
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{str(path)!r} is cut short or damaged ({error}); copy it again or restore it") from None
+
+
 def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
     digest = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16)
     for name in sorted(tensors):
@@ -146,7 +156,9 @@ class RunFolder:
         self.model = self.path / "model.safetensors"
         self.tokenizer = self.path / "tokenizer"
         self.metrics = self.path / "metrics.jsonl"
+        self.scores = self.path / "scores.jsonl"
         self.checkpoints = self.path / "checkpoints"
+        self.provenance_file = self.path / "provenance.json"
         self.distilled = self.path / "distilled"  # of a student: what its teacher said (distil.py)
         self.format = self.path / "FORMAT"
 
@@ -211,6 +223,15 @@ class RunFolder:
         """Whose student the run is and what it was taught, or nothing."""
         path = self.distilled / "teacher.json"
         return read_json(path) if path.exists() else {}
+
+    def provenance(self) -> dict[str, Any]:
+        """Return where the run comes from (train/provenance.py); nothing for runs of earlier releases."""
+        return read_json(self.provenance_file) if self.provenance_file.exists() else {}
+
+    def add_scores(self, scores: Mapping[str, Any]) -> None:
+        """Append the result of a test to scores.jsonl; a folder that cannot be written to is left as it is."""
+        with suppress(OSError), self.scores.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(scores, ensure_ascii=False) + "\n")
 
     def save_model(self, weights: Mapping[str, Tensor], *, tokenizer: str, **about: str) -> None:
         save_tensors(self.model, weights, tokenizer=tokenizer, **about)

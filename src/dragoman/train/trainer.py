@@ -32,6 +32,7 @@ from dragoman.train.choices import Choices, choose, peak_memory, rechosen
 from dragoman.train.consistency import passes
 from dragoman.train.meter import Meter
 from dragoman.train.prepare import Prepared, check_alike, comes_in_few_shapes, form_of, prepare, stream_of
+from dragoman.train.provenance import record_end, record_start
 from dragoman.train.record import Progress, Running
 from dragoman.train.report import Metrics, Report, Unwritten
 from dragoman.train.start import Order, Start, begin, new_model
@@ -66,6 +67,8 @@ def train(
         given = start.parent.tokenizers if start.parent else tokenizers
         prepared = group.in_turn(lambda: prepare(start.recipe, folder, report, tokenizers=given))
         check_alike(prepared, group)
+        form, resumed = form_of(start.recipe), start.newest is not None
+        group.told(lambda: record_start(folder, prepared, form, init_from=start.init_from, resumed=resumed))
         saved = group.each(lambda: record.load(start.newest) if start.newest else None)
         choices = group.each(lambda: chosen(start.recipe, saved, group))
         trainer = group.each(lambda: Trainer(start, saved, choices, folder, prepared, report, group))
@@ -135,6 +138,7 @@ class Trainer:
         finally:
             self.metrics.close()
             self.stepper.record_no_more()
+        self.group.told(lambda: record_end(self.folder))
         self.say_how_it_went()
 
     def go(self) -> None:
