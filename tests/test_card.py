@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from safetensors.torch import load_file
 
-from dragoman.card import card, card_table, corpus_name, goodness, read_events
-from dragoman.config import CorpusSettings
+from dragoman.card import card, card_markdown, card_table, corpus_name, goodness, languages, read_events
+from dragoman.config import CorpusSettings, Recipe, build
+from dragoman.models.build import MODELS, settings_in_use
+from dragoman.nn.pattern import PATTERNS
+from dragoman.nn.position import POSITIONS
 from dragoman.score.metrics import metric_named
-from dragoman.store import FORMAT
+from dragoman.store import FORMAT, RunFolder, read_digest
 from toy_run import Call, Toy, events, quietly
 
 pytest_plugins = ["toy_fixtures"]
@@ -43,7 +47,13 @@ def test_numbers_are_those_of_the_run(toy: Toy) -> None:
 def test_the_table_says_it_all(toy: Toy) -> None:
     about = card(toy.run)
     text = said(about)
-    for part in (f"{about['parameters']:,} parameters", "width 64", "310 entries", "dev.src + dev.trg", "nrefs:1"):
+    for part in (
+        f"{about['parameters']:,} parameters",
+        "width 64",
+        "310 shared entries",
+        "dev.src + dev.trg",
+        "nrefs:1",
+    ):
         assert part in text
     assert "▁" not in text
 
@@ -95,3 +105,89 @@ def test_names_of_corpora() -> None:
 def test_a_path_in_brackets_is_shown_as_it_is(toy: Toy, tmp_path: Path, call: Call) -> None:
     (tmp_path / "[red]run[x]").symlink_to(toy.run)
     assert str(tmp_path / "[red]run[x]") in call("info", tmp_path / "[red]run[x]").out
+
+
+def test_a_card_counts_what_the_run_learned_from(toy: Toy) -> None:
+    about = card(toy.run)
+    assert [(one["split"], one["count"]) for one in about["corpora"]] == [("train", 2000), ("dev", 100)]
+    assert "train.src + train.trg (2,000 pairs)" in said(about)
+    assert all(about["versions"].values())
+    assert about["started"] <= about["ended"]
+    assert about["epochs"] > 1
+
+
+def test_a_card_of_an_earlier_release_says_what_is_unknown(toy: Toy, tmp_path: Path) -> None:
+    """Neither provenance nor checkpoints: the card says so instead of guessing."""
+    lost = shutil.ignore_patterns("provenance.json", "checkpoints", "scores.jsonl")
+    old = shutil.copytree(toy.run, tmp_path / "old", ignore=lost)
+    about = card(old)
+    assert [one["count"] for one in about["corpora"]] == [None, None]
+    assert "unknown number of pairs" in said(about)
+    assert about["parent"] is None
+    assert card_markdown(old).count("unknown") == 4  # two corpora, dates, versions
+
+
+def test_a_fine_tuned_run_names_its_parents(small: Path, tmp_path: Path) -> None:
+    """Path and digest of the parent, and of the parent's parent, survive a resume and the loss of both."""
+    first = quietly(small, tmp_path / "first", "train.steps=2")
+    second = quietly(small, tmp_path / "second", "train.steps=2", init_from=first)
+    third = quietly(small, tmp_path / "third", "train.steps=2", init_from=second)
+    digests = [read_digest(RunFolder(run).model) for run in (first, second)]
+    shutil.rmtree(first)
+    shutil.rmtree(second)
+    quietly(small, third, "train.steps=3", resume=True)
+    parent = card(third)["parent"]
+    assert (parent["run"], parent["digest"], parent["steps"]) == (str(second), digests[1], 2)
+    assert (parent["parent"]["run"], parent["parent"]["digest"]) == (str(first), digests[0])
+    assert parent["parent"]["parent"] is None
+    assert f"{second} after 2 steps, weights {digests[1][:12]}; before that {first}" in card_markdown(third)
+
+
+def test_only_settings_that_apply_are_shown(toy: Toy) -> None:
+    for backbones in MODELS.values():
+        for backbone, kind in backbones.items():
+            model = kind.settings().model_dump(mode="json")
+            shown = settings_in_use({**model, **({"backbone": backbone} if backbone else {})})
+            assert not {"rank", "random_blocks", "window", "reach", "max_length"} & set(shown)
+            assert not {"encoder_layers", "decoder_layers"} & set(shown) or "layers" not in shown
+    several = settings_in_use({"kind": "transformer", "encoder_layers": 2, "decoder_layers": 3})
+    assert "layers" not in several
+    assert (several["encoder_layers"], several["decoder_layers"]) == (2, 3)
+    assert "rank" not in said(card(toy.run))
+    for name in PATTERNS:
+        assert set(PATTERNS[name].uses) <= set(settings_in_use({"attention": name}))
+    for name in POSITIONS:
+        assert set(POSITIONS[name].uses) <= set(settings_in_use({"position": name}))
+
+
+def test_languages_are_told_by_file_names() -> None:
+    def told(**corpus: object) -> list[str]:
+        return languages(build(Recipe, {"data": {"train": corpus}}))
+
+    assert told(source="a/train.en.gz", target="a/train.de.gz") == ["en-de"]
+    assert told(source="a/train.en", target="a/train.de", reverse=True) == ["de-en"]
+    assert told(source="a/train.src", target="a/train.trg") == []
+    assert told(phrasebook=10) == ["en-de"]
+
+
+def test_a_card_in_markdown(toy: Toy, tmp_path: Path, call: Call) -> None:
+    """Sections as tables, whatever is in a name, and how to use it; what evaluate finds is among the scores."""
+    run = shutil.copytree(toy.run, tmp_path / "a|b", ignore=shutil.ignore_patterns("scores.jsonl"))
+    assert call("evaluate", run, "--source", toy.folder / "dev.src", "--reference", toy.folder / "dev.trg").code == 0
+    assert call("evaluate", run, "--source", toy.folder / "dev.src", "--reference", toy.folder / "dev.trg").code == 0
+    answer = call("info", run, "--markdown")
+    assert answer.code == 0, answer.err
+    text = answer.out
+    assert text.startswith("# a|b\n\nA transformer model that translates")
+    for title in ("## Model", "## Data", "## Training", "## Scores", "## Use"):
+        assert title in text
+    assert "a\\|b" in text
+    assert text.count("| test ") == 1  # the newest result of a test stands for all
+    assert "chrF" in text
+    assert f"dragoman translate {run} < input.txt" in text
+
+
+def test_scores_do_not_need_a_folder_that_can_be_written_to(toy: Toy, tmp_path: Path, call: Call) -> None:
+    run = shutil.copytree(toy.run, tmp_path / "run", ignore=shutil.ignore_patterns("scores.jsonl"))
+    (run / "scores.jsonl").mkdir()  # in the way, as a disk that is read-only would be
+    assert call("evaluate", run, "--source", toy.folder / "dev.src", "--reference", toy.folder / "dev.trg").code == 0

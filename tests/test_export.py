@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dragoman import export as trade
+from dragoman.card import card_markdown
 from dragoman.exchange import ctranslate2, huggingface, onnx
 from dragoman.exchange.held import Holds, shown
 from dragoman.loading import load
@@ -37,6 +38,7 @@ def test_there(toy: Toy, call: Call, tmp_path: Path, to: str) -> None:
 
 def test_and_back(toy: Toy, call: Call, tmp_path: Path) -> None:
     assert call("export", toy.run, "--to", "huggingface", tmp_path / "there").code == 0
+    assert (tmp_path / "there" / "README.md").read_text() == card_markdown(toy.run)
     said = call("import", tmp_path / "there", "--out", tmp_path / "back")
     assert said.code == 0, said.err
     assert said.out.count("100 of 100 answers are the same") == 2

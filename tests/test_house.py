@@ -74,7 +74,7 @@ MAY_USE = {
         "types", "config", "store", "text", "models", "score", "translator", "loading", "group", "train", "shards",
         "lessons",
     ],
-    "export": ["types", "config", "store", "text", "engines", "exchange", "loading", "translator"],
+    "export": ["types", "card", "config", "store", "text", "engines", "exchange", "loading", "translator"],
     "outcome": ["types", "console"],
     "commands": [
         "types", "config", "console", "store", "text", "score", "answers", "door", "translator", "generator",

@@ -1,11 +1,16 @@
-"""A run's model card: what it is, what it was trained on, how long, and what it scored."""
+"""A run's model card: what it is, what it was trained on, where it comes from, what it scored and how to use it.
+
+card("runs/demo") is a dict for programs; card_table() shows it in a terminal, card_markdown() writes it for people.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +18,20 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from dragoman.config import CorpusSettings
+from dragoman.config import CorpusSettings, Recipe
 from dragoman.loading import open_run
-from dragoman.models.build import kind_of, parameters
+from dragoman.models.build import kind_of, parameters, settings_in_use
 from dragoman.score.metrics import METRICS, Metric, metric_named
-from dragoman.store import RunFolder, load_tensors
+from dragoman.store import RunFolder, load_tensors, read_digest
 
 KEYS = {"train": {"tokens", "seconds"}, "validate": {"loss", "perplexity"}}  # what a record needs
+LANGUAGE = re.compile(r"\.([a-z]{2})(?:\.(?:gz|xz|zst))?$")  # such as train.en.gz
+UNKNOWN = "unknown"
+Sections = dict[str, dict[str, str]]  # by title: what the card says, by name
 
 
 def card(run: str | Path) -> dict[str, Any]:
+    """Return all that the folder says of the run, as JSON has it."""
     folder = RunFolder(run)
     opened = open_run(run, device="cpu")
     recipe, target = opened.recipe, opened.tokenizers.target
@@ -32,37 +41,69 @@ def card(run: str | Path) -> dict[str, Any]:
     task = kind_of(recipe.model).task
     metric = metric_named(recipe.train.metric, task)
     best = max(validated, key=lambda event: goodness(event, metric), default=None)
-    last = folder.state() or (trained[-1] if trained else {})  # a folder may come without its checkpoints
+    state, provenance = folder.state(), folder.provenance()
+    last = state or (trained[-1] if trained else {})  # a folder may come without its checkpoints
     tokens, seconds = last.get("tokens") or 0, last.get("seconds") or 0.0
+    place = state.get("place")
     return {
         "run": str(folder.path),
         "format": int(folder.format.read_text()),
+        "digest": read_digest(folder.model),
         "task": task,
         "parameters": parameters(opened.model),
         "model": recipe.model,
+        "settings": settings_in_use(recipe.model),
         "tokenizer": recipe.tokenizer.model_dump(),
         "vocabulary": {"source": opened.tokenizers.source.size, "target": target.size},
+        "vocabulary_shared": opened.tokenizers.joint if task == "translate" else None,
+        "languages": languages(recipe) if task == "translate" else [],
         "tags": [tag for tag in recipe.data.tags if tag],
         "direction": recipe.data.direction if any(c.phrasebook for c in recipe.data.train) else "",
         "data": {name: [corpus_name(c) for c in getattr(recipe.data, name)] for name in ("train", "dev")},
+        "corpora": corpora(recipe, provenance),
+        "unit": provenance.get("unit", "pairs" if task == "translate" else "texts"),
         "labels": target.pieces(range(target.size)) if task == "classify" else [],
         "teacher": folder.teacher(),
+        "parent": provenance.get("parent") or ({"run": state["parent"]} if state.get("parent") else None),
+        "versions": {name: provenance.get(name) for name in ("dragoman", "torch")},
+        "started": provenance.get("started"),
+        "ended": provenance.get("ended"),
         "longest_source": opened.longest,
         "steps": int(load_tensors(folder.model)[1].get("step", 0)),  # none, where it was trained elsewhere
+        "epochs": round(place["epoch"] + place.get("passed", 0.0), 4) if place else None,
         "tokens_read": tokens,
         "train_seconds": seconds,
         "tokens_per_second": round(tokens / seconds) if seconds else 0,
         "validation": best,
+        "tests": read_scores(folder.scores),
     }
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """The records of metrics.jsonl. A line that was torn when the machine went down is no record."""
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []:
+    for event in read_records(path):
+        if event.get("event") in KEYS and KEYS[event["event"]] <= set(event):
+            yield event
+
+
+def read_records(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file that holds one JSON object a line; a torn line is left out."""
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []:
         with suppress(ValueError, RecursionError):
-            event = json.loads(line)
-            if isinstance(event, dict) and event.get("event") in KEYS and KEYS[event["event"]] <= set(event):
-                yield event
+            record = json.loads(line)
+            if isinstance(record, dict):
+                yield record
+
+
+def read_scores(path: Path) -> list[dict[str, Any]]:
+    """Return what `evaluate` found, of each test and beam the newest result."""
+    newest: dict[tuple[str, str], dict[str, Any]] = {}
+    for record in read_records(path):
+        if isinstance(record.get("scores"), dict):
+            key = str(record.get("test")), str(record.get("beam"))
+            newest.pop(key, None)
+            newest[key] = record
+    return list(newest.values())
 
 
 def goodness(event: dict[str, Any], metric: Metric | None) -> tuple[float, float]:
@@ -79,6 +120,42 @@ def corpus_name(corpus: CorpusSettings) -> str:
     return " + ".join(Path(name).name for name in corpus.files) + corpus.chosen + weight
 
 
+def corpora(recipe: Recipe, provenance: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the corpora of training and validation; counts are None where the run did not record them."""
+    data = recipe.data
+    named = [("train", corpus) for corpus in data.learned] + [("dev", corpus) for corpus in data.dev]
+    counted = provenance.get("corpora", [])
+    if [one["split"] for one in counted] != [split for split, _ in named]:
+        counted = [{"count": None, "left_out": {}} for _ in named]
+    return [
+        {"split": split, "name": corpus_name(corpus), "count": one["count"], "left_out": one["left_out"]}
+        for (split, corpus), one in zip(named, counted, strict=True)
+    ]
+
+
+def languages(recipe: Recipe) -> list[str]:
+    """Return the directions that the corpora's file names tell, such as "en-de"; none where they do not."""
+    found = []
+    for corpus in recipe.data.learned:
+        ends = [LANGUAGE.search(name) for name in (corpus.source, corpus.target)]
+        pair = [end[1] for end in ends if end] if not corpus.phrasebook else recipe.data.direction.split("-")
+        if len(pair) == 2:
+            found.append("-".join(reversed(pair) if corpus.reverse else pair))
+    return list(dict.fromkeys(found))
+
+
+def lineage(about: dict[str, Any]) -> list[str]:
+    """Return the run's ancestors as sentences, nearest first."""
+    found, parent = [], about["parent"]
+    while parent:
+        digest = f", weights {parent['digest'][:12]}" if parent.get("digest") else ""
+        steps = f" after {parent['steps']:,} steps" if parent.get("steps") else ""
+        student = f", a student of {parent['teacher']}" if parent.get("teacher") else ""
+        found.append(f"{parent['run']}{steps}{digest}{student}")
+        parent = parent.get("parent")
+    return found
+
+
 def taught_by(teacher: dict[str, Any]) -> dict[str, str]:
     """Whose student a run is, where it is one."""
     if not teacher:
@@ -88,42 +165,128 @@ def taught_by(teacher: dict[str, Any]) -> dict[str, str]:
     return {"student of": f"{teacher['teacher']}, {good:,} of {total:,} answers of a beam of {teacher['beam']}"}
 
 
-def card_table(about: dict[str, Any]) -> Group:
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    model, best = about["model"], about["validation"]
-    two = about["task"] == "translate" and not about["tokenizer"]["joint"]
-    sizes = list(about["vocabulary"].values())[: 2 if two else 1]
-    rows = {
-        "run": f"{about['run']} (format {about['format']})",
-        "model": f"{model['kind']}, {about['parameters']:,} parameters",
-        "settings": ", ".join(f"{k} {v}" for k, v in model.items() if k != "kind"),
-        "tokenizer": f"{about['tokenizer']['kind']}, " + " + ".join(f"{size:,}" for size in sizes) + " entries",
-        "trained on": "; ".join(about["data"]["train"]) + (f" ({about['direction']})" if about["direction"] else ""),
-        **taught_by(about["teacher"]),
-        "checked on": "; ".join(about["data"]["dev"]) or "nothing",
-        **REACH[about["task"]](about),
-        "training": f"{about['steps']:,} steps, {about['tokens_read']:,} tokens, {about['train_seconds']:.0f} s, "
-        f"{about['tokens_per_second']:,} tokens/s",
+def sections(about: dict[str, Any]) -> Sections:
+    """Return the card as text: sections of names and what there is to say under each."""
+    settings, sizes = about["settings"], about["vocabulary"]
+    size = f"{sizes['source']:,}"
+    if about["task"] == "translate":
+        shared = about["vocabulary_shared"]
+        size = f"{size} shared" if shared else f"{size} source + {sizes['target']:,} target"
+    longest, best = f"{about['longest_source']} tokens", about["validation"]
+    reach = {
+        "translate": {"longest source": f"{longest}; longer input is split into sentences"},
+        "classify": {
+            "labels": ", ".join(about["labels"]),
+            "longest text": f"{longest}; longer input is read with a warning",
+        },
+        "generate": {"context": f"{about['model'].get('context')} tokens"},
     }
-    if best and best["loss"] is not None:
-        rows["best on dev"] = f"loss {best['loss']:.4f}, perplexity {best['perplexity']:.2f}"
-        for metric in METRICS.values():
-            if best.get(metric.name) is not None:
-                rows["best on dev"] += f", {metric.shown} {best[metric.name]:.2f} ({best['signature']})"
-        if "bits_per_character" in best:
-            rows["best on dev"] += f", {best['bits_per_character']:.4f} bits per character"
-    for name, value in rows.items():
-        table.add_row(name, Text(value, overflow="fold"))
+    backbone = f" ({settings['backbone']})" if "backbone" in settings else ""
+    versions = ", ".join(f"{name} {said}" for name, said in about["versions"].items() if said)
+    dates = " to ".join(date.replace("+00:00", " UTC").replace("T", " ") for date in dates_of(about))
+    epochs = "" if about["epochs"] is None else f", {about['epochs']:.4g} epochs"
+    parents = lineage(about)
+    validated = "; ".join(shown_corpora(about, "dev"))
+    return {
+        "Model": {
+            "run": f"{about['run']} (format {about['format']}, weights {about['digest'][:12]})",
+            "model": f"{settings['kind']}{backbone}, {about['parameters']:,} parameters",
+            "settings": ", ".join(f"{k} {shown(v)}" for k, v in settings.items() if k not in ("kind", "backbone")),
+            "tokenizer": f"{about['tokenizer']['kind']}, {size} entries",
+            **reach[about["task"]],
+        },
+        "Data": {
+            **({"languages": ", ".join(about["languages"])} if about["languages"] else {}),
+            **({"tags": ", ".join(about["tags"])} if about["tags"] else {}),
+            "trained on": "; ".join(shown_corpora(about, "train")),
+            "validated on": validated or "nothing",
+        },
+        "Training": {
+            "training": f"{about['steps']:,} steps{epochs}, {about['tokens_read']:,} tokens, "
+            f"{timedelta(seconds=round(about['train_seconds']))}, {about['tokens_per_second']:,} tokens/s",
+            "date": dates or UNKNOWN,
+            "versions": versions or UNKNOWN,
+            **({"fine-tuned from": "; before that ".join(parents)} if parents else {}),
+            **taught_by(about["teacher"]),
+        },
+        "Scores": {**({"best on dev": shown_validation(best)} if best and best["loss"] is not None else {})}
+        | {f"test {one.get('test')}": shown_scores(one) for one in about["tests"]},
+    }
+
+
+def dates_of(about: dict[str, Any]) -> list[str]:
+    return [date for date in (about["started"], about["ended"]) if date]
+
+
+def shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def shown_corpora(about: dict[str, Any], split: str) -> list[str]:
+    found = []
+    for one in about["corpora"]:
+        if one["split"] == split:
+            left_out = sum(one["left_out"].values())
+            count = f"{UNKNOWN} number of" if one["count"] is None else f"{one['count']:,}"
+            found.append(f"{one['name']} ({count} {about['unit']}{f', {left_out:,} left out' if left_out else ''})")
+    return found
+
+
+def shown_validation(best: dict[str, Any]) -> str:
+    said = f"loss {best['loss']:.4f}, perplexity {best['perplexity']:.2f}"
+    for metric in METRICS.values():
+        if best.get(metric.name) is not None:
+            said += f", {metric.shown} {best[metric.name]:.2f} ({best['signature']})"
+    return said + (f", {best['bits_per_character']:.4f} bits per character" if "bits_per_character" in best else "")
+
+
+def shown_scores(one: dict[str, Any]) -> str:
+    """Return the scores of one test with their signatures."""
+    beam = f"; beam {one['beam']}" if one.get("beam") else ""
+    names: Sequence[tuple[str, dict[str, Any]]] = list(one["scores"].items())
+    said = ", ".join(
+        f"{METRICS[name].shown if name in METRICS else name.replace('_', ' ')} {score['value']:.2f}"
+        + (f" ({score['signature']})" if score.get("signature") else "")
+        for name, score in names
+    )
+    return f"{said}{beam}; {one.get('lines')} lines" if one.get("lines") else said + beam
+
+
+def card_table(about: dict[str, Any]) -> Group:
+    """Return the card for a terminal."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for rows in sections(about).values():
+        for name, value in rows.items():
+            table.add_row(name, Text(value, overflow="fold"))
     return Group(table)
 
 
-REACH: dict[str, Callable[[dict[str, Any]], dict[str, str]]] = {  # what a model of this task was made for
-    "translate": lambda about: {
-        "longest source": f"{about['longest_source']} tokens; longer input is split into sentences"
-    },
-    "classify": lambda about: {
-        "labels": ", ".join(about["labels"]),
-        "longest text": f"{about['longest_source']} tokens; longer input is read with a warning",
-    },
-    "generate": lambda about: {"context": f"{about['model']['context']} tokens"},
+VERBS = {"translate": "translates", "classify": "classifies texts", "generate": "writes text"}
+CALLS = {
+    "translate": 'translate(["A sentence."])',
+    "classify": 'classify(["A text."])',
+    "generate": 'generate(["Once upon a time"])',
 }
+
+
+def card_markdown(run: str | Path) -> str:
+    """Return the model card of a run folder as Markdown."""
+    about = card(run)
+    task, name = about["task"], Path(about["run"]).resolve().name
+    way = f" ({', '.join(about['languages'])})" if about["languages"] else ""
+    lines = [f"# {name}", "", f"A {about['settings']['kind']} model that {VERBS[task]}{way}, made with Dragoman."]
+    for title, rows in sections(about).items():
+        if rows:
+            lines += ["", f"## {title}", "", "| | |", "|---|---|"]
+            lines += [f"| {cell(key)} | {cell(value)} |" for key, value in rows.items()]
+    lines += [
+        *("", "## Use", "", "```sh", f"dragoman {task} {about['run']} < input.txt", "```"),
+        *("", "```python", "import dragoman", "", f"model = dragoman.load({about['run']!r})"),
+        *(f"print(model.{CALLS[task]})", "```", ""),
+    ]
+    return "\n".join(lines)
+
+
+def cell(text: str) -> str:
+    """Return a text that cannot break out of a cell of a Markdown table."""
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -125,15 +125,20 @@ def compare_one(recipe: Path, run: Path) -> None:
 
 
 @app.command()
-def info(run: Run, as_json: Json = False) -> None:
+def info(
+    run: Run,
+    as_json: Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="as Markdown, for a README.md")] = False,
+) -> None:
     """A model card: what it is, what it was trained on, what it scored."""
-    from dragoman.card import card, card_table
+    from dragoman.card import card, card_markdown, card_table
 
-    about = card(run)
     if as_json:
-        print(json.dumps(about, ensure_ascii=False))
+        print(json.dumps(card(run), ensure_ascii=False))
+    elif markdown:
+        print(card_markdown(run), end="")
     else:
-        paper().print(card_table(about))
+        paper().print(card_table(card(run)))
 
 
 @app.command()

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from dragoman.card import card_markdown
 from dragoman.config import DataSettings, pick
 from dragoman.engines.base import Engine
 from dragoman.engines.ctranslate2 import CTranslate2Engine
@@ -17,7 +18,7 @@ from dragoman.engines.onnx import OnnxEngine
 from dragoman.exchange import ctranslate2, huggingface, onnx
 from dragoman.exchange.huggingface_import import adopt
 from dragoman.loading import load_as
-from dragoman.store import RunFolder, write_whole
+from dragoman.store import RunFolder, write_text, write_whole
 from dragoman.text import phrasebook
 from dragoman.text.corpus import read_pairs
 from dragoman.translator import Translator
@@ -75,6 +76,8 @@ def export(run: Path, to: str, out: Path, *, quantization: str, say: Callable[[s
                 say(lack)
             translator.tokenizers.save(beside / "tokenizer")
             RunFolder(beside).save_recipe(translator.recipe)
+            if to == "huggingface":
+                write_text(beside / "README.md", card_markdown(run))
         except OSError as error:
             raise UserError(
                 f"cannot write {str(out)!r} ({error.strerror}); make room or choose another folder"

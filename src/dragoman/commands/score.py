@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -83,6 +84,8 @@ def evaluate(
     plain = bleu_tokenize != "none"  # BLEU cuts lines, and nothing was said yet of lines that are cut already
     for name, answered in systems(runs or [], hypotheses or [], asked, say, ticker):
         results.append(panel.judge(name, answered))
+        if name in map(str, runs or []):
+            keep_scores(Path(name), results[-1], test=str(source or f"phrasebook {phrasebook}"), beam=beam)
         say_counts(Counter(results[-1]["warnings"]))
         if plain and "bleu" in results[-1] and in_tokens(answered.texts):
             say(f"the answers of {name} look tokenised; --metric bleu_tokens counts tokens as they are")
@@ -97,6 +100,20 @@ def evaluate(
         whole = page_of_differences(panel.tests)
         with output_to(page) as sink:
             sink.write(whole)
+
+
+def keep_scores(run: Path, result: dict[str, Any], *, test: str, beam: int | None) -> None:
+    """Append a result to the run's scores.jsonl, for its model card."""
+    from dragoman.store import RunFolder
+
+    folder = RunFolder(run)
+    scores = {name: one for name, one in result.items() if isinstance(one, dict) and "value" in one}
+    kept = {name: {key: one[key] for key in ("value", "signature") if key in one} for name, one in scores.items()}
+    about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "test": result.get("test", test)}
+    recipe = folder.recipe()
+    searches = recipe.model["kind"] not in ("classifier", "lm")
+    width = (beam or recipe.search.beam) if searches else None
+    folder.add_scores({**about, "lines": result["lines"], "beam": width, "scores": kept})
 
 
 def score(

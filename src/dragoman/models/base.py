@@ -6,7 +6,7 @@ Shapes   B rows   S source width   T target width   C model width   N rows of a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -22,6 +22,12 @@ class Depths(Settings):
     layers: Annotated[Layers, Field(ge=1)] = 6
     encoder_layers: Layers = 0  # 0: as many as `layers`
     decoder_layers: Layers = 0
+
+    absent: ClassVar[tuple[str, ...]] = ()  # settings of the half that a model lacks
+
+    def unused(self) -> set[str]:
+        """Return the names of settings that have no effect in this model."""
+        return set(self.absent)
 
     @property
     def encoder_depth(self) -> int:

@@ -65,6 +65,22 @@ def settings_of(model: dict[str, Any]) -> Any:
     return settings
 
 
+def settings_in_use(model: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a model section that have an effect in it, its depths written out.
+
+    Left out as well: how attention is computed, dropout that is off, and widths of 0, which mean "as the width".
+    """
+    settings = settings_of(model)
+    values: dict[str, Any] = settings.model_dump(mode="json")
+    if settings.encoder_layers or settings.decoder_layers:
+        values |= {"encoder_layers": settings.encoder_depth, "decoder_layers": settings.decoder_depth}
+        values.pop("layers")
+    if values.get("feedforward_width") == 0:
+        values["feedforward_width"] = 4 * values["width"]
+    off = {name for name, value in values.items() if not value and name.endswith(("_dropout", "_width", "_layers"))}
+    return {name: value for name, value in values.items() if name not in {*off, *settings.unused(), "kernel"}}
+
+
 def layout_of(model: dict[str, Any]) -> str:
     layout: str = settings_of(model).layout
     return layout

@@ -21,16 +21,20 @@ from dragoman.nn.pool import POOLS
 from dragoman.nn.position import POSITIONS
 from dragoman.types import Batch, UserError
 
+OF_SOURCE = ("bridge", "attention", "attention_width", "input_feeding")  # how a recurrent decoder meets a source
+OF_TARGET = ("tied", "target_word_dropout")  # what only those ask that write
+
 
 class TransformerLmSettings(TransformerSettings):
     kind: Literal["lm"] = "lm"  # type: ignore[assignment]
     backbone: Literal["transformer"] = "transformer"
     context: Count = 256  # tokens of a window of the text, and the most that are looked back at
     bounded: ClassVar[bool] = True  # it looks back no further than its context
+    absent: ClassVar[tuple[str, ...]] = ("encoder_layers", "attention", "source_word_dropout")
 
     def check(self) -> None:
         super().check()
-        useless(self, "a language model, which has no encoder", "encoder_layers", "attention", "source_word_dropout")
+        useless(self, "a language model, which has no encoder", *self.absent)
         if POSITIONS[self.position].of_trees:
             raise UserError(
                 f"model.position={self.position} needs whole sentences, which a language model has not read yet"
@@ -54,6 +58,7 @@ class TransformerClassifierSettings(TransformerSettings):
     kind: Literal["classifier"] = "classifier"  # type: ignore[assignment]
     backbone: Literal["transformer"] = "transformer"
     pool: str = "mean"
+    absent: ClassVar[tuple[str, ...]] = ("decoder_layers", "decoder_attention", *OF_TARGET)
 
     @classmethod
     def menus(cls) -> Menus:
@@ -65,7 +70,7 @@ class TransformerClassifierSettings(TransformerSettings):
             raise UserError(
                 f"model.position={self.position} needs trees beside texts, which only translation takes so far"
             )
-        useless(self, "a classifier, which has no decoder", "decoder_layers", "decoder_attention", *OF_TARGET)
+        useless(self, "a classifier, which has no decoder", *self.absent)
 
     def encoder(self, size: int) -> nn.Module:
         return Encoder(self, nn.Embedding(size, self.width))
@@ -77,11 +82,11 @@ class RnnLmSettings(RnnSettings):
     context: Count = 256  # tokens of a window of the text at training; a state forgets nothing at its end
     bounded: ClassVar[bool] = False
     bidirectional: bool = False
+    absent: ClassVar[tuple[str, ...]] = ("encoder_layers", "bidirectional", "source_word_dropout", *OF_SOURCE)
 
     def check(self) -> None:
         super().check()
-        own = ("encoder_layers", "bidirectional", "source_word_dropout")
-        useless(self, "a language model, which has no encoder", *own, *OF_SOURCE)
+        useless(self, "a language model, which has no encoder", *self.absent)
 
     def decoder(self, size: int) -> nn.Module:
         return RecurrentStack(self, nn.Embedding(size, self.embedded_width))
@@ -91,6 +96,7 @@ class RnnClassifierSettings(RnnSettings):
     kind: Literal["classifier"] = "classifier"  # type: ignore[assignment]
     backbone: Literal["rnn"] = "rnn"
     pool: str = "mean"
+    absent: ClassVar[tuple[str, ...]] = ("decoder_layers", *OF_TARGET, *OF_SOURCE)
 
     @classmethod
     def menus(cls) -> Menus:
@@ -98,14 +104,10 @@ class RnnClassifierSettings(RnnSettings):
 
     def check(self) -> None:
         super().check()
-        useless(self, "a classifier, which has no decoder", "decoder_layers", *OF_TARGET, *OF_SOURCE)
+        useless(self, "a classifier, which has no decoder", *self.absent)
 
     def encoder(self, size: int) -> nn.Module:
         return RecurrentEncoder(self, nn.Embedding(size, self.embedded_width))
-
-
-OF_SOURCE = ("bridge", "attention", "attention_width", "input_feeding")  # how a recurrent decoder meets a source
-OF_TARGET = ("tied", "target_word_dropout")  # what only those ask that write
 
 
 class LanguageModel(Writer):

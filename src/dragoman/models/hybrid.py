@@ -35,6 +35,7 @@ class HybridSettings(TransformerSettings):
     embedding_width: Width = 0  # of target embeddings and, if tied, output; 0: the width, and the source's are the same
     input_feeding: bool = False  # what is said at a step goes into the next one too
     compiles: ClassVar[bool] = False
+    absent: ClassVar[tuple[str, ...]] = ("decoder_attention",)
 
     @classmethod
     def menus(cls) -> Menus:
@@ -42,7 +43,7 @@ class HybridSettings(TransformerSettings):
 
     def check(self) -> None:
         super().check()
-        useless(self, "a hybrid, whose decoder is recurrent", "decoder_attention")
+        useless(self, "a hybrid, whose decoder is recurrent", *self.absent)
         if not SCORES[self.score].sized:
             useless(self, f"model.score={self.score}", "score_width")
 

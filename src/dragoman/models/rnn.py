@@ -68,6 +68,10 @@ class RnnSettings(Depths):
                 "source; change one of them"
             )
 
+    def unused(self) -> set[str]:
+        found = super().unused() | (set() if CELLS[self.cell].plain else {"nonlinearity"})
+        return found | (set() if SCORES[self.attention].sized else {"attention_width"})
+
     most: ClassVar[int | None] = None  # places for a sentence: any length will do
     compiles: ClassVar[bool] = False  # its loops, unrolled, would be compiled anew for every length
 

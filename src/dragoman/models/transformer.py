@@ -26,7 +26,7 @@ from dragoman.nn.linear import working
 from dragoman.nn.lookup import Cache
 from dragoman.nn.mask import Look, Rows, across, hiding
 from dragoman.nn.norm import NORMS
-from dragoman.nn.pattern import PATTERNS
+from dragoman.nn.pattern import PATTERNS, Full
 from dragoman.nn.position import POSITIONS, Scheme
 from dragoman.nn.settings import AttentionSettings
 from dragoman.nn.whole import LayerDropout, WordDropout
@@ -86,6 +86,17 @@ class TransformerSettings(AttentionSettings, Depths):
             useless(self, f"a model with model.activation={self.activation}", "activation_dropout")
         if not self.projections and (self.query_width or self.value_width):
             raise UserError("model.projections=false leaves queries, keys and values as they are: drop their widths")
+
+    def unused(self) -> set[str]:
+        chosen: tuple[type[Full] | Scheme, ...] = (
+            PATTERNS[self.attention],
+            PATTERNS[self.decoder_attention],
+            POSITIONS[self.position],
+        )
+        of_patterns = {name for pattern in PATTERNS.values() for name in pattern.uses}
+        of_positions = {name for scheme in POSITIONS.values() for name in scheme.uses}
+        found = super().unused() | ((of_patterns | of_positions) - {name for each in chosen for name in each.uses})
+        return found | ({"feedforward_width"} if FEEDFORWARDS[self.activation] is None else set())
 
     def check_patterns(self) -> None:
         schemes = {"attention": POSITIONS[self.position], "decoder_attention": in_decoder(self)}

@@ -36,6 +36,7 @@ class Full(nn.Module):
     causal = True  # may stand in a decoder
     limited = False  # knows no place beyond settings.max_length
     tells = frozenset({"nothing", "distance", "tree"})  # what a position scheme may ask for (nn/position.py)
+    uses: tuple[str, ...] = ()  # settings that only some patterns and positions read
 
     def __init__(self, settings: AttentionSettings, *, ahead: bool) -> None:
         super().__init__()
@@ -126,6 +127,8 @@ class Blocked(Full, ABC):
 class Local(Blocked):
     """Everyone looks at the `window` tokens on either side; in a decoder, at those before."""
 
+    uses = ("window",)
+
     def __init__(self, settings: AttentionSettings, *, ahead: bool) -> None:
         super().__init__(settings, ahead=ahead, block=settings.window)
 
@@ -144,6 +147,7 @@ class BigBird(Blocked):
     """
 
     shares_rows = False  # blocks of sentences that begin anywhere would not lie side by side
+    uses = ("block", "window_blocks", "global_blocks", "random_blocks", "random_seed")
 
     def __init__(self, settings: AttentionSettings, *, ahead: bool) -> None:
         super().__init__(settings, ahead=ahead, block=settings.block)
@@ -214,6 +218,7 @@ class Linformer(Full):
     causal = False
     limited = True
     tells = frozenset({"nothing"})
+    uses = ("rank", "max_length")
 
     def __init__(self, settings: AttentionSettings, *, ahead: bool) -> None:
         super().__init__(settings, ahead=ahead)

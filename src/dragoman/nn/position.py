@@ -27,6 +27,7 @@ class Embed(nn.Module):
     """Nothing is added."""
 
     limited = False  # knows no place beyond settings.max_length
+    uses: tuple[str, ...] = ()  # settings that only some patterns and positions read
 
     def __init__(self, settings: AttentionSettings) -> None:
         super().__init__()
@@ -63,6 +64,7 @@ class Learned(Embed):
     """A vector for every place, learned like those of the words. It knows no place beyond its table."""
 
     limited = True
+    uses = ("max_length",)
 
     def __init__(self, settings: AttentionSettings) -> None:
         super().__init__(settings)
@@ -85,6 +87,8 @@ class Depth(Sinusoidal):
     The root is at depth 1. Depth 0 says that no tree is known, and adds nothing: then the waves are all there is.
     """
 
+    uses = ("reach",)
+
     def __init__(self, settings: AttentionSettings) -> None:
         super().__init__(settings)
         self.table = nn.Embedding(settings.reach, settings.width)
@@ -102,6 +106,7 @@ class Relate(nn.Module):
     """Queries meet keys wherever both stand."""
 
     needs = "nothing"  # of what a pattern can tell: "nothing", "distance" or "tree" (nn/pattern.py)
+    uses: tuple[str, ...] = ()
 
     def __init__(self, settings: AttentionSettings) -> None:
         super().__init__()
@@ -171,6 +176,8 @@ class Relative(Distant):
     out for every pair.
     """
 
+    uses = ("reach",)
+
     def __init__(self, settings: AttentionSettings) -> None:
         super().__init__(settings)
         self.distances = 2 * settings.reach + 1
@@ -228,6 +235,10 @@ def sinusoids(position_BT: Tensor, width: int) -> Tensor:
 class Scheme(NamedTuple):
     embed: type[Embed] = Embed
     relate: type[Relate] = Relate
+
+    @property
+    def uses(self) -> tuple[str, ...]:
+        return (*self.embed.uses, *self.relate.uses)
 
     @property
     def of_trees(self) -> bool:
