@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import combinations, pairwise
 from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.pages.chart import BOTTOM, LABEL, TOP, Figure, Line, Point, chart, decades, round_numbers
+from dragoman.pages.chart import (
+    BOTTOM,
+    LABEL,
+    TOP,
+    Figure,
+    Line,
+    Point,
+    linear_ticks,
+    logarithmic_ticks,
+    render_chart,
+    spread_apart,
+    text_width,
+)
 
 HEIGHT = 330
 VALUES = st.lists(st.tuples(*[st.floats(0, 1e6)] * 2), min_size=1, max_size=9)
@@ -31,7 +43,7 @@ def places(svg: str) -> list[float]:
 @given(st.lists(VALUES, min_size=1, max_size=12), st.booleans())
 def test_any_numbers_make_a_chart(lines: list[list[tuple[float, ...]]], logarithmic: bool) -> None:
     """It is whole, every line is there by name, and nothing is drawn outside."""
-    tree = ElementTree.fromstring(chart(figure(*lines, logarithmic=logarithmic), height=HEIGHT))
+    tree = ElementTree.fromstring(render_chart(figure(*lines, logarithmic=logarithmic), height=HEIGHT))
     names = [text.text for text in tree.iter("text") if text.get("class") == "name"]
     assert sorted(map(str, names)) == sorted(f"model <{n}>" for n in range(len(lines)))
     for circle in tree.iter("circle"):
@@ -43,43 +55,108 @@ def test_any_numbers_make_a_chart(lines: list[list[tuple[float, ...]]], logarith
 def test_names_do_not_lie_on_one_another(count: int) -> None:
     """Not even where all lines end at one place, at the top, in the middle or at the bottom."""
     for end in (0.0, 50.0, 100.0):
-        svg = chart(figure([(0.0,), (100.0,)], *([[(end,), (end,)]] * (count - 1))), height=HEIGHT)
+        svg = render_chart(figure([(0.0,), (100.0,)], *([[(end,), (end,)]] * (count - 1))), height=HEIGHT)
         found = sorted(places(svg))
         assert all(low + LABEL <= high + 1e-6 for low, high in pairwise(found))
         assert found[-1] <= HEIGHT - BOTTOM + 5
 
 
+def label_boxes(svg: str) -> dict[str, tuple[float, float, float, float]]:
+    """Left, top, right and bottom of every label, by name."""
+    found = {}
+    for text in ElementTree.fromstring(svg).iter("text"):
+        if text.get("class") == "name":
+            left, baseline = float(text.attrib["x"]), float(text.attrib["y"])
+            found[str(text.text)] = (left, baseline - 10, left + text_width(str(text.text)), baseline + 3)
+    return found
+
+
+def test_a_line_that_ends_early_has_its_label_beside_its_end() -> None:
+    """A single point far left of the others' ends, as a model that was validated once."""
+    svg = render_chart(figure([(3.9,)], [(3.8 - n / 10,) for n in range(9)], logarithmic=True))
+    left, top, *_ = label_boxes(svg)["model <0>"]
+    dot = next(ElementTree.fromstring(svg).iter("circle"))
+    assert 0 < left - float(dot.attrib["cx"]) < 20
+    assert abs(top + 6 - float(dot.attrib["cy"])) < 5 * LABEL
+
+
+@given(st.lists(VALUES, min_size=2, max_size=6))
+def test_labels_overlap_neither_each_other_nor_the_edge(lines: list[list[tuple[float, ...]]]) -> None:
+    boxes = list(label_boxes(render_chart(figure(*lines), width=860, height=HEIGHT)).values())
+    assert all(right <= 860 for _, _, right, _ in boxes)
+    for one, other in combinations(boxes, 2):
+        apart = one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] + 0.2 or other[3] <= one[1] + 0.2
+        assert apart
+
+
+def test_a_long_name_is_shortened_and_told_in_full() -> None:
+    svg = render_chart(Figure([Line("x" * 300, [Point(0, "", (1.0,))])], "x", "y", "y"))
+    [box] = label_boxes(svg).values()
+    assert box[2] <= 720
+    assert f"<title>{'x' * 300}</title>" in svg
+
+
+@given(st.lists(st.floats(-100, 400), max_size=14).map(sorted))
+def test_positions_are_apart_and_within(wanted: list[float]) -> None:
+    found = spread_apart(wanted, 0.0, 300.0)
+    assert all(low + LABEL <= high + 1e-6 for low, high in pairwise(found))
+    assert all(-1e-6 <= one <= 300 + 1e-6 for one in found)
+    assert spread_apart(found, 0.0, 300.0) == pytest.approx(found)
+
+
 def test_a_higher_value_is_drawn_higher() -> None:
-    tree = ElementTree.fromstring(chart(figure([(1.0,), (2.0,), (4.0,)])))
+    tree = ElementTree.fromstring(render_chart(figure([(1.0,), (2.0,), (4.0,)])))
     heights = [float(circle.attrib["cy"]) for circle in tree.iter("circle")]
     assert heights == sorted(heights, reverse=True)
     assert heights[0] - heights[1] == pytest.approx((heights[1] - heights[2]) / 2, abs=0.2)
 
 
 def test_on_a_logarithmic_axis_equal_factors_are_equal_steps() -> None:
-    tree = ElementTree.fromstring(chart(figure([(1.0,), (10.0,), (100.0,)], logarithmic=True)))
+    tree = ElementTree.fromstring(render_chart(figure([(1.0,), (10.0,), (100.0,)], logarithmic=True)))
     heights = [float(circle.attrib["cy"]) for circle in tree.iter("circle")]
     assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.2)
 
 
+@pytest.mark.parametrize("ends", [(3.0, 3.9), (1.1, 115.0), (0.02, 5.0), (9.0, 14.0), (1e-9, 1e3)])
+def test_a_logarithmic_axis_has_numbers(ends: tuple[float, float]) -> None:
+    """Also where it holds no power of ten; and it says that it is logarithmic."""
+    svg = render_chart(figure([(ends[0],), (ends[1],)], logarithmic=True))
+    texts = list(ElementTree.fromstring(svg).iter("text"))
+    ticks = [float(text.text or "") for text in texts if text.get("class") == "y-tick"]
+    assert len(ticks) >= 3
+    assert any((text.text or "").endswith("(log scale)") for text in texts)
+
+
+def test_axes_have_titles_and_a_grid() -> None:
+    svg = render_chart(figure([(1.0,), (2.0,)]))
+    tree = ElementTree.fromstring(svg)
+    assert [text.text for text in tree.iter("text") if text.get("class") == "title"] == ["words & more", "BLEU"]
+    assert len([line for line in tree.iter("line") if line.get("class") == "grid"]) >= 6
+
+
+def test_grey_lines_tell_their_names() -> None:
+    other = Line("<b>", [Point(0, "", (1.0,)), Point(1, "", (2.0,))])
+    assert "<title>&lt;b&gt;</title></path>" in render_chart(figure([(1.0,), (2.0,)]), behind=[other])
+
+
 def test_the_band_is_there_when_seeds_differ() -> None:
-    assert 'class="band"' in chart(figure([(1.0, 3.0), (2.0, 4.0)]))
-    assert 'class="band"' not in chart(figure([(1.0,), (2.0,)]))
+    assert 'class="band"' in render_chart(figure([(1.0, 3.0), (2.0, 4.0)]))
+    assert 'class="band"' not in render_chart(figure([(1.0,), (2.0,)]))
 
 
 def test_nothing_to_draw_is_no_chart() -> None:
-    assert chart(figure()) == ""
+    assert render_chart(figure()) == ""
 
 
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
 def test_ticks_are_few_and_inside(low: float, size: float) -> None:
-    ticks = round_numbers(low, low + size)
+    ticks = linear_ticks(low, low + size)
     assert 1 <= len(ticks) <= 7
     assert all(low - 1e-6 * size <= tick <= low + size * (1 + 1e-6) for tick in ticks)
 
 
 @given(st.floats(-12, 12), st.floats(1, 20))
-def test_decades_are_few_and_inside(low: float, size: float) -> None:
-    ticks = decades(low, low + size)
-    assert 1 <= len(ticks) <= 12
+def test_logarithmic_ticks_are_few_and_inside(low: float, size: float) -> None:
+    ticks = logarithmic_ticks(low, low + size)
+    assert 3 <= len(ticks) <= 12
     assert all(low - 1e-6 <= math.log10(tick) <= low + size + 1e-6 for tick in ticks)

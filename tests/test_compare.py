@@ -25,6 +25,7 @@ from dragoman.train.report import Report
 from dragoman.train.trainer import train
 from dragoman.types import Pair, UserError
 from toy_heads import classifier_recipe, lm_recipe
+from toy_report import judgement_of as judgement_like
 from toy_report import report_of
 from toy_run import SMALL, Call, one_sentence, started, tensors, write_corpus, write_recipe
 
@@ -290,7 +291,9 @@ def test_the_page_is_whole_and_stands_alone(models: int, seeds: int) -> None:
     parser.close()
     assert parser.open == parser.references == []
     assert not any(mark in text for mark in ("http:", "https:", "url(", "@import", "fetch("))
-    assert text.count("<svg") == 5 * min(models, 2)  # five figures for each of the two families
+    assert text.count("<svg") == (5 if models <= 6 else 10)  # five figures; of many models one for each family
+    assert ("Grey: the models of the other families" in text) == (models > 6)
+    assert ("bands reach from the lowest seed" in text) == (seeds > 1)
     for number in range(models):
         assert f"model-{number}</th>" in text
 
@@ -303,6 +306,58 @@ def test_the_page_shows_what_the_report_says() -> None:
     assert "21.0<span" in text  # the mean of 20, 21 and 22
     assert "±1.0" in text
     assert "1,024 MiB" in text
+
+
+def test_three_families_share_one_chart_in_three_colours() -> None:
+    made = report_of(models=3, seeds=1)
+    for number, model in enumerate(made["models"]):
+        model["family"] = f"family {number}"
+    curves = page(made).split("<h2>Learning curves")[1].split("<h2>")[0]
+    assert curves.count("<svg") == 1
+    assert [f'class="line" style="--c: var(--line{number})"' in curves for number in range(4)] == [True] * 3 + [False]
+    assert 'class="behind"' not in curves
+
+
+def test_the_footer_has_words_and_no_folders() -> None:
+    made = report_of(models=1, seeds=1)
+    corpus = {"source": "/home/someone/train.en", "target": "/home/someone/<train>.de"}
+    made["about"]["data"] = {"train": [corpus], "dev": [{"phrasebook": 500}], "max_length": 14, "metrics": ["bleu"]}
+    text = page(made)
+    assert "Data: training: train.en and &lt;train&gt;.de; validation: phrasebook (500 pairs); max length 14;" in text
+    assert "/home" not in text
+    assert "{" not in text.split("</table>")[-1].split("<script>")[0]
+
+
+def test_memory_is_called_what_it_is() -> None:
+    made = report_of(models=1, seeds=1)
+    assert ">peak memory of the process</th>" in page(made)
+    made["about"]["devices"] = ["cuda"]
+    assert ">peak GPU memory</th>" in page(made)
+
+
+@pytest.mark.parametrize(
+    ("model", "family_of_it", "missing"),
+    [
+        ({"position": "none"}, "Transformer, ablated", ["positions"]),
+        ({"norm": "none", "residual": False}, "Transformer, ablated", ["normalisation", "residual connections"]),
+        ({}, "Transformer", []),
+        ({"attention": "local"}, "Transformer, efficient attention", []),
+        ({"kind": "rnn", "attention": "none"}, "recurrent, one vector", []),
+    ],
+)
+def test_a_family_is_named_after_what_the_model_is(
+    tmp_path: Path, model: dict[str, object], family_of_it: str, missing: list[str]
+) -> None:
+    """And a Transformer without some part names the part."""
+    [path, _] = write_recipes(tmp_path)
+    whole = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**whole, "model": {"layers": 1, "width": 16} | model}))
+    [run] = planned([path], tmp_path / "out", [], 1)
+    judgement = judgement_like(20.0)
+    found = summarised([run], {run.folder: judgement}, {}, jobs=1) | {"title": "t", "questions": []}
+    [told] = found["models"]
+    assert (told["family"], told["missing"]) == (family_of_it, missing)
+    assert (f"Transformer without {', '.join(missing)}</td>" in page(found)) == bool(missing)
 
 
 def test_the_page_of_a_real_comparison(done: Path) -> None:

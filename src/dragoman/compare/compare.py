@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
-from dragoman.compare.page import COLUMNS, page
+from dragoman.compare.page import COLUMNS, heading, page
 from dragoman.compare.plan import Planned, planned
 from dragoman.compare.questions import answered, check_questions, read_questions
 from dragoman.compare.summary import summarised
@@ -58,7 +58,7 @@ def said(whole: dict[str, Any]) -> Text:
     scores = [f"{metric} {test}" for test in about["tests"] for metric in about["metrics"][:1]]
     chosen = ("dev_loss", "parameters", "tokens_per_second", "greedy_per_second", "peak_memory")
     columns: dict[str, tuple[str, Callable[[float], str]]] = {score: (score, "{:.2f}".format) for score in scores}
-    columns |= {name: (COLUMNS[name][0], COLUMNS[name][2]) for name in chosen}
+    columns |= {name: (heading(name, about), COLUMNS[name][2]) for name in chosen}
     rows = [["model", *(shown for shown, _ in columns.values())]]
     for model in whole["models"]:
         numbers = {name: model["numbers"].get(name) for name in columns}

@@ -1,4 +1,4 @@
-"""The figures of a comparison: what is drawn against what, each kind one entry on a menu.
+"""The figures of a comparison: what is plotted against what, each kind one entry of a registry.
 
 A figure takes the models that it is about, as report.json has them, and gives lines of points. Each point holds the
 value of every seed, so that one sees how much of a difference is chance.
@@ -18,6 +18,7 @@ Model = Mapping[str, Any]
 Run = Mapping[str, Any]
 FARTHEST = 24  # tokens back that gradients are drawn to
 SPENT = {"steps": "step", "epochs": "step", "minutes": "seconds", "flops": "flops"}  # what a curve runs along
+SPENT_TITLES = {"step": "training steps", "seconds": "seconds of training", "flops": "FLOPs of training"}
 
 
 class Asked(NamedTuple):
@@ -31,7 +32,7 @@ class Asked(NamedTuple):
 
 
 def shown(metric: str) -> str:
-    """A metric's name for people; a language model's loss and perplexity are on no menu."""
+    """Return a metric's name in tables; a language model's loss and perplexity are not in the registry."""
     return METRICS[metric].shown if metric in METRICS else metric
 
 
@@ -47,9 +48,9 @@ def by_length(models: Sequence[Model], asked: Asked) -> Figure:
 
 
 def by_distance(models: Sequence[Model], asked: Asked) -> Figure:
-    """Points of grammar that came out right, by how far apart the words are that must agree."""
+    """Share of grammatical phenomena that are correct, by how far apart the words are that must agree."""
     title = f"% right on {asked.test}"
-    return binned(models, asked, "distances", "words between those that must agree", title, "% right")
+    return binned(models, asked, "distances", "distance between words that must agree", title, "% right")
 
 
 def binned(models: Sequence[Model], asked: Asked, key: str, x_title: str, y_title: str, unit: str) -> Figure:
@@ -57,7 +58,7 @@ def binned(models: Sequence[Model], asked: Asked, key: str, x_title: str, y_titl
         m["name"]: [run["tests"].get(asked.test, {}).get(key, []) for run in m["runs"]] for m in models if m["runs"]
     }
     first: Sequence[Mapping[str, Any]] = next((table[0] for table in tables.values()), [])
-    apart = "" if key == "lengths" else " apart"
+    apart, counted = ("", "sentences") if key == "lengths" else (" apart", "phenomena")
     lines = [
         Line(name, [
             Point(number, words(row, apart), tuple(table[number]["value"] for table in seeds))
@@ -66,7 +67,7 @@ def binned(models: Sequence[Model], asked: Asked, key: str, x_title: str, y_titl
         for name, seeds in tables.items()
     ]  # fmt: skip
     ticks = tuple(f"{bounds(row)}\n({row['lines']})" for row in first)
-    return Figure(lines if first else [], f"{x_title} (and how many)", y_title, unit, ticks)
+    return Figure(lines if first else [], f"{x_title} (in brackets: how many {counted})", y_title, unit, ticks)
 
 
 def words(row: Mapping[str, Any], more: str) -> str:
@@ -80,12 +81,12 @@ def bounds(row: Mapping[str, Any]) -> str:
 
 
 def by_gradient(models: Sequence[Model], asked: Asked) -> Figure:  # noqa: ARG001 - the menu's shape
-    """How much of the gradient is left at a target input some steps back."""
+    """Gradient norm at the target inputs before a token, relative to the nearest."""
     return gradient(models, "target", "target tokens back")
 
 
 def by_source_gradient(models: Sequence[Model], asked: Asked) -> Figure:  # noqa: ARG001
-    """How much of the gradient is left at a source token, counted from the end of the source."""
+    """Gradient norm at the source tokens, counted from the end of the source."""
     return gradient(models, "source", "source tokens before the end")
 
 
@@ -102,7 +103,7 @@ def gradient(models: Sequence[Model], side: str, x_title: str) -> Figure:
 
 
 def by_curve(models: Sequence[Model], asked: Asked) -> Figure:
-    """Loss on dev as training goes on."""
+    """Validation loss as training goes on."""
     along = SPENT[asked.budget]
     lines = []
     for model in models:
@@ -113,8 +114,8 @@ def by_curve(models: Sequence[Model], asked: Asked) -> Figure:
             for row in rows
         ]
         lines.append(Line(model["name"], points))
-    lines, title = [line for line in lines if line.points], "dev loss, nats a token"
-    return Figure(lines, along, title, "nats", logarithmic=True, low_is_good=True)
+    lines, title = [line for line in lines if line.points], "validation loss, nats per token"
+    return Figure(lines, SPENT_TITLES[along], title, "nats", logarithmic=True, low_is_good=True)
 
 
 def by_setting(models: Sequence[Model], asked: Asked) -> Figure:
@@ -153,7 +154,7 @@ def setting(model: Model, path: str) -> Any:
 
 
 def small_multiples(models: Sequence[Model]) -> Iterator[tuple[str, list[Model]]]:
-    """The models of each family, in the order in which families appear."""
+    """Yield the models of each family, in the order in which families appear."""
     for family in dict.fromkeys(model["family"] for model in models):
         yield family, [model for model in models if model["family"] == family]
 
@@ -165,22 +166,23 @@ class Kind(NamedTuple):
 
 
 FIGURES = {
-    "curve": Kind(by_curve, "Learning curves", "Loss on dev while training."),
-    "length": Kind(by_length, "Quality by length", "Long sentences show what a model forgets."),
+    "curve": Kind(by_curve, "Learning curves", "Loss on the validation set during training."),
+    "length": Kind(by_length, "Quality by source length", "Scores on the test sentences of each length."),
     "distance": Kind(
         by_distance,
         "Grammar by distance",
-        "Points of grammar that came out right, by how far apart their words stand.",
+        "Share of grammatical phenomena that are correct, by the distance between the words that must agree.",
     ),
     "gradient": Kind(
         by_gradient,
         "Gradient by distance",
-        "How much of a target token's gradient is left at the inputs before it.",
+        "Norm of the loss gradient at the target inputs before a token, in per cent of the nearest.",
     ),
     "source-gradient": Kind(
         by_source_gradient,
         "Gradient in the source",
-        "How much of the loss's gradient is left at source tokens before the end, where decoding begins.",
+        "Norm of the loss gradient at the source tokens, by their distance from the end of the source, "
+        "in per cent of the last token's.",
     ),
     "setting": Kind(by_setting),
 }

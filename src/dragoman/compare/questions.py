@@ -114,7 +114,7 @@ def ranking(figure: Figure) -> str:
     far = max(line.points[-1].x for line in figure.lines)
     last = [(line.points[-1], line.name) for line in figure.lines if line.points[-1].x == far]
     ranked = sorted(last, key=lambda each: each[0].mean, reverse=not figure.low_is_good)
-    return f"At {ranked[0][0].said}: " + ", ".join(f"{n} {number(p.mean)}" for p, n in ranked) + f" ({figure.unit})."
+    return f"At {ranked[0][0].label}: " + ", ".join(f"{n} {number(p.mean)}" for p, n in ranked) + f" ({figure.unit})."
 
 
 def contest(better: Line, worse: Line, figure: Figure) -> str:
@@ -127,13 +127,13 @@ def contest(better: Line, worse: Line, figure: Figure) -> str:
     seeds = min(len(b.values), len(w.values))
     verdict = "As expected" if ahead == seeds else "Not as expected" if ahead == 0 else "Undecided"
     found = (
-        f"{verdict}: at {b.said} {better.name} has {number(b.mean)} {figure.unit} and {worse.name} {number(w.mean)}, "
+        f"{verdict}: at {b.label} {better.name} has {number(b.mean)} {figure.unit} and {worse.name} {number(w.mean)}, "
         f"{gaps(b.values, w.values, figure.logarithmic)}; it is ahead in {ahead} of {seeds} seed{'s' * (seeds > 1)}"
     )
     near_b, near_w = pairs[0]
     if figure.logarithmic or near_b.x == b.x:
         return found + "."
-    return f"{found}. At {near_b.said}: {gaps(near_b.values, near_w.values, False)}."
+    return f"{found}. At {near_b.label}: {gaps(near_b.values, near_w.values, False)}."
 
 
 def gaps(one: Sequence[float], other: Sequence[float], ratio: bool) -> str:

@@ -19,6 +19,7 @@ from dragoman.config import LIMITS, Recipe
 Judgement = Mapping[str, Any]
 COLUMNS: dict[str, Callable[[Judgement], float | None]] = {
     "parameters": lambda j: j["parameters"],
+    "steps": lambda j: j["training"]["steps"],
     "tokens_per_second": lambda j: j["training"]["tokens_per_second"],
     "greedy_per_second": lambda j: j["speed"]["greedy"] if "speed" in j else None,
     "beam_per_second": lambda j: j["speed"]["beam"] if "speed" in j else None,
@@ -26,6 +27,15 @@ COLUMNS: dict[str, Callable[[Judgement], float | None]] = {
     "train_seconds": lambda j: j["training"]["seconds"],
     "flops": lambda j: j["training"]["flops"],
     "dev_loss": lambda j: min((p["loss"] for p in j["training"]["curve"] if p["loss"] is not None), default=None),
+}
+
+PARTS: dict[str, tuple[object, str]] = {  # of a Transformer, by the setting and its value that leaves them out
+    "position": ("none", "positions"),
+    "norm": ("none", "normalisation"),
+    "residual": (False, "residual connections"),
+    "projections": (False, "projections"),
+    "scaled": (False, "score scaling"),
+    "activation": ("none", "activation"),
 }
 
 
@@ -62,6 +72,7 @@ def model(
     return {
         "name": name,
         "family": family(recipe),
+        "missing": missing_parts(recipe),
         "settings": recipe.model_dump(mode="json", include={"model", "tokenizer", "train", "search"}),
         "numbers": {column: spread([number(j) for j in mine]) for column, number in COLUMNS.items()}
         | {
@@ -75,17 +86,24 @@ def model(
 
 
 def family(recipe: Recipe) -> str:
-    """What a model is at the first glance: kinds of recurrent models and of attention stand apart."""
+    """Return the group that a model is shown in: recurrent models and Transformers by their attention."""
     model = recipe.model
     kind, attention = str(model["kind"]), str(model.get("attention", ""))
     if kind == "rnn":
         return "recurrent, one vector" if attention in ("none", "mean") else "recurrent, attention"
     if kind != "transformer":
         return kind
-    parts = model["residual"], model["projections"], model["scaled"]
-    if not all(parts) or "none" in (model["norm"], model["activation"], model["position"]):
-        return "Transformer, parts missing"
-    return "Transformer" if attention == "full" else "Transformer, efficient"
+    if missing_parts(recipe):
+        return "Transformer, ablated"
+    return "Transformer" if attention == "full" else "Transformer, efficient attention"
+
+
+def missing_parts(recipe: Recipe) -> list[str]:
+    """Return what a Transformer was built without."""
+    model = recipe.model
+    if model["kind"] != "transformer":
+        return []
+    return [part for setting, (without, part) in PARTS.items() if model[setting] == without]
 
 
 def spread(values: Sequence[float | None]) -> dict[str, float] | None:

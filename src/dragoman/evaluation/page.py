@@ -15,7 +15,7 @@ import numpy as np
 from dragoman.evaluation.differing import marked, most_different, qualities
 from dragoman.evaluation.panel import Sheet
 from dragoman.evaluation.table import bounds, method, p, scores
-from dragoman.pages.chart import COLOURS, Figure, Line, Point, chart
+from dragoman.pages.chart import COLOURS, Figure, Line, Point, render_chart
 from dragoman.pages.shell import page_of
 from dragoman.score.metrics import METRICS
 from dragoman.score.significance import Interval
@@ -122,7 +122,8 @@ def figure(
         for system, sheet in zip(names, sheets, strict=True) if name in next(iter(sheet.result[key]["buckets"]), {})
     ]  # fmt: skip
     ticks = tuple(f"{bounds(row)}\n({row[unit]:,})" for row in sheets[0].result[key]["buckets"])
-    drawing = chart(Figure(lines, f"{x_title} (and how many {unit})", y_title, y_title, ticks), width=680, room=150)
+    x_title = f"{x_title} (in brackets: how many {unit})"
+    drawing = render_chart(Figure(lines, x_title, y_title, y_title, ticks), width=680)
     return f"<figure><figcaption>{escape(title)}</figcaption>{drawing}</figure>"
 
 
