@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from dragoman.answers.asking import limit_of, settings_for, to_find, unmet, wish_of
-from dragoman.answers.flags import UNKNOWN_WORDS, flags_of
+from dragoman.answers.flags import UNKNOWN_WORDS, flags_of, placeholder_warnings
 from dragoman.answers.hypotheses import (
     Look,
     Say,
@@ -33,7 +33,7 @@ from dragoman.answers.hypotheses import (
 from dragoman.answers.streaming import Watch, told
 from dragoman.config import SearchSettings
 from dragoman.data.batch import Grid, lay
-from dragoman.door import Door, evaluating, grouped, rung, uncollected
+from dragoman.door import Door, evaluating, grouped, kinds, rung, uncollected
 from dragoman.engines.base import Engine, Job, in_order
 from dragoman.engines.torch_engine import TorchEngine
 from dragoman.faults import near
@@ -361,6 +361,7 @@ class Translator(Door[Seq2Seq]):
         text = self.text_of(piece, found.tokens, look, say)
         lost = UNK in found.tokens and say is None
         flags = flags_of(piece.text, text, (len(piece.ids), len(found.tokens)), self.usual)
+        changed = placeholder_warnings(piece.text, text, self.usual)
         return Hypothesis(
             text=text,
             score=found.score,
@@ -368,8 +369,8 @@ class Translator(Door[Seq2Seq]):
             alignment=look,
             source_tokens=self.tokenizers.source.pieces(piece.ids),
             logp=found.logp,
-            warnings=(*self.warnings(piece, found), *unmet(line, piece.wish, text)),
-            flags=(*flags, *([UNKNOWN_WORDS] if lost else [])),
+            warnings=(*self.warnings(piece, found), *unmet(line, piece.wish, text), *changed),
+            flags=(*flags, *([UNKNOWN_WORDS] if lost else []), *kinds(changed)),
         )
 
     def text_of(self, piece: Piece, tokens: list[int], look: Look, say: Say | None) -> str:

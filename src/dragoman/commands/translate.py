@@ -113,7 +113,7 @@ class Asking:
         def answer(before: int, lines: list[str]) -> Iterator[Said]:
             trees = [grove.tree_of(line) for line in lines] if grove else None
             for said, best in self.answered(before, lines, trees):
-                flags.update(best.flags)
+                flags.update(unwarned(best))
                 yield said, [one for one in best.warnings if grove or one != TREELESS]  # said of all lines, above
 
         answer_lines(answer, order.input_file, order.output_file, order.batch)
@@ -148,7 +148,7 @@ class Asking:
             records = []
             for number, (said, best) in enumerate(self.answered(before, lines), before + 1):
                 warned.tell(number, best.warnings)
-                records.append({"said": said, "odd": [*kinds(best.warnings), *best.flags]})
+                records.append({"said": said, "odd": [*kinds(best.warnings), *unwarned(best)]})
             return records
 
         def said(records: Iterator[Record]) -> Iterator[str]:
@@ -180,12 +180,17 @@ class Asking:
                     self.translator.stream(self.line(line), search=search, dictionary=self.dictionary), sink
                 )
                 warned.tell(number, answer.warnings)
-                flags.update(answer.flags)
+                flags.update(unwarned(answer))
         say_counts(warned.lines + flags)
 
     def line(self, text: str) -> Line:
         line = Line(text, tag=self.order.tag)
         return self.glossary.line(line) if self.glossary else line
+
+
+def unwarned(answer: Hypothesis) -> list[str]:
+    """The flags of an answer that none of its warnings names already, so that a line is counted once for each."""
+    return [flag for flag in answer.flags if flag not in kinds(answer.warnings)]
 
 
 def spoken(pieces: Generator[str, None, Hypothesis], sink: IO[str]) -> Hypothesis:

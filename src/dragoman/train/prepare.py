@@ -12,7 +12,7 @@ from itertools import chain, islice, repeat, zip_longest
 from pathlib import Path
 from typing import Any
 
-from dragoman.answers.flags import Usual, words_of
+from dragoman.answers.flags import Usual
 from dragoman.config import SPLITS, CorpusSettings, Recipe
 from dragoman.data.batch import Share
 from dragoman.data.forms import FORMS
@@ -45,16 +45,15 @@ class Prepared:
 
     @cached_property
     def usual(self) -> Usual:
-        """What pairs look like: lengths from all over each corpus, and the words of some pairs."""
-        lengths, words = [], []
+        """What pairs look like: lengths from all over each corpus, and the texts of some pairs."""
+        lengths, texts = [], []
         for part in self.train:
             lengths += list(zip(*(side.tolist() for side in part.store.lengths(LENGTHS)), strict=True))
             for line in range(0, len(part.store), max(len(part.store) // COPIES, 1)):
                 pair = part.store.example(line)
                 source = pair.source[len(self.tokenizers.before(part.store.tag)) :]
-                texts = self.tokenizers.source.decode(source), self.tokenizers.target.decode(pair.target)
-                words.append((words_of(texts[0]), words_of(texts[1])))
-        return Usual.of(lengths, words)
+                texts.append((self.tokenizers.source.decode(source), self.tokenizers.target.decode(pair.target)))
+        return Usual.of(lengths, texts)
 
     @property
     def digests(self) -> dict[str, str]:
