@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dragoman.config import (
+    SPLITS,
     CorpusSettings,
     DataSettings,
     Recipe,
@@ -394,6 +395,23 @@ def test_one_corpus_or_several(split: str, given: str, count: int) -> None:
 @pytest.mark.parametrize("split", ["train", "dev"])
 def test_a_corpus_is_one_thing(corpus: str, split: str) -> None:
     assert f"data.{split} needs one of" in complaint(f"data: {{{split}: {corpus}}}")
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("my.tsv", "{tsv: my.tsv}"),
+        ("[my.tsv, other.tsv]", "{tsv: my.tsv}"),
+        ("my.jsonl.gz", "{jsonl: my.jsonl.gz}"),
+    ],
+)
+@pytest.mark.parametrize("split", SPLITS)
+def test_the_name_of_a_file_is_no_corpus(given: str, wanted: str, split: str) -> None:
+    with pytest.raises(UserError) as caught:
+        build(Recipe, parse_yaml(f"data: {{{split}: {given}}}", "recipe"))
+    assert f"data.{split}: should be a corpus, such as {wanted} or {{source: FILE, target: FILE}}, got" in str(
+        caught.value
+    )
 
 
 def test_paths_are_found_here_or_beside_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,12 @@ class Settings(BaseModel):
 
 
 def _as_list(value: Any) -> Any:
+    """One corpus or several as a list. The name of a file alone does not say what is in it."""
+    corpora = value if isinstance(value, list) else [value]
+    for name in corpora:
+        if isinstance(name, str):
+            kind = "jsonl" if ".jsonl" in name else "tsv"
+            raise ValueError(f"a corpus, such as {{{kind}: {name}}} or {{source: FILE, target: FILE}}")
     return [value] if isinstance(value, dict) else value
 
 
@@ -297,7 +303,14 @@ def build(cls: type[S], values: Any, where: str = "", line_of: Mapping[str, int]
     try:
         return cls.model_validate(values)
     except ValidationError as error:
-        raise UserError(sentence(cls, error.errors(), where, line_of or {})) from None
+        of_recipe = cls is Recipe or where in Recipe.model_fields
+        sections = {name: _names(field.annotation) for name, field in Recipe.model_fields.items()} if of_recipe else {}
+        raise UserError(sentence(cls, error.errors(), where, line_of or {}, sections)) from None
+
+
+def _names(kind: Any) -> list[str]:
+    """The settings of a section; those of a model are known to its kind alone."""
+    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, Settings) else []
 
 
 def read_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:

@@ -57,7 +57,7 @@ def settings_of(model: dict[str, Any]) -> Any:
     try:
         settings = build(kind_of(model).settings, model, where="model")
     except UserError as fault:
-        if not str(fault).startswith("there is no"):
+        if not str(fault).startswith("there is no setting"):
             raise
         kind = model.get("kind", "transformer")  # it may be a setting of the kind that the recipe had before
         raise UserError(f"with model.kind={kind} {fault}") from None

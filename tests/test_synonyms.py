@@ -1,0 +1,102 @@
+"""Names that other toolkits use are answered with ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from dragoman.config import CorpusSettings, Recipe, build, pick
+from dragoman.engines.choose import RUNNERS
+from dragoman.export import FORMATS
+from dragoman.faults import SETTING_SYNONYMS, VALUE_SYNONYMS
+from dragoman.models.build import MODELS, settings_of
+from dragoman.nn.position import POSITIONS
+from dragoman.nn.scores import SCORES
+from dragoman.text.tokenizer import TOKENIZERS
+from dragoman.train.optim import OPTIMIZERS, SCHEDULES
+from dragoman.types import UserError
+
+REGISTRIES: list[Mapping[str, Any]] = [
+    MODELS, TOKENIZERS, OPTIMIZERS, SCHEDULES, SCORES, POSITIONS, RUNNERS, FORMATS,
+]  # fmt: skip
+
+
+def fields(section: str) -> set[str]:
+    """The settings of a section; of the model, those of any kind."""
+    if section == "model":
+        return {name for kinds in MODELS.values() for kind in kinds.values() for name in kind.settings.model_fields}
+    return set(type(getattr(Recipe(), section)).model_fields) if section else set(CorpusSettings.model_fields)
+
+
+@pytest.mark.parametrize("target", sorted(set(SETTING_SYNONYMS.values())))
+def test_a_synonym_leads_to_a_setting(target: str) -> None:
+    section, _, name = target.rpartition(".")
+    assert name in fields(section)
+
+
+@pytest.mark.parametrize("name", VALUE_SYNONYMS)
+def test_a_synonym_of_a_value_leads_to_a_registry(name: str) -> None:
+    target = VALUE_SYNONYMS[name]
+    assert any(target in registry for registry in REGISTRIES)
+    for registry in REGISTRIES:
+        if target in registry and name not in registry:
+            with pytest.raises(UserError, match=f"did you mean '{target}'"):
+                pick(registry, name, "entry")
+
+
+@pytest.mark.parametrize("name", [name for name, target in SETTING_SYNONYMS.items() if "." in target])
+def test_a_synonym_is_understood_in_its_section_in_another_and_at_the_top(name: str) -> None:
+    target = SETTING_SYNONYMS[name]
+    section = target.partition(".")[0]
+    other = "train" if section == "search" else "search"
+    values: list[dict[str, Any]] = [{name: 1}, {other: {name: 1}}]
+    if section != "model" and f"{section}.{name}" != target:
+        values.append({section: {name: 1}})
+    for each in values:
+        with pytest.raises(UserError, match=f"; did you mean '{target}'\\?"):
+            build(Recipe, each)
+
+
+@pytest.mark.parametrize(
+    ("model", "meant"),
+    [
+        ({"hidden_size": 64}, "model.width"),
+        ({"vocab_size": 64}, "tokenizer.size"),
+        ({"lr": 64}, "train.lr"),
+        ({"kind": "rnn", "hidden_size": 64}, "model.width"),
+        ({"kind": "rnn", "num_layers": 64}, "model.layers"),
+        ({"kind": "lm", "block_size": 64}, "model.context"),
+    ],
+)
+def test_synonyms_in_a_model_section(model: dict[str, Any], meant: str) -> None:
+    with pytest.raises(UserError, match=f"did you mean '{meant}'"):
+        settings_of(model)
+
+
+def test_nothing_is_suggested_that_the_kind_of_model_does_not_have() -> None:
+    with pytest.raises(UserError, match=r"no setting 'model.num_heads'") as caught:
+        settings_of({"kind": "rnn", "num_heads": 8})
+    assert "model.heads" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("lr", "'train.lr'"), ("seed", "'train.seed' or 'search.seed'"), ("joint", "'tokenizer.joint'")],
+)
+def test_a_setting_of_another_section_is_found(name: str, meant: str) -> None:
+    for values in ({name: 1}, {"data": {name: 1}}):
+        with pytest.raises(UserError, match=f"did you mean {meant}\\?"):
+            build(Recipe, values)
+
+
+def test_sides_of_a_corpus() -> None:
+    with pytest.raises(UserError, match=r"'data.train.0.src'; did you mean 'source'"):
+        build(Recipe, {"data": {"train": {"src": "a", "target": "b"}}})
+
+
+def test_an_unknown_kind_of_model_is_named_once() -> None:
+    with pytest.raises(UserError) as caught:
+        settings_of({"kind": "bort"})
+    assert str(caught.value).startswith("there is no model.kind called 'bort'")
