@@ -360,6 +360,43 @@ def test_a_family_is_named_after_what_the_model_is(
     assert (f"Transformer without {', '.join(missing)}</td>" in page(found)) == bool(missing)
 
 
+@pytest.mark.parametrize(
+    ("changes", "unfair"),
+    [
+        ({}, False),
+        ({"tokens_per_second": 170.0, "steps": 25, "tokens": 2500, "flops": 2.5e10}, False),  # 18 % slower
+        ({"tokens_per_second": 130.0, "steps": 20, "tokens": 2000, "flops": 2.02e10}, True),
+        ({"tokens_per_second": 130.0, "steps": 20, "tokens": 2000, "flops": 4e10}, False),  # it costs twice as much
+        ({"tokens_per_second": 130.0}, False),  # it made the same steps nevertheless
+        ({"tokens_per_second": None, "steps": 0, "tokens": 0, "flops": 0.0}, False),
+    ],
+)
+@pytest.mark.parametrize("budget", ["minutes", "steps"])
+def test_a_budget_in_minutes_that_was_unfair_is_said(
+    tmp_path: Path, changes: dict[str, Any], unfair: bool, budget: str
+) -> None:
+    """Runs that cost the same per token are compared; a budget in steps is the same for all, however slow."""
+    runs = planned(write_recipes(tmp_path), tmp_path / "out", [f"train.{budget}=1"], 1)
+    judgements = {run.folder: judgement_like(20.0) for run in runs}
+    judgements[runs[1].folder]["training"] |= changes
+    whole = summarised(runs, judgements, {}, jobs=1) | {"title": "t", "questions": []}
+    assert len(whole["warnings"]) == (unfair and budget == "minutes")
+    for warning in whole["warnings"]:
+        assert "bottleneck (seed 1) trained at 130 tokens/s (20 steps) and attention (seed 1) at 200 (30" in warning
+        assert "train.minutes=0 train.steps=30" in warning
+        assert warning in page(whole)
+
+
+def test_the_warning_comes_on_standard_error(done: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "dragoman.compare.compare.summarised", lambda *_, **__: {**report(done), "warnings": ["Unfair!"]}
+    )
+    monkeypatch.setattr("dragoman.compare.compare.write_text", lambda *_: None)  # others read what lies there
+    answer = call("compare", done.parent / "recipes", "--out", done)
+    assert "Unfair!" in answer.err
+    assert "Unfair!" not in answer.out
+
+
 def test_the_page_of_a_real_comparison(done: Path) -> None:
     text = (done / "report.html").read_text()
     Whole().feed(text)

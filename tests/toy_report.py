@@ -48,4 +48,4 @@ def report_of(*, models: int, seeds: int) -> dict[str, Any]:
         "dragoman": "0", "torch": "0", "devices": ["cpu"], "budget": {"steps": 30}, "seeds": list(range(1, seeds + 1)),
         "jobs": 1, "data": {}, "tests": ["test"], "metrics": ["bleu", "chrf"],
     }  # fmt: skip
-    return {"title": "A <comparison>", "about": about, "models": made, "questions": []}
+    return {"title": "A <comparison>", "about": about, "warnings": [], "models": made, "questions": []}

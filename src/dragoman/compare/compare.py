@@ -36,6 +36,8 @@ def compare(
     if not found:
         raise UserError(f"none of the {len(runs)} runs came to an end; {next(iter(failures.values()))}")
     whole = {"title": questions.title, **summarised(runs, found, failures, jobs=jobs)}
+    for warning in whole["warnings"]:
+        report.say(warning)
     whole["questions"] = [answered(question, whole) for question in questions.questions]
     write_text(out / "report.json", json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
     write_text(out / "report.html", page(whole))

@@ -17,6 +17,8 @@ from dragoman.compare.plan import Planned
 from dragoman.config import LIMITS, Recipe
 
 Judgement = Mapping[str, Any]
+SAME_COST = 1.05  # ratio of FLOPs per token up to which two runs should train equally fast
+SAME_SPEED = 1.2  # ratio of tokens per second up to which two such runs had about the same share of the machine
 COLUMNS: dict[str, Callable[[Judgement], float | None]] = {
     "parameters": lambda j: j["parameters"],
     "steps": lambda j: j["training"]["steps"],
@@ -44,6 +46,9 @@ def summarised(
 ) -> dict[str, Any]:
     names = list(dict.fromkeys(run.name for run in runs))
     first = runs[0].recipe
+    trained = {
+        f"{run.name} (seed {run.seed})": judgements[run.folder]["training"] for run in runs if run.folder in judgements
+    }
     return {
         "about": {
             "dragoman": version("dragoman"),
@@ -56,8 +61,35 @@ def summarised(
             "tests": test_names(judgements),
             "metrics": list(metrics(first)),
         },
+        "warnings": unfair_budgets(trained) if first.train.minutes else [],
         "models": [model(name, [run for run in runs if run.name == name], judgements, failures) for name in names],
     }
+
+
+def unfair_budgets(trained: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a warning for each group of runs that cost the same per token and yet got unequal training in equal time.
+
+    Their speeds differ because of the machine, not because of the models, so their scores cannot be compared.
+    """
+    cost = {name: run["flops"] / run["tokens"] for name, run in trained.items() if run["tokens"] and run["flops"]}
+    groups: list[list[str]] = []
+    for name in sorted(cost, key=lambda name: cost[name]):
+        if not groups or cost[name] > SAME_COST * cost[groups[-1][0]]:
+            groups.append([])
+        groups[-1].append(name)
+    warnings = []
+    for group in groups:
+        speed = {name: trained[name]["tokens_per_second"] or 0.0 for name in group}
+        slow, fast = min(group, key=speed.__getitem__), max(group, key=speed.__getitem__)
+        steps = {name: trained[name]["steps"] for name in (slow, fast)}
+        if speed[fast] > SAME_SPEED * speed[slow] and steps[slow] != steps[fast]:
+            warnings.append(
+                f"The budget in minutes is unfair here: {slow} trained at {speed[slow]:,.0f} tokens/s ({steps[slow]:,} "
+                f"steps) and {fast} at {speed[fast]:,.0f} ({steps[fast]:,} steps), although both need as many FLOPs "
+                "per token; the machine was not equally free for both. Set the budget in steps or FLOPs, such as "
+                f"train.minutes=0 train.steps={steps[fast]}."
+            )
+    return warnings
 
 
 def test_names(judgements: Mapping[Path, Judgement]) -> list[str]:
