@@ -72,6 +72,23 @@ def test_a_file_that_is_no_corpus(folder: Path, tmp_path: Path, call: Call, spli
     swap = f"data.{split}={{source: {folder / name}, target: {folder / 'train.trg'}}}"
     answer = call("train", folder / "recipe.yaml", "--out", tmp_path / "run", f"data.cache={tmp_path}", swap)
     one_sentence(answer, *FILES[name], working=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_failed_start_leaves_what_was_there_before(folder: Path, tmp_path: Path, call: Call) -> None:
+    """An empty folder stays, and so does a run that cannot go on."""
+    (run := tmp_path / "run").mkdir()
+    wrong = f"data.train={{source: {folder / 'latin1'}, target: {folder / 'train.trg'}}}"
+    assert call("train", folder / "recipe.yaml", "-o", run, f"data.cache={tmp_path}", wrong).code == 2
+    assert run.exists()
+
+
+@pytest.mark.parametrize("split", ["train", "dev", "test"])
+def test_the_first_row_is_read_before_any_work(folder: Path, tmp_path: Path, call: Call, split: str) -> None:
+    (tmp_path / "wide.tsv").write_text("a\tb\n" * 20)
+    corpus = f"data.{split}={{tsv: {tmp_path / 'wide.tsv'}, columns: [0, 2]}}"
+    answer = call("train", folder / "recipe.yaml", "-o", tmp_path / "run", f"data.cache={tmp_path}", corpus)
+    one_sentence(answer, "wide.tsv line 1 has 2 columns")
 
 
 @pytest.mark.parametrize(
@@ -88,6 +105,7 @@ def test_a_table_that_is_no_corpus(
 ) -> None:
     answer = call("train", folder / "recipe.yaml", "--out", tmp_path / "run", f"data.train={corpus}")
     one_sentence(answer, *culprits, working=True)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("command", ["stats", "clean"])

@@ -82,7 +82,7 @@ def test_errors_are_never_hidden(tmp_path: Path, call: Call) -> None:
 
 def test_the_next_command_is_not_quiet(small: Path, call: Call) -> None:
     call("train", small, "-o", small.parent / "one", "train.steps=1", "-qq")
-    assert "done: 1 steps" in call("train", small, "-o", small.parent / "two", "train.steps=1").err
+    assert "done: 1 step," in call("train", small, "-o", small.parent / "two", "train.steps=1").err
 
 
 def test_short_options_name_the_files(toy: Toy, tmp_path: Path, call: Call) -> None:

@@ -471,3 +471,16 @@ def test_near_names_something_on_the_menu_or_nothing(menu: list[str], name: str)
     assert near(name, menu) in {"", *(f"; did you mean {entry!r}?" for entry in menu)}
     if name and name in menu:
         assert near(name, menu) == f"; did you mean {name!r}?"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"steps": 1}, "1 step"),
+        ({"steps": 0, "minutes": 1.0}, "1 minute"),
+        ({"steps": 2, "epochs": 1}, "2 steps or 1 epoch"),
+        ({"steps": 0, "minutes": 0.5}, "0.5 minutes"),
+    ],
+)
+def test_limits_are_said_in_words(given: dict[str, Any], said: str) -> None:
+    assert TrainSettings(**given).limit == said

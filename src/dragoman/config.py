@@ -267,8 +267,9 @@ class TrainSettings(Settings):
 
     @property
     def limit(self) -> str:
-        parts = [f"{getattr(self, n):g} {n}" for n in LIMITS if getattr(self, n)]
-        return " or ".join(parts)
+        """When training ends, in words: '1 step', '10 minutes or 5 epochs'."""
+        limits = [(getattr(self, name), name) for name in LIMITS if getattr(self, name)]
+        return " or ".join(f"{value:g} {name.removesuffix('s') if value == 1 else name}" for value, name in limits)
 
 
 class Recipe(Settings):

@@ -172,6 +172,13 @@ class RunFolder:
             raise unwritable(self.path, error) from None
         self.save_recipe(recipe)
 
+    def discard(self) -> None:
+        """Remove a run that came to nothing: what its start wrote, and the folder if nothing else is in it."""
+        for path in (self.format, self.config, self.tokenizer, self.checkpoints, self.metrics, self.provenance_file):
+            _remove(path)
+        with suppress(OSError):
+            self.path.rmdir()
+
     def save_recipe(self, recipe: Recipe) -> None:
         text = to_yaml(recipe)
         write_text(self.config, f"{text}{DIGEST_LINE}{_text_digest(text)}\n")

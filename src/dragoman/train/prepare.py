@@ -144,10 +144,15 @@ def check_ways(recipe: Recipe, form: str) -> None:
 
 
 def check_files(recipe: Recipe) -> None:
-    """A file that is missing is said before anything is written; one to test on, too, not after hours of training."""
+    """Refuse a file that is missing, or whose first pair cannot be read, before anything is written.
+
+    One to test on is checked too, not only after hours of training.
+    """
     for split in SPLITS:
         for corpus in getattr(recipe.data, split):
             fingerprint(corpus, split=split, direction=recipe.data.direction)
+            if not corpus.phrasebook:
+                next(read_pairs(corpus, split=split), None)
 
 
 def prepare(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: Tokenizers | None = None) -> Prepared:

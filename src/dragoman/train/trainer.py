@@ -61,17 +61,23 @@ def train(
     In a process that torchrun started, all such processes train together (docs/many-machines.md).
     """
     folder = RunFolder(out)
+    made = not folder.path.exists()
     with joined() as group, ExitStack() as held:
         report = report if report and group.first else Report(quiet=not group.first)
-        start = begin(Order(recipe, folder, overrides, resume, init_from), report, held, group)
-        given = start.parent.tokenizers if start.parent else tokenizers
-        prepared = group.in_turn(lambda: prepare(start.recipe, folder, report, tokenizers=given))
-        check_alike(prepared, group)
-        form, resumed = form_of(start.recipe), start.newest is not None
-        group.told(lambda: record_start(folder, prepared, form, init_from=start.init_from, resumed=resumed))
-        saved = group.each(lambda: record.load(start.newest) if start.newest else None)
-        choices = group.each(lambda: chosen(start.recipe, saved, group))
-        trainer = group.each(lambda: Trainer(start, saved, choices, folder, prepared, report, group))
+        try:
+            start = begin(Order(recipe, folder, overrides, resume, init_from), report, held, group)
+            given = start.parent.tokenizers if start.parent else tokenizers
+            prepared = group.in_turn(lambda: prepare(start.recipe, folder, report, tokenizers=given))
+            check_alike(prepared, group)
+            form, resumed = form_of(start.recipe), start.newest is not None
+            group.told(lambda: record_start(folder, prepared, form, init_from=start.init_from, resumed=resumed))
+            saved = group.each(lambda: record.load(start.newest) if start.newest else None)
+            choices = group.each(lambda: chosen(start.recipe, saved, group))
+            trainer = group.each(lambda: Trainer(start, saved, choices, folder, prepared, report, group))
+        except Exception:
+            if made and group.first:
+                folder.discard()
+            raise
         with trainer.group.company():
             trainer.run()
     return folder.path
@@ -377,6 +383,6 @@ class Trainer:
         model = f"the mean of the {mean} best models" if mean > 1 else "the model"
         skipped = f"; {progress.skipped} steps skipped" if progress.skipped else ""
         self.report.say(
-            f"done: {progress.step} steps, {progress.tokens:,} tokens in {progress.seconds:.0f} s{best}{skipped}; "
-            f"{model} is in {self.folder.path}"
+            f"done: {progress.step} step{'s' * (progress.step != 1)}, {progress.tokens:,} tokens in "
+            f"{progress.seconds:.0f} s{best}{skipped}; {model} is in {self.folder.path}"
         )
