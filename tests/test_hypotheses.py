@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -12,14 +14,25 @@ from hypothesis import strategies as st
 from dragoman.answers.flags import UNKNOWN_WORDS
 from dragoman.answers.hypotheses import UNKNOWN, by_coverage, filled_in, missed, saying, source_words
 from dragoman.config import Recipe, TokenizerSettings
+from dragoman.data.batch import Grid, Widths, lay
+from dragoman.ensemble import Together
 from dragoman.models.build import build_model, completed
+from dragoman.nn.scores import SCORES
 from dragoman.search.step import Found
 from dragoman.text.tokenizer import TOKENIZERS, Tokenizers, train_tokenizer
 from dragoman.translator import Translator
-from dragoman.types import UNK, Pair, UserError
+from dragoman.types import UNK, Example, Pair, UserError
+from toy_run import quietly
+
+pytest_plugins = ["toy_fixtures"]
 
 LINES = ["the old man walks.", "ba del, (fo) gri!", "the dog's ball"]
 WORDS = [["the", "old", "man", "walks", "."], ["ba", "del", ",", "(", "fo", ")", "gri", "!"], ["the", "dog's", "ball"]]
+GOING_BY_ALIGNMENT: list[tuple[dict[str, object], dict[str, str] | None]] = [
+    ({"unknown": "copy"}, None),
+    ({"unknown": "dictionary"}, {"a": "b"}),
+    ({"coverage": 0.2}, None),
+]
 ASKED = ["the man walks a dog", "Ada met Bob", "a b c d e f g h"]
 
 
@@ -117,3 +130,46 @@ def test_what_does_not_fit_is_refused(forgetful: Translator) -> None:
             forgetful.translate(["a"], search=search, dictionary=dictionary)
     with pytest.raises(UserError, match="did you mean 'copy'"):
         forgetful.translate(["a"], search={"unknown": "copi"})
+
+
+def translator_of(pairs: list[Pair], **model: object) -> Translator:
+    """A recurrent model with a small word vocabulary that was never taught."""
+    tokenizers = Tokenizers.train(lambda: pairs, TokenizerSettings(kind="word", size=8, joint=False))
+    recipe = completed(Recipe(model={"layers": 1, "width": 16, **model}))
+    torch.manual_seed(1)
+    model_ = build_model(recipe, **tokenizers.sizes)
+    return Translator(model_.eval(), tokenizers, recipe, 20, torch.device("cpu"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [("rnn", "attention"), ("hybrid", "score")])
+@pytest.mark.parametrize("attention", SCORES)
+def test_attention_that_cannot_tell_words_apart_gives_no_alignment(kind: tuple[str, str], attention: str) -> None:
+    """An even spread over the source is no alignment: nothing is copied by it, and nothing ranked by it."""
+    more = {"heads": 2} if kind[0] == "hybrid" else {}
+    pairs = [Pair("the man walks", "der Mann geht"), Pair("a dog", "ein Hund")]
+    translator = translator_of(pairs, kind=kind[0], **{kind[1]: attention}, **more)
+    tells = attention not in ("none", "mean")
+    assert translator.model.aligns == tells
+    assert all(bool(one.alignment) == bool(tells and one.tokens) for one in translator.translate(ASKED))
+    translator.translate(ASKED, search={"unknown": "keep"})  # needs no alignment
+    for search, dictionary in GOING_BY_ALIGNMENT:
+        if tells:
+            translator.translate(ASKED, search=search, dictionary=dictionary)
+            continue
+        with pytest.raises(UserError, match="does not tell; leave it out"):
+            translator.translate(ASKED, search=search, dictionary=dictionary)
+        with pytest.raises(UserError, match="does not tell; leave it out"):
+            list(translator.stream(ASKED[0], search=search, dictionary=dictionary))
+
+
+def test_an_ensemble_aligns_by_those_who_can() -> None:
+    able, unable = (translator_of([Pair("a b", "c d")], kind="rnn", attention=name).model for name in ("dot", "none"))
+    batch = lay(Grid([[0]], Widths(4, 4)), [Example(np.array([4, 5]), np.array([4, 5]), 0, None)])
+    assert torch.equal(Together([able, unable]).alignment(batch), able.alignment(batch))
+    assert not Together([unable, unable]).aligns
+
+
+def test_a_recipe_whose_search_needs_an_alignment_is_refused(small: Path, tmp_path: Path) -> None:
+    model = ["model={kind: rnn, width: 16, attention: none}", "search.coverage=0.2"]
+    with pytest.raises(UserError, match=r"search\.coverage=0\.2 needs to know"):
+        quietly(small, tmp_path / "run", *model)

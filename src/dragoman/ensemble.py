@@ -30,9 +30,13 @@ class Together(Seq2Seq):
     def forward(self, batch: Batch) -> Tensor:
         return mean([one.project(one(batch)).float().log_softmax(-1) for one in self.members])
 
+    @property
+    def aligns(self) -> bool:
+        return any(one.aligns for one in self.members)
+
     def alignment(self, batch: Batch) -> Tensor:
-        """Where they looked on the whole: weight_BTS."""
-        return torch.stack([one.alignment(batch) for one in self.members]).mean(0)
+        """Return the mean of the alignments of those members that have one: weight_BTS."""
+        return torch.stack([one.alignment(batch) for one in self.members if one.aligns]).mean(0)
 
     def start(self, source_BS: Tensor, keep_BS: Tensor, *trees: Tensor) -> States:
         return self.search.start(source_BS, keep_BS, *trees)

@@ -23,6 +23,7 @@ from dragoman.answers.hypotheses import (
     Look,
     Say,
     by_coverage,
+    check_alignment,
     check_unknown,
     different,
     filled_in,
@@ -116,6 +117,7 @@ class Translator(Door[Seq2Seq]):
             self.check_trees(trees, len(lines))
         settings = settings_for(self.recipe.search, search, beam=beam, count=count)
         check_unknown(settings.unknown, self.tokenizers.target, dictionary)
+        check_alignment(settings, aligns=self.model.aligns)
         asked = [self.asked(line, tag) for line in lines]
         with uncollected():
             return self.answers(asked, trees, settings, dictionary or {}, align=align)
@@ -161,6 +163,7 @@ class Translator(Door[Seq2Seq]):
         """
         settings = settings_for(self.recipe.search, search, beam=beam, count=1)
         check_unknown(settings.unknown, self.tokenizers.target, dictionary)
+        check_alignment(settings, aligns=self.model.aligns)
         asked = self.asked(line, tag)
         parts: list[Hypothesis] = []
         for piece in self.wished(0, asked, None, settings):
@@ -345,7 +348,12 @@ class Translator(Door[Seq2Seq]):
 
     @torch.inference_mode()
     def looks(self, answers: Sequence[tuple[Piece, Sequence[int]]]) -> list[Look]:
-        """Where each target token looked, as shares of the source tokens; the whole answer is read in one pass."""
+        """Return how much each target token attends to each source token, from one pass over the whole hypothesis.
+
+        Where the model's attention does not tell source tokens apart, there is nothing to return.
+        """
+        if not self.model.aligns:
+            return [[] for _ in answers]
         examples = [piece.example(tokens) for piece, tokens in answers]
         looks: list[Look] = [[] for _ in examples]
         for wide, some in grouped(range(len(examples)), lambda i: widths(examples[i]), self.rows):
@@ -378,7 +386,7 @@ class Translator(Door[Seq2Seq]):
         if UNK not in tokens or say is None:
             return self.tokenizers.target.decode(tokens)
         words = source_words(self.tokenizers.source, piece.text, piece.ids)
-        return filled_in(tokens, look, self.tokenizers.target, words, say)
+        return filled_in(tokens, look or [[]] * len(tokens), self.tokenizers.target, words, say)
 
     def warnings(self, piece: Piece, found: Found) -> list[str]:
         warnings = [piece.warning] if piece.warning else []

@@ -150,9 +150,10 @@ class Line:
 class Hypothesis:
     """One answer of a model.
 
-    `alignment[t][s]` says how much target token t looked at source token s; each row sums to one, over the
-    tokens of `source_tokens`. `score` is what ranked it, as a rule the length-normalised log-probability; `logp` is the
-    plain sum. `warnings` say what was done to it, or not done; `flags` what about it looks odd (answers/flags.py).
+    `alignment[t][s]` says how much target token t attends to source token s; each row sums to one, over the tokens of
+    `source_tokens`. It is empty where attention does not tell source tokens apart (model.attention none and mean).
+    `score` is what ranked it, as a rule the length-normalised log-probability; `logp` is the plain sum.
+    `warnings` say what was done to it, or not done; `flags` what about it looks odd (answers/flags.py).
     """
 
     text: str

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from dragoman.config import SearchSettings
 from dragoman.search.step import Found
 from dragoman.text.symbols import SPACE, Tokenizer, Word, letters
 from dragoman.types import SPECIALS, UNK, Hypothesis, UserError
@@ -89,6 +90,17 @@ def check_unknown(name: str, tokenizer: Tokenizer, dictionary: Mapping[str, str]
         raise UserError(f"search.unknown={name} is for word vocabularies, and this run has none; leave it out")
     if (name == "dictionary") != (dictionary is not None):
         raise UserError("search.unknown=dictionary and a dictionary belong together; give both, or neither")
+
+
+def check_alignment(settings: SearchSettings, *, aligns: bool) -> None:
+    """Refuse settings that go by the alignment where the model's attention gives none."""
+    needs = [f"search.coverage={settings.coverage:g}"] if settings.coverage else []
+    needs += [f"search.unknown={settings.unknown}"] if settings.unknown in ("copy", "dictionary") else []
+    if needs and not aligns:
+        raise UserError(
+            f"{needs[0]} needs to know which source word each target word attends to, and this model's attention "
+            "(none or mean) does not tell; leave it out, or train with another model.attention, such as additive"
+        )
 
 
 def saying(name: str, dictionary: Mapping[str, str]) -> Say | None:

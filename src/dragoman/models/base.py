@@ -25,6 +25,11 @@ class Depths(Settings):
 
     absent: ClassVar[tuple[str, ...]] = ()  # settings of the half that a model lacks
 
+    @property
+    def aligns(self) -> bool:
+        """Whether attention tells source tokens apart."""
+        return True
+
     def unused(self) -> set[str]:
         """Return the names of settings that have no effect in this model."""
         return set(self.absent)
@@ -66,6 +71,11 @@ class Writer(Model):
 
 
 class Seq2Seq(Writer):
+    @property
+    def aligns(self) -> bool:
+        """Whether its attention tells source tokens apart; if not, its weights are no alignment."""
+        return True
+
     @abstractmethod
     def alignment(self, batch: Batch) -> Tensor:
         """Where each target token looked in the source: weight_BTS, each row of it summing to one."""

@@ -52,6 +52,10 @@ class HybridSettings(TransformerSettings):
         return "padded"
 
     @property
+    def aligns(self) -> bool:
+        return SCORES[self.score].aligns
+
+    @property
     def state_width(self) -> int:
         return self.decoder_width or self.width
 

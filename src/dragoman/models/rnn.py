@@ -80,6 +80,10 @@ class RnnSettings(Depths):
         return "padded"
 
     @property
+    def aligns(self) -> bool:
+        return SCORES[self.attention].aligns
+
+    @property
     def embedded_width(self) -> int:
         return self.embedding_width or self.width
 
@@ -309,6 +313,10 @@ class RecurrentWriter(Seq2Seq):
 
     encoder: Any
     decoder: RecurrentDecoder
+
+    @property
+    def aligns(self) -> bool:
+        return self.decoder.attention.score.aligns
 
     def look_up(self, source_BS: Tensor, rows: Rows) -> tuple[Source, States]:
         memory_BSC, last_BC = self.encoder.read(source_BS, rows)

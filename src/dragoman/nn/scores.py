@@ -26,6 +26,7 @@ class Score(nn.Module):
 
     reads = True  # whether the decoder gets to see what it looks at
     sized = False  # whether model.attention_width matters to it
+    aligns = False  # whether its weights tell source tokens apart
 
     def __init__(self, width: int, memory_width: int, attention_width: int) -> None:  # noqa: ARG002 - the menu's shape
         super().__init__()
@@ -53,6 +54,8 @@ class Nothing(Score):
 class Dot(Score):
     """s'h. Both have one width."""
 
+    aligns = True
+
     @property
     def products(self) -> int:
         return self.width
@@ -77,6 +80,7 @@ class Additive(Score):
     """v'tanh(W1 h + W2 s)."""
 
     sized = True
+    aligns = True
 
     def __init__(self, width: int, memory_width: int, attention_width: int) -> None:
         super().__init__(width, memory_width, attention_width)

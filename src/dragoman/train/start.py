@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dragoman.answers.asking import settings_for
+from dragoman.answers.hypotheses import check_alignment
 from dragoman.config import LIMITS, SPLITS, Recipe, build, override, pick, read_recipe
 from dragoman.door import Door
 from dragoman.group import Group
@@ -245,6 +246,8 @@ def check_judging(recipe: Recipe) -> None:
     if lack := next(filter(None, (METRICS[name].lack for name in recipe.data.metrics)), ""):
         raise UserError(f"data.metrics: {lack}")
     train, task = recipe.train, kind_of(recipe.model).task
+    if task == "translate":
+        check_alignment(recipe.search, aligns=settings_of(recipe.model).aligns)
     if task == "translate" and train.metric not in ("auto", "loss") and not train.validate_lines:
         raise UserError(
             f"train.metric={train.metric} judges answers, and train.validate_lines=0 asks for none; raise it, or set "
