@@ -76,7 +76,8 @@ def test_forward_and_backward_reach_every_weight(section: Section, device: str) 
 
 def may_rest(name: str, section: Section) -> bool:
     """What the top cell does with its state, where only the token that it reads first is asked."""
-    return {"first": "1.ahead.hidden_weight", "last": "1.back.hidden_weight"}.get(section.get("pool", ""), "-") in name
+    idle = {"first": "1.ahead.hidden_weight", "last_token": "1.back.hidden_weight"}
+    return idle.get(section.get("pool", ""), "-") in name
 
 
 @EVERY

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dragoman import load
+from dragoman.classifier import Classifier
 from dragoman.store import FORMAT
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -21,6 +22,12 @@ def test_there_is_one_of_every_format() -> None:
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_it_answers_as_it_did(folder: Path) -> None:
     answers = json.loads((folder / "answers.json").read_text(encoding="utf-8"))
-    found = load(folder, device="cpu").translate([answer["source"] for answer in answers])
+    opened, sources = load(folder, device="cpu"), [answer["source"] for answer in answers]
+    if isinstance(opened, Classifier):
+        for verdict, answer in zip(opened.classify(sources), answers, strict=True):
+            assert verdict.label == answer["label"]
+            assert verdict.probabilities == pytest.approx(answer["probabilities"], abs=1e-4)
+        return
+    found = opened.translate(sources)
     assert [one.text for one in found] == [answer["text"] for answer in answers]
     assert [one.score for one in found] == pytest.approx([answer["score"] for answer in answers], abs=2e-3)

@@ -14,6 +14,7 @@ from dragoman.data.batch import Grid, Widths, lay_labels, lay_lines
 from dragoman.models.base import Model, tensors_of
 from dragoman.models.build import MODELS, kind_of, settings_of
 from dragoman.models.heads import LanguageModel
+from dragoman.nn.mask import Rows
 from dragoman.nn.pool import POOLS
 from dragoman.types import Example, UserError
 from tolerance import differ, same
@@ -36,6 +37,18 @@ def labelled(count: int = 9) -> list[Example]:
 
 def test_every_backbone_serves_both() -> None:
     assert list(MODELS["lm"]) == list(MODELS["classifier"]) == list(SIZES)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_the_last_state_of_a_recurrent_classifier_is_its_encoders_final_state(bidirectional: bool) -> None:
+    """Each direction has read the whole text there: no feature is the same for texts without a common token."""
+    model = model_of("classifier", "rnn", pool="last", bidirectional=bidirectional)
+    some = [Example(np.array(ids), np.array([0]), i) for i, ids in enumerate(([4, 5, 6], [7, 8, 9, 10], [11]))]
+    batch = lay_labels(Grid([[0], [1], [2]], Widths(8, 1)), some)
+    states_BTC = model(batch)
+    same(states_BTC[:, 0], model.encoder.read(batch.source_BS, Rows.of_source(batch))[1])  # type: ignore[operator,union-attr]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert (states_BTC[one, 0] != states_BTC[other, 0]).all()
 
 
 @pytest.mark.parametrize("pool", POOLS)

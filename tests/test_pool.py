@@ -16,6 +16,7 @@ PLAIN = {
     "max": lambda states_TC: states_TC.amax(0),
     "first": lambda states_TC: states_TC[0],
     "last": lambda states_TC: states_TC[-1],
+    "last_token": lambda states_TC: states_TC[-1],
 }
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from dragoman.loading import load
 from dragoman.train.optim import OPTIMIZERS
+from dragoman.types import UserError
 from toy_run import (
     SMALL,
     Call,
@@ -234,3 +235,13 @@ def test_a_change_of_machine_is_said(small: Path, tmp_path: Path, call: Call) ->
     answer = call("train", small, "--out", tmp_path / "run", "--resume", "train.steps=3", "train.precision=bf16")
     assert answer.code == 0
     assert "not to the bit" in answer.err
+
+
+def test_a_run_that_format_2_began_goes_on(small: Path, tmp_path: Path) -> None:
+    run = quietly(small, tmp_path / "run", "train.steps=4")
+    (run / "FORMAT").write_text("2\n")
+    quietly(small, run, "train.steps=6", resume=True)
+    assert last_step(run) == 6
+    (run / "FORMAT").write_text("1\n")
+    with pytest.raises(UserError, match="begun by an earlier Dragoman"):
+        quietly(small, run, "train.steps=8", resume=True)

@@ -26,7 +26,7 @@ from dragoman.config import Recipe, build, to_yaml
 from dragoman.types import UserError
 from dragoman.yaml_text import parse_yaml
 
-FORMAT = 2
+FORMAT = 3
 MOST_DIGITS = 100  # of a format number; Python itself gives up after some thousands
 DIGEST_LINE = "# digest: "
 NOTE = "dragoman"  # the entry of a safetensors header that holds what is known about the tensors, as JSON
@@ -217,7 +217,7 @@ class RunFolder:
                 f"{str(self.config)!r} is not as it was written; restore it, or, if you changed it on purpose, "
                 f"make its last line {DIGEST_LINE + CHANGED!r}"
             )
-        values = parse_yaml(body, str(self.config))
+        values = modernise(parse_yaml(body, str(self.config)), self.version)
         with naming(self.config):
             return build(Recipe, values)
 
@@ -242,6 +242,19 @@ class RunFolder:
 
     def save_model(self, weights: Mapping[str, Tensor], *, tokenizer: str, **about: str) -> None:
         save_tensors(self.model, weights, tokenizer=tokenizer, **about)
+
+
+def modernise(values: Any, version: int) -> Any:
+    """Return the settings of an earlier format under today's names.
+
+    Until format 2 `pool: last` of a bidirectional recurrent classifier was the state at the last token, where the
+    backward cell has read that token alone. That is now `last_token`, so that those runs classify as they did.
+    """
+    model = values.get("model") if isinstance(values, dict) else None
+    if version < 3 and isinstance(model, dict) and (model.get("kind"), model.get("backbone")) == ("classifier", "rnn"):
+        old = model.get("bidirectional") and model.get("pool") == "last"
+        return {**values, "model": {**model, "pool": "last_token"}} if old else values
+    return values
 
 
 @contextmanager

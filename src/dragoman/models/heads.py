@@ -17,7 +17,7 @@ from dragoman.models.rnn import RecurrentEncoder, RecurrentStack, RnnSettings
 from dragoman.models.transformer import Decoder, Encoder, TransformerSettings
 from dragoman.nn.dropout import Dropout
 from dragoman.nn.mask import Rows
-from dragoman.nn.pool import POOLS
+from dragoman.nn.pool import POOLS, Pool, final
 from dragoman.nn.position import POSITIONS
 from dragoman.types import Batch, UserError
 
@@ -72,6 +72,10 @@ class TransformerClassifierSettings(TransformerSettings):
             )
         useless(self, "a classifier, which has no decoder", *self.absent)
 
+    @property
+    def pooling(self) -> Pool:
+        return POOLS[self.pool]
+
     def encoder(self, size: int) -> nn.Module:
         return Encoder(self, nn.Embedding(size, self.width))
 
@@ -106,6 +110,11 @@ class RnnClassifierSettings(RnnSettings):
         super().check()
         useless(self, "a classifier, which has no decoder", *self.absent)
 
+    @property
+    def pooling(self) -> Pool:
+        """The pool by its name; `last` is the encoder's final state, which a backward cell has at the first token."""
+        return final if self.bidirectional and self.pool == "last" else POOLS[self.pool]
+
     def encoder(self, size: int) -> nn.Module:
         return RecurrentEncoder(self, nn.Embedding(size, self.embedded_width))
 
@@ -138,7 +147,7 @@ class TextClassifier(Model):
     def __init__(self, settings: Any, *, source_size: int, target_size: int, joint: bool) -> None:  # noqa: ARG002
         super().__init__()
         settings.check()
-        self.settings, self.pool = settings, POOLS[settings.pool]
+        self.settings, self.pool = settings, settings.pooling
         self.encoder = settings.encoder(source_size)
         self.dropout = Dropout(settings.dropout)
         self.project = nn.Linear(settings.width, target_size, bias=False)

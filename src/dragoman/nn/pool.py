@@ -39,6 +39,12 @@ def first(states_BSC: Tensor, rows: Rows, texts: int) -> Tensor:
     return chosen_BTS.to(states_BSC.dtype) @ states_BSC
 
 
+def final(states_BSC: Tensor, rows: Rows, texts: int) -> Tensor:
+    """Return each direction's final state: the forward half at the last token, the backward half at the first."""
+    forward_BSC, backward_BSC = states_BSC.chunk(2, -1)
+    return torch.cat([last(forward_BSC, rows, texts), first(backward_BSC, rows, texts)], -1)
+
+
 def last(states_BSC: Tensor, rows: Rows, texts: int) -> Tensor:
     """The state of the </s>, which stands at the end of every text."""
     member_BTS = members(rows, texts)
@@ -47,4 +53,4 @@ def last(states_BSC: Tensor, rows: Rows, texts: int) -> Tensor:
 
 
 Pool = Callable[[Tensor, Rows, int], Tensor]
-POOLS: dict[str, Pool] = {"mean": mean, "max": largest, "first": first, "last": last}
+POOLS: dict[str, Pool] = {"mean": mean, "max": largest, "first": first, "last": last, "last_token": last}

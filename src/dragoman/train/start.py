@@ -22,7 +22,7 @@ from dragoman.loading import open_run, put_weights
 from dragoman.models.base import Model, tensors_of
 from dragoman.models.build import build_model, completed, kind_of, settings_of
 from dragoman.score.metrics import METRICS, fitting, metric_named
-from dragoman.store import FORMAT, RunFolder, unwritable
+from dragoman.store import RunFolder, unwritable
 from dragoman.text import phrasebook
 from dragoman.text.tokenizer import TOKENIZERS, Tokenizers, target_side
 from dragoman.train import consistency, optim, record
@@ -34,6 +34,7 @@ from dragoman.train.report import Report
 from dragoman.train.step import freeze
 from dragoman.types import SPECIALS, UserError
 
+RESUMABLE = 2  # the earliest format of a run folder whose training can go on
 MAY_CHANGE = {
     "train": {
         "steps", "epochs", "minutes", "flops", "patience",  # when to stop
@@ -176,7 +177,7 @@ def opened(folder: RunFolder, *, resume: bool) -> Path | None:
         return None
     folder.check()
     newest = record.newest(folder)
-    if newest and folder.version < FORMAT:
+    if newest and folder.version < RESUMABLE:
         raise UserError(f"{name!r} was begun by an earlier Dragoman; begin a new run with --init-from {name}")
     if not resume and (newest or folder.model.exists()):
         raise UserError(f"{name!r} already holds a run; add --resume to go on with it, or choose another --out")
