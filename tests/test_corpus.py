@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.config import CorpusSettings
-from dragoman.text.corpus import OPENERS, fingerprint, read_lines, read_pairs
+from dragoman.text.corpus import OPENERS, all_references, fingerprint, read_lines, read_pairs
 from dragoman.types import Pair, UserError
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -175,8 +175,11 @@ def test_jsonl_strings_come_back(rows: list[tuple[str, str]], code: str, plain: 
         ("", "is not a JSON object"),
         ("[" * 100_000, "is not a JSON object"),
         ('{"source": "a", "text": "b"}', r"has no key 'target' \(it has: source, text\)"),
-        ('{"source": "a", "target": ["b"]}', r"'target' must be a string or a number, got \[\"b\"\]"),
-        ('{"source": "a", "target": null}', "'target' must be a string or a number, got null"),
+        ('{"source": "a", "target": [["b"]]}', r"'target' must be a string, a number or a list of them, got \[\"b\"\]"),
+        ('{"source": "a", "target": null}', "'target' must be a string, a number or a list of them, got null"),
+        ('{"source": {"b": 1}, "target": "a"}', "'source' must be a string, a number or a list of them, got {"),
+        ('{"source": "a", "target": []}', "'target' is an empty list"),
+        (r'{"source": ["b", "\ud83c"], "target": "b"}', r"'source' holds \\ud83c, half of a surrogate pair"),
         (r'{"source": "\ud83c", "target": "b"}', r"'source' holds \\ud83c, half of a surrogate pair"),
     ],
 )
@@ -186,6 +189,33 @@ def test_a_wrong_jsonl_line_is_named(tmp_path: Path, line: str, words: str) -> N
     assert next(pairs) == Pair("a", "b")
     with pytest.raises(UserError, match=rf"text.jsonl line 2.*{words}"):
         next(pairs)
+
+
+def test_lists_in_jsonl(tmp_path: Path) -> None:
+    """A list of sources is one text of several sentences, a list of targets is several references."""
+    rows = [
+        {"source": ["One. ", "Two\nlines.\n", 3], "target": ["a", "b b"]},
+        {"source": "One.", "target": "c"},
+        {"source": [], "target": ["d"]},
+    ]
+    path = write(tmp_path / "text.jsonl", "\n".join(map(json.dumps, rows)))
+    pairs = list(read_pairs(CorpusSettings(jsonl=str(path), tag="de")))
+    assert pairs == [
+        Pair("One. Two lines. 3", "a", tag="de", alternatives=("b b",)),
+        Pair("One.", "c", tag="de"),
+        Pair("", "d", tag="de"),
+    ]
+    assert all_references(pairs) == [["a", "c", "d"], ["b b", "c", "d"]]
+    assert all_references(pairs[1:]) == [["c", "d"]]
+    assert all_references([]) == [[]]
+    short = read_pairs(CorpusSettings(jsonl=str(path), source_words=2))
+    assert next((pair.source, pair.alternatives) for pair in short) == ("One. Two", ("b b",))
+    turned = read_pairs(CorpusSettings(jsonl=str(path), reverse=True))
+    assert next(turned) == Pair("a", "One. Two lines. 3")
+    with pytest.raises(
+        UserError, match=r"no line with target: x, as where asks; its lines have such as target: a \| b b"
+    ):
+        list(read_pairs(CorpusSettings(jsonl=str(path), where={"target": "x"})))
 
 
 def test_a_fingerprint_follows_files_and_settings(tmp_path: Path) -> None:

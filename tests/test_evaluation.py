@@ -55,17 +55,18 @@ def test_a_run_is_scored_on_its_own_tests(toy: Toy, tmp_path: Path) -> None:
     """Each corpus of data.test by itself, with the metrics that the recipe names."""
     sources = sentences(12, seed=43)
     right = [translated(line) for line in sources]
-    rows = [{"in": s, "out": t, "other": "x"} for s, t in zip(sources, right, strict=True)]
+    rows = [{"in": s, "out": t, "other": "x", "all": ["x", t]} for s, t in zip(sources, right, strict=True)]
     jsonl = write_lines(tmp_path / "t.jsonl", map(json.dumps, rows))
     tsv = write_lines(tmp_path / "t.tsv", [f"{s}\t{t}" for s, t in zip(sources, right, strict=True)])
     tests = (
         CorpusSettings(tsv=str(tsv)),
         CorpusSettings(jsonl=str(jsonl), keys=("in", "other")),
         CorpusSettings(jsonl=str(jsonl), keys=("in", "other"), references=("other", "out")),
+        CorpusSettings(jsonl=str(jsonl), keys=("in", "all")),
     )
     data = toy.translator.recipe.data.model_copy(update={"test": tests, "metrics": ("exact", "wer")})
     translator = replace(toy.translator, recipe=toy.translator.recipe.model_copy(update={"data": data}))
-    plain, hopeless, both = (found.result() for found in on_own_tests(translator))
+    plain, hopeless, both, listed = (found.result() for found in on_own_tests(translator))
     texts = [one.text for one in translator.translate(sources)]
     assert (plain["test"], plain["lines"]) == (str(tsv), 12)
     assert plain["exact"]["value"] == evaluate(texts, [right], ["exact"])[0].value > 90
@@ -73,6 +74,7 @@ def test_a_run_is_scored_on_its_own_tests(toy: Toy, tmp_path: Path) -> None:
     assert hopeless["exact"]["value"] == 0
     assert both["exact"]["value"] == plain["exact"]["value"]
     assert both["exact"]["signature"].startswith("nrefs:2|")
+    assert {**listed, "test": ""} == {**both, "test": ""}
     [asked, *_] = (found.result() for found in on_own_tests(translator, names=["chrf"]))
     assert set(asked) == {"test", "lines", "chrf", "warnings"}
     header, *told = table([{"run": "one", **found} for found in (plain, hopeless)]).plain.split("\n")

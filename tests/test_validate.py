@@ -64,6 +64,15 @@ def test_every_corpus_of_dev_is_asked(small: Path, tmp_path: Path, tag: str) -> 
         assert score == judged(lines, name)["chrf"]
 
 
+def test_every_reference_counts(small: Path, tmp_path: Path) -> None:
+    lines = sentences(6, 9)
+    rows = ({"source": line.split(), "target": ["x", translated(line)]} for line in lines)
+    dev = write_lines(tmp_path / "dev.jsonl", map(json.dumps, rows))
+    run = quietly(small, tmp_path / "run", f"data.dev={{jsonl: {dev}}}", "train.steps=6", "train.metric=chrf")
+    [event] = [event for event in events(run) if event["event"] == "validate"]
+    assert event["signature"].startswith("nrefs:2|")
+
+
 def test_the_first_format_knew_only_bleu() -> None:
     assert Validation.from_state({"loss": 1.0, "bleu": 2.0, "signature": "s"}) == Validation(1.0, 2.0, "bleu", "s")
     assert Validation.from_state({"loss": 1.0, "bleu": None, "signature": ""}) == Validation(1.0)

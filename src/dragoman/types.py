@@ -52,13 +52,15 @@ class Tree(NamedTuple):
 class Pair:
     """A sentence and its counterpart, as raw text; the tree of the source, where one is known and wanted.
 
-    `tag` stands before the source and says what kind of pair this is (config.py, CorpusSettings).
+    `tag` stands before the source and says what kind of pair this is (config.py, CorpusSettings). `alternatives` are
+    further right targets: references to evaluate with, beside the first one, which is `target`.
     """
 
     source: str
     target: str
     tree: Tree | None = None
     tag: str = ""
+    alternatives: tuple[str, ...] = ()
 
 
 class Links(NamedTuple):

@@ -26,7 +26,7 @@ from dragoman.models.build import kind_of, parameters
 from dragoman.score.metrics import of_answers
 from dragoman.store import RunFolder
 from dragoman.text import phrasebook
-from dragoman.text.corpus import read_pairs, way_of
+from dragoman.text.corpus import all_references, read_pairs, way_of
 from dragoman.text.phrasebook import Phrase
 from dragoman.translator import Translator
 from dragoman.types import Line, Pair
@@ -163,7 +163,7 @@ def on_test(
     begun = time.monotonic()
     texts = translated(translator, pairs)
     spent = time.monotonic() - begun
-    scores = of_answers(texts, [[pair.target for pair in pairs]], names)
+    scores = of_answers(texts, all_references(pairs), names)
     result = {
         "lines": len(pairs),
         "seconds": spent,
@@ -178,10 +178,10 @@ def on_test(
 
 def by_length(pairs: Sequence[Pair], texts: Sequence[str], metric: str) -> list[dict[str, Any]]:
     """The metric on the sentences of each length of source, in words."""
-    rows = [(len(pair.source.split()), pair.target, text) for pair, text in zip(pairs, texts, strict=True)]
+    rows = [(len(pair.source.split()), pair, text) for pair, text in zip(pairs, texts, strict=True)]
     found = []
     for (low, high), some in binned(rows, LENGTHS, lambda row: row[0]):
-        [score] = of_answers([text for *_, text in some], [[target for _, target, _ in some]], [metric])
+        [score] = of_answers([text for *_, text in some], all_references([pair for _, pair, _ in some]), [metric])
         found.append({"low": low, "high": high, "lines": len(some), "value": score.value})
     return found
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dragoman.config import CorpusSettings, Recipe
 from dragoman.score.metrics import refuse_subwords
-from dragoman.text.corpus import read_lines, read_pairs
+from dragoman.text.corpus import all_references, read_lines, read_pairs
 from dragoman.text.trees import Grove
 from dragoman.types import Tree, UserError
 
@@ -56,10 +56,12 @@ def tests_of(recipe: Recipe) -> Sequence[CorpusSettings]:
 def read_test(
     corpus: CorpusSettings, direction: str, *, trees: bool = False
 ) -> tuple[list[str], list[list[str]], list[Tree | None]]:
-    """The sources of a corpus, one or several references (the target, or the JSONL keys that `references` names), and,
-    if they are wanted, the trees of the sources."""
+    """Return the sources of a corpus, its references, and, if they are wanted, the trees of the sources.
+
+    References are the target, or the JSONL keys that `references` names; a list in JSONL is several of them.
+    """
     source, target = corpus.keys
     reads = [corpus.model_copy(update={"keys": (source, key)}) for key in corpus.references or [target]]
     sides = [list(read_pairs(one, split="test", direction=direction, trees=trees)) for one in reads]
-    references = [[pair.target for pair in pairs] for pairs in sides]
+    references = [one for pairs in sides for one in all_references(pairs)]
     return [pair.source for pair in sides[0]], references, [pair.tree for pair in sides[0]]

@@ -15,17 +15,19 @@ import lzma
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import zstandard
 
 from dragoman.config import FILES, CorpusSettings
 from dragoman.types import Pair, UserError
 
+Field = TypeVar("Field", str, list[str])  # of a row: its text, or several
+LINE_BREAK = re.compile(r"\s*[\r\n]\s*")  # inside a text of a list, which is joined
 TURN = " | "  # between the turns of a dialogue
 MOST_DIGITS = 9  # of a turn's number
 SHOWN = 5  # rows that a complaint quotes
@@ -129,7 +131,17 @@ def read_pairs(
     if corpus.source_words:
         beginning = re.compile(rf"\s*(?:\S+\s+){{0,{corpus.source_words - 1}}}\S*")
         pairs = (replace(pair, source=beginning.match(pair.source)[0]) for pair in pairs)  # type: ignore[index]
-    return (Pair(p.source, p.target, p.tree, corpus.tag) for p in pairs) if corpus.tag else pairs
+    return (replace(pair, tag=corpus.tag) for pair in pairs) if corpus.tag else pairs
+
+
+def all_references(pairs: Sequence[Pair]) -> list[list[str]]:
+    """Return the targets of pairs as references: one list, or as many as the pair with the most targets has.
+
+    A pair with fewer has its first target again, which counts as if it were there once.
+    """
+    most = max((len(pair.alternatives) for pair in pairs), default=0)
+    rows = [(pair.target, *pair.alternatives) for pair in pairs]
+    return [[row[i] if i < len(row) else row[0] for row in rows] for i in range(1 + most)]
 
 
 def _phrasebook(corpus: CorpusSettings, split: str, direction: str, trees: bool) -> Iterator[Pair]:
@@ -177,7 +189,7 @@ def _side_by_side(corpus: CorpusSettings) -> Iterator[Pair]:
 
 
 def _tsv(corpus: CorpusSettings) -> Iterator[Pair]:
-    """Fields are what stands between tabs; there is no quoting."""
+    """Read two columns of a table. Fields are what stands between tabs; there is no quoting."""
     path = Path(corpus.tsv)
     for name in corpus.where:
         if not name.isdecimal():
@@ -198,23 +210,33 @@ def _tsv(corpus: CorpusSettings) -> Iterator[Pair]:
 
 
 def _jsonl(corpus: CorpusSettings) -> Iterator[Pair]:
+    """Read two keys of an object a line. A list of sources is joined; a list of targets is several references."""
     path = Path(corpus.jsonl)
 
-    def row(line: str, place: str) -> dict[str, str]:
+    left, right = corpus.keys
+
+    def row(line: str, place: str) -> dict[str, list[str]]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict):
             raise UserError(f"{place} is not a JSON object such as {json.dumps(dict.fromkeys(corpus.keys, '...'))}")
-        return {key: _text(record, key, place) for key in (*corpus.keys, *corpus.where)}
+        found = {key: _texts(record, key, place) for key in (left, right, *corpus.where)}
+        if not found[right]:
+            raise UserError(f"{place}: {right!r} is an empty list; it must hold a text, or several right ones")
+        return found
 
-    left, right = corpus.keys
-    return (Pair(found[left], found[right]) for found in _chosen(path, row, corpus.where))
+    return (
+        Pair(" ".join(found[left]), found[right][0], alternatives=tuple(found[right][1:]))
+        for found in _chosen(path, row, {key: [word] for key, word in corpus.where.items()})
+    )
 
 
-def _chosen(path: Path, row: Callable[[str, str], dict[str, str]], where: dict[str, str]) -> Iterator[dict[str, str]]:
-    """The rows of a file whose fields hold the words that `where` asks for."""
+def _chosen(
+    path: Path, row: Callable[[str, str], dict[str, Field]], where: dict[str, Field]
+) -> Iterator[dict[str, Field]]:
+    """Yield the rows of a file whose fields are those that `where` asks for."""
     number = kept = 0
     others: dict[str, None] = {}
     for number, line in enumerate(read_lines(path), 1):
@@ -224,11 +246,11 @@ def _chosen(path: Path, row: Callable[[str, str], dict[str, str]], where: dict[s
             kept += 1
             yield found
         elif len(others) < SHOWN:
-            others[", ".join(f"{name}: {word[:40]}" for name, word in held.items())] = None
+            others[", ".join(f"{name}: {_shown(field)}" for name, field in held.items())] = None
     if not number:
         raise UserError(f"{path} is empty")
     if not kept:
-        asked = ", ".join(f"{name}: {word}" for name, word in where.items())
+        asked = ", ".join(f"{name}: {_shown(field)}" for name, field in where.items())
         raise UserError(f"{path} has no line with {asked}, as where asks; its lines have such as {'; '.join(others)}")
 
 
@@ -280,15 +302,27 @@ def _plain(corpus: CorpusSettings) -> Iterator[Pair]:
         raise UserError(f"{path} has no line in part {list(corpus.part)}" if at else f"{path} is empty")
 
 
-def _text(record: dict[str, Any], key: str, where: str) -> str:
+def _shown(field: str | list[str]) -> str:
+    return (field if isinstance(field, str) else " | ".join(field))[:40]
+
+
+def _texts(record: dict[str, Any], key: str, where: str) -> list[str]:
+    """Return the text of a key, or the texts where it holds a list of them."""
     if key not in record:
         names = ", ".join(record) or "none"
         raise UserError(f"{where} has no key {key!r} (it has: {names}); set keys to the right names")
     value = record[key]
+    if not isinstance(value, list):
+        return [_text(value, key, where)]
+    return [LINE_BREAK.sub(" ", _text(item, key, where).strip()) for item in value]
+
+
+def _text(value: Any, key: str, where: str) -> str:
     if isinstance(value, int | float):  # a label, such as 1
         return json.dumps(value)
     if not isinstance(value, str):
-        raise UserError(f"{where}: {key!r} must be a string or a number, got {json.dumps(value)[:40]}")
+        got = json.dumps(value)[:40]
+        raise UserError(f"{where}: {key!r} must be a string, a number or a list of them, got {got}")
     try:
         value.encode()
     except UnicodeEncodeError as error:

@@ -21,6 +21,7 @@ from dragoman.engines.torch_engine import TorchEngine
 from dragoman.models.base import Model, Seq2Seq
 from dragoman.models.build import kind_of
 from dragoman.score.metrics import AUTO, METRICS, Metric, metric_named
+from dragoman.text.corpus import all_references
 from dragoman.train.choices import Choices
 from dragoman.train.loss import chunked
 from dragoman.train.prepare import Prepared, form_of, layout_for
@@ -102,16 +103,19 @@ class Validator:
         if self.task == "generate":
             return Validation(loss, metric="loss", bits=loss * self.tokens_per_character() / math.log(2))
         found, wanted = self.labels(model) if self.task == "classify" else self.translations(model)
-        if not wanted:
+        if not found:
             return Validation(loss)
-        score = self.metric.of_answers(found, [wanted])
+        score = self.metric.of_answers(found, wanted)
         return Validation(loss, score.value, score.name, score.signature, by_corpus=self.by_corpus(found, wanted))
 
-    def by_corpus(self, found: list[str], wanted: list[str]) -> dict[str, float]:
+    def by_corpus(self, found: list[str], wanted: list[list[str]]) -> dict[str, float]:
         """The score of the answers to each corpus, where several are asked for."""
         ends = list(accumulate(map(len, self.prepared.asked.values()), initial=0))
         spans = dict(zip(self.prepared.asked, pairwise(ends), strict=True)) if len(ends) > 2 else {}
-        return {name: self.metric.of_answers(found[a:b], [wanted[a:b]]).value for name, (a, b) in spans.items()}
+        return {
+            name: self.metric.of_answers(found[a:b], [lines[a:b] for lines in wanted]).value
+            for name, (a, b) in spans.items()
+        }
 
     @torch.inference_mode()
     def loss(self, model: Model) -> float:
@@ -124,8 +128,8 @@ class Validator:
             total, count = total + float(likelihood), count + batch.target_tokens
         return total / count
 
-    def translations(self, model: Model) -> tuple[list[str], list[str]]:
-        """Answers to the first lines of each corpus of dev, and the right ones."""
+    def translations(self, model: Model) -> tuple[list[str], list[list[str]]]:
+        """Translate the first lines of each corpus of dev; return the translations and the references."""
         pairs, tokenizers = list(chain.from_iterable(self.prepared.asked.values())), self.prepared.tokenizers
         if self.choices.capture and self.engine is None:  # what it captures for one validation serves all that follow
             self.engine = TorchEngine(model, self.device, tokenizers.target.decode)
@@ -134,10 +138,10 @@ class Validator:
         trees = [pair.tree for pair in pairs] if translator.asks_for_trees else None
         lines = [Line(pair.source, tag=pair.tag) for pair in pairs]
         found = translator.translate(lines, trees=trees, search=GREEDY, align=False)
-        return [one.text for one in found], [pair.target for pair in pairs]
+        return [one.text for one in found], all_references(pairs)
 
     @torch.inference_mode()
-    def labels(self, model: Model) -> tuple[list[str], list[str]]:
+    def labels(self, model: Model) -> tuple[list[str], list[list[str]]]:
         """Labels of all of dev, and the right ones."""
         found, wanted = [], []
         with evaluating(model), self.choices.autocast():
@@ -147,7 +151,7 @@ class Validator:
                 found += model.project(model(moved)[real_BT]).argmax(-1).tolist()
                 wanted += moved.target_out_BT[real_BT].tolist()
         names = self.prepared.tokenizers.target.pieces
-        return names(found), names(wanted)
+        return names(found), [names(wanted)]
 
     def tokens_per_character(self) -> float:
         stores = [part.store for part in self.prepared.dev]
