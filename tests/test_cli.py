@@ -175,9 +175,8 @@ def test_an_interrupt_leaves_nothing_half_written(toy: Toy, tmp_path: Path, numb
     many = write_lines(tmp_path / "many", sentences(3000, seed=2))
     out = tmp_path / "out"
     out.write_text("what was there before\n")
-    part = tmp_path / "out.part"
     with started("translate", toy.run, "--input", many, "--output", out, "--batch", 1) as running:
-        while not (part.exists() and part.stat().st_size):
+        while not any(path.stat().st_size for path in tmp_path.glob(".out.*.tmp/out")):
             assert running.poll() is None
             time.sleep(0.01)
         running.send_signal(number)
@@ -185,7 +184,7 @@ def test_an_interrupt_leaves_nothing_half_written(toy: Toy, tmp_path: Path, numb
     assert running.returncode == 128 + number, said
     assert b"Traceback" not in said
     assert out.read_text() == "what was there before\n"
-    assert not part.exists()
+    assert files(tmp_path) == ["many", "out"]
 
 
 def test_on_a_terminal(toy: Toy) -> None:
@@ -438,7 +437,7 @@ def test_a_corpus_in_every_form(tmp_path: Path, call: Call, form: str) -> None:
     assert counts["kept"] == len(kept) > 0
     assert (tmp_path / "clean.source").read_text().splitlines() == [source for source, _ in kept]
     assert (tmp_path / "clean.target").read_text().splitlines() == [target for _, target in kept]
-    assert not list(tmp_path.glob("*.part"))
+    assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_clean_says_how_many_and_why(tmp_path: Path, call: Call) -> None:

@@ -216,7 +216,7 @@ def test_nothing_is_translated_twice(toy: Toy, recipe: Path, tmp_path: Path) -> 
     with pytest.raises(KeyboardInterrupt):
         distil(toy.run, recipe, out=run, overrides=SHORT, report=Ear(until=5))
     assert not (run / "distilled" / "1.jsonl").exists()
-    assert not list((tmp_path / "cache").rglob("*.part"))
+    assert not list((tmp_path / "cache").rglob(".*.tmp"))
     again = Ear()
     distil(toy.run, recipe, out=run, overrides=SHORT, report=again)
     assert again.batches == [40, 48, 56, 60]

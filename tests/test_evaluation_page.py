@@ -172,4 +172,4 @@ def test_the_page_through_the_command(tmp_path: Path, call: Call) -> None:
     assert told.code == 0, told.err
     reader = Reader(page.read_text())
     assert 0 < [tag for tag, _ in reader.seen].count("article") <= 2 * EACH
-    assert not list(tmp_path.glob("*.part"))
+    assert not list(tmp_path.glob(".*.tmp"))

@@ -16,11 +16,12 @@ import dragoman
 ROOT = Path(dragoman.__file__).parent
 MAY_USE = {
     "types": [],
+    "io": ["types"],
     "yaml_text": ["types"],
     "faults": [],
     "config": ["types", "yaml_text", "faults"],
-    "console": ["types", "text"],
-    "store": ["types", "config", "yaml_text"],
+    "console": ["types", "io", "text"],
+    "store": ["types", "io", "config", "yaml_text"],
     "text": ["types", "faults", "config"],
     "machine": [],
     "cores": [],
@@ -29,13 +30,13 @@ MAY_USE = {
     "score": ["types", "config"],
     "pages": [],
     "search": ["types", "config"],  # meets models only through a protocol
-    "data": ["types", "cores", "text"],
+    "data": ["types", "io", "cores", "text"],
     "models": ["types", "config", "nn"],
     "answers": ["types", "config", "text", "search"],
     "door": ["types", "config", "text", "models", "answers"],
     "ensemble": ["types", "models", "search", "door"],
     "exchange": ["types", "config", "store", "text", "nn", "models"],
-    "engines": ["types", "config", "machine", "text", "data", "models", "search", "door", "exchange"],
+    "engines": ["types", "io", "config", "machine", "text", "data", "models", "search", "door", "exchange"],
     "scoring": ["types", "data", "models", "door"],
     "translator": [
         "types", "faults", "config", "text", "data", "models", "search", "answers", "door", "scoring", "engines",
@@ -43,7 +44,7 @@ MAY_USE = {
     "classifier": ["types", "data", "models", "door"],
     "generator": ["types", "config", "data", "models", "search", "door"],
     "loading": [
-        "types", "console", "engines", "store", "text", "models", "answers", "door", "ensemble", "translator",
+        "types", "io", "console", "engines", "store", "text", "models", "answers", "door", "ensemble", "translator",
         "classifier", "generator",
     ],
     "lens": ["types", "models"],
@@ -52,10 +53,10 @@ MAY_USE = {
     ],
     "card": ["config", "store", "models", "score", "loading"],
     "train": [
-        "types", "machine", "group", "config", "console", "store", "text", "data", "nn", "models", "score", "answers",
-        "engines", "translator", "door", "loading",
+        "types", "io", "machine", "group", "config", "console", "store", "text", "data", "nn", "models", "score",
+        "answers", "engines", "translator", "door", "loading",
     ],
-    "corpora": ["types", "config", "text", "train"],
+    "corpora": ["types", "io", "config", "text", "train"],
     "catalogue": ["config", "models", "score", "text", "search", "answers", "train", "yaml_text"],
     "demo": [
         "types", "yaml_text", "config", "store", "text", "models", "translator", "lens", "evaluation", "train",
@@ -65,19 +66,19 @@ MAY_USE = {
         "types", "cores", "yaml_text", "config", "store", "text", "data", "models", "score", "translator", "lens",
         "evaluation", "card", "train", "door", "loading", "pages",
     ],
-    "shards": ["types", "store", "data", "group", "train"],
+    "shards": ["types", "io", "store", "data", "group", "train"],
     "lessons": ["types", "door", "translator", "shards"],
     "backtranslation": [
         "types", "config", "text", "answers", "translator", "loading", "group", "train", "shards", "lessons"
     ],
     "distil": [
-        "types", "config", "store", "text", "models", "score", "translator", "loading", "group", "train", "shards",
-        "lessons",
+        "types", "io", "config", "store", "text", "models", "score", "translator", "loading", "group", "train",
+        "shards", "lessons",
     ],
     "export": ["types", "card", "config", "store", "text", "engines", "exchange", "loading", "translator"],
     "outcome": ["types", "console"],
     "commands": [
-        "types", "config", "console", "store", "text", "score", "answers", "door", "translator", "generator",
+        "types", "io", "config", "console", "store", "text", "score", "answers", "door", "translator", "generator",
         "classifier", "loading", "evaluation", "train", "corpora", "distil", "export", "group", "shards",
         "backtranslation",
     ],

@@ -43,7 +43,7 @@ def same_runs(run: Path, whole: Path) -> None:
     assert (run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
     assert tensors(run) == tensors(whole)
     assert events(run) == events(whole)
-    assert not list(run.rglob("*.part"))
+    assert not list(run.rglob(".*.tmp"))
 
 
 def until(moment: Callable[[], bool], running: subprocess.Popen[bytes]) -> None:
@@ -62,7 +62,7 @@ def moments(run: Path, random: Random) -> list[tuple[str, Callable[[], bool]]]:
         ("starting", lambda: time.monotonic() > wake),
         ("preparing", lambda: (run / "FORMAT").exists()),
         ("training", lambda: last_step(run) >= early),
-        ("saving", lambda: last_step(run) > 8 and any((run / "checkpoints").glob("*.part"))),
+        ("saving", lambda: last_step(run) > 8 and any((run / "checkpoints").glob(".*.tmp"))),
         ("training late", lambda: last_step(run) >= late),
     ]
 

@@ -129,7 +129,7 @@ def test_any_processes_killed_anywhere_give_the_answers_of_one(
         found = list(shards.records(count))
         assert found == [{"said": f"{place} {item!r}"} for place, item in enumerate(items)]
         assert asked == len(items) - kept
-        assert not list(folder.glob("*.part"))
+        assert not list(folder.glob(".*.tmp"))
 
 
 @given(st.integers(0, 100), st.integers(1, 5))
@@ -256,6 +256,9 @@ def test_what_does_not_go_together_is_refused(run: Path, lines: Path, tmp_path: 
     one_sentence(call("translate", run, *SHORT, "--input", "nowhere", "--output", out, "--resume"), "'nowhere'")
     assert not (tmp_path / "out.shards").exists()
     (tmp_path / "out.shards").mkdir()
+    (tmp_path / "out.shards" / "thesis").write_text("precious")
+    one_sentence(call("translate", run, *both), "out.shards", "'thesis'")
+    (tmp_path / "out.shards" / "thesis").unlink()
     assert call("translate", run, *both, "--beam", "2").code == 0
     (tmp_path / "bad").write_bytes(b"ba.\n" * 5 + b"\xff\n")
     stopped = call("translate", run, "--input", tmp_path / "bad", "--output", out, "--resume", *SHORT)

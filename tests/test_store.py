@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dragoman import store
+from dragoman import io
 from dragoman.config import DataSettings, Recipe, TrainSettings
 from dragoman.store import (
     CHANGED,
@@ -31,6 +31,7 @@ from dragoman.store import (
 )
 from dragoman.types import UserError
 from dragoman.yaml_text import parse_yaml
+from toy_run import files
 
 RECIPE = Recipe(
     data=DataSettings(direction="de-en"), train=TrainSettings(steps=77, lr=1e-5, freeze=("1e5", "ü # digest: x"))
@@ -122,11 +123,27 @@ def test_a_folder_appears_whole_and_takes_the_place_of_an_old_one(tmp_path: Path
         write_whole(path, fill)
 
     write("a", "b")
-    (tmp_path / "folder.part").mkdir()
-    (tmp_path / "folder.part" / "rest of a crash").touch()
     write("c")
     assert [file.name for file in path.iterdir()] == ["c"]
-    assert not (tmp_path / "folder.part").exists()
+    assert files(tmp_path) == ["folder"]
+
+
+def test_files_of_the_user_are_not_used_as_temporaries(tmp_path: Path) -> None:
+    """Browsers and downloaders call unfinished files NAME.part."""
+    (tmp_path / "folder.part").mkdir()
+    (tmp_path / "folder.part" / "thesis").write_text("precious")
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "file.part").symlink_to("victim")
+    write_whole(tmp_path / "folder", lambda made: made.mkdir())
+    write_text(tmp_path / "file", "text")
+    assert (tmp_path / "folder.part" / "thesis").read_text() == (tmp_path / "victim").read_text() == "precious"
+    assert files(tmp_path) == ["file", "file.part", "folder", "folder.part", "victim"]
+
+
+def test_a_name_as_long_as_the_disk_allows(tmp_path: Path) -> None:
+    name = "ä" * 127
+    write_text(tmp_path / name, "text")
+    assert files(tmp_path) == [name]
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
@@ -316,6 +333,6 @@ def test_a_full_disk_while_syncing_is_a_mistake(tmp_path: Path, monkeypatch: pyt
     def full(_: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(store, "_sync", full)
+    monkeypatch.setattr(io, "_sync", full)
     assert "--resume" in complaint(write_text, tmp_path / "file", "new")
     assert (tmp_path / "file").read_text() == "old"

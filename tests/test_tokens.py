@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from dragoman.data import tokens
 from dragoman.data.tokens import TokenStore, open_store
+from dragoman.io import keep_folder, lock_folder
 from dragoman.text.symbols import Byte
 from dragoman.text.tokenizer import Tokenizers
 from dragoman.types import Pair, UserError
@@ -175,11 +176,17 @@ def test_a_corpus_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_what_dead_runs_left_is_swept_but_not_what_may_be_alive(tmp_path: Path) -> None:
-    for name, age in (("dead.part", 100_000.0), ("alive.part", 10.0)):
+    names = {name: f".a.{name:_<8}.dragoman.tmp" for name in ("dead", "young", "locked")}
+    users = ["film.part", ".thesis.tmp", ".notes.dragoman.tmp"]
+    for name in [*names.values(), *users]:
         (tmp_path / name).mkdir()
+        age = 10.0 if name == names["young"] else 100_000.0
         os.utime(tmp_path / name, (time.time() - age,) * 2)
-    made(tmp_path)
-    assert [path.name for path in tmp_path.glob("*.part")] == ["alive.part"]
+    with lock_folder(tmp_path / names["locked"], "busy"):
+        made(tmp_path)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left >= {names["young"], names["locked"], *users}
+    assert names["dead"] not in left
 
 
 def test_two_runs_may_make_the_same_store_at_once(tmp_path: Path) -> None:
@@ -207,7 +214,7 @@ def test_of_many_that_end_at_once_one_stays(tmp_path: Path) -> None:
             (beside / "last").write_text(str(number))
             together.wait()
 
-        tokens.keep_folder(folder, "last", write)
+        keep_folder(folder, "last", write)
         return {(folder / name).read_text() for name in ("first", "last")}
 
     with ThreadPoolExecutor(8) as pool:

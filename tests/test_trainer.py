@@ -23,7 +23,7 @@ import dragoman
 from dragoman import store
 from dragoman.loading import load
 from dragoman.models.base import Model
-from dragoman.store import mean
+from dragoman.store import RunFolder, mean
 from dragoman.train import start
 from dragoman.train import step as steps
 from dragoman.train.report import Report
@@ -33,7 +33,19 @@ from dragoman.train.validate import Validation, Validator
 from dragoman.types import Batch, UserError
 from tolerance import same
 from toy_batch import examples, in_rows
-from toy_run import Call, Toy, events, one_sentence, quietly, sentences, tensors, translated, write_lines, write_recipe
+from toy_run import (
+    Call,
+    Toy,
+    events,
+    files,
+    one_sentence,
+    quietly,
+    sentences,
+    tensors,
+    translated,
+    write_lines,
+    write_recipe,
+)
 
 pytest_plugins = ["toy_fixtures"]
 
@@ -463,12 +475,29 @@ def test_an_end_that_is_moved_is_said(small: Path, tmp_path: Path, call: Call) -
 def test_what_a_killed_process_half_wrote_is_removed(small: Path, tmp_path: Path) -> None:
     """At once, not with the next checkpoint: it may be what fills the disk."""
     run = quietly(small, tmp_path / "run", "train.steps=4")
-    half = run / "checkpoints/step-0000000009.part"
-    half.mkdir()
-    (half / "model.safetensors").write_bytes(b"half")
+    before = files(run / "checkpoints")
+    for half in (".step-0000000009.0123456z.dragoman.tmp", "step-0000000009.part"):  # the latter by an earlier version
+        (run / "checkpoints" / half).mkdir()
+        (run / "checkpoints" / half / "model.safetensors").write_bytes(b"half")
     (run / "checkpoints/best-0000000009.safetensors.part").write_bytes(b"half")
     quietly(small, run, "train.steps=4", resume=True)
-    assert not list(run.rglob("*.part"))
+    assert files(run / "checkpoints") == before
+
+
+def test_files_of_the_user_stay_among_checkpoints(small: Path, tmp_path: Path) -> None:
+    """A copy of a checkpoint is kept, and is not what the run goes on from."""
+    run = quietly(small, tmp_path / "run", "train.steps=4")
+    checkpoints = run / "checkpoints"
+    shutil.copytree(checkpoints / "step-0000000004", checkpoints / "step-0000000004-good")
+    (checkpoints / "best.safetensors").write_bytes(b"mine")
+    (checkpoints / "film.part").write_bytes(b"mine")
+    (checkpoints / "notes").mkdir()
+    quietly(small, run, "train.steps=8", resume=True)
+    mine = {"step-0000000004-good", "best.safetensors", "film.part", "notes"}
+    assert mine <= set(files(checkpoints))
+    assert (checkpoints / "best.safetensors").read_bytes() == b"mine"
+    assert "step-0000000004" not in files(checkpoints)
+    assert RunFolder(run).state()["step"] == 8
 
 
 def test_a_run_that_was_begun_with_a_metric_of_no_use_goes_on(
@@ -687,7 +716,7 @@ def test_a_full_disk(small: Path, tmp_path: Path, disk: Path, call: Call) -> Non
     resize(disk, shutil.disk_usage(disk).used + 80_000)
     answer = call("train", small, "--out", run, *more, "train.steps=6", "data.dev=[]", "--resume")
     one_sentence(answer, run, "No space left", "--resume", working=True)
-    assert not list(run.rglob("*.part"))
+    assert not list(run.rglob(".*.tmp"))
     assert load(run).translate(["ba."])
     resize(disk, 8_000_000)
     assert call("train", small, "--out", run, *more, "train.steps=6", "data.dev=[]", "--resume").code == 0

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from rich.console import Console
 
+from dragoman.io import move_into_place, temporary_beside
 from dragoman.types import UserError
 
 UNBROKEN = 1 << 30  # signs of a line: more than any table has
@@ -66,21 +66,24 @@ def input_lines(path: Path | None) -> Iterator[str]:
 
 @contextmanager
 def output_to(path: Path | None) -> Iterator[IO[str]]:
-    """stdout, or a file that takes its name only when it is whole. A pipe or a device is written to as it is."""
+    """Open stdout, or a file that takes its name only when it is complete.
+
+    A link is written through to its target; a pipe or a device is written to directly.
+    """
     if path is None:
         yield sys.stdout
         return
-    path = path.resolve()
-    beside = path if path.exists() and not path.is_file() else path.with_name(path.name + ".part")
     try:
-        with beside.open("w", encoding="utf-8", newline="\n") as file:
-            yield file
-        os.replace(beside, path)
+        target = path.resolve()
+        with ExitStack() as held:
+            direct = target.exists() and not target.is_file()
+            made = target if direct else held.enter_context(temporary_beside(target))
+            with made.open("w", encoding="utf-8", newline="\n") as file:
+                yield file
+            if not direct:
+                move_into_place(made, target)
     except OSError as error:
         raise UserError(f"cannot write {str(path)!r} ({error.strerror})") from None
-    finally:
-        if beside != path:
-            beside.unlink(missing_ok=True)
 
 
 def ticker(what: str, total: int = 0) -> Callable[[int], None]:

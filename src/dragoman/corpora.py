@@ -15,6 +15,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from dragoman.config import CorpusSettings, build, override
+from dragoman.io import move_into_place, temporary_beside
 from dragoman.text import phrasebook
 from dragoman.text.clean import CleanSettings, clean
 from dragoman.text.corpus import read_pairs
@@ -110,12 +111,11 @@ def unwritable(prefix: Path, error: OSError) -> UserError:
 
 
 def write_columns(prefix: Path, endings: Sequence[str], rows: Iterable[Sequence[str]], report: Report) -> None:
-    """One file for each column, written beside and renamed together at the end. A row of CoNLL-U is several lines.
+    """Write one file for each column; all are renamed together at the end. A row of CoNLL-U is several lines.
 
     Their folder is made when there is a row to write.
     """
     paths = outputs(prefix, endings)
-    beside = [path.with_name(path.name + ".part") for path in paths]
     broken = 0
     rows = iter(rows)
     first = next(rows, None)
@@ -123,19 +123,18 @@ def write_columns(prefix: Path, endings: Sequence[str], rows: Iterable[Sequence[
         raise UserError(f"no pair is left, so {str(prefix)!r} was not written; see which settings drop them all")
     try:
         prefix.parent.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as stack:
-            files = [stack.enter_context(path.open("w", encoding="utf-8", newline="\n")) for path in beside]
-            for row in chain([first], rows):
-                for file, ending, text in zip(files, endings, row, strict=True):
-                    line = text if ending.endswith("conllu") else BREAK.sub(" ", text)
-                    broken += line is not text
-                    file.write(line + "\n")
-        for part, path in zip(beside, paths, strict=True):
-            part.replace(path)
+        with ExitStack() as held:
+            made = [held.enter_context(temporary_beside(path)) for path in paths]
+            with ExitStack() as stack:
+                files = [stack.enter_context(path.open("w", encoding="utf-8", newline="\n")) for path in made]
+                for row in chain([first], rows):
+                    for file, ending, text in zip(files, endings, row, strict=True):
+                        line = text if ending.endswith("conllu") else BREAK.sub(" ", text)
+                        broken += line is not text
+                        file.write(line + "\n")
+            for new, path in zip(made, paths, strict=True):
+                move_into_place(new, path)
     except OSError as error:
         raise unwritable(prefix, error) from None
-    finally:
-        for part in beside:
-            part.unlink(missing_ok=True)
     if broken:
         report.say(f"{broken} texts held line breaks, which a plain file cannot hold: they are spaces now")

@@ -22,6 +22,7 @@ from typing import Annotated, Any
 from dragoman import shards
 from dragoman.config import Amount, CorpusSettings, Listed, Recipe, Settings, read_recipe
 from dragoman.group import Group, joined
+from dragoman.io import cache_folder
 from dragoman.lessons import Lessons, doubt, faults, remedy
 from dragoman.loading import Runs, load_as, runs_of
 from dragoman.models.build import asks_for_trees, completed, kind_of
@@ -221,7 +222,7 @@ class Lesson:
         mark = fingerprint(corpus, direction=direction)
         way = [teacher.digest, teacher.beam, teacher.closest, mark, shards.SHARD]
         key = hashlib.blake2b(json.dumps(way).encode(), digest_size=12).hexdigest()
-        folder = Path(recipe.data.cache).expanduser() / f"{key}-answers"
+        folder = cache_folder(recipe.data.cache) / f"{key}-answers"
 
         def pairs() -> Iterator[Pair]:
             """Plain text is all sources, and has no references."""
@@ -279,8 +280,8 @@ def doubts(teacher: str, found: Sequence[Lessons], originals: int) -> str:
 def write_corpus(lesson: Lesson, file: Path, count: int) -> Lessons:
     found = Lessons()
 
-    def write(beside: Path) -> None:
-        with beside.open("w", encoding="utf-8", newline="\n") as sink:
+    def write(made: Path) -> None:
+        with made.open("w", encoding="utf-8", newline="\n") as sink:
             sink.writelines(found.lines(lesson.shards.records(count)))
 
     file.parent.mkdir(exist_ok=True)

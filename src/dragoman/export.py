@@ -86,6 +86,7 @@ def export(run: Path, to: str, out: Path, *, quantization: str, say: Callable[[s
         say(f"comparing the answers to {len(lines)} sentences")
         theirs = replace(translator, engine=kind.engine(translator, beside, quantization))
         found.extend(compare(translator, theirs, lines, exact=quantization == "float32"))
+        free(out)  # minutes have passed, and what is there now would be replaced
 
     write_whole(out, write)
     return found

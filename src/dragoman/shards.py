@@ -8,10 +8,9 @@ there; one that is damaged, or answers something else, is made again. Under torc
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,8 +23,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from dragoman.data.tokens import keep_folder
 from dragoman.group import Group
+from dragoman.io import digest_bytes, digest_file, is_temporary, keep_folder, lock_folder
 from dragoman.store import RunFolder, read_json, write_text, write_whole
 from dragoman.train.report import Report
 from dragoman.types import UserError
@@ -66,7 +65,7 @@ class Shards(Generic[T]):
             records += self.answer(number * SHARD + start, part)
             pace.step(len(part))
         body = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
-        head = json.dumps({"of": digest_of(some), "digest": hashed(body)}).encode() + b"\n"
+        head = json.dumps({"of": digest_of(some), "digest": digest_bytes(body)}).encode() + b"\n"
 
         def write(beside: Path) -> None:
             (beside / ANSWERS).write_bytes(head + body)
@@ -98,25 +97,20 @@ def read(file: Path, of: str = "") -> list[Record] | None:
     with suppress(OSError, ValueError, KeyError, TypeError):
         head, _, body = file.read_bytes().partition(b"\n")
         said = json.loads(head)
-        if said["digest"] == hashed(body) and of in ("", said["of"]):
+        if said["digest"] == digest_bytes(body) and of in ("", said["of"]):
             return [json.loads(line) for line in body.decode().split("\n")[:-1]]
     return None
 
 
 def digest_of(items: Sequence[Any]) -> str:
-    return hashed(repr(items).encode())
-
-
-def hashed(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+    return digest_bytes(repr(items).encode())
 
 
 def digest_of_runs(runs: Iterable[str | Path]) -> str:
     """The same for models that answer alike: their weights, vocabularies and settings."""
     digest = hashlib.blake2b(digest_size=16)
     for folder in map(RunFolder, runs):
-        with folder.model.open("rb") as file:
-            digest.update(hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).digest())
+        digest.update(bytes.fromhex(digest_file(folder.model)))
         digest.update(json.dumps(folder.recipe().model, sort_keys=True).encode())
     return digest.hexdigest()
 
@@ -141,36 +135,38 @@ def folder_beside(output: Path, about: Mapping[str, Any]) -> Iterator[Path]:
     """The folder of shards for a file that is to be written. `about` is all that answers depend on: the shards of
     another work are in the way. Gone when the work is done."""
     folder = output.with_name(output.name + ".shards")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise UserError(f"cannot write {str(folder)!r} ({error.strerror}); choose another --output") from None
+    refusal = f"another command works in {str(folder)!r}; wait for it, or choose another --output"
     done = False
-    try:
-        with suppress(OSError):  # some network disks know no locks
-            locked(handle, folder)
-        same_work(folder, json.loads(json.dumps(about)))
-        yield folder
-        done = True
-    except Worthless:
-        done = True
-        raise
-    finally:
-        if done or not begun(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-        os.close(handle)
+    with ExitStack() as held:
+        try:
+            held.enter_context(lock_folder(folder, refusal))
+        except OSError as error:
+            raise UserError(f"cannot write {str(folder)!r} ({error.strerror}); choose another --output") from None
+        check_ours(folder)
+        try:
+            same_work(folder, json.loads(json.dumps(about)))
+            yield folder
+            done = True
+        except Worthless:
+            done = True
+            raise
+        finally:
+            if done or not begun(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_ours(folder: Path) -> None:
+    """Refuse a folder that holds anything but shards: it would be removed in the end."""
+    for path in folder.iterdir():
+        if not (path.name == ABOUT or re.fullmatch(r"\d{6}", path.name) or is_temporary(path)):
+            raise UserError(
+                f"{str(folder)!r} holds {path.name!r}, which is no part of a resumable job; move the folder away, or "
+                "choose another --output"
+            )
 
 
 def begun(folder: Path) -> bool:
     return any(folder.glob(f"*/{ANSWERS}"))
-
-
-def locked(handle: int, folder: Path) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"another command works in {str(folder)!r}; wait for it, or choose another --output") from None
 
 
 def same_work(folder: Path, about: dict[str, Any]) -> None:

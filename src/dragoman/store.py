@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dragoman.config import Recipe, build, to_yaml
+from dragoman.io import digest_bytes, write_atomically
 from dragoman.types import UserError
 from dragoman.yaml_text import parse_yaml
 
@@ -34,33 +33,16 @@ CHANGED = "changed by hand"  # in place of the digest: what the user says of a c
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write beside, then rename: a reader sees the old file or the new one, never half of either."""
-    write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8"))
+    """Write a text file atomically."""
+    write_whole(path, lambda made: made.write_text(text, encoding="utf-8"))
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a file or a folder beside `path`, then put it in its place in one move."""
-    beside = path.with_name(path.name + ".part")
+    """Write a file or folder of a run atomically; what goes wrong is a UserError that names `path`."""
     try:
-        _remove(beside)
-        write(beside)
-        put_in_place(beside, path)
+        write_atomically(path, write)
     except (OSError, SafetensorError) as error:
         raise unwritable(path, error) from None
-    finally:
-        _remove(beside)  # what a failure left; after success there is nothing
-
-
-def put_in_place(beside: Path, path: Path) -> None:
-    """Give what was written beside its name, once the disk has all of it."""
-    for file in [beside] if beside.is_file() else sorted(beside.rglob("*")):
-        if file.is_file():
-            file.chmod(0o666 & ~_umask())  # some writers make files that only their owner may read
-        _sync(file)
-    if beside.is_dir() and path.exists():
-        _remove(path)
-    os.replace(beside, path)
-    _sync(path.parent)
 
 
 def unwritable(path: Path, error: Exception) -> UserError:
@@ -71,28 +53,6 @@ def unwritable(path: Path, error: Exception) -> UserError:
     )
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            path.unlink()
-
-
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], **about: str) -> None:
     """Tensors and what there is to know about them, with a digest of both in the file's own header.
 
@@ -100,7 +60,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], **about: str) -> Non
     """
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     note = json.dumps({**about, "digest": _digest(held, about)}, sort_keys=True)
-    write_whole(path, lambda beside: save_file(held, str(beside), {NOTE: note}))
+    write_whole(path, lambda made: save_file(held, str(made), {NOTE: note}))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -181,7 +141,7 @@ class RunFolder:
 
     def save_recipe(self, recipe: Recipe) -> None:
         text = to_yaml(recipe)
-        write_text(self.config, f"{text}{DIGEST_LINE}{_text_digest(text)}\n")
+        write_text(self.config, f"{text}{DIGEST_LINE}{digest_bytes(text.encode())}\n")
 
     def check(self) -> None:
         """Refuse what is no run folder, or one of a later Dragoman."""
@@ -212,7 +172,7 @@ class RunFolder:
         body, mark, digest = text.rpartition(DIGEST_LINE)
         if not mark:
             raise UserError(f"{str(self.config)!r} is cut short: it must end with a line {DIGEST_LINE!r}; restore it")
-        if digest.strip() not in (CHANGED, _text_digest(body)):
+        if digest.strip() not in (CHANGED, digest_bytes(body.encode())):
             raise UserError(
                 f"{str(self.config)!r} is not as it was written; restore it, or, if you changed it on purpose, "
                 f"make its last line {DIGEST_LINE + CHANGED!r}"
@@ -223,7 +183,7 @@ class RunFolder:
 
     def state(self) -> dict[str, Any]:
         """What the newest checkpoint says of the run, or nothing where there is none."""
-        newest = max(self.checkpoints.glob("step-*/state.json"), default=None)
+        newest = max(self.checkpoints.glob(f"step-{'[0-9]' * 10}/state.json"), default=None)
         return read_json(newest) if newest else {}
 
     def teacher(self) -> dict[str, Any]:
@@ -264,10 +224,6 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except UserError as fault:
         raise UserError(f"{str(path)!r}: {fault}") from None
-
-
-def _text_digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def read_json(path: Path) -> dict[str, object]:

@@ -16,8 +16,9 @@ from dragoman.config import CorpusSettings
 from dragoman.console import input_lines, output_to, say
 from dragoman.door import kinds
 from dragoman.group import Group, joined
+from dragoman.io import digest_bytes
 from dragoman.loading import load_as
-from dragoman.shards import Record, digest_of_runs, hashed, own_device, write_sharded
+from dragoman.shards import Record, digest_of_runs, own_device, write_sharded
 from dragoman.text.corpus import fingerprint, read_lines
 from dragoman.text.trees import Grove
 from dragoman.train.report import Report
@@ -65,7 +66,7 @@ class Order:
         files = {"glossary": self.glossary, "dictionary": self.dictionary}
         return {
             "model": digest_of_runs(self.runs),
-            **{name: hashed(path.read_bytes()) if path else "" for name, path in files.items()},
+            **{name: digest_bytes(path.read_bytes()) if path else "" for name, path in files.items()},
             "engine": self.engine,
             "tag": self.tag,
             "json": self.as_json,

@@ -13,12 +13,9 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-import shutil
-import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -28,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.data.forms import FORMS
+from dragoman.io import keep_folder
 from dragoman.text.tokenizer import Tokenizer, Tokenizers
 from dragoman.text.trees import Roots, linked, rooted
 from dragoman.types import EOS, Example, Links, Pair, UserError
@@ -35,7 +33,6 @@ from dragoman.types import EOS, Example, Links, Pair, UserError
 SIDES = ("source", "target")
 TREES = ("words", "trees")
 CHUNK = 8192  # pairs encoded at a time
-A_DAY = 86_400.0
 
 
 class TokenStore:
@@ -212,24 +209,6 @@ def open_store(
     return TokenStore(folder)
 
 
-def keep_folder(folder: Path, last: str, write: Callable[[Path], None]) -> None:
-    """A folder of the cache, filled beside and renamed: it is whole or not there, and has the file `last` if whole."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(folder.parent)
-    beside = Path(tempfile.mkdtemp(suffix=".part", prefix=folder.name, dir=folder.parent))  # runs may start together
-    try:
-        write(beside)
-        try:
-            beside.rename(folder)
-        except OSError:
-            if (folder / last).exists():  # another run made the same one meanwhile, and may be reading it by now
-                return
-            shutil.rmtree(folder, ignore_errors=True)
-            beside.rename(folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-
-
 def _write(folder: Path, stack: ExitStack, pairs: Iterator[Pair], content: _Content, name: str) -> dict[str, Any]:
     """All files but store.json, and what that one is to hold."""
     form, dtype, text = FORMS[content.form], content.dtype, content.text
@@ -265,14 +244,6 @@ def _write(folder: Path, stack: ExitStack, pairs: Iterator[Pair], content: _Cont
     about = {"pairs": count, "dtype": dtype, "digest": digest.hexdigest(), "dropped": dict(dropped)}
     treeless = {"treeless": tree_writer.treeless} if tree_writer else {}
     return about | {"text": text, "longest": longest, "characters": characters, "tag": tag} | treeless
-
-
-def _sweep(cache: Path) -> None:
-    """Away with what runs that were killed while encoding left behind."""
-    for part in cache.glob("*.part"):
-        with suppress(FileNotFoundError):  # another run sweeps too
-            if time.time() - part.stat().st_mtime > A_DAY:
-                shutil.rmtree(part, ignore_errors=True)
 
 
 def _said(dropped: Counter[str]) -> str:

@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from dragoman.config import SampleSettings, SearchSettings
-from dragoman.data.tokens import keep_folder
 from dragoman.engines.base import Engine, Job, in_order
 from dragoman.exchange.ctranslate2 import checked, library, places, save
 from dragoman.exchange.held import fingerprint, source_vocabulary, vocabulary
+from dragoman.io import keep_folder
 from dragoman.models.transformer import Transformer
 from dragoman.search.step import Found
 from dragoman.text.tokenizer import Tokenizers

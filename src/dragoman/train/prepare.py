@@ -17,8 +17,9 @@ from dragoman.config import SPLITS, CorpusSettings, Recipe
 from dragoman.data.batch import Share
 from dragoman.data.forms import FORMS
 from dragoman.data.stream import Stream, Weighted, Windows
-from dragoman.data.tokens import TokenStore, keep_folder, open_store
+from dragoman.data.tokens import TokenStore, open_store
 from dragoman.group import Group
+from dragoman.io import cache_folder, keep_folder
 from dragoman.models.build import asks_for_trees, kind_of, layout_of, most_tokens
 from dragoman.store import RunFolder, write_whole
 from dragoman.text.corpus import fingerprint, read_pairs
@@ -204,7 +205,7 @@ def _tokenizers(recipe: Recipe, folder: RunFolder, report: Report) -> Tokenizers
     corpora = [fingerprint(c, split="train", direction=recipe.data.direction) for c in recipe.data.train]
     way = [corpora, recipe.tokenizer.model_dump(), form_of(recipe), recipe.train.seed]
     name = hashlib.blake2b(json.dumps(way).encode(), digest_size=12).hexdigest()
-    kept = Path(recipe.data.cache).expanduser() / f"{name}-tokenizer"
+    kept = cache_folder(recipe.data.cache) / f"{name}-tokenizer"
     with suppress(UserError):  # not there, or damaged
         return Tokenizers.load(kept)
     found = _learned(recipe, report)
@@ -246,7 +247,7 @@ def _store(recipe: Recipe, corpus: CorpusSettings, split: str, tokenizers: Token
         lambda: report.counted(_reader(recipe, corpus, split, trees=trees)(), f"encoding {split} {noun}"),
         tokenizers,
         key=fingerprint(corpus, split=split, direction=recipe.data.direction),
-        cache=Path(recipe.data.cache).expanduser(),
+        cache=cache_folder(recipe.data.cache),
         max_length=recipe.data.max_length,
         text=split == "train" and recipe.tokenizer.sampling > 0,
         trees=trees,

@@ -9,7 +9,9 @@ Of several processes the first writes. Where tensors are shared out among them, 
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,12 +19,12 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from dragoman.data.stream import Place
+from dragoman.io import move_into_place, sweep, temporary_beside
 from dragoman.models.base import tensors_of
 from dragoman.store import (
     RunFolder,
     load_tensors,
     mean,
-    put_in_place,
     read_json,
     save_tensors,
     unwritable,
@@ -34,6 +36,8 @@ from dragoman.train.parallel import own
 from dragoman.train.step import Pending, Stepper, Update
 from dragoman.train.validate import Validation
 from dragoman.types import UserError
+
+WRITTEN = re.compile(r"step-\d{10,}|best-\d{10,}\.safetensors")  # names that `save` gives
 
 
 class Running(NamedTuple):
@@ -137,51 +141,61 @@ def save(folder: RunFolder, stepper: Stepper, progress: Progress) -> None:
         if stepper.shared.sharded:
             save_parts(target, stepper, progress)
         else:
-            group.told(lambda: write_whole(target, lambda beside: save_whole(beside, stepper, progress)))
+            group.told(lambda: write_whole(target, lambda made: save_whole(made, stepper, progress)))
     group.told(lambda: tidy(folder, {target, *(best_file(folder, step) for _, step in progress.best)}))
 
 
-def save_whole(beside: Path, stepper: Stepper, progress: Progress) -> None:
-    beside.mkdir()
+def save_whole(made: Path, stepper: Stepper, progress: Progress) -> None:
+    made.mkdir()
     for name, tensors in stepper.tensors().items():
-        save_tensors(beside / f"{name}.safetensors", tensors)
-    save_progress(beside, progress)
+        save_tensors(made / f"{name}.safetensors", tensors)
+    save_progress(made, progress)
 
 
 def save_parts(target: Path, stepper: Stepper, progress: Progress) -> None:
-    """Everyone writes beside; when all have done so, the first gives it its name."""
+    """Let every process write its share into a temporary folder of rank 0, which renames it when all are done."""
     from dragoman.train import sharded
 
-    group, beside = stepper.group, target.with_name(target.name + ".part")
+    group = stepper.group
 
     def finish() -> None:
-        save_progress(beside, progress)
+        save_progress(made, progress)
         try:
-            put_in_place(beside, target)
+            move_into_place(made, target)
         except OSError as error:
             raise unwritable(target, error) from None
 
-    group.told(lambda: shutil.rmtree(beside, ignore_errors=True))
-    try:
+    def begin() -> Path:
+        try:
+            return held.enter_context(temporary_beside(target))
+        except OSError as error:
+            raise unwritable(target, error) from None
+
+    with ExitStack() as held:
+        made = group.told(begin)
         for name, tensors in stepper.tensors().items():
-            sharded.save(beside / name, tensors, group)
+            sharded.save(made / name, tensors, group)
         group.told(finish)
-    except UserError:
-        if group.first:  # a disk that is full is not to stay so by what is half written
-            shutil.rmtree(beside, ignore_errors=True)
-        raise
 
 
 def clear(folder: RunFolder) -> None:
-    """Away with what a process that was killed had half written."""
-    for half in folder.checkpoints.glob("*.part"):
-        shutil.rmtree(half, ignore_errors=True) if half.is_dir() else half.unlink(missing_ok=True)
+    """Remove what a process that was killed had half written. The run is locked, so nobody is writing it now."""
+    sweep(folder.path, age=0.0)
+    sweep(folder.checkpoints, age=0.0)
+    for half in folder.checkpoints.iterdir():
+        if half.name.endswith(".part") and WRITTEN.fullmatch(half.name.removesuffix(".part")):  # of earlier versions
+            remove(half)
 
 
 def tidy(folder: RunFolder, kept: set[Path]) -> None:
+    """Remove checkpoints that are no longer needed. What Dragoman did not write, such as a copy of one, stays."""
     for old in folder.checkpoints.iterdir():
-        if old not in kept:
-            shutil.rmtree(old) if old.is_dir() else old.unlink()
+        if WRITTEN.fullmatch(old.name) and old not in kept:
+            remove(old)
+
+
+def remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def save_progress(path: Path, progress: Progress) -> None:
@@ -189,7 +203,7 @@ def save_progress(path: Path, progress: Progress) -> None:
 
 
 def newest(folder: RunFolder) -> Path | None:
-    found = [p for p in folder.checkpoints.glob("step-*") if p.is_dir() and not p.name.endswith(".part")]
+    found = [p for p in folder.checkpoints.glob("step-*") if p.is_dir() and WRITTEN.fullmatch(p.name)]
     return max(found, default=None)
 
 

@@ -6,7 +6,6 @@ FOLDER/digests.json                                       by the name of a file
 
 from __future__ import annotations
 
-import hashlib
 import json
 import warnings
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 
 from dragoman.group import Group
+from dragoman.io import digest_file
 from dragoman.store import read_json, unwritable, write_text
 from dragoman.types import UserError
 
@@ -78,14 +78,9 @@ def digests(folder: Path, group: Group) -> dict[str, str]:
     files = sorted(folder.glob("*.safetensors"))
 
     def some() -> dict[str, str]:
-        return {file.name: _digest(file) for file in files[group.rank :: group.world]}
+        return {file.name: digest_file(file) for file in files[group.rank :: group.world]}
 
     return dict(sorted(pair for part in group.all(some) for pair in part.items()))
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def _cause(error: BaseException) -> Exception:

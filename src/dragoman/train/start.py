@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +16,7 @@ from dragoman.answers.hypotheses import check_alignment
 from dragoman.config import LIMITS, SPLITS, Recipe, build, override, pick, read_recipe
 from dragoman.door import Door
 from dragoman.group import Group
+from dragoman.io import is_temporary, lock_folder
 from dragoman.loading import open_run, put_weights
 from dragoman.models.base import Model, tensors_of
 from dragoman.models.build import build_model, completed, kind_of, settings_of
@@ -123,27 +122,14 @@ def first_begin(order: Order, report: Report, held: ExitStack, group: Group) -> 
 
 @contextmanager
 def alone(folder: RunFolder) -> Iterator[None]:
-    """Two processes that train in one folder would ruin each other's checkpoints; the second one is refused."""
-    try:
-        folder.path.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder.path, os.O_RDONLY)
-    except OSError as error:
-        raise unwritable(folder.path, error) from None
-    try:
-        with suppress(OSError):  # some network disks know no locks
-            lock(handle, folder)
+    """Refuse a second process that trains in one folder: they would ruin each other's checkpoints."""
+    refusal = f"another process is training in {str(folder.path)!r}; wait for it or choose another --out"
+    with ExitStack() as held:
+        try:
+            held.enter_context(lock_folder(folder.path, refusal))
+        except OSError as error:
+            raise unwritable(folder.path, error) from None
         yield
-    finally:
-        os.close(handle)
-
-
-def lock(handle: int, folder: RunFolder) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(
-            f"another process is training in {str(folder.path)!r}; wait for it or choose another --out"
-        ) from None
 
 
 def gone_on(recipe: Recipe, folder: RunFolder, newest: Path, init_from: str | Path | None) -> Recipe:
@@ -172,7 +158,7 @@ def opened(folder: RunFolder, *, resume: bool) -> Path | None:
     if folder.path.exists() and not folder.path.is_dir():
         raise UserError(f"{name!r} is a file, but a run needs a folder; choose another --out")
     if not folder.format.exists():
-        if folder.path.exists() and any(path.name != "FORMAT.part" for path in folder.path.iterdir()):
+        if folder.path.exists() and not all(map(is_temporary, folder.path.iterdir())):
             raise UserError(f"{name!r} is not empty and is no run folder; choose another --out")
         return None
     folder.check()

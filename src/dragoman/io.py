@@ -1,0 +1,170 @@
+"""Atomic writes, locks on folders, digests and the cache directory: one implementation each.
+
+A file or folder is written inside a hidden temporary folder beside its target, `.NAME.XXXXXXXX.dragoman.tmp/NAME`, and
+then renamed. The temporary folder is created under a name that did not exist (mkdtemp), only its owner can open it, and
+it is locked while in use. So nothing of the user's is removed or followed, and two commands that write the same target
+never share a file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from dragoman.types import UserError
+
+SUFFIX = ".dragoman.tmp"
+TEMPORARY = re.compile(r"\..*\.[a-z0-9_]{8}\.dragoman\.tmp", re.DOTALL)
+KEPT_OF_NAME = 40  # characters of the target's name in a temporary name, which may have 255 bytes
+ABANDONED = 86_400.0  # seconds after which an unlocked temporary folder belongs to a command that was killed
+CACHE = "~/.cache/dragoman"
+
+
+@contextmanager
+def temporary_beside(path: Path) -> Iterator[Path]:
+    """Yield a path that does not exist yet, in a new temporary folder beside `path`; remove both at the end."""
+    holder = Path(tempfile.mkdtemp(SUFFIX, f".{path.name[:KEPT_OF_NAME]}.", path.parent))
+    handle = os.open(holder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # some network disks have no locks; there, the age of the folder decides
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield holder / path.name
+    finally:
+        os.close(handle)
+        shutil.rmtree(holder, ignore_errors=True)
+
+
+def move_into_place(made: Path, path: Path) -> None:
+    """Rename what `temporary_beside` gave room to, once all of it is on disk. A folder replaces a folder."""
+    for file in [*sorted(made.rglob("*")), made] if made.is_dir() else [made]:
+        if file.is_file():
+            file.chmod(0o666 & ~_read_umask())  # some writers make files that only their owner may read
+        _sync(file)
+    if made.is_dir() and path.is_dir():
+        os.rename(path, made.parent / "replaced")  # removed with the temporary folder
+    os.replace(made, path)
+    _sync(path.parent)
+
+
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` make a file or folder, then rename it to `path`: readers see the old one or the new one."""
+    path = path.resolve() if path.is_dir() else path  # a link to a folder stays a link
+    with temporary_beside(path) as made:
+        write(made)
+        move_into_place(made, path)
+
+
+def keep_folder(folder: Path, last: str, write: Callable[[Path], None]) -> None:
+    """Make a folder of a cache once: it is complete or absent, and complete if it has the file `last`.
+
+    Of several commands that make the same folder at once, the first wins: others may be reading it already.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    sweep(folder.parent)
+    with temporary_beside(folder) as made:
+        made.mkdir()
+        write(made)
+        try:
+            made.rename(folder)
+        except OSError:
+            if (folder / last).exists():
+                return
+            with suppress(FileNotFoundError):
+                os.rename(folder, made.parent / "incomplete")
+            made.rename(folder)
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether a path is a temporary folder that `temporary_beside` made."""
+    return bool(TEMPORARY.fullmatch(path.name)) and path.is_dir() and not path.is_symlink()
+
+
+def sweep(folder: Path, *, age: float = ABANDONED) -> None:
+    """Remove temporary folders of commands that were killed: those that nobody has locked and that are this old."""
+    for path in filter(is_temporary, folder.iterdir()):
+        with suppress(OSError):  # another command works in it, or sweeps too
+            if time.time() - path.stat().st_mtime < age:
+                continue
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(handle)
+
+
+@contextmanager
+def lock_folder(folder: Path, refusal: str) -> Iterator[None]:
+    """Hold a lock on a folder, which is made if it is not there; raise UserError(refusal) if another process has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(refusal) from None
+        except OSError:
+            pass  # some network disks have no locks
+        yield
+    finally:
+        os.close(handle)
+
+
+def check_plain(path: Path) -> None:
+    """Refuse a pipe, socket or device: reading one may wait for ever. What is not there is not refused."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise UserError(f"{str(path)!r} is a pipe, socket or device, not a plain file; remove it or restore the file")
+
+
+def cache_folder(setting: str | Path = CACHE) -> Path:
+    """Return the folder that caches go to: `data.cache` of a recipe, by default that of the user.
+
+    Its entries: HASH (token store), HASH-tokenizer, HASH-answers (distillation), ctranslate2-HASH (converted model),
+    engine-HASH-SEARCH.json (fastest engine of a model on this machine), compiled (kernels).
+    """
+    if "\0" in str(setting):
+        raise UserError(f"data.cache={str(setting)!r} holds a null character; name another folder")
+    try:
+        return Path(setting).expanduser()
+    except RuntimeError:
+        raise UserError(
+            f"data.cache={str(setting)!r}: the home folder that ~ stands for is unknown; name another folder"
+        ) from None
+
+
+def digest_bytes(content: bytes) -> str:
+    """Return a digest of 32 hexadecimal characters."""
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    """Return the digest of a file's bytes, without holding all of them."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _read_umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
