@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import dragoman
+from dragoman import loading
 from dragoman.classifier import Classifier
 from dragoman.generator import Generator
 from dragoman.loading import DOORS, load_as, open_run
@@ -28,6 +29,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "classify": classifier_recipe(folder),
     }
     return {task: quietly(recipe, folder / task, "train.steps=1", "data.dev=[]") for task, recipe in recipes.items()}
+
+
+def test_a_run_does_not_choose_where_files_are_written(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache of translations is that of the user, whatever the run folder's data.cache names."""
+    caches: list[Path] = []
+    monkeypatch.setattr(loading, "engine_of", lambda _name, parts, _say: caches.append(parts.cache))
+    dragoman.load(runs["translate"], device="cpu", engine="auto")
+    assert caches == [tmp_path / "home" / ".cache" / "dragoman"]
 
 
 def test_every_task_of_a_model_has_a_door() -> None:

@@ -20,6 +20,7 @@ from dragoman.door import Door, choose_device
 from dragoman.engines.choose import Parts, engine_of
 from dragoman.ensemble import together
 from dragoman.generator import Generator
+from dragoman.io import cache_folder
 from dragoman.models.base import Model, tensors_of
 from dragoman.models.build import build_model, kind_of
 from dragoman.models.old import renamed
@@ -81,8 +82,9 @@ def load(run: Runs, *, device: str = "auto", engine: str = "") -> Any:
 
 
 def with_engine(translator: Translator, name: str) -> Translator:
-    cache = Path(translator.recipe.data.cache)
-    parts = Parts(translator.model, translator.tokenizers, translator.device, cache)
+    """Let a translator use an engine. Converted models go to the user's cache: a run folder, which may come from
+    anybody, has no say in where files are written."""
+    parts = Parts(translator.model, translator.tokenizers, translator.device, cache_folder())
     return replace(translator, engine=engine_of(name, parts, say))
 
 
