@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dragoman.config import metric_name
 from dragoman.score.metrics import METRICS
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes" / "tasks"
@@ -44,9 +45,8 @@ def g2p(language: str, lstm: str, transformer: str) -> Task:
     figures = [f"{a} (LSTM), {b} (Transformer)" for a, b in zip(one, other, strict=True)]
     folder = "data/g2p-sigmorphon2020"
     settings = tuple(f"data.{split}.tsv={folder}/{split}/{language}_{split}.tsv" for split in ("train", "dev", "test"))
-    return Task(
-        "g2p", ({"wrong": figures[0], "per": figures[1]},), "baselines of Gorman et al. 2020 (unchecked)", settings
-    )
+    published = {"line_error_rate": figures[0], "per": figures[1]}
+    return Task("g2p", (published,), "baselines of Gorman et al. 2020 (unchecked)", settings)
 
 
 def babi(task: int, exact: str, bleu: str, *settings: str) -> Task:
@@ -144,9 +144,7 @@ class Bench:
     def rows(self, name: str) -> list[dict[str, Any]]:
         """A row for every test corpus and metric of a task, over the seeds that are done."""
         files = sorted(self.out.glob(f"{name}-[0-9]*.json"))
-        runs = [
-            json.loads(file.read_text(encoding="utf-8")) for file in files if file.stem.removeprefix(name)[1:].isdigit()
-        ]
+        runs = [read_result(file) for file in files if file.stem.removeprefix(name)[1:].isdigit()]
         if not runs:
             return []
         rows = []
@@ -169,6 +167,13 @@ class Bench:
                     "parameters": runs[0]["parameters"],
                 })  # fmt: skip
         return rows
+
+
+def read_result(file: Path) -> dict[str, Any]:
+    """Return a kept result, with today's names of its metrics."""
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    tests = [{metric_name(name): value for name, value in test.items()} for test in found["tests"]]
+    return {**found, "tests": tests}
 
 
 def as_markdown(rows: Sequence[dict[str, Any]]) -> str:

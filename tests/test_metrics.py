@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
+from pathlib import Path
 
 import jiwer
 import pytest
@@ -11,9 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
+from dragoman.card import card
 from dragoman.score.metrics import AUTO, METRICS, USUAL, distance, evaluate, metric_named
+from dragoman.store import RunFolder
+from dragoman.train.trainer import train
 from dragoman.types import UserError
+from toy_run import Call, events, quietly
 
+pytest_plugins = ["toy_fixtures"]
 HYPOTHESES = ["The cat sat on the mat.", "Dogs bark at the moon, loudly!", "It is raining in Berlin today."]
 REFERENCE = ["The cat is sitting on the mat.", "Dogs bark loudly at the moon.", "Today it is raining in Berlin."]
 SECOND = ["A cat sat on a mat.", "The dogs bark at the moon, loudly!", "It rains in Berlin today."]
@@ -129,7 +136,7 @@ def test_what_best_means() -> None:
     with pytest.raises(UserError, match="called 'lossy'; did you mean 'loss'"):
         metric_named("lossy", "translate")
     with pytest.raises(
-        UserError, match=r"that classify called 'bleu' \(there are: auto, loss, exact, accuracy, wrong\)"
+        UserError, match=r"that classify called 'bleu' \(there are: auto, loss, exact, accuracy, line_error_rate\)"
     ):
         metric_named("bleu", "classify")
 
@@ -176,3 +183,39 @@ def test_plain_text_that_mentions_a_mark_is_scored() -> None:
 def test_empty_lines_are_scored_as_such() -> None:
     bleu, ter = evaluate(["", ""], [REFERENCE[:2]], ["bleu", "ter"])
     assert (bleu.value, ter.value) == (0, 100)
+
+
+def test_the_earlier_name_of_the_line_error_rate_still_works(small: Path, tmp_path: Path, call: Call) -> None:
+    """In recipes, on the command line and in records; what is written has today's name."""
+    assert METRICS["line_error_rate"].shown == "line error rate"
+    assert [score.name for score in evaluate(["a"], [["b"]], ["wrong"])] == ["line_error_rate"]
+    assert metric_named("wrong", "classify") is METRICS["line_error_rate"]
+    run = quietly(small, tmp_path / "run", "train.steps=2", "train.metric=wrong", "data.metrics=[wrong, per]")
+    assert RunFolder(run).recipe().data.metrics == ("line_error_rate", "per")
+    assert "line_error_rate" in next(event for event in events(run) if event["event"] == "validate")
+    files = ("--source", small.parent / "dev.src", "--reference", small.parent / "dev.trg")
+    assert "line_error_rate" in json.loads(call("evaluate", run, *files, "--metric", "wrong", "--json").out)
+
+
+def test_a_run_that_went_by_the_earlier_name_is_read_and_resumed(small: Path, tmp_path: Path) -> None:
+    given = ("train.metric=line_error_rate", "train.validate_every=2")
+    run = quietly(small, tmp_path / "run", "train.steps=4", *given)
+    [state] = run.glob("checkpoints/*/state.json")
+    for path in (state, run / "metrics.jsonl"):
+        path.write_text(path.read_text().replace("line_error_rate", "wrong"))
+    best = card(run)["validation"]
+    assert best["line_error_rate"] is not None
+    quietly(small, run, "train.steps=6", *given, resume=True)
+    assert card(run)["validation"] is not None
+
+
+@pytest.mark.parametrize(("kind", "noted"), [("space", True), ("char", False)])
+def test_wer_of_phones_is_remarked_on(
+    small: Path, tmp_path: Path, call: Call, kind: str, noted: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line of phones is a word: `wer` counts its phones, and the field's word error rate is `line_error_rate`."""
+    settings = ["tokenizer.joint=false", f"tokenizer.target_kind={kind}", "data.metrics=[wer]", "train.steps=2"]
+    train(small, out=tmp_path / "run", overrides=settings)
+    assert ("the word error rate is line_error_rate" in capsys.readouterr().err) is noted
+    files = ("--source", small.parent / "dev.src", "--reference", small.parent / "dev.trg")
+    assert ("the word error rate is line_error_rate" in call("evaluate", tmp_path / "run", *files).err) is noted

@@ -18,13 +18,19 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from dragoman.config import CorpusSettings, Recipe
+from dragoman.config import METRIC_ALIASES, CorpusSettings, Recipe
 from dragoman.loading import open_run
 from dragoman.models.build import kind_of, parameters, settings_in_use
 from dragoman.score.metrics import METRICS, Metric, metric_named
 from dragoman.store import RunFolder, load_tensors, read_digest
 
 KEYS = {"train": {"tokens", "seconds"}, "validate": {"loss", "perplexity"}}  # what a record needs
+RENAMED = {  # keys of records that earlier releases wrote
+    "likelihood": "nll",
+    "norm": "grad_norm",
+    **METRIC_ALIASES,
+    **{f"{old}_by_corpus": f"{new}_by_corpus" for old, new in METRIC_ALIASES.items()},
+}
 LANGUAGE = re.compile(r"\.([a-z]{2})(?:\.(?:gz|xz|zst))?$")  # such as train.en.gz
 UNKNOWN = "unknown"
 Sections = dict[str, dict[str, str]]  # by title: what the card says, by name
@@ -83,7 +89,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """The records of metrics.jsonl. A line that was torn when the machine went down is no record."""
     for event in read_records(path):
         if event.get("event") in KEYS and KEYS[event["event"]] <= set(event):
-            yield event
+            yield {RENAMED.get(name, name): value for name, value in event.items()}
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:

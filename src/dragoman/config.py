@@ -13,7 +13,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from dragoman.faults import near, sentence, short
 from dragoman.types import UserError
@@ -66,7 +66,16 @@ def _as_words(value: Any) -> Any:
     return {str(key): word if isinstance(word, dict | list) else str(word) for key, word in value.items()}
 
 
+METRIC_ALIASES = {"wrong": "line_error_rate"}  # names of metrics in earlier releases
+
+
+def metric_name(name: str) -> str:
+    """Return today's name of a metric."""
+    return METRIC_ALIASES.get(name, name)
+
+
 Listed = BeforeValidator(_as_tuple)  # YAML knows lists, frozen records hold tuples
+MetricName = Annotated[str, AfterValidator(metric_name)]
 Count = Annotated[int, Field(ge=1)]
 Amount = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
@@ -163,7 +172,7 @@ class DataSettings(Settings):
     train: Corpora = ()
     dev: Corpora = ()
     test: Corpora = ()  # what `dragoman evaluate RUN` scores, each corpus by itself
-    metrics: Annotated[tuple[str, ...], Listed] = ()  # that it counts; by default those of the task
+    metrics: Annotated[tuple[MetricName, ...], Listed] = ()  # that it counts; by default those of the task
     direction: str = "en-de"  # of the phrasebook
     both_ways: bool = False  # every pair of train is learned in the other direction too: to begin another run with
     documents: Literal["file", "line"] = "file"  # of a language model: each file is one text, or each line
@@ -258,7 +267,9 @@ class TrainSettings(Settings):
     keep: Count = 3  # best checkpoints kept, beside the last
     validate_every: Amount = 1000  # steps; 0 is only at the end
     validate_lines: Amount = 500  # dev pairs that are translated and scored; 0: by loss alone
-    metric: str = "auto"  # what "best" means: loss, a metric's name, or the usual one of the task
+    metric: Annotated[str, AfterValidator(metric_name)] = (
+        "auto"  # what "best" means: loss, a metric's name, or the usual one of the task
+    )
     patience: Amount = 0  # validations without a better one before stopping; 0 is off
     save_every: Count = 1000  # steps
     log_every: Count = 50  # steps

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +28,9 @@ from dragoman.commands.options import (
 )
 from dragoman.console import output_to, paper, say, ticker
 from dragoman.types import PairScore, UserError
+
+if TYPE_CHECKING:
+    from dragoman.store import RunFolder
 
 Files = list[Path] | None
 Runs = Annotated[Files, typer.Argument(metavar="RUN [RUN ...]", help="run folders", show_default=False)]
@@ -70,7 +73,7 @@ def evaluate(
     from dragoman.evaluation.panel import Panel
     from dragoman.evaluation.systems import Asked, systems
     from dragoman.evaluation.table import breakdowns, table
-    from dragoman.score.metrics import chosen
+    from dragoman.score.metrics import chosen, note_on_wer
     from dragoman.score.words import bleu_of, in_tokens
     from dragoman.store import RunFolder
 
@@ -85,7 +88,10 @@ def evaluate(
     for name, answered in systems(runs or [], hypotheses or [], asked, say, ticker):
         results.append(panel.judge(name, answered))
         if name in map(str, runs or []):
-            keep_scores(Path(name), results[-1], test=str(source or f"phrasebook {phrasebook}"), beam=beam)
+            folder, test = RunFolder(name), str(source or f"phrasebook {phrasebook}")
+            keep_scores(folder, results[-1], test=test, beam=beam)
+            if note := note_on_wer(results[-1], folder.recipe().tokenizer):
+                say(note)
         say_counts(Counter(results[-1]["warnings"]))
         if plain and "bleu" in results[-1] and in_tokens(answered.texts):
             say(f"the answers of {name} look tokenised; --metric bleu_tokens counts tokens as they are")
@@ -102,11 +108,8 @@ def evaluate(
             sink.write(whole)
 
 
-def keep_scores(run: Path, result: dict[str, Any], *, test: str, beam: int | None) -> None:
+def keep_scores(folder: RunFolder, result: dict[str, Any], *, test: str, beam: int | None) -> None:
     """Append a result to the run's scores.jsonl, for its model card."""
-    from dragoman.store import RunFolder
-
-    folder = RunFolder(run)
     scores = {name: one for name, one in result.items() if isinstance(one, dict) and "value" in one}
     kept = {name: {key: one[key] for key in ("value", "signature") if key in one} for name, one in scores.items()}
     about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "test": result.get("test", test)}

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from dragoman.compare.judge import VERSION, judge
 from dragoman.compare.plan import Planned
-from dragoman.config import read_recipe, to_yaml
+from dragoman.config import METRIC_ALIASES, read_recipe, to_yaml
 from dragoman.cores import shared_by
 from dragoman.store import RunFolder, read_json, write_text
 from dragoman.train.report import Report
@@ -49,7 +49,8 @@ def judgement_of(run: Planned) -> dict[str, Any] | None:
     """What an earlier start found, if it is whole and of this version."""
     with suppress(UserError):  # not there, or torn
         found = read_json(run.judgement)
-        return found if found.get("version") == VERSION else None
+        scored = {name for test in found.get("tests", {}).values() for name in test.get("scores", {})}  # type: ignore[attr-defined]
+        return found if found.get("version") == VERSION and not scored & set(METRIC_ALIASES) else None
     return None
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dragoman.config import pick
+from dragoman.config import TokenizerSettings, metric_name, pick
 from dragoman.score.totals import Array, bleus, chrfs, shares
 from dragoman.score.words import bleu_of, moses
 from dragoman.types import Score, UserError
@@ -152,10 +152,11 @@ def exact(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
     return _shares(((one, 1) for one in right), f"nrefs:{len(references)}|case:mixed|space:one|unit:line")
 
 
-def wrong(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
-    """The rest of `exact`: how many lines in a hundred are not quite right. 0 is perfect.
+def line_error_rate(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
+    """Return how many lines in a hundred differ from every reference: 100 minus `exact`. 0 is perfect.
 
-    Where a line is a word and its letters or sounds are the tokens, the field calls this the word error rate.
+    Where a line is a word and its tokens are phones, as in grapheme-to-phoneme conversion, the field calls this the
+    word error rate.
     """
     _, signature, right_N2 = exact(hypotheses, references)
     return _shares(((1 - right, 1) for right, _ in right_N2), signature)
@@ -196,7 +197,7 @@ def of_answers(hypotheses: Lines, references: Sequence[Lines], names: Sequence[s
 
 def chosen(names: Sequence[str]) -> list[Metric]:
     """The metrics called so; one that cannot be counted here is refused, so that no work is done for it."""
-    found = [pick(METRICS, name, "metric") for name in names or USUAL["translate"]]
+    found = [pick(METRICS, metric_name(name), "metric") for name in names or USUAL["translate"]]
     if lack := next(filter(None, (metric.lack for metric in found)), ""):
         raise UserError(lack)
     return found
@@ -215,7 +216,17 @@ def metric_named(name: str, task: str) -> Metric | None:
     A language model gives no answers that could be right or wrong, so it has nothing but the loss.
     """
     menu: dict[str, Metric | None] = {"loss": None, **fitting(task)}
-    return pick({"auto": menu[AUTO[task]], **menu}, name, f"metric of models that {task}")
+    return pick({"auto": menu[AUTO[task]], **menu}, metric_name(name), f"metric of models that {task}")
+
+
+def note_on_wer(names: Iterable[str], tokenizer: TokenizerSettings) -> str:
+    """Return a remark where `wer` counts something else than a reader may expect, else nothing."""
+    if "wer" not in names or (tokenizer.target_kind or tokenizer.kind) != "space":
+        return ""
+    return (
+        "wer counts the tokens between spaces: where a line is a word and its tokens are phones "
+        "(tokenizer.target_kind=space), that is the phone error rate, and the word error rate is line_error_rate"
+    )
 
 
 def fitting(task: str) -> dict[str, Metric]:
@@ -277,7 +288,7 @@ METRICS: dict[str, Metric] = {
         Metric("rougeL", "ROUGE-L", partial(rouge, "rougeL"), extra="rouge"),
         Metric("exact", "exact match", exact, labels=True),
         Metric("accuracy", "accuracy", exact, labels=True),
-        Metric("wrong", "wrong lines", wrong, higher=False, labels=True),
+        Metric("line_error_rate", "line error rate", line_error_rate, higher=False, labels=True),
         Metric("wer", "word errors", error_rate, higher=False),
         Metric("per", "phone errors", error_rate, higher=False),
     )

@@ -20,7 +20,7 @@ from dragoman.io import is_temporary, lock_folder
 from dragoman.loading import open_run, put_weights
 from dragoman.models.base import Model, tensors_of
 from dragoman.models.build import build_model, completed, kind_of, settings_of
-from dragoman.score.metrics import METRICS, fitting, metric_named
+from dragoman.score.metrics import METRICS, fitting, metric_named, note_on_wer
 from dragoman.store import RunFolder, unwritable
 from dragoman.text import phrasebook
 from dragoman.text.tokenizer import TOKENIZERS, Tokenizers, target_side
@@ -109,6 +109,8 @@ def first_begin(order: Order, report: Report, held: ExitStack, group: Group) -> 
     check_judging(whole)
     check_shared(whole, group)
     check_files(whole)
+    if note := note_on_wer([whole.train.metric, *whole.data.metrics], whole.tokenizer):
+        report.say(note)
     if parent:
         report.say(f"starting from {init_from}: its weights, its tokenizer and its model's settings")
         new_model(whole, tagged(parent.tokenizers, whole), parent)  # what does not fit is said now, not after hours

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from dragoman.config import Recipe
+from dragoman.config import Recipe, metric_name
 from dragoman.data.batch import LAYOUTS, Widths
 from dragoman.data.forms import FORMS
 from dragoman.data.stream import in_order
@@ -64,8 +64,9 @@ class Validation:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Validation:
-        """Back from what was saved; format 1 knew only BLEU."""
-        return cls(**{"score" if name == "bleu" else name: value for name, value in state.items()})
+        """Return what was saved. Format 1 knew only BLEU; metrics may have an earlier name."""
+        values = {"score" if name == "bleu" else name: value for name, value in state.items()}
+        return cls(**values | ({"metric": metric_name(values["metric"])} if "metric" in values else {}))
 
     def __str__(self) -> str:
         said = f"dev loss {self.loss:.4f}, perplexity {self.perplexity:.2f}"
