@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import select
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -57,11 +61,78 @@ def paper() -> Console:
     return Pipe(highlight=False, emoji=False, soft_wrap=True, width=UNBROKEN)
 
 
+class ArrivingLines:
+    """Lines of a stream, with their line feeds, that knows whether the next one is there without waiting for it."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self.lines: deque[bytes] = deque()
+        self.begun: list[bytes] = []  # parts of a line whose end has not come yet
+        self.ended = False
+
+    def __iter__(self) -> ArrivingLines:
+        return self
+
+    def __next__(self) -> bytes:
+        while not self.lines:
+            if self.ended:
+                raise StopIteration
+            self.read_some()
+        return self.lines.popleft()
+
+    def has_next(self) -> bool:
+        """Tell whether a line, or the end, can be had without waiting."""
+        while not self.lines and not self.ended and self.is_readable():
+            self.read_some()
+        return bool(self.lines) or self.ended
+
+    def is_readable(self) -> bool:
+        try:
+            return bool(select.select([self.stream.fileno()], [], [], 0)[0])
+        except io.UnsupportedOperation:  # not a file: all of it is in memory
+            return True
+
+    def read_some(self) -> None:
+        chunk = self.stream.read1(1 << 16)
+        *whole, rest = chunk.split(b"\n")
+        if whole:
+            first = b"".join([*self.begun, whole[0]])
+            self.lines.extend(line + b"\n" for line in (first, *whole[1:]))
+            self.begun = []
+        if rest:
+            self.begun.append(rest)
+        if not chunk:
+            self.ended = True
+            if self.begun:
+                self.lines.append(b"".join(self.begun))
+
+
+def is_stdin(path: Path | None) -> bool:
+    return path is None or str(path) == "-"
+
+
 def input_lines(path: Path | None) -> Iterator[str]:
     """Lines of a file or of stdin. Only a line feed ends a line, with or without a carriage return."""
+    return (line for group in input_groups(path, 1) for line in group)
+
+
+def input_groups(path: Path | None, size: int) -> Iterator[list[str]]:
+    """Up to `size` lines at a time. From a pipe or a terminal come those that are there, so that nobody who waits for
+    an answer before writing the next line waits in vain."""
     from dragoman.text.corpus import lines_of, read_lines
 
-    return read_lines(path) if path is not None else lines_of(sys.stdin.buffer, "the input")
+    if path is not None and not is_stdin(path):
+        lines = read_lines(path)
+        while group := list(islice(lines, size)):
+            yield group
+        return
+    arriving = ArrivingLines(sys.stdin.buffer)
+    lines = lines_of(arriving, "the input")
+    for line in lines:
+        group = [line]
+        while len(group) < size and arriving.has_next() and (more := next(lines, None)) is not None:
+            group.append(more)
+        yield group
 
 
 @contextmanager
@@ -111,7 +182,8 @@ def ticker(what: str, total: int = 0) -> Callable[[int], None]:
 def counting(path: Path | None) -> Iterator[Any]:
     """Lines done, speed and time left on a terminal, when the input is a file."""
     begun = time.monotonic()
-    total = sum(1 for _ in input_lines(path)) if path is not None and sys.stderr.isatty() and is_shown(NOTE) else 0
+    shown = not is_stdin(path) and sys.stderr.isatty() and is_shown(NOTE)
+    total = sum(1 for _ in input_lines(path)) if shown else 0
 
     def tick(done: int) -> None:
         if total:

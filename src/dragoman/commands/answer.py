@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +27,7 @@ from dragoman.commands.options import (
     one_line,
 )
 from dragoman.config import SampleSettings, build
-from dragoman.console import input_lines, output_to, say
+from dragoman.console import input_groups, output_to, say
 from dragoman.types import UserError
 
 NBest = Annotated[
@@ -103,7 +102,7 @@ def generate(
     run: Run,
     prompt: Annotated[str, typer.Option(help="the beginning of the text")] = "",
     input_file: Annotated[
-        Path | None, typer.Option("-i", "--input", help="instead: one prompt a line", show_default=False)
+        Path | None, typer.Option("-i", "--input", help="instead: one prompt a line; - is stdin", show_default=False)
     ] = None,
     output_file: OutputFile = None,
     count: Annotated[int, typer.Option(min=1, help="texts for each prompt")] = 1,
@@ -124,11 +123,11 @@ def generate(
     if prompt and input_file:
         raise UserError("generate takes --prompt TEXT or --input F, not both")
     generator = load_as(Generator, run, device=device)
-    prompts = input_lines(input_file) if input_file else iter([prompt])
+    prompts = input_groups(input_file, 64) if input_file else iter([[prompt]])
     between = "---\n" if generator.whole_files else ""  # texts of many lines need a mark between them
     with output_to(output_file) as sink:
         number = 0  # of the prompt
-        while some := list(islice(prompts, 64)):
+        for some in prompts:
             for texts in generator.generate(some, count=count, tokens=tokens, seed=seed, settings=settings):
                 for one in texts:
                     mark = "" if (number == 0 and one is texts[0]) or as_json else between

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from dragoman.console import DETAIL, ERROR, NOTE, WARNING, counting, input_lines, output_to, say, set_verbosity
+from dragoman.console import DETAIL, ERROR, NOTE, WARNING, counting, input_groups, output_to, say, set_verbosity
 
 FEW = 10  # warnings of a kind that are said in full
 Said = tuple[str, Sequence[str]]  # an answer and its warnings
@@ -29,9 +27,14 @@ Overrides = Annotated[
 SourceFile = Annotated[
     Path | None, typer.Option("--source", help="plain text, one sentence a line", show_default=False)
 ]
-InputFile = Annotated[Path | None, typer.Option("-i", "--input", help="by default stdin", show_default=False)]
+InputFile = Annotated[Path | None, typer.Option("-i", "--input", help="by default, or as -, stdin", show_default=False)]
 OutputFile = Annotated[Path | None, typer.Option("-o", "--output", help="by default stdout", show_default=False)]
-Batch = Annotated[int, typer.Option(min=1, help="lines taken at a time; never changes an answer")]
+Batch = Annotated[
+    int,
+    typer.Option(
+        min=1, help="the most lines taken at a time; from a pipe, those that are there; never changes an answer"
+    ),
+]
 Engine = Annotated[str, typer.Option(help="auto, torch, torch-bf16, torch-int8, ctranslate2, ctranslate2-int8")]
 Tag = Annotated[
     str, typer.Option(help="for runs that were trained with tags, such as de for German", show_default=False)
@@ -92,13 +95,10 @@ def answer_lines(
     answer: Callable[[int, list[str]], Iterator[Said]], input_file: Path | None, output_file: Path | None, batch: int
 ) -> None:
     """One answer out for every line in. `answer` is given how many lines came before, and some lines."""
-    if input_file is None and sys.stdin.isatty():
-        batch = 1  # who types a line waits for its answer
     warned = Warned()
     with output_to(output_file) as sink, counting(input_file) as tick:
         number = 0
-        lines = input_lines(input_file)
-        while some := list(islice(lines, batch)):
+        for some in input_groups(input_file, batch):
             for text, warnings in answer(number, some):
                 number += 1
                 print(text, file=sink)
