@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -134,9 +135,11 @@ class RunFolder:
 
     def discard(self) -> None:
         """Remove a run that came to nothing: what its start wrote, and the folder if nothing else is in it."""
-        for path in (self.format, self.config, self.tokenizer, self.checkpoints, self.metrics, self.provenance_file):
-            _remove(path)
+        for folder in (self.tokenizer, self.checkpoints):
+            shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
+            for file in (self.format, self.config, self.metrics, self.provenance_file):
+                file.unlink(missing_ok=True)
             self.path.rmdir()
 
     def save_recipe(self, recipe: Recipe) -> None:
