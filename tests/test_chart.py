@@ -151,7 +151,7 @@ def test_nothing_to_draw_is_no_chart() -> None:
 @given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
 def test_ticks_are_few_and_inside(low: float, size: float) -> None:
     ticks = linear_ticks(low, low + size)
-    assert 1 <= len(ticks) <= 7
+    assert 3 <= len(ticks) <= 7
     assert all(low - 1e-6 * size <= tick <= low + size * (1 + 1e-6) for tick in ticks)
 
 

@@ -64,6 +64,18 @@ def test_scores_of_sums_are_the_scores(name: str, found: list[str], wanted: list
     np.testing.assert_allclose(metric.values(sums_TK), [whole.value, *(one.value for one in alone)], atol=1e-9)
 
 
+@given(found=LINES, wanted=LINES)
+def test_parts_of_bleu_are_those_of_sacrebleu(found: list[str], wanted: list[str]) -> None:
+    """Whatever is missing: lines, words or matches."""
+    metric = METRICS["bleu"]
+    assert metric.parts is not None
+    parts = metric.parts(metric.counted(found, [wanted]).line_NK.sum(0))
+    right = BLEU(force=True).corpus_score(found, [wanted])
+    assert parts["precisions"] == pytest.approx(right.precisions)
+    assert parts["brevity_penalty"] == pytest.approx(right.bp)
+    assert (parts["hypothesis_length"], parts["reference_length"]) == (right.sys_len, right.ref_len)
+
+
 def test_p_values_are_those_of_sacrebleu(pair: tuple[Counts, Counts]) -> None:
     """The bootstrap to the last digit, for the draws are the same; randomisation within the error of its coins.
 

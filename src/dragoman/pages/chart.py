@@ -65,9 +65,9 @@ class Scale:
 
 
 def linear_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Return the multiples of 1, 2 or 5 times a power of ten between low and high, about `most` of them."""
+    """Return the multiples of 1, 2, 2.5 or 5 times a power of ten between low and high: three to about `most`."""
     step = 10 ** math.floor(math.log10(max(high - low, 1e-9) / most))
-    step = next(step * factor for factor in (1, 2, 5, 10) if (high - low) / (step * factor) <= most)
+    step = next(step * factor for factor in (1, 2, 2.5, 5, 10) if (high - low) / (step * factor) <= most)
     return [step * n for n in range(math.ceil(low / step), math.floor(high / step + 1e-9) + 1)]
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dragoman.config import TokenizerSettings, metric_name, pick
-from dragoman.score.totals import Array, bleus, chrfs, shares
+from dragoman.score.totals import Array, bleu_parts, bleus, chrfs, shares
 from dragoman.score.words import bleu_of, moses
 from dragoman.types import Score, UserError
 
@@ -44,7 +44,7 @@ class Metric:
 
     `values` turns sums of counts into scores, for many sums at once: of all lines, of some of them, of resamples.
     One that takes an answer as a whole can judge `labels` too; the others look into its words. `extra` brings the
-    library that it needs.
+    library that it needs. `parts` turns the sum of all lines into what the score is made of, by name.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Metric:
     higher: bool = True
     labels: bool = False
     extra: str = ""
+    parts: Callable[[Array], dict[str, Any]] | None = None
 
     @property
     def lack(self) -> str:
@@ -275,10 +276,17 @@ def subword_share(lines: Iterable[str]) -> float:
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("bleu", "BLEU", bleu, bleus),
-        Metric("bleu_tokens", "BLEU of tokens", partial(bleu, tokenize="none"), bleus),
+        Metric("bleu", "BLEU", bleu, bleus, parts=bleu_parts),
+        Metric("bleu_tokens", "BLEU of tokens", partial(bleu, tokenize="none"), bleus, parts=bleu_parts),
         *(
-            Metric(f"bleu_moses_{code}", f"BLEU lc {code}", partial(bleu_moses, code), bleus, extra="moses")
+            Metric(
+                f"bleu_moses_{code}",
+                f"BLEU lc {code}",
+                partial(bleu_moses, code),
+                bleus,
+                extra="moses",
+                parts=bleu_parts,
+            )
             for code in MOSES
         ),
         Metric("chrf", "chrF", chrf, chrfs),

@@ -8,6 +8,9 @@ Shapes   T sums, one for each trial   K counts of a metric   N orders of n-grams
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -41,6 +44,22 @@ def bleus(total_TK: Array) -> Array:
     log_T = np.log(np.maximum(ratio(hits_TN, all_TN), TINY)).mean(-1)
     some_T = (right_TN > 0).any(-1) & (all_TN > 0).all(-1)
     return np.where(some_T, 100 * np.exp(log_T + short_T), 0.0)
+
+
+def bleu_parts(total_K: Array) -> dict[str, Any]:
+    """Return what BLEU is the product of, from the same counts, as sacreBLEU prints it: n-gram precisions in per cent,
+    smoothed where an order has no match, and the brevity penalty, with the lengths in tokens behind it."""
+    length, wanted = int(total_K[0]), int(total_K[1])
+    right_N, all_N = total_K[2 : 2 + ORDERS], total_K[2 + ORDERS :]
+    hits_N = np.where(right_N == 0, 0.5 ** np.cumsum(right_N == 0), right_N)
+    precision_N = 100 * ratio(hits_N, all_N) * bool(right_N.any())
+    penalty = 1.0 if length >= wanted else math.exp(1 - wanted / length) if length else 0.0
+    return {
+        "precisions": precision_N.tolist(),
+        "brevity_penalty": penalty,
+        "hypothesis_length": length,
+        "reference_length": wanted,
+    }
 
 
 def chrfs(total_TK: Array) -> Array:
