@@ -246,7 +246,7 @@ def test_the_metrics_that_were_asked_for(toy: Toy, tmp_path: Path, call: Call) -
     asked = ["evaluate", toy.run, "--source", source, "--reference", one, "--metric", "wer", "--metric", "exact"]
     record = json.loads(call(*asked, "--json").out)
     assert [key for key in record if isinstance(record[key], dict) and "value" in record[key]] == ["wer", "exact"]
-    assert {row.split("  ")[0] for row in call(*asked).out.splitlines()[1:3]} == {"word errors", "exact match"}
+    assert {row.split("  ")[0] for row in call(*asked).out.splitlines()[2:4]} == {"word errors", "exact match"}
     one_sentence(call(*asked, "--metric", "exakt"), "'exakt'", "'exact'")
 
 
@@ -307,11 +307,12 @@ def test_a_table_of_several_runs(toy: Toy, tmp_path: Path, call: Call) -> None:
     runs = [toy.run, tmp_path / "run [b]old"]
     answer = call("evaluate", *runs, "--source", source, "--reference", one)
     assert answer.code == 0
-    rows = answer.out.split("\n\n")[0].splitlines()
+    title, *rows = answer.out.split("\n\n")[0].splitlines()
+    assert title == "test set: 5 lines"
     assert len(rows) == 7
     for run, some in zip(runs, (rows[1:4], rows[4:]), strict=True):
         for name, row in zip(("BLEU", "chrF", "TER"), some, strict=True):
-            assert row.split("  ")[0] == str(run)
+            assert row.split("  ")[0] == run.name
             assert name in row
             assert re.search(r"\d+\.\d\d", row)
             assert "nrefs:1|" in row

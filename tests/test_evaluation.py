@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +16,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sacrebleu.metrics.bleu import BLEU
 
 from dragoman.config import CorpusSettings
-from dragoman.evaluation.answers import Answered, on_own_tests, on_phrasebook, on_texts, phenomena, warned
+from dragoman.evaluation.answered import Answered
+from dragoman.evaluation.answers import on_own_tests, on_phrasebook, on_texts, phenomena, warned
 from dragoman.evaluation.breakdown import RARITIES, Seen, by_length, by_rarity, fitted, words_learnt, words_of
 from dragoman.evaluation.panel import Panel
 from dragoman.evaluation.table import breakdowns, table
 from dragoman.evaluation.texts import read_texts
 from dragoman.score.metrics import METRICS, evaluate
+from dragoman.store import RunFolder
 from dragoman.text import phrasebook
 from dragoman.types import Hypothesis, UserError
 from toy_run import Call, Toy, one_sentence, sentences, translated, write_lines
@@ -77,9 +84,11 @@ def test_a_run_is_scored_on_its_own_tests(toy: Toy, tmp_path: Path) -> None:
     assert {**listed, "test": ""} == {**both, "test": ""}
     [asked, *_] = (found.result() for found in on_own_tests(translator, names=["chrf"]))
     assert set(asked) == {"test", "lines", "chrf", "warnings"}
-    header, *told = table([{"run": "one", **found} for found in (plain, hopeless)]).plain.split("\n")
-    assert header.split()[:2] == ["test", "score"]
-    assert [row.split()[0] for row in told] == [str(tsv)] * 2 + [str(jsonl)] * 2
+    one, other = table([{"run": "one", **found} for found in (plain, hopeless)]).plain.split("\n\n")
+    assert one.splitlines()[0] == "test set t.tsv: 12 lines"
+    assert one.splitlines()[1].split()[:2] == ["score", "value"]
+    assert [row.split("  ")[0] for row in one.splitlines()[2:]] == ["exact match", "word errors"]
+    assert other.startswith("test set t.jsonl: 12 lines\n")
 
 
 def test_a_run_without_tests_of_its_own(toy: Toy) -> None:
@@ -139,7 +148,8 @@ def test_files_must_belong_together(tmp_path: Path) -> None:
 def test_a_table_has_a_row_for_each_score(toy: Toy) -> None:
     sources = sentences(5, seed=41)
     one = {"run": "one", **on_texts(toy.translator, sources, [sources]).result()}
-    header, *rows = table([one]).plain.split("\n")
+    title, header, *rows = table([one]).plain.split("\n")
+    assert title == "test set: 5 lines"
     assert header.split("  ")[0] == "score"
     assert [row.split()[0] for row in rows] == ["BLEU", "chrF", "TER"]
     assert rows[0].endswith(one["bleu"]["signature"])  # whole, on one line
@@ -167,7 +177,8 @@ def test_every_system_is_tested_against_the_first() -> None:
     assert worse["bleu"]["against"]["difference"] < 0 < worse["ter"]["against"]["difference"]
     json.dumps(worse, allow_nan=False)
     told = table([first, same, worse]).plain
-    rows = told.split("\n\n")[0].splitlines()
+    title, *rows = told.split("\n\n")[0].splitlines()
+    assert title == "test set: 60 lines"
     assert [row.split()[0] for row in rows[1:]] == ["good"] * 3 + ["again"] * 3 + ["bad"] * 3
     assert [" * " in row for row in rows[1:]] == [False] * 6 + [True] * 3
     assert "1,000 bootstrap resamples" in told
@@ -258,8 +269,8 @@ def test_breakdowns_are_there_for_who_wants_them() -> None:
     panel = Panel(recipes={})
     results = [panel.judge(name, answered(spoilt(share))) for name, share in (("one", 0.1), ("two", 0.3))]
     told = breakdowns(results).plain
-    assert "BLEU by words of the source" in told
-    assert "F1 of words by how often each occurs in the references" in told
+    assert "BLEU by source length in words" in told
+    assert "word F1 by frequency in the references" in told
     row = results[1]["rarity"]["buckets"][-1]
     assert any(line.endswith(f"{row['f1']:.2f}") for line in told.splitlines())
     labels = replace(answered(["yes"] * 60, "accuracy"), about={"warnings": {}, "confusion": {}})
@@ -283,9 +294,85 @@ def test_runs_beside_what_others_answered(toy: Toy, tmp_path: Path, call: Call) 
     alone = call("evaluate", *files, "--hypotheses", bad, "--json")
     assert json.loads(alone.out)["bleu"]["value"] == poor["bleu"]["value"]
     text = call("evaluate", *files, "--hypotheses", right, "--hypotheses", bad, "--breakdown").out
-    assert text.splitlines()[0].split()[:3] == ["run", "score", "value"]
-    assert "by words of the source" in text
-    assert "by words of the source" not in call("evaluate", *files, "--hypotheses", bad).out
+    assert text.splitlines()[0] == "test set: 60 lines"
+    assert text.splitlines()[1].split()[:3] == ["run", "score", "value"]
+    assert "by source length in words" in text
+    assert "by source length" not in call("evaluate", *files, "--hypotheses", bad).out
+
+
+def test_hypotheses_need_no_source(tmp_path: Path, call: Call) -> None:
+    """No metric reads it: scores, tests and breakdowns are those with a source, by the length of the reference."""
+    reference = write_lines(tmp_path / "r", RIGHT)
+    some = [write_lines(tmp_path / name, spoilt(share)) for name, share in (("some", 0.2), ("many", 0.6))]
+    alone = call("evaluate", "--reference", reference, "--hypotheses", *some, "--json", "--breakdown")
+    assert alone.code == 0, alone.err
+    source = write_lines(tmp_path / "s", SOURCES)
+    beside = call("evaluate", "--source", source, "--reference", reference, "--hypotheses", *some, "--json")
+    for one, other in zip(alone.out.splitlines(), beside.out.splitlines(), strict=True):
+        found = json.loads(one)
+        assert found.pop("lengths")["side"] == "reference"
+        assert found.pop("rarity")["counted_in"] == "the references"
+        assert found == json.loads(other)
+    page = tmp_path / "page.html"
+    told = call("evaluate", "--reference", reference, "--hypotheses", *some, "--breakdown", "--page", page)
+    assert "BLEU by reference length in words" in told.out
+    assert "BLEU by reference length" in page.read_text()
+    assert "<dt>source" not in page.read_text()
+
+
+def test_files_are_scored_without_pytorch(tmp_path: Path) -> None:
+    """Its import takes seconds, which scores of files and a missing option need not wait for."""
+    file = str(write_lines(tmp_path / "r", RIGHT))
+    code = "import sys; from dragoman.cli import main; sys.argv[0] = 'dragoman'\ntry: main()\n"
+    code += "except SystemExit as end: print(end.code, 'torch' in sys.modules)"
+    for options, last in ((["--reference", file], "0 False"), ([], "2 False")):
+        command = [sys.executable, "-c", code, "evaluate", "--hypotheses", file, *options]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert answer.stdout.splitlines()[-1] == last, answer.stderr
+
+
+def test_the_parts_of_bleu(tmp_path: Path, call: Call) -> None:
+    """In JSON always, in text where it is asked for: as sacreBLEU has them."""
+    reference = write_lines(tmp_path / "r", RIGHT)
+    texts = [" ".join(line.split()[:-1]) for line in spoilt(0.3)]
+    short = write_lines(tmp_path / "short", texts)
+    files = ("evaluate", "--reference", reference, "--hypotheses", short)
+    found = json.loads(call(*files, "--json").out)
+    wanted = BLEU().corpus_score(texts, [RIGHT])
+    assert found["bleu"]["precisions"] == pytest.approx(wanted.precisions)
+    assert found["bleu"]["brevity_penalty"] == pytest.approx(wanted.bp)
+    assert found["bleu"]["brevity_penalty"] < 1
+    assert [found["bleu"][f"{side}_length"] for side in ("hypothesis", "reference")] == [wanted.sys_len, wanted.ref_len]
+    assert "precisions" not in found["chrf"]
+    line = "short: BLEU {:.2f} = n-gram precisions {:.1f}/{:.1f}/{:.1f}/{:.1f}, brevity penalty {:.3f} ("
+    line = line.format(wanted.score, *wanted.precisions, wanted.bp)
+    assert line in call(*files, "--verbose").out
+    assert "precisions" not in call(*files).out
+
+
+def test_each_test_set_has_its_own_table(toy: Toy, tmp_path: Path, call: Call) -> None:
+    """Runs with other test sets do not share a table; names are as short as tells them apart."""
+    for number, name in enumerate(("one", "two")):
+        run = shutil.copytree(toy.run, tmp_path / "long" / "way" / name)
+        pairs = [f"{s}\t{t}" for s, t in zip(SOURCES[number:9], RIGHT[number:9], strict=True)]
+        (tmp_path / name).mkdir()
+        corpus = CorpusSettings(tsv=str(write_lines(tmp_path / name / "test.tsv", pairs)))
+        recipe = RunFolder(run).recipe()
+        data = recipe.data.model_copy(update={"test": (corpus,), "metrics": ("chrf",)})
+        RunFolder(run).save_recipe(recipe.model_copy(update={"data": data}))
+    runs = [tmp_path / "long" / "way" / name for name in ("one", "two")]
+    answer = call("evaluate", *runs, "--page", tmp_path / "page.html", "--device", "cpu")
+    first, second, note = answer.out.split("\n\n")
+    for block, name, lines in ((first, "one", 9), (second, "two", 8)):
+        title, head, row = block.splitlines()
+        assert title == f"test set {name}/test.tsv: {lines} lines"
+        assert head.split()[:3] == ["run", "score", "value"]
+        assert row.split()[:2] == [name, "chrF"]
+    assert str(tmp_path) not in answer.out
+    assert "confidence interval" in note
+    page = (tmp_path / "page.html").read_text()
+    assert "<h1>one, two</h1>" in page
+    assert re.findall(r"<h2[^>]*>([^<]*)", page) == ["Test set one/test.tsv: 9 lines", "Test set two/test.tsv: 8 lines"]
 
 
 def test_what_cannot_be_evaluated(tmp_path: Path, call: Call) -> None:
@@ -294,7 +381,9 @@ def test_what_cannot_be_evaluated(tmp_path: Path, call: Call) -> None:
     short = write_lines(tmp_path / "short", RIGHT[1:])
     cut = write_lines(tmp_path / "cut", [" ".join(f"▁{word}" for word in line.split()) for line in RIGHT])
     one_sentence(call("evaluate", *files), "run folder", "--hypotheses")
-    one_sentence(call("evaluate", "--hypotheses", short), "--source F", "--reference F")
+    one_sentence(call("evaluate", "--hypotheses", short), "--hypotheses F", "--reference F")
+    one_sentence(call("evaluate", "--hypotheses", short, "--source", source), "--hypotheses F", "--reference F")
+    one_sentence(call("evaluate", tmp_path, "--reference", reference), "--reference F", "--source F")
     one_sentence(call("evaluate", *files, "--hypotheses", short), "60", "59", short)
     one_sentence(call("evaluate", *files, "--hypotheses", cut), cut, "subword")
     one_sentence(call("evaluate", *files, "--hypotheses", reference, "--bleu-tokenize", "13b"), "'13b'", "'13a'")

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.evaluation.answers import Answered
+from dragoman.evaluation.answered import Answered
 from dragoman.evaluation.differing import PIECE, common, marked, most_different, qualities
-from dragoman.evaluation.page import EACH, page_of_differences, short_names
+from dragoman.evaluation.page import EACH, page_of_differences
 from dragoman.evaluation.panel import Panel
+from dragoman.evaluation.table import short_names
 from dragoman.score.metrics import METRICS
 from dragoman.types import UserError
 from toy_run import Call, sentences, translated, write_lines
@@ -73,7 +74,10 @@ def test_all_of_it_is_there() -> None:
     tags = [tag for tag, _ in reader.seen]
     words = "".join(reader.words)
     assert tags.count("svg") == 2
-    assert all(said in words for said in ("one", "two", "three", "BLEU by length", "Words by rarity", "10,000 trials"))
+    assert all(
+        said in words
+        for said in ("one", "two", "three", "BLEU by source length", "Word F1 by frequency", "10,000 trials")
+    )
     lines = [int(n) - 1 for n in re.findall(r"<header>line (\d+)", page)]
     assert tags.count("article") == len(lines) == len(set(lines))
     assert all(SOURCES[line] in words for line in lines)
@@ -84,7 +88,7 @@ def test_all_of_it_is_there() -> None:
 
 def test_nothing_comes_from_outside() -> None:
     page = page_of_differences(panel(("one", worse(3)), ("two", RIGHT)).tests)
-    assert not re.search(r"https?://|@import|url\(|src=|href=|<link", page)
+    assert not re.search(r"https?://|@import|url\(|src=|href=\"[^#]|<link", page)
 
 
 HOSTILE = "</script><script>alert(1)</script><b onclick='x'>\" & \u202e"
@@ -106,7 +110,7 @@ def test_what_systems_write_is_text() -> None:
 def test_one_system_shows_its_worst() -> None:
     page = page_of_differences(panel(("one", worse(10))).tests)
     reader = Reader(page)
-    assert "Where it does worst" in page
+    assert "Lines with the lowest scores" in page
     assert [attrs["class"] for tag, attrs in reader.seen if tag == "mark" and "own" in str(attrs["class"])] == []
     first = int(re.search(r"<header>line (\d+)", page)[1]) - 1  # type: ignore[index]
     assert first % 10 == 0
@@ -162,6 +166,11 @@ def test_names_are_short_where_they_can_be() -> None:
     assert short_names(["runs/a", "other/b"]) == ["a", "b"]
     assert short_names(["runs/a", "other/a"]) == ["runs/a", "other/a"]
     assert short_names(["..", "."]) == ["..", "."]
+    assert short_names(["a/b/c", "x/b/c", "a/b/c"]) == ["a/b/c", "x/b/c", "a/b/c"]
+    assert short_names(["/d/e/one/t.en and /d/e/one/t.de (tag de)", "/d/e/two/t.en and /d/e/two/t.de (tag de)"]) == [
+        "one/t.en and one/t.de (tag de)",
+        "two/t.en and two/t.de (tag de)",
+    ]
 
 
 def test_the_page_through_the_command(tmp_path: Path, call: Call) -> None:

@@ -1,4 +1,4 @@
-"""Commands that judge: evaluate, score."""
+"""The commands that score: evaluate, score."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dragoman.commands.options import (
     Warned,
     say_counts,
 )
-from dragoman.console import output_to, paper, say, ticker
+from dragoman.console import DETAIL, is_shown, output_to, paper, say, ticker
 from dragoman.types import PairScore, UserError
 
 if TYPE_CHECKING:
@@ -36,17 +36,18 @@ Files = list[Path] | None
 Runs = Annotated[Files, typer.Argument(metavar="RUN [RUN ...]", help="run folders", show_default=False)]
 References = Annotated[Files, typer.Option(help="one or several, line by line", show_default=False)]
 Hypotheses = Annotated[
-    Files, typer.Option(help="what other systems answered, beside or instead of runs", show_default=False)
+    Files, typer.Option(help="outputs of other systems, beside or instead of runs", show_default=False)
 ]
 Metrics = Annotated[
     list[str] | None,
-    typer.Option(help="what to count, may be repeated; by default the run's own", show_default=False),
+    typer.Option(help="metric to score by, may be repeated; by default the run's own", show_default=False),
 ]
 BleuTokenize = Annotated[
-    str, typer.Option(help="how BLEU cuts lines: 13a, intl, zh, char, ...; by default as the script of them asks")
+    str, typer.Option(help="how BLEU tokenises: 13a, intl, zh, char, ...; by default as fits the script")
 ]
 Page = Annotated[
-    Path | None, typer.Option(help="write an HTML page: where the systems differ most", show_default=False)
+    Path | None,
+    typer.Option(help="write an HTML page: scores, and lines where systems differ most", show_default=False),
 ]
 
 
@@ -62,33 +63,37 @@ def evaluate(
     conllu: Conllu = None,
     beam: Beam = None,
     tag: Tag = "",
-    breakdown: Annotated[bool, typer.Option("--breakdown", help="also by length and by rarity of words")] = False,
+    breakdown: Annotated[
+        bool, typer.Option("--breakdown", help="also scores by source length and by word frequency")
+    ] = False,
     page: Page = None,
     as_json: Json = False,
     engine: Engine = "torch",
     device: Device = "auto",
 ) -> None:
-    """Score systems on files, on the phrasebook or on their own data.test, and test each against the first."""
+    """Score systems on files, on the phrasebook or on their own data.test, and test each against the first.
+
+    -v also prints the n-gram precisions and the brevity penalty of BLEU. --hypotheses needs no run and no --source.
+    """
     from dragoman.evaluation.page import page_of_differences
     from dragoman.evaluation.panel import Panel
     from dragoman.evaluation.systems import Asked, systems
     from dragoman.evaluation.table import breakdowns, table
     from dragoman.score.metrics import chosen, note_on_wer
     from dragoman.score.words import bleu_of, in_tokens
-    from dragoman.store import RunFolder
 
     if page and not page.absolute().parent.is_dir():
         raise UserError(f"cannot write {str(page)!r}: there is no such folder")
     bleu_of(bleu_tokenize, [])  # what is not there is refused now, not after the work
     names = [one.name for one in chosen(metric)] if metric else []
     asked = Asked(source, reference or [], conllu, phrasebook, count, names, beam, tag, device, engine)
-    recipes = {str(run): RunFolder(run).recipe() for run in runs or []} if breakdown or page else None
+    recipes = {str(run): open_folder(run).recipe() for run in runs or []} if breakdown or page else None
     panel, results = Panel(tokenize=bleu_tokenize, recipes=recipes, ticker=ticker), []
-    plain = bleu_tokenize != "none"  # BLEU cuts lines, and nothing was said yet of lines that are cut already
+    plain = bleu_tokenize != "none"  # BLEU tokenises lines, and no message yet about lines that are tokens already
     for name, answered in systems(runs or [], hypotheses or [], asked, say, ticker):
         results.append(panel.judge(name, answered))
         if name in map(str, runs or []):
-            folder, test = RunFolder(name), str(source or f"phrasebook {phrasebook}")
+            folder, test = open_folder(name), str(source or f"phrasebook {phrasebook}")
             keep_scores(folder, results[-1], test=test, beam=beam)
             if note := note_on_wer(results[-1], folder.recipe().tokenizer):
                 say(note)
@@ -99,13 +104,19 @@ def evaluate(
         if as_json:
             print(json.dumps(results[-1], ensure_ascii=False), flush=True)
     if not as_json:
-        paper().print(table(results))
+        paper().print(table(results, parts=is_shown(DETAIL)))
     if breakdown and not as_json:
         paper().print(breakdowns(results))
     if page:
         whole = page_of_differences(panel.tests)
         with output_to(page) as sink:
             sink.write(whole)
+
+
+def open_folder(run: str | Path) -> RunFolder:
+    from dragoman.store import RunFolder  # imports PyTorch, which scores of files do not need
+
+    return RunFolder(run)
 
 
 def keep_scores(folder: RunFolder, result: dict[str, Any], *, test: str, beam: int | None) -> None:

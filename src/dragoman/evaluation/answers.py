@@ -1,58 +1,25 @@
-"""What a run answers to a test: a pair of files, a split of the phrasebook, or each corpus under `data.test`."""
+"""Run a model on a test set: a pair of files, a split of the phrasebook, or each corpus under `data.test`."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dragoman.classifier import Classifier, Verdict
 from dragoman.door import Door, kinds
+from dragoman.evaluation.answered import Answered, Lines, Ticker, silent
 from dragoman.evaluation.texts import read_test, tests_of
 from dragoman.generator import Generator
 from dragoman.score.confusion import confusion
-from dragoman.score.metrics import chosen, of_answers
+from dragoman.score.metrics import chosen
 from dragoman.text import phrasebook
 from dragoman.text.phrasebook import Phrase
 from dragoman.translator import Translator
 from dragoman.types import Hypothesis, Tree, UserError
 
-PORTION = 512  # lines translated between two words about progress
-
-Lines = Sequence[str]
-Tick = Callable[[int], object]  # told how much is done
-Ticker = Callable[[str, int], Tick]  # from the name of a work, and how much there is of it; 0 where that is unknown
-
-
-def silent(_: str, __: int) -> Tick:
-    return id
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """What a system answered to a test, and the names of the metrics that judge it.
-
-    `about` is what there is to say beside scores: warnings, who was taken for whom, phenomena. A language model gives
-    no answers: it is measured by the text itself, and all that was found is there.
-    """
-
-    sources: Lines
-    references: Sequence[Lines]
-    texts: Lines
-    names: Sequence[str] = ()
-    about: Mapping[str, Any] = field(default_factory=dict)
-    test: str = ""
-
-    def head(self) -> dict[str, Any]:
-        """The beginning of a result."""
-        return {**({"test": self.test} if self.test else {}), "lines": len(self.sources)}
-
-    def result(self) -> dict[str, Any]:
-        """The scores alone, and what else was found."""
-        scores = of_answers(self.texts, self.references, self.names) if self.texts else []
-        found = {score.name: {"value": score.value, "signature": score.signature} for score in scores}
-        return {**self.head(), **found, **self.about}
+PORTION = 512  # lines translated between two reports of progress
 
 
 def on_own_tests(

@@ -1,4 +1,4 @@
-"""Where a system is good and where it is not: by the length of the source, and by how rare words are.
+"""Scores by the length of the source, and word F1 by word frequency.
 
 Shapes   N lines   T buckets   K counts of a metric (score/totals.py)
 """
@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dragoman.config import Recipe
-from dragoman.evaluation.answers import Answered, Tick
+from dragoman.evaluation.answered import Answered, Tick
 from dragoman.score.metrics import METRICS
 from dragoman.score.significance import Counts
 from dragoman.score.words import SPACELESS, eastern, words
 from dragoman.text.corpus import read_pairs
 
 BUCKETS = 6  # of lengths
+TRAINING_DATA = "the training data of "
 RARITIES = ((0, 0), (1, 1), (2, 4), (5, 9), (10, 99), (100, 999), (1000, None))  # times that a word was seen
 
 Bounds = tuple[int, int | None]
@@ -39,9 +40,13 @@ def fitted(numbers: Sequence[int], most: int = BUCKETS) -> list[tuple[int, int]]
 
 
 def by_length(answered: Answered, counts: Counts) -> dict[str, Any]:
-    """Every metric on the lines of each length. Sums of what was counted line by line: nothing is counted again."""
-    spaceless = eastern(answered.sources) in SPACELESS
-    lengths = [len(line) if spaceless else len(line.split()) for line in answered.sources]
+    """Return every metric on the lines of each length of the source or, where it is not known, of the reference.
+
+    Scores come from sums of the counts of each line, so no line is counted again.
+    """
+    texts = answered.sources or answered.references[0]
+    spaceless = eastern(texts) in SPACELESS
+    lengths = [len(line) if spaceless else len(line.split()) for line in texts]
     rows = []
     for low, high in fitted(lengths):
         inside_N = np.array([low <= length <= high for length in lengths])
@@ -49,11 +54,12 @@ def by_length(answered: Answered, counts: Counts) -> dict[str, Any]:
             name: float(METRICS[name].values(counted.line_NK[inside_N].sum(0))) for name, counted in counts.items()
         }
         rows.append({"low": low, "high": high, "lines": int(inside_N.sum()), **values})
-    return {"unit": "characters" if spaceless else "words", "buckets": rows}
+    side = "source" if answered.sources else "reference"
+    return {"unit": "characters" if spaceless else "words", "side": side, "buckets": rows}
 
 
 def by_rarity(answered: Answered, seen: Seen) -> dict[str, Any]:
-    """Precision, recall and F1 of words, by how often each was seen. Of several references, the first counts."""
+    """Return precision, recall and F1 of words by their frequency. Of several references, the first counts."""
     given, wanted, both = Counter[Bounds](), Counter[Bounds](), Counter[Bounds]()
     for text, reference in zip(answered.texts, answered.references[0], strict=True):
         here, there = Counter(words(text)), Counter(words(reference))
@@ -82,7 +88,7 @@ def words_learnt(recipes: Mapping[str, Recipe], tick: Tick) -> Seen | None:
     for name, recipe in recipes.items():
         if recipe.data.train and all(Path(file).exists() for corpus in recipe.data.train for file in corpus.files):
             times = Counter(word for line in learnt(recipe, tick) for word in words(line))
-            return Seen(times, f"the training data of {name}")
+            return Seen(times, f"{TRAINING_DATA}{name}")
     return None
 
 

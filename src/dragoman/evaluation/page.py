@@ -1,20 +1,30 @@
-"""A page of where systems differ: scores and tests, quality by length and by rarity of words, and the very sentences.
+"""The page that `evaluate --page` writes: scores with significance, scores by length and word frequency, and the lines
+on which systems differ most.
 
-One file, nothing from outside (pages/shell.py). Without scripts all of it is there; with them it can be searched.
+One file without external resources (pages/shell.py). It is complete without scripts; with them it can be searched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dragoman.evaluation.differing import marked, most_different, qualities
 from dragoman.evaluation.panel import Sheet
-from dragoman.evaluation.table import bounds, method, p, scores
+from dragoman.evaluation.table import (
+    bleu_lines,
+    bounds,
+    by_test,
+    count,
+    counted_in,
+    method,
+    p,
+    scores,
+    short_names,
+)
 from dragoman.pages.chart import COLOURS, Figure, Line, Point, render_chart
 from dragoman.pages.shell import page_of
 from dragoman.score.metrics import METRICS
@@ -22,44 +32,45 @@ from dragoman.score.significance import Interval
 from dragoman.score.totals import Array
 from dragoman.types import UserError
 
-EACH = 40  # lines that a system does much better than the first, and as many that it does much worse
+EACH = 40  # lines on which a system beats the first by most, and as many on which it falls behind by most
 
 
 def page_of_differences(tests: Sequence[Sequence[Sheet]]) -> str:
-    """Every test that was answered, one after another."""
+    """Return a page of all systems, with a section for each test set."""
     judged = [sheets for sheets in tests if sheets and sheets[0].answered.texts]
     if not judged:
-        raise UserError("--page shows answers, and a language model gives none; leave it out")
-    body = [part for sheets in judged for part in section(sheets)]
-    names = short_names([sheet.name for sheet in judged[0]])
-    title = ", ".join(names) if len(names) < 4 else f"{len(names)} systems"
-    return page_of(title, [f"<h1>{escape(title)}</h1>", *body], style=STYLE, script=SCRIPT)
+        raise UserError("--page shows translations, and a language model has none; leave it out")
+    every = list(dict.fromkeys(sheet.name for sheets in judged for sheet in sheets))
+    runs = dict(zip(every, short_names(every), strict=True))
+    title = ", ".join(runs.values()) if len(runs) < 4 else f"{len(runs)} systems"
+    headings = [heading for heading, _ in by_test([sheets[0].result for sheets in judged])]
+    body = [f"<h1>{escape(title)}</h1>"]
+    if len(judged) > 1:
+        links = "".join(f'<li><a href="#test{n}">{escape(heading)}</a></li>' for n, heading in enumerate(headings))
+        body.append(f"<p>{len(judged)} test sets:</p><ul>{links}</ul>")
+    for number, (heading, sheets) in enumerate(zip(headings, judged, strict=True)):
+        body.append(f'<h2 id="test{number}">{escape(heading[:1].upper() + heading[1:])}</h2>')
+        body += section(sheets, runs)
+    return page_of(title, body, style=STYLE, script=SCRIPT)
 
 
-def section(sheets: Sequence[Sheet]) -> Iterator[str]:
-    """All about one test."""
-    names = short_names([sheet.name for sheet in sheets])
-    answered = sheets[0].answered
-    value_SN = qualities([sheet.answered.texts for sheet in sheets], answered.references)
-    test = f"{answered.test}: " * bool(answered.test)
-    yield f"<p>{escape(test)}{len(answered.sources):,} lines.</p>"
+def section(sheets: Sequence[Sheet], runs: Mapping[str, str]) -> Iterator[str]:
+    """Yield all about one test set. `runs` has the short names of all systems."""
+    names = [runs[sheet.name] for sheet in sheets]
+    value_SN = qualities([sheet.answered.texts for sheet in sheets], sheets[0].answered.references)
     yield summary(sheets, names)
-    yield "".join(f'<p class="small">{escape(note)}</p>' for note in notes(sheets))
-    yield f'<div class="panels">{"".join(figures(sheets, names))}</div>'
+    yield "".join(f'<p class="small">{escape(note)}</p>' for note in notes(sheets, runs))
+    yield f'<div class="panels">{"".join(figures(sheets, runs))}</div>'
     yield sentences(sheets, names, value_SN)
 
 
-def short_names(names: Sequence[str]) -> list[str]:
-    """The last part of each path, where that tells all of them apart."""
-    short = [Path(name).name for name in names]
-    return short if len(set(short)) == len(short) and all(short) else list(names)
-
-
-def notes(sheets: Sequence[Sheet]) -> Iterator[str]:
-    """How scores were counted and differences tested."""
-    yield method([sheet.result for sheet in sheets]).replace("\n", " ") + " A click on a head sorts."
-    found = {name: held["signature"] for sheet in sheets for name, held in scores(sheet.result).items()}
+def notes(sheets: Sequence[Sheet], runs: Mapping[str, str]) -> Iterator[str]:
+    """Yield how scores were computed and differences tested."""
+    results = [sheet.result for sheet in sheets]
+    yield method(results, runs).replace("\n", " ") + " Click a column heading to sort."
+    found = {name: held["signature"] for result in results for name, held in scores(result).items()}
     yield from (f"{METRICS[name].shown}: {signature}" for name, signature in found.items())
+    yield from (line for result in results for line in bleu_lines(result, runs))
 
 
 def summary(sheets: Sequence[Sheet], names: Sequence[str]) -> str:
@@ -97,17 +108,19 @@ def cell(held: dict[str, Any] | None, paired: bool) -> str:
     return f'{value}<td{sure} data-value="{one["difference"]:.6g}">{difference}</td>{tests}'
 
 
-def figures(sheets: Sequence[Sheet], names: Sequence[str]) -> Iterator[str]:
-    """Quality by length, and, where words were counted, by how rare they are."""
+def figures(sheets: Sequence[Sheet], runs: Mapping[str, str]) -> Iterator[str]:
+    """Yield charts of the first metric by length and, where words were counted, of word F1 by frequency."""
     first = sheets[0].result
+    names = [runs[sheet.name] for sheet in sheets]
     metric = next(iter(sheets[0].counts))
     shown = METRICS[metric].shown
     if "lengths" in first:
-        unit = first["lengths"]["unit"]
-        yield figure(sheets, names, "lengths", metric, "lines", (f"{shown} by length", f"{unit} of the source", shown))
+        unit, side = first["lengths"]["unit"], first["lengths"]["side"]
+        titles = (f"{shown} by {side} length", f"{side} length in {unit}", shown)
+        yield figure(sheets, names, "lengths", metric, "lines", titles)
     if "rarity" in first:
-        where = f"times that a word occurs in {first['rarity']['counted_in']}"
-        yield figure(sheets, names, "rarity", "f1", "words", ("Words by rarity", where, "F1 of words"))
+        where = f"occurrences of a word in {counted_in(first, runs)}"
+        yield figure(sheets, names, "rarity", "f1", "words", ("Word F1 by frequency", where, "F1 of words"))
 
 
 def figure(
@@ -130,9 +143,9 @@ def figure(
 def sentences(sheets: Sequence[Sheet], names: Sequence[str], value_SN: Array) -> str:
     lines = most_different(value_SN, EACH)
     articles = "".join(article(sheets, names, value_SN[:, line], line) for line in lines)
-    title = "Where they differ most" if len(sheets) > 1 else "Where it does worst"
+    title = "Lines where the systems differ most" if len(sheets) > 1 else "Lines with the lowest scores"
     return (
-        f'<section class="lines"><h2>{title}</h2>{tallies(names, value_SN)}{controls(names)}{LEGEND[len(names) > 1]}'
+        f'<section class="lines"><h3>{title}</h3>{tallies(names, value_SN)}{controls(names)}{LEGEND[len(names) > 1]}'
         f'<p class="small found" aria-live="polite"></p>{articles}</section>'
     )
 
@@ -143,10 +156,10 @@ def tallies(names: Sequence[str], value_SN: Array) -> str:
     for name, gap_N in zip(names[1:], value_SN[1:] - value_SN[0], strict=True):
         better, worse = int((gap_N > 0).sum()), int((gap_N < 0).sum())
         said.append(
-            f"{name} is better than {names[0]} on {better:,} lines, worse on {worse:,}, "
-            f"as good on {len(gap_N) - better - worse:,}"
+            f"{name} is better than {names[0]} on {count(better, 'line')}, worse on {worse:,}, "
+            f"equal on {len(gap_N) - better - worse:,}"
         )
-    return f"<p>{escape('; '.join(said))} (by chrF of each line).</p>" if said else "<p>By chrF of each line.</p>"
+    return f"<p>{escape('; '.join(said))} (by sentence-level chrF).</p>" if said else "<p>By sentence-level chrF.</p>"
 
 
 def controls(names: Sequence[str]) -> str:
@@ -162,15 +175,15 @@ def controls(names: Sequence[str]) -> str:
 
 
 def article(sheets: Sequence[Sheet], names: Sequence[str], value_S: Array, line: int) -> str:
-    """One line: the source, the references, and what every system made of it."""
+    """Return one line of the test set: the source, if known, the references and every system's output."""
     answered = sheets[0].answered
     references = [reference[line] for reference in answered.references]
     texts = [sheet.answered.texts[line] for sheet in sheets]
-    rows = [row("source", "", escape(answered.sources[line]))]
+    rows = [row("source", "", escape(answered.sources[line]))] if answered.sources else []
     rows += [row("reference", "", marked(reference, texts, [])) for reference in references]
     for number, (name, text, value) in enumerate(zip(names, texts, value_S.tolist(), strict=True)):
         others = texts[1:] if number == 0 else texts[:1]
-        html = marked(text, references, others) or '<span class="small">(nothing)</span>'
+        html = marked(text, references, others) or '<span class="small">(empty)</span>'
         rows.append(row(name, f"{value:.1f}", html, colour(number)))
     gaps = value_S[1:] - value_S[0] if len(sheets) > 1 else np.zeros(0)
     told = f'<span class="gap">{gaps[np.abs(gaps).argmax()]:+.1f}</span>' if len(gaps) else ""
@@ -189,9 +202,12 @@ def colour(number: int) -> str:
 
 
 KINDS = {"": "better or worse", "1": "better", "-1": "worse"}
-PAIRED = '<th>difference</th><th title="paired bootstrap">p boot.</th><th title="randomisation">p rand.</th>'
-OFF = '<mark class="off">Underlined</mark> is what stands in no reference, and in a reference what nobody said'
-OWN = '; <mark class="own">shaded</mark> is what another system did not say at that place'
+PAIRED = (
+    '<th>difference</th><th title="p-value of the paired bootstrap">p (bootstrap)</th>'
+    '<th title="p-value of approximate randomisation">p (randomisation)</th>'
+)
+OFF = '<mark class="off">Underlined</mark>: words that are in no reference, and words of a reference in no output'
+OWN = '; <mark class="own">shaded</mark>: words that another system does not have there'
 LEGEND = {many: f'<p class="small">{OFF}{OWN * many}.</p>' for many in (False, True)}
 STYLE = """
 :root { --shade: #fff0c2; --off: #b3261e; }
@@ -201,6 +217,7 @@ STYLE = """
 .controls input { flex: 1 1 14rem; max-width: 28rem; }
 .controls input, .controls select { font: inherit; padding: .3rem .5rem;
   color: inherit; background: var(--paper); border: 1px solid var(--faint); border-radius: 4px; }
+h3 { font-size: 1.05rem; margin: 1.4rem 0 .2rem; }
 article { border-top: 1px solid var(--faint); padding: .6rem 0; } article[hidden] { display: none; }
 article header { color: var(--soft); font-size: .85rem; }
 .gap { margin-left: .6rem; font-variant-numeric: tabular-nums; }

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from dragoman.config import Recipe
-from dragoman.evaluation.answers import Answered, Ticker, silent
+from dragoman.evaluation.answered import Answered, Ticker, silent
 from dragoman.evaluation.breakdown import Seen, by_length, by_rarity, words_learnt, words_of
 from dragoman.score.metrics import chosen, cut_by
 from dragoman.score.significance import RANDOMISATION, Counts, Values, differences, interval, resampled
@@ -45,6 +45,9 @@ class Panel:
             score: {"value": c.value, "signature": c.signature, "interval": list(interval(values[score]))}
             for score, c in counts.items()
         }
+        for metric in metrics:
+            if metric.parts:
+                found[metric.name] |= metric.parts(counts[metric.name].line_NK.sum(0))
         for score, against in (self.against(sheets[0], counts, values) if sheets else {}).items():
             found[score]["against"] = against
         broken = self.broken_down(answered, counts) if counts and self.recipes is not None else {}

@@ -1,4 +1,4 @@
-"""The systems that are judged: runs, and files that hold what other systems answered."""
+"""The systems that are scored: runs, and files that hold the outputs of other systems."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dragoman.evaluation.answers import Answered, Ticker, on_own_tests, on_phrasebook, on_texts
-from dragoman.evaluation.texts import read_hypotheses, read_texts, read_trees
-from dragoman.loading import load, load_as
-from dragoman.translator import Translator
-from dragoman.types import UserError
+from dragoman.evaluation.answered import Answered, Ticker
+from dragoman.evaluation.texts import read_hypotheses, read_references, read_texts, read_trees
+from dragoman.types import Tree, UserError
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What systems are asked: files, a split of the phrasebook, or, where neither is named, the runs' own data.test."""
+    """A test set: files, a split of the phrasebook or, where neither is named, the runs' own data.test."""
 
     source: Path | None = None
     references: Sequence[Path] = ()
@@ -29,49 +27,70 @@ class Asked:
     device: str = "auto"
     engine: str = "torch"
 
-    def __post_init__(self) -> None:
+    def check(self, *, runs: bool, hypotheses: bool) -> None:
+        """Refuse options that do not go together."""
+        if not runs and not hypotheses:
+            raise UserError("evaluate needs a run folder, or --hypotheses F: the outputs of some system")
         files = self.source is not None or bool(self.references)
-        if (self.phrasebook and files) or ((files or self.conllu) and not self.source):
+        if (self.phrasebook and files) or (self.conllu and not self.source):
             raise UserError(
                 "evaluate takes --source F and --reference F, or --phrasebook SPLIT, or the run's own data.test"
             )
+        if runs and self.references and not self.source:
+            raise UserError("--reference F needs --source F: what the runs are to translate")
+        if hypotheses and not self.references:
+            raise UserError("--hypotheses F needs --reference F: what the outputs are scored against")
 
 
 def systems(
     runs: Sequence[Path], files: Sequence[Path], asked: Asked, say: Callable[[str], None], ticker: Ticker
 ) -> Iterator[tuple[str, Answered]]:
-    """The name of each system and what it answers, test by test. Files are judged as the first run is."""
-    if not runs and not files:
-        raise UserError("evaluate needs a run folder, or --hypotheses F: what some system answered")
-    if files and not (asked.source and asked.references):
-        raise UserError("--hypotheses needs --source F and --reference F: what the answers are to")
+    """Yield the name of each system with its outputs, test set by test set.
+
+    Files are scored by the metrics of the first run. Without runs they need no source, since no metric reads it.
+    """
+    asked.check(runs=bool(runs), hypotheses=bool(files))
     names = asked.names
-    given = read_texts(asked.source, asked.references) if asked.source else None
-    other = [read_hypotheses(path, given[0], asked.source) for path in files] if given and asked.source else []
-    trees = read_trees(asked.conllu, given[0], asked.source) if given and asked.source and asked.conllu else None
+    sources: list[str] = []
+    references: list[list[str]] = []
+    trees = None
+    if asked.source:
+        sources, references = read_texts(asked.source, asked.references)
+        trees = read_trees(asked.conllu, sources, asked.source) if asked.conllu else None
+    elif asked.references:
+        references = read_references(asked.references)
+    others = [read_hypotheses(path, references[0], asked.references[0]) for path in files]
     for run in runs:
-        if given:
-            door = load(run, device=asked.device, engine=asked.engine)
-            if trees and not getattr(door, "asks_for_trees", False):
-                say(f"{run} reads no trees: it is scored without them")
-            way: dict[str, Any] = {"beam": asked.beam, "trees": trees, "tag": asked.tag}
-            found = on_texts(door, *given, names=asked.names, ticker=ticker, **way)
-            names = names or found.names
+        for found in run_system(run, sources, references, trees, asked, say, ticker):
+            names = names or (found.names if asked.source else ())
             yield str(run), found
-        else:
-            for found in without_files(run, asked, ticker):
-                yield str(run), found
-    for path, lines in zip(files, other, strict=True):
-        assert given is not None
-        yield str(path), Answered(*given, lines, names, {"warnings": {}})
+    for path, lines in zip(files, others, strict=True):
+        yield str(path), Answered(sources, references, lines, names, {"warnings": {}})
 
 
-def without_files(run: Path, asked: Asked, ticker: Ticker) -> Iterator[Answered]:
-    if not asked.phrasebook:
-        yield from on_own_tests(
-            load(run, device=asked.device, engine=asked.engine), names=asked.names, beam=asked.beam, ticker=ticker
-        )
+def run_system(
+    run: Path,
+    sources: list[str],
+    references: list[list[str]],
+    trees: list[Tree | None] | None,
+    asked: Asked,
+    say: Callable[[str], None],
+    ticker: Ticker,
+) -> Iterator[Answered]:
+    """Yield the outputs of a run on the files, on the phrasebook or on its own data.test."""
+    from dragoman.evaluation.answers import on_own_tests, on_phrasebook, on_texts
+    from dragoman.loading import load, load_as
+    from dragoman.translator import Translator
+
+    way: dict[str, Any] = {"names": asked.names, "beam": asked.beam, "ticker": ticker}
+    if asked.phrasebook:
+        translator = load_as(Translator, run, device=asked.device, engine=asked.engine)
+        yield on_phrasebook(translator, asked.phrasebook, asked.count, tag=asked.tag, **way)
         return
-    translator = load_as(Translator, run, device=asked.device, engine=asked.engine)
-    way: dict[str, Any] = {"names": asked.names, "beam": asked.beam, "tag": asked.tag, "ticker": ticker}
-    yield on_phrasebook(translator, asked.phrasebook, asked.count, **way)
+    door = load(run, device=asked.device, engine=asked.engine)
+    if asked.source:
+        if trees and not getattr(door, "asks_for_trees", False):
+            say(f"{run} reads no trees: it is scored without them")
+        yield on_texts(door, sources, references, trees=trees, tag=asked.tag, **way)
+    else:
+        yield from on_own_tests(door, **way)

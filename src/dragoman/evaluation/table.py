@@ -1,47 +1,106 @@
-"""Results as text: a row for each score of each system, how differences were tested; tables of the breakdowns."""
+"""Results as text: a table per test set with a row for each score of each run, and tables of the breakdowns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
+from dragoman.evaluation.breakdown import TRAINING_DATA
 from dragoman.score.confusion import drawn
 from dragoman.score.metrics import METRICS
 from dragoman.score.significance import BOOTSTRAP, CONFIDENCE, RANDOMISATION, SEED, Interval
 
 Result = Mapping[str, Any]
-HEAD = ("run", "test", "score", "value", "±", "difference", "p bootstrap", "p randomised", "how it is counted")
+HEAD = ("run", "score", "value", "±", "difference", "p (bootstrap)", "p (randomisation)", "signature")
 SHOWN = {**{name: metric.shown for name, metric in METRICS.items()}, "bits_per_character": "bits per character"}
-DIGITS = {"loss": 4, "bits_per_character": 4}  # behind the point; others have 2
+DIGITS = {"loss": 4, "bits_per_character": 4}  # after the decimal point; others have 2
 
 
-def table(results: Sequence[Result]) -> Text:
-    """A row for each score. Signatures are not broken, however narrow the terminal: people copy them."""
-    columns = list(zip(HEAD, *(row for result in results for row in rows(result)), strict=True))
-    alike = [column for column in columns[:2] if len(set(column[1:])) == 1]  # tells nothing, as does an empty one
-    shown = [column for column in columns if column not in alike and any(column[1:])]
-    parts = [aligned(list(zip(*shown, strict=True)))]
-    parts += [f"\n{drawn(result['confusion'])}" for result in results if "confusion" in result]
-    parts += [f"\n{note}" for note in [method(results)] if note]
-    return unbroken(parts)
+def table(results: Sequence[Result], *, parts: bool = False) -> Text:
+    """Return one table per test set, with a row for each score of each run, and below them how all was tested.
+
+    With `parts` each run also has a line with what its BLEU is made of. Signatures are not broken, however narrow the
+    terminal: people copy them.
+    """
+    runs = dict(zip([r["run"] for r in results], short_names([r["run"] for r in results]), strict=True))
+    blocks = []
+    for heading, group in by_test(results):
+        columns = list(zip(HEAD, *(row for result in group for row in rows(result, runs)), strict=True))
+        shown = [column for column in columns[len(runs) == 1 :] if any(column[1:])]
+        block = [heading, aligned(list(zip(*shown, strict=True)))]
+        block += [line for result in group for line in bleu_lines(result, runs)] if parts else []
+        for result in group:
+            if "confusion" in result:
+                block += ["", f"confusion matrix of {runs[result['run']]}", drawn(result["confusion"])]
+        blocks.append("\n".join(block))
+    blocks += [note for note in [method(results, runs)] if note]
+    return unbroken(["\n\n".join(blocks)])
+
+
+def by_test(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
+    """Return the results of each test set with its heading: a short name, where it has one, and how many lines."""
+    groups: dict[tuple[str, int], list[Result]] = {}
+    for result in results:
+        groups.setdefault((str(result.get("test", "")), result["lines"]), []).append(result)
+    names = short_names([name for name, _ in groups])
+    headings = [
+        f"test set{f' {name}' * bool(name)}: {count(lines, 'line')}"
+        for name, (_, lines) in zip(names, groups, strict=True)
+    ]
+    return list(zip(headings, groups.values(), strict=True))
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Return names with as few of the last components of their paths as tell them apart."""
+    most = max((len(Path(name).parts) for name in names), default=0)
+    for kept in range(1, most):
+        short = [shorten(name, kept) for name in names]
+        if len(set(short)) == len(set(names)) and ("" not in short or "" in names):
+            return short
+    return list(names)
+
+
+def shorten(name: str, kept: int) -> str:
+    """Keep the last components of each path in a name such as "corpus/test.en and corpus/test.de (tag de)"."""
+    paths, bracket, rest = name.partition(" (")
+    return " and ".join("/".join(Path(path).parts[-kept:]) for path in paths.split(" and ")) + bracket + rest
+
+
+def bleu_lines(result: Result, runs: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each BLEU of a result: its precisions and its brevity penalty."""
+    for name, held in scores(result).items():
+        if "precisions" in held:
+            yield f"{runs[result['run']]}: {SHOWN.get(name, name)} {held['value']:.2f} = {describe_parts(held)}"
+
+
+def describe_parts(held: Mapping[str, Any]) -> str:
+    precisions = "/".join(f"{precision:.1f}" for precision in held["precisions"])
+    return (
+        f"n-gram precisions {precisions}, brevity penalty {held['brevity_penalty']:.3f} "
+        f"(hypothesis {held['hypothesis_length']:,} tokens, reference {held['reference_length']:,})"
+    )
 
 
 def unbroken(parts: Sequence[str]) -> Text:
     return Text("\n".join(parts), no_wrap=True, overflow="ignore")
 
 
-def rows(result: Result) -> Iterator[tuple[str, ...]]:
-    where = (result["run"], result.get("test", ""))
+def rows(result: Result, runs: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+    run = runs[result["run"]]
     for name, held in scores(result).items():
         digits = DIGITS.get(name, 2)
         half = f"{Interval(*held['interval']).half:.2f}" if "interval" in held else ""
         cells = (SHOWN.get(name, name), f"{held['value']:.{digits}f}", half, *against(held), held["signature"])
-        yield (*where, *cells)
+        yield (run, *cells)
     for name, c in result.get("phenomena", {}).items():
-        yield (*where, name, f"{c['percent']:.1f} %", "", "", "", "", f"{c['right']} of {c['total']} right")
+        yield (run, name, f"{c['percent']:.1f} %", "", "", "", "", f"{c['right']} of {c['total']} right")
 
 
 def scores(result: Result) -> dict[str, Any]:
@@ -59,46 +118,58 @@ def p(value: float) -> str:
     return f"{value:.4f}" if value < 0.1 else f"{value:.2f}"
 
 
-def method(results: Sequence[Result]) -> str:
-    """What ±, p and * mean."""
+def method(results: Sequence[Result], runs: Mapping[str, str]) -> str:
+    """Return what ±, p and * mean. `runs` has the short names of runs."""
     found = [held for result in results for held in scores(result).values()]
     if not any("interval" in held for held in found):
         return ""
-    said = f"± is half of the {CONFIDENCE:.0%} interval of {BOOTSTRAP:,} bootstrap resamples (seed {SEED})."
-    if first := next((held["against"]["run"] for held in found if "against" in held), ""):
-        said += (
-            f"\nDifferences are from {first}; p says how often chance makes one as large: paired bootstrap with "
-            f"{BOOTSTRAP:,} resamples,\napproximate randomisation with {RANDOMISATION:,} trials. "
-            f"* marks those where both are below {1 - CONFIDENCE:.2f}."
+    note = (
+        f"± is half the width of the {CONFIDENCE:.0%} confidence interval from {BOOTSTRAP:,} bootstrap resamples "
+        f"(seed {SEED})."
+    )
+    firsts = list(dict.fromkeys(held["against"]["run"] for held in found if "against" in held))
+    if firsts:
+        note += (
+            f"\nDifferences are from {', '.join(runs[first] for first in firsts)}. p-values: paired bootstrap with "
+            f"{BOOTSTRAP:,} resamples, approximate randomisation with {RANDOMISATION:,} trials;\n"
+            f"* marks differences where both are below {1 - CONFIDENCE:.2f}."
         )
     if any("|tok:char|" in held["signature"] for held in found):
-        said += (
-            "\nBLEU counts single signs here; pip install 'dragoman[mecab]' has it count words of Japanese and Korean."
-        )
-    return said
+        note += "\nBLEU counts characters here; for words of Japanese and Korean: pip install 'dragoman[mecab]'."
+    return note
 
 
 def breakdowns(results: Sequence[Result]) -> Text:
-    """For each test: every score by length, and F1 of words by rarity, with a column for each system."""
-    return unbroken([f"\n{part}" for part in broken_down(results)])
+    """Return, for each test set, every score by length and word F1 by frequency, with a column for each run."""
+    runs = dict(zip([r["run"] for r in results], short_names([r["run"] for r in results]), strict=True))
+    return unbroken([f"\n{part}" for part in broken_down(results, runs)])
 
 
-def broken_down(results: Sequence[Result]) -> Iterator[str]:
-    ordered = sorted(results, key=lambda result: str(result.get("test", "")))
-    for test, group in groupby(ordered, key=lambda result: str(result.get("test", ""))):
+def broken_down(results: Sequence[Result], runs: Mapping[str, str]) -> Iterator[str]:
+    groups = by_test(results)
+    for heading, group in groups:
         some = [result for result in group if "lengths" in result]
-        where = f" on {test}" * bool(test)
+        where = f", {heading}" * (len(groups) > 1)
         for name in scores(some[0]) if some else []:
-            title = f"{SHOWN.get(name, name)}{where} by {some[0]['lengths']['unit']} of the source"
-            yield f"{title}\n{bucketed(some, 'lengths', 'lines', name)}"
+            title = (
+                f"{SHOWN.get(name, name)} by {some[0]['lengths']['side']} length in {some[0]['lengths']['unit']}{where}"
+            )
+            yield f"{title}\n{bucketed(some, runs, 'lengths', 'lines', name)}"
         if rare := [result for result in some if "rarity" in result]:
-            title = f"F1 of words{where} by how often each occurs in {rare[0]['rarity']['counted_in']}"
-            yield f"{title}\n{bucketed(rare, 'rarity', 'words', 'f1')}"
+            title = f"word F1 by frequency in {counted_in(rare[0], runs)}{where}"
+            yield f"{title}\n{bucketed(rare, runs, 'rarity', 'words', 'f1')}"
 
 
-def bucketed(results: Sequence[Result], key: str, unit: str, name: str) -> str:
+def counted_in(result: Result, runs: Mapping[str, str]) -> str:
+    """Return where words were counted, with the short name of the run whose training data it is."""
+    where: str = result["rarity"]["counted_in"]
+    run = where.removeprefix(TRAINING_DATA)
+    return f"{TRAINING_DATA}{runs[run]}" if run in runs else where
+
+
+def bucketed(results: Sequence[Result], runs: Mapping[str, str], key: str, unit: str, name: str) -> str:
     tables = [result[key]["buckets"] for result in results]
-    lines = [["", unit, *(result["run"] for result in results)]]
+    lines = [["", unit, *(runs[result["run"]] for result in results)]]
     lines += [
         [bounds(row[0]), str(row[0][unit]), *(f"{one[name]:.2f}" for one in row)] for row in zip(*tables, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""What systems are judged on: files that belong together line by line, or the corpora under `data.test`."""
+"""Read test sets: files that belong together line by line, or the corpora under `data.test`."""
 
 from __future__ import annotations
 
@@ -13,24 +13,36 @@ from dragoman.types import Tree, UserError
 
 
 def read_texts(source: Path, references: Sequence[Path]) -> tuple[list[str], list[list[str]]]:
-    """The lines of the source and of each reference, which must belong together line by line."""
-    sources = list(read_lines(source))
-    if not sources:
-        raise UserError(f"{source} is empty")
+    """Return the lines of the source and of each reference, which must belong together line by line."""
+    sources = read_some(source)
     return sources, [read_beside(path, sources, source) for path in references]
 
 
-def read_beside(path: Path, sources: Sequence[str], source: Path) -> list[str]:
-    """A file with a line for each source; these came from the file `source`."""
+def read_references(paths: Sequence[Path]) -> list[list[str]]:
+    """Return the lines of each reference, for a test set whose source is not known."""
+    first = read_some(paths[0])
+    return [first, *(read_beside(path, first, paths[0]) for path in paths[1:])]
+
+
+def read_some(path: Path) -> list[str]:
+    """Return the lines of a file that must have some."""
     lines = list(read_lines(path))
-    if len(lines) != len(sources):
-        raise UserError(f"{source} has {len(sources)} lines but {path} has {len(lines)}; they must belong together")
+    if not lines:
+        raise UserError(f"{path} is empty")
     return lines
 
 
-def read_hypotheses(path: Path, sources: Sequence[str], source: Path) -> list[str]:
-    """What some system answered: plain text, and nothing else."""
-    lines = read_beside(path, sources, source)
+def read_beside(path: Path, others: Sequence[str], name: Path) -> list[str]:
+    """Return the lines of a file, as many as `others`, which came from the file `name`."""
+    lines = list(read_lines(path))
+    if len(lines) != len(others):
+        raise UserError(f"{name} has {len(others)} lines but {path} has {len(lines)}; they must belong together")
+    return lines
+
+
+def read_hypotheses(path: Path, others: Sequence[str], name: Path) -> list[str]:
+    """Return the outputs of some system: plain text, not subwords."""
+    lines = read_beside(path, others, name)
     try:
         refuse_subwords(lines)
     except UserError as fault:

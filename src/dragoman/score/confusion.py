@@ -1,4 +1,4 @@
-"""Labels that were given against the right ones: who was taken for whom, and how well each label was found."""
+"""Confusion matrices: predicted labels against reference labels, with precision, recall and F1 of each label."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def _shares(right: int, given: int, there: int) -> dict[str, float]:
 
 
 def drawn(table: dict[str, Any]) -> str:
-    """The table as text: a row for each right label, a column for each label that was given."""
+    """Return the matrix as text: a row for each reference label, a column for each predicted label."""
     labels, shares = table["labels"], ("precision", "recall", "f1")
-    rows = [["right label", *(f"as {label}" for label in labels), *shares]]
+    rows = [["reference", *(f"as {label}" for label in labels), *shares]]
     for label, row in zip(labels, table["counts"], strict=True):
         rows.append([label, *map(str, row), *(f"{table['each'][label][name]:.2f}" for name in shares)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
