@@ -191,3 +191,11 @@ def test_scores_do_not_need_a_folder_that_can_be_written_to(toy: Toy, tmp_path: 
     run = shutil.copytree(toy.run, tmp_path / "run", ignore=shutil.ignore_patterns("scores.jsonl"))
     (run / "scores.jsonl").mkdir()  # in the way, as a disk that is read-only would be
     assert call("evaluate", run, "--source", toy.folder / "dev.src", "--reference", toy.folder / "dev.trg").code == 0
+
+
+def test_records_of_earlier_releases_are_read_under_todays_names(tmp_path: Path) -> None:
+    old = {"event": "train", "step": 1, "tokens": 1, "seconds": 1, "likelihood": 2.0, "norm": 3.0}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(old) + "\n")
+    [record] = read_events(tmp_path / "metrics.jsonl")
+    assert (record["nll"], record["grad_norm"]) == (2.0, 3.0)
+    assert not {"likelihood", "norm"} & set(record)

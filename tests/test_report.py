@@ -37,10 +37,10 @@ def test_records_are_cut_back_to_the_step(tmp_path: Path) -> None:
 
 def test_what_is_no_number_is_null(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path / "m", step=0, board=False)
-    metrics.write("train", 1, loss=math.nan, norm=math.inf, lr=0.5, bleu=None, signature="x")
+    metrics.write("train", 1, loss=math.nan, grad_norm=math.inf, lr=0.5, bleu=None, signature="x")
     metrics.close()
     assert records(tmp_path / "m") == [
-        {"event": "train", "step": 1, "loss": None, "norm": None, "lr": 0.5, "bleu": None, "signature": "x"}
+        {"event": "train", "step": 1, "loss": None, "grad_norm": None, "lr": 0.5, "bleu": None, "signature": "x"}
     ]
 
 

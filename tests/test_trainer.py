@@ -21,6 +21,7 @@ from torch import Tensor
 
 import dragoman
 from dragoman import store
+from dragoman.card import card
 from dragoman.loading import load
 from dragoman.models.base import Model
 from dragoman.store import RunFolder, mean
@@ -99,6 +100,14 @@ def test_it_talks_on_stderr_only(toy: Toy) -> None:
     assert "done: 330 steps" in toy.said.err.splitlines()[-1]
 
 
+def test_records_have_the_names_of_the_field(toy: Toy) -> None:
+    """`nll` is the plain negative log-likelihood; what earlier releases called likelihood and norm is still read."""
+    record = of(toy.run, "train")[-1]
+    assert {"nll", "grad_norm", "lr", "loss", "epoch", "tokens", "flops"} <= set(record)
+    assert not {"likelihood", "norm"} & set(record)
+    assert record["epoch"] == pytest.approx(card(toy.run)["epochs"], abs=1e-3)
+
+
 def test_loss_falls_and_records_are_json(toy: Toy) -> None:
     losses = [record["loss"] for record in of(toy.run, "train")]
     assert losses[-1] < 0.2 * losses[0]
@@ -106,10 +115,10 @@ def test_loss_falls_and_records_are_json(toy: Toy) -> None:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_smoothing_is_in_the_loss_but_not_in_the_likelihood(small: Path, tmp_path: Path, smoothing: float) -> None:
+def test_smoothing_is_in_the_loss_but_not_in_the_nll(small: Path, tmp_path: Path, smoothing: float) -> None:
     quietly(small, tmp_path / "run", "train.steps=3", f"train.label_smoothing={smoothing}")
     for record in of(tmp_path / "run", "train"):
-        assert (record["loss"] == pytest.approx(record["likelihood"], rel=1e-6)) is (smoothing == 0)
+        assert (record["loss"] == pytest.approx(record["nll"], rel=1e-6)) is (smoothing == 0)
 
 
 # A batch may come in parts.

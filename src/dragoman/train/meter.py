@@ -42,22 +42,26 @@ class Meter:
         self.tokens += update.tokens
 
     def say(self, progress: Progress, update: Update, done: float) -> None:
-        """What the last steps came to. `update` is the newest of them, `done` the share of the run behind us."""
+        """Show and record what the last steps came to: `update` is the newest, `done` the share of the run so far."""
         seconds = time.monotonic() - self.since
-        speed, loss, likelihood, divergence = self.tokens / seconds, *progress.running.means()
-        said = f"step {progress.step}  loss {loss:.3f}  {speed:,.0f} tokens/s"
+        speed, loss, nll, divergence = self.tokens / seconds, *progress.running.means()
+        epoch = progress.place.epoch + progress.place.passed
         left = timedelta(seconds=round(progress.seconds * max(1 / done - 1, 0)))
-        self.report.step(progress.step, f"{said}  {left} left")
+        self.report.step(
+            100 * done,
+            f"step {progress.step} ({min(done, 1.0):.0%})  epoch {epoch:.3g}  loss {loss:.3f}  lr {update.lr:.2e}  "
+            f"grad norm {update.norm:.2f}  {speed:,.0f} tokens/s  {left} left",
+        )
         if progress.step % self.settings.log_every == 0:
             work = (progress.flops - self.flops) / seconds
             self.metrics.write(
                 "train",
                 progress.step,
-                epoch=progress.place.epoch,
+                epoch=round(epoch, 4),
                 loss=loss,
-                likelihood=likelihood,
+                nll=nll,
                 **({"divergence": divergence} if self.settings.consistency != "none" else {}),
-                norm=update.norm,
+                grad_norm=update.norm,
                 lr=update.lr,
                 tokens=progress.tokens,
                 flops=progress.flops,

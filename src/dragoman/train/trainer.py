@@ -30,6 +30,7 @@ from dragoman.text.tokenizer import Tokenizers
 from dragoman.train import optim, record
 from dragoman.train.choices import Choices, choose, peak_memory, rechosen
 from dragoman.train.consistency import passes
+from dragoman.train.forecast import Forecast, Reached, few
 from dragoman.train.meter import Meter
 from dragoman.train.prepare import Prepared, check_alike, comes_in_few_shapes, form_of, prepare, stream_of
 from dragoman.train.provenance import record_end, record_start
@@ -115,6 +116,7 @@ class Trainer:
         self.metrics = Metrics(folder.metrics, step=self.progress.step, board=board) if writes else Unwritten()
         self.asked = 0  # the signal that this process got
         self.signal = 0  # the one that all processes know of
+        self.forecast = Forecast(report, self.settings)
         self.waiting: list[Pending] = []  # updates whose numbers have not been looked at
 
     def begin_or_go_on(self, start: Start, saved: Progress | None, choices: Choices) -> Progress:
@@ -160,7 +162,7 @@ class Trainer:
             self.report.say(
                 "there is no data.dev: nothing is checked on the way, and the last weights are kept", WARNING
             )
-        self.report.begin(self.settings.steps, self.progress.step)
+        self.report.begin(100, round(100 * self.done()))  # in percent, whatever the limit
         try:
             with self.signals():
                 while not self.ended():
@@ -231,6 +233,7 @@ class Trainer:
                 return True
             meter.step(update)
         meter.say(self.progress, update, self.done())
+        self.forecast.update(Reached(self.shares(), self.progress.step, self.epochs, self.progress.seconds))
         if (captured := self.stepper.captured) and captured.why_not:
             self.report.say(f"updates cannot be recorded and are launched kernel by kernel ({captured.why_not})")
             self.stepper.record_no_more()
@@ -359,11 +362,15 @@ class Trainer:
     def shares(self) -> dict[str, float]:
         """How much of each limit is used up."""
         settings, progress = self.settings, self.progress
-        epochs = progress.place.epoch + progress.place.passed
-        reached = (progress.step, epochs, progress.seconds / 60, progress.flops)
+        reached = (progress.step, self.epochs, progress.seconds / 60, progress.flops)
         limits = [getattr(settings, name) for name in LIMITS]
         rows = zip(LIMITS, limits, reached, strict=True)
         return {f"train.{name}={limit:g}": spent / limit for name, limit, spent in rows if limit}
+
+    @property
+    def epochs(self) -> float:
+        """How often the training data has been read so far."""
+        return self.progress.place.epoch + self.progress.place.passed
 
     def done(self) -> float:
         """The share of the run that is behind us, by whichever limit comes first."""
@@ -382,7 +389,8 @@ class Trainer:
         mean = min(self.settings.average, len(progress.best))
         model = f"the mean of the {mean} best models" if mean > 1 else "the model"
         skipped = f"; {progress.skipped} steps skipped" if progress.skipped else ""
+        read = f" ({few(self.epochs)})" if few(self.epochs) else ""
         self.report.say(
-            f"done: {progress.step} step{'s' * (progress.step != 1)}, {progress.tokens:,} tokens in "
+            f"done: {progress.step} step{'s' * (progress.step != 1)}, {progress.tokens:,} tokens{read} in "
             f"{progress.seconds:.0f} s{best}{skipped}; {model} is in {self.folder.path}"
         )
