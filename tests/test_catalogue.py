@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
 
-from dragoman.catalogue import catalogue, menus
+from dragoman.catalogue import catalogue, menus, reference
 from dragoman.config import Recipe, build
 from dragoman.models.build import MODELS, completed
+from dragoman.settings_reference import load_reference
 from dragoman.train.start import check
 from dragoman.types import UserError
 from dragoman.yaml_text import parse_yaml
@@ -86,7 +88,7 @@ def test_meanings_and_choices_stand_behind_the_settings() -> None:
 
 def test_sections() -> None:
     assert parse_yaml(catalogue(["train", "search"]), "the catalogue").keys() == {"train", "search"}
-    with pytest.raises(UserError, match="no section called 'trian'; did you mean 'train'"):
+    with pytest.raises(UserError, match="has 'trian'; did you mean 'train'"):
         catalogue(["trian"])
     with pytest.raises(UserError, match=r"model\.kind called 'transfromer'"):
         catalogue(["model"], ["model.kind=transfromer"])
@@ -97,3 +99,45 @@ def test_on_the_command_line(call: Call) -> None:
     assert answer.code == 0
     assert answer.out == catalogue(["model"], ["model.kind=lm", "model.backbone=rnn"])
     one_sentence(call("settings", "modle"), "did you mean 'model'")
+
+
+def test_the_reference_is_up_to_date() -> None:
+    """Otherwise: python -m dragoman.catalogue."""
+    assert load_reference() == reference()
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["train.minutes"], {"train.minutes"}),
+        (["beam"], {"search.beam"}),
+        (["seed"], {"train.seed", "search.seed", "data.train.seed"}),
+        (["learning_rate"], {"train.lr"}),
+        (["steps", "batch_size"], {"train.steps", "train.tokens"}),
+        (["rotary"], {"model.position"}),
+        (["cell"], {"model.cell"}),
+        (["columns"], {"data.train.columns"}),
+    ],
+)
+def test_a_word_finds_settings(call: Call, words: list[str], names: set[str]) -> None:
+    answer = call("settings", *words, "--json")
+    assert answer.code == 0
+    assert {json.loads(line)["name"] for line in answer.out.splitlines()} == names
+    shown = call("settings", *words).out
+    assert all(f" {name.rpartition('.')[2]}: " in shown for name in names)
+
+
+def test_a_word_in_descriptions(call: Call) -> None:
+    found = [json.loads(line) for line in call("settings", "padding", "--json").out.splitlines()]
+    assert found
+    assert all("padding" in each["description"] for each in found)
+
+
+def test_a_setting_of_another_kind_of_model_is_shown_with_it(call: Call) -> None:
+    assert call("settings", "context").out.startswith("# with model.kind=lm and model.backbone=transformer:\nmodel:\n")
+
+
+@pytest.mark.parametrize("overrides", [[], ["model.kind=rnn"], ["model.kind=lm", "model.backbone=rnn"]])
+def test_the_reference_reads_as_the_settings_do(call: Call, overrides: list[str]) -> None:
+    assert call("settings", *overrides).out == catalogue((), overrides)
+    assert call("settings", *overrides, "train.steps=7").out == catalogue((), [*overrides, "train.steps=7"])

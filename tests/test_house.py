@@ -57,7 +57,8 @@ MAY_USE = {
         "answers", "engines", "translator", "door", "loading",
     ],
     "corpora": ["types", "io", "config", "text", "train"],
-    "catalogue": ["config", "models", "score", "text", "search", "answers", "train", "yaml_text"],
+    "settings_reference": ["types", "config", "faults", "yaml_text"],
+    "catalogue": ["config", "models", "score", "text", "search", "answers", "train", "settings_reference"],
     "demo": [
         "types", "yaml_text", "config", "store", "text", "models", "translator", "lens", "evaluation", "train",
         "loading",
@@ -82,7 +83,10 @@ MAY_USE = {
         "classifier", "loading", "evaluation", "train", "corpora", "distil", "export", "group", "shards",
         "backtranslation",
     ],
-    "cli": ["types", "cores", "console", "commands", "train", "compare", "card", "catalogue", "demo", "outcome"],
+    "cli": [
+        "types", "cores", "console", "commands", "train", "compare", "card", "catalogue", "settings_reference", "demo",
+        "outcome",
+    ],
     "__main__": ["cli"],
 }  # fmt: skip
 LINES, FUNCTION_LINES = 400, 60

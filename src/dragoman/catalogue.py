@@ -6,43 +6,58 @@ Nothing is listed here: defaults and meanings are read from the settings' own re
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from dragoman.answers.hypotheses import UNKNOWN
-from dragoman.config import CorpusSettings, Menus, Recipe, Settings, build, override, pick
+from dragoman.config import CorpusSettings, Menus, Recipe, Settings, build, override
 from dragoman.models.build import MODELS, kind_of, settings_of
 from dragoman.score.metrics import fitting
 from dragoman.search.methods import MENUS as SEARCH
+from dragoman.settings_reference import CORPUS, Reference, Setting, find_settings, render_settings, save_reference
 from dragoman.text.phrasebook import DIRECTIONS
 from dragoman.text.tokenizer import TOKENIZERS
 from dragoman.train.consistency import CONSISTENCY
 from dragoman.train.loss import LOSSES
 from dragoman.train.optim import OPTIMIZERS, SCHEDULES
 from dragoman.train.parallel import PARALLEL
-from dragoman.yaml_text import as_yaml
 
 COMMENT = re.compile(r"^    (\w+): .*  # (?!type:|noqa)(.+)$", re.MULTILINE)  # behind a field of a record
-COLUMN = 32  # where comments begin
 
 
 def catalogue(sections: Sequence[str] = (), overrides: Sequence[str] = ()) -> str:
-    """The sections of these names, by default all, of a recipe with `a.b=c` laid over its defaults."""
+    """Return the settings that words ask for, by default all, of a recipe with `a.b=c` laid over its defaults."""
+    found, kind = laid_over(overrides)
+    return render_settings(find_settings(found, kind, sections), kind)
+
+
+def laid_over(overrides: Sequence[str]) -> tuple[Reference, str]:
+    """Return the settings of one recipe as a reference, with the name of its kind of model there."""
     values: dict[str, Any] = {}
     for item in overrides:
         override(values, item)
     recipe = build(Recipe, values)
+    kind = str(recipe.model.get("kind", "transformer"))
+    return {kind: list_settings(recipe)}, kind
+
+
+def list_settings(recipe: Recipe) -> list[Setting]:
+    """Return every setting of a recipe, with its value in place of the default."""
     records = {name: getattr(recipe, name) for name in Recipe.model_fields} | {"model": settings_of(recipe.model)}
-    for name in sections:
-        pick(records, name, "section")
-    lines: list[str] = []
-    for name in sections or records:
-        lines += [f"{name}:", *rows(records[name], menus(recipe)[name], "  ")]
+    found: list[Setting] = []
+    for name, record in records.items():
+        found += rows(name, record, menus(recipe)[name])
         if name == "data":
-            lines += ["  # each corpus of train, dev and test:", *rows(CorpusSettings(), {}, "  #   ")]
-    return "\n".join(lines) + "\n"
+            found += rows(CORPUS, CorpusSettings(), {})
+    return found
+
+
+def reference() -> Reference:
+    """Return the settings of every kind of model, as settings.json holds them."""
+    kinds = [(kind, backbone) for kind, backbones in MODELS.items() for backbone in backbones]
+    models = {"/".join(filter(None, each)): dict(zip(("kind", "backbone"), filter(None, each))) for each in kinds}
+    return {name: list_settings(build(Recipe, {"model": model})) for name, model in models.items()}
 
 
 def menus(recipe: Recipe) -> dict[str, Menus]:
@@ -66,18 +81,15 @@ def menus(recipe: Recipe) -> dict[str, Menus]:
     }
 
 
-def rows(record: Settings, menus: Menus, indent: str) -> Iterator[str]:
-    """A line for each setting of a record, those first that decide which others there are."""
+def rows(section: str, record: Settings, menus: Menus) -> Iterator[Setting]:
+    """Yield the settings of a record, those first that decide which others there are."""
     meanings = dict(commented(type(record)))
     values = sorted(
         record.model_dump(mode="json").items(), key=lambda item: item[0] not in ("kind", "backbone", "method")
     )
     for name, value in values:
-        written = f"{name}: {json.dumps(value)}" if isinstance(value, list | dict) else as_yaml({name: value}).strip()
         choices = list(menus.get(name, ())) or literals(type(record).model_fields[name].annotation)
-        parts = [" | ".join(choices), meanings.get(name, "")]
-        comment = "; ".join(part for part in parts if part)
-        yield f"{indent}{written}".ljust(COLUMN) + f"  # {comment}" if comment else f"{indent}{written}"
+        yield Setting(section, name, value, choices, meanings.get(name, ""))
 
 
 def commented(record: type[Settings]) -> Iterator[tuple[str, str]]:
@@ -93,3 +105,7 @@ def literals(kind: Any) -> list[str]:
         return [str(each) for each in get_args(kind)]
     members = () if isinstance(kind, type) else get_args(kind)
     return [name for each in members for name in (["true", "false"] if each is bool else literals(each))]
+
+
+if __name__ == "__main__":
+    save_reference(reference())

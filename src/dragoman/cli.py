@@ -145,14 +145,34 @@ def info(
 def settings(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SECTION ...] [a.b=c ...]", help="such as model model.kind=rnn", show_default=False),
+        typer.Argument(
+            metavar="[WORD ...] [a.b=c ...]",
+            help="a section, a setting or any word in a description, such as train, lr or dropout; model.kind=rnn "
+            "shows the settings of that kind of model",
+            show_default=False,
+        ),
     ] = None,
+    as_json: Json = False,
 ) -> None:
-    """Every setting with its default and what else it may be, as a recipe to begin with."""
-    from dragoman.catalogue import catalogue
+    """Print settings with their defaults, choices and meanings, as a recipe to begin with."""
+    from dragoman.settings_reference import find_settings, kind_in, load_reference, render_settings
 
     given = arguments or []
-    print(catalogue([word for word in given if "=" not in word], [word for word in given if "=" in word]), end="")
+    words, changes = [word for word in given if "=" not in word], [word for word in given if "=" in word]
+    model = dict(item.removeprefix("model.").split("=", 1) for item in changes)
+    if all(item.startswith(("model.kind=", "model.backbone=")) for item in changes):
+        reference = load_reference()
+        kind = kind_in(reference, model)
+    else:  # values that have to be checked
+        from dragoman.catalogue import laid_over
+
+        reference, kind = laid_over(changes)
+    found = find_settings(reference, kind, words)
+    if as_json:
+        for setting in (each for some in found.values() for each in some):
+            print(json.dumps(setting.record(), ensure_ascii=False))
+    else:
+        print(render_settings(found, kind), end="")
 
 
 def spread(arguments: list[str]) -> list[str]:
