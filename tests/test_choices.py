@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dragoman import door
+from dragoman import door, hardware
 from dragoman.config import TrainSettings
 from dragoman.group import Group
+from dragoman.hardware import CpuFeatures
 from dragoman.train.choices import Choices, choose, rechosen
 from dragoman.types import UserError
 
@@ -80,8 +81,7 @@ def test_compile_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_bf16_only_where_it_is_fast(monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: fast)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(hardware, "cpu_features", lambda: CpuFeatures(avx512=True, bf16=fast))
     assert choose(TrainSettings(device="cpu")).precision == ("bf16" if fast else "float32")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from math import isnan
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import pytest
 import torch
 
 from dragoman.config import SearchSettings, TokenizerSettings
+from dragoman.engines import ctranslate2 as engines_ctranslate2
 from dragoman.engines.base import Job
 from dragoman.engines.ctranslate2 import CTranslate2Engine
 from dragoman.exchange import ctranslate2
 from dragoman.exchange.held import vocabulary
+from dragoman.hardware import CpuFeatures, cpu_features
 from dragoman.models.transformer import Transformer
 from dragoman.search.request import Wish
 from dragoman.text.tokenizer import Tokenizers, train_tokenizer
@@ -177,10 +180,20 @@ def test_the_cache_is_filled_once_and_by_weights(tokenizers: Tokenizers, tmp_pat
     assert made.items() <= after.items()
 
 
-def test_a_cache_that_cannot_be_written_is_named(tokenizers: Tokenizers, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_changes_nothing(
+    tokenizers: Tokenizers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is converted into a temporary folder, which is gone when the model is open."""
     (tmp_path / "file").touch()
+    (tmp_path / "spare").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "spare"))
+    model, jobs, search = model_of({}), some_jobs(), SearchSettings(beam=2)
+    found = engine(model, tokenizers, tmp_path / "file").search(jobs, search)
+    assert found == engine(model, tokenizers, tmp_path / "cache").search(jobs, search)
+    assert not list((tmp_path / "spare").iterdir())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
     with pytest.raises(UserError, match=r"cannot be kept in .*file.*make room for it there, or use --engine torch"):
-        engine(model_of({}), tokenizers, tmp_path / "file")
+        engine(model, tokenizers, tmp_path / "file")
 
 
 def test_threads_of_pytorch_stay_as_they_were(tokenizers: Tokenizers, tmp_path: Path) -> None:
@@ -193,7 +206,15 @@ def test_threads_of_pytorch_stay_as_they_were(tokenizers: Tokenizers, tmp_path: 
         torch.set_num_threads(before)
 
 
-def test_int8_is_near(tokenizers: Tokenizers, tmp_path: Path) -> None:
+FEATURES = [cpu_features(), CpuFeatures(avx2=True), CpuFeatures()]
+
+
+@pytest.mark.parametrize("features", FEATURES, ids=str)
+def test_int8_is_near(
+    features: CpuFeatures, tokenizers: Tokenizers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what it says does not depend on what the CPU really has."""
+    monkeypatch.setattr(engines_ctranslate2, "cpu_features", lambda: features)
     model, jobs, search = model_of({}), some_jobs(20), SearchSettings(beam=1)
     ours, theirs = (
         answers(WithoutMarks(model), jobs, search),
@@ -202,6 +223,32 @@ def test_int8_is_near(tokenizers: Tokenizers, tmp_path: Path) -> None:
     gaps = [abs(a[0].score - b[0].score) for a, b in zip(ours, theirs, strict=True) if a[0].tokens == b[0].tokens]
     assert len(gaps) > 10
     assert 1e-6 < sum(gaps) / len(gaps) < 0.05
+
+
+def test_without_vnni_weights_stay_within_64(tokenizers: Tokenizers) -> None:
+    """And every row of them has the scale that gives it back."""
+    narrow = ctranslate2.specification(model_of({}), tokenizers)
+    weights = ctranslate2.weights_of(narrow)
+    narrow.optimize("int8")
+    ctranslate2.narrow_weights(narrow, weights)
+    variables = narrow.variables()
+    found = {name: variables[name] for name in weights if not isinstance(variables[name], str)}
+    assert len(found) > 10
+    for name, value in found.items():
+        whole_OI, scale_O = value.numpy(), variables[f"{name}_scale"].numpy()
+        assert whole_OI.dtype.name == "int8"
+        assert (abs(whole_OI).max(1) == ctranslate2.NARROW).all()
+        assert abs(whole_OI / scale_O[:, None] - weights[name]).max() <= 0.51 / scale_O.min()
+
+
+def test_weights_for_cpus_with_and_without_vnni_are_kept_apart(
+    tokenizers: Tokenizers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for features in (CpuFeatures(), CpuFeatures(avx512=True, vnni=True)):
+        monkeypatch.setattr(engines_ctranslate2, "cpu_features", lambda features=features: features)
+        for quantization in ("int8", "float32"):
+            engine(model_of({}), tokenizers, tmp_path, quantization)
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 @pytest.mark.parametrize("kind", ["char", "word", "byte", "bpe", "space"])

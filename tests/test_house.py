@@ -23,7 +23,7 @@ MAY_USE = {
     "console": ["types", "io", "text"],
     "store": ["types", "io", "config", "yaml_text"],
     "text": ["types", "faults", "config"],
-    "machine": [],
+    "hardware": ["types"],
     "cores": [],
     "group": ["types"],
     "nn": ["types", "config"],
@@ -36,7 +36,7 @@ MAY_USE = {
     "door": ["types", "config", "text", "models", "answers"],
     "ensemble": ["types", "models", "search", "door"],
     "exchange": ["types", "config", "store", "text", "nn", "models"],
-    "engines": ["types", "io", "config", "machine", "text", "data", "models", "search", "door", "exchange"],
+    "engines": ["types", "io", "config", "hardware", "text", "data", "models", "search", "door", "exchange"],
     "scoring": ["types", "data", "models", "door"],
     "translator": [
         "types", "faults", "config", "text", "data", "models", "search", "answers", "door", "scoring", "engines",
@@ -53,7 +53,7 @@ MAY_USE = {
     ],
     "card": ["config", "store", "models", "score", "loading"],
     "train": [
-        "types", "io", "machine", "group", "config", "console", "store", "text", "data", "nn", "models", "score",
+        "types", "io", "hardware", "group", "config", "console", "store", "text", "data", "nn", "models", "score",
         "answers", "engines", "translator", "door", "loading",
     ],
     "corpora": ["types", "io", "config", "text", "train"],

@@ -15,16 +15,18 @@ import torch
 from dragoman.config import SearchSettings
 from dragoman.engines import flow, torch_engine
 from dragoman.engines.base import Job
-from dragoman.engines.packed import PRECISIONS, ready
+from dragoman.engines.packed import PRECISIONS, Int8, ready
 from dragoman.engines.torch_engine import TorchEngine
+from dragoman.hardware import CpuFeatures, cpu_features
 from dragoman.search.beam import beam_search
 from dragoman.search.ensemble import Ensemble
 from dragoman.search.step import Found
-from dragoman.types import EOS
+from dragoman.types import EOS, UserError
 from tolerance import DEVICES
 from toy_engine import MODELS, model_of, random_jobs
 
 CPU = torch.device("cpu")
+SUPPORTED = [name for name in PRECISIONS if name != "bf16" or cpu_features().bf16]  # others are refused, see below
 COMPANY = 24  # sentences side by side
 
 
@@ -72,7 +74,7 @@ def test_an_ensemble_flows_too(monkeypatch: Any) -> None:
         close(found, alone(model, job, search))
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", SUPPORTED)
 @pytest.mark.parametrize("section", [{}, {"kind": "rnn", "cell": "lstm"}], ids=str)
 def test_company_changes_nothing_to_the_bit(precision: str, section: dict[str, Any], monkeypatch: Any) -> None:
     """One at a time, a few, all; in any order; with one worker and with two: every precision."""
@@ -90,9 +92,10 @@ def test_company_changes_nothing_to_the_bit(precision: str, section: dict[str, A
             assert engine(model).search(jobs, search) == expected
 
 
-@pytest.mark.parametrize(("precision", "limit"), [("float32", 1e-5), ("bf16", 0.2), ("int8", 0.2)])
+@pytest.mark.parametrize("precision", SUPPORTED)
 @pytest.mark.parametrize("section", MODELS, ids=str)
-def test_a_model_made_ready_is_the_model(section: dict[str, Any], precision: str, limit: float) -> None:
+def test_a_model_made_ready_is_the_model(section: dict[str, Any], precision: str) -> None:
+    limit = {"float32": 1e-5, "bf16": 0.2, "int8": 0.2}[precision]
     model = model_of(width=64, **section)
     made = ready(model, CPU, precision)
     source_BS = torch.randint(4, 40, (5, 9))
@@ -100,6 +103,40 @@ def test_a_model_made_ready_is_the_model(section: dict[str, Any], precision: str
         logps = [one.step(torch.full((5,), 2), one.start(source_BS, source_BS > 0))[0] for one in (model, made)]
     assert (logps[0] - logps[1]).abs().max() < limit * logps[0].abs().max()
     assert precision == "float32" or not logps[0].equal(logps[1])  # it has indeed less precision
+
+
+FEATURES = [cpu_features(), CpuFeatures(), CpuFeatures(avx2=True), CpuFeatures(avx2=True, avx512=True)]
+
+
+@pytest.mark.parametrize("features", FEATURES, ids=str)
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 128, 256), (4, 64, 64), (256, 192, 70), (7, 30, 13)])
+def test_int8_products_are_exact_sums_of_integers(features: CpuFeatures, rows: int, inputs: int, outputs: int) -> None:
+    """The largest inputs on the largest weights: what saturates in 16 bits if there is no VNNI."""
+    linear = torch.nn.Linear(inputs, outputs, bias=False)
+    with torch.no_grad():
+        linear.weight[:, : inputs // 2] = 1.0
+    x_NI = torch.rand(rows, inputs) * 2 - 1
+    x_NI[:, : inputs // 2] = 1.0
+    made = Int8(linear, features)
+    largest = Int8.WIDE if features.exact_int8 else Int8.SAFE
+    assert features.exact_int8 or 2 * 255 * largest < 2**15
+    weight_OI = (linear.weight.detach() / made.scale_O[:, None]).round().long()
+    assert weight_OI.abs().max() == largest
+    scale_N1 = x_NI.abs().amax(1, keepdim=True) / 127
+    whole_NI = ((x_NI / scale_N1) + Int8.ZERO + 0.5).to(torch.uint8).long() - Int8.ZERO
+    exact_NO = (whole_NI @ weight_OI.T).double() * made.scale_O.double() * scale_N1.double()
+    assert (made(x_NI) - exact_NO).abs().max() < 1e-6 * exact_NO.abs().max()
+
+
+@pytest.mark.parametrize("features", [CpuFeatures(), CpuFeatures(avx2=True)], ids=str)
+def test_bf16_without_instructions_is_refused(features: CpuFeatures) -> None:
+    with pytest.raises(UserError, match=r"no instructions for bf16; use float32 \(--engine torch\)"):
+        ready(model_of(), CPU, "bf16", features)
+
+
+def test_int8_on_a_gpu_is_refused() -> None:
+    with pytest.raises(UserError, match="int8 needs a CPU and a PyTorch with oneDNN"):
+        ready(model_of(), torch.device("meta"), "int8")
 
 
 def test_a_worker_that_fails_speaks_for_all() -> None:

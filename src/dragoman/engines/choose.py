@@ -30,7 +30,7 @@ from dragoman.engines.packed import ready
 from dragoman.engines.torch_engine import TorchEngine
 from dragoman.exchange.ctranslate2 import checked, library
 from dragoman.exchange.held import fingerprint
-from dragoman.machine import best_precision
+from dragoman.hardware import best_precision
 from dragoman.models.base import Model
 from dragoman.search.step import Found
 from dragoman.text.tokenizer import Tokenizers

@@ -8,8 +8,10 @@ before probabilities are made, not after: scores are higher by the little that a
 from __future__ import annotations
 
 import math
+import tempfile
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +23,7 @@ from dragoman.config import SampleSettings, SearchSettings
 from dragoman.engines.base import Engine, Job, in_order
 from dragoman.exchange.ctranslate2 import checked, library, places, save
 from dragoman.exchange.held import fingerprint, source_vocabulary, vocabulary
+from dragoman.hardware import cpu_features
 from dragoman.io import keep_folder
 from dragoman.models.transformer import Transformer
 from dragoman.search.step import Found
@@ -74,11 +77,28 @@ class CTranslate2Engine(Engine):
     def of(
         cls, model: nn.Module, tokenizers: Tokenizers, *, cache: Path, device: torch.device, quantization: str
     ) -> CTranslate2Engine:
-        """The engine of a model, which is converted into the cache unless it is there already."""
+        """Return the engine of a model, which is converted into the cache unless it is there already.
+
+        Where the cache cannot be written, it is converted into a temporary folder, which goes when the model is open.
+        """
         transformer = checked(model)
-        folder = converted(transformer, tokenizers, cache.expanduser(), quantization)
+        make = partial(
+            converted, transformer, tokenizers, quantization=quantization, narrow_int8=narrow_on(device, quantization)
+        )
+        opened = partial(cls, model=transformer, tokenizers=tokenizers, device=device, quantization=quantization)
         try:
-            return cls(folder, transformer, tokenizers, device=device, quantization=quantization)
+            folder = make(cache=cache.expanduser())
+        except OSError:
+            try:
+                with tempfile.TemporaryDirectory() as spare:
+                    return opened(make(cache=Path(spare)))
+            except OSError as error:
+                raise UserError(
+                    f"the model for CTranslate2 cannot be kept in {str(cache)!r}, nor in a temporary folder "
+                    f"({error.strerror}); make room for it there, or use --engine torch"
+                ) from None
+        try:
+            return opened(folder)
         except RuntimeError as error:
             raise UserError(
                 f"CTranslate2 cannot open {str(folder)!r} ({error}); "
@@ -172,16 +192,21 @@ def refused(search: SearchSettings) -> str:
     return "" if search.method in METHODS else f"search.method={search.method} is not something that CTranslate2 does"
 
 
-def converted(model: Transformer, tokenizers: Tokenizers, cache: Path, quantization: str) -> Path:
-    """The folder of this model in the cache, made now if it is not there yet."""
-    key = fingerprint(model, tokenizers.fingerprint(), model.settings, quantization, LAYOUT)
+def converted(
+    model: Transformer, tokenizers: Tokenizers, cache: Path, quantization: str, *, narrow_int8: bool = False
+) -> Path:
+    """Return the folder of this model in the cache, made now if it is not there yet."""
+    key = fingerprint(model, tokenizers.fingerprint(), model.settings, quantization, LAYOUT, *["narrow"] * narrow_int8)
     folder = cache / f"ctranslate2-{key}"
+
+    def write(beside: Path) -> None:
+        save(model, tokenizers, beside, quantization, narrow_int8=narrow_int8)
+
     if not (folder / "model.bin").exists():
-        try:
-            keep_folder(folder, "model.bin", lambda beside: save(model, tokenizers, beside, quantization))
-        except OSError as error:
-            raise UserError(
-                f"the model for CTranslate2 cannot be kept in {str(cache)!r} ({error.strerror}); "
-                "make room for it there, or use --engine torch"
-            ) from None
+        keep_folder(folder, "model.bin", write)
     return folder
+
+
+def narrow_on(device: torch.device, quantization: str) -> bool:
+    """Return whether weights of 8 bits must stay within 64, see engines/packed.py."""
+    return quantization.startswith("int8") and device.type == "cpu" and not cpu_features().exact_int8

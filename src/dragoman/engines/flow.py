@@ -17,7 +17,7 @@ from dragoman.data.batch import Grid, Widths, lay
 from dragoman.door import rung
 from dragoman.engines.base import Job
 from dragoman.engines.captured import CapturedSlots, FixedSlots
-from dragoman.machine import memory_of
+from dragoman.hardware import memory_of
 from dragoman.search.beam import Plan
 from dragoman.search.slots import Slots
 from dragoman.search.step import Found

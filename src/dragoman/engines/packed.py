@@ -1,7 +1,7 @@
-"""Models made ready for a CPU: weights laid out once as oneDNN wants them, in the precision asked for.
+"""Models prepared for a CPU: weights packed once as oneDNN wants them, in the precision asked for.
 
-A product whose weights are laid out beforehand is up to twice as fast on few rows, and a row's answer does not depend
-on how many others stand beside it.
+A product whose weights are packed beforehand is up to twice as fast on few rows, and a row's result does not depend on
+how many other rows are in the batch. A precision that the CPU cannot compute correctly is refused here.
 
 Shapes   N rows   I inputs   O outputs
 """
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.config import pick
+from dragoman.hardware import CpuFeatures, best_precision, cpu_features
 from dragoman.types import UserError
 
 
@@ -37,15 +38,18 @@ class Packed(nn.Module):
 class Int8(nn.Module):
     """The same with weights and inputs of 8 bits: each output has a scale of its own, and each row of inputs too.
 
-    A row's scale is its largest number, so it does not depend on the rows beside it.
+    A row's scale is its largest number, so it does not depend on the rows beside it. Inputs are unsigned, at most 255.
+    CPUs without VNNI add two products in 16 signed bits, so weights must stay within 64 there: 2 * 255 * 64 < 2**15.
     """
 
-    ZERO = 128  # inputs are unsigned
+    ZERO = 128  # of the inputs
+    WIDE, SAFE = 127, 64  # the largest weight, where sums are exact in any case and where they would saturate
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, features: CpuFeatures) -> None:
         super().__init__()
+        largest = self.WIDE if features.exact_int8 else self.SAFE
         weight_OI = linear.weight.detach().float()
-        self.scale_O = weight_OI.abs().amax(1).clamp(min=1e-12) / 127
+        self.scale_O = weight_OI.abs().amax(1).clamp(min=1e-12) / largest
         whole_OI = (weight_OI / self.scale_O[:, None]).round().to(torch.int8)
         self.weight = torch.ops.onednn.qlinear_prepack(whole_OI, None)
         self.zero_O = torch.zeros(len(weight_OI), dtype=torch.int32)
@@ -74,25 +78,38 @@ class Int8(nn.Module):
         return out_NO.view(*x.shape[:-1], -1)
 
 
-def ready(model: nn.Module, device: torch.device, precision: str) -> nn.Module:
-    """A copy of the model for reading and writing, not for training."""
+def ready(model: nn.Module, device: torch.device, precision: str, features: CpuFeatures | None = None) -> nn.Module:
+    """Return a copy of the model for inference, in a precision that the device computes correctly."""
     make = pick(PRECISIONS, precision, "precision")
-    twin = copy.deepcopy(model).eval().requires_grad_(False)
+    features = features or cpu_features()
+    packs = device.type == "cpu" and packable()
+    if precision == "int8" and not packs:
+        raise UserError("int8 needs a CPU and a PyTorch with oneDNN; use float32 (--engine torch)")
+    if precision == "bf16" and not supports_bf16(device, features):
+        raise UserError(f"this {device.type} has no instructions for bf16; use float32 (--engine torch)")
+    prepared = copy.deepcopy(model).eval().requires_grad_(False)
     if precision == "bf16":
-        twin = twin.bfloat16()
-    if device.type != "cpu" or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        if precision == "int8":
-            raise UserError("int8 is for CPUs; write float32 or bf16")
-        return twin
-    for module in list(twin.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, nn.Linear):
-                setattr(module, name, make(child))
-    return twin
+        prepared = prepared.bfloat16()
+    if packs:
+        for module in list(prepared.modules()):
+            for name, child in list(module.named_children()):
+                if isinstance(child, nn.Linear):
+                    setattr(module, name, make(child, features))
+    return prepared
 
 
-PRECISIONS: dict[str, Callable[[nn.Linear], nn.Module]] = {
-    "float32": lambda linear: Packed(linear, torch.float32),
-    "bf16": lambda linear: Packed(linear, torch.bfloat16),
+def packable() -> bool:
+    """Return whether this PyTorch has oneDNN's products with packed weights."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
+
+
+def supports_bf16(device: torch.device, features: CpuFeatures) -> bool:
+    """Return whether there are instructions for bf16. Packing weights raises without them on some CPUs."""
+    return features.bf16 if device.type == "cpu" else best_precision(device) == "bf16"
+
+
+PRECISIONS: dict[str, Callable[[nn.Linear, CpuFeatures], nn.Module]] = {
+    "float32": lambda linear, _: Packed(linear, torch.float32),
+    "bf16": lambda linear, _: Packed(linear, torch.bfloat16),
     "int8": Int8,
 }

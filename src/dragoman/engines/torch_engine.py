@@ -19,7 +19,7 @@ from dragoman.config import SearchSettings
 from dragoman.door import ROWS, grouped, rung
 from dragoman.engines.base import Engine, Job
 from dragoman.engines.flow import Flow, GpuFlow, Queue, laid, roomy
-from dragoman.machine import hold_memory
+from dragoman.hardware import hold_memory
 from dragoman.search.beam import Plan
 from dragoman.search.methods import find
 from dragoman.search.request import Request, Wish

@@ -5,9 +5,11 @@ Shapes   C model width   P places   V vocabulary   O outputs
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,6 +23,7 @@ from dragoman.text.tokenizer import Tokenizers
 from dragoman.types import SPECIALS, UserError
 
 NAME = "CTranslate2"
+NARROW = 64  # the largest weight in 8 bits whose products cannot saturate: 2 * 255 * 64 < 2**15
 PLACES = 4096  # of a table of sinusoids: the longest source and the longest answer, their marks counted
 HOLDS: Holds = {
     "norm": ("layer", "rms"),
@@ -65,13 +68,45 @@ def places(model: Transformer) -> int:
     return model.settings.most or PLACES
 
 
-def save(model: nn.Module, tokenizers: Tokenizers, folder: Path, quantization: str) -> None:
-    """Model and vocabularies in a folder that `ctranslate2.Translator` opens."""
+def save(
+    model: nn.Module, tokenizers: Tokenizers, folder: Path, quantization: str, *, narrow_int8: bool = False
+) -> None:
+    """Write model and vocabularies into a folder that `ctranslate2.Translator` opens.
+
+    With `narrow_int8`, weights of 8 bits are kept within 64, so that sums cannot saturate on a CPU without VNNI.
+    """
     pick(QUANTIZATIONS, quantization, "quantization")
     spec = specification(checked(model), tokenizers)
-    spec.validate()
+    weights = weights_of(spec)
     spec.optimize(quantization)
+    if narrow_int8 and quantization.startswith("int8"):
+        narrow_weights(spec, weights)
     spec.save(str(folder))
+
+
+def weights_of(spec: Any) -> dict[str, Any]:
+    """Return a copy of each weight that can be quantised, as an array, by its name."""
+    spec.validate()
+    return {name: value.numpy().copy() for name, value in spec.variables().items() if name.endswith("/weight")}
+
+
+def narrow_weights(spec: Any, weights: Mapping[str, Any]) -> None:
+    """Quantise again what CTranslate2 has quantised to 127, given the weights by name as they were before.
+
+    Its CPU libraries multiply unsigned inputs, at most 255, with these weights, and without VNNI add two products in 16
+    signed bits. Weights within 64 leave room for that, see engines/packed.py.
+    """
+    spec_module = library().specs.model_spec
+
+    def narrow(layer: Any, name: str, value: Any) -> None:
+        if name not in weights or isinstance(value, str):  # not quantised, or the name of a weight that it shares
+            return
+        weight_OI = weights[name]
+        scale_O = NARROW / np.maximum(np.abs(weight_OI).max(1), np.float32(1e-12))
+        layer.weight = spec_module.NumpyVariable(np.rint(weight_OI * scale_O[:, None]).astype(np.int8))
+        layer.weight_scale = spec_module.NumpyVariable(scale_O.astype(np.float32))
+
+    spec_module.visit_spec(spec, narrow)
 
 
 def specification(model: Transformer, tokenizers: Tokenizers) -> Any:

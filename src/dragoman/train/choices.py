@@ -16,7 +16,7 @@ import torch
 from dragoman.config import TrainSettings
 from dragoman.door import choose_device, make_current
 from dragoman.group import Group
-from dragoman.machine import best_precision, hold_memory
+from dragoman.hardware import best_precision, hold_memory
 from dragoman.types import UserError
 
 SWITCH = 1e-4  # seconds after which Python lets another thread run, if one wants to; it has 5e-3 by itself

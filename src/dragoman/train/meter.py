@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch
 
 from dragoman.config import TrainSettings
-from dragoman.machine import matrix_speed
+from dragoman.hardware import matrix_speed
 from dragoman.train.choices import Choices, peak_memory
 from dragoman.train.record import Progress
 from dragoman.train.report import Metrics, Report, Unwritten
