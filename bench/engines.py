@@ -29,8 +29,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parent))
 from dragoman.console import say, ticker
-from dragoman.engines.choose import RUNNERS, machine
+from dragoman.engines.choose import ENGINES
 from dragoman.export import FORMATS, export, import_run
 from dragoman.loading import load, load_as, with_engine
 from dragoman.score.metrics import METRICS
@@ -38,6 +39,7 @@ from dragoman.text import phrasebook
 from dragoman.text.corpus import read_lines
 from dragoman.translator import Translator
 from dragoman.types import UserError
+from translators import describe_machine
 
 ALIKE, NEAR, BLEU = 0.99, 1e-3, 0.2  # what is required
 PORTION = 500  # lines at a time: whoever has one limit for a call makes many small calls of few lines
@@ -93,7 +95,7 @@ def imported(folder: Path, out: Path) -> Answer:
 
 def ways(translator: Translator, run: Path, folder: Path) -> dict[str, Way]:
     """By what a table calls them; formats that hold less than full precision are asked for int8 too."""
-    found = {f"--engine {name}": Way(partial(engine, translator, name), "-" not in name) for name in RUNNERS}
+    found = {f"--engine {name}": Way(partial(engine, translator, name), "-" not in name) for name in ENGINES}
     for to, kind in FORMATS.items():
         for quantization in [each for each in ("float32", "int8") if each in kind.quantizations]:
             write = partial(exported, translator, run, folder, to, quantization)
@@ -176,10 +178,9 @@ def main() -> None:
         pairs = list(phrasebook.pairs("test", options.lines, direction=recipe.data.direction))
         lines, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
     results = compared(options.run, lines, references)
-    name, threads, version, other = machine()
     about = {
         "date": date.today().isoformat(),
-        "machine": f"{name.split(':')[-1].strip()}, threads: {threads}, torch {version}, CTranslate2 {other}",
+        "machine": ", ".join(describe_machine()),
         "corpus": options.source.name if options.source else "phrasebook, test",
         "lines": len(lines),
         "beam": recipe.search.beam,

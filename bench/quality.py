@@ -33,8 +33,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from dragoman.card import card, goodness, read_events
 from dragoman.config import read_recipe
-from dragoman.engines.choose import machine
 from dragoman.evaluation.answers import on_own_tests
+from dragoman.hardware import cpu_name
 from dragoman.loading import load, put_weights, with_engine
 from dragoman.models.build import kind_of
 from dragoman.score.metrics import metric_named
@@ -138,7 +138,7 @@ def recipe_name(recipe: Path) -> str:
 def hardware() -> str:
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    return f"{machine()[0].partition(':')[2].strip()}, {os.cpu_count()} cores"
+    return f"{cpu_name()}, {os.cpu_count()} cores"
 
 
 def scores(run: Path) -> Iterator[dict[str, Any]]:

@@ -28,12 +28,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from dragoman.engines.choose import RUNNERS, machine
+from dragoman.engines.choose import ENGINES
 from dragoman.loading import load
 from dragoman.score.metrics import METRICS
 from dragoman.text.corpus import read_lines
 from dragoman.translator import Translator
-from translators import System, ctranslate2, huggingface, ours
+from translators import System, ctranslate2, describe_machine, huggingface, ours
 
 PEER, FASTEST = "huggingface", "ctranslate2 int8, raw"  # what speeds are compared with
 TURN = 2.0  # seconds, at least: who is done sooner translates the same lines again
@@ -45,7 +45,7 @@ def systems(translator: Translator, beam: int) -> dict[str, Callable[[], System]
         PEER: partial(huggingface, translator, beam, BATCH, torch.float32),
         "ctranslate2 float32, raw": partial(ctranslate2, translator, beam, BATCH, "float32"),
         FASTEST: partial(ctranslate2, translator, beam, BATCH, "int8"),
-        **{f"dragoman {name}": partial(ours, translator, name, beam) for name in (*RUNNERS, "auto")},
+        **{f"dragoman {name}": partial(ours, translator, name, beam) for name in ENGINES},
     }
 
 
@@ -115,7 +115,7 @@ def main() -> None:
     lines = list(read_lines(options.source))[: options.lines]
     references = list(read_lines(options.reference))[: options.lines] if options.reference else None
     found: dict[str, Any] = {
-        "machine": [*machine(), f"{torch.get_num_threads()} threads", platform.python_version()],
+        "machine": [*describe_machine(), f"Python {platform.python_version()}"],
         "lines": len(lines),
         "runs": {},
     }

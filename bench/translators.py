@@ -7,10 +7,11 @@ a user of theirs would write.
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from dragoman.engines.choose import Parts, engine_of
 from dragoman.exchange import ctranslate2 as to_ctranslate2
 from dragoman.exchange import huggingface as to_huggingface
 from dragoman.exchange.held import vocabulary
+from dragoman.hardware import cpu_features, cpu_name
 from dragoman.translator import Translator
 from dragoman.types import BOS, EOS, PAD
 
@@ -30,6 +32,13 @@ Ids = list[list[int]]
 class System(NamedTuple):
     search: Callable[[Ids], Ids]
     translate: Callable[[Sequence[str]], list[str]]
+
+
+def describe_machine() -> list[str]:
+    """Return what results of CPU engines depend on beside the model."""
+    installed = {name: version(name) for name in ("torch", "ctranslate2") if find_spec(name)}
+    libraries = [f"{name} {number}" for name, number in installed.items()]
+    return [cpu_name(), f"CPU features: {cpu_features()}", f"threads: {torch.get_num_threads()}", *libraries]
 
 
 def limit_of(ids: Sequence[int], translator: Translator) -> int:
@@ -49,7 +58,7 @@ def through(translator: Translator, search: Callable[[Ids], Ids]) -> System:
 def ours(translator: Translator, engine: str, beam: int) -> System:
     """`dragoman translate --engine NAME`."""
     parts = Parts(translator.model, translator.tokenizers, translator.device, Path("~/.cache/dragoman"))
-    made = engine_of(engine, parts, lambda text: print(text, file=sys.stderr))
+    made = engine_of(engine, parts)
     door = replace(translator, engine=made)
     settings = translator.recipe.search.model_copy(update={"beam": beam, "nbest": 1})
 

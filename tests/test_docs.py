@@ -14,7 +14,7 @@ from dragoman.cli import app
 from dragoman.commands.answer import translate
 from dragoman.commands.exchange import export
 from dragoman.config import SearchSettings, read_recipe
-from dragoman.engines.choose import RUNNERS
+from dragoman.engines.choose import ENGINES
 from dragoman.export import FORMATS
 from dragoman.models.build import MODELS, completed
 from dragoman.score.metrics import METRICS
@@ -69,7 +69,7 @@ def test_every_way_to_search_is_told() -> None:
 
 def test_every_engine_and_format_is_told() -> None:
     """On the page, and in the help of the command, which must not import them."""
-    for menu, command, option in ((["auto", *RUNNERS], translate, "engine"), (FORMATS, export, "to")):
+    for menu, command, option in ((ENGINES, translate, "engine"), (FORMATS, export, "to")):
         [told] = get_type_hints(command, include_extras=True)[option].__metadata__
         for name in menu:
             assert re.search(rf"\b{name}\b(?!-)", told.help), name

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dragoman.config import CorpusSettings, Recipe, build, pick
-from dragoman.engines.choose import RUNNERS
+from dragoman.engines.choose import ENGINES
 from dragoman.export import FORMATS
 from dragoman.faults import SETTING_SYNONYMS, VALUE_SYNONYMS
 from dragoman.models.build import MODELS, settings_of
@@ -19,7 +19,7 @@ from dragoman.train.optim import OPTIMIZERS, SCHEDULES
 from dragoman.types import UserError
 
 REGISTRIES: list[Mapping[str, Any]] = [
-    MODELS, TOKENIZERS, OPTIMIZERS, SCHEDULES, SCORES, POSITIONS, RUNNERS, FORMATS,
+    MODELS, TOKENIZERS, OPTIMIZERS, SCHEDULES, SCORES, POSITIONS, ENGINES, FORMATS,
 ]  # fmt: skip
 
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from dragoman.answers.flags import Usual
 from dragoman.classifier import Classifier
-from dragoman.console import say
 from dragoman.door import Door, choose_device
 from dragoman.engines.choose import Parts, engine_of
 from dragoman.ensemble import together
@@ -85,7 +84,7 @@ def with_engine(translator: Translator, name: str) -> Translator:
     """Let a translator use an engine. Converted models go to the user's cache: a run folder, which may come from
     anybody, has no say in where files are written."""
     parts = Parts(translator.model, translator.tokenizers, translator.device, cache_folder())
-    return replace(translator, engine=engine_of(name, parts, say))
+    return replace(translator, engine=engine_of(name, parts))
 
 
 def load_as(door: type[D], run: Runs, *, device: str = "auto", engine: str = "") -> D:
