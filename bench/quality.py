@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from dragoman.card import card, goodness, read_events
+from dragoman.card import card, rank, read_events
 from dragoman.config import read_recipe
 from dragoman.evaluation.answers import on_own_tests
 from dragoman.hardware import cpu_name
@@ -159,11 +159,11 @@ def curve(run: Path) -> Iterator[dict[str, Any]]:
     folder, translator = RunFolder(run), load(run)
     assert isinstance(translator, Translator)
     recipe = translator.recipe
-    metric = metric_named(recipe.train.metric, kind_of(recipe.model).task)
+    metric = metric_named(recipe.train.metric, kind_of(recipe.model).task, recipe.data.metrics)
     events = [event for event in read_events(folder.metrics) if event["event"] == "validate"]
     known: dict[tuple[int, ...], float] = {}  # by the checkpoints that a model is the mean of
     for number, event in enumerate(events, 1):
-        ranked = sorted(events[:number], key=lambda one: goodness(one, metric), reverse=True)
+        ranked = sorted(events[:number], key=lambda one: rank(one, recipe), reverse=True)
         steps = tuple(one["step"] for one in ranked[: max(recipe.train.average, 1)])
         if steps not in known:
             weights = mean(load_tensors(best_file(folder, step))[0] for step in steps)

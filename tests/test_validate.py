@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dragoman.card import rank
+from dragoman.config import Recipe, TrainSettings
 from dragoman.score.metrics import METRICS
 from dragoman.store import RunFolder
+from dragoman.train.choices import Choices
+from dragoman.train.record import Progress
 from dragoman.train.validate import Validation
 from toy_run import events, quietly, sentences, translated, write_lines
 
@@ -87,8 +91,43 @@ def test_the_best_model_is_the_best_by_its_metric(small: Path, tmp_path: Path, m
     assert all(event[name] is not None and event["signature"] for event in found.values())
 
     def worth(step: int) -> tuple[float, float]:
-        event = found[step]
-        return -event["loss"] if metric == "loss" else METRICS[name].goodness(event[name]), -event["loss"]
+        event, floor = found[step], METRICS[name].floor if metric == "auto" else -math.inf
+        score = -event["loss"] if metric == "loss" else METRICS[name].goodness(event[name])
+        return max(score, floor), -event["loss"]
 
     best = [step for _, step in RunFolder(run).state()["best"]]
     assert best[0] == max(found, key=worth)
+
+
+@pytest.mark.parametrize(
+    ("name", "early", "late", "best"),
+    [
+        ("bleu", (0.57, 6.42), (0.31, 6.20), "late"),  # both have hardly learned: by the loss
+        ("bleu", (0.57, 6.42), (1.2, 6.9), "late"),  # a score that says something is ahead of one that does not
+        ("bleu", (1.5, 6.42), (1.2, 6.20), "early"),  # from there on by the score
+        ("wer", (104.0, 3.0), (130.0, 2.0), "late"),
+        ("wer", (90.0, 3.0), (95.0, 2.0), "early"),
+    ],
+)
+def test_while_a_model_has_hardly_learned_the_loss_decides(
+    name: str, early: tuple[float, float], late: tuple[float, float], best: str
+) -> None:
+    """With train.metric=auto alone: a metric that was asked for is obeyed. The model card ranks alike."""
+    found = [Validation(loss, score, name) for score, loss in (early, late)]
+    by_score = max(found, key=lambda one: one.goodness(name))
+    for metric, expected in (("auto", found[best == "late"]), (name, by_score)):
+        progress = Progress(Choices("cpu", "float32", False, 1), {})
+        for step, validation in enumerate(found):
+            progress = replace(progress, step=step).validated(validation, metric, 2)
+        assert found[progress.best[0][1]] is expected
+        recipe = Recipe(train=TrainSettings(metric=metric))
+        assert max(found, key=lambda one: rank(one.record(), recipe)) is expected
+
+
+def test_auto_is_the_first_of_the_recipes_metrics(small: Path, tmp_path: Path) -> None:
+    """It stays so when the run is resumed with others."""
+    run = quietly(small, tmp_path / "run", "data.metrics=[chrf, bleu]", "train.steps=6")
+    quietly(small, run, "data.metrics=[bleu]", "train.steps=12", resume=True)
+    validated = [event for event in events(run) if event["event"] == "validate"]
+    assert len(validated) == 2
+    assert all("chrf" in event and "bleu" not in event for event in validated)

@@ -45,8 +45,7 @@ def card(run: str | Path) -> dict[str, Any]:
     trained = [event for event in events if event["event"] == "train"]
     validated = [event for event in events if event["event"] == "validate"]
     task = kind_of(recipe.model).task
-    metric = metric_named(recipe.train.metric, task)
-    best = max(validated, key=lambda event: goodness(event, metric), default=None)
+    best = max(validated, key=lambda event: rank(event, recipe), default=None)
     state, provenance = folder.state(), folder.provenance()
     last = state or (trained[-1] if trained else {})  # a folder may come without its checkpoints
     tokens, seconds = last.get("tokens") or 0, last.get("seconds") or 0.0
@@ -117,6 +116,16 @@ def goodness(event: dict[str, Any], metric: Metric | None) -> tuple[float, float
     loss = -event["loss"] if event["loss"] is not None else -math.inf
     score = event.get(metric.name) if metric else None
     return (metric.goodness(score) if metric and score is not None else loss), loss
+
+
+def rank(event: dict[str, Any], recipe: Recipe) -> tuple[float, float]:
+    """Return the key by which a run ranked its validations, best last: with train.metric=auto, by the metric that the
+    record holds, and by the loss alone while that is hardly above nothing."""
+    auto = recipe.train.metric == "auto"
+    held = next((metric for metric in METRICS.values() if event.get(metric.name) is not None), None)
+    metric = held if auto else metric_named(recipe.train.metric, kind_of(recipe.model).task)
+    score, loss = goodness(event, metric)
+    return max(score, metric.floor) if auto and metric else score, loss
 
 
 def corpus_name(corpus: CorpusSettings) -> str:

@@ -267,9 +267,7 @@ class TrainSettings(Settings):
     keep: Count = 3  # best checkpoints kept, beside the last
     validate_every: Amount = 1000  # steps; 0 is only at the end
     validate_lines: Amount = 500  # dev pairs that are translated and scored; 0: by loss alone
-    metric: Annotated[str, AfterValidator(metric_name)] = (
-        "auto"  # what "best" means: loss, a metric's name, or the usual one of the task
-    )
+    metric: MetricName = "auto"  # what "best" means: loss, a metric, or the first of data.metrics, else the task's own
     patience: Amount = 0  # validations without a better one before stopping; 0 is off
     save_every: Count = 1000  # steps
     log_every: Count = 50  # steps

@@ -25,6 +25,8 @@ from dragoman.types import Score, UserError
 MOSES = ("cs", "de", "en", "fr")  # languages of Multi30k, whose papers count in Moses's tokens
 SUBWORD_SHARE = 0.05  # of the tokens; in text cut into subwords the share is far higher, in plain text it is about 0
 
+HARDLY = 1.0  # of 100: with a score below it, or an error rate above 99, the loss tells models apart
+
 LIBRARIES = {"moses": "sacremoses", "rouge": "rouge_score"}  # by the extra that brings them
 
 Lines = Sequence[str]
@@ -84,6 +86,11 @@ class Metric:
     def goodness(self, value: float) -> float:
         """Higher is better, whatever the metric."""
         return value if self.higher else -value
+
+    @property
+    def floor(self) -> float:
+        """The goodness of a model that has hardly learned: below it, one score says no more than another."""
+        return self.goodness(HARDLY if self.higher else 100 - HARDLY)
 
 
 def bleu(hypotheses: Lines, references: Sequence[Lines], *, tokenize: str = "", lowercase: bool = False) -> Counted:
@@ -211,13 +218,15 @@ def cut_by(metric: Metric, tokenize: str) -> Metric:
     return replace(metric, count=partial(bleu, tokenize=tokenize))
 
 
-def metric_named(name: str, task: str) -> Metric | None:
-    """What `train.metric` names: an entry of the menu; nothing, where it is the loss that counts.
+def metric_named(name: str, task: str, own: Sequence[str] = ()) -> Metric | None:
+    """Return the metric that `train.metric` names; None where it is the loss that counts.
 
-    A language model gives no answers that could be right or wrong, so it has nothing but the loss.
+    `auto` is the first of a recipe's `own` metrics (data.metrics), or else the usual one of the task. A language model
+    gives no answers that could be right or wrong, so it has nothing but the loss.
     """
     menu: dict[str, Metric | None] = {"loss": None, **fitting(task)}
-    return pick({"auto": menu[AUTO[task]], **menu}, metric_name(name), f"metric of models that {task}")
+    auto = menu[own[0]] if own and own[0] in menu else menu[AUTO[task]]
+    return pick({"auto": auto, **menu}, metric_name(name), f"metric of models that {task}")
 
 
 def note_on_wer(names: Iterable[str], tokenizer: TokenizerSettings) -> str:

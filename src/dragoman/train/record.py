@@ -103,9 +103,15 @@ class Progress:
         )
 
     def validated(self, validation: Validation, metric: str, keep: int) -> Progress:
-        entry = (validation.goodness(metric), self.step)
-        better = not self.best or entry[0] > self.best[0][0]
-        ranked = sorted([*self.best, entry], key=lambda each: each[0], reverse=True)  # of equals the earlier first
+        """Take in a validation: the `keep` best stay, and how many since the best one were no better."""
+        entry, floor = (validation.goodness(metric), self.step), validation.floor(metric)
+
+        def rank(each: tuple[tuple[float, float], int]) -> tuple[float, float]:
+            (score, loss), _ = each
+            return max(score, floor), loss
+
+        better = not self.best or rank(entry) > rank(self.best[0])
+        ranked = sorted([*self.best, entry], key=rank, reverse=True)  # of equals the earlier first
         return replace(self, best=tuple(ranked[:keep]), stale=0 if better else self.stale + 1, last=validation)
 
     @classmethod

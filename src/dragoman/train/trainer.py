@@ -110,7 +110,8 @@ class Trainer:
         self.stream = stream_of(self.recipe, prepared, few_shapes=few_shapes, share=share)
         if group.several and self.stepper.device.type == "cpu":
             self.stepper.rehearse(self.stream.nothing())
-        self.validator = Validator(self.recipe, prepared, self.stream.widths, self.progress.choices)
+        about = (self.stream.widths, self.progress.choices, self.progress.last)
+        self.validator = Validator(self.recipe, prepared, *about)
         writes = group.first
         board = self.settings.tensorboard
         self.metrics = Metrics(folder.metrics, step=self.progress.step, board=board) if writes else Unwritten()

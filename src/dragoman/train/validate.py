@@ -49,6 +49,10 @@ class Validation:
     def perplexity(self) -> float:
         return math.exp(min(self.loss, 100.0))
 
+    def floor(self, metric: str) -> float:
+        """Return the goodness below which scores are equal and the loss decides: with train.metric=auto alone."""
+        return METRICS[self.metric].floor if metric == "auto" and self.score is not None else -math.inf
+
     def goodness(self, metric: str) -> tuple[float, float]:
         """Higher is better, whatever `train.metric` is. Equal scores are settled by the loss; no number is worst."""
         loss = -self.loss if math.isfinite(self.loss) else -math.inf
@@ -78,8 +82,11 @@ class Validation:
 
 
 class Validator:
-    def __init__(self, recipe: Recipe, prepared: Prepared, widths: Widths, choices: Choices) -> None:
-        self.recipe, self.prepared, self.choices = recipe, prepared, choices
+    def __init__(
+        self, recipe: Recipe, prepared: Prepared, widths: Widths, choices: Choices, last: Validation | None = None
+    ) -> None:
+        """`last` is the newest validation of a resumed run, whose metric stays that of the run."""
+        self.recipe, self.prepared, self.choices, self.last = recipe, prepared, choices, last
         self.device = torch.device(choices.device)
         self.task = kind_of(recipe.model).task
         self.batches = _batches(recipe, prepared, widths)
@@ -88,7 +95,10 @@ class Validator:
     @property
     def metric(self) -> Metric:
         """What answers are judged by, even where the loss decides which model is best."""
-        return metric_named(self.recipe.train.metric, self.task) or METRICS[AUTO[self.task]]
+        named = self.recipe.train.metric
+        if named == "auto" and self.last and self.last.score is not None:
+            return METRICS[self.last.metric]  # though data.metrics may have changed since
+        return metric_named(named, self.task, self.recipe.data.metrics) or METRICS[AUTO[self.task]]
 
     def __call__(self, model: Model) -> Validation:
         with torch.compiler.set_stance("force_eager"):  # layers are compiled for training alone
