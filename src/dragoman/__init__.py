@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 __version__ = version("dragoman")
 
+for _name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    # oneDNN, and PyTorch in every thread, keep a kernel for each shape of a matrix product, 1,024 of them by default:
+    # half a gigabyte after some thousand lines of many lengths.
+    os.environ.setdefault(_name, "128")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin ruin a crowded machine (docs/LOG.md)
 
 _HOMES = {

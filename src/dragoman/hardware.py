@@ -18,6 +18,7 @@ import torch
 
 from dragoman.types import UserError
 
+GROWTH = 64 << 20  # bytes of freed memory that may pile up between two batches
 MASK = "DRAGOMAN_CPU_FEATURES"  # the features to use, such as "avx2" or "none"; by default all that the CPU has
 ISA = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # oneDNN's own limit, under its new and its old name
 
@@ -125,6 +126,30 @@ def hold_memory() -> None:
     if mallopt:
         mallopt(mmap_threshold, 1 << 30)
         mallopt(trim_threshold, (1 << 31) - 1)
+
+
+_released = 0  # resident bytes after the last `release_memory`
+
+
+def release_memory() -> None:
+    """Hand freed blocks back to the kernel once the process has grown by GROWTH bytes since the last time.
+
+    After `hold_memory` the C library never does so itself, and lines of many lengths leave blocks of many sizes.
+    """
+    global _released
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim and resident_memory() > _released + GROWTH:
+        trim(0)
+        _released = resident_memory()
+
+
+def resident_memory() -> int:
+    """Return the bytes of this process that are in memory; 0 where the system does not tell."""
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def memory_of(device: torch.device) -> int:

@@ -19,7 +19,7 @@ from dragoman.config import SearchSettings
 from dragoman.door import ROWS, grouped, rung
 from dragoman.engines.base import Engine, Job
 from dragoman.engines.flow import Flow, GpuFlow, Queue, laid, roomy
-from dragoman.hardware import hold_memory
+from dragoman.hardware import hold_memory, release_memory
 from dragoman.search.beam import Plan
 from dragoman.search.methods import find
 from dragoman.search.request import Request, Wish
@@ -63,6 +63,8 @@ class TorchEngine(Engine):
             answers = find(self.request([jobs[number] for number in some], width, search))
             for number, answer in zip(some, answers, strict=False):
                 found[number] = answer
+        if self.device.type == "cpu":
+            release_memory()
         return found
 
     def flow(self, waiting: Sequence[Queue], search: SearchSettings, found: list[list[Found]]) -> None:
