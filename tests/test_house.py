@@ -25,7 +25,7 @@ MAY_USE = {
     "text": ["types", "faults", "config"],
     "hardware": ["types"],
     "cores": [],
-    "group": ["types"],
+    "group": ["types", "console"],
     "nn": ["types", "config"],
     "score": ["types", "config"],
     "pages": [],

@@ -29,7 +29,8 @@ from dragoman.config import TrainSettings
 from dragoman.data.batch import Grid, Widths
 from dragoman.data.forms import FORMS
 from dragoman.data.trees import without_trees
-from dragoman.group import Group, meeting
+from dragoman.group import Group, joined
+from dragoman.group import meet as meet_at
 from dragoman.models.build import kind_of
 from dragoman.train.learner import Learner
 from dragoman.train.parallel import PARALLEL
@@ -230,12 +231,15 @@ def test_a_full_disk_is_not_kept_full(small: Path) -> None:
     assert torchrun(*command[3:], "--resume", "train.steps=8", cwd=small).code == 0
 
 
-def test_who_comes_back_meets_who_is_there_now() -> None:
+def test_who_comes_back_meets_who_is_there_now(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not those of the attempt before, who have left their names."""
+    monkeypatch.setenv("MASTER_ADDR", "here")
+    monkeypatch.setenv("MASTER_PORT", "0")
     store, names = dist.HashStore(), dict[int, str]()  # type: ignore[attr-defined]
+    late = time.monotonic() + 60
 
     def meet(rank: int) -> Thread:
-        thread = Thread(target=lambda: names.update({rank: meeting(store, rank, 2)}))
+        thread = Thread(target=lambda: names.update({rank: meet_at(store, rank, 2, late)}))
         thread.start()
         return thread
 
@@ -248,6 +252,39 @@ def test_who_comes_back_meets_who_is_there_now() -> None:
     for thread in (meet(0), early):
         thread.join(30)
     assert before[0] == before[1] != names[0] == names[1]
+
+
+def lonely(rank: int) -> dict[str, str]:
+    """The environment of one of two processes, the other of which was never started."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return {
+        "TORCHELASTIC_RUN_ID": "x", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_waits_for_others_says_so_and_can_be_stopped(rank: int, tmp_path: Path) -> None:
+    about = lonely(rank)
+    command = [sys.executable, "-m", "dragoman", "train", str(tmp_path / "recipe.yaml"), "--out", str(tmp_path / "run")]
+    with subprocess.Popen(command, env=environment() | about, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None
+        missing = "process 0" if rank else "1 of 2 processes"
+        lines = iter(waiting.stderr.readline, "")
+        assert any(f"waiting for {missing} at 127.0.0.1:{about['MASTER_PORT']}" in line for line in lines)
+        waiting.terminate()
+        assert list(lines)[-1] == "dragoman: stopped by SIGTERM\n"
+    assert waiting.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_wait_for_others_ends(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in lonely(rank).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=r"waited for .* at 127.0.0.1:.*train.timeout"), joined(lambda: 0.0):
+        pass
 
 
 # What every model must do for it.

@@ -21,11 +21,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dragoman.console import say
 from dragoman.types import Stop, UserError
 
 T = TypeVar("T")
 PATIENCE = timedelta(days=30)  # before they are at work: however long it takes one process to prepare the data
-MEETING = timedelta(minutes=10)  # within which all processes have started
+MEETING = 10.0  # minutes within which all processes have started
+ATTEMPT = timedelta(seconds=1)  # of a connection
+SILENT = 3.0  # seconds to wait for other processes without a message
 SAVED = "What was saved before is whole: go on with --resume"
 
 
@@ -151,8 +154,8 @@ class Group:
 
 
 @contextmanager
-def joined() -> Iterator[Group]:
-    """All processes that torchrun started for this command, or this one by itself."""
+def joined(minutes: Callable[[], float] = lambda: MEETING) -> Iterator[Group]:
+    """Join all processes that torchrun started for this command, within these minutes; without torchrun stay alone."""
     launched = dist.is_available() and dist.is_torchelastic_launched()
     world = int(os.environ["WORLD_SIZE"]) if launched else 1
     if world == 1:
@@ -160,8 +163,9 @@ def joined() -> Iterator[Group]:
         return
     own = not dist.is_initialized()  # else a command around this one has joined already, and will part
     if own:
-        store, rank, world = next(dist.rendezvous("env://", timeout=MEETING))  # type: ignore[attr-defined]
-        name = meeting(store, rank, world)
+        rank, late = int(os.environ["RANK"]), time.monotonic() + 60 * minutes()
+        store = connect(rank, world, late)
+        name = meet(store, rank, world, late)
         store = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=PATIENCE)
     group = Group(dist.get_rank(), world, int(os.environ["LOCAL_RANK"]))
@@ -175,22 +179,65 @@ def joined() -> Iterator[Group]:
             dist.destroy_process_group()
 
 
-def meeting(store: Any, rank: int, world: int) -> str:
-    """A name that all processes give to this start of theirs, and to no other.
+def connect(rank: int, world: int, late: float) -> Any:
+    """Connect to the key-value store that the processes meet at, or serve it.
 
-    torchrun keeps one store for all attempts of a job, and those of an attempt that failed have left their addresses
-    there. Who took such a one for that of a process of now would wait for it in vain.
+    torchrun serves it itself; otherwise rank 0 does. Calls into PyTorch are short: signals are handled between them.
     """
-    own, late = uuid.uuid4().hex, time.monotonic() + MEETING.total_seconds()
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    serve = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    waiting = Waiting(rank, world, late)
+    while True:
+        try:
+            return dist.TCPStore(  # type: ignore[attr-defined]
+                host, port, is_master=serve, timeout=ATTEMPT, wait_for_workers=False, multi_tenant=True
+            )
+        except dist.DistError as error:
+            if serve:
+                why = str(error).partition("\n")[0]
+                raise UserError(
+                    f"the processes cannot meet at {host}:{port} ({why}); set another MASTER_PORT"
+                ) from None
+            waiting.check("process 0")
+
+
+class Waiting:
+    """A wait for other processes that sends a message after some seconds and ends with one when it is too late."""
+
+    def __init__(self, rank: int, world: int, late: float) -> None:
+        self.begun, self.late, self.own = time.monotonic(), late, f"process {rank} of {world}"
+        self.silent = True
+
+    def check(self, missing: str) -> None:
+        now, where = time.monotonic(), f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        if now > self.late:
+            raise UserError(
+                f"{self.own} waited for {missing} at {where} until train.timeout (in other commands {MEETING:g} "
+                "minutes) was over; read the last lines of the others, or start as many as WORLD_SIZE says"
+            )
+        if self.silent and now > self.begun + SILENT:
+            self.silent = False
+            say(f"waiting for {missing} at {where}")
+
+
+def meet(store: Any, rank: int, world: int, late: float) -> str:
+    """Return a name that all processes agree on for this start of theirs, and for no other.
+
+    torchrun keeps one store for all attempts of a job, and an attempt that failed has left its addresses there. A
+    process that took one of those for the address of a live process would wait for it in vain.
+    """
+    own, waiting = uuid.uuid4().hex, Waiting(rank, world, late)
     store.set(f"here/{rank}", own)
-    while time.monotonic() < late:
-        if rank == 0:
+    while True:
+        missing = sum(not store.check([f"here/{other}"]) for other in range(world))
+        if rank == 0 and not missing:
             store.set("all", ",".join(store.get(f"here/{other}").decode() for other in range(world)))
-        everyone = store.get("all").decode()
+        everyone = store.get("all").decode() if store.check(["all"]) else ""
         if own in everyone:  # else it is what an attempt before this one agreed upon
             name = hashlib.blake2b(everyone.encode(), digest_size=8).hexdigest()
             store.set(f"{name}/{rank}", "agreed")
-            if store.check([f"{name}/{other}" for other in range(world)]):
+            missing = sum(not store.check([f"{name}/{other}"]) for other in range(world))
+            if not missing:
                 return name
+        waiting.check(f"{missing or 'some'} of {world} processes")
         time.sleep(0.02)
-    raise UserError(f"process {rank} of {world} has not met the others within {MEETING}; look at their last lines")

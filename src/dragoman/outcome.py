@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from contextlib import suppress
@@ -12,6 +13,8 @@ import typer
 
 from dragoman.console import ERROR, say
 from dragoman.types import Stop, UserError
+
+TERMINATED = 128 + signal.SIGTERM
 
 
 def outcome(command: Any, arguments: list[str]) -> int:
@@ -26,6 +29,10 @@ def outcome(command: Any, arguments: list[str]) -> int:
         if str(end):  # else another process of this command says it
             say(f"dragoman: {end}", ERROR)
         return end.code if isinstance(end, Stop) else 2
+    except SystemExit as end:
+        if end.code == TERMINATED:
+            say("dragoman: stopped by SIGTERM", ERROR)
+        raise
     except (KeyboardInterrupt, typer.Abort):
         say("dragoman: stopped", ERROR)
         return 130

@@ -15,7 +15,7 @@ from dragoman.answers.asking import settings_for
 from dragoman.answers.hypotheses import check_alignment
 from dragoman.config import LIMITS, SPLITS, Recipe, build, override, pick, read_recipe
 from dragoman.door import Door
-from dragoman.group import Group
+from dragoman.group import MEETING, Group
 from dragoman.io import is_temporary, lock_folder
 from dragoman.loading import open_run, put_weights
 from dragoman.models.base import Model, tensors_of
@@ -120,6 +120,14 @@ def first_begin(order: Order, report: Report, held: ExitStack, group: Group) -> 
     folder.begin(whole)
     shutil.rmtree(folder.tokenizer, ignore_errors=True)  # of a start that came to nothing
     return Start(whole, None, parent, str(init_from or ""))
+
+
+def meeting_minutes(recipe: str | Path | Recipe, overrides: Sequence[str]) -> float:
+    """Return train.timeout; where the recipe cannot be read, that is reported once when all processes have met."""
+    try:
+        return laid_over(recipe if isinstance(recipe, Recipe) else read_recipe(Path(recipe)), overrides).train.timeout
+    except UserError:
+        return MEETING
 
 
 @contextmanager

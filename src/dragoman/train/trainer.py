@@ -36,7 +36,7 @@ from dragoman.train.prepare import Prepared, check_alike, comes_in_few_shapes, f
 from dragoman.train.provenance import record_end, record_start
 from dragoman.train.record import Progress, Running
 from dragoman.train.report import Metrics, Report, Unwritten
-from dragoman.train.start import Order, Start, begin, new_model
+from dragoman.train.start import Order, Start, begin, meeting_minutes, new_model
 from dragoman.train.step import Pending, Stepper, Update, settled
 from dragoman.train.validate import Validator
 from dragoman.types import Batch, Stop, UserError
@@ -63,7 +63,7 @@ def train(
     """
     folder = RunFolder(out)
     made = not folder.path.exists()
-    with joined() as group, ExitStack() as held:
+    with joined(lambda: meeting_minutes(recipe, overrides)) as group, ExitStack() as held:
         report = report if report and group.first else Report(quiet=not group.first)
         try:
             start = begin(Order(recipe, folder, overrides, resume, init_from), report, held, group)
