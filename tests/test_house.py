@@ -76,7 +76,7 @@ MAY_USE = {
         "types", "io", "config", "store", "text", "models", "score", "translator", "loading", "group", "train",
         "shards", "lessons",
     ],
-    "export": ["types", "card", "config", "store", "text", "engines", "exchange", "loading", "translator"],
+    "export": ["types", "card", "config", "store", "score", "text", "engines", "exchange", "loading", "translator"],
     "outcome": ["types", "console"],
     "commands": [
         "types", "io", "config", "console", "store", "text", "score", "answers", "door", "translator", "generator",

@@ -1,4 +1,4 @@
-"""Runs in the formats of others, and back. Done is said when both have given the same answers to a sample."""
+"""Export runs to the formats of others and import them again, each checked by translating a fixed sample."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from dragoman.engines.onnx import OnnxEngine
 from dragoman.exchange import ctranslate2, huggingface, onnx
 from dragoman.exchange.huggingface_import import adopt
 from dragoman.loading import load_as
+from dragoman.score.metrics import METRICS
 from dragoman.store import RunFolder, write_text, write_whole
 from dragoman.text import phrasebook
 from dragoman.text.corpus import read_pairs
@@ -26,7 +27,8 @@ from dragoman.types import Line, UserError
 
 SAMPLE, SLOW_SAMPLE = 100, 20  # sentences that are compared, and where that takes long
 NEAR = 1e-3  # of scores: answers that are no nearer in score than this differ by more than rounding
-EXACT, ROUGH = 0.99, 0.5  # the share of answers that must agree, in full precision and in less
+EXACT = 0.99  # the share of translations that must be the same in full precision
+ALIKE = 70  # the chrF that translations in less precision must have, the run's own being the reference
 
 
 class Format(NamedTuple):
@@ -37,29 +39,43 @@ class Format(NamedTuple):
 
 
 class Agreement(NamedTuple):
-    """How far answers from a folder are those of the run."""
+    """How far translations from a folder are those of the run."""
 
     beam: int
     lines: int
     same: int
     near: int  # that differ, but are as good within rounding
     gap: float  # the largest difference of scores
+    bleu: float = 100.0  # of these translations, those of the run being the references
+    chrf: float = 100.0
 
-    def lack(self, share: float) -> str:
-        """What there is to say where fewer answers agree than this share of them, else nothing."""
-        asked = math.ceil(share * self.lines)
-        return f"{self}; {asked} are asked for" if self.same + self.near < asked else ""
+    def lack(self, *, exact: bool) -> str:
+        """Return what is missing for the two to agree, or nothing.
+
+        In full precision the texts must be the same. In less they must be alike: equality says little of a model of
+        middling quality, many of whose hypotheses are nearly as good.
+        """
+        asked = math.ceil(EXACT * self.lines)
+        if exact:
+            return f"{self}; {asked} must be the same" if self.same + self.near < asked else ""
+        return f"{self}; chrF must be {ALIKE} at least" if self.chrf < ALIKE else ""
 
     def __str__(self) -> str:
         near = f" and {self.near} as good within rounding" if self.near else ""
+        alike = f", BLEU {self.bleu:.1f} and chrF {self.chrf:.1f} against those of the run" if self.chrf < 100 else ""
         return (
-            f"beam {self.beam}: {self.same} of {self.lines} answers are the same{near}, "
+            f"beam {self.beam}: {self.same} of {self.lines} translations are the same{near}{alike}, "
             f"scores at most {self.gap:.2g} apart"
         )
 
 
-def export(run: Path, to: str, out: Path, *, quantization: str, say: Callable[[str], None]) -> list[Agreement]:
-    """Write the run in another format. The folder appears when it is whole and has been compared."""
+def export(
+    run: Path, to: str, out: Path, *, quantization: str, say: Callable[[str], None], force: bool = False
+) -> list[Agreement]:
+    """Write the run in another format. The folder appears when it is complete and has been compared.
+
+    With `force` it appears however it compares, and what differs is said.
+    """
     kind = pick(FORMATS, to, "format")
     if quantization not in kind.quantizations:
         raise UserError(
@@ -83,9 +99,18 @@ def export(run: Path, to: str, out: Path, *, quantization: str, say: Callable[[s
                 f"cannot write {str(out)!r} ({error.strerror}); make room or choose another folder"
             ) from None
         lines = sample(translator, kind.sample)
-        say(f"comparing the answers to {len(lines)} sentences")
-        theirs = replace(translator, engine=kind.engine(translator, beside, quantization))
-        found.extend(compare(translator, theirs, lines, exact=quantization == "float32"))
+        say(f"comparing the translations of {len(lines)} sentences")
+        engine = kind.engine(translator, beside, quantization)
+        if isinstance(engine, CTranslate2Engine) and (note := engine.other_precision(quantization)):
+            say(note)
+        theirs = replace(translator, engine=engine)
+        try:
+            found.extend(agreements(translator, theirs, lines))
+            check(found, exact=quantization == "float32", override=", and --force writes it all the same")
+        except Disagreement as difference:
+            if not force:
+                raise
+            say(f"written all the same: {difference.lack}")
         free(out)  # minutes have passed, and what is there now would be replaced
 
     write_whole(out, write)
@@ -106,8 +131,9 @@ def import_run(folder: Path, out: Path, *, say: Callable[[str], None]) -> list[A
             return
         ours = load_as(Translator, beside, device="cpu")
         lines = sample(ours, SAMPLE)
-        say(f"comparing the answers to {len(lines)} sentences")
-        found.extend(compare(ours, replace(ours, engine=engine), lines, exact=True))
+        say(f"comparing the translations of {len(lines)} sentences")
+        found.extend(agreements(ours, replace(ours, engine=engine), lines))
+        check(found, exact=True)
 
     write_whole(out, write)
     return found
@@ -139,14 +165,25 @@ def own_lines(data: DataSettings) -> Iterator[Line]:
                     yield Line(pair.source, tag=pair.tag)
 
 
-def compare(ours: Translator, theirs: Translator, lines: list[Line], *, exact: bool) -> list[Agreement]:
-    """Greedy answers and those of the run's own beam; too little agreement is an error."""
-    found = [agreement(ours, theirs, lines, beam) for beam in sorted({1, ours.recipe.search.beam})]
-    if lack := next(filter(None, (each.lack(EXACT if exact else ROUGH) for each in found)), ""):
+class Disagreement(UserError):
+    """A folder does not translate as its run does."""
+
+    def __init__(self, lack: str, remedy: str) -> None:
+        super().__init__(f"nothing was written, since it does not translate as the run does ({lack}); {remedy}")
+        self.lack = lack
+
+
+def check(found: list[Agreement], *, exact: bool, override: str = "") -> None:
+    """Raise a Disagreement where translations agree too little; `override` is what lets the user have it anyway."""
+    for lack in filter(None, (each.lack(exact=exact) for each in found)):
         longer = "a model that was trained for longer"
         remedy = f"{longer} usually agrees" if exact else f"--quantization float32 or {longer} agrees more often"
-        raise UserError(f"nothing was written, since it would not answer as the run does ({lack}); {remedy}")
-    return found
+        raise Disagreement(lack, remedy + override)
+
+
+def agreements(ours: Translator, theirs: Translator, lines: list[Line]) -> list[Agreement]:
+    """Compare greedy translations, and those with the run's own beam."""
+    return [agreement(ours, theirs, lines, beam) for beam in sorted({1, ours.recipe.search.beam})]
 
 
 def agreement(ours: Translator, theirs: Translator, lines: list[Line], beam: int) -> Agreement:
@@ -154,11 +191,15 @@ def agreement(ours: Translator, theirs: Translator, lines: list[Line], beam: int
     pairs = list(zip(*answers, strict=True))
     same = sum(a.text == b.text for a, b in pairs)
     near = sum(a.text != b.text and abs(a.score - b.score) <= NEAR for a, b in pairs)
-    return Agreement(beam, len(lines), same, near, max(abs(a.score - b.score) for a, b in pairs))
+    references, hypotheses = ([one.text for one in side] for side in zip(*pairs, strict=True))
+    bleu, chrf = (METRICS[name](hypotheses, [references]).value for name in ("bleu", "chrf"))
+    alike = (100.0, 100.0) if same == len(lines) else (bleu, chrf)  # neither metric is 100 for empty texts
+    return Agreement(beam, len(lines), same, near, max(abs(a.score - b.score) for a, b in pairs), *alike)
 
 
 def to_ctranslate2(translator: Translator, folder: Path, quantization: str) -> list[str]:
-    ctranslate2.save(translator.model, translator.tokenizers, folder, quantization)
+    """Weights in 8 bits are those for CPUs without VNNI: the folder may be opened on any CPU."""
+    ctranslate2.save(translator.model, translator.tokenizers, folder, quantization, narrow_int8=True)
     return []
 
 

@@ -18,11 +18,14 @@ def export(
     folder: Annotated[Path, typer.Argument(help="where it goes", show_default=False)],
     to: Annotated[str, typer.Option(help="ctranslate2, huggingface or onnx", show_default=False)],
     quantization: Quantization = "float32",
+    force: Annotated[
+        bool, typer.Option("--force", help="write it even if its translations differ too much, and say how")
+    ] = False,
 ) -> None:
-    """Write a run in another format, and compare its answers with the run's own before it is done."""
+    """Write a run in another format, and compare its translations with the run's own before it is done."""
     from dragoman.export import export as write
 
-    for each in write(run, to, folder, quantization=quantization, say=say):
+    for each in write(run, to, folder, quantization=quantization, say=say, force=force):
         print(each)
     print(f"done: {folder}")
 

@@ -105,6 +105,13 @@ class CTranslate2Engine(Engine):
                 "remove it, and it is made anew, or use --engine torch"
             ) from None
 
+    def other_precision(self, quantization: str) -> str:
+        """Return what to say where CTranslate2 computes in another precision than the model is kept in, or nothing."""
+        computed = self.translator.compute_type
+        if computed in (quantization, f"{quantization}_float32"):
+            return ""
+        return f"on this {self.translator.device}, CTranslate2 computes {quantization} as {computed}"
+
     def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[Found]]:
         """For every job up to `nbest` answers, best first; an empty source has an empty answer."""
         return in_order(self.each(jobs, search))
