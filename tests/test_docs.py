@@ -94,7 +94,9 @@ def test_commands_of_a_page_are_there(page: str) -> None:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     for name, rest in re.findall(r"^    .*?dragoman (\w+) ([^\n#|]*)", text, re.MULTILINE):
-        known = {option for each in commands[name].params for option in each.opts}
+        group = getattr(commands[name], "commands", None)  # of `dragoman data`, the subcommand has the options
+        command = group[rest.split()[0]] if group else commands[name]
+        known = {option for each in command.params for option in each.opts}
         assert set(re.findall(r"(?<!\S)--[\w-]+", rest)) <= known | {"--help"}, f"{page}: dragoman {name} {rest}"
 
 

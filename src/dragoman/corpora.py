@@ -1,94 +1,176 @@
-"""What `dragoman data` writes: cleaned corpora and pages of the phrasebook, each file whole or not there."""
+"""What `dragoman data` reads and writes: corpora as recipes describe them, cleaned, split or made from the phrasebook.
+
+Each file is written as a whole or not at all. Nothing here needs PyTorch.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryFile
 from typing import Any
 
-from dragoman.config import CorpusSettings, build, override
+from dragoman.config import FILES, SPLITS, CorpusSettings, DataSettings, build, override, pick, read_recipe
+from dragoman.console import WARNING, say
 from dragoman.io import move_into_place, temporary_beside
+from dragoman.progress import Progress
 from dragoman.text import phrasebook
 from dragoman.text.clean import CleanSettings, clean
 from dragoman.text.corpus import read_pairs
 from dragoman.text.phrasebook import Phrase
 from dragoman.text.trees import as_conllu
 from dragoman.text.words import digest
-from dragoman.train.report import Report
-from dragoman.types import UserError
+from dragoman.types import Pair, UserError
+from dragoman.yaml_text import parse_yaml
 
 SIDES = ("source", "target")
 BREAK = re.compile(r"\r?\n|\r\Z")  # inside a text, as JSONL allows, it would shift every line that follows
 
 
-def clean_files(corpus: CorpusSettings, prefix: Path, settings: Sequence[str]) -> Counter[str]:
+@dataclass(frozen=True)
+class CorpusList:
+    """Corpora that are read as one."""
+
+    corpora: tuple[CorpusSettings, ...]
+
+    @property
+    def shown(self) -> str:
+        return ", ".join(corpus.shown for corpus in self.corpora)
+
+    def progress(self, what: str, *, passes: int = 1) -> Progress:
+        """Return a progress that knows the time left from the sizes of the files."""
+        files = [path for corpus in self.corpora for path in corpus.files if path != corpus.conllu]
+        made = 0 if files else sum(corpus.phrasebook for corpus in self.corpora)
+        return Progress(what, files=files, passes=passes, items=made)
+
+    def read(self, progress: Progress) -> Iterator[Pair]:
+        """Yield the pairs of all corpora, one after the other, and tell how far that is."""
+        pairs = (read_pairs(corpus, watch=progress.watch) for corpus in self.corpora)
+        return progress.count(chain.from_iterable(pairs))
+
+    def check_pairs(self, command: str, *, twice: bool = False) -> None:
+        """Refuse plain text, which has no pairs, and pipes where files are read twice."""
+        for corpus in self.corpora:
+            if corpus.text:
+                raise UserError(f"data {command} works on pairs of a source and a target, and {corpus.shown} has none")
+            for name in corpus.files if twice else ():
+                if Path(name).exists() and not Path(name).is_file():
+                    raise UserError(f"{name!r} is not a plain file; data {command} reads it twice, so write it to one")
+
+
+def parse_corpora(text: str, option: str) -> CorpusList:
+    """Return the corpora that a user describes as in a recipe, or as RECIPE.yaml:train (or dev, or test).
+
+    parse_corpora("{tsv: pairs.tsv, columns: [1, 0]}", "--corpus")
+    """
+    if named := re.fullmatch(r"([^{\[]\S*\.ya?ml)(?::(\w+))?", text):
+        recipe, part = read_recipe(Path(named[1])), named[2] or "train"
+        found = pick({name: getattr(recipe.data, name) for name in SPLITS}, part, f"part of {named[1]}")
+        if not found:
+            raise UserError(f"{named[1]} has no data.{part}")
+        turned = recipe.data.direction != DataSettings().direction  # the phrasebook goes by the recipe's direction
+        return CorpusList(
+            tuple(_as_in_recipe(corpus, part, turned) if corpus.phrasebook else corpus for corpus in found)
+        )
+    values = parse_yaml(text, option)
+    listed = values if isinstance(values, list) else [values]
+    if not listed or not all(isinstance(each, dict) for each in listed):
+        raise UserError(
+            f"{option} takes a corpus as a recipe describes it, such as '{{tsv: pairs.tsv, columns: [1, 0]}}', "
+            f"or a part of a recipe, such as recipe.yaml:train, got {text!r}"
+        )
+    corpora = [build(CorpusSettings, each, where=option) for each in listed]
+    for corpus in corpora:
+        corpus.check(option)
+    paths = [{name: os.path.expanduser(getattr(corpus, name)) for name in FILES} for corpus in corpora]
+    return CorpusList(tuple(corpus.model_copy(update=update) for corpus, update in zip(corpora, paths)))
+
+
+def _as_in_recipe(corpus: CorpusSettings, part: str, turned: bool) -> CorpusSettings:
+    """Return a phrasebook corpus that says by itself which split and direction the recipe gives it."""
+    return corpus.model_copy(update={"split": corpus.split or part, "reverse": corpus.reverse != turned})
+
+
+def clean_files(corpora: CorpusList, prefix: Path, settings: Sequence[str]) -> Counter[str]:
     """Write the pairs worth keeping to PREFIX.source and PREFIX.target; count what became of the others."""
     values: dict[str, Any] = {}
     for item in settings:
+        if "=" not in item:
+            raise UserError(f"{item!r} is not a setting; write name=value, such as max_ratio=3, and files as --tsv F")
         override(values, item)
-    counts: Counter[str] = Counter()
     chosen = build(CleanSettings, values)
-    report = Report()
-    pairs = clean(report.counted(read_pairs(corpus), "cleaning"), chosen, counts)
-    write_columns(prefix, SIDES, ((pair.source, pair.target) for pair in pairs), report)
+    corpora.check_pairs("clean")
+    counts: Counter[str] = Counter()
+    pairs = clean(corpora.read(corpora.progress("cleaning")), chosen, counts)
+    write_columns(prefix, SIDES, (dict(zip(SIDES, texts)) for texts in first_targets(pairs)))
     return counts
 
 
-def split_files(corpus: CorpusSettings, prefix: Path, *, dev: int, test: int, seed: int) -> Counter[str]:
-    """Three parts of a corpus that share no source: PREFIX.dev.*, PREFIX.test.* and the rest in PREFIX.train.*.
+def split_files(corpora: CorpusList, prefix: Path, *, dev: int, test: int, seed: int) -> Counter[str]:
+    """Write three parts that share no source: PREFIX.dev.*, PREFIX.test.* and the rest in PREFIX.train.*.
 
-    Dev and test have one pair of each source that is drawn for them; its other translations are left out.
+    Dev and test have one pair of each source that is sampled for them; its other translations are left out.
     """
-    report = Report()
+    corpora.check_pairs("split", twice=True)
     sizes = {"train": 1, "dev": dev, "test": test}
-    parts = {name: [f"{name}.{side}" for side in SIDES] for name, size in sizes.items() if size}
-    outputs(prefix, [*chain(*parts.values())])
-    sources = list(dict.fromkeys(digest(pair.source) for pair in report.counted(read_pairs(corpus), "reading")))
+    endings = {name: [f"{name}.{side}" for side in SIDES] for name, size in sizes.items() if size}
+    columns = [*chain(*endings.values())]
+    outputs(prefix, columns)
+    progress = corpora.progress("splitting", passes=2)
+    sources = list(dict.fromkeys(digest(pair.source) for pair in corpora.read(progress)))
     if dev + test >= len(sources):
         raise UserError(
-            f"{corpus.shown} has {len(sources):,} different sources, too few for {dev:,} of dev and {test:,} of test"
+            f"{corpora.shown} has {len(sources):,} different sources, too few for {dev:,} of dev and {test:,} of test"
         )
-    drawn = Random(seed).sample(sources, dev + test)
-    part_of = dict.fromkeys(drawn[:dev], "dev") | dict.fromkeys(drawn[dev:], "test")
-    taken: set[int] = set()
-    counts: Counter[str] = Counter()
+    sampled = Random(seed).sample(sources, dev + test)
+    part_of = dict.fromkeys(sampled[:dev], "dev") | dict.fromkeys(sampled[dev:], "test")
+    counts: Counter[str] = Counter(dict.fromkeys(endings, 0))
 
-    def part(name: str) -> Iterator[tuple[str, str]]:
-        for pair in read_pairs(corpus):
-            source = digest(pair.source)
-            if part_of.get(source, "train") != name:
-                continue
-            if source in taken:
+    def rows() -> Iterator[dict[str, str]]:
+        taken: set[int] = set()
+        for source, target in first_targets(corpora.read(progress)):
+            key = digest(source)
+            name = part_of.get(key, "train")
+            if key in taken:
                 counts["further translations of dev and test"] += 1
                 continue
             if name != "train":
-                taken.add(source)
+                taken.add(key)
             counts[name] += 1
-            yield pair.source, pair.target
+            yield dict(zip(endings[name], (source, target)))
 
-    for name, endings in parts.items():
-        write_columns(prefix, endings, part(name), report)
+    write_columns(prefix, columns, rows())
     return counts
 
 
+def first_targets(pairs: Iterable[Pair]) -> Iterator[tuple[str, str]]:
+    """Yield the source and the first target of pairs, and say how many have further ones, which files cannot hold."""
+    several = 0
+    for pair in pairs:
+        several += bool(pair.alternatives)
+        yield pair.source, pair.target
+    if several:
+        say(f"{several:,} pairs have several targets; the first of each is written", WARNING)
+
+
 def write_phrasebook(prefix: Path, *, count: int, split: str, seed: int, gold: bool, conllu: bool) -> None:
-    report = Report()
+    """Write pairs of the phrasebook to PREFIX.en and PREFIX.de, and their analyses where these are asked for."""
     columns: dict[str, Callable[[Phrase], str]] = {"en": lambda p: p.source, "de": lambda p: p.target}
     if gold:
         columns["jsonl"] = lambda p: json.dumps(asdict(p), ensure_ascii=False)
     if conllu:
         columns["en.conllu"] = lambda p: as_conllu(p.source, p.tree)
         columns["de.conllu"] = lambda p: as_conllu(p.target, p.reversed().tree)
-    phrases = report.counted(phrasebook.phrases(split, count, seed=seed), "writing")
-    write_columns(prefix, list(columns), ([made(p) for made in columns.values()] for p in phrases), report)
+    phrases = Progress("writing", items=count).count(phrasebook.phrases(split, count, seed=seed))
+    write_columns(prefix, list(columns), ({ending: made(p) for ending, made in columns.items()} for p in phrases))
 
 
 def outputs(prefix: Path, endings: Sequence[str]) -> list[Path]:
@@ -110,10 +192,11 @@ def unwritable(prefix: Path, error: OSError) -> UserError:
     return UserError(f"cannot write {str(prefix)!r} ({error.strerror}); choose another --out")
 
 
-def write_columns(prefix: Path, endings: Sequence[str], rows: Iterable[Sequence[str]], report: Report) -> None:
-    """Write one file for each column; all are renamed together at the end. A row of CoNLL-U is several lines.
+def write_columns(prefix: Path, endings: Sequence[str], rows: Iterable[Mapping[str, str]]) -> None:
+    """Write one file PREFIX.ENDING for each column; all are renamed together at the end.
 
-    Their folder is made when there is a row to write.
+    A row holds texts for some or all of the columns; one of CoNLL-U has several lines. The folder is made when there is
+    a row to write.
     """
     paths = outputs(prefix, endings)
     broken = 0
@@ -126,15 +209,17 @@ def write_columns(prefix: Path, endings: Sequence[str], rows: Iterable[Sequence[
         with ExitStack() as held:
             made = [held.enter_context(temporary_beside(path)) for path in paths]
             with ExitStack() as stack:
-                files = [stack.enter_context(path.open("w", encoding="utf-8", newline="\n")) for path in made]
+                opened = (stack.enter_context(path.open("w", encoding="utf-8", newline="\n")) for path in made)
+                files = dict(zip(endings, opened, strict=True))
                 for row in chain([first], rows):
-                    for file, ending, text in zip(files, endings, row, strict=True):
-                        line = text if ending.endswith("conllu") else BREAK.sub(" ", text)
-                        broken += line is not text
-                        file.write(line + "\n")
+                    for ending, text in row.items():
+                        line = text
+                        if ("\n" in text or text.endswith("\r")) and not ending.endswith("conllu"):
+                            line, broken = BREAK.sub(" ", text), broken + 1
+                        files[ending].write(line + "\n")
             for new, path in zip(made, paths, strict=True):
                 move_into_place(new, path)
     except OSError as error:
         raise unwritable(prefix, error) from None
     if broken:
-        report.say(f"{broken} texts held line breaks, which a plain file cannot hold: they are spaces now")
+        say(f"{broken} texts held line breaks, which a plain file cannot hold: they are spaces now", WARNING)

@@ -4,53 +4,105 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from dragoman.commands.options import Commands
 from dragoman.config import CorpusSettings, build
 from dragoman.console import paper, say
+from dragoman.types import UserError
+
+if TYPE_CHECKING:
+    from dragoman.corpora import CorpusList
 
 data = Commands(help="Look at, filter and make corpora.")
 
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
-SourceFile = Annotated[
-    Path | None, typer.Option("--source", help="plain text, one sentence a line", show_default=False)
+SourceFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--source",
+        metavar="FILE",
+        help="plain text, one sentence a line; may be given several times",
+        show_default=False,
+    ),
 ]
-TargetFile = Annotated[Path | None, typer.Option("--target", help="its translations, line by line", show_default=False)]
-TsvFile = Annotated[Path | None, typer.Option("--tsv", help="source and target in columns", show_default=False)]
-JsonlFile = Annotated[Path | None, typer.Option("--jsonl", help="objects with source and target", show_default=False)]
+TargetFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--target", metavar="FILE", help="its translations, line by line", show_default=False),
+]
+TsvFiles = Annotated[
+    list[Path] | None, typer.Option("--tsv", metavar="FILE", help="source and target in columns", show_default=False)
+]
+JsonlFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--jsonl", metavar="FILE", help="objects with source and target", show_default=False),
+]
+Columns = Annotated[
+    str, typer.Option(metavar="S,T", help="columns of --tsv, counted from 0; by default 0,1", show_default=False)
+]
+Keys = Annotated[str, typer.Option(metavar="S,T", help="keys of --jsonl; by default source,target", show_default=False)]
+Described = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--corpus",
+        metavar="CORPUS",
+        help="a corpus as in a recipe: '{tsv: FILE, where: {0: dev}}'; or RECIPE.yaml:dev",
+        show_default=False,
+    ),
+]
+
+
+class CleanCommand(TyperCommand):
+    """Lists what `data clean` can be told, with defaults and meanings, at the end of its help."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        from dragoman.text.clean import CleanSettings
+
+        fields = CleanSettings.model_fields.items()
+        with formatter.section("Settings"):
+            formatter.write_dl(
+                [(f"{name}={json.dumps(field.default)}", field.description or "") for name, field in fields]
+            )
+        super().format_epilog(ctx, formatter)
 
 
 @data.command()
 def stats(
-    source: SourceFile = None,
-    target: TargetFile = None,
-    tsv: TsvFile = None,
-    jsonl: JsonlFile = None,
+    source: SourceFiles = None,
+    target: TargetFiles = None,
+    tsv: TsvFiles = None,
+    jsonl: JsonlFiles = None,
+    columns: Columns = "",
+    keys: Keys = "",
+    corpus: Described = None,
     as_json: Json = False,
 ) -> None:
     """Counts, lengths, ratios, duplicates, languages: what a corpus is like, and what is odd about it."""
-    from dragoman.text.corpus import read_pairs
     from dragoman.text.stats import render
     from dragoman.text.stats import stats as look
-    from dragoman.train.report import Report
 
-    found = look(Report().counted(read_pairs(corpus_from(source, target, tsv, jsonl)), "reading"))
+    corpora = corpora_from(source, target, tsv, jsonl, columns, keys, corpus)
+    found = look(corpora.read(corpora.progress("reading")))
     if as_json:
         print(json.dumps(found.as_dict(), ensure_ascii=False))
     else:
         paper().print(render(found))
 
 
-@data.command()
+@data.command(cls=CleanCommand)
 def clean(
-    source: SourceFile = None,
-    target: TargetFile = None,
-    tsv: TsvFile = None,
-    jsonl: JsonlFile = None,
+    source: SourceFiles = None,
+    target: TargetFiles = None,
+    tsv: TsvFiles = None,
+    jsonl: JsonlFiles = None,
+    columns: Columns = "",
+    keys: Keys = "",
+    corpus: Described = None,
     out_prefix: Annotated[
         Path, typer.Option("-o", "--out", help="writes OUT.source and OUT.target", show_default=False)
     ] = ...,  # type: ignore[assignment]
@@ -63,15 +115,19 @@ def clean(
     """Filter pairs by length, ratio, duplicates and language; say how many went, and why."""
     from dragoman.corpora import clean_files
 
-    show_counts(clean_files(corpus_from(source, target, tsv, jsonl), out_prefix, settings or []), as_json=as_json)
+    corpora = corpora_from(source, target, tsv, jsonl, columns, keys, corpus)
+    show_counts(clean_files(corpora, out_prefix, settings or []), as_json=as_json)
 
 
 @data.command()
 def split(
-    source: SourceFile = None,
-    target: TargetFile = None,
-    tsv: TsvFile = None,
-    jsonl: JsonlFile = None,
+    source: SourceFiles = None,
+    target: TargetFiles = None,
+    tsv: TsvFiles = None,
+    jsonl: JsonlFiles = None,
+    columns: Columns = "",
+    keys: Keys = "",
+    corpus: Described = None,
     out_prefix: Annotated[
         Path,
         typer.Option("-o", "--out", help="writes OUT.train.source, OUT.train.target and so on", show_default=False),
@@ -81,11 +137,11 @@ def split(
     seed: Annotated[int, typer.Option()] = 1,
     as_json: Json = False,
 ) -> None:
-    """Cut a corpus into train, dev and test that share no source sentence."""
+    """Split a corpus into train, dev and test that share no source sentence."""
     from dragoman.corpora import split_files
 
-    counts = split_files(corpus_from(source, target, tsv, jsonl), out_prefix, dev=dev, test=test, seed=seed)
-    show_counts(counts, as_json=as_json)
+    corpora = corpora_from(source, target, tsv, jsonl, columns, keys, corpus)
+    show_counts(split_files(corpora, out_prefix, dev=dev, test=test, seed=seed), as_json=as_json)
 
 
 @data.command()
@@ -116,8 +172,45 @@ def show_counts(counts: Counter[str], *, as_json: bool) -> None:
         print(f"{reason:>{width}}  {count:>10,}  {100 * count / total:6.2f} %")
 
 
-def corpus_from(source: Path | None, target: Path | None, tsv: Path | None, jsonl: Path | None) -> CorpusSettings:
-    given = {"source": source, "target": target, "tsv": tsv, "jsonl": jsonl}
-    corpus = build(CorpusSettings, {name: str(path) for name, path in given.items() if path is not None})
-    corpus.check("the command")
-    return corpus
+def corpora_from(
+    source: list[Path] | None,
+    target: list[Path] | None,
+    tsv: list[Path] | None,
+    jsonl: list[Path] | None,
+    columns: str,
+    keys: str,
+    described: list[str] | None,
+) -> CorpusList:
+    """Return the corpora that the options name, in the order of their kinds; they are read as one."""
+    from dragoman.corpora import CorpusList, parse_corpora
+
+    if columns and not tsv:
+        raise UserError("--columns is for --tsv; leave it out, or name a table with --tsv F")
+    if keys and not jsonl:
+        raise UserError("--keys is for --jsonl; leave it out, or name a file with --jsonl F")
+    if len(source or []) != len(target or []):
+        raise UserError(
+            f"there are {len(source or [])} --source and {len(target or [])} --target; give as many of both"
+        )
+    values: list[dict[str, Any]] = [{"source": str(s), "target": str(t)} for s, t in zip(source or [], target or [])]
+    values += [{"tsv": str(path), **two("columns", columns, int)} for path in tsv or []]
+    values += [{"jsonl": str(path), **two("keys", keys, str)} for path in jsonl or []]
+    named = CorpusList(tuple(build(CorpusSettings, each) for each in values))
+    lists = [named, *(parse_corpora(text, "--corpus") for text in described or [])]
+    if not any(each.corpora for each in lists):
+        raise UserError(
+            "name a corpus: --source F --target F, --tsv F, --jsonl F, or --corpus as a recipe describes it"
+        )
+    return CorpusList(tuple(corpus for each in lists for corpus in each.corpora))
+
+
+def two(name: str, text: str, kind: Callable[[str], Any]) -> dict[str, Any]:
+    """Return the two columns or keys that an option names; nothing where it is left out."""
+    try:
+        values = [kind(part.strip()) for part in text.split(",")] if text else []
+    except ValueError:
+        values = [text]
+    if text and (len(values) != 2 or any(value == "" or (kind is int and value < 0) for value in values)):
+        such = "1,0: the columns of source and target, counted from 0" if kind is int else "body,subject"
+        raise UserError(f"--{name} should be two, such as {such}, got {text!r}")
+    return {name: values} if text else {}

@@ -20,16 +20,25 @@ from dragoman.types import Pair, UserError
 
 
 class CleanSettings(Settings):
-    """What to drop. 0, "" and False turn a reason off; pairs with an empty side are always dropped."""
+    """What to drop. 0, "" and False turn a reason off; pairs with an empty side are always dropped.
 
-    min_words: Amount = 0  # a word is a run between spaces
-    max_words: Amount = 250
-    max_characters: Amount = 2000  # for languages that write without spaces
-    max_ratio: Annotated[float, Field(ge=0)] = 5.0  # longer to shorter side, in UTF-8 bytes: fair to every script
-    drop_duplicates: bool = True  # keep the first of equal pairs
-    drop_equal: bool = False  # pairs whose two sides are the same text
-    source_language: str = ""  # such as en: drop pairs whose source is clearly another language, by py3langid
-    target_language: str = ""
+    `dragoman data clean --help` lists the descriptions.
+    """
+
+    min_words: Amount = Field(0, description="drop a pair if a side has fewer words, which are runs between spaces")
+    max_words: Amount = Field(250, description="drop a pair if a side has more words; 0 turns it off")
+    max_characters: Amount = Field(
+        2000, description="drop a pair if a side has more characters, for languages written without spaces; 0: off"
+    )
+    max_ratio: Annotated[float, Field(ge=0)] = Field(
+        5.0, description="drop a pair if a side is more than so many times as long as the other, in UTF-8 bytes; 0: off"
+    )
+    drop_duplicates: bool = Field(True, description="keep only the first of equal pairs")
+    drop_equal: bool = Field(False, description="drop a pair if both sides are the same text")
+    source_language: str = Field(
+        "", description="such as en: drop a pair if its source is clearly in another language (needs dragoman[clean])"
+    )
+    target_language: str = Field("", description="likewise for the target")
 
 
 Test = Callable[[Pair], bool]

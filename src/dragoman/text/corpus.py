@@ -17,6 +17,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -26,6 +27,8 @@ import zstandard
 from dragoman.config import FILES, CorpusSettings
 from dragoman.types import Pair, UserError
 
+Watch = Callable[[Callable[[], int]], None]
+Lines = Callable[[Path], Iterator[str]]  # of a file
 Field = TypeVar("Field", str, list[str])  # of a row: its text, or several
 LINE_BREAK = re.compile(r"\s*[\r\n]\s*")  # inside a text of a list, which is joined
 TURN = " | "  # between the turns of a dialogue
@@ -78,13 +81,17 @@ class _Frames(io.RawIOBase):
         super().close()
 
 
-def read_lines(path: Path) -> Iterator[str]:
+def read_lines(path: Path, watch: Watch | None = None) -> Iterator[str]:
     """The lines of a text file, compressed or not, without their ends and without a byte order mark.
+
+    `watch` is given a function that returns how many bytes of the file, as it is on disk, are read.
 
     lines = list(read_lines(Path("corpus/train.en.xz")))
     """
     try:
         with _open(path) as stream:
+            if watch:
+                watch(partial(_bytes_read, stream, path))
             yield from lines_of(stream, str(path))
     except FileNotFoundError:
         raise UserError(f"there is no file {str(path)!r}") from None
@@ -117,17 +124,29 @@ def _open(path: Path) -> IO[bytes]:
     return stream
 
 
+def _bytes_read(stream: Any, path: Path) -> int:
+    if stream.closed:
+        return path.stat().st_size
+    compressed = getattr(stream, "fileobj", None) or getattr(getattr(stream, "raw", None), "file", None)
+    return int((compressed or stream).tell())
+
+
 def read_pairs(
-    corpus: CorpusSettings, *, split: str = "train", direction: str = "en-de", trees: bool = False
+    corpus: CorpusSettings,
+    *,
+    split: str = "train",
+    direction: str = "en-de",
+    trees: bool = False,
+    watch: Watch | None = None,
 ) -> Iterator[Pair]:
     """The pairs of one corpus, in order, with the trees of the sources where these are wanted and there are any.
 
-    `split` and `direction` matter to the phrasebook alone.
+    `split` and `direction` matter to the phrasebook alone. `watch` learns how far each file is read (`read_lines`).
 
     for pair in read_pairs(CorpusSettings(source="train.en", target="train.de")):
         print(pair.source, pair.target)
     """
-    pairs = _phrasebook(corpus, split, direction, trees) if corpus.phrasebook else _from_files(corpus, trees)
+    pairs = _phrasebook(corpus, split, direction, trees) if corpus.phrasebook else _from_files(corpus, trees, watch)
     if corpus.source_words:
         beginning = re.compile(rf"\s*(?:\S+\s+){{0,{corpus.source_words - 1}}}\S*")
         pairs = (replace(pair, source=beginning.match(pair.source)[0]) for pair in pairs)  # type: ignore[index]
@@ -156,9 +175,9 @@ def way_of(corpus: CorpusSettings, direction: str) -> str:
     return "-".join(direction.split("-")[::-1]) if corpus.reverse else direction
 
 
-def _from_files(corpus: CorpusSettings, trees: bool) -> Iterator[Pair]:
+def _from_files(corpus: CorpusSettings, trees: bool, watch: Watch | None) -> Iterator[Pair]:
     kind = next(kind for kind in READERS if getattr(corpus, kind))
-    pairs = READERS[kind](corpus)
+    pairs = READERS[kind](corpus, partial(read_lines, watch=watch))
     if corpus.reverse:
         return (Pair(pair.target, pair.source) for pair in pairs)
     if corpus.conllu and trees:
@@ -168,9 +187,9 @@ def _from_files(corpus: CorpusSettings, trees: bool) -> Iterator[Pair]:
     return pairs
 
 
-def _side_by_side(corpus: CorpusSettings) -> Iterator[Pair]:
+def _side_by_side(corpus: CorpusSettings, lines_in: Lines) -> Iterator[Pair]:
     source, target = Path(corpus.source), Path(corpus.target)
-    sources, targets = read_lines(source), read_lines(target)
+    sources, targets = lines_in(source), lines_in(target)
     number = 0
     for s, t in zip_longest(sources, targets):
         if s is None or t is None:
@@ -188,7 +207,7 @@ def _side_by_side(corpus: CorpusSettings) -> Iterator[Pair]:
         raise UserError(f"{source} and {target} are empty")
 
 
-def _tsv(corpus: CorpusSettings) -> Iterator[Pair]:
+def _tsv(corpus: CorpusSettings, lines_in: Lines) -> Iterator[Pair]:
     """Read two columns of a table. Fields are what stands between tabs; there is no quoting."""
     path = Path(corpus.tsv)
     for name in corpus.where:
@@ -206,10 +225,10 @@ def _tsv(corpus: CorpusSettings) -> Iterator[Pair]:
         return {name: fields[int(name)] for name in wanted}
 
     left, right = map(str, corpus.columns)
-    return (Pair(found[left], found[right]) for found in _chosen(path, row, corpus.where))
+    return (Pair(found[left], found[right]) for found in _chosen(lines_in(path), path, row, corpus.where))
 
 
-def _jsonl(corpus: CorpusSettings) -> Iterator[Pair]:
+def _jsonl(corpus: CorpusSettings, lines_in: Lines) -> Iterator[Pair]:
     """Read two keys of an object a line. A list of sources is joined; a list of targets is several references."""
     path = Path(corpus.jsonl)
 
@@ -229,17 +248,17 @@ def _jsonl(corpus: CorpusSettings) -> Iterator[Pair]:
 
     return (
         Pair(" ".join(found[left]), found[right][0], alternatives=tuple(found[right][1:]))
-        for found in _chosen(path, row, {key: [word] for key, word in corpus.where.items()})
+        for found in _chosen(lines_in(path), path, row, {key: [word] for key, word in corpus.where.items()})
     )
 
 
 def _chosen(
-    path: Path, row: Callable[[str, str], dict[str, Field]], where: dict[str, Field]
+    lines: Iterable[str], path: Path, row: Callable[[str, str], dict[str, Field]], where: dict[str, Field]
 ) -> Iterator[dict[str, Field]]:
     """Yield the rows of a file whose fields are those that `where` asks for."""
     number = kept = 0
     others: dict[str, None] = {}
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(lines, 1):
         found = row(line, f"{path} line {number}")
         held = {name: found[name] for name in where}
         if held == where:
@@ -254,7 +273,7 @@ def _chosen(
         raise UserError(f"{path} has no line with {asked}, as where asks; its lines have such as {'; '.join(others)}")
 
 
-def _dialogue(corpus: CorpusSettings) -> Iterator[Pair]:
+def _dialogue(corpus: CorpusSettings, lines_in: Lines) -> Iterator[Pair]:
     """A pair for every answer: all that was said before it, facts that were looked up included, and the answer.
 
     A line is "3 what they say<tab>the answer" or "4 a fact"; the numbers begin anew with every dialogue.
@@ -262,7 +281,7 @@ def _dialogue(corpus: CorpusSettings) -> Iterator[Pair]:
     path = Path(corpus.dialogue)
     said: list[str] = []
     answers = before = 0
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(lines_in(path), 1):
         if not line.strip():
             continue
         turn, _, text = line.partition(" ")
@@ -283,7 +302,7 @@ def _dialogue(corpus: CorpusSettings) -> Iterator[Pair]:
         raise UserError(f"{path} has no line with an answer, which stands behind a tab")
 
 
-def _plain(corpus: CorpusSettings) -> Iterator[Pair]:
+def _plain(corpus: CorpusSettings, lines_in: Lines) -> Iterator[Pair]:
     """Every line of a text, empty ones too, as a target without a source.
 
     A line is in the part of the text that its first character is in, so that parts that meet share no line.
@@ -293,7 +312,7 @@ def _plain(corpus: CorpusSettings) -> Iterator[Pair]:
     total = math.inf if whole else sum(len(line) + 1 for line in read_lines(path))
     first, last = (share and share * total for share in corpus.part)
     at, found = 0, False
-    for line in read_lines(path):
+    for line in lines_in(path):
         if first <= at < last:
             found = True
             yield Pair("", line)
@@ -364,7 +383,7 @@ OPENERS: dict[str, Callable[[Path], Any]] = {
     ".xz": lambda path: io.BufferedReader(_Frames(path, lzma.LZMADecompressor, padding=b"\0"), 1 << 16),
     ".zst": lambda path: io.BufferedReader(_Frames(path, _frame), 1 << 16),
 }
-READERS: dict[str, Callable[[CorpusSettings], Iterator[Pair]]] = {
+READERS: dict[str, Callable[[CorpusSettings, Lines], Iterator[Pair]]] = {
     "source": _side_by_side,
     "tsv": _tsv,
     "jsonl": _jsonl,

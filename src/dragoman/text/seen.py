@@ -22,30 +22,25 @@ class Seen:
 
     def add(self, *parts: str) -> bool:
         """True when these parts were not there yet."""
-        digest = blake2b(digest_size=8)
-        for part in parts:
-            digest.update(part.encode())
-            digest.update(b"\xff")  # in no UTF-8 text, so that ("ab", "c") and ("a", "bc") differ
-        key = int.from_bytes(digest.digest(), "little") or 1
-        place = self._place(key)
-        if self.table[place]:
+        text = b"\xff".join([part.encode() for part in parts])  # a byte of no UTF-8: ("ab", "c") is not ("a", "bc")
+        key = int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1
+        table, mask = self.table, len(self.table) - 1
+        slot = key & mask
+        while (held := table[slot]) and held != key:
+            slot = (slot + 1) & mask
+        if held:
             return False
-        self.table[place] = key
+        table[slot] = key
         self.count += 1
-        if self.count * 3 > len(self.table) * 2:
+        if self.count * 3 > len(table) * 2:
             self._grow()
         return True
 
-    def _place(self, key: int) -> int:
-        """Where the key is, or would go."""
-        table, mask = self.table, len(self.table) - 1
-        place = key & mask
-        while table[place] and table[place] != key:
-            place = (place + 1) & mask
-        return place
-
     def _grow(self) -> None:
         old, self.table = self.table, array("Q", bytes(16 * len(self.table)))
-        for key in old:
-            if key:
-                self.table[self._place(key)] = key
+        table, mask = self.table, len(self.table) - 1
+        for key in filter(None, old):
+            slot = key & mask
+            while table[slot]:
+                slot = (slot + 1) & mask
+            table[slot] = key

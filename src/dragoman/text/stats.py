@@ -190,27 +190,32 @@ def _languages(sample: Sequence[Pair]) -> tuple[list[dict[str, float]], list[str
         languages = Languages()
     except UserError as fault:
         return [{}, {}], [str(fault)]
-    shares, looks = [], []
+    shares: list[dict[str, float]] = []
+    looks: list[str] = []
     for name, texts in (("source", [p.source for p in sample]), ("target", [p.target for p in sample])):
+        if not any(texts):  # plain text has targets alone
+            shares.append({})
+            continue
         counts = Counter(languages.guess(text) for text in texts)
         shares.append({code: count / len(texts) for code, count in counts.most_common(5)})
         best = counts.most_common(1)[0][0]
         looks.append(f"{name} looks like {best or 'no language'} ({counts[best] / len(texts):.0%})")
-    return shares, [", ".join(looks)]
+    return shares, [", ".join(looks)] if looks else []
 
 
 def _warnings(found: Stats) -> list[str]:
     notes = []
+    sourced = found.source.empty < found.pairs
     one, other = (next(iter(side.languages), "") for side in (found.source, found.target))
     if one and one == other:
         notes.append(f"both sides look like {one}; is one of the files the wrong one?")
-    if found.pairs >= 100 and found.length_correlation < 0.3:
+    if sourced and found.pairs >= 100 and found.length_correlation < 0.3:
         notes.append(
             f"long sources do not have long targets (correlation {found.length_correlation:.2f}); "
             "do the lines of the two sides belong together?"
         )
     counts = (
-        ("empty sources", found.source.empty),
+        ("empty sources", found.source.empty if sourced else 0),
         ("empty targets", found.target.empty),
         ("pairs with two equal sides", found.equal_sides),
         ("repeated pairs", found.repeated_pairs),
@@ -248,10 +253,12 @@ def render(found: Stats) -> RenderableType:
         shown = [f"{value:,.{digits if i else max(digits, 1)}f}" for i, value in enumerate(values)]
         table.add_row(name, total, *shown, figure)
 
-    for name, side in (("source", found.source), ("target", found.target)):
+    sourced = found.source.empty < found.pairs
+    for name, side in [*([("source", found.source)] if sourced else []), ("target", found.target)]:
         row(f"{name} words", side.words, f"{side.total_words:,}", 0, "")
         row(f"{name} letters", side.characters, f"{side.total_characters:,}", 0, sparkline(side.histogram))
-    row("target : source bytes", found.ratio, "", 2, sparkline(found.ratio_histogram))
+    if sourced:
+        row("target : source bytes", found.ratio, "", 2, sparkline(found.ratio_histogram))
     facts = Table.grid(padding=(0, 2))
     facts.add_row("repeated", f"{found.source.repeated:,} sources, {found.target.repeated:,} targets")
     facts.add_row("longest", f"source line {found.source.longest_line:,}, target line {found.target.longest_line:,}")
