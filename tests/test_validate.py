@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.card import rank
+from dragoman.card import rank, shown_validation
 from dragoman.config import Recipe, TrainSettings
 from dragoman.score.metrics import METRICS
 from dragoman.store import RunFolder
@@ -34,6 +34,14 @@ def test_better_is_higher_whatever_the_metric(name: str) -> None:
 @pytest.mark.parametrize("metric", ["loss", "auto"])
 def test_no_number_is_worst(metric: str) -> None:
     assert Validation(math.nan).goodness(metric) < Validation(1e9).goodness(metric)
+
+
+def test_only_sequences_have_a_perplexity() -> None:
+    """A classifier predicts one label."""
+    assert "perplexity 4.48" in str(Validation(1.5, 20.0))
+    assert str(Validation(1.5, 20.0, "accuracy")) == "dev loss 1.5000, accuracy 20.00"
+    assert "perplexity" not in shown_validation(Validation(1.5, 20.0, "accuracy", "how").record())
+    assert "perplexity" in shown_validation(Validation(1.5, 20.0, "bleu", "how").record())
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from rich.text import Text
 from dragoman.config import METRIC_ALIASES, CorpusSettings, Recipe
 from dragoman.loading import open_run
 from dragoman.models.build import kind_of, parameters, settings_in_use
-from dragoman.score.metrics import METRICS, Metric, metric_named
+from dragoman.score.metrics import AUTO, METRICS, Metric, metric_named
 from dragoman.store import RunFolder, load_tensors, read_digest
 
 KEYS = {"train": {"tokens", "seconds"}, "validate": {"loss", "perplexity"}}  # what a record needs
@@ -248,7 +248,9 @@ def shown_corpora(about: dict[str, Any], split: str) -> list[str]:
 
 
 def shown_validation(best: dict[str, Any]) -> str:
-    said = f"loss {best['loss']:.4f}, perplexity {best['perplexity']:.2f}"
+    said = f"loss {best['loss']:.4f}"
+    if AUTO["classify"] not in best:  # a classifier predicts one label, so it has no perplexity
+        said += f", perplexity {best['perplexity']:.2f}"
     for metric in METRICS.values():
         if best.get(metric.name) is not None:
             said += f", {metric.shown} {best[metric.name]:.2f} ({best['signature']})"

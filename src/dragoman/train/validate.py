@@ -73,7 +73,9 @@ class Validation:
         return cls(**values | ({"metric": metric_name(values["metric"])} if "metric" in values else {}))
 
     def __str__(self) -> str:
-        said = f"dev loss {self.loss:.4f}, perplexity {self.perplexity:.2f}"
+        said = f"dev loss {self.loss:.4f}"
+        if self.metric != AUTO["classify"]:  # a classifier predicts one label, so it has no perplexity
+            said += f", perplexity {self.perplexity:.2f}"
         if self.bits is not None:
             said += f", {self.bits:.4f} bits per character"
         several = ", ".join(f"{name} {score:.2f}" for name, score in self.by_corpus.items())
