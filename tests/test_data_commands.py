@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dragoman.config import CorpusSettings
 from dragoman.console import set_verbosity
@@ -19,7 +21,8 @@ from dragoman.corpora import parse_corpora
 from dragoman.progress import EVERY, Progress
 from dragoman.text.clean import CleanSettings
 from dragoman.text.corpus import OPENERS, read_pairs
-from dragoman.types import UserError
+from dragoman.text.overlap import COUNTED_WORD, OverlapCounter
+from dragoman.types import Pair, UserError
 from toy_run import Call, environment, files, one_sentence, pairs, write_lines, write_recipe
 
 pytest_plugins = ["toy_fixtures"]
@@ -124,6 +127,52 @@ def test_what_describes_no_corpus(
     before = files(folder)
     one_sentence(call("data", command, *way, *(() if command == "stats" else ("--out", "out"))), *culprits)
     assert files(folder) == before
+
+
+def test_what_a_test_set_shares_with_training(folder: Path, call: Call) -> None:
+    write_lines(folder / "train.tsv", ["the dog.\tder Hund.", "a cat\teine Katze", "a cat\tKatze"])
+    write_lines(folder / "test.tsv", ["the dog.\tder Hund.", "a cat\tein Kater", "the yak\tder Yak"])
+    way = ("data", "stats", "--tsv", "test.tsv", "--against", "{tsv: train.tsv}")
+    found = json.loads(call(*way, "--json").out)
+    assert found["against"] == {
+        "name": "train.tsv",
+        "other_pairs": 3,
+        "shared_sources": 2,
+        "shared_pairs": 1,
+        "source": {"words": 6, "unknown": 1, "examples": ["yak"]},
+        "target": {"words": 6, "unknown": 3, "examples": ["ein", "Kater", "Yak"]},
+    }
+    assert any("2 of 3 sources are also in train.tsv" in note for note in found["notes"])
+    told = call(*way).out
+    assert "2 sources, 1 pairs" in told
+    assert "1 of 6 (16.67%), such as yak" in told
+    alone = json.loads(call("data", "stats", "--tsv", "test.tsv", "--json").out)
+    assert alone["against"] is None
+    split = call("data", "split", "--corpus", "recipe.yaml", "--out", "part", "--dev", "2", "--test", "3")
+    assert split.code == 0
+    parts = [f"{{source: part.{name}.source, target: part.{name}.target}}" for name in ("test", "train")]
+    after = json.loads(call("data", "stats", "--corpus", parts[0], "--against", parts[1], "--json").out)
+    assert (after["against"]["shared_sources"], after["against"]["other_pairs"]) == (0, len(PAIRS) - 5)
+    one_sentence(call("data", "stats", "--tsv", "test.tsv", "--against", "train.tsv"), "--against", "'train.tsv'")
+
+
+WORDS = st.lists(st.sampled_from(["a", "b", "日本", "c-d", "é.", "!"]), max_size=4).map(" ".join)
+SOME = st.lists(st.builds(Pair, WORDS, WORDS), max_size=8)
+
+
+@given(SOME, SOME)
+def test_what_is_shared_is_that_of_lists(here: list[Pair], there: list[Pair]) -> None:
+    counter = OverlapCounter(there, "there")
+    assert list(counter.watch(here)) == here
+    found = counter.result()
+    assert found.other_pairs == len(there)
+    assert found.shared_pairs == sum(pair in there for pair in here)
+    known = {pair.source or pair.target for pair in there}
+    assert found.shared_sources == sum((pair.source or pair.target) in known for pair in here)
+    vocabulary = {word for pair in there for word in COUNTED_WORD.findall(pair.target)}
+    words = [word for pair in here for word in COUNTED_WORD.findall(pair.target)]
+    assert (found.target.words, found.target.unknown) == (len(words), sum(word not in vocabulary for word in words))
+    assert not set(found.target.examples) & vocabulary
 
 
 def test_a_pipe_is_read_once(folder: Path, call: Call) -> None:

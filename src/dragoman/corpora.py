@@ -25,7 +25,9 @@ from dragoman.progress import Progress
 from dragoman.text import phrasebook
 from dragoman.text.clean import CleanSettings, clean
 from dragoman.text.corpus import read_pairs
+from dragoman.text.overlap import OverlapCounter
 from dragoman.text.phrasebook import Phrase
+from dragoman.text.stats import Stats, stats, with_overlap
 from dragoman.text.trees import as_conllu
 from dragoman.text.words import digest
 from dragoman.types import Pair, UserError
@@ -97,6 +99,17 @@ def parse_corpora(text: str, option: str) -> CorpusList:
 def _as_in_recipe(corpus: CorpusSettings, part: str, turned: bool) -> CorpusSettings:
     """Return a phrasebook corpus that says by itself which split and direction the recipe gives it."""
     return corpus.model_copy(update={"split": corpus.split or part, "reverse": corpus.reverse != turned})
+
+
+def corpus_stats(corpora: CorpusList, against: Sequence[str] = ()) -> Stats:
+    """Return the statistics of corpora, and what they share with those that `against` describes."""
+    others = [corpus for text in against for corpus in parse_corpora(text, "--against").corpora]
+    if not others:
+        return stats(corpora.read(corpora.progress("reading")))
+    other = CorpusList(tuple(others))
+    counter = OverlapCounter(other.read(other.progress("reading what to compare with")), other.shown)
+    found = stats(counter.watch(corpora.read(corpora.progress("reading"))))
+    return with_overlap(found, counter.result())
 
 
 def clean_files(corpora: CorpusList, prefix: Path, settings: Sequence[str]) -> Counter[str]:

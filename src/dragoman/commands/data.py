@@ -80,14 +80,22 @@ def stats(
     columns: Columns = "",
     keys: Keys = "",
     corpus: Described = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CORPUS",
+            help="another corpus, as for --corpus: which sources and pairs both have, and which words this alone has",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Counts, lengths, ratios, duplicates, languages: what a corpus is like, and what is odd about it."""
+    from dragoman.corpora import corpus_stats
     from dragoman.text.stats import render
-    from dragoman.text.stats import stats as look
 
     corpora = corpora_from(source, target, tsv, jsonl, columns, keys, corpus)
-    found = look(corpora.read(corpora.progress("reading")))
+    found = corpus_stats(corpora, against or [])
     if as_json:
         print(json.dumps(found.as_dict(), ensure_ascii=False))
     else:

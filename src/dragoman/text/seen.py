@@ -21,9 +21,8 @@ class Seen:
         self.table = array("Q", bytes(8 << 10))  # open addressing; 0 is an empty place
 
     def add(self, *parts: str) -> bool:
-        """True when these parts were not there yet."""
-        text = b"\xff".join([part.encode() for part in parts])  # a byte of no UTF-8: ("ab", "c") is not ("a", "bc")
-        key = int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1
+        """Add a text of these parts; return True if it was not there yet."""
+        key = _key(parts)
         table, mask = self.table, len(self.table) - 1
         slot = key & mask
         while (held := table[slot]) and held != key:
@@ -36,6 +35,15 @@ class Seen:
             self._grow()
         return True
 
+    def holds(self, *parts: str) -> bool:
+        """Return whether a text of these parts was added."""
+        key = _key(parts)
+        table, mask = self.table, len(self.table) - 1
+        slot = key & mask
+        while (held := table[slot]) and held != key:
+            slot = (slot + 1) & mask
+        return bool(held)
+
     def _grow(self) -> None:
         old, self.table = self.table, array("Q", bytes(16 * len(self.table)))
         table, mask = self.table, len(self.table) - 1
@@ -44,3 +52,8 @@ class Seen:
             while table[slot]:
                 slot = (slot + 1) & mask
             table[slot] = key
+
+
+def _key(parts: tuple[str, ...]) -> int:
+    text = b"\xff".join([part.encode() for part in parts])  # a byte of no UTF-8: ("ab", "c") is not ("a", "bc")
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dragoman.text.language import Languages
+from dragoman.text.overlap import Overlap
 from dragoman.text.seen import Seen
 from dragoman.types import Pair, UserError
 
@@ -84,6 +85,7 @@ class Stats:
     repeated_pairs: int
     equal_sides: int
     notes: list[str]  # what is worth a look, as sentences
+    against: Overlap | None = None  # what is shared with another corpus, where one was named
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -163,6 +165,16 @@ def stats(pairs: Iterable[Pair]) -> Stats:
         notes=notes,
     )
     return replace(result, notes=[*notes, *_warnings(result)])
+
+
+def with_overlap(found: Stats, against: Overlap) -> Stats:
+    """Return the statistics with what the corpus shares with another one, and a note about shared sources."""
+    shared = against.shared_sources
+    note = (
+        f"{shared:,} of {found.pairs:,} sources are also in {against.name}: scores on them say little about new text; "
+        "dragoman data split makes parts that share no source"
+    )
+    return replace(found, against=against, notes=[*found.notes, *([note] if shared else [])])
 
 
 class _Moments:
@@ -263,6 +275,14 @@ def render(found: Stats) -> RenderableType:
     facts.add_row("repeated", f"{found.source.repeated:,} sources, {found.target.repeated:,} targets")
     facts.add_row("longest", f"source line {found.source.longest_line:,}, target line {found.target.longest_line:,}")
     facts.add_row("lengths go together", f"{found.length_correlation:.2f} (1 is fully, 0 not at all)")
+    if found.against:
+        other = found.against
+        facts.add_row("against", Text(f"{other.name}, {other.other_pairs:,} pairs"))
+        facts.add_row("shared", f"{other.shared_sources:,} sources, {other.shared_pairs:,} pairs")
+        for name, lacks in (("source", other.source), ("target", other.target)):
+            such = f", such as {' '.join(lacks.examples)}" if lacks.examples else ""
+            told = f"{lacks.unknown:,} of {lacks.words:,} ({lacks.share:.2%}){such}"
+            facts.add_row(f"unknown {name} words", Text(told))
     for note in found.notes:
         facts.add_row("note", Text(note))
     return Group(table, facts)
