@@ -249,7 +249,6 @@ def test_what_is_not_yaml_is_pointed_at(text: str, line: int) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "2024-13-45",
         "!!int x",
         "!!bool x",
         "!!timestamp x",
@@ -352,6 +351,36 @@ def test_what_is_written_is_what_is_read(
         model=model,
     )
     assert build(Recipe, parse_yaml(to_yaml(recipe), "config.yaml")) == recipe
+
+
+@pytest.mark.parametrize("text", ["1:30", "010", "08", "0_1", "no", "Yes", "on", "2026-01-01", "=", "12e"])
+def test_text_that_yaml_once_took_for_something_else(text: str) -> None:
+    assert recipe_of(f"data: {{train: {{phrasebook: 5, tag: '{text}'}}}}").data.train[0].tag == text
+    assert recipe_of(f"data: {{train: {{phrasebook: 5, tag: {text}}}}}").data.train[0].tag == text
+    assert f"got {text!r}" in complaint(f"train: {{steps: {text}}}")
+
+
+def test_where_looks_for_words_as_they_are_written() -> None:
+    text = "data: {train: {tsv: f, where: {0: no, on: off, 2: true, 3: 7}}}"
+    assert recipe_of(text).data.train[0].where == {"0": "no", "on": "off", "2": "true", "3": "7"}
+
+
+@pytest.mark.parametrize("word", ["no", "off", "No", "OFF", "false", "False"])
+def test_switches_are_turned_by_yes_and_no(word: str) -> None:
+    recipe = recipe_of(f"train: {{compile: {word}}}\ndata: {{both_ways: {word}}}\nmodel: {{residual: {word}}}")
+    assert recipe.train.compile is recipe.data.both_ways is False
+    assert completed(recipe).model["residual"] is False
+    assert recipe_of("train: {}", "train.compile=yes", "data.both_ways=on").train.compile is True
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e-3", 1e-3), ("2E5", 2e5), (".5", 0.5), ("1_0.5", 10.5), ("3", 3.0)])
+def test_numbers(text: str, value: float) -> None:
+    assert recipe_of(f"train: {{lr: {text}}}").train.lr == value
+
+
+@pytest.mark.parametrize(("text", "value"), [("1_000", 1000), ("0x10", 16), ("+7", 7), ("0b11", 3)])
+def test_whole_numbers(text: str, value: int) -> None:
+    assert recipe_of(f"train: {{steps: {text}}}").train.steps == value
 
 
 def test_every_setting_is_written_out() -> None:

@@ -11,9 +11,9 @@ import os
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from dragoman.faults import near, sentence, short
 from dragoman.types import UserError
@@ -21,6 +21,7 @@ from dragoman.yaml_text import as_yaml, lines_of_keys, parse_yaml, read_text
 
 V = TypeVar("V")
 S = TypeVar("S", bound="Settings")
+BOOL_WORDS = {"yes": True, "on": True, "no": False, "off": False}
 
 
 def pick(menu: Mapping[str, V], name: str, what: str) -> V:
@@ -44,6 +45,20 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_yes_and_no(cls, values: Any) -> Any:
+        """Accept yes, no, on and off where true or false is meant; elsewhere, such as in a tag, they are text."""
+        if not isinstance(values, dict):
+            return values
+        kinds = {name: field.annotation for name, field in cls.model_fields.items()}
+        return {
+            name: BOOL_WORDS.get(value.lower(), value)
+            if isinstance(value, str) and bool in (kinds.get(name), *get_args(kinds.get(name)))
+            else value
+            for name, value in values.items()
+        }
+
 
 def _as_list(value: Any) -> Any:
     """One corpus or several as a list. The name of a file alone does not say what is in it."""
@@ -60,10 +75,14 @@ def _as_tuple(value: Any) -> Any:
 
 
 def _as_words(value: Any) -> Any:
-    """{0: train} names a column by its number, and 1 may be a word to look for: here both are text."""
-    if not isinstance(value, dict):
-        return value
-    return {str(key): word if isinstance(word, dict | list) else str(word) for key, word in value.items()}
+    """{0: train} names a column by its number, and 1 or true may be a word to look for: here all of them are text."""
+
+    def as_text(word: Any) -> Any:
+        if isinstance(word, dict | list):
+            return word
+        return "" if word is None else str(word).lower() if isinstance(word, bool) else str(word)
+
+    return {as_text(key): as_text(word) for key, word in value.items()} if isinstance(value, dict) else value
 
 
 METRIC_ALIASES = {"wrong": "line_error_rate"}  # names of metrics in earlier releases

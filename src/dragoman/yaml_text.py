@@ -1,4 +1,7 @@
-"""YAML as people write it: 1e-3 is a number, a key stands once, and what is wrong is said with its line."""
+"""YAML 1.2 in the parts that people trip over: 1e-3 is a number; 1:30, 010, no, on and 2026-01-01 are text.
+
+A key stands once, and what is wrong is said with its line.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,13 @@ from dragoman.types import UserError
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads 1e-3 as a word; people who write learning rates mean a number."""
+    """Reads plain scalars as YAML 1.2 does, but for 0b101 and 1_000, which earlier versions read as numbers too."""
+
+    yaml_implicit_resolvers = {}  # noqa: RUF012 - PyYAML copies it before adding to it
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts quotes around a word that `_Loader` would take for a number, and escapes the rarer ends of lines."""
+    """Puts quotes around text that YAML 1.1 or `_Loader` would read otherwise, and escapes the rarer ends of lines."""
 
 
 _Dumper.add_representer(
@@ -25,12 +30,21 @@ _Dumper.add_representer(
         "tag:yaml.org,2002:str", text, style='"' if set(text) & set("\x85\u2028\u2029") else None
     ),
 )
-for _kind in (_Loader, _Dumper):
-    _kind.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"),
-        list("-+.0123456789"),
-    )
+_EXPONENT = r"[eE][-+]?[0-9]+"
+_PLAIN = {  # what a scalar without quotes is, and the characters that it may begin with
+    "bool": (r"true|True|TRUE|false|False|FALSE", [*"tTfF"]),
+    "int": (r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|0b[01_]+)", [*"-+0123456789"]),
+    "float": (
+        rf"[-+]?([0-9][0-9_]*\.[0-9_]*({_EXPONENT})?|[0-9][0-9_]*{_EXPONENT}|\.[0-9][0-9_]*({_EXPONENT})?)"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        [*"-+.0123456789"],
+    ),
+    "null": (r"~|null|Null|NULL|", [*"~nN", ""]),
+    "merge": (r"<<", ["<"]),
+}
+for _name, (_pattern, _first) in _PLAIN.items():
+    for _kind in (_Loader, _Dumper):
+        _kind.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(rf"^({_pattern})$"), _first)
 
 
 def parse_yaml(text: str, name: str) -> Any:
