@@ -95,13 +95,14 @@ def test_company_changes_nothing_to_the_bit(precision: str, section: dict[str, A
 @pytest.mark.parametrize("precision", SUPPORTED)
 @pytest.mark.parametrize("section", MODELS, ids=str)
 def test_a_model_made_ready_is_the_model(section: dict[str, Any], precision: str) -> None:
-    limit = {"float32": 1e-5, "bf16": 0.2, "int8": 0.2}[precision]
+    """On average: a model of random weights blows single errors up."""
+    limit = {"float32": 1e-6, "bf16": 0.1, "int8": 0.1}[precision]
     model = model_of(width=64, **section)
     made = ready(model, CPU, precision)
     source_BS = torch.randint(4, 40, (5, 9))
     with torch.inference_mode():
         logps = [one.step(torch.full((5,), 2), one.start(source_BS, source_BS > 0))[0] for one in (model, made)]
-    assert (logps[0] - logps[1]).abs().max() < limit * logps[0].abs().max()
+    assert (logps[0] - logps[1]).abs().mean() < limit * logps[0].abs().mean()
     assert precision == "float32" or not logps[0].equal(logps[1])  # it has indeed less precision
 
 
