@@ -44,6 +44,7 @@ from toy_run import (
     sentences,
     tensors,
     translated,
+    write_corpus,
     write_lines,
     write_recipe,
 )
@@ -592,6 +593,46 @@ def test_init_from_wrong_sizes_is_said(small: Path, tmp_path: Path, toy: Toy, ca
     answer = call("train", small, "--out", tmp_path / "run", "--init-from", toy.run)
     one_sentence(answer, "--init-from", "decoder.layers.0.", "x 64", "x 16", working=True)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "its"),
+    [
+        ("tokenizer.size=400", "size=310"),
+        ("tokenizer.kind=unigram", "kind=bpe"),
+        ("tokenizer={kind: char}", "kind=bpe"),
+    ],
+)
+def test_a_tokenizer_that_init_from_would_ignore_is_refused(
+    toy: Toy, tmp_path: Path, call: Call, setting: str, its: str
+) -> None:
+    """Typed by hand, it is a mistake; at a later resume too."""
+    run = tmp_path / "run"
+    answer = call("train", toy.recipe, "--out", run, "--init-from", toy.run, "train.steps=2", setting)
+    one_sentence(answer, "has no effect: the tokenizer comes from", toy.run, its)
+    assert not run.exists()
+    quietly(toy.recipe, run, "train.steps=2", "tokenizer.size=310", "tokenizer.sampling=0.1", init_from=toy.run)
+    again = call("train", toy.recipe, "--out", run, "--resume", "train.steps=3", setting, "tokenizer.sampling=0.1")
+    one_sentence(again, "has no effect: the tokenizer comes from", toy.run)
+
+
+def test_what_init_from_takes_over_is_said_as_it_is(toy: Toy, tmp_path: Path, call: Call) -> None:
+    """A recipe's other tokenizer is reported, and settings of the model that are obeyed are named."""
+    write_corpus(tmp_path)
+    tuned = write_recipe(
+        tmp_path / "tuned.yaml", tokenizer={"kind": "unigram", "size": 310}, train={"steps": 1}, model={"dropout": 0.4}
+    )
+    answer = call("train", tuned, "--out", tmp_path / "run", "--init-from", toy.run)
+    assert answer.code == 0, answer.err
+    assert (
+        f"starting from {toy.run}: its weights, its tokenizer and its model's settings but for model.dropout=0.4"
+        in answer.err
+    )
+    assert f"tokenizer.kind=unigram has no effect: the tokenizer comes from {toy.run}" in answer.err
+    assert "tokenizer.size" not in answer.err
+    plain = call("train", toy.recipe, "--out", tmp_path / "plain", "--init-from", toy.run, "train.steps=1")
+    assert "and its model's settings\n" in plain.err
+    assert "has no effect" not in plain.err
 
 
 def test_init_from_nothing_is_said(small: Path, tmp_path: Path, call: Call) -> None:

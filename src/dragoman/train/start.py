@@ -13,7 +13,8 @@ from torch import Tensor
 
 from dragoman.answers.asking import settings_for
 from dragoman.answers.hypotheses import check_alignment
-from dragoman.config import LIMITS, SPLITS, Recipe, build, override, pick, read_recipe
+from dragoman.config import LIMITS, SPLITS, Recipe, TokenizerSettings, build, override, pick, read_recipe
+from dragoman.console import WARNING
 from dragoman.door import Door
 from dragoman.group import MEETING, Group
 from dragoman.io import is_temporary, lock_folder
@@ -91,6 +92,8 @@ def first_begin(order: Order, report: Report, held: ExitStack, group: Group) -> 
     whole = laid_over(recipe, overrides) if isinstance(recipe, Recipe) else read_recipe(Path(recipe), overrides)
     newest = opened(folder, resume=resume)
     if newest:
+        if began_with := record.load(newest).parent:
+            check_tokenizer(whole, folder.recipe(), overrides, began_with)
         whole = gone_on(whole, folder, newest, init_from)
         before = folder.recipe().train
         for name in LIMITS:
@@ -103,7 +106,8 @@ def first_begin(order: Order, report: Report, held: ExitStack, group: Group) -> 
         record.clear(folder)
         folder.begin(whole)
         return Start(whole, newest, None, "")
-    parent = open_run(init_from, device="cpu") if init_from is not None else None
+    parent, given = open_run(init_from, device="cpu") if init_from is not None else None, whole
+    ignored = check_tokenizer(whole, parent.recipe, overrides, str(init_from)) if parent else []
     whole = completed(inherited(whole, parent.recipe) if parent else whole)
     check(whole)
     check_judging(whole)
@@ -112,7 +116,9 @@ def first_begin(order: Order, report: Report, held: ExitStack, group: Group) -> 
     if note := note_on_wer([whole.train.metric, *whole.data.metrics], whole.tokenizer):
         report.say(note)
     if parent:
-        report.say(f"starting from {init_from}: its weights, its tokenizer and its model's settings")
+        report.say(starting_from(str(init_from), parent.recipe, whole, given))
+        for setting in ignored:
+            report.say(f"{setting} has no effect: the tokenizer comes from {init_from}", WARNING)
         new_model(whole, tagged(parent.tokenizers, whole), parent)  # what does not fit is said now, not after hours
     held.enter_context(alone(folder))
     if resume:
@@ -155,8 +161,37 @@ def gone_on(recipe: Recipe, folder: RunFolder, newest: Path, init_from: str | Pa
     return recipe
 
 
+def check_tokenizer(recipe: Recipe, parent: Recipe, overrides: Sequence[str], run: str) -> list[str]:
+    """Return the tokenizer settings of a recipe that have no effect, since the tokenizer is that of the parent run.
+
+    One that was given on the command line is refused: who types it expects something of it.
+    """
+    typed = {item.partition("=")[0] for item in overrides}
+    ignored = []
+    for name in TokenizerSettings.model_fields:
+        own, its = getattr(recipe.tokenizer, name), getattr(parent.tokenizer, name)
+        if name == "sampling" or name not in recipe.tokenizer.model_fields_set or own == its:
+            continue
+        ignored.append(f"tokenizer.{name}={own}")
+        if typed & {"tokenizer", f"tokenizer.{name}"}:
+            raise UserError(
+                f"tokenizer.{name}={own} has no effect: the tokenizer comes from {run}, which has {name}={its}; "
+                "leave it out"
+            )
+    return ignored
+
+
+def starting_from(run: str, parent: Recipe, whole: Recipe, given: Recipe) -> str:
+    """Return what a run takes over from its parent, and which settings of the model are its own."""
+    named = given.model if given.model != Recipe().model else {}
+    its = completed(parent).model
+    own = [f"model.{name}={whole.model[name]}" for name in named if whole.model[name] != its.get(name)]
+    but = f" but for {', '.join(own)}" if own else ""
+    return f"starting from {run}: its weights, its tokenizer and its model's settings{but}"
+
+
 def laid_over(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
-    values = recipe.model_dump(mode="json")
+    values = recipe.model_dump(mode="json", exclude_unset=True)
     for item in overrides:
         override(values, item)
     return build(Recipe, values)
