@@ -23,6 +23,7 @@ from dragoman import distil as room
 from dragoman import shards
 from dragoman.answers.flags import REPEATS
 from dragoman.config import CorpusSettings, read_recipe
+from dragoman.console import NOTE
 from dragoman.distil import DistilSettings, distil
 from dragoman.door import kinds
 from dragoman.group import Group
@@ -94,7 +95,7 @@ class Ear(Report):
         self.batches: list[float] = []
         self.translating = False
 
-    def say(self, message: str) -> None:
+    def say(self, message: str, level: int = NOTE) -> None:  # noqa: ARG002
         self.heard.append(message)
 
     def begin(self, total: int, done: int, what: str = "training") -> None:
