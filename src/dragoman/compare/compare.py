@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
+from dragoman.compare.figures import shown
 from dragoman.compare.page import COLUMNS, heading, page
 from dragoman.compare.plan import Planned, planned
 from dragoman.compare.questions import answered, check_questions, read_questions
@@ -55,13 +56,15 @@ def refuse_others(out: Path, runs: Sequence[Planned]) -> None:
 
 
 def said(whole: dict[str, Any]) -> Text:
-    """The table's most asked-for columns, and what came of the questions, for a terminal."""
+    """Return the main columns of the table and the answers to the questions, for a terminal."""
     about = whole["about"]
-    scores = [f"{metric} {test}" for test in about["tests"] for metric in about["metrics"][:1]]
-    chosen = ("dev_loss", "parameters", "tokens_per_second", "greedy_per_second", "peak_memory")
-    columns: dict[str, tuple[str, Callable[[float], str]]] = {score: (score, "{:.2f}".format) for score in scores}
+    metric = about["metrics"][0]
+    chosen = ("dev_loss", "parameters", "steps", "tokens_per_second", "greedy_per_second", "peak_memory")
+    columns: dict[str, tuple[str, Callable[[float], str]]] = {
+        f"{metric} {test}": (f"{shown(metric)} {test}", "{:.2f}".format) for test in about["tests"]
+    }
     columns |= {name: (heading(name, about), COLUMNS[name][2]) for name in chosen}
-    rows = [["model", *(shown for shown, _ in columns.values())]]
+    rows = [["model", *(head for head, _ in columns.values())]]
     for model in whole["models"]:
         numbers = {name: model["numbers"].get(name) for name in columns}
         rows.append([model["name"], *(columns[name][1](n["mean"]) if n else "-" for name, n in numbers.items())])

@@ -67,29 +67,31 @@ def summarised(
 
 
 def unfair_budgets(trained: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return a warning for each group of runs that cost the same per token and yet got unequal training in equal time.
+    """Return a warning if runs that cost the same per token got unequal training in equal time.
 
     Their speeds differ because of the machine, not because of the models, so their scores cannot be compared.
     """
-    cost = {name: run["flops"] / run["tokens"] for name, run in trained.items() if run["tokens"] and run["flops"]}
+    runs = {name: run for name, run in trained.items() if run["tokens"] and run["seconds"]}
+    cost = {name: run["flops"] / run["tokens"] for name, run in runs.items()}
+    speed = {name: run["tokens_per_second"] or run["tokens"] / run["seconds"] for name, run in runs.items()}
+    steps = {name: run["steps"] for name, run in runs.items()}
     groups: list[list[str]] = []
     for name in sorted(cost, key=lambda name: cost[name]):
         if not groups or cost[name] > SAME_COST * cost[groups[-1][0]]:
             groups.append([])
         groups[-1].append(name)
-    warnings = []
-    for group in groups:
-        speed = {name: trained[name]["tokens_per_second"] or 0.0 for name in group}
-        slow, fast = min(group, key=speed.__getitem__), max(group, key=speed.__getitem__)
-        steps = {name: trained[name]["steps"] for name in (slow, fast)}
-        if speed[fast] > SAME_SPEED * speed[slow] and steps[slow] != steps[fast]:
-            warnings.append(
-                f"The budget in minutes is unfair here: {slow} trained at {speed[slow]:,.0f} tokens/s ({steps[slow]:,} "
-                f"steps) and {fast} at {speed[fast]:,.0f} ({steps[fast]:,} steps), although both need as many FLOPs "
-                "per token; the machine was not equally free for both. Set the budget in steps or FLOPs, such as "
-                f"train.minutes=0 train.steps={steps[fast]}."
-            )
-    return warnings
+    ends = [(min(group, key=speed.__getitem__), max(group, key=speed.__getitem__)) for group in groups]
+    unfair = [(a, b) for a, b in ends if speed[b] > SAME_SPEED * speed[a] and steps[a] != steps[b]]
+    if not unfair:
+        return []
+    slow, fast = max(unfair, key=lambda pair: speed[pair[1]] / speed[pair[0]])
+    others = f" So do the speeds in {len(unfair) - 1} more groups of runs." if len(unfair) > 1 else ""
+    return [
+        f"The budget in minutes is unfair: {slow} trained at {speed[slow]:,.0f} tokens/s ({steps[slow]:,} steps) and "
+        f"{fast} at {speed[fast]:,.0f} ({steps[fast]:,} steps). Both need as many FLOPs per token, so these speeds "
+        f"differ because of other work on the machine.{others} Set the budget in steps or FLOPs, such as "
+        f"train.minutes=0 train.steps={steps[fast]}."
+    ]
 
 
 def test_names(judgements: Mapping[Path, Judgement]) -> list[str]:
