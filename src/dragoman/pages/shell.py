@@ -1,4 +1,4 @@
-"""What our pages share: one file with nothing from outside, at home on light and on dark, with tables that sort."""
+"""What all pages share: one file without external resources, light and dark mode, sortable tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from html import escape
 
 
 def page_of(title: str, body: Iterable[str], *, style: str = "", script: str = "") -> str:
-    """A whole page; `style` and `script` are what it has of its own, beside what all pages share."""
+    """Return a page; `style` and `script` are added to what all pages share."""
     parts = "\n".join(part for part in body if part)
     return PAGE.format(title=escape(title), style=STYLE + style, script=SCRIPT + script, body=parts)
 
