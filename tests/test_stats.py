@@ -109,5 +109,7 @@ def test_the_table_shows_the_numbers() -> None:
     console.print(render(stats(PAIRS)))
     text = console.export_text()
     assert "200 pairs" in text
+    assert "length correlation" in text
+    assert "target characters" in text
     assert "source looks like en" in text
     assert f"{sum(len(p.target.split()) for p in PAIRS):,}" in text

@@ -268,13 +268,16 @@ def render(found: Stats) -> RenderableType:
     sourced = found.source.empty < found.pairs
     for name, side in [*([("source", found.source)] if sourced else []), ("target", found.target)]:
         row(f"{name} words", side.words, f"{side.total_words:,}", 0, "")
-        row(f"{name} letters", side.characters, f"{side.total_characters:,}", 0, sparkline(side.histogram))
+        row(f"{name} characters", side.characters, f"{side.total_characters:,}", 0, sparkline(side.histogram))
     if sourced:
         row("target : source bytes", found.ratio, "", 2, sparkline(found.ratio_histogram))
     facts = Table.grid(padding=(0, 2))
     facts.add_row("repeated", f"{found.source.repeated:,} sources, {found.target.repeated:,} targets")
     facts.add_row("longest", f"source line {found.source.longest_line:,}, target line {found.target.longest_line:,}")
-    facts.add_row("lengths go together", f"{found.length_correlation:.2f} (1 is fully, 0 not at all)")
+    if sourced:
+        facts.add_row(
+            "length correlation", f"{found.length_correlation:.2f} (1: both sides grow together, 0: unrelated)"
+        )
     if found.against:
         other = found.against
         facts.add_row("against", Text(f"{other.name}, {other.other_pairs:,} pairs"))
