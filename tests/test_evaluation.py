@@ -383,6 +383,7 @@ def test_what_cannot_be_evaluated(tmp_path: Path, call: Call) -> None:
     one_sentence(call("evaluate", *files), "run folder", "--hypotheses")
     one_sentence(call("evaluate", "--hypotheses", short), "--hypotheses F", "--reference F")
     one_sentence(call("evaluate", "--hypotheses", short, "--source", source), "--hypotheses F", "--reference F")
+    (tmp_path / "FORMAT").write_text("1\n")
     one_sentence(call("evaluate", tmp_path, "--reference", reference), "--reference F", "--source F")
     one_sentence(call("evaluate", *files, "--hypotheses", short), "60", "59", short)
     one_sentence(call("evaluate", *files, "--hypotheses", cut), cut, "subword")

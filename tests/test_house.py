@@ -23,6 +23,7 @@ MAY_USE = {
     "console": ["types", "io", "text"],
     "store": ["types", "io", "config", "yaml_text"],
     "text": ["types", "faults", "config"],
+    "recipe_files": [],
     "hardware": ["types"],
     "cores": [],
     "group": ["types", "console"],
@@ -80,13 +81,13 @@ MAY_USE = {
     "export": ["types", "card", "config", "store", "score", "text", "engines", "exchange", "loading", "translator"],
     "outcome": ["types", "console"],
     "commands": [
-        "types", "io", "config", "console", "store", "text", "score", "answers", "door", "translator", "generator",
-        "classifier", "loading", "evaluation", "train", "corpora", "distil", "export", "group", "shards",
+        "types", "recipe_files", "io", "config", "console", "store", "text", "score", "answers", "door", "translator",
+        "generator", "classifier", "loading", "evaluation", "train", "corpora", "distil", "export", "group", "shards",
         "backtranslation",
     ],
     "cli": [
-        "types", "cores", "console", "commands", "train", "compare", "card", "catalogue", "settings_reference", "demo",
-        "outcome",
+        "types", "recipe_files", "cores", "console", "commands", "train", "compare", "card", "catalogue",
+        "settings_reference", "demo", "outcome",
     ],
     "__main__": ["cli"],
 }  # fmt: skip

@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from dragoman.commands.answer import classify, generate, translate
+from dragoman.commands.checks import check_recipe, check_runs
 from dragoman.commands.data import data
 from dragoman.commands.distil import backtranslate, distil
 from dragoman.commands.exchange import export, import_
@@ -25,6 +26,7 @@ from dragoman.commands.score import evaluate, score
 from dragoman.console import paper
 from dragoman.cores import keep_to_quota
 from dragoman.outcome import outcome
+from dragoman.recipe_files import find_recipe, list_recipes
 from dragoman.types import UserError
 
 app = Commands()
@@ -62,7 +64,9 @@ def demo(
 
 @app.command()
 def train(
-    recipe: Annotated[Path, typer.Argument(help="a recipe in YAML", show_default=False)],
+    recipe: Annotated[
+        Path, typer.Argument(help="a recipe in YAML, or one that comes with Dragoman", show_default=False)
+    ],
     overrides: Overrides = None,
     out_folder: Annotated[Path, typer.Option("-o", "--out", help="the run folder to make", show_default=False)] = ...,  # type: ignore[assignment]
     resume: Annotated[bool, typer.Option("--resume", help="go on exactly where the run was")] = False,
@@ -71,6 +75,9 @@ def train(
     ] = None,
 ) -> None:
     """Train a model from a recipe into a run folder."""
+    recipe = find_recipe(recipe)
+    check_recipe(recipe, overrides or [])
+    check_runs([init_from])
     from dragoman.train.trainer import train as run_training
 
     run_training(recipe, out=out_folder, overrides=overrides or [], resume=resume, init_from=init_from)
@@ -78,11 +85,15 @@ def train(
 
 @app.command()
 def fit(
-    recipe: Annotated[Path, typer.Argument(help="a recipe in YAML", show_default=False)],
+    recipe: Annotated[
+        Path, typer.Argument(help="a recipe in YAML, or one that comes with Dragoman", show_default=False)
+    ],
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
     """Find the largest batches of a recipe that fit into the memory of this machine's GPU."""
+    recipe = find_recipe(recipe)
+    check_recipe(recipe, overrides or [])
     from dragoman.train.fit import fit as find_fit
 
     found = find_fit(recipe, overrides or [])
@@ -94,7 +105,9 @@ def fit(
 def compare(
     arguments: Annotated[
         list[str],
-        typer.Argument(metavar="RECIPE.yaml|FOLDER ... [a.b=c ...]", help="recipes, settings", show_default=False),
+        typer.Argument(
+            metavar="RECIPE.yaml|FOLDER ... [a.b=c ...]", help="recipes, folders of them, settings", show_default=False
+        ),
     ],
     out_folder: Annotated[Path, typer.Option("-o", "--out", help="where runs and report go")] = Path("runs/compare"),
     seeds: Annotated[int, typer.Option(min=1, help="runs of each recipe: train.seed, then the next ones")] = 1,
@@ -102,11 +115,14 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Train several recipes on the same data with the same budget; write one report of them all."""
+    settings = [argument for argument in arguments if "=" in argument and not Path(argument).exists()]
+    paths = [find_recipe(Path(argument)) for argument in arguments if argument not in settings]
+    for path in paths:
+        if not path.is_dir():
+            check_recipe(path, settings)
     from dragoman.compare.compare import compare as run_comparison
     from dragoman.compare.compare import said
 
-    settings = [argument for argument in arguments if "=" in argument and not Path(argument).exists()]
-    paths = [Path(argument) for argument in arguments if argument not in settings]
     whole = run_comparison(paths, out=out_folder, overrides=settings, seeds=seeds, jobs=jobs)
     if as_json:
         print(json.dumps(whole, ensure_ascii=False))
@@ -131,6 +147,7 @@ def info(
     markdown: Annotated[bool, typer.Option("--markdown", help="as Markdown, for a README.md")] = False,
 ) -> None:
     """A model card: what it is, what it was trained on, what it scored."""
+    check_runs([run])
     from dragoman.card import card, card_markdown, card_table
 
     if as_json:
@@ -139,6 +156,15 @@ def info(
         print(card_markdown(run), end="")
     else:
         paper().print(card_table(card(run)))
+
+
+@app.command()
+def recipes() -> None:
+    """List the recipes that come with Dragoman; train, fit, distil and compare know them by these names."""
+    found = list(list_recipes())
+    width = max((len(name) for name, _ in found), default=0)
+    for name, about in found:
+        print(f"{name:{width}}  {about}".rstrip())
 
 
 @app.command()

@@ -14,17 +14,17 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
 from dragoman.config import Recipe, build, to_yaml
 from dragoman.io import digest_bytes, write_atomically
 from dragoman.types import UserError
 from dragoman.yaml_text import parse_yaml
+
+if TYPE_CHECKING:  # PyTorch is imported where tensors are, so that a folder can be checked before
+    from torch import Tensor
 
 FORMAT = 3
 MOST_DIGITS = 100  # of a format number; Python itself gives up after some thousands
@@ -59,6 +59,8 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], **about: str) -> Non
 
     The header has one entry: safetensors writes several in random order, and equal runs must give equal bytes.
     """
+    from safetensors.torch import save_file
+
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     note = json.dumps({**about, "digest": _digest(held, about)}, sort_keys=True)
     write_whole(path, lambda made: save_file(held, str(made), {NOTE: note}))
@@ -90,6 +92,8 @@ def read_digest(path: Path) -> str:
 
 
 def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
+    import torch
+
     digest = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16)
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()

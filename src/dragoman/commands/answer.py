@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from dragoman.commands.checks import check_engine, check_files, check_runs
 from dragoman.commands.options import (
     Batch,
     Beam,
@@ -74,6 +75,9 @@ def translate(
     device: Device = "auto",
 ) -> None:
     """Translate lines: as many out as in, in the same order."""
+    check_engine(engine)
+    check_runs([run, *(others or [])])
+    check_files([input_file, glossary, dictionary, conllu])
     from dragoman.commands.translate import Order, carry_out
 
     carry_out(
@@ -115,13 +119,15 @@ def generate(
     device: Device = "auto",
 ) -> None:
     """Let a language model go on from a prompt."""
-    from dragoman.generator import Generator
-    from dragoman.loading import load_as
-
     drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     settings = build(SampleSettings, drawing, where="generate")
     if prompt and input_file:
         raise UserError("generate takes --prompt TEXT or --input F, not both")
+    check_runs([run])
+    check_files([input_file])
+    from dragoman.generator import Generator
+    from dragoman.loading import load_as
+
     generator = load_as(Generator, run, device=device)
     prompts = input_groups(input_file, 64) if input_file else iter([[prompt]])
     between = "---\n" if generator.whole_files else ""  # texts of many lines need a mark between them
@@ -147,6 +153,8 @@ def classify(
     device: Device = "auto",
 ) -> None:
     """Put a label on lines: as many out as in, in the same order."""
+    check_runs([run])
+    check_files([input_file])
     from dragoman.classifier import Classifier
     from dragoman.loading import load_as
 

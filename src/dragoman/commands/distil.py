@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from dragoman.commands.checks import check_engine, check_files, check_recipe, check_runs
 from dragoman.commands.options import Batch, Beam, Device, Engine, Overrides, Run, Tag
+from dragoman.recipe_files import find_recipe
 
 
 def distil(
@@ -36,6 +38,10 @@ def distil(
     ] = "",
 ) -> None:
     """Train a small fast student on what a large model says to the sources of the recipe's data.train."""
+    recipe = find_recipe(recipe)
+    check_runs([run, *(others or [])])
+    check_recipe(recipe, overrides or [])
+    check_files(sources or [])
     from dragoman.distil import DistilSettings
     from dragoman.distil import distil as run_distillation
 
@@ -61,6 +67,9 @@ def backtranslate(
 
     Started again after it was killed it goes on; under torchrun all processes share the work.
     """
+    check_engine(engine)
+    check_runs([run])
+    check_files([input_file])
     from dragoman.answers.asking import search_changes
     from dragoman.backtranslation import backtranslate as translate_back
 

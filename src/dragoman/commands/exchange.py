@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from dragoman.commands.checks import FORMATS, check_runs
 from dragoman.commands.options import Run
+from dragoman.config import pick
 from dragoman.console import say
 
 Quantization = Annotated[str, typer.Option(help="of the weights: float32, int8 and others that CTranslate2 has")]
@@ -23,6 +25,8 @@ def export(
     ] = False,
 ) -> None:
     """Write a run in another format, and compare its translations with the run's own before it is done."""
+    pick(dict.fromkeys(FORMATS), to, "format")
+    check_runs([run])
     from dragoman.export import export as write
 
     for each in write(run, to, folder, quantization=quantization, say=say, force=force):

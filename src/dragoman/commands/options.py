@@ -32,14 +32,24 @@ OutputFile = Annotated[Path | None, typer.Option("-o", "--output", help="by defa
 Batch = Annotated[
     int,
     typer.Option(
-        min=1, help="the most lines taken at a time; from a pipe, those that are there; never changes an answer"
+        min=1,
+        help="the most lines taken at a time, from a pipe those that are there; changes no text of a torch engine",
     ),
 ]
-Engine = Annotated[str, typer.Option(help="auto, torch, torch-bf16, torch-int8, ctranslate2, ctranslate2-int8")]
+Engine = Annotated[
+    str,
+    typer.Option(
+        help="what computes the output: torch, in float32 (auto is the same); torch-bf16 or torch-int8, faster and "
+        "less precise; ctranslate2 or ctranslate2-int8, the model converted, the fastest on a CPU"
+    ),
+]
 Tag = Annotated[
     str, typer.Option(help="for runs that were trained with tags, such as de for German", show_default=False)
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1")]
+Device = Annotated[
+    str,
+    typer.Option(help="where to compute: cpu, cuda (a GPU), cuda:1 (the second GPU); auto is a GPU if there is one"),
+]
 Quiet = Annotated[
     int,
     typer.Option(

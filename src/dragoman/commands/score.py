@@ -8,10 +8,11 @@ from collections import Counter
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from dragoman.commands.checks import check_engine, check_files, check_output, check_runs
 from dragoman.commands.options import (
     Batch,
     Beam,
@@ -27,10 +28,8 @@ from dragoman.commands.options import (
     say_counts,
 )
 from dragoman.console import DETAIL, is_shown, output_to, paper, say, ticker
-from dragoman.types import PairScore, UserError
-
-if TYPE_CHECKING:
-    from dragoman.store import RunFolder
+from dragoman.store import RunFolder
+from dragoman.types import PairScore
 
 Files = list[Path] | None
 Runs = Annotated[Files, typer.Argument(metavar="RUN [RUN ...]", help="run folders", show_default=False)]
@@ -45,6 +44,7 @@ Metrics = Annotated[
 BleuTokenize = Annotated[
     str, typer.Option(help="how BLEU tokenises: 13a, intl, zh, char, ...; by default as fits the script")
 ]
+Breakdown = Annotated[bool, typer.Option("--breakdown", help="also scores by source length and by word frequency")]
 Page = Annotated[
     Path | None,
     typer.Option(help="write an HTML page: scores, and lines where systems differ most", show_default=False),
@@ -63,9 +63,7 @@ def evaluate(
     conllu: Conllu = None,
     beam: Beam = None,
     tag: Tag = "",
-    breakdown: Annotated[
-        bool, typer.Option("--breakdown", help="also scores by source length and by word frequency")
-    ] = False,
+    breakdown: Breakdown = False,
     page: Page = None,
     as_json: Json = False,
     engine: Engine = "torch",
@@ -75,6 +73,10 @@ def evaluate(
 
     -v also prints the n-gram precisions and the brevity penalty of BLEU. --hypotheses needs no run and no --source.
     """
+    check_engine(engine)
+    check_runs(runs or [])
+    check_files([source, conllu, *(reference or []), *(hypotheses or [])])
+    check_output(page)
     from dragoman.evaluation.page import page_of_differences
     from dragoman.evaluation.panel import Panel
     from dragoman.evaluation.systems import Asked, systems
@@ -82,18 +84,16 @@ def evaluate(
     from dragoman.score.metrics import chosen, note_on_wer
     from dragoman.score.words import bleu_of, in_tokens
 
-    if page and not page.absolute().parent.is_dir():
-        raise UserError(f"cannot write {str(page)!r}: there is no such folder")
     bleu_of(bleu_tokenize, [])  # what is not there is refused now, not after the work
     names = [one.name for one in chosen(metric)] if metric else []
     asked = Asked(source, reference or [], conllu, phrasebook, count, names, beam, tag, device, engine)
-    recipes = {str(run): open_folder(run).recipe() for run in runs or []} if breakdown or page else None
+    recipes = {str(run): RunFolder(run).recipe() for run in runs or []} if breakdown or page else None
     panel, results = Panel(tokenize=bleu_tokenize, recipes=recipes, ticker=ticker), []
     plain = bleu_tokenize != "none"  # BLEU tokenises lines, and no message yet about lines that are tokens already
     for name, answered in systems(runs or [], hypotheses or [], asked, say, ticker):
         results.append(panel.judge(name, answered))
         if name in map(str, runs or []):
-            folder, test = open_folder(name), str(source or f"phrasebook {phrasebook}")
+            folder, test = RunFolder(name), str(source or f"phrasebook {phrasebook}")
             keep_scores(folder, results[-1], test=test, beam=beam)
             if note := note_on_wer(results[-1], folder.recipe().tokenizer):
                 say(note)
@@ -104,19 +104,12 @@ def evaluate(
         if as_json:
             print(json.dumps(results[-1], ensure_ascii=False), flush=True)
     if not as_json:
-        paper().print(table(results, parts=is_shown(DETAIL)))
-    if breakdown and not as_json:
-        paper().print(breakdowns(results))
+        shown = [table(results, parts=is_shown(DETAIL)), *([breakdowns(results)] if breakdown else [])]
+        paper().print(*shown, sep="\n")
     if page:
         whole = page_of_differences(panel.tests)
         with output_to(page) as sink:
             sink.write(whole)
-
-
-def open_folder(run: str | Path) -> RunFolder:
-    from dragoman.store import RunFolder  # imports PyTorch, which scores of files do not need
-
-    return RunFolder(run)
 
 
 def keep_scores(folder: RunFolder, result: dict[str, Any], *, test: str, beam: int | None) -> None:
@@ -142,6 +135,8 @@ def score(
     device: Device = "auto",
 ) -> None:
     """How likely a model holds given answers: one log-probability a line, in nats, nan where it can give none."""
+    check_runs([run])
+    check_files([source, target, conllu])
     from dragoman.evaluation.texts import read_texts, read_trees
     from dragoman.loading import load_as
     from dragoman.translator import Translator

@@ -1,0 +1,54 @@
+"""Checks of a command line that need no model. They come before PyTorch is imported, which takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from dragoman.config import CorpusSettings, Recipe, pick, read_recipe
+from dragoman.console import is_stdin
+from dragoman.store import RunFolder
+from dragoman.types import UserError
+
+ENGINES = ("auto", "torch", "torch-bf16", "torch-int8", "ctranslate2", "ctranslate2-int8")  # engines/choose.py
+FORMATS = ("ctranslate2", "huggingface", "onnx")  # export.py
+
+
+def check_runs(runs: Iterable[str | Path | None]) -> None:
+    """Refuse a run folder that is not there, is none, or is one of a later Dragoman."""
+    for run in runs:
+        if run is not None:
+            RunFolder(run).check()
+
+
+def check_files(paths: Iterable[Path | None]) -> None:
+    """Refuse a file to read that is not there. What is in it is another matter."""
+    for path in paths:
+        if path is None or is_stdin(path):
+            continue
+        try:
+            path.stat()
+        except OSError as error:
+            missing = isinstance(error, FileNotFoundError)
+            why = f"there is no file {str(path)!r}" if missing else f"{str(path)!r} cannot be read: {error.strerror}"
+            raise UserError(why) from None
+        if path.is_dir():
+            raise UserError(f"{str(path)!r} is a folder, but a text file is wanted")
+
+
+def check_output(path: Path | None) -> None:
+    """Refuse a file to write in a folder that is not there."""
+    if path and not path.absolute().parent.is_dir():
+        raise UserError(f"cannot write {str(path)!r}: there is no such folder")
+
+
+def check_engine(name: str) -> None:
+    pick(dict.fromkeys(ENGINES), name, "engine")
+
+
+def check_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
+    """Read a recipe with `a.b=c` laid over it, and refuse one that names a file which is not there."""
+    recipe = read_recipe(path, overrides)
+    corpora: list[CorpusSettings] = [*recipe.data.train, *recipe.data.dev, *recipe.data.test]
+    check_files(Path(file) for corpus in corpora for file in corpus.files)
+    return recipe
