@@ -71,7 +71,7 @@ def test_without_an_expectation_all_are_ranked() -> None:
 
 def test_nothing_is_said_of_what_is_not_there() -> None:
     alone = Figure([Line("new", [Point(0, "1 words", (1.0,))])], "words", "BLEU", "BLEU")
-    assert answer(ASKED, alone) == "Nothing can be said: old has no finished run."
+    assert answer(ASKED, alone) == "No answer: old has no finished run."
     assert "no run of these models" in answer(ASKED, Figure([], "words", "BLEU", "BLEU"))
 
 

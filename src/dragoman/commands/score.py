@@ -126,7 +126,7 @@ def keep_scores(folder: RunFolder, result: dict[str, Any], *, test: str, beam: i
 def score(
     run: Run,
     source: Annotated[Path, typer.Option(help="plain text, one sentence a line", show_default=False)],
-    target: Annotated[Path, typer.Option(help="the answers to score, line by line", show_default=False)],
+    target: Annotated[Path, typer.Option(help="the translations to score, line by line", show_default=False)],
     output_file: OutputFile = None,
     conllu: Conllu = None,
     tag: Tag = "",
@@ -134,7 +134,7 @@ def score(
     as_json: Json = False,
     device: Device = "auto",
 ) -> None:
-    """How likely a model holds given answers: one log-probability a line, in nats, nan where it can give none."""
+    """Print the log-probability of each target given its source, in nats; nan where the model cannot score it."""
     check_runs([run])
     check_files([source, target, conllu])
     from dragoman.evaluation.texts import read_texts, read_trees

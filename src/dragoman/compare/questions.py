@@ -100,12 +100,12 @@ def answer(question: Question, figure: Figure) -> str:
     """What came out, in a sentence that holds nothing but the numbers."""
     lines = {line.name: line for line in figure.lines}
     if not lines:
-        return "There is nothing to see yet: no run of these models was finished."
+        return "No answer: no run of these models has finished."
     if not question.better:
         return ranking(figure)
     missing = [name for name in (question.better, question.worse) if name not in lines]
     if missing:
-        return f"Nothing can be said: {missing[0]} has no finished run."
+        return f"No answer: {missing[0]} has no finished run."
     return contest(lines[question.better], lines[question.worse], figure)
 
 
@@ -121,7 +121,7 @@ def contest(better: Line, worse: Line, figure: Figure) -> str:
     """Whether the one is above the other at the far end, in how many seeds, and how it is at the near end."""
     pairs = [(b, w) for b in better.points for w in worse.points if b.x == w.x]
     if not pairs:
-        return f"Nothing can be said: {better.name} and {worse.name} have no point in common."
+        return f"No answer: {better.name} and {worse.name} have no point in common."
     b, w = pairs[-1]
     ahead = sum((one < other) if figure.low_is_good else (one > other) for one, other in zip(b.values, w.values))
     seeds = min(len(b.values), len(w.values))

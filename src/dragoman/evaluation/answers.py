@@ -57,7 +57,7 @@ def on_texts(
     if isinstance(door, Generator):
         return measured(door, references[0] if references else sources, names)
     if not references:
-        raise UserError("evaluate needs --reference F beside --source F: what the right answers are")
+        raise UserError("evaluate needs --reference F beside --source F: the reference translations or labels")
     if isinstance(door, Classifier):
         return labelled(door, sources, references, names)
     if isinstance(door, Translator):
@@ -117,7 +117,7 @@ def warned(found: Sequence[Hypothesis | Verdict]) -> dict[str, int]:
 
 def measured(generator: Generator, lines: Lines, names: Sequence[str]) -> Answered:
     if names:
-        raise UserError(f"a language model gives no answers that {names[0]} could judge; leave the metric out")
+        raise UserError(f"a language model has no outputs that {names[0]} could score; leave the metric out")
     found = generator.measure(lines)
     way = f"context:{generator.recipe.model['context']}|documents:{generator.recipe.data.documents}"
     values = {"loss": found.loss, "perplexity": found.perplexity, "bits_per_character": found.bits_per_character}
@@ -128,12 +128,12 @@ def measured(generator: Generator, lines: Lines, names: Sequence[str]) -> Answer
 
 
 def labelled(classifier: Classifier, sources: Lines, references: Sequence[Lines], names: Sequence[str]) -> Answered:
-    """Labels, and who was taken for whom. A right label that training never saw counts as a mistake, and is said."""
+    """Return labels and their confusion matrix. A reference label that training did not have counts as an error."""
     found = classifier.classify(sources)
     labels, wanted = [one.label for one in found], [label.strip() for label in references[0]]
     warnings = Counter(warned(found))
     known = classifier.tokenizers.target.encode
-    warnings.update("with a right label that training did not have" for label in wanted if not known(label))
+    warnings.update("with a reference label that training did not have" for label in wanted if not known(label))
     about = {"confusion": confusion(labels, wanted), "warnings": dict(warnings - Counter())}
     return Answered(sources, [wanted, *references[1:]], labels, names or ["accuracy"], about)
 
