@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -11,10 +12,13 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import yaml
+from safetensors.torch import save_file
 
+from dragoman.config import CorpusSettings
 from dragoman.loading import load
-from dragoman.store import CHANGED, DIGEST_LINE
-from dragoman.text import phrasebook
+from dragoman.store import CHANGED, DIGEST_LINE, NOTE, load_tensors, save_tensors
+from dragoman.text import corpus, phrasebook
 from dragoman.types import UserError
 from toy_run import Call, Toy, files, one_sentence, process, write_corpus, write_lines, write_recipe
 
@@ -464,3 +468,76 @@ def test_swapped_sides_show_in_the_statistics(tmp_path: Path, call: Call) -> Non
     wrong = call("data", "stats", "--source", german, "--target", english, "--json")
     assert "source looks like de" in json.loads(wrong.out)["notes"][0]
     assert "target looks like en" in json.loads(wrong.out)["notes"][0]
+
+
+# Run folders that somebody has tampered with.
+
+
+@pytest.fixture
+def copied(toy: Toy, tmp_path: Path) -> Path:
+    """A copy of the toy's run without its checkpoints."""
+    return Path(shutil.copytree(toy.run, tmp_path / "copy", ignore=shutil.ignore_patterns("checkpoints")))
+
+
+NOTES: dict[str, dict[str, str]] = {
+    "no longest": {},
+    "longest a word": {"longest": "x"},
+    "longest of 5000 digits": {"longest": "9" * 5000},
+    "longest negative": {"longest": "-1"},
+    "longest infinite": {"longest": float("inf")},  # type: ignore[dict-item]
+    "usual too short": {"longest": "9", "usual": "[1]"},
+    "usual of words": {"longest": "9", "usual": '["a", "b", "c"]'},
+    "usual nested": {"longest": "9", "usual": "[" * 100_000},
+}
+
+
+@pytest.mark.parametrize("notes", NOTES.values(), ids=list(NOTES))
+def test_damaged_notes_of_a_model(copied: Path, call: Call, notes: dict[str, str]) -> None:
+    weights, about = load_tensors(copied / "model.safetensors")
+    save_tensors(copied / "model.safetensors", weights, **{"tokenizer": about["tokenizer"]} | notes)
+    one_sentence(call("translate", copied, stdin=b"ba.\n"), "model.safetensors", "damaged")
+
+
+def test_notes_nested_too_deeply(copied: Path, call: Call) -> None:
+    weights, _ = load_tensors(copied / "model.safetensors")
+    save_file(weights, copied / "model.safetensors", {NOTE: "[" * 100_000})
+    one_sentence(call("translate", copied, stdin=b"ba.\n"), "model.safetensors", "damaged")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite(copied: Path, call: Call, value: float) -> None:
+    weights, about = load_tensors(copied / "model.safetensors")
+    name = next(iter(weights))
+    weights[name].view(-1)[0] = value
+    save_tensors(copied / "model.safetensors", weights, **about)
+    one_sentence(call("translate", copied, stdin=b"ba.\n"), "not finite", name)
+
+
+@pytest.mark.parametrize(
+    "name", ["FORMAT", "config.yaml", "model.safetensors", "tokenizer/tokenizer.json", "metrics.jsonl"]
+)
+def test_a_pipe_in_a_run_folder_is_not_waited_for(copied: Path, name: str) -> None:
+    (copied / name).unlink()
+    os.mkfifo(copied / name)
+    with pytest.raises(UserError, match=f"{name}' is a pipe, socket or device"):
+        load(copied)
+
+
+@pytest.mark.parametrize("cache", ['"a\\0b"', "~nosuchuser/x"])
+def test_a_cache_that_cannot_be(small: Path, tmp_path: Path, call: Call, cache: str) -> None:
+    values = yaml.safe_load(small.read_text())
+    values["data"]["cache"] = yaml.safe_load(cache)
+    small.write_text(yaml.safe_dump(values))
+    one_sentence(call("train", small, "--out", tmp_path / "run"), "data.cache", working=True)
+
+
+def test_a_line_without_end(toy: Toy, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is refused before a tokenizer sees it, which needs a hundred times its size; but not in a text to learn."""
+    monkeypatch.setattr(corpus.read_lines, "__kwdefaults__", {"longest": 1 << 20})
+    monkeypatch.setattr(corpus, "LONGEST_LINE", 1 << 20)
+    bomb = tmp_path / "bomb.gz"
+    bomb.write_bytes(gzip.compress(b"ba.\n" + b"x" * (2 << 20)))
+    one_sentence(call("translate", toy.run, "--input", bomb), "bomb.gz line 2", "2 MB")
+    one_sentence(call("data", "stats", "--source", bomb, "--target", bomb), "bomb.gz line 2")
+    pairs = list(corpus.read_pairs(CorpusSettings(text=str(bomb))))
+    assert [len(pair.target) for pair in pairs] == [3, 2 << 20]

@@ -548,7 +548,15 @@ def test_a_corpus_too_small_to_split_is_said(tmp_path: Path, call: Call) -> None
 
 
 @pytest.mark.parametrize(
-    "error", [MemoryError(), torch.OutOfMemoryError("CUDA"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("Resource temporarily unavailable"),
+        RuntimeError("can't start new thread"),
+        RuntimeError("std::bad_alloc"),
+    ],
 )
 def test_want_of_memory_gets_a_sentence(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
     app = typer.Typer()

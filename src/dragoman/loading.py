@@ -5,7 +5,8 @@ dragoman.load("runs/demo").translate(["A man walks his dog."])
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,6 +39,11 @@ def open_run(run: str | Path, *, device: str = "auto") -> Door[Model]:
     if not folder.model.exists():
         raise UserError(why_no_model(folder))
     weights, about = load_tensors(folder.model)
+    for name, tensor in weights.items():
+        if not tensor.isfinite().all():
+            raise UserError(
+                f"{str(folder.model)!r} has weights that are not finite, in {name!r}; restore it, or train it again"
+            )
     tokenizers = Tokenizers.load(folder.tokenizer)
     if about.get("tokenizer") != tokenizers.fingerprint():
         raise UserError(f"{str(folder.tokenizer)!r} is damaged, or not the tokenizer that the model was trained with")
@@ -45,8 +51,19 @@ def open_run(run: str | Path, *, device: str = "auto") -> Door[Model]:
         model = build_model(recipe, **tokenizers.sizes)
     put_weights(model, renamed(weights, folder.version), repr(str(folder.model)), "its config.yaml")
     where = choose_device(device)
-    usual = Usual.read(about["usual"]) if "usual" in about else None
-    return Door(model.to(where).eval(), tokenizers, recipe, int(about["longest"]), where, usual=usual)
+    longest, usual = read_notes(about, folder.model)
+    return Door(model.to(where).eval(), tokenizers, recipe, longest, where, usual=usual)
+
+
+def read_notes(about: Mapping[str, str], path: Path) -> tuple[int, Usual | None]:
+    """Return the length of the longest source in training and the usual ratios, from the header of the weights."""
+    try:
+        longest, usual = int(about["longest"]), Usual.read(about["usual"]) if "usual" in about else None
+        if longest in range(1 << 31) and (usual is None or all(map(math.isfinite, usual))):
+            return longest, usual
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
+        pass
+    raise UserError(f"the notes in the header of {str(path)!r} are damaged; copy it again or restore it")
 
 
 def why_no_model(folder: RunFolder) -> str:

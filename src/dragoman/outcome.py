@@ -14,6 +14,7 @@ import typer
 from dragoman.console import ERROR, say
 from dragoman.types import Stop, UserError
 
+NO_ROOM = ("can't allocate memory", "can't start new thread", "Resource temporarily unavailable", "std::bad_alloc")
 TERMINATED = 128 + signal.SIGTERM
 
 
@@ -56,9 +57,9 @@ def outcome(command: Any, arguments: list[str]) -> int:
 
 
 def no_room(error: Exception) -> bool:
-    """Whether memory ran out: Python's, or that of PyTorch, which is not imported for this."""
+    """Whether memory ran out, in Python, PyTorch (not imported for this) or a library that could not start a thread."""
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return named or "can't allocate memory" in str(error)
+    return named or (isinstance(error, RuntimeError) and any(words in str(error) for words in NO_ROOM))
 
 
 def misused(error: Any) -> int:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from dragoman.config import Recipe, build, to_yaml
-from dragoman.io import digest_bytes, write_atomically
+from dragoman.io import check_plain, digest_bytes, write_atomically
 from dragoman.types import UserError
 from dragoman.yaml_text import parse_yaml
 
@@ -75,7 +75,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             digest = about.pop("digest")
     except FileNotFoundError:
         raise UserError(f"{str(path)!r} is missing, so the folder is not a whole run") from None
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{str(path)!r} is cut short or damaged ({error}); copy it again or restore it") from None
     if digest != _digest(tensors, about):
         raise UserError(f"{str(path)!r} is damaged: its content does not match its digest; copy it again or restore it")
@@ -154,6 +154,9 @@ class RunFolder:
         """Refuse what is no run folder, or one of a later Dragoman."""
         if not self.path.is_dir():
             raise UserError(f"there is no run folder {str(self.path)!r}")
+        folders = (self.tokenizer, self.checkpoints, self.distilled)
+        for path in (*self.path.iterdir(), *(path for folder in folders for path in folder.rglob("*"))):
+            check_plain(path)
         if not self.format.is_file():
             raise UserError(f"{str(self.path)!r} is not a run folder: it has no FORMAT file")
         written = self.format.read_bytes().strip()

@@ -32,6 +32,7 @@ Lines = Callable[[Path], Iterator[str]]  # of a file
 Field = TypeVar("Field", str, list[str])  # of a row: its text, or several
 LINE_BREAK = re.compile(r"\s*[\r\n]\s*")  # inside a text of a list, which is joined
 TURN = " | "  # between the turns of a dialogue
+LONGEST_LINE = 64 << 20  # bytes of a line, but for the text of a language model
 MOST_DIGITS = 9  # of a turn's number
 SHOWN = 5  # rows that a complaint quotes
 NO_SHAPE = ("weight", "references", "phrasebook", "split", "seed")  # settings that change no pair of a file
@@ -81,7 +82,7 @@ class _Frames(io.RawIOBase):
         super().close()
 
 
-def read_lines(path: Path, watch: Watch | None = None) -> Iterator[str]:
+def read_lines(path: Path, watch: Watch | None = None, *, longest: float = LONGEST_LINE) -> Iterator[str]:
     """The lines of a text file, compressed or not, without their ends and without a byte order mark.
 
     `watch` is given a function that returns how many bytes of the file, as it is on disk, are read.
@@ -92,7 +93,7 @@ def read_lines(path: Path, watch: Watch | None = None) -> Iterator[str]:
         with _open(path) as stream:
             if watch:
                 watch(partial(_bytes_read, stream, path))
-            yield from lines_of(stream, str(path))
+            yield from lines_of(stream, str(path), longest=longest)
     except FileNotFoundError:
         raise UserError(f"there is no file {str(path)!r}") from None
     except IsADirectoryError:
@@ -101,11 +102,13 @@ def read_lines(path: Path, watch: Watch | None = None) -> Iterator[str]:
         raise UserError(f"{str(path)!r} cannot be read: {error.strerror or error}") from None
 
 
-def lines_of(stream: Iterable[bytes], name: str) -> Iterator[str]:
-    """The same from an open file, which complaints call `name`."""
+def lines_of(stream: Iterable[bytes], name: str, *, longest: float = LONGEST_LINE) -> Iterator[str]:
+    """Yield the lines of an open file, which messages call `name`; refuse one of more than `longest` bytes."""
     number = 0
     try:
         for number, raw in enumerate(stream, 1):  # binary files end their lines at b"\n" alone
+            if len(raw) > longest:  # a tokenizer would need a hundred times as much memory
+                raise UserError(f"{name} line {number} has {len(raw) >> 20} MB, and a line may have 64; break it up")
             line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
             if line.endswith(b"\n"):
                 line = line[:-2] if line.endswith(b"\r\n") else line[:-1]
@@ -177,7 +180,8 @@ def way_of(corpus: CorpusSettings, direction: str) -> str:
 
 def _from_files(corpus: CorpusSettings, trees: bool, watch: Watch | None) -> Iterator[Pair]:
     kind = next(kind for kind in READERS if getattr(corpus, kind))
-    pairs = READERS[kind](corpus, partial(read_lines, watch=watch))
+    lines_in = partial(read_lines, watch=watch, longest=math.inf if kind == "text" else LONGEST_LINE)
+    pairs = READERS[kind](corpus, lines_in)
     if corpus.reverse:
         return (Pair(pair.target, pair.source) for pair in pairs)
     if corpus.conllu and trees:
@@ -309,7 +313,7 @@ def _plain(corpus: CorpusSettings, lines_in: Lines) -> Iterator[Pair]:
     """
     path = Path(corpus.text)
     whole = corpus.part == (0.0, 1.0)
-    total = math.inf if whole else sum(len(line) + 1 for line in read_lines(path))
+    total = math.inf if whole else sum(len(line) + 1 for line in read_lines(path, longest=math.inf))
     first, last = (share and share * total for share in corpus.part)
     at, found = 0, False
     for line in lines_in(path):
