@@ -23,6 +23,13 @@ import numpy as np
 
 HERE = Path(__file__).parent
 SIZES: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "kind": "transformer",
+        "layers": 1,
+        "width": 16,
+        "inner": 32,
+        "heads": 2,
+    },  # to try it out
     "small": {"kind": "transformer", "layers": 3, "width": 256, "inner": 1024, "heads": 4},
     "base": {"kind": "transformer", "layers": 6, "width": 512, "inner": 2048, "heads": 8},
     "big": {"kind": "transformer", "layers": 6, "width": 1024, "inner": 4096, "heads": 16},

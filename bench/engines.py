@@ -1,21 +1,27 @@
 """Do all engines say the same? One run through every engine and every format, there and back, on the same lines.
 
-    python bench/engines.py RUN [--lines 1000] [--source F --reference F] [--out STEM]
+    python bench/engines.py RUN [--lines 1000] [--source F --reference F] [--only engines] [--quick] [--out STEM]
+    python bench/engines.py RUN --classes [--out STEM]
 
-The run is exported to every format, and what Hugging Face holds is imported again. All of them answer the same lines,
-test sentences of the phrasebook if no file is named, with the run's own beam. They are measured by what the run itself
-answers by PyTorch in float32: how many texts are the same, how far apart in score those are that are not, and BLEU. A
-score is the log-probability per token that the run itself gives to a text, whoever found it.
+The run is exported to every format, and what Hugging Face holds is imported again. All of them translate the same
+lines, test sentences of the phrasebook if no file is named, with the run's own beam. They are measured by what the run
+itself gives by PyTorch in float32: how many texts are the same, how far apart in score the others are, and BLEU.
+A score is the log-probability per token that the run itself gives to a text, whoever found it.
 
 Required: in full precision 99 of 100 texts the same and the others within a thousandth in score, in less BLEU within
-0.2. The table is printed, STEM.json and STEM.md are written; the exit code is 1 where one is off, or refuses the run.
+0.2. The table is printed, STEM.json and STEM.md are written; the exit code is 1 where one is off, or where full
+precision is refused. A precision that the CPU has no instructions for may be refused.
+
+`--classes` runs the engines once for each class of CPU below this one, as far as libraries can be told to be on one.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -42,6 +48,15 @@ from dragoman.types import UserError
 from translators import describe_machine
 
 ALIKE, NEAR, BLEU = 0.99, 1e-3, 0.2  # what is required
+QUICK = 20  # lines, which show nothing but that it runs
+AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "CT2_FORCE_CPU_ISA": "AVX2"}
+CLASSES = {  # by the environment that keeps libraries from using more
+    "this one": {},
+    "AVX-512 without VNNI": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
+    "AVX2": AVX2,
+    "AVX2, CTranslate2 with MKL": {**AVX2, "CT2_USE_MKL": "1", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+    "SSE4.1": {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default", "CT2_FORCE_CPU_ISA": "GENERIC"},
+}
 PORTION = 500  # lines at a time: whoever has one limit for a call makes many small calls of few lines
 
 Answer = Callable[[Sequence[str]], list[str]]
@@ -93,9 +108,12 @@ def imported(folder: Path, out: Path) -> Answer:
     return texts_of(load(out, device="cpu"))
 
 
-def ways(translator: Translator, run: Path, folder: Path) -> dict[str, Way]:
+def ways(translator: Translator, run: Path, folder: Path, only: str = "") -> dict[str, Way]:
     """By what a table calls them; formats that hold less than full precision are asked for int8 too."""
-    found = {f"--engine {name}": Way(partial(engine, translator, name), "-" not in name) for name in ENGINES}
+    names = [name for name in ENGINES if name != "auto"]  # which is torch
+    found = {f"--engine {name}": Way(partial(engine, translator, name), "-" not in name) for name in names}
+    if only == "engines":
+        return found
     for to, kind in FORMATS.items():
         for quantization in [each for each in ("float32", "int8") if each in kind.quantizations]:
             write = partial(exported, translator, run, folder, to, quantization)
@@ -114,6 +132,11 @@ def answered(answer: Answer, lines: Sequence[str], name: str) -> list[str]:
     return texts
 
 
+def digest(texts: Sequence[str]) -> str:
+    """Return what is the same for the same texts on another CPU."""
+    return hashlib.blake2b("\n".join(texts).encode(), digest_size=6).hexdigest()
+
+
 def gaps(translator: Translator, lines: Sequence[str], truth: Sequence[str], texts: Sequence[str]) -> list[float]:
     """By how much the run itself scores other texts than its own lower, or higher if below 0."""
     other = [i for i in range(len(lines)) if truth[i] != texts[i]]
@@ -122,22 +145,23 @@ def gaps(translator: Translator, lines: Sequence[str], truth: Sequence[str], tex
     return [a.mean - b.mean for a, b in zip(own, found, strict=True)]
 
 
-def compared(run: Path, lines: Sequence[str], references: Sequence[str]) -> dict[str, dict[str, Any]]:
+def compared(run: Path, lines: Sequence[str], references: Sequence[str], only: str = "") -> dict[str, dict[str, Any]]:
     translator = load_as(Translator, run, device="cpu")
     truth = answered(texts_of(translator), lines, "the run as it is")
     bleu = METRICS["bleu"](truth, [references]).value
-    results: dict[str, dict[str, Any]] = {"the run as it is": {"bleu": bleu}}
+    results: dict[str, dict[str, Any]] = {"the run as it is": {"bleu": bleu, "digest": digest(truth)}}
     with tempfile.TemporaryDirectory() as folder:
-        for name, way in ways(translator, run, Path(folder)).items():
+        for name, way in ways(translator, run, Path(folder), only).items():
             try:
                 texts = answered(way.open(), lines, name)
             except UserError as lack:
                 say(f"{name}: {lack}")
-                results[name] = {"refused": str(lack), "good": False}
+                results[name] = {"refused": str(lack), "good": not way.full}
                 continue
             apart = gaps(translator, lines, truth, texts)
             found = {"same": 1 - len(apart) / len(lines), "gap": max(map(abs, apart), default=0.0), "gaps": apart}
-            found["bleu"] = METRICS["bleu"](texts, [references]).value
+            found |= {"bleu": METRICS["bleu"](texts, [references]).value, "digest": digest(texts)}
+            found["bleu_of_the_run"] = METRICS["bleu"](texts, [truth]).value
             exact = found["same"] >= ALIKE and found["gap"] <= NEAR
             results[name] = {**found, "good": exact if way.full else abs(found["bleu"] - bleu) <= BLEU}
             say(f"{name}: {found['same']:.1%}")
@@ -161,13 +185,70 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     return "\n".join(rows) + "\n"
 
 
+def by_class(run: Path, lines: int) -> dict[str, dict[str, Any]]:
+    """Return the results of all engines for each class of CPU, each in a process of its own."""
+    found = {}
+    for name, limits in CLASSES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            stem = Path(folder) / "result"
+            asked = [str(run), "--lines", str(lines), "--only", "engines", "--out", str(stem)]
+            say(f"as on a CPU with {name}")
+            subprocess.run([sys.executable, __file__, *asked], env={**os.environ, **limits}, check=False)
+            found[name] = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
+    return found
+
+
+def class_table(found: dict[str, dict[str, Any]]) -> str:
+    """Markdown; the last column says whether texts are to the letter those on this CPU with all it has."""
+    head = (
+        "CPU",
+        "engine",
+        "same text as float32",
+        "BLEU",
+        "difference",
+        "BLEU against float32",
+        "texts as on this CPU",
+    )
+    rows = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    here = next(iter(found.values()))["results"]
+    for cpu, one in found.items():
+        (first, plain), *others = one["results"].items()
+        rows.append(f"| {cpu} | {first} | | {plain['bleu']:.2f} | | | {yes(plain, here[first])} |")
+        for name, way in others:
+            if "refused" in way:
+                rows.append(f"| {cpu} | `{name}` | {way['refused']} | | | | |")
+                continue
+            cells = [f"{way['same']:.1%}", f"{way['bleu']:.2f}", f"{way['bleu'] - plain['bleu']:+.2f}"]
+            cells += [f"{way['bleu_of_the_run']:.2f}", yes(way, here[name])]
+            rows.append(f"| {cpu} | `{name}` | " + " | ".join(cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def yes(one: dict[str, Any], other: dict[str, Any]) -> str:
+    return "yes" if one.get("digest") == other.get("digest") else "no"
+
+
+def write(out: Path | None, title: str, about: dict[str, Any], results: dict[str, Any], shown: str) -> None:
+    print(shown, end="")
+    if out:
+        whole = json.dumps({**about, "results": results}, indent=1) + "\n"
+        out.with_suffix(".json").write_text(whole, encoding="utf-8")
+        head = "\n".join(f"- {key}: {value}" for key, value in about.items())
+        out.with_suffix(".md").write_text(f"# {title}\n\n{head}\n\n{shown}", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--lines", type=int, default=1000)
     parser.add_argument("--source", type=Path, help="plain text; by default test sentences of the phrasebook")
     parser.add_argument("--reference", type=Path)
+    parser.add_argument("--only", choices=("", "engines"), default="", help="without the formats of others")
+    parser.add_argument("--classes", action="store_true", help="the engines, as on other CPUs too")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK} lines, engines only: shows that it runs")
     parser.add_argument("--out", type=Path, help="the results, without an ending")
+    if parser.parse_args().quick:
+        parser.set_defaults(lines=QUICK, only="engines")
     options = parser.parse_args()
     if (options.source is None) != (options.reference is None):
         parser.error("--source and --reference belong together")
@@ -177,21 +258,16 @@ def main() -> None:
     else:
         pairs = list(phrasebook.pairs("test", options.lines, direction=recipe.data.direction))
         lines, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
-    results = compared(options.run, lines, references)
-    about = {
-        "date": date.today().isoformat(),
-        "machine": ", ".join(describe_machine()),
-        "corpus": options.source.name if options.source else "phrasebook, test",
-        "lines": len(lines),
-        "beam": recipe.search.beam,
-    }
-    print(table(results), end="")
-    if options.out:
-        whole = json.dumps({**about, "results": results}, indent=1) + "\n"
-        options.out.with_suffix(".json").write_text(whole, encoding="utf-8")
-        head = "\n".join(f"- {key}: {value}" for key, value in about.items())
-        text = f"# Engines, {about['corpus']}\n\n{head}\n\n{table(results)}"
-        options.out.with_suffix(".md").write_text(text, encoding="utf-8")
+    corpus = options.source.name if options.source else "phrasebook, test"
+    about = {"date": date.today().isoformat(), "machine": ", ".join(describe_machine())}
+    about |= {"corpus": corpus, "lines": len(lines), "beam": recipe.search.beam}
+    if options.classes:
+        found = by_class(options.run, options.lines)
+        write(options.out, "Engines on other classes of CPU", about, found, class_table(found))
+        results = {f"{cpu}: {name}": way for cpu, one in found.items() for name, way in one["results"].items()}
+    else:
+        results = compared(options.run, lines, references, options.only)
+        write(options.out, f"Engines, {corpus}", about, results, table(results))
     sys.exit(0 if all(one.get("good", True) for one in results.values()) else 1)
 
 

@@ -1,11 +1,12 @@
 """Translation on a CPU: all engines of Dragoman beside Hugging Face and CTranslate2, same weights and lines, one run.
 
     python bench/translate_cpu.py RUN [RUN ...] --source F [--reference F] [--beams 4 1] [--rounds 5] [--out F.json]
+    python bench/translate_cpu.py RUN --source F --quick
 
 Everything is counted end to end, from lines to lines, models loaded before. Rounds are interleaved, each in an order
 of its own, since what ran before leaves its traces, and the first is thrown away. Speeds are medians; a ratio is the
 median of the ratios of single rounds, which other load on the machine disturbs least. Tokens are those of the answers,
-end marks counted.
+end marks counted. An engine or a peer that cannot run the model, or whose precision the CPU does not have, is left out.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ from dragoman.loading import load
 from dragoman.score.metrics import METRICS
 from dragoman.text.corpus import read_lines
 from dragoman.translator import Translator
+from dragoman.types import UserError
 from translators import System, ctranslate2, describe_machine, huggingface, ours
 
 PEER, FASTEST = "huggingface", "ctranslate2 int8, raw"  # what speeds are compared with
 TURN = 2.0  # seconds, at least: who is done sooner translates the same lines again
+QUICK: dict[str, Any] = {"lines": 10, "rounds": 1, "beams": [2], "turn": 0.0}  # shows nothing but that it runs
 BATCH = 32  # of the peers: best or within 3 % of the best of 16, 32, 64 and 128 for all sizes
 
 
@@ -50,12 +53,20 @@ def systems(translator: Translator, beam: int) -> dict[str, Callable[[], System]
 
 
 def compared(
-    translator: Translator, beam: int, lines: Sequence[str], references: Sequence[str] | None, rounds: int
+    translator: Translator,
+    beam: int,
+    lines: Sequence[str],
+    references: Sequence[str] | None,
+    rounds: int,
+    turn: float = TURN,
 ) -> dict[str, Any]:
     threads = torch.get_num_threads()
     made: dict[str, System] = {}
     for name, make in systems(translator, beam).items():
-        made[name] = make()
+        try:
+            made[name] = make()
+        except (UserError, ImportError) as lack:
+            print(f"  {name} is left out: {lack}", file=sys.stderr, flush=True)
         torch.set_num_threads(threads)  # opening CTranslate2 changes it
     speeds: dict[str, list[float]] = {name: [] for name in made}
     texts: dict[str, list[str]] = {}
@@ -63,7 +74,7 @@ def compared(
         for name in random.Random(number).sample(list(made), len(made)):
             some = lines if number else lines[: max(len(lines) // 5, 1)]
             begun, passes = time.perf_counter(), 0
-            while not passes or time.perf_counter() - begun < TURN:
+            while not passes or time.perf_counter() - begun < turn:
                 texts[name] = made[name].translate(some)
                 passes += 1
             seconds = (time.perf_counter() - begun) / passes
@@ -75,18 +86,20 @@ def compared(
     for name in made:
         found[name] = {
             "tokens_per_second": round(statistics.median(speeds[name])),
-            "of_huggingface": ratio(speeds[name], speeds[PEER]),
-            "of_raw_ctranslate2_int8": ratio(speeds[name], speeds[FASTEST]),
+            "of_huggingface": ratio(speeds[name], speeds.get(PEER)),
+            "of_raw_ctranslate2_int8": ratio(speeds[name], speeds.get(FASTEST)),
             "rounds": [round(speed) for speed in speeds[name]],
-            "same_text_as_huggingface": sum(a == b for a, b in zip(texts[name], texts[PEER], strict=True)) / len(lines),
         }
+        if PEER in texts:
+            same = sum(a == b for a, b in zip(texts[name], texts[PEER], strict=True))
+            found[name]["same_text_as_huggingface"] = same / len(lines)
         if references:
             found[name]["bleu"] = round(METRICS["bleu"](texts[name], [references]).value, 2)
     return found
 
 
-def ratio(one: Sequence[float], other: Sequence[float]) -> float:
-    return round(statistics.median(a / b for a, b in zip(one, other, strict=True)), 2)
+def ratio(one: Sequence[float], other: Sequence[float] | None) -> float | None:
+    return other and round(statistics.median(a / b for a, b in zip(one, other, strict=True)), 2)
 
 
 def table(found: dict[str, Any]) -> str:
@@ -95,11 +108,16 @@ def table(found: dict[str, Any]) -> str:
     for run, beams in found["runs"].items():
         for beam, engines in beams.items():
             rows += [
-                f"| {run} | {beam} | {name} | {one['tokens_per_second']:,} | {one['of_huggingface']:.2f} | "
-                f"{one['of_raw_ctranslate2_int8']:.2f} | {one['same_text_as_huggingface']:.1%} | {one.get('bleu')} |"
+                f"| {run} | {beam} | {name} | {one['tokens_per_second']:,} | {shown(one['of_huggingface'])} | "
+                f"{shown(one['of_raw_ctranslate2_int8'])} | {shown(one.get('same_text_as_huggingface'), '.1%')} | "
+                f"{shown(one.get('bleu'))} |"
                 for name, one in engines.items()
             ]
     return "\n".join(rows)
+
+
+def shown(value: float | None, how: str = ".2f") -> str:
+    return "" if value is None else format(value, how)
 
 
 def main() -> None:
@@ -110,7 +128,11 @@ def main() -> None:
     parser.add_argument("--beams", type=int, nargs="+", default=[4, 1])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--lines", type=int, default=1000)
+    parser.add_argument("--turn", type=float, default=TURN, help="seconds of one turn, at least")
+    parser.add_argument("--quick", action="store_true", help="few lines, one round: shows nothing but that it runs")
     parser.add_argument("--out", type=Path)
+    if parser.parse_args().quick:
+        parser.set_defaults(**QUICK)
     options = parser.parse_args()
     lines = list(read_lines(options.source))[: options.lines]
     references = list(read_lines(options.reference))[: options.lines] if options.reference else None
@@ -122,7 +144,7 @@ def main() -> None:
     for run in options.runs:
         translator = load(run, device="cpu")
         found["runs"][run.name] = {
-            beam: compared(translator, beam, lines, references, options.rounds) for beam in options.beams
+            beam: compared(translator, beam, lines, references, options.rounds, options.turn) for beam in options.beams
         }
         if options.out:
             options.out.write_text(json.dumps(found, indent=1) + "\n")

@@ -25,7 +25,7 @@ def test_lines_are_those_of_the_library(
     bench: Any = importlib.import_module(name)
     seen = []
 
-    def compared(_: object, __: object, lines: list[str], references: list[str], rounds: int) -> dict[str, Any]:  # noqa: ARG001
+    def compared(_: object, __: object, lines: list[str], references: list[str], *rounds: float) -> dict[str, Any]:  # noqa: ARG001
         seen.extend([lines, references])
         return {}
 
