@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -12,8 +13,11 @@ import pytest
 import typer
 
 from dragoman import cli, console
+from dragoman.classifier import Classifier
+from dragoman.loading import load_as
 from dragoman.train.report import Report
-from toy_run import Call, Toy, command, sentences, write_lines
+from dragoman.types import UserError
+from toy_run import Call, Toy, command, one_sentence, sentences, write_lines
 
 pytest_plugins = ["toy_fixtures"]
 LEVELS = {"error": console.ERROR, "warning": console.WARNING, "note": console.NOTE, "detail": console.DETAIL}
@@ -96,3 +100,27 @@ def test_a_shell_gets_completions() -> None:
     asked = {"_DRAGOMAN_COMPLETE": "complete_bash", "COMP_WORDS": "dragoman tra", "COMP_CWORD": "1"}
     answer = subprocess.run(command(), env={**os.environ, **asked}, capture_output=True, text=True, check=True)
     assert set(answer.stdout.split()) == {"train", "translate"}
+
+
+# texts on the command line
+
+
+def test_texts_on_the_command_line_are_translated(toy: Toy, tmp_path: Path, call: Call) -> None:
+    texts = [*sentences(2, seed=8), "x=5 ba!", "a=b"]
+    piped = call("translate", toy.run, stdin="".join(f"{text}\n" for text in texts).encode())
+    assert call("translate", toy.run, *texts) == piped
+    assert call("translate", toy.run, "\n".join(texts)) == piped
+    narrow = call("translate", toy.run, *texts, "search.beam=1", "--json")
+    assert [json.loads(line)["source"] for line in narrow.out.splitlines()] == texts
+    one_sentence(call("translate", toy.run, "ba!", "beam=1"), "did you mean 'search.beam=1'")
+    one_sentence(call("translate", toy.run, "ba!", "train.lr=1"), "'train.lr=1' cannot be changed here")
+    lines = write_lines(tmp_path / "in", texts)
+    one_sentence(call("translate", toy.run, "ba!", "-i", lines), "--input")
+
+
+def test_another_task_is_named_by_the_run(toy: Toy, call: Call) -> None:
+    """One run or several: no list and no Path shows."""
+    for wanted in ("classify", "generate"):
+        one_sentence(call(wanted, toy.run), f"the model in '{toy.run}' does not {wanted}")
+    with pytest.raises(UserError, match=f"the model in '{toy.run}', '{toy.run}' does not classify"):
+        load_as(Classifier, [toy.run, toy.run])

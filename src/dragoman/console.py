@@ -7,7 +7,7 @@ import select
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
@@ -107,22 +107,25 @@ class ArrivingLines:
                 self.lines.append(b"".join(self.begun))
 
 
+Input = Path | Sequence[str] | None  # a file, lines that were given with the command, or stdin
+
+
 def is_stdin(path: Path | None) -> bool:
     return path is None or str(path) == "-"
 
 
-def input_lines(path: Path | None) -> Iterator[str]:
+def input_lines(given: Input) -> Iterator[str]:
     """Lines of a file or of stdin. Only a line feed ends a line, with or without a carriage return."""
-    return (line for group in input_groups(path, 1) for line in group)
+    return (line for group in input_groups(given, 1) for line in group)
 
 
-def input_groups(path: Path | None, size: int) -> Iterator[list[str]]:
+def input_groups(given: Input, size: int) -> Iterator[list[str]]:
     """Up to `size` lines at a time. From a pipe or a terminal come those that are there, so that nobody who waits for
     an answer before writing the next line waits in vain."""
     from dragoman.text.corpus import lines_of, read_lines
 
-    if path is not None and not is_stdin(path):
-        lines = read_lines(path)
+    if not isinstance(given, Path | None) or not is_stdin(given):
+        lines = read_lines(given) if isinstance(given, Path) else iter(given or ())
         while group := list(islice(lines, size)):
             yield group
         return
@@ -179,11 +182,11 @@ def ticker(what: str, total: int = 0) -> Callable[[int], None]:
 
 
 @contextmanager
-def counting(path: Path | None) -> Iterator[Any]:
+def counting(given: Input) -> Iterator[Any]:
     """Lines done, speed and time left on a terminal, when the input is a file."""
     begun = time.monotonic()
-    shown = not is_stdin(path) and sys.stderr.isatty() and is_shown(NOTE)
-    total = sum(1 for _ in input_lines(path)) if shown else 0
+    shown = isinstance(given, Path) and not is_stdin(given) and sys.stderr.isatty() and is_shown(NOTE)
+    total = sum(1 for _ in input_lines(given)) if shown else 0
 
     def tick(done: int) -> None:
         if total:

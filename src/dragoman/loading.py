@@ -110,7 +110,8 @@ def load_as(door: type[D], run: Runs, *, device: str = "auto", engine: str = "")
     if isinstance(found, door):
         return found
     wanted, there = (next(task for task, each in DOORS.items() if issubclass(one, each)) for one in (door, type(found)))
-    raise UserError(f"the model in {str(run)!r} does not {wanted}: it was trained to {there}; use dragoman {there}")
+    names = ", ".join(repr(str(one)) for one in runs_of(run))
+    raise UserError(f"the model in {names} does not {wanted}: it was trained to {there}; use dragoman {there}")
 
 
 def put_weights(model: nn.Module, weights: dict[str, Tensor], name: str, place: str) -> None:

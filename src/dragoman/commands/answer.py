@@ -20,17 +20,27 @@ from dragoman.commands.options import (
     InputFile,
     Json,
     OutputFile,
-    Overrides,
     Run,
     Said,
     Tag,
+    Texts,
     answer_lines,
+    given_lines,
     one_line,
+    split_arguments,
 )
 from dragoman.config import SampleSettings, build
 from dragoman.console import input_groups, output_to, say
 from dragoman.types import UserError
 
+TextsAndSettings = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[TEXT ...] [search.b=c ...]",
+        help="lines to translate, instead of --input or stdin, and settings of the search to change",
+        show_default=False,
+    ),
+]
 NBest = Annotated[
     int | None, typer.Option(min=1, help="answers to each line, as 'line ||| text ||| score'", show_default="1")
 ]
@@ -57,7 +67,7 @@ Resume = Annotated[
 
 def translate(
     run: Run,
-    overrides: Overrides = None,
+    arguments: TextsAndSettings = None,
     input_file: InputFile = None,
     output_file: OutputFile = None,
     beam: Beam = None,
@@ -74,7 +84,12 @@ def translate(
     engine: Engine = "auto",
     device: Device = "auto",
 ) -> None:
-    """Translate lines: as many out as in, in the same order."""
+    """Translate lines: as many out as in, in the same order.
+
+    Lines are those of --input, else texts on the command line, else stdin, which is answered line by line.
+    """
+    texts, settings = split_arguments(arguments)
+    given = given_lines(texts, input_file)
     check_engine(engine)
     check_runs([run, *(others or [])])
     check_files([input_file, glossary, dictionary, conllu])
@@ -83,8 +98,8 @@ def translate(
     carry_out(
         Order(
             [run, *(others or [])],
-            overrides or [],
-            input_file,
+            settings,
+            given,
             output_file,
             beam=beam,
             nbest=nbest,
@@ -104,6 +119,7 @@ def translate(
 
 def generate(
     run: Run,
+    texts: Texts = None,
     prompt: Annotated[str, typer.Option(help="the beginning of the text")] = "",
     input_file: Annotated[
         Path | None, typer.Option("-i", "--input", help="instead: one prompt a line; - is stdin", show_default=False)
@@ -121,31 +137,32 @@ def generate(
     """Let a language model go on from a prompt."""
     drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     settings = build(SampleSettings, drawing, where="generate")
-    if prompt and input_file:
-        raise UserError("generate takes --prompt TEXT or --input F, not both")
+    prompts = [*([prompt] if prompt else []), *(texts or [])]
+    if prompts and input_file:
+        raise UserError("generate takes prompts on the command line or by --input F, not both")
     check_runs([run])
     check_files([input_file])
     from dragoman.generator import Generator
     from dragoman.loading import load_as
 
     generator = load_as(Generator, run, device=device)
-    prompts = input_groups(input_file, 64) if input_file else iter([[prompt]])
     between = "---\n" if generator.whole_files else ""  # texts of many lines need a mark between them
     with output_to(output_file) as sink:
         number = 0  # of the prompt
-        for some in prompts:
-            for texts in generator.generate(some, count=count, tokens=tokens, seed=seed, settings=settings):
-                for one in texts:
-                    mark = "" if (number == 0 and one is texts[0]) or as_json else between
+        for some in input_groups(input_file or prompts or [""], 64):
+            for found in generator.generate(some, count=count, tokens=tokens, seed=seed, settings=settings):
+                for one in found:
+                    mark = "" if (number == 0 and one is found[0]) or as_json else between
                     print(mark + (json.dumps(asdict(one), ensure_ascii=False) if as_json else one.text), file=sink)
                 number += 1
-                for warning in dict.fromkeys(warning for one in texts for warning in one.warnings):
+                for warning in dict.fromkeys(warning for one in found for warning in one.warnings):
                     say(f"prompt {number}: {warning}")
             sink.flush()
 
 
 def classify(
     run: Run,
+    texts: Texts = None,
     input_file: InputFile = None,
     output_file: OutputFile = None,
     batch: Batch = 256,
@@ -153,6 +170,7 @@ def classify(
     device: Device = "auto",
 ) -> None:
     """Put a label on lines: as many out as in, in the same order."""
+    given = given_lines(texts, input_file)
     check_runs([run])
     check_files([input_file])
     from dragoman.classifier import Classifier
@@ -165,4 +183,4 @@ def classify(
             record = {"source": line, **asdict(one)}
             yield json.dumps(record, ensure_ascii=False) if as_json else one_line(one.label), one.warnings
 
-    answer_lines(answer, input_file, output_file, batch)
+    answer_lines(answer, given, output_file, batch)

@@ -11,7 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from dragoman.console import DETAIL, ERROR, NOTE, WARNING, counting, input_groups, output_to, say, set_verbosity
+from dragoman.config import Recipe, SearchSettings
+from dragoman.console import DETAIL, ERROR, NOTE, WARNING, Input, counting, input_groups, output_to, say, set_verbosity
+from dragoman.types import UserError
 
 FEW = 10  # warnings of a kind that are said in full
 Said = tuple[str, Sequence[str]]  # an answer and its warnings
@@ -20,6 +22,10 @@ Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")
 Beam = Annotated[int | None, typer.Option(min=1, help="width of the beam; 1 is greedy; by default the run's own")]
 Conllu = Annotated[
     Path | None, typer.Option(help="trees of the lines, for runs with model.position=tree", show_default=False)
+]
+Texts = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[TEXT ...]", help="lines, instead of --input or stdin", show_default=False),
 ]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[a.b=c ...]", help="settings to change", show_default=False)
@@ -102,13 +108,13 @@ def with_verbosity(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def answer_lines(
-    answer: Callable[[int, list[str]], Iterator[Said]], input_file: Path | None, output_file: Path | None, batch: int
+    answer: Callable[[int, list[str]], Iterator[Said]], given: Input, output_file: Path | None, batch: int
 ) -> None:
     """One answer out for every line in. `answer` is given how many lines came before, and some lines."""
     warned = Warned()
-    with output_to(output_file) as sink, counting(input_file) as tick:
+    with output_to(output_file) as sink, counting(given) as tick:
         number = 0
-        for some in input_groups(input_file, batch):
+        for some in input_groups(given, batch):
             for text, warnings in answer(number, some):
                 number += 1
                 print(text, file=sink)
@@ -116,6 +122,31 @@ def answer_lines(
             sink.flush()
             tick(number)
     say_counts(warned.lines)
+
+
+def given_lines(texts: Sequence[str] | None, input_file: Path | None) -> Input:
+    """Return the lines that stand on the command line, else the file, else stdin."""
+    if not texts:
+        return input_file
+    if input_file is not None:
+        raise UserError("text stands on the command line and --input names a file; leave one of them out")
+    return [line for text in texts for line in text.split("\n")]
+
+
+def split_arguments(arguments: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """Return texts and settings. A setting is what begins with `section.name=`; 'x = 5' is a text.
+
+    A setting of search without its section is refused: it would be translated otherwise.
+    """
+    texts: list[str] = []
+    settings: list[str] = []
+    for argument in arguments or []:
+        name = argument.partition("=")[0] if "=" in argument else ""
+        if name in SearchSettings.model_fields:
+            raise UserError(f"{argument!r}: settings have a section; did you mean 'search.{argument}'?")
+        section, dot, _ = name.partition(".")
+        (settings if dot and section in Recipe.model_fields else texts).append(argument)
+    return texts, settings
 
 
 class Warned:

@@ -13,7 +13,7 @@ from dragoman.answers.asking import search_changes, settings_for
 from dragoman.answers.glossary import read_dictionary, read_glossary
 from dragoman.commands.options import Said, Warned, answer_lines, one_line, say_counts
 from dragoman.config import CorpusSettings
-from dragoman.console import input_lines, output_to, say
+from dragoman.console import Input, input_lines, output_to, say
 from dragoman.door import kinds
 from dragoman.group import Group, joined
 from dragoman.io import digest_bytes
@@ -32,7 +32,7 @@ class Order:
 
     runs: Sequence[Path]
     overrides: Sequence[str]
-    input_file: Path | None
+    given: Input  # lines, their file, or stdin
     output_file: Path | None
     beam: int | None
     nbest: int | None
@@ -57,7 +57,7 @@ class Order:
             raise UserError("--stream prints words of one answer as they come; leave --json, --nbest and --conllu out")
         if kept and (self.stream or self.conllu):
             raise UserError("--resume, and torchrun, do a file in shards; leave --stream and --conllu out")
-        files = [path for path in (self.input_file, self.output_file) if path and is_plain(path)]
+        files = [path for path in (self.given, self.output_file) if isinstance(path, Path) and is_plain(path)]
         if kept and len(files) < 2:
             raise UserError("--resume, and torchrun, need --input F and --output F, which are plain files")
 
@@ -106,7 +106,8 @@ class Asking:
 
     def answer_lines(self) -> None:
         order = self.order
-        grove = Grove(order.conllu, str(order.input_file or "the input")) if order.conllu else None
+        name = str(order.given) if isinstance(order.given, Path) else "the input"
+        grove = Grove(order.conllu, name) if order.conllu else None
         if self.translator.asks_for_trees and not grove:
             say("no trees were given with --conllu: words are known by their places alone")
         flags: Counter[str] = Counter()
@@ -117,7 +118,7 @@ class Asking:
                 flags.update(unwarned(best))
                 yield said, [one for one in best.warnings if grove or one != TREELESS]  # said of all lines, above
 
-        answer_lines(answer, order.input_file, order.output_file, order.batch)
+        answer_lines(answer, order.given, order.output_file, order.batch)
         say_counts(flags)
         if grove:
             grove.end()
@@ -138,8 +139,8 @@ class Asking:
 
     def answer_file(self, group: Group) -> None:
         """The same for a file that is too long to be done twice, or by one process."""
-        source, output = self.order.input_file, self.order.output_file
-        assert source
+        source, output = self.order.given, self.order.output_file
+        assert isinstance(source, Path)
         assert output
         counts: Counter[str] = Counter()
         report = Report(quiet=not group.first)
@@ -175,7 +176,7 @@ class Asking:
         """One line at a time, word by word."""
         warned, flags = Warned(), Counter[str]()
         with output_to(self.order.output_file) as sink:
-            for number, line in enumerate(input_lines(self.order.input_file), 1):
+            for number, line in enumerate(input_lines(self.order.given), 1):
                 search = self.settings.model_dump()
                 answer = spoken(
                     self.translator.stream(self.line(line), search=search, dictionary=self.dictionary), sink
