@@ -17,7 +17,7 @@ from dragoman.store import RunFolder
 from dragoman.train.choices import Choices
 from dragoman.train.record import Progress
 from dragoman.train.validate import Validation
-from toy_run import events, quietly, sentences, translated, write_lines
+from toy_run import Call, events, quietly, sentences, translated, write_lines
 
 pytest_plugins = ["toy_fixtures"]
 
@@ -76,13 +76,16 @@ def test_every_corpus_of_dev_is_asked(small: Path, tmp_path: Path, tag: str) -> 
         assert score == judged(lines, name)["chrf"]
 
 
-def test_every_reference_counts(small: Path, tmp_path: Path) -> None:
+def test_every_reference_counts(small: Path, tmp_path: Path, call: Call) -> None:
     lines = sentences(6, 9)
     rows = ({"source": line.split(), "target": ["x", translated(line)]} for line in lines)
     dev = write_lines(tmp_path / "dev.jsonl", map(json.dumps, rows))
-    run = quietly(small, tmp_path / "run", f"data.dev={{jsonl: {dev}}}", "train.steps=6", "train.metric=chrf")
-    [event] = [event for event in events(run) if event["event"] == "validate"]
+    corpora = [f"data.{split}={{jsonl: {dev}}}" for split in ("train", "dev")]
+    answer = call("train", small, "--out", tmp_path / "run", *corpora, "train.steps=6", "train.metric=chrf")
+    [event] = [event for event in events(tmp_path / "run") if event["event"] == "validate"]
     assert event["signature"].startswith("nrefs:2|")
+    assert "train: 6 further targets are left out; of several, the first is learned" in answer.err
+    assert "dev: 6 further" not in answer.err
 
 
 def test_the_first_format_knew_only_bleu() -> None:

@@ -243,8 +243,16 @@ def _reader(recipe: Recipe, corpus: CorpusSettings, split: str, *, trees: bool =
 def _store(recipe: Recipe, corpus: CorpusSettings, split: str, tokenizers: Tokenizers, report: Report) -> Weighted:
     form, trees = form_of(recipe), asks_for_trees(recipe.model)
     noun = FORMS[form].noun
+    further = 0  # targets beside the first of a pair
+
+    def pairs() -> Iterator[Pair]:
+        nonlocal further
+        for pair in report.counted(_reader(recipe, corpus, split, trees=trees)(), f"encoding {split} {noun}"):
+            further += len(pair.alternatives)
+            yield pair
+
     store: TokenStore = open_store(
-        lambda: report.counted(_reader(recipe, corpus, split, trees=trees)(), f"encoding {split} {noun}"),
+        pairs,
         tokenizers,
         key=fingerprint(corpus, split=split, direction=recipe.data.direction),
         cache=cache_folder(recipe.data.cache),
@@ -258,6 +266,8 @@ def _store(recipe: Recipe, corpus: CorpusSettings, split: str, tokenizers: Token
     several = len(recipe.data.learned if split == "train" else recipe.data.dev) > 1
     which = f"{split}, {corpus.shown}" if several else split
     report.say(f"{which}: {len(store):,} {noun}" + (f" ({left_out}: left out)" if left_out else ""))
+    if further and split == "train":
+        report.say(f"{which}: {further:,} further targets are left out; of several, the first is learned")
     if store.treeless:
         report.say(f"{which}: {store.treeless:,} sentences have no usable tree; their words are known by place alone")
     return Weighted(store, corpus.weight)
