@@ -27,8 +27,8 @@ SAME = 0.8  # share of its words that a copy has from the source
 RARE = 0.01  # share of copies in training below which a copy is odd
 ROOM = 4  # tokens that are added to both sides before they are compared: short lines vary more
 MARGIN = 1.25  # times beyond the most that training had
-OFTEN = 0.5  # share of training pairs with other placeholders than their source, from which on that is no fault
-ENOUGH = 5  # training pairs with placeholders, below which they say little
+OFTEN = 0.3  # share of training pairs with other placeholders than their source, from which on that is no fault
+ENOUGH = 10  # training pairs with placeholders, below which they say little
 SHOWN = 10  # placeholders that a warning names
 MARKS = re.compile(r"[{<%@]|://|www\.")  # a text without any of these has no placeholder, tag or link
 # Every alternative begins with a mark of its own or where a word begins, and its repetitions are possessive: a text is

@@ -153,7 +153,7 @@ def read_pairs(
     if corpus.source_words:
         beginning = re.compile(rf"\s*(?:\S+\s+){{0,{corpus.source_words - 1}}}\S*")
         pairs = (replace(pair, source=beginning.match(pair.source)[0]) for pair in pairs)  # type: ignore[index]
-    return (replace(pair, tag=corpus.tag) for pair in pairs) if corpus.tag else pairs
+    return (Pair(p.source, p.target, p.tree, corpus.tag, p.alternatives) for p in pairs) if corpus.tag else pairs
 
 
 def all_references(pairs: Sequence[Pair]) -> list[list[str]]:
