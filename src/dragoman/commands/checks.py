@@ -50,5 +50,8 @@ def check_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
     """Read a recipe with `a.b=c` laid over it, and refuse one that names a file which is not there."""
     recipe = read_recipe(path, overrides)
     corpora: list[CorpusSettings] = [*recipe.data.train, *recipe.data.dev, *recipe.data.test]
-    check_files(Path(file) for corpus in corpora for file in corpus.files)
+    try:
+        check_files(Path(file) for corpus in corpora for file in corpus.files)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None  # one of several, in a comparison
     return recipe
