@@ -277,6 +277,7 @@ def test_subwords_that_are_drawn_keep_their_tag(tmp_path: Path) -> None:
     recipe = read_recipe(path)
     tagged = recipe.data.train[0].model_copy(update={"tag": "there"})
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"train": (tagged,), "dev": ()})})
+    (tmp_path / "run").mkdir()
     prepared = prepare(recipe, RunFolder(tmp_path / "run"), QUIET)
     [tag] = prepared.tokenizers.before("there")
     stream = stream_of(recipe, prepared)
