@@ -79,7 +79,8 @@ MAY_USE = {
         "shards", "lessons",
     ],
     "export": ["types", "card", "config", "store", "score", "text", "engines", "exchange", "loading", "translator"],
-    "outcome": ["types", "console"],
+    "interrupts": [],
+    "outcome": ["types", "console", "interrupts"],
     "commands": [
         "types", "recipe_files", "io", "config", "console", "store", "text", "score", "answers", "door", "translator",
         "generator", "classifier", "loading", "evaluation", "train", "corpora", "distil", "export", "group", "shards",
@@ -89,7 +90,7 @@ MAY_USE = {
         "types", "recipe_files", "cores", "console", "commands", "train", "compare", "card", "catalogue",
         "settings_reference", "demo", "outcome",
     ],
-    "__main__": ["cli"],
+    "__main__": ["cli", "interrupts"],
 }  # fmt: skip
 LINES, FUNCTION_LINES = 400, 60
 

@@ -8,7 +8,6 @@ translator.translate(["A man walks his dog."])
 
 import os
 from importlib import import_module
-from importlib.metadata import version
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from dragoman.types import PairScore as PairScore
     from dragoman.types import Score as Score
     from dragoman.types import UserError as UserError
-
-__version__ = version("dragoman")
 
 for _name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     # oneDNN, and PyTorch in every thread, keep a kernel for each shape of a matrix product, 1,024 of them by default:
@@ -74,6 +71,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Public names are fetched from their rooms when first asked for, so that `import dragoman` is quick."""
+    if name == "__version__":
+        return import_module("importlib.metadata").version("dragoman")  # slow to import
     if name not in _HOMES:
         raise AttributeError(f"module 'dragoman' has no attribute {name!r}")
     return getattr(import_module(f"dragoman.{_HOMES[name]}"), name)

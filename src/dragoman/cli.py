@@ -222,7 +222,8 @@ def spread(arguments: list[str]) -> list[str]:
 
 def main() -> None:
     if sys.stdin is None or sys.stdout is None:
-        sys.exit("dragoman: standard input and output must be open; use /dev/null for nothing")
+        print("dragoman: standard input and output must be open; use /dev/null for nothing", file=sys.stderr)
+        sys.exit(2)
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
     if "_DRAGOMAN_COMPLETE" in os.environ:
         app(prog_name="dragoman")  # a shell asks for completions

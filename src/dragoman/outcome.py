@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from dragoman import interrupts
 from dragoman.console import ERROR, say
 from dragoman.types import Stop, UserError
 
@@ -21,9 +22,10 @@ TERMINATED = 128 + signal.SIGTERM
 def outcome(command: Any, arguments: list[str]) -> int:
     """Run a command. What comes of it is an exit code, and a sentence where it is not done."""
     try:
-        with command.make_context("dragoman", arguments) as context:
-            command.invoke(context)
-        sys.stdout.flush()
+        with interrupts.catching():
+            with command.make_context("dragoman", arguments) as context:
+                command.invoke(context)
+            sys.stdout.flush()
     except typer.Exit as end:
         return int(end.exit_code)
     except (UserError, Stop) as end:
@@ -36,7 +38,7 @@ def outcome(command: Any, arguments: list[str]) -> int:
         raise
     except (KeyboardInterrupt, typer.Abort):
         say("dragoman: stopped", ERROR)
-        return 130
+        return interrupts.STOPPED
     except BrokenPipeError:  # the reader has gone, such as head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
@@ -46,6 +48,9 @@ def outcome(command: Any, arguments: list[str]) -> int:
             sys.stdout.close()  # what it still holds cannot be written either
         return 2
     except Exception as error:
+        if interrupts.came():  # while a library was imported, for example, which made an ImportError of it
+            say("dragoman: stopped", ERROR)
+            return interrupts.STOPPED
         if no_room(error):
             say(
                 "dragoman: out of memory; free what others hold, or ask for less: a smaller model, or smaller batches",

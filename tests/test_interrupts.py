@@ -1,0 +1,91 @@
+"""Ctrl-C at any moment: exit code 130, a sentence and no traceback. A closed stream: exit code 2."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman import interrupts
+from dragoman.outcome import outcome
+
+INTERRUPT = "import os, signal; os.kill(os.getpid(), signal.SIGINT)\n"
+AT_EXIT = f"""
+import atexit, sys
+from dragoman.__main__ import main
+atexit.register(lambda: exec({INTERRUPT!r}))
+sys.argv = ["dragoman", "--version"]
+main()
+"""
+
+
+def run(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run Python as from a terminal, where Ctrl-C is not ignored."""
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=listen, **options)
+
+
+@pytest.mark.parametrize("module", ["typer", "rich", "yaml"])
+def test_while_modules_are_imported(tmp_path: Path, module: str) -> None:
+    (tmp_path / f"{module}.py").write_text(INTERRUPT)
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = run("-m", "dragoman", "--help", env={**os.environ, "PYTHONPATH": path})
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "dragoman: stopped\n")
+
+
+def test_while_the_interpreter_ends() -> None:
+    done = run("-c", AT_EXIT)
+    assert (done.returncode, done.stderr) == (130, "dragoman: stopped\n")
+    assert done.stdout.startswith("dragoman ")
+
+
+@pytest.fixture
+def handled() -> Iterator[None]:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupts.install()
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("handled")
+@pytest.mark.parametrize("made", [KeyboardInterrupt, ImportError, SystemError])
+def test_what_a_library_makes_of_it(made: type[BaseException], capsys: pytest.CaptureFixture[str]) -> None:
+    class Command:
+        def make_context(self, *_: object) -> Any:
+            return nullcontext()
+
+        def invoke(self, _: object) -> None:
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                for _ in range(1000):
+                    pass  # the signal is handled between two instructions
+            except KeyboardInterrupt as error:
+                raise made from error
+
+    assert outcome(Command(), []) == 130
+    assert capsys.readouterr().err == "dragoman: stopped\n"
+
+
+def test_a_command_that_ignores_it_goes_on_ignoring_it() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    interrupts.install()
+    assert signal.signal(signal.SIGINT, before) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize("stream", [0, 1])
+def test_a_closed_stream(stream: int) -> None:
+    code = (
+        f"import os, sys; os.close({stream}); os.execv(sys.executable, [sys.executable, '-m', 'dragoman', '--version'])"
+    )
+    done = run("-c", code)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "dragoman: standard input and output must be open; use /dev/null for nothing\n"
