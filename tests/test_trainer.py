@@ -482,6 +482,21 @@ def test_an_end_that_is_moved_is_said(small: Path, tmp_path: Path, call: Call) -
     assert "from here on" not in call("train", small, "--out", tmp_path / "run", "--resume", "train.steps=6").err
 
 
+def test_a_run_goes_on_from_another_folder(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may be written in another way; where another one is named, the message names that setting alone."""
+    monkeypatch.chdir(tmp_path)
+    run = quietly(small, tmp_path / "run", "train.steps=2")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    quietly(Path("../recipe.yaml"), run, "train.steps=4", resume=True)
+    shutil.copy(tmp_path / "train.trg", "train.trg")
+    with pytest.raises(UserError) as caught:
+        quietly(small, run, "train.steps=6", resume=True)
+    new = tmp_path / "other" / "train.trg"
+    assert "begun with data.train.0.target=" in str(caught.value)
+    assert f"cannot go on with {str(new)!r}; " in str(caught.value)
+
+
 def test_what_a_killed_process_half_wrote_is_removed(small: Path, tmp_path: Path) -> None:
     """At once, not with the next checkpoint: it may be what fills the disk."""
     run = quietly(small, tmp_path / "run", "train.steps=4")

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dragoman.answers.asking import settings_for
 from dragoman.answers.hypotheses import check_alignment
-from dragoman.config import LIMITS, SPLITS, Recipe, TokenizerSettings, build, override, pick, read_recipe
+from dragoman.config import FILES, LIMITS, SPLITS, Recipe, TokenizerSettings, build, override, pick, read_recipe
 from dragoman.console import WARNING
 from dragoman.door import Door
 from dragoman.group import MEETING, Group
@@ -158,7 +159,8 @@ def gone_on(recipe: Recipe, folder: RunFolder, newest: Path, init_from: str | Pa
     recipe = completed(recipe)
     check(recipe)
     same_run(before, recipe)
-    return recipe
+    kept = {"train": before.data.train, "dev": before.data.dev}  # checkpoints know corpora by the names of their files
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update=kept)})
 
 
 def check_tokenizer(recipe: Recipe, parent: Recipe, overrides: Sequence[str], run: str) -> list[str]:
@@ -306,11 +308,25 @@ def same_run(before: Recipe, now: Recipe) -> None:
     old, new = before.model_dump(mode="json"), now.model_dump(mode="json")
     for section in old:
         for key in old[section]:
-            if old[section][key] != new[section].get(key) and key not in MAY_CHANGE.get(section, ()):
+            change = first_difference(f"{section}.{key}", old[section][key], new[section].get(key))
+            if change and key not in MAY_CHANGE.get(section, ()):
+                name, one, other = change
                 raise UserError(
-                    f"this run was begun with {section}.{key}={old[section][key]!r}, and cannot go on with "
-                    f"{new[section].get(key)!r}; keep it, or begin a new run with --init-from"
+                    f"this run was begun with {name}={one!r}, and cannot go on with {other!r}; keep it, or begin a new "
+                    "run with --init-from"
                 )
+
+
+def first_difference(name: str, old: Any, new: Any) -> tuple[str, Any, Any] | None:
+    """Return the innermost setting in which two values differ, and both values. Two names of one file do not differ."""
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        old, new = dict(enumerate(old)), dict(enumerate(new))
+    if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
+        return next(filter(None, (first_difference(f"{name}.{key}", old[key], new[key]) for key in old)), None)
+    if name.startswith("data.") and name.rpartition(".")[2] in FILES:
+        with suppress(OSError, ValueError, TypeError):
+            old = new if os.path.samefile(old, new) else old
+    return (name, old, new) if old != new else None
 
 
 def new_model(recipe: Recipe, tokenizers: Tokenizers, parent: Door[Model] | None) -> Model:
