@@ -255,7 +255,7 @@ def check(recipe: Recipe) -> None:
 
 
 def check_metrics(recipe: Recipe, task: str) -> None:
-    judge = metric_named(recipe.train.metric, task, recipe.data.metrics)
+    judge = metric_named(recipe.train.metric, task)
     if judge and judge.lack:
         raise UserError(f"train.metric: {judge.lack}")
     for name in recipe.data.metrics:
