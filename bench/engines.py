@@ -81,7 +81,7 @@ def engine(translator: Translator, name: str) -> Answer:
 def exported(translator: Translator, run: Path, folder: Path, to: str, quantization: str) -> Answer:
     """What answers from the folder that `dragoman export` writes."""
     out = folder / f"{to}-{quantization}"
-    export(run, to, out, quantization=quantization, say=say)
+    export(run, to=to, out=out, quantization=quantization, say=say)
     return texts_of(replace(translator, engine=FORMATS[to].engine(translator, out, quantization)))
 
 

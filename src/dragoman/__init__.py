@@ -8,18 +8,22 @@ translator.translate(["A man walks his dog."])
 
 import os
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from dragoman.callable_module import CallableModule
+
 if TYPE_CHECKING:
+    from dragoman.api import evaluate as evaluate
+    from dragoman.api import score as score
+    from dragoman.api import train as train
     from dragoman.classifier import Classifier as Classifier
     from dragoman.classifier import Verdict as Verdict
     from dragoman.config import Recipe as Recipe
     from dragoman.config import SampleSettings as SampleSettings
+    from dragoman.export import export as export
     from dragoman.generator import Continuation as Continuation
     from dragoman.generator import Generator as Generator
     from dragoman.loading import load as load
-    from dragoman.train.trainer import train as train
     from dragoman.translator import Translator as Translator
     from dragoman.types import Hypothesis as Hypothesis
     from dragoman.types import Line as Line
@@ -48,6 +52,7 @@ _HOMES = {
     "Score": "types",
     "Translator": "translator",
     "Verdict": "classifier",
+    "evaluate": "api",
     "load": "loading",
 }
 __all__ = [
@@ -64,7 +69,10 @@ __all__ = [
     "Translator",
     "UserError",
     "Verdict",
+    "evaluate",
+    "export",
     "load",
+    "score",
     "train",
 ]  # fmt: skip
 
@@ -73,6 +81,8 @@ def __getattr__(name: str) -> Any:
     """Public names are fetched from their rooms when first asked for, so that `import dragoman` is quick."""
     if name == "__version__":
         return import_module("importlib.metadata").version("dragoman")  # slow to import
+    if name == "export":
+        return import_module("dragoman.export")  # can be called
     if name not in _HOMES:
         raise AttributeError(f"module 'dragoman' has no attribute {name!r}")
     return getattr(import_module(f"dragoman.{_HOMES[name]}"), name)
@@ -82,11 +92,5 @@ def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
 
 
-class _Train(ModuleType):
-    """`dragoman.train` is a room and a function: who has opened the room must still be able to call the function."""
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return import_module("dragoman.train.trainer").train(*arguments, **named)
-
-
-import_module("dragoman.train").__class__ = _Train  # the room is empty, so this is quick
+for _name in ("train", "score"):  # packages that are empty, so this is quick; export.py does so itself
+    import_module(f"dragoman.{_name}").__class__ = CallableModule

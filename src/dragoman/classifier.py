@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from dragoman.data.batch import Grid, Widths, lay_labels
-from dragoman.door import Door, evaluating, grouped, rung
+from dragoman.door import Door, check_lines, evaluating, grouped, rung
 from dragoman.models.base import Model
 from dragoman.types import Example, UserError
 
@@ -33,14 +33,13 @@ class Verdict:
     warnings: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Classifier(Door[Model]):
     """Models that put a label on a text."""
 
     def classify(self, lines: Sequence[str]) -> list[Verdict]:
         """The label of every line, in order. An empty line has none."""
-        if isinstance(lines, str):
-            raise UserError("classify takes a list of lines; put a single line into a list of its own")
+        check_lines(lines, "classify")
         parts = [self.cut(line) for line in lines]
         with evaluating(self.model):
             found = iter(self.shares([part for some in parts for part in some]))

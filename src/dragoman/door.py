@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import islice
@@ -22,9 +22,9 @@ from torch import nn
 from dragoman.answers.flags import Usual
 from dragoman.config import Recipe
 from dragoman.models.base import Model
-from dragoman.models.build import most_tokens
+from dragoman.models.build import most_tokens, parameters
 from dragoman.text.tokenizer import Tokenizers
-from dragoman.types import UserError
+from dragoman.types import Line, UserError
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Model)
@@ -32,7 +32,7 @@ ROWS = {"cpu": 8, "cuda": 64}  # texts of one grid
 WHOLE = 512  # tokens up to which a text is kept whole, however short those of training were
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Door(Generic[M]):
     """A model with its tokenizers. `longest` is the longest source, in tokens, that it was trained on."""
 
@@ -42,12 +42,18 @@ class Door(Generic[M]):
     longest: int
     device: torch.device
     usual: Usual | None = field(default=None, kw_only=True)  # what its pairs of training look like, where that is known
+    run: str = field(default="", kw_only=True, compare=False)  # the folder that it was loaded from
     places: int = field(init=False)  # tokens that a text may have at most, its mark and its tags not counted
 
     def __post_init__(self) -> None:
         most = most_tokens(self.recipe.model)
         tags = max((len(tag.split()) for tag in self.recipe.data.tags), default=0)
         object.__setattr__(self, "places", sys.maxsize if most is None else most - 1 - tags)
+
+    def __repr__(self) -> str:
+        """Return such as Translator('runs/demo', transformer, 3.8 M parameters, cpu)."""
+        size = f"{parameters(self.model) / 1e6:.1f} M parameters"
+        return f"{type(self).__name__}({self.run!r}, {self.recipe.model['kind']}, {size}, {self.device})"
 
     @property
     def rows(self) -> int:
@@ -85,6 +91,15 @@ class uncollected:
     def __exit__(self, *_: object) -> None:
         if self.was:
             gc.enable()
+
+
+def check_lines(lines: Sequence[str | Line], verb: str) -> None:
+    """Refuse one line instead of a list of them, and what is no text."""
+    if isinstance(lines, str | Line):
+        raise UserError(f"{verb} takes a list of lines; put a single line into a list of its own")
+    for number, line in enumerate(lines):
+        if not isinstance(line, str | Line):
+            raise UserError(f"{verb} takes lines of text, but item {number} of the list is {line!r}, not a str")
 
 
 def rung(length: int) -> int:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from dragoman.callable_module import CallableModule
 from dragoman.card import card_markdown
 from dragoman.config import DataSettings, pick
+from dragoman.console import say
 from dragoman.engines.base import Engine
 from dragoman.engines.ctranslate2 import CTranslate2Engine
 from dragoman.engines.huggingface import HuggingFaceEngine
@@ -70,12 +73,23 @@ class Agreement(NamedTuple):
 
 
 def export(
-    run: Path, to: str, out: Path, *, quantization: str, say: Callable[[str], None], force: bool = False
+    run: str | Path,
+    *,
+    to: str,
+    out: str | Path,
+    quantization: str = "float32",
+    force: bool = False,
+    say: Callable[[str], None] = say,
 ) -> list[Agreement]:
-    """Write the run in another format. The folder appears when it is complete and has been compared.
+    """Write a run in another format: ctranslate2, huggingface or onnx. Return how its translations compare.
 
-    With `force` it appears however it compares, and what differs is said.
+    The folder `out` appears when it is complete and has been compared with the run. With `force` it appears however it
+    compares, and what differs is said.
+
+        for agreement in dragoman.export("runs/mine", to="ctranslate2", out="mine-ct2"):
+            print(agreement)
     """
+    run, out = Path(run), Path(out)
     kind = pick(FORMATS, to, "format")
     if quantization not in kind.quantizations:
         raise UserError(
@@ -231,3 +245,5 @@ FORMATS = {
     "huggingface": Format(to_huggingface, from_huggingface, ("float32",)),
     "onnx": Format(to_onnx, from_onnx, ("float32",), SLOW_SAMPLE),
 }
+
+sys.modules[__name__].__class__ = CallableModule  # dragoman.export(...), whoever has imported this module before

@@ -23,7 +23,7 @@ from dragoman.config import SampleSettings
 from dragoman.data.batch import Grid, Widths
 from dragoman.data.forms import FORMS
 from dragoman.data.stream import Cut
-from dragoman.door import Door, evaluating, grouped, rung
+from dragoman.door import Door, check_lines, evaluating, grouped, rung
 from dragoman.models.heads import LanguageModel
 from dragoman.search.sample import sample
 from dragoman.search.step import Found
@@ -84,7 +84,7 @@ class Writing:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Generator(Door[LanguageModel]):
     """Models that know what comes next."""
 
@@ -101,8 +101,7 @@ class Generator(Door[LanguageModel]):
 
         The n-th one is a function of its prompt, of n and of the seed; temperature 0 takes the likeliest tokens.
         """
-        if isinstance(prompts, str):
-            raise UserError("generate takes a list of prompts; put a single one into a list of its own")
+        check_lines(prompts, "generate")
         texts = [self.begun(prompt, tokens, (seed, n)) for prompt in prompts for n in range(count)]
         with evaluating(self.model):
             grids = [texts[at : at + self.rows] for at in range(0, len(texts), self.rows)]

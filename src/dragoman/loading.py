@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +52,7 @@ def open_run(run: str | Path, *, device: str = "auto") -> Door[Model]:
     put_weights(model, renamed(weights, folder.version), repr(str(folder.model)), "its config.yaml")
     where = choose_device(device)
     longest, usual = read_notes(about, folder.model)
-    return Door(model.to(where).eval(), tokenizers, recipe, longest, where, usual=usual)
+    return Door(model.to(where).eval(), tokenizers, recipe, longest, where, usual=usual, run=str(run))
 
 
 def read_notes(about: Mapping[str, str], path: Path) -> tuple[int, Usual | None]:
@@ -80,11 +80,15 @@ def runs_of(run: Runs) -> list[str | Path]:
     return [run] if isinstance(run, str | Path) else list(run)
 
 
-def load(run: Runs, *, device: str = "auto", engine: str = "") -> Any:
-    """Open a run folder: a Translator, a Generator or a Classifier, by what the model was trained to do.
+def load(run: Runs, *, device: str = "auto", engine: str = "") -> Translator | Generator | Classifier:
+    """Load a run folder as a Translator, a Generator or a Classifier, by what the model was trained to do.
 
-    Several runs with one vocabulary are opened as one translator, which averages what they hold likely. `engine` is
-    what a translator answers with (engines/choose.py), by default the model as it is.
+    Several runs with one vocabulary are loaded as one translator, which averages their probabilities. `engine` is what
+    a translator computes with (engines/choose.py), by default the model as it is.
+
+        translator = dragoman.load("runs/demo")
+        [hypothesis] = translator.translate(["A man walks his dog."])
+        print(hypothesis.text)
     """
     runs = runs_of(run)
     if not runs:
@@ -93,7 +97,8 @@ def load(run: Runs, *, device: str = "auto", engine: str = "") -> Any:
     opened = doors[0] if len(doors) == 1 else together(doors, [str(one) for one in runs])
     door = DOORS[kind_of(opened.recipe.model).task]
     parts = (opened.model, opened.tokenizers, opened.recipe, opened.longest, opened.device)
-    found = door(*parts, usual=opened.usual)  # type: ignore[arg-type]
+    name = ", ".join(str(one) for one in runs)
+    found = door(*parts, usual=opened.usual, run=name)  # type: ignore[arg-type]
     return with_engine(found, engine) if isinstance(found, Translator) and engine else found
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dragoman.answers.asking import limit_of, settings_for, to_find, unmet, wish_of
+from dragoman.answers.asking import as_line, limit_of, settings_for, to_find, unmet, wish_of
 from dragoman.answers.flags import UNKNOWN_WORDS, flags_of, placeholder_warnings
 from dragoman.answers.hypotheses import (
     Look,
@@ -34,7 +34,7 @@ from dragoman.answers.hypotheses import (
 from dragoman.answers.streaming import Watch, told
 from dragoman.config import SearchSettings
 from dragoman.data.batch import Grid, lay
-from dragoman.door import Door, evaluating, grouped, kinds, rung, uncollected
+from dragoman.door import Door, check_lines, evaluating, grouped, kinds, rung, uncollected
 from dragoman.engines.base import Engine, Job, in_order
 from dragoman.engines.torch_engine import TorchEngine
 from dragoman.faults import near
@@ -71,7 +71,7 @@ class Piece(NamedTuple):
         return Example(np.array(self.read, dtype=np.int64), np.array(target, dtype=np.int64), self.line, self.links)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Translator(Door[Seq2Seq]):
     """Sequence-to-sequence models of every kind. Without an `engine` of its own, the model is asked as it is."""
 
@@ -111,14 +111,13 @@ class Translator(Door[Seq2Seq]):
         model.position=tree, one for each line, or None where there is none. `tag` is that of lines without one of
         their own, for models that were trained with tags.
         """
-        if isinstance(lines, str | Line):
-            raise UserError("translate takes a list of lines; put a single line into a list of its own")
+        check_lines(lines, "translate")
         if trees is not None:
             self.check_trees(trees, len(lines))
         settings = settings_for(self.recipe.search, search, beam=beam, count=count)
         check_unknown(settings.unknown, self.tokenizers.target, dictionary)
         check_alignment(settings, aligns=self.model.aligns)
-        asked = [self.asked(line, tag) for line in lines]
+        asked = [as_line(line, tag) for line in lines]
         with uncollected():
             return self.answers(asked, trees, settings, dictionary or {}, align=align)
 
@@ -133,7 +132,7 @@ class Translator(Door[Seq2Seq]):
     ) -> list[list[Hypothesis]]:
         encoded = enumerate(self.tokenizers.source.encode_all([line.text for line in asked]))
         pieces = [
-            piece for number, ids in encoded for piece in self.wished(number, asked[number], trees, settings, ids)
+            piece for number, ids in encoded for piece in self._wished(number, asked[number], trees, settings, ids)
         ]
         with evaluating(self.model):
             answers = self.answer(pieces, asked, settings, dictionary, align=align)
@@ -164,16 +163,16 @@ class Translator(Door[Seq2Seq]):
         settings = settings_for(self.recipe.search, search, beam=beam, count=1)
         check_unknown(settings.unknown, self.tokenizers.target, dictionary)
         check_alignment(settings, aligns=self.model.aligns)
-        asked = self.asked(line, tag)
+        asked = as_line(line, tag)
         parts: list[Hypothesis] = []
-        for piece in self.wished(0, asked, None, settings):
+        for piece in self._wished(0, asked, None, settings):
             if parts:
                 yield " "
-            work = partial(self.watched, piece, asked, settings, dictionary or {})
+            work = partial(self._watched, piece, asked, settings, dictionary or {})
             parts.append((yield from told(work, self.tokenizers.target.decode)))
         return NOTHING if not parts else parts[0] if len(parts) == 1 else joined(parts)
 
-    def watched(
+    def _watched(
         self, piece: Piece, line: Line, search: SearchSettings, dictionary: Mapping[str, str], watch: Watch
     ) -> Hypothesis:
         """The answer to a piece. Whoever watches sees how it comes about, where that tells anything."""
@@ -182,9 +181,9 @@ class Translator(Door[Seq2Seq]):
             if not clear or self.engine or search.unknown != "drop":
                 return self.answer([piece], [line], search, dictionary)[0][0]
             engine = TorchEngine(self.model, self.device, self.tokenizers.target.decode)
-            request = engine.request([self.job(piece, search)], rung(len(piece.ids) + 1), search)
+            request = engine.request([self._job(piece, search)], rung(len(piece.ids) + 1), search)
             found = find(replace(request, watch=watch))[0]
-            return self.ranked([piece], [line], [(0, found)], search, dictionary)[0][0]
+            return self._ranked([piece], [line], [(0, found)], search, dictionary)[0][0]
 
     def score(
         self,
@@ -195,6 +194,7 @@ class Translator(Door[Seq2Seq]):
         tag: str = "",
     ) -> list[PairScore]:
         """How likely the model holds each target as the answer to its source. Long lines are not cut into sentences."""
+        check_lines([*sources, *targets], "score")
         if isinstance(sources, str) or isinstance(targets, str) or len(sources) != len(targets):
             raise UserError("score takes a list of sources and a list of as many targets")
         if trees is not None:
@@ -204,14 +204,9 @@ class Translator(Door[Seq2Seq]):
         before = self.before(tag)
         pieces = [Piece(number, line, ids, before=before if ids else ()) for number, (line, ids) in enumerate(encoded)]
         if self.asks_for_trees:
-            pieces = [self.grown(piece, trees, whole=True) for piece in pieces]
+            pieces = [self._grown(piece, trees, whole=True) for piece in pieces]
         wanted = self.tokenizers.target.encode_all(targets)
         return scored(self, [piece.example(ids) for piece, ids in zip(pieces, wanted, strict=True)])
-
-    def asked(self, line: str | Line, tag: str) -> Line:
-        if isinstance(line, str):
-            return Line(line, tag=tag)
-        return line if line.tag or not tag else replace(line, tag=tag)
 
     def before(self, tag: str) -> Sequence[int]:
         """The ids of a tag. Where there is only one that it can be, it need not be named."""
@@ -257,11 +252,13 @@ class Translator(Door[Seq2Seq]):
         else:
             texts = sentences(line) if len(ids) > self.longest else [line]
             for part in (WORD, LETTER):
-                texts = [run for text in texts for run in self.runs(text, part)]
+                texts = [run for text in texts for run in self._runs(text, part)]
             pieces = [Piece(number, text, encode(text)) for text in texts]
-        return [self.grown(piece, trees, whole=len(pieces) == 1) for piece in pieces] if self.asks_for_trees else pieces
+        return (
+            [self._grown(piece, trees, whole=len(pieces) == 1) for piece in pieces] if self.asks_for_trees else pieces
+        )
 
-    def wished(
+    def _wished(
         self,
         number: int,
         line: Line,
@@ -275,7 +272,7 @@ class Translator(Door[Seq2Seq]):
         wish = partial(wish_of, line, tokenizers=self.tokenizers, search=search)
         return [p._replace(wish=wish(p.text, len(p.ids), first=place == 0), before=before) for place, p in pieces]
 
-    def grown(self, piece: Piece, trees: Sequence[Tree | None] | None, *, whole: bool) -> Piece:
+    def _grown(self, piece: Piece, trees: Sequence[Tree | None] | None, *, whole: bool) -> Piece:
         """The piece with the tree of its line. Where that cannot be, words are known by their places alone."""
         tree = trees[piece.line] if trees is not None else None
         roots = rooted(tree if whole else None, piece.text)
@@ -285,7 +282,7 @@ class Translator(Door[Seq2Seq]):
         why = ": its words do not spell the line" if whole else ": the line was cut into parts"
         return piece._replace(links=links, warning=TREELESS + (why if tree else ""))
 
-    def runs(self, text: str, part: re.Pattern[str]) -> list[str]:
+    def _runs(self, text: str, part: re.Pattern[str]) -> list[str]:
         """The text, or, where it is too long for any memory, runs of its parts as long as the model learnt from."""
         encode = self.tokenizers.source.encode
         if len(encode(text)) <= self.whole:
@@ -310,10 +307,10 @@ class Translator(Door[Seq2Seq]):
     ) -> list[list[Hypothesis]]:
         """What the engine finds for each piece, as answers."""
         engine = self.engine or TorchEngine(self.model, self.device, self.tokenizers.target.decode)
-        found = engine.each([self.job(piece, search) for piece in pieces], to_find(search))
-        return self.ranked(pieces, lines, found, search, dictionary, align=align)
+        found = engine.each([self._job(piece, search) for piece in pieces], to_find(search))
+        return self._ranked(pieces, lines, found, search, dictionary, align=align)
 
-    def ranked(
+    def _ranked(
         self,
         pieces: Sequence[Piece],
         lines: Sequence[Line],
@@ -329,12 +326,12 @@ class Translator(Door[Seq2Seq]):
         say = saying(search.unknown, dictionary)
 
         def made(i: int, some: Iterable[tuple[Found, Look]]) -> list[Hypothesis]:
-            return [self.hypothesis(pieces[i], lines[pieces[i].line], one, look, say) for one, look in some]
+            return [self._hypothesis(pieces[i], lines[pieces[i].line], one, look, say) for one, look in some]
 
         if not (align or search.coverage or say):
             return in_order((i, made(i, ((one, []) for one in some))) for i, some in found)
         flat = [(i, one) for i, some in enumerate(in_order(found)) for one in some]
-        looks = self.looks([(pieces[i], one.tokens) for i, one in flat])
+        looks = self._looks([(pieces[i], one.tokens) for i, one in flat])
         ranked: list[list[tuple[Found, Look]]] = [[] for _ in pieces]
         for (i, one), look in zip(flat, looks, strict=True):
             ranked[i].append((one, look))
@@ -342,12 +339,12 @@ class Translator(Door[Seq2Seq]):
             ranked = [by_coverage(some, search.coverage) for some in ranked]
         return [made(i, some) for i, some in enumerate(ranked)]
 
-    def job(self, piece: Piece, search: SearchSettings) -> Job:
+    def _job(self, piece: Piece, search: SearchSettings) -> Job:
         limit = limit_of(piece.wish, len(piece.ids), search, self.places)
         return Job(piece.read, limit, piece.wish, piece.links)
 
     @torch.inference_mode()
-    def looks(self, answers: Sequence[tuple[Piece, Sequence[int]]]) -> list[Look]:
+    def _looks(self, answers: Sequence[tuple[Piece, Sequence[int]]]) -> list[Look]:
         """Return how much each target token attends to each source token, from one pass over the whole hypothesis.
 
         Where the model's attention does not tell source tokens apart, there is nothing to return.
@@ -365,8 +362,8 @@ class Translator(Door[Seq2Seq]):
                 looks[i] = (look_TS / look_TS.sum(-1, keepdim=True).clamp(min=1e-9)).tolist()
         return looks
 
-    def hypothesis(self, piece: Piece, line: Line, found: Found, look: Look, say: Say | None) -> Hypothesis:
-        text = self.text_of(piece, found.tokens, look, say)
+    def _hypothesis(self, piece: Piece, line: Line, found: Found, look: Look, say: Say | None) -> Hypothesis:
+        text = self._text_of(piece, found.tokens, look, say)
         lost = UNK in found.tokens and say is None
         flags = flags_of(piece.text, text, (len(piece.ids), len(found.tokens)), self.usual)
         changed = placeholder_warnings(piece.text, text, self.usual)
@@ -377,18 +374,18 @@ class Translator(Door[Seq2Seq]):
             alignment=look,
             source_tokens=self.tokenizers.source.pieces(piece.ids),
             logp=found.logp,
-            warnings=(*self.warnings(piece, found), *unmet(line, piece.wish, text), *changed),
+            warnings=(*self._warnings(piece, found), *unmet(line, piece.wish, text), *changed),
             flags=(*flags, *([UNKNOWN_WORDS] if lost else []), *kinds(changed)),
         )
 
-    def text_of(self, piece: Piece, tokens: list[int], look: Look, say: Say | None) -> str:
+    def _text_of(self, piece: Piece, tokens: list[int], look: Look, say: Say | None) -> str:
         """The text of an answer; unknown words in it become what is said for the source words that they looked at."""
         if UNK not in tokens or say is None:
             return self.tokenizers.target.decode(tokens)
         words = source_words(self.tokenizers.source, piece.text, piece.ids)
         return filled_in(tokens, look or [[]] * len(tokens), self.tokenizers.target, words, say)
 
-    def warnings(self, piece: Piece, found: Found) -> list[str]:
+    def _warnings(self, piece: Piece, found: Found) -> list[str]:
         warnings = [piece.warning] if piece.warning else []
         if len(piece.ids) > self.longest:
             warnings.append(f"longer than any sentence of training ({len(piece.ids)} tokens against {self.longest})")

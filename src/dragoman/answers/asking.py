@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dragoman.answers.glossary import said, speller, wanted
@@ -30,6 +31,13 @@ def settings_for(
     check(settings)
     pick(UNKNOWN, settings.unknown, "search.unknown")
     return settings.model_copy(update={"beam": 1, "stop": "enough"}) if settings.method == "greedy" else settings
+
+
+def as_line(line: str | Line, tag: str) -> Line:
+    """Return a line with its own tag, or else with this one."""
+    if isinstance(line, str):
+        return Line(line, tag=tag)
+    return line if line.tag or not tag else replace(line, tag=tag)
 
 
 def search_changes(overrides: Sequence[str], begun: Mapping[str, Any]) -> dict[str, Any]:

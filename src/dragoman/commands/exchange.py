@@ -29,7 +29,7 @@ def export(
     check_runs([run])
     from dragoman.export import export as write
 
-    for each in write(run, to, folder, quantization=quantization, say=say, force=force):
+    for each in write(run, to=to, out=folder, quantization=quantization, say=say, force=force):
         print(each)
     print(f"done: {folder}")
 

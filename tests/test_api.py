@@ -1,0 +1,96 @@
+"""The public Python API: typed functions that tools can see, examples that run, objects that show what they are."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dragoman
+from dragoman.api import train as train_function
+from dragoman.classifier import Classifier
+from dragoman.generator import Generator
+from dragoman.score.metrics import of_answers
+from dragoman.translator import Translator
+from dragoman.types import UserError
+from toy_run import Toy, sentences, translated
+
+pytest_plugins = ["toy_fixtures"]
+
+FUNCTIONS = ["evaluate", "export", "load", "score", "train"]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_tools_see_signature_docstring_and_types(name: str) -> None:
+    function = getattr(dragoman, name)
+    signature = inspect.signature(function)
+    first, *rest = signature.parameters.values()
+    assert first.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    assert {each.kind for each in rest} == {inspect.Parameter.KEYWORD_ONLY}
+    assert all(each.annotation not in (inspect.Parameter.empty, Any, "Any") for each in signature.parameters.values())
+    assert signature.return_annotation not in (inspect.Signature.empty, Any, "Any")
+    assert f"dragoman.{name}(" in function.__doc__
+
+
+def test_the_return_type_of_load_is_a_union() -> None:
+    wanted = {each.__name__ for each in (Translator, Generator, Classifier)}
+    assert set(str(inspect.signature(dragoman.load).return_annotation).split(" | ")) == wanted
+
+
+def test_importing_is_quick_and_modules_stay_callable() -> None:
+    """Whatever is imported first: `dragoman.train` and others are modules too."""
+    code = (
+        "import sys, dragoman; assert not {'torch', 'numpy'} & set(sys.modules); "
+        "import dragoman.export, dragoman.train.trainer, dragoman.score.metrics; "
+        "print(all(map(callable, (dragoman.train, dragoman.score, dragoman.export))))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True\n"
+    assert inspect.signature(dragoman.train) == inspect.signature(train_function)
+
+
+@pytest.mark.parametrize("name", ["evaluate", "load", "score", "train"])
+def test_the_example_runs(toy: Toy, small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    for run in ("demo", "mine") if name != "train" else ():
+        (tmp_path / "runs" / run).symlink_to(toy.run)
+    example = inspect.cleandoc(getattr(dragoman, name).__doc__).partition("\n\n    ")[2]
+    example = re.sub(r"^    ", "", example, flags=re.MULTILINE)
+    assert small.name in example or name != "train"
+    exec(example, {"dragoman": dragoman})
+
+
+def test_evaluate_and_score_are_those_of_the_model(toy: Toy) -> None:
+    sources = sentences(20, seed=9)
+    right = [translated(line) for line in sources]
+    texts = [one.text for one in toy.translator.translate(sources)]
+    assert dragoman.evaluate(toy.run, sources=sources, references=right) == of_answers(texts, [right])
+    several = dragoman.evaluate(toy.run, sources=sources, references=[right, texts], metrics=["chrf"])
+    assert [(one.name, one.value) for one in several] == [("chrf", 100.0)]
+    assert dragoman.score(toy.run, sources=sources, targets=right) == toy.translator.score(sources, right)
+
+
+def test_a_translator_shows_what_it_is(toy: Toy) -> None:
+    assert re.fullmatch(rf"Translator\('{toy.run}', transformer, 0\.\d M parameters, cpu\)", repr(toy.translator))
+
+
+def test_what_a_translator_does_inside_is_private(toy: Toy) -> None:
+    public = {name for name in dir(toy.translator) if not name.startswith("_")}
+    assert not public & {"wished", "grown", "watched", "asked", "ranked", "looks", "job", "hypothesis", "text_of"}
+
+
+@pytest.mark.parametrize("wrong", [None, 3, b"ba!", ["ba!"]])
+def test_what_is_no_text_is_named(toy: Toy, wrong: Any) -> None:
+    translator = toy.translator
+    for call in (
+        lambda: translator.translate(["ba!", wrong]),
+        lambda: translator.nbest(["ba!", wrong]),
+        lambda: translator.score(["ba!", wrong], ["ak!", "ak!"]),
+    ):
+        with pytest.raises(UserError, match=re.escape(f"item 1 of the list is {wrong!r}, not a str")):
+            call()
