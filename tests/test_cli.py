@@ -569,3 +569,13 @@ def test_want_of_memory_gets_a_sentence(error: Exception, capsys: pytest.Capture
     said = capsys.readouterr().err
     assert said.startswith("dragoman: out of memory; free")
     assert said.count("\n") == 1
+
+
+def test_names_are_readable_whatever_the_locale(tmp_path: Path) -> None:
+    """Python decodes them as ASCII here; the second name is in Latin-1 and in no way UTF-8."""
+    plain = {**environment(), "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    for name, shown in (("Zürich".encode(), "'Zürich'"), (b"Z\xfcrich", "'Z\ufffdrich'")):
+        arguments = [*map(os.fsencode, command("translate")), name]
+        done = subprocess.run(arguments, cwd=tmp_path, env=plain, capture_output=True, check=False)
+        assert done.returncode == 2
+        assert done.stderr.decode() == f"dragoman: there is no run folder {shown}\n"

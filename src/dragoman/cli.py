@@ -225,6 +225,8 @@ def main() -> None:
         print("dragoman: standard input and output must be open; use /dev/null for nothing", file=sys.stderr)
         sys.exit(2)
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
+    if sys.stderr is not None:
+        sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     if "_DRAGOMAN_COMPLETE" in os.environ:
         app(prog_name="dragoman")  # a shell asks for completions
     keep_to_quota()

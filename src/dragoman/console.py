@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import select
 import sys
 import time
@@ -22,6 +23,7 @@ UNBROKEN = 1 << 30  # signs of a line: more than any table has
 QUICK = 1.0  # seconds: what takes no longer needs no word about its progress
 SELDOM = 10.0  # seconds between two words where there is no terminal
 ERROR, WARNING, NOTE, DETAIL = range(4)  # levels of messages
+UNDECODED = re.compile(r"\\u(dc[89a-f][0-9a-f])")  # a byte of a file name, as repr() shows it
 _verbosity = NOTE  # messages above this level are not printed
 said = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
@@ -41,7 +43,13 @@ def say(message: str, level: int = NOTE) -> None:
     """Print a message to stderr, on a line of its own even where a count of lines is running."""
     if not is_shown(level):
         return
-    said.print(("\r\x1b[K" if said.is_terminal else "") + message, markup=False)
+    said.print(("\r\x1b[K" if said.is_terminal else "") + decode_names(message), markup=False)
+
+
+def decode_names(message: str) -> str:
+    """Decode file names that Python could not decode, such as without UTF-8 in the locale: '\\udcc3\\udcbc' is 'ü'."""
+    text = UNDECODED.sub(lambda found: chr(int(found[1], 16)), message)
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 class Pipe(Console):
