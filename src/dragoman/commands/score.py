@@ -134,7 +134,10 @@ def score(
     as_json: Json = False,
     device: Device = "auto",
 ) -> None:
-    """Print the log-probability of each target given its source, in nats; nan where the model cannot score it."""
+    """Print the log-probability of each target given its source, in nats; nan where the model cannot score it.
+
+    Targets are tokenized anew: a translation that search built from other subwords than these has another score here.
+    """
     check_runs([run])
     check_files([source, target, conllu])
     from dragoman.evaluation.texts import read_texts, read_trees
