@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from dragoman.data import tokens
 from dragoman.data.tokens import TokenStore, open_store
-from dragoman.io import keep_folder, lock_folder
+from dragoman.io import cache_entries, keep_folder, lock_folder
 from dragoman.text.symbols import Byte
 from dragoman.text.tokenizer import Tokenizers
 from dragoman.types import Pair, UserError
@@ -187,6 +187,25 @@ def test_what_dead_runs_left_is_swept_but_not_what_may_be_alive(tmp_path: Path) 
     left = {path.name for path in tmp_path.iterdir()}
     assert left >= {names["young"], names["locked"], *users}
     assert names["dead"] not in left
+
+
+def test_what_is_in_a_cache(tmp_path: Path) -> None:
+    """Entries that Dragoman made, as it names them now; files of the user are not among them."""
+    assert list(cache_entries(tmp_path / "nowhere")) == []
+    made(tmp_path)
+    key = next(tmp_path.iterdir()).name
+    (tmp_path / f".{key}.abcdefgh.dragoman.tmp").mkdir()
+    names = {
+        f"{key}-tokenizer": "tokenizer",
+        f"ctranslate2-{key}": "model for CTranslate2",
+        "film.part": "",
+        "notes": "",
+    }
+    for name in names:
+        (tmp_path / name).mkdir()
+    found = {path.name: kind for kind, path in cache_entries(tmp_path)}
+    ours = {name: kind for name, kind in names.items() if kind}
+    assert found == {key: "token ids", f".{key}.abcdefgh.dragoman.tmp": "unfinished", **ours}
 
 
 def test_two_runs_may_make_the_same_store_at_once(tmp_path: Path) -> None:

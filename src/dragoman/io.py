@@ -27,6 +27,14 @@ TEMPORARY = re.compile(r"\..*\.[a-z0-9_]{8}\.dragoman\.tmp", re.DOTALL)
 KEPT_OF_NAME = 40  # characters of the target's name in a temporary name, which may have 255 bytes
 ABANDONED = 86_400.0  # seconds after which an unlocked temporary folder belongs to a command that was killed
 CACHE = "~/.cache/dragoman"
+CACHE_ENTRIES = {  # what an entry of the cache holds: its name
+    "token ids": re.compile(r"[0-9a-f]{24}"),
+    "tokenizer": re.compile(r"[0-9a-f]{24}-tokenizer"),
+    "answers of a teacher": re.compile(r"[0-9a-f]{24}-answers"),
+    "model for CTranslate2": re.compile(r"ctranslate2-[0-9a-f]{24}"),
+    "compiled kernels": re.compile(r"compiled"),
+    "choice of an engine": re.compile(r"engine-[0-9a-f]{24}-.*\.json"),  # of earlier versions
+}
 
 
 @contextmanager
@@ -130,11 +138,7 @@ def check_plain(path: Path) -> None:
 
 
 def cache_folder(setting: str | Path = CACHE) -> Path:
-    """Return the folder that caches go to: `data.cache` of a recipe, by default that of the user.
-
-    Its entries: HASH (token store), HASH-tokenizer, HASH-answers (distillation), ctranslate2-HASH (converted model),
-    engine-HASH-SEARCH.json (fastest engine of a model on this machine), compiled (kernels).
-    """
+    """Return the folder that caches go to: `data.cache` of a recipe, by default that of the user."""
     if "\0" in str(setting):
         raise UserError(f"data.cache={str(setting)!r} holds a null character; name another folder")
     try:
@@ -143,6 +147,14 @@ def cache_folder(setting: str | Path = CACHE) -> Path:
         raise UserError(
             f"data.cache={str(setting)!r}: the home folder that ~ stands for is unknown; name another folder"
         ) from None
+
+
+def cache_entries(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield what Dragoman made in a cache folder: what each entry holds, and its path. Nothing else is yielded."""
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        kind = next((kind for kind, name in CACHE_ENTRIES.items() if name.fullmatch(path.name)), "")
+        if kind or is_temporary(path):
+            yield kind or "unfinished", path
 
 
 def digest_bytes(content: bytes) -> str:
