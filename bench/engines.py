@@ -260,7 +260,7 @@ def main() -> None:
         lines, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
     corpus = options.source.name if options.source else "phrasebook, test"
     about = {"date": date.today().isoformat(), "machine": ", ".join(describe_machine())}
-    about |= {"corpus": corpus, "lines": len(lines), "beam": recipe.search.beam}
+    about |= {"run": options.run.name, "corpus": corpus, "lines": len(lines), "beam": recipe.search.beam}
     if options.classes:
         found = by_class(options.run, options.lines)
         write(options.out, "Engines on other classes of CPU", about, found, class_table(found))
