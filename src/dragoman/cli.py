@@ -73,11 +73,22 @@ def train(
     init_from: Annotated[
         Path | None, typer.Option(help="a run whose weights to begin with", show_default=False)
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="read and check everything, print what would be trained, write nothing")
+    ] = False,
 ) -> None:
     """Train a model from a recipe into a run folder."""
     recipe = find_recipe(recipe)
     check_recipe(recipe, overrides or [])
     check_runs([init_from])
+    if dry_run and resume:
+        raise UserError("--dry-run shows a new run; leave --resume out")
+    if dry_run:
+        from dragoman.train.dry_run import dry_run as check_run
+        from dragoman.train.dry_run import render
+
+        print(render(check_run(recipe, out=out_folder, overrides=overrides or [], init_from=init_from)))
+        return
     from dragoman.train.trainer import train as run_training
 
     run_training(recipe, out=out_folder, overrides=overrides or [], resume=resume, init_from=init_from)
