@@ -94,6 +94,7 @@ def test_what_needs_no_model_needs_no_pytorch(folder: Path) -> None:
         "settings model.kind=rnn",
         "settings beam --json",
         "recipes",
+        "cache --folder none",
         "data stats --source train.src --target train.trg",
         "data clean --source train.src --target train.trg --out clean",
     ]

@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from dragoman.commands.answer import classify, generate, translate
+from dragoman.commands.cache import cache
 from dragoman.commands.checks import check_recipe, check_runs
 from dragoman.commands.data import data
 from dragoman.commands.distil import backtranslate, distil
@@ -31,7 +32,7 @@ from dragoman.types import UserError
 
 app = Commands()
 app.add_typer(data, name="data")
-for command in (translate, generate, classify, evaluate, score, distil, backtranslate, export):
+for command in (translate, generate, classify, evaluate, score, distil, backtranslate, export, cache):
     app.command()(command)
 app.command("import")(import_)
 

@@ -1,0 +1,57 @@
+"""`dragoman cache`: what Dragoman keeps between commands, and how to remove it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dragoman.commands.options import Json
+from dragoman.io import CACHE, cache_entries, cache_folder
+from dragoman.types import UserError
+
+
+def cache(
+    folder: Annotated[Path, typer.Option(help="as data.cache of a recipe names it")] = Path(CACHE),
+    clear: Annotated[bool, typer.Option("--clear", help="remove what Dragoman made there, and nothing else")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what Dragoman keeps between commands, with its size, or remove it. All of it can be made again."""
+    place = cache_folder(folder)
+    kinds: dict[str, dict[str, int]] = {}
+    for kind, path in cache_entries(place):
+        found = kinds.setdefault(kind, {"entries": 0, "bytes": 0})
+        found["entries"] += 1
+        found["bytes"] += measure_size(path)
+        if clear:
+            remove_entry(path)
+    if as_json:
+        print(json.dumps({"folder": str(place), "cleared": clear, "kinds": kinds}, ensure_ascii=False))
+        return
+    print(f"{place}{': removed' if clear else ''}")
+    total = {name: sum(found[name] for found in kinds.values()) for name in ("entries", "bytes")}
+    for kind, found in [*kinds.items(), ("all", total)]:
+        print(f"{kind:<22}  {found['entries']:>6,}  {found['bytes'] / 1e6:>10,.1f} MB")
+
+
+def measure_size(path: Path) -> int:
+    """Return the bytes of a file, or of all files in a folder. Links are not followed."""
+    if path.is_symlink() or not path.is_dir():
+        return path.lstat().st_size
+    return sum((Path(folder) / name).lstat().st_size for folder, _, names in os.walk(path) for name in names)
+
+
+def remove_entry(path: Path) -> None:
+    try:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    except FileNotFoundError:
+        pass  # another command was quicker
+    except OSError as error:
+        raise UserError(f"cannot remove {str(path)!r} ({error.strerror})") from None
