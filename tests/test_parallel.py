@@ -268,7 +268,9 @@ def lonely(rank: int) -> dict[str, str]:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_process_that_waits_for_others_says_so_and_can_be_stopped(rank: int, tmp_path: Path) -> None:
     about = lonely(rank)
-    command = [sys.executable, "-m", "dragoman", "train", str(tmp_path / "recipe.yaml"), "--out", str(tmp_path / "run")]
+    write_corpus(tmp_path)
+    recipe = write_recipe(tmp_path / "recipe.yaml", **SMALL)
+    command = [sys.executable, "-m", "dragoman", "train", str(recipe), "--out", str(tmp_path / "run")]
     with subprocess.Popen(command, env=environment() | about, stderr=subprocess.PIPE, text=True) as waiting:
         assert waiting.stderr is not None
         missing = "process 0" if rank else "1 of 2 processes"
