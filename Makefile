@@ -2,7 +2,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test lint format
+# Tests run one thread each, so several processes share the cores; tests of one file share what it trained.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+# What a CPU without AVX-512 gets: limits of the instruction sets of oneDNN, PyTorch and CTranslate2.
+AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 CT2_FORCE_CPU_ISA=AVX2
+CPU_TESTS := $(addprefix tests/test_, $(addsuffix .py, bench_training bench_translate demo engine_choose \
+	engine_ctranslate2 engine_laws exchange_huggingface exchange_onnx export hardware kernel linear torch_engine translator))
+
+.PHONY: setup demo test test-cpu lint format
 
 setup: .venv/ready
 
@@ -16,7 +23,11 @@ demo: setup
 	$(BIN)/dragoman demo
 
 test: setup
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+test-cpu: setup
+	$(AVX2) $(PYTEST) $(CPU_TESTS)
+	DRAGOMAN_CPU_FEATURES=none $(PYTEST) $(CPU_TESTS)
 
 lint: setup
 	$(BIN)/ruff check .
