@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from dragoman import demo
-from dragoman.config import Recipe, build
-from dragoman.yaml_text import parse_yaml
+from dragoman.config import read_recipe
 from toy_run import Call
 
 pytest_plugins = ["toy_fixtures"]
@@ -17,7 +16,7 @@ TINY = ["data.train={phrasebook: 300}", "tokenizer.size=400", "train.steps=4", "
 
 
 def test_quality_does_not_depend_on_the_clock() -> None:
-    settings = build(Recipe, parse_yaml(demo.recipe_text(), "recipe")).train
+    settings = read_recipe(demo.recipe_file()).train
     assert settings.steps > 0
     assert not settings.minutes
     assert not settings.patience

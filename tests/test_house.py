@@ -63,7 +63,7 @@ MAY_USE = {
     "catalogue": ["config", "models", "score", "text", "search", "answers", "train", "settings_reference"],
     "demo": [
         "types", "yaml_text", "config", "store", "text", "models", "translator", "lens", "evaluation", "train",
-        "loading",
+        "loading", "recipe_files",
     ],
     "compare": [
         "types", "cores", "yaml_text", "config", "store", "text", "data", "models", "score", "translator", "lens",

@@ -17,6 +17,7 @@ from dragoman.evaluation.table import table
 from dragoman.lens.maps import alignment_grid
 from dragoman.loading import load_as
 from dragoman.models.build import parameters
+from dragoman.recipe_files import packaged_folder
 from dragoman.store import RunFolder, read_json, write_text
 from dragoman.text import phrasebook
 from dragoman.text.phrasebook import Phrase
@@ -26,7 +27,7 @@ from dragoman.translator import Translator
 from dragoman.types import UserError
 from dragoman.yaml_text import parse_yaml
 
-RECIPE = Path("recipes/phrasebook-en-de.yaml")
+RECIPE = "phrasebook-en-de.yaml"
 TEST_LINES = 500
 CANDIDATES = 400  # sentences of the test split among which `show` finds one for each point of grammar
 SHORT = 14  # words of a sentence that is shown
@@ -49,7 +50,7 @@ def demo(out: Path, overrides: list[str], console: Console) -> None:
             raise UserError(f"{str(out)!r} holds a finished demo; remove it, or choose another --out to train anew")
         console.print(f"The demo was trained before; what follows is from {out}.", highlight=False)
     else:
-        values = parse_yaml(recipe_text(), "the demo's recipe")
+        values = parse_yaml(recipe_file().read_text(encoding="utf-8"), "the demo's recipe")
         for item in overrides:
             override(values, item)
         recipe = build(Recipe, values)
@@ -73,10 +74,11 @@ def demo(out: Path, overrides: list[str], console: Console) -> None:
     console.print(NEXT.format(dragoman=command, out=out), highlight=False)
 
 
-def recipe_text() -> str:
-    """The recipe that a wheel carries inside; in a checkout it lies in recipes/."""
-    places = (Path(__file__).parent / RECIPE, Path(__file__).parents[2] / RECIPE)
-    return next(place for place in places if place.exists()).read_text(encoding="utf-8")
+def recipe_file() -> Path:
+    """Return the demo's recipe, which comes with Dragoman."""
+    folder = packaged_folder()
+    assert folder
+    return folder / RECIPE
 
 
 def score(out: Path, report_file: Path, console: Console) -> None:
