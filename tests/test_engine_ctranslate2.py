@@ -122,7 +122,7 @@ def test_without_scores_it_says_the_same(beam: int, tokenizers: Tokenizers, tmp_
 
 
 def test_scores_are_there_where_they_are_shown(toy: Toy, call: Call) -> None:
-    asked = ["translate", toy.run, "--engine", "ctranslate2", "search.scores=false", "--beam"]
+    asked = ["translate", toy.run, "--engine", "ctranslate2", "--device", "cpu", "search.scores=false", "--beam"]
     said = call(*asked, 1, "--json", stdin=b"ba del fo.\n")
     assert json.loads(said.out)["score"] < 0, said.err
     said = call(*asked, 2, "--nbest", 2, stdin=b"ba del fo.\n")

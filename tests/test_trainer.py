@@ -20,7 +20,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import dragoman
-from dragoman import store
 from dragoman.card import card
 from dragoman.loading import load
 from dragoman.models.base import Model
@@ -797,7 +796,7 @@ def test_a_full_disk_anywhere(small: Path, tmp_path: Path, monkeypatch: pytest.M
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(store, "save_file", full)
+    monkeypatch.setattr("safetensors.torch.save_file", full)
     answer = call("train", small, "--out", run, "--resume", "train.steps=4")
     one_sentence(answer, run, "No space left on device", "--resume", working=True)
     assert tensors(run) == before
