@@ -50,8 +50,11 @@ def check_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
     """Read a recipe with `a.b=c` laid over it, and refuse one that names a file which is not there."""
     recipe = read_recipe(path, overrides)
     corpora: list[CorpusSettings] = [*recipe.data.train, *recipe.data.dev, *recipe.data.test]
-    try:
-        check_files(Path(file) for corpus in corpora for file in corpus.files)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None  # one of several, in a comparison
+    for file in (Path(name) for corpus in corpora for name in corpus.files):
+        try:
+            check_files([file])
+        except UserError as error:  # names the recipe, which may be one of several
+            beside = path.absolute().parent / file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+            also = "" if beside == file else f", nor {str(beside)!r} beside the recipe"
+            raise UserError(f"{path}: {error}{also}") from None
     return recipe
