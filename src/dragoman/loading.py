@@ -80,11 +80,11 @@ def runs_of(run: Runs) -> list[str | Path]:
     return [run] if isinstance(run, str | Path) else list(run)
 
 
-def load(run: Runs, *, device: str = "auto", engine: str = "") -> Translator | Generator | Classifier:
+def load(run: Runs, *, device: str = "auto", engine: str = "auto") -> Translator | Generator | Classifier:
     """Load a run folder as a Translator, a Generator or a Classifier, by what the model was trained to do.
 
     Several runs with one vocabulary are loaded as one translator, which averages their probabilities. `engine` is what
-    a translator computes with (engines/choose.py), by default the model as it is.
+    a translator computes with, as `--engine` on the command line (docs/exchange.md).
 
         translator = dragoman.load("runs/demo")
         [hypothesis] = translator.translate(["A man walks his dog."])
@@ -99,7 +99,7 @@ def load(run: Runs, *, device: str = "auto", engine: str = "") -> Translator | G
     parts = (opened.model, opened.tokenizers, opened.recipe, opened.longest, opened.device)
     name = ", ".join(str(one) for one in runs)
     found = door(*parts, usual=opened.usual, run=name)  # type: ignore[arg-type]
-    return with_engine(found, engine) if isinstance(found, Translator) and engine else found
+    return with_engine(found, engine) if isinstance(found, Translator) else found
 
 
 def with_engine(translator: Translator, name: str) -> Translator:
@@ -109,7 +109,7 @@ def with_engine(translator: Translator, name: str) -> Translator:
     return replace(translator, engine=engine_of(name, parts))
 
 
-def load_as(door: type[D], run: Runs, *, device: str = "auto", engine: str = "") -> D:
+def load_as(door: type[D], run: Runs, *, device: str = "auto", engine: str = "auto") -> D:
     """The same, where only one kind of door will do."""
     found = load(run, device=device, engine=engine)
     if isinstance(found, door):

@@ -178,9 +178,9 @@ class Translator(Door[Seq2Seq]):
         """The answer to a piece. Whoever watches sees how it comes about, where that tells anything."""
         clear = search.method in ("beam", "greedy") and not (search.coverage or piece.wish.must)
         with evaluating(self.model):
-            if not clear or self.engine or search.unknown != "drop":
+            engine = self.engine or TorchEngine(self.model, self.device, self.tokenizers.target.decode)
+            if not clear or not isinstance(engine, TorchEngine) or search.unknown != "drop":
                 return self.answer([piece], [line], search, dictionary)[0][0]
-            engine = TorchEngine(self.model, self.device, self.tokenizers.target.decode)
             request = engine.request([self._job(piece, search)], rung(len(piece.ids) + 1), search)
             found = find(replace(request, watch=watch))[0]
             return self._ranked([piece], [line], [(0, found)], search, dictionary)[0][0]

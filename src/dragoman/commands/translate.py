@@ -83,7 +83,7 @@ def carry_out(order: Order) -> None:
         changes = group.each(lambda: search_changes(order.overrides, unknown))
         kept = order.resume or group.several
         group.told(lambda: order.check(kept=kept))
-        way = {"device": own_device(order.device, group), "engine": "" if order.stream else order.engine}
+        way = {"device": own_device(order.device, group), "engine": order.engine}
         translator = group.in_turn(lambda: load_as(Translator, order.runs, **way))
         asking = group.each(lambda: Asking(translator, changes, order))
         if kept:
