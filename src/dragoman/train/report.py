@@ -60,6 +60,7 @@ class Report:
             self.say(said)
 
     def begin(self, total: int, done: int, what: str = "training") -> None:
+        self.spoke = time.monotonic()  # the first step says little of how long the others take
         if self.console.is_terminal and not self.quiet and is_shown(NOTE):
             columns = (
                 TextColumn("{task.description}"),
