@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import os
+import time
 from pathlib import Path
 
+import pytest
+
+from dragoman.io import lock_folder, sweep, temporary_beside, write_atomically
 from toy_run import Call, one_sentence, quietly
 
 pytest_plugins = ["toy_fixtures"]
@@ -50,3 +57,58 @@ def test_nothing_else_is_removed(tmp_path: Path, call: Call) -> None:
 def test_a_cache_that_is_not_there_is_empty(tmp_path: Path, call: Call) -> None:
     assert shown(call, tmp_path / "none", "--clear") == {}
     one_sentence(call("cache", "extra"), "extra")
+
+
+def test_what_a_command_is_using_stays(tmp_path: Path, call: Call) -> None:
+    answers = tmp_path / f"{'0' * 24}-answers"
+    with temporary_beside(tmp_path / ("1" * 24)) as made, lock_folder(answers, "locked"):
+        made.mkdir()
+        answer = call("cache", "--folder", tmp_path, "--clear", "--json")
+        about = json.loads(answer.out)
+        assert about["kinds"] == {}
+        assert sorted(about["in_use"]) == sorted([answers.name, made.parent.name])
+        assert made.is_dir()
+        assert answers.is_dir()
+        assert "not removed" in answer.err
+    assert shown(call, tmp_path, "--clear")["answers of a teacher"]["entries"] == 1
+
+
+@pytest.mark.parametrize("name", ["replaced", "incomplete", "old", "run"])
+def test_a_replaced_folder_comes_back_if_the_new_one_cannot_be_renamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    folder, rename = tmp_path / name, os.rename
+
+    def write(text: str) -> None:
+        write_atomically(folder, lambda made: (made.mkdir(), (made / "text").write_text(text)))
+
+    def failing(source: Path, target: Path) -> None:
+        if target == folder and source.parent.name.endswith(".dragoman.tmp"):
+            raise OSError(errno.EIO, "it fails")
+        rename(source, target)
+
+    write("old")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", failing)
+        with pytest.raises(OSError, match="it fails"):
+            write("new")
+    assert (folder / "text").read_text() == "old"
+    write("new")
+    assert (folder / "text").read_text() == "new"
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize(("days", "left"), [(0, 1), (2, 0)])
+def test_age_decides_where_a_disk_has_no_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int, left: int
+) -> None:
+    def flock(handle: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, f"no locks for {handle}, {operation}")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    folder = tmp_path / ".run.abcdefgh.dragoman.tmp"
+    folder.mkdir()
+    then = time.time() - days * 86_400
+    os.utime(folder, (then, then))
+    sweep(tmp_path, age=0.0)
+    assert len(list(tmp_path.iterdir())) == left

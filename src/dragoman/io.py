@@ -43,8 +43,7 @@ def temporary_beside(path: Path) -> Iterator[Path]:
     holder = Path(tempfile.mkdtemp(SUFFIX, f".{path.name[:KEPT_OF_NAME]}.", path.parent))
     handle = os.open(holder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with suppress(OSError):  # some network disks have no locks; there, the age of the folder decides
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(handle)
         yield holder / path.name
     finally:
         os.close(handle)
@@ -52,19 +51,43 @@ def temporary_beside(path: Path) -> Iterator[Path]:
 
 
 def move_into_place(made: Path, path: Path) -> None:
-    """Rename what `temporary_beside` gave room to, once all of it is on disk. A folder replaces a folder."""
+    """Rename what `temporary_beside` gave room to, once all of it is on disk. A folder replaces a folder.
+
+    A folder cannot be renamed over another one, so the old folder is moved aside first; if the new one then cannot be
+    renamed, the old one is moved back.
+    """
     for file in [*sorted(made.rglob("*")), made] if made.is_dir() else [made]:
         if file.is_file():
             file.chmod(0o666 & ~_read_umask())  # some writers make files that only their owner may read
         _sync(file)
     if made.is_dir() and path.is_dir():
-        os.rename(path, made.parent / "replaced")  # removed with the temporary folder
-    os.replace(made, path)
+        aside = Path(tempfile.mkdtemp(dir=made.parent)) / "old"  # removed with the temporary folder
+        os.rename(path, aside)
+        try:
+            os.rename(made, path)
+        except OSError:
+            _move_back(aside, path)
+            raise
+    else:
+        os.replace(made, path)
     _sync(path.parent)
 
 
+def _move_back(aside: Path, path: Path) -> None:
+    """Give a folder its name back; where that is taken by now, give it a similar name, so that it is not lost."""
+    try:
+        os.rename(aside, path)
+    except OSError:
+        kept = Path(tempfile.mkdtemp(".old", f"{path.name[:KEPT_OF_NAME]}.", path.parent))
+        os.rename(aside, kept)
+        raise UserError(f"cannot write {str(path)!r}; what was there before is now {str(kept)!r}") from None
+
+
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make a file or folder, then rename it to `path`: readers see the old one or the new one."""
+    """Let `write` make a file or folder, then rename it to `path`.
+
+    Readers of a file see the old one or the new one; a folder that is replaced is absent for a moment in between.
+    """
     path = path.resolve() if path.is_dir() else path  # a link to a folder stays a link
     with temporary_beside(path) as made:
         write(made)
@@ -87,7 +110,7 @@ def keep_folder(folder: Path, last: str, write: Callable[[Path], None]) -> None:
             if (folder / last).exists():
                 return
             with suppress(FileNotFoundError):
-                os.rename(folder, made.parent / "incomplete")
+                os.rename(folder, Path(tempfile.mkdtemp(dir=made.parent)) / "incomplete")
             made.rename(folder)
 
 
@@ -99,15 +122,38 @@ def is_temporary(path: Path) -> bool:
 def sweep(folder: Path, *, age: float = ABANDONED) -> None:
     """Remove temporary folders of commands that were killed: those that nobody has locked and that are this old."""
     for path in filter(is_temporary, folder.iterdir()):
-        with suppress(OSError):  # another command works in it, or sweeps too
-            if time.time() - path.stat().st_mtime < age:
-                continue
-            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(handle)
+        with suppress(OSError):  # another command sweeps too
+            if time.time() - path.stat().st_mtime >= age:
+                remove_unused(path)
+
+
+def remove_unused(path: Path) -> bool:
+    """Remove a folder unless a command works in it; return whether it was removed.
+
+    Commands lock the folders that they work in. Where the disk has no locks, a temporary folder counts as in use for a
+    day after it was made.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        locked = _lock(handle)
+        recent = is_temporary(path) and time.time() - os.fstat(handle).st_mtime < ABANDONED
+        if locked is False or (locked is None and recent):
+            return False
+        shutil.rmtree(path)
+        return True
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int) -> bool | None:
+    """Lock an open folder. Return False where another process has locked it, None where the disk has no locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # some network disks have none
+        return None
+    return True
 
 
 @contextmanager
@@ -116,12 +162,8 @@ def lock_folder(folder: Path, refusal: str) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(refusal) from None
-        except OSError:
-            pass  # some network disks have no locks
+        if _lock(handle) is False:
+            raise UserError(refusal)
         yield
     finally:
         os.close(handle)

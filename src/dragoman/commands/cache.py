@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from dragoman.commands.options import Json
-from dragoman.io import CACHE, cache_entries, cache_folder
+from dragoman.console import WARNING, say
+from dragoman.io import CACHE, cache_entries, cache_folder, remove_unused
 from dragoman.types import UserError
 
 
@@ -20,17 +20,26 @@ def cache(
     clear: Annotated[bool, typer.Option("--clear", help="remove what Dragoman made there, and nothing else")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what Dragoman keeps between commands, with its size, or remove it. All of it can be made again."""
+    """Show what Dragoman keeps between commands, with its size, or remove it. All of it can be made again.
+
+    What a running command uses is not removed.
+    """
     place = cache_folder(folder)
     kinds: dict[str, dict[str, int]] = {}
+    in_use: list[Path] = []
     for kind, path in cache_entries(place):
+        size = measure_size(path)
+        if clear and not remove_entry(path):
+            in_use.append(path)
+            continue
         found = kinds.setdefault(kind, {"entries": 0, "bytes": 0})
         found["entries"] += 1
-        found["bytes"] += measure_size(path)
-        if clear:
-            remove_entry(path)
+        found["bytes"] += size
+    if in_use:
+        say(f"not removed, since a command is using it: {', '.join(path.name for path in in_use)}", WARNING)
+    about = {"folder": str(place), "cleared": clear, "kinds": kinds, "in_use": [path.name for path in in_use]}
     if as_json:
-        print(json.dumps({"folder": str(place), "cleared": clear, "kinds": kinds}, ensure_ascii=False))
+        print(json.dumps(about, ensure_ascii=False))
         return
     print(f"{place}{': removed' if clear else ''}")
     total = {name: sum(found[name] for found in kinds.values()) for name in ("entries", "bytes")}
@@ -45,13 +54,14 @@ def measure_size(path: Path) -> int:
     return sum((Path(folder) / name).lstat().st_size for folder, _, names in os.walk(path) for name in names)
 
 
-def remove_entry(path: Path) -> None:
+def remove_entry(path: Path) -> bool:
+    """Remove an entry of the cache, unless a command has locked it; return whether it is gone."""
     try:
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+            return remove_unused(path)
+        path.unlink()
     except FileNotFoundError:
         pass  # another command was quicker
     except OSError as error:
         raise UserError(f"cannot remove {str(path)!r} ({error.strerror})") from None
+    return True
