@@ -67,7 +67,7 @@ MAY_USE = {
     ],
     "compare": [
         "types", "cores", "yaml_text", "config", "store", "text", "data", "models", "score", "translator", "lens",
-        "evaluation", "card", "train", "door", "loading", "pages",
+        "evaluation", "card", "train", "door", "loading", "pages", "console",
     ],
     "shards": ["types", "io", "store", "data", "group", "train"],
     "lessons": ["types", "door", "translator", "shards"],

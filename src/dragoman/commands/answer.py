@@ -30,7 +30,7 @@ from dragoman.commands.options import (
     split_arguments,
 )
 from dragoman.config import SampleSettings, build
-from dragoman.console import input_groups, output_to, say
+from dragoman.console import WARNING, input_groups, output_to, say
 from dragoman.types import UserError
 
 TextsAndSettings = Annotated[
@@ -156,7 +156,7 @@ def generate(
                     print(mark + (json.dumps(asdict(one), ensure_ascii=False) if as_json else one.text), file=sink)
                 number += 1
                 for warning in dict.fromkeys(warning for one in found for warning in one.warnings):
-                    say(f"prompt {number}: {warning}")
+                    say(f"prompt {number}: {warning}", WARNING)
             sink.flush()
 
 

@@ -13,7 +13,7 @@ from dragoman.answers.asking import search_changes, settings_for
 from dragoman.answers.glossary import read_dictionary, read_glossary
 from dragoman.commands.options import Said, Warned, answer_lines, one_line, say_counts
 from dragoman.config import CorpusSettings
-from dragoman.console import Input, input_lines, output_to, say
+from dragoman.console import WARNING, Input, input_lines, output_to, say
 from dragoman.door import kinds
 from dragoman.group import Group, joined
 from dragoman.io import digest_bytes
@@ -109,7 +109,7 @@ class Asking:
         name = str(order.given) if isinstance(order.given, Path) else "the input"
         grove = Grove(order.conllu, name) if order.conllu else None
         if self.translator.asks_for_trees and not grove:
-            say("no trees were given with --conllu: words are known by their places alone")
+            say("no trees were given with --conllu: words are known by their places alone", WARNING)
         flags: Counter[str] = Counter()
 
         def answer(before: int, lines: list[str]) -> Iterator[Said]:

@@ -15,6 +15,7 @@ from dragoman.compare.plan import Planned, planned
 from dragoman.compare.questions import answered, check_questions, read_questions
 from dragoman.compare.summary import summarised
 from dragoman.compare.work import carry_out, judgement_of
+from dragoman.console import WARNING
 from dragoman.store import write_text
 from dragoman.train.report import Report
 from dragoman.types import Stop, UserError
@@ -38,7 +39,7 @@ def compare(
         raise UserError(f"none of the {len(runs)} runs came to an end; {next(iter(failures.values()))}")
     whole = {"title": questions.title, **summarised(runs, found, failures, jobs=jobs)}
     for warning in whole["warnings"]:
-        report.say(warning)
+        report.say(warning, WARNING)
     whole["questions"] = [answered(question, whole) for question in questions.questions]
     write_text(out / "report.json", json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
     write_text(out / "report.html", page(whole))

@@ -14,6 +14,7 @@ from typing import Any
 
 from dragoman.answers.flags import Usual
 from dragoman.config import SPLITS, CorpusSettings, Recipe
+from dragoman.console import WARNING
 from dragoman.data.batch import Share
 from dragoman.data.forms import FORMS
 from dragoman.data.stream import Stream, Weighted, Windows
@@ -267,7 +268,9 @@ def _store(recipe: Recipe, corpus: CorpusSettings, split: str, tokenizers: Token
     which = f"{split}, {corpus.shown}" if several else split
     report.say(f"{which}: {len(store):,} {noun}" + (f" ({left_out}: left out)" if left_out else ""))
     if further and split == "train":
-        report.say(f"{which}: {further:,} further targets are left out; of several, the first is learned")
+        report.say(f"{which}: {further:,} further targets are left out; of several, the first is learned", WARNING)
     if store.treeless:
-        report.say(f"{which}: {store.treeless:,} sentences have no usable tree; their words are known by place alone")
+        report.say(
+            f"{which}: {store.treeless:,} sentences have no usable tree; their words are known by place alone", WARNING
+        )
     return Weighted(store, corpus.weight)
