@@ -42,6 +42,10 @@ def test_by_steps_the_time_is_said_once() -> None:
     assert said_of("train.steps=1000", 1000) == ["at this speed train.steps=1000 takes about 0:08:20 (1 epochs)"]
 
 
+def test_an_end_that_is_too_far_away_is_not_estimated() -> None:
+    assert said_of("train.steps=1000", float("inf")) == ["train.steps=1000 cannot be estimated yet"]
+
+
 def test_by_minutes_the_steps_are_said() -> None:
     [said] = said_of("train.minutes=10", 1200, warmup=300)
     assert said == "at this speed train.minutes=10 gives about 1,200 steps (1.2 epochs) and takes about 0:10:00"

@@ -24,7 +24,7 @@ class Reached(NamedTuple):
 
 
 class Forecast:
-    """Says once how long training will take, or what a limit of time will give."""
+    """Log once how long training will take, or how many steps a limit of time allows."""
 
     def __init__(self, report: Report, settings: TrainSettings) -> None:
         self.report, self.settings = report, settings
@@ -32,7 +32,7 @@ class Forecast:
         self.told = False
 
     def update(self, now: Reached) -> None:
-        """Take in where training is after a step; as soon as the speed is known, say where it will end."""
+        """Take in where training is after a step; log where it will end as soon as the speed is known."""
         if self.told:
             return
         if self.begun is None or now.step <= self.begun.step:  # the first step, or the first after a roll-back
@@ -42,7 +42,7 @@ class Forecast:
             self.report.say(*self.estimate(self.begun, now))
 
     def estimate(self, begun: Reached, now: Reached) -> tuple[str, int]:
-        """Return what to say of the end, and whether it is a warning: the limit that comes first decides."""
+        """Return the message about the end of training and its level; the limit that comes first decides."""
         measured = now.seconds - begun.seconds
         left = {
             limit: (1 - share) * measured / (share - begun.shares[limit])
@@ -50,7 +50,7 @@ class Forecast:
             if share > begun.shares[limit]
         }
         if not left:  # too far away to be seen
-            return f"at this speed the end of {next(iter(now.shares))} is very far away", NOTE
+            return f"{next(iter(now.shares))} cannot be estimated yet", NOTE
         limit = min(left, key=lambda name: left[name])
         steps = now.step + round(left[limit] * (now.step - begun.step) / measured)
         epochs = now.epochs + left[limit] * (now.epochs - begun.epochs) / measured
