@@ -130,10 +130,10 @@ def follow_sentence(run: Path) -> dict[str, object]:
     for profile in (None, note):
         sys.argv = ["dragoman", "translate", str(run), "--engine", "torch"]
         sys.stdin = io.TextIOWrapper(io.BytesIO(line.encode() + b"\n"), encoding="utf-8")
-        out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+        out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
         sys.setprofile(profile)
         try:
-            with redirect_stdout(out), redirect_stderr(io.StringIO()):
+            with redirect_stdout(out), redirect_stderr(err):
                 cli.main()
         except SystemExit as end:
             if end.code:
