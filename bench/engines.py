@@ -38,7 +38,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from dragoman.console import say, ticker
 from dragoman.engines.choose import ENGINES
-from dragoman.export import FORMATS, export, import_run
+from dragoman.export import FORMATS, Disagreement, export, import_run
 from dragoman.loading import load, load_as, with_engine
 from dragoman.score.metrics import METRICS
 from dragoman.text import phrasebook
@@ -156,7 +156,7 @@ def compared(run: Path, lines: Sequence[str], references: Sequence[str], only: s
                 texts = answered(way.open(), lines, name)
             except UserError as lack:
                 say(f"{name}: {lack}")
-                results[name] = {"refused": str(lack), "good": not way.full}
+                results[name] = {"refused": str(lack), "good": not way.full and not isinstance(lack, Disagreement)}
                 continue
             apart = gaps(translator, lines, truth, texts)
             found = {"same": 1 - len(apart) / len(lines), "gap": max(map(abs, apart), default=0.0), "gaps": apart}
