@@ -88,7 +88,8 @@ def train(
         from dragoman.train.dry_run import dry_run as check_run
         from dragoman.train.dry_run import render
 
-        print(render(check_run(recipe, out=out_folder, overrides=overrides or [], init_from=init_from)))
+        if found := check_run(recipe, out=out_folder, overrides=overrides or [], init_from=init_from):
+            print(render(found))
         return
     from dragoman.train.trainer import train as run_training
 

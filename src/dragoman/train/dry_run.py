@@ -1,4 +1,4 @@
-"""A run that is not trained: everything is read and checked as at the start of one, and nothing stays."""
+"""Check a recipe and its data without training; no files are kept."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from dragoman.data.stream import Weighted
-from dragoman.group import joined
+from dragoman.group import Group, joined
 from dragoman.models.build import parameters
 from dragoman.store import RunFolder
 from dragoman.train.prepare import prepare
 from dragoman.train.report import Report
-from dragoman.train.start import Order, begin, new_model, opened
+from dragoman.train.start import Order, first_begin, meeting_minutes, new_model, opened
 from dragoman.train.trainer import chosen
 
 BYTES = 16  # of a parameter in training: float32 weights, gradients and Adam's two moments
@@ -25,13 +25,23 @@ BYTES = 16  # of a parameter in training: float32 weights, gradients and Adam's 
 def dry_run(recipe: Path, *, out: Path, overrides: Sequence[str] = (), init_from: Path | None = None) -> dict[str, Any]:
     """Check a recipe and its data as training would, and return what would be trained.
 
-    The run folder and the cache are temporary, so the tokenizer is learned and the corpora are encoded anew.
+    Under torchrun the main process does so, and the others return an empty dictionary.
     """
-    opened(RunFolder(out), resume=False)
-    with TemporaryDirectory(prefix="dragoman-") as made, joined() as group, ExitStack() as held:
+    with joined(lambda: meeting_minutes(recipe, overrides)) as group:
+        found = group.told(lambda: inspect(Order(recipe, RunFolder(out), overrides, False, init_from), group))
+        return found if group.first else {}
+
+
+def inspect(order: Order, group: Group) -> dict[str, Any]:
+    """Prepare a run in a temporary folder and return what would be trained.
+
+    The cache is temporary too, so the tokenizer is learned and the corpora are encoded anew.
+    """
+    opened(order.folder, resume=False)
+    with TemporaryDirectory(prefix="dragoman-") as made, ExitStack() as held:
         folder, report = RunFolder(Path(made) / "run"), Report()
-        settings = [*overrides, f"data.cache={made}/cache"]
-        start = begin(Order(recipe, folder, settings, False, init_from), report, held, group)
+        settings = [*order.overrides, f"data.cache={made}/cache"]
+        start = first_begin(order._replace(folder=folder, overrides=settings), report, held, group)
         given = start.parent.tokenizers if start.parent else None
         prepared = prepare(start.recipe, folder, report, tokenizers=given)
         model = new_model(start.recipe, prepared.tokenizers, start.parent)
@@ -45,9 +55,9 @@ def dry_run(recipe: Path, *, out: Path, overrides: Sequence[str] = (), init_from
             "train_tokens": tokens,
             "dev_examples": sum(len(part.store) for part in prepared.dev),
             "until": train.limit,
-            "steps_per_epoch": max(round(slots / (train.tokens * train.accumulate * group.world)), 1),
+            "steps_per_epoch": max(round(slots / (train.tokens * train.accumulate)), 1),
             "memory": count * (BYTES + 4 * bool(train.ema)),
-            "choices": str(chosen(start.recipe, None, group)),
+            "choices": str(chosen(start.recipe, None, Group())),
         }
 
 
@@ -67,6 +77,6 @@ def render(about: dict[str, Any]) -> str:
         "dev": f"{about['dev_examples']:,} examples",
         "steps": f"until {about['until']}; an epoch is about {about['steps_per_epoch']:,} steps",
         "memory": f"{about['memory'] / 1e6:,.0f} MB for weights, gradients and optimizer; activations come on top",
-        "computed": about["choices"],
+        "compute": about["choices"],
     }
     return "\n".join(f"{name:10}  {value}" for name, value in rows.items())
