@@ -29,7 +29,7 @@ from dragoman.config import TrainSettings
 from dragoman.data.batch import Grid, Widths
 from dragoman.data.forms import FORMS
 from dragoman.data.trees import without_trees
-from dragoman.group import Group, joined
+from dragoman.group import Group, Waiting, joined
 from dragoman.group import meet as meet_at
 from dragoman.models.build import kind_of
 from dragoman.train.learner import Learner
@@ -236,10 +236,9 @@ def test_who_comes_back_meets_who_is_there_now(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("MASTER_ADDR", "here")
     monkeypatch.setenv("MASTER_PORT", "0")
     store, names = dist.HashStore(), dict[int, str]()  # type: ignore[attr-defined]
-    late = time.monotonic() + 60
 
     def meet(rank: int) -> Thread:
-        thread = Thread(target=lambda: names.update({rank: meet_at(store, rank, 2, late)}))
+        thread = Thread(target=lambda: names.update({rank: meet_at(store, rank, 2, Waiting(rank, 2, 1.0))}))
         thread.start()
         return thread
 
@@ -273,7 +272,7 @@ def test_a_process_that_waits_for_others_says_so_and_can_be_stopped(rank: int, t
     command = [sys.executable, "-m", "dragoman", "train", str(recipe), "--out", str(tmp_path / "run")]
     with subprocess.Popen(command, env=environment() | about, stderr=subprocess.PIPE, text=True) as waiting:
         assert waiting.stderr is not None
-        missing = "process 0" if rank else "1 of 2 processes"
+        missing = "process 0" if rank else "1 process"
         lines = iter(waiting.stderr.readline, "")
         assert any(f"waiting for {missing} at 127.0.0.1:{about['MASTER_PORT']}" in line for line in lines)
         waiting.terminate()
@@ -285,7 +284,8 @@ def test_a_process_that_waits_for_others_says_so_and_can_be_stopped(rank: int, t
 def test_the_wait_for_others_ends(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in lonely(rank).items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=r"waited for .* at 127.0.0.1:.*train.timeout"), joined(lambda: 0.0):
+    sentence = rf"process {rank} of 2 waited 0 minutes for .* at 127.0.0.1:\d+; check their output"
+    with pytest.raises(UserError, match=sentence), joined(lambda: 0.0):
         pass
 
 
@@ -336,6 +336,16 @@ def small(tmp_path: Path) -> Path:
     write(tmp_path)
     (tmp_path / "transformer.yaml").rename(tmp_path / "recipe.yaml")
     return tmp_path
+
+
+def test_a_dry_run_of_two_is_that_of_one(small: Path) -> None:
+    """One process prints, and a batch is not larger because two processes share it."""
+    command = ["-m", "dragoman", "train", "recipe.yaml", "--out", "new", "--dry-run"]
+    one, two = (torchrun(f"--nproc-per-node={count}", *command, cwd=small) for count in (1, 2))
+    assert (one.code, two.code) == (0, 0), one.err + two.err
+    assert one.out == two.out
+    assert "an epoch is about" in one.out
+    assert not (small / "new").exists()
 
 
 def test_stopped_by_two_resumed_by_one(small: Path, jobs: Jobs) -> None:

@@ -163,9 +163,11 @@ def joined(minutes: Callable[[], float] = lambda: MEETING) -> Iterator[Group]:
         return
     own = not dist.is_initialized()  # else a command around this one has joined already, and will part
     if own:
-        rank, late = int(os.environ["RANK"]), time.monotonic() + 60 * minutes()
-        store = connect(rank, world, late)
-        name = meet(store, rank, world, late)
+        rank = int(os.environ["RANK"])
+        waiting = Waiting(rank, world, minutes())
+        store = connect(rank, waiting)
+        name = meet(store, rank, world, waiting)
+        store.set_timeout(PATIENCE)  # from here on another process may be preparing data
         store = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=PATIENCE)
     group = Group(dist.get_rank(), world, int(os.environ["LOCAL_RANK"]))
@@ -179,14 +181,13 @@ def joined(minutes: Callable[[], float] = lambda: MEETING) -> Iterator[Group]:
             dist.destroy_process_group()
 
 
-def connect(rank: int, world: int, late: float) -> Any:
+def connect(rank: int, waiting: Waiting) -> Any:
     """Connect to the key-value store that the processes meet at, or serve it.
 
     torchrun serves it itself; otherwise rank 0 does. Calls into PyTorch are short: signals are handled between them.
     """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     serve = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    waiting = Waiting(rank, world, late)
     while True:
         try:
             return dist.TCPStore(  # type: ignore[attr-defined]
@@ -202,31 +203,31 @@ def connect(rank: int, world: int, late: float) -> Any:
 
 
 class Waiting:
-    """A wait for other processes that sends a message after some seconds and ends with one when it is too late."""
+    """A wait for other processes: it logs a message after some seconds and ends with an error after some minutes."""
 
-    def __init__(self, rank: int, world: int, late: float) -> None:
-        self.begun, self.late, self.own = time.monotonic(), late, f"process {rank} of {world}"
+    def __init__(self, rank: int, world: int, minutes: float) -> None:
+        self.begun, self.minutes, self.own = time.monotonic(), minutes, f"process {rank} of {world}"
         self.silent = True
 
     def check(self, missing: str) -> None:
-        now, where = time.monotonic(), f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-        if now > self.late:
+        waited, where = time.monotonic() - self.begun, f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        if waited > 60 * self.minutes:
             raise UserError(
-                f"{self.own} waited for {missing} at {where} until train.timeout (in other commands {MEETING:g} "
-                "minutes) was over; read the last lines of the others, or start as many as WORLD_SIZE says"
+                f"{self.own} waited {self.minutes:g} minutes for {missing} at {where}; check their output, or start "
+                "all WORLD_SIZE processes"
             )
-        if self.silent and now > self.begun + SILENT:
+        if self.silent and waited > SILENT:
             self.silent = False
             say(f"waiting for {missing} at {where}")
 
 
-def meet(store: Any, rank: int, world: int, late: float) -> str:
+def meet(store: Any, rank: int, world: int, waiting: Waiting) -> str:
     """Return a name that all processes agree on for this start of theirs, and for no other.
 
     torchrun keeps one store for all attempts of a job, and an attempt that failed has left its addresses there. A
     process that took one of those for the address of a live process would wait for it in vain.
     """
-    own, waiting = uuid.uuid4().hex, Waiting(rank, world, late)
+    own = uuid.uuid4().hex
     store.set(f"here/{rank}", own)
     while True:
         missing = sum(not store.check([f"here/{other}"]) for other in range(world))
@@ -239,5 +240,5 @@ def meet(store: Any, rank: int, world: int, late: float) -> str:
             missing = sum(not store.check([f"{name}/{other}"]) for other in range(world))
             if not missing:
                 return name
-        waiting.check(f"{missing or 'some'} of {world} processes")
+        waiting.check(f"{missing or 'some'} process{'es' * (missing != 1)}")
         time.sleep(0.02)
