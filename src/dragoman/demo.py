@@ -36,7 +36,7 @@ POINTS = {  # what makes a sentence hard to translate into the other language, b
     "adjective": "endings follow gender, number and case",
     "agreement": "the verb agrees with a noun further away",
     "pronoun": "the pronoun takes the gender of its noun",
-    "relative": "so does the relative pronoun",
+    "relative": "the relative pronoun takes the gender of its noun",
 }
 SPLITS = {"test": "sentences not seen in training", "unseen": "words in constructions not seen with them"}
 
@@ -55,8 +55,8 @@ def demo(out: Path, overrides: list[str], console: Console) -> None:
             override(values, item)
         recipe = build(Recipe, values)
         console.print(
-            f"Training a Transformer on the built-in phrasebook, {recipe.data.direction}, for {recipe.train.steps} "
-            "steps: about three minutes on two CPU cores, longer where they are slow or busy.",
+            f"Training a Transformer on the built-in phrasebook, {recipe.data.direction}, for {recipe.train.limit} "
+            "(800 steps take about three minutes on two CPU cores).",
             highlight=False,
         )
         train(recipe, out=out, resume=folder.format.exists(), report=Report())
