@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -113,6 +114,7 @@ def test_a_card_counts_what_the_run_learned_from(toy: Toy) -> None:
     assert "train.src + train.trg (2,000 pairs)" in said(about)
     assert all(about["versions"].values())
     assert about["started"] <= about["ended"]
+    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC to \d{4}-", said(about))
     assert about["epochs"] > 1
 
 

@@ -47,8 +47,11 @@ def test_an_end_that_is_too_far_away_is_not_estimated() -> None:
 
 
 def test_by_minutes_the_steps_are_said() -> None:
-    [said] = said_of("train.minutes=10", 1200, warmup=300)
+    [said] = said_of("train.minutes=10", 1200, warmup=100)
     assert said == "at this speed train.minutes=10 gives about 1,200 steps (1.2 epochs) and takes about 0:10:00"
+    [said] = said_of("train.minutes=10", 1200, warmup=300)
+    shortened = "train.warmup=300 is more than a tenth of them, so the warm-up is shortened to a tenth of the time"
+    assert said == f"at this speed train.minutes=10 gives about 1,200 steps (1.2 epochs); {shortened}"
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,7 @@ def sections(about: dict[str, Any]) -> Sections:
     }
     backbone = f" ({settings['backbone']})" if "backbone" in settings else ""
     versions = ", ".join(f"{name} {said}" for name, said in about["versions"].items() if said)
-    dates = " to ".join(date.replace("+00:00", " UTC").replace("T", " ") for date in dates_of(about))
+    dates = " to ".join(date.replace("T", " ").replace("+00:00", " UTC") for date in dates_of(about))
     epochs = "" if about["epochs"] is None else f", {about['epochs']:.4g} epochs"
     parents = lineage(about)
     validated = "; ".join(shown_corpora(about, "dev"))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from dragoman.config import TrainSettings
 from dragoman.console import NOTE, WARNING
+from dragoman.train.optim import WARM_AT_MOST
 from dragoman.train.report import Report
 
 MEASURED = 5.0  # seconds of training from which the speed is estimated; its first step, which is slow, left out
@@ -60,6 +61,9 @@ class Forecast:
         gives = f"at this speed {limit} gives about {steps:,} steps ({few(epochs) or f'{epochs:.2g} epochs'})"
         if steps <= self.settings.warmup:
             return f"{gives}, {self.inside_warmup(limit)}", WARNING
+        if limit.startswith("train.minutes=") and steps * WARM_AT_MOST < self.settings.warmup:
+            shortened = "so the warm-up is shortened to a tenth of the time"
+            return f"{gives}; train.warmup={self.settings.warmup} is more than a tenth of them, {shortened}", WARNING
         return f"{gives} and takes about {lasts}", WARNING if few(epochs) else NOTE
 
     def inside_warmup(self, limit: str) -> str:
