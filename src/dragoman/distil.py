@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +22,7 @@ from typing import Annotated, Any
 from dragoman import shards
 from dragoman.config import Amount, CorpusSettings, Listed, Recipe, Settings, read_recipe
 from dragoman.group import Group, joined
-from dragoman.io import cache_folder
+from dragoman.io import cache_folder, share_folder
 from dragoman.lessons import Lessons, doubt, faults, remedy
 from dragoman.loading import Runs, load_as, runs_of
 from dragoman.models.build import asks_for_trees, completed, kind_of
@@ -100,6 +100,9 @@ def taught(
         if not newest:
             group.told(lambda: begin(folder, student, about))
         if group.told(lambda: not newest or not all(file.exists() for file in files)):
+            for lesson in lessons:  # `dragoman cache --clear` leaves what is in use
+                with suppress(OSError):  # a cache that cannot be written is refused below
+                    held.enter_context(share_folder(lesson.shards.folder))
             counts = group.each(lambda: translate(lessons, group, report))
             group.told(lambda: write_corpora(lessons, files, counts, about, report))
     return student, teacher.translator.tokenizers

@@ -169,6 +169,19 @@ def lock_folder(folder: Path, refusal: str) -> Iterator[None]:
         os.close(handle)
 
 
+@contextmanager
+def share_folder(folder: Path) -> Iterator[None]:
+    """Mark a folder, which is made if it is not there, as in use; several processes may use it at once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):  # some network disks have no locks
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
 def check_plain(path: Path) -> None:
     """Refuse a pipe, socket or device: reading one may wait for ever. What is not there is not refused."""
     try:
