@@ -537,7 +537,8 @@ def test_a_line_without_end(toy: Toy, tmp_path: Path, call: Call, monkeypatch: p
     monkeypatch.setattr(corpus, "LONGEST_LINE", 1 << 20)
     bomb = tmp_path / "bomb.gz"
     bomb.write_bytes(gzip.compress(b"ba.\n" + b"x" * (2 << 20)))
-    one_sentence(call("translate", toy.run, "--input", bomb), "bomb.gz line 2", "2 MB")
+    one_sentence(call("translate", toy.run, "--input", bomb), "bomb.gz line 2", "more than the 1 MiB allowed")
+    one_sentence(call("translate", toy.run, "--input", "/dev/zero"), "/dev/zero line 1")
     one_sentence(call("data", "stats", "--source", bomb, "--target", bomb), "bomb.gz line 2")
     pairs = list(corpus.read_pairs(CorpusSettings(text=str(bomb))))
     assert [len(pair.target) for pair in pairs] == [3, 2 << 20]

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from dragoman import console
+from dragoman.text import corpus
+from dragoman.types import UserError
 from toy_run import Call, Toy, sentences, started
 
 pytest_plugins = ["toy_fixtures"]
@@ -76,6 +78,18 @@ def test_a_long_line_comes_in_many_parts(pipe: Pipe) -> None:
     assert [next(reader), next(reader)] == [b"a" * 60_000 + b"b" * 60_000 + b"\n", b"next\n"]
     pipe.close()
     assert list(groups) == []
+
+
+def test_an_endless_line_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a little more than the limit is read of a stream that never ends a line."""
+    with Path("/dev/zero").open("rb") as endless:
+        reader = console.ArrivingLines(endless, longest=1 << 20)
+        assert 1 << 20 < len(next(reader)) <= (1 << 20) + (1 << 16)
+        monkeypatch.setattr(corpus, "LONGEST_LINE", 1 << 20)
+        monkeypatch.setattr(corpus.lines_of, "__kwdefaults__", {"longest": 1 << 20})
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(endless))
+        with pytest.raises(UserError, match="the input line 1 has more than the 1 MiB allowed"):
+            next(console.input_groups(None, 2))
 
 
 @pytest.mark.parametrize("size", [1, 2, 1000])

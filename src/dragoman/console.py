@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import re
 import select
 import sys
@@ -70,12 +71,16 @@ def paper() -> Console:
 
 
 class ArrivingLines:
-    """Lines of a stream, with their line feeds, that knows whether the next one is there without waiting for it."""
+    """Lines of a stream, with their line feeds, that knows whether the next one is there without waiting for it.
 
-    def __init__(self, stream: Any) -> None:
-        self.stream = stream
+    A line of more than `longest` bytes is given in parts, so that an endless one does not fill the memory.
+    """
+
+    def __init__(self, stream: Any, longest: float = math.inf) -> None:
+        self.stream, self.longest = stream, longest
         self.lines: deque[bytes] = deque()
         self.begun: list[bytes] = []  # parts of a line whose end has not come yet
+        self.size = 0  # bytes in these parts
         self.ended = False
 
     def __iter__(self) -> ArrivingLines:
@@ -106,9 +111,13 @@ class ArrivingLines:
         if whole:
             first = b"".join([*self.begun, whole[0]])
             self.lines.extend(line + b"\n" for line in (first, *whole[1:]))
-            self.begun = []
+            self.begun, self.size = [], 0
         if rest:
             self.begun.append(rest)
+            self.size += len(rest)
+        if self.size > self.longest:
+            self.lines.append(b"".join(self.begun))
+            self.begun, self.size = [], 0
         if not chunk:
             self.ended = True
             if self.begun:
@@ -130,14 +139,14 @@ def input_lines(given: Input) -> Iterator[str]:
 def input_groups(given: Input, size: int) -> Iterator[list[str]]:
     """Up to `size` lines at a time. From a pipe or a terminal come those that are there, so that nobody who waits for
     an answer before writing the next line waits in vain."""
-    from dragoman.text.corpus import lines_of, read_lines
+    from dragoman.text.corpus import LONGEST_LINE, lines_of, read_lines
 
     if not isinstance(given, Path | None) or not is_stdin(given):
         lines = read_lines(given) if isinstance(given, Path) else iter(given or ())
         while group := list(islice(lines, size)):
             yield group
         return
-    arriving = ArrivingLines(sys.stdin.buffer)
+    arriving = ArrivingLines(sys.stdin.buffer, LONGEST_LINE)
     lines = lines_of(arriving, "the input")
     for line in lines:
         group = [line]

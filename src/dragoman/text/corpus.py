@@ -105,10 +105,13 @@ def read_lines(path: Path, watch: Watch | None = None, *, longest: float = LONGE
 def lines_of(stream: Iterable[bytes], name: str, *, longest: float = LONGEST_LINE) -> Iterator[str]:
     """Yield the lines of an open file, which messages call `name`; refuse one of more than `longest` bytes."""
     number = 0
+    if math.isfinite(longest) and hasattr(stream, "readline"):
+        # an endless line, such as that of /dev/zero, is not read whole
+        stream = iter(partial(stream.readline, int(longest) + 1), b"")
     try:
         for number, raw in enumerate(stream, 1):  # binary files end their lines at b"\n" alone
             if len(raw) > longest:  # a tokenizer would need a hundred times as much memory
-                raise UserError(f"{name} line {number} has {len(raw) >> 20} MB, and a line may have 64; break it up")
+                raise UserError(f"{name} line {number} has more than the {longest / 2**20:g} MiB allowed; break it up")
             line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
             if line.endswith(b"\n"):
                 line = line[:-2] if line.endswith(b"\r\n") else line[:-1]
