@@ -106,14 +106,14 @@ def test_a_shell_gets_completions() -> None:
 
 
 def test_texts_on_the_command_line_are_translated(toy: Toy, tmp_path: Path, call: Call) -> None:
-    texts = [*sentences(2, seed=8), "x=5 ba!", "a=b"]
+    texts = [*sentences(2, seed=8), "x=5 ba!", "a=b", "data.x = 3 is assigned", "train.py=main file", "search.a b=c"]
     piped = call("translate", toy.run, stdin="".join(f"{text}\n" for text in texts).encode())
     assert call("translate", toy.run, *texts) == piped
     assert call("translate", toy.run, "\n".join(texts)) == piped
     narrow = call("translate", toy.run, *texts, "search.beam=1", "--json")
     assert [json.loads(line)["source"] for line in narrow.out.splitlines()] == texts
     one_sentence(call("translate", toy.run, "ba!", "beam=1"), "did you mean 'search.beam=1'")
-    one_sentence(call("translate", toy.run, "ba!", "train.lr=1"), "'train.lr=1' cannot be changed here")
+    one_sentence(call("translate", toy.run, "ba!", "search.bean=1"), "search.bean", "beam")
     lines = write_lines(tmp_path / "in", texts)
     one_sentence(call("translate", toy.run, "ba!", "-i", lines), "--input")
 

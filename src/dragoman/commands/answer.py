@@ -37,7 +37,7 @@ TextsAndSettings = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[TEXT ...] [search.b=c ...]",
-        help="lines to translate, instead of --input or stdin, and settings of the search to change",
+        help="lines to translate, not together with --input, and settings of the search to change",
         show_default=False,
     ),
 ]
@@ -86,7 +86,7 @@ def translate(
 ) -> None:
     """Translate lines: as many out as in, in the same order.
 
-    Lines are those of --input, else texts on the command line, else stdin, which is answered line by line.
+    Lines come from --input or from the command line, not from both, or else from stdin, which is answered line by line.
     """
     texts, settings = split_arguments(arguments)
     given = given_lines(texts, input_file)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
@@ -11,10 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
-from dragoman.config import Recipe, SearchSettings
+from dragoman.config import SearchSettings
 from dragoman.console import DETAIL, ERROR, NOTE, WARNING, Input, counting, input_groups, output_to, say, set_verbosity
 from dragoman.types import UserError
 
+SETTING = re.compile(r"search\.[\w.\-]+=")
 FEW = 10  # warnings of a kind that are said in full
 Said = tuple[str, Sequence[str]]  # an answer and its warnings
 Run = Annotated[Path, typer.Argument(help="a run folder", show_default=False)]
@@ -25,7 +27,7 @@ Conllu = Annotated[
 ]
 Texts = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[TEXT ...]", help="lines, instead of --input or stdin", show_default=False),
+    typer.Argument(metavar="[TEXT ...]", help="lines; not together with --input", show_default=False),
 ]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="[a.b=c ...]", help="settings to change", show_default=False)
@@ -134,18 +136,17 @@ def given_lines(texts: Sequence[str] | None, input_file: Path | None) -> Input:
 
 
 def split_arguments(arguments: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """Return texts and settings. A setting is what begins with `section.name=`; 'x = 5' is a text.
+    """Return texts and settings. A setting is what begins with `search.name=`; 'x = 5' and 'a.py=b' are texts.
 
     A setting of search without its section is refused: it would be translated otherwise.
     """
     texts: list[str] = []
     settings: list[str] = []
     for argument in arguments or []:
-        name = argument.partition("=")[0] if "=" in argument else ""
-        if name in SearchSettings.model_fields:
+        name = argument.partition("=")[0]
+        if "=" in argument and name in SearchSettings.model_fields:
             raise UserError(f"{argument!r}: settings have a section; did you mean 'search.{argument}'?")
-        section, dot, _ = name.partition(".")
-        (settings if dot and section in Recipe.model_fields else texts).append(argument)
+        (settings if SETTING.match(argument) else texts).append(argument)
     return texts, settings
 
 
