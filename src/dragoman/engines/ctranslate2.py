@@ -92,6 +92,10 @@ class CTranslate2Engine(Engine):
             try:
                 with tempfile.TemporaryDirectory() as spare:
                     return opened(make(cache=Path(spare)))
+            except RuntimeError as error:
+                raise UserError(
+                    f"CTranslate2 cannot open the model in a temporary folder ({error}); use --engine torch"
+                ) from None
             except OSError as error:
                 raise UserError(
                     f"the model for CTranslate2 cannot be kept in {str(cache)!r}, nor in a temporary folder "

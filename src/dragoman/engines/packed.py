@@ -79,7 +79,7 @@ class Int8(nn.Module):
 
 
 def ready(model: nn.Module, device: torch.device, precision: str, features: CpuFeatures | None = None) -> nn.Module:
-    """Return a copy of the model for inference, in a precision that the device computes correctly."""
+    """Return the model, or a copy where weights change, in a precision that the device computes correctly."""
     make = pick(PRECISIONS, precision, "precision")
     features = features or cpu_features()
     packs = device.type == "cpu" and packable()
@@ -87,6 +87,8 @@ def ready(model: nn.Module, device: torch.device, precision: str, features: CpuF
         raise UserError("int8 needs a CPU and a PyTorch with oneDNN; use float32 (--engine torch)")
     if precision == "bf16" and not supports_bf16(device, features):
         raise UserError(f"this {device.type} has no instructions for bf16; use float32 (--engine torch)")
+    if precision == "float32" and not packs:
+        return model.eval()
     prepared = copy.deepcopy(model).eval().requires_grad_(False)
     if precision == "bf16":
         prepared = prepared.bfloat16()
