@@ -353,7 +353,11 @@ def test_what_is_written_is_what_is_read(
     assert build(Recipe, parse_yaml(to_yaml(recipe), "config.yaml")) == recipe
 
 
-@pytest.mark.parametrize("text", ["1:30", "010", "08", "0_1", "no", "Yes", "on", "2026-01-01", "=", "12e"])
+def test_an_empty_name_is_not_suggested() -> None:
+    assert near("zzzz", ["", "abc"]) == ""
+
+
+@pytest.mark.parametrize("text", ["1:30", "010", "0o17", "08", "0_1", "no", "Yes", "on", "2026-01-01", "=", "12e"])
 def test_text_that_yaml_once_took_for_something_else(text: str) -> None:
     assert recipe_of(f"data: {{train: {{phrasebook: 5, tag: '{text}'}}}}").data.train[0].tag == text
     assert recipe_of(f"data: {{train: {{phrasebook: 5, tag: {text}}}}}").data.train[0].tag == text

@@ -123,7 +123,7 @@ VALUE_SYNONYMS = {
 
 def near(name: str, menu: Iterable[str]) -> str:
     """Return '; did you mean ...?' when a name on the menu means the same or is spelt alike, else nothing."""
-    entries = list(menu)
+    entries = [entry for entry in menu if entry]
     synonym = VALUE_SYNONYMS.get(str(name).lower(), "")
     if name not in entries and synonym in entries:
         return f"; did you mean {synonym!r}?"

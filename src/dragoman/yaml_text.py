@@ -1,4 +1,4 @@
-"""YAML 1.2 in the parts that people trip over: 1e-3 is a number; 1:30, 010, no, on and 2026-01-01 are text.
+"""YAML without the surprises of YAML 1.1: 1e-3 is a number; 1:30, no, on and 2026-01-01 are text.
 
 A key stands once, and what is wrong is said with its line.
 """
@@ -15,7 +15,11 @@ from dragoman.types import UserError
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads plain scalars as YAML 1.2 does, but for 0b101 and 1_000, which earlier versions read as numbers too."""
+    """Reads plain scalars as the core schema of YAML 1.2 does, with two exceptions.
+
+    0b101 and 1_000 are numbers, as in YAML 1.1. What begins with a zero, such as 010 and 0o17, is text: YAML 1.1 and
+    1.2 read 010 as different numbers, and labels such as 007 are text.
+    """
 
     yaml_implicit_resolvers = {}  # noqa: RUF012 - PyYAML copies it before adding to it
 
