@@ -17,7 +17,7 @@ from dragoman.classifier import Classifier
 from dragoman.generator import Generator
 from dragoman.score.metrics import of_answers
 from dragoman.translator import Translator
-from dragoman.types import UserError
+from dragoman.types import Line, UserError
 from toy_run import Toy, sentences, translated
 
 pytest_plugins = ["toy_fixtures"]
@@ -88,10 +88,39 @@ def test_what_a_translator_does_inside_is_private(toy: Toy) -> None:
 @pytest.mark.parametrize("wrong", [None, 3, b"ba!", ["ba!"]])
 def test_what_is_no_text_is_named(toy: Toy, wrong: Any) -> None:
     translator = toy.translator
-    for call in (
-        lambda: translator.translate(["ba!", wrong]),
-        lambda: translator.nbest(["ba!", wrong]),
-        lambda: translator.score(["ba!", wrong], ["ak!", "ak!"]),
+    for noun, call in (
+        ("item", lambda: translator.translate(["ba!", wrong])),
+        ("item", lambda: translator.nbest(["ba!", wrong])),
+        ("source", lambda: translator.score(["ba!", wrong], ["ak!", "ak!"])),
+        ("target", lambda: translator.score(["ba!", "ba!"], ["ak!", wrong])),
     ):
-        with pytest.raises(UserError, match=re.escape(f"item 1 of the list is {wrong!r}, not a str")):
+        with pytest.raises(UserError, match=re.escape(f"{noun} 1 of the list is {wrong!r}, not a str")):
             call()
+
+
+def test_lines_may_come_from_a_generator(toy: Toy) -> None:
+    lines = sentences(3, seed=1)
+    translator = toy.translator
+    assert translator.translate(line for line in lines) == translator.translate(lines)  # type: ignore[arg-type]
+    assert translator.score(iter(lines), iter(lines)) == translator.score(lines, lines)  # type: ignore[arg-type]
+
+
+def test_a_line_with_wishes_is_only_for_translating(toy: Toy) -> None:
+    with pytest.raises(UserError, match="source 0 of the list is Line"):
+        toy.translator.score([Line("ba!")], ["ak!"])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"references": "ak!"}, "references=[...]"),
+        ({"references": []}, "references=[...]"),
+        ({"references": ["ak!", "ak!"]}, "1 sources but 2 references"),
+        ({"references": [["ak!"], ["ak!", 3]]}, "reference 1 of the list is 3"),
+    ],
+)
+def test_errors_of_evaluate_name_python_arguments(toy: Toy, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        dragoman.evaluate(toy.run, sources=["ba!"], **options)
+    assert words in str(caught.value)
+    assert "--" not in str(caught.value)

@@ -104,7 +104,7 @@ def test_a_wrong_conversion_is_not_written(
     assert not list(tmp_path.iterdir())
     said = call("export", toy.run, "--to", "ctranslate2", "--force", tmp_path / "out")
     assert (said.code, said.out.splitlines()[-1]) == (0, f"done: {tmp_path / 'out'}"), said.err
-    assert re.search(r"written all the same: beam 1: .* BLEU \d+\.\d and chrF \d+\.\d against", said.err)
+    assert re.search(r"written because of --force: beam 1: .* BLEU \d+\.\d and chrF \d+\.\d against", said.err)
     assert (tmp_path / "out" / "model.bin").exists()
 
 
@@ -137,11 +137,11 @@ def test_in_less_precision_texts_must_be_alike() -> None:
         (["--to", "ctranslate3"], "there is no format called 'ctranslate3'; did you mean 'ctranslate2'?"),
         (
             ["--to", "huggingface", "--quantization", "int8"],
-            "--quantization int8 is not something that huggingface has",
+            "quantization 'int8' is not something that huggingface has",
         ),
         (
             ["--to", "ctranslate2", "--quantization", "int4"],
-            "--quantization int4 is not something that ctranslate2 has",
+            "quantization 'int4' is not something that ctranslate2 has",
         ),
     ],
 )

@@ -83,7 +83,7 @@ MAY_USE = {
         "loading", "translator",
     ],
     "callable_module": ["api"],
-    "api": ["types", "config", "text", "score", "train", "generator", "translator", "loading", "evaluation"],
+    "api": ["types", "config", "text", "score", "train", "door", "generator", "translator", "loading", "evaluation"],
     "interrupts": [],
     "outcome": ["types", "console", "interrupts"],
     "commands": [

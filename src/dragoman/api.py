@@ -67,17 +67,28 @@ def evaluate(
         for score in scores:
             print(score)
     """
+    from dragoman.door import check_texts
     from dragoman.evaluation.answers import on_texts
     from dragoman.generator import Generator
     from dragoman.loading import load
     from dragoman.score.metrics import of_answers
+    from dragoman.translator import Translator
 
+    sources = check_texts(sources, "evaluate", "source")
+    given = [] if isinstance(references, str) else list(references)
+    if not given:
+        raise UserError("evaluate takes references=[...], a list of lines, or of such lists; put a line into a list")
     predictor = load(run, device=device)
     if isinstance(predictor, Generator):
         raise UserError("a language model outputs nothing to score; use dragoman.load(run).measure(lines).perplexity")
-    single = bool(references) and isinstance(references[0], str)
-    lists = [list(reference) for reference in ([references] if single else references)]
-    found = on_texts(predictor, list(sources), lists, names=metrics, beam=beam, tag=tag)  # type: ignore[arg-type]
+    if tag and not isinstance(predictor, Translator):
+        raise UserError(f"tag={tag!r} is for runs that translate; leave it out")
+    single = isinstance(given[0], str)
+    lists = [check_texts(each, "evaluate", "reference") for each in ([given] if single else given)]  # type: ignore[arg-type]
+    for each in lists:
+        if len(each) != len(sources):
+            raise UserError(f"there are {len(sources)} sources but {len(each)} references; give one for each source")
+    found = on_texts(predictor, sources, lists, names=metrics, beam=beam, tag=tag)
     return of_answers(found.texts, found.references, found.names)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from dragoman.data.batch import Grid, Widths, lay_labels
-from dragoman.door import Door, check_lines, evaluating, grouped, rung
+from dragoman.door import Door, check_texts, evaluating, grouped, rung
 from dragoman.models.base import Model
 from dragoman.types import Example, UserError
 
@@ -39,7 +39,7 @@ class Classifier(Door[Model]):
 
     def classify(self, lines: Sequence[str]) -> list[Verdict]:
         """The label of every line, in order. An empty line has none."""
-        check_lines(lines, "classify")
+        lines = check_texts(lines, "classify")
         parts = [self.cut(line) for line in lines]
         with evaluating(self.model):
             found = iter(self.shares([part for some in parts for part in some]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import islice
@@ -93,13 +93,24 @@ class uncollected:
             gc.enable()
 
 
-def check_lines(lines: Sequence[str | Line], verb: str) -> None:
-    """Refuse one line instead of a list of them, and what is no text."""
-    if isinstance(lines, str | Line):
+def check_lines(lines: Iterable[str | Line], verb: str) -> list[str | Line]:
+    """Return the lines as a list; refuse one line instead of several, and what is no text."""
+    return _checked(lines, verb, "item", (str, Line))
+
+
+def check_texts(texts: Iterable[str], verb: str, noun: str = "item") -> list[str]:
+    """Do the same where a `Line`, which says how to translate a text, is of no use. Messages call a text `noun`."""
+    return _checked(texts, verb, noun, (str,))
+
+
+def _checked(lines: Iterable[T], verb: str, noun: str, types: tuple[type, ...]) -> list[T]:
+    if isinstance(lines, str | Line) or not isinstance(lines, Iterable):
         raise UserError(f"{verb} takes a list of lines; put a single line into a list of its own")
-    for number, line in enumerate(lines):
-        if not isinstance(line, str | Line):
-            raise UserError(f"{verb} takes lines of text, but item {number} of the list is {line!r}, not a str")
+    found = list(lines)
+    for number, line in enumerate(found):
+        if not isinstance(line, types):
+            raise UserError(f"{verb} takes lines of text, but {noun} {number} of the list is {line!r}, not a str")
+    return found
 
 
 def rung(length: int) -> int:

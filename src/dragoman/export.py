@@ -93,7 +93,7 @@ def export(
     kind = pick(FORMATS, to, "format")
     if quantization not in kind.quantizations:
         raise UserError(
-            f"--quantization {quantization} is not something that {to} has; it has {', '.join(kind.quantizations)}"
+            f"quantization {quantization!r} is not something that {to} has; it has {', '.join(kind.quantizations)}"
         )
     free(out)
     translator = load_as(Translator, run, device="cpu")
@@ -120,11 +120,11 @@ def export(
         theirs = replace(translator, engine=engine)
         try:
             found.extend(agreements(translator, theirs, lines))
-            check(found, exact=quantization == "float32", override=", and --force writes it all the same")
+            check(found, exact=quantization == "float32", override=", and --force (force=True) writes it in any case")
         except Disagreement as difference:
             if not force:
                 raise
-            say(f"written all the same: {difference.lack}")
+            say(f"written because of --force: {difference.lack}")
         free(out)  # minutes have passed, and what is there now would be replaced
 
     write_whole(out, write)
@@ -191,7 +191,7 @@ def check(found: list[Agreement], *, exact: bool, override: str = "") -> None:
     """Raise a Disagreement where translations agree too little; `override` is what lets the user have it anyway."""
     for lack in filter(None, (each.lack(exact=exact) for each in found)):
         longer = "a model that was trained for longer"
-        remedy = f"{longer} usually agrees" if exact else f"--quantization float32 or {longer} agrees more often"
+        remedy = f"{longer} usually agrees" if exact else f"quantization float32 or {longer} agrees more often"
         raise Disagreement(lack, remedy + override)
 
 

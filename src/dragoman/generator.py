@@ -23,7 +23,7 @@ from dragoman.config import SampleSettings
 from dragoman.data.batch import Grid, Widths
 from dragoman.data.forms import FORMS
 from dragoman.data.stream import Cut
-from dragoman.door import Door, check_lines, evaluating, grouped, rung
+from dragoman.door import Door, check_texts, evaluating, grouped, rung
 from dragoman.models.heads import LanguageModel
 from dragoman.search.sample import sample
 from dragoman.search.step import Found
@@ -101,7 +101,7 @@ class Generator(Door[LanguageModel]):
 
         The n-th one is a function of its prompt, of n and of the seed; temperature 0 takes the likeliest tokens.
         """
-        check_lines(prompts, "generate")
+        prompts = check_texts(prompts, "generate")
         texts = [self.begun(prompt, tokens, (seed, n)) for prompt in prompts for n in range(count)]
         with evaluating(self.model):
             grids = [texts[at : at + self.rows] for at in range(0, len(texts), self.rows)]
@@ -173,6 +173,7 @@ class Generator(Door[LanguageModel]):
 
     def measure(self, lines: Sequence[str]) -> Surprise:
         """How likely the model holds this text, read in windows or line by line as at training."""
+        lines = check_texts(lines, "measure")
         examples, form = (self.windows(lines), "windows") if self.whole_files else (self.lines(lines), "lines")
         if not examples:
             raise UserError("there is no text to measure")

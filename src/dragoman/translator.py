@@ -34,7 +34,7 @@ from dragoman.answers.hypotheses import (
 from dragoman.answers.streaming import Watch, told
 from dragoman.config import SearchSettings
 from dragoman.data.batch import Grid, lay
-from dragoman.door import Door, check_lines, evaluating, grouped, kinds, rung, uncollected
+from dragoman.door import Door, check_lines, check_texts, evaluating, grouped, kinds, rung, uncollected
 from dragoman.engines.base import Engine, Job, in_order
 from dragoman.engines.torch_engine import TorchEngine
 from dragoman.faults import near
@@ -111,7 +111,7 @@ class Translator(Door[Seq2Seq]):
         model.position=tree, one for each line, or None where there is none. `tag` is that of lines without one of
         their own, for models that were trained with tags.
         """
-        check_lines(lines, "translate")
+        lines = check_lines(lines, "translate")
         if trees is not None:
             self.check_trees(trees, len(lines))
         settings = settings_for(self.recipe.search, search, beam=beam, count=count)
@@ -194,8 +194,8 @@ class Translator(Door[Seq2Seq]):
         tag: str = "",
     ) -> list[PairScore]:
         """How likely the model holds each target as the answer to its source. Long lines are not cut into sentences."""
-        check_lines([*sources, *targets], "score")
-        if isinstance(sources, str) or isinstance(targets, str) or len(sources) != len(targets):
+        sources, targets = check_texts(sources, "score", "source"), check_texts(targets, "score", "target")
+        if len(sources) != len(targets):
             raise UserError("score takes a list of sources and a list of as many targets")
         if trees is not None:
             self.check_trees(trees, len(sources))
