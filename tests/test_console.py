@@ -101,3 +101,14 @@ def test_output_that_cannot_be_written_is_named_as_given(tmp_path: Path, monkeyp
     for name in ("file/out", "nowhere/out"):
         with pytest.raises(UserError, match=f"cannot write '{name}' "), console.output_to(Path(name)):
             pass
+
+
+def test_output_to_what_leads_to_a_pipe(tmp_path: Path) -> None:
+    """/dev/stdout of a command in a pipe has a name that cannot be opened by its target."""
+    code = "from pathlib import Path; from dragoman import console\n"
+    code += "with console.output_to(Path('/dev/stdout')) as sink: print('through', file=sink)"
+    done = subprocess.run([sys.executable, "-c", code], stdout=PIPE, check=True)
+    assert done.stdout == b"through\n"
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(UserError, match="loop"), console.output_to(tmp_path / "loop"):
+        pass

@@ -96,7 +96,7 @@ def metric_name(name: str) -> str:
 Listed = BeforeValidator(_as_tuple)  # YAML knows lists, frozen records hold tuples
 MetricName = Annotated[str, AfterValidator(metric_name)]
 Count = Annotated[int, Field(ge=1)]
-Amount = Annotated[int, Field(ge=0)]
+Amount = Annotated[int, Field(ge=0, le=10**12)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]

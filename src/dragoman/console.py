@@ -165,9 +165,9 @@ def output_to(path: Path | None) -> Iterator[IO[str]]:
         yield sys.stdout
         return
     try:
-        target = path.resolve()
+        direct = path.exists() and not path.is_file()
+        target = path if direct else path.resolve()  # /dev/stdout leads to a pipe, which has no name of its own
         with ExitStack() as held:
-            direct = target.exists() and not target.is_file()
             made = target if direct else held.enter_context(temporary_beside(target))
             with made.open("w", encoding="utf-8", newline="\n") as file:
                 yield file
@@ -175,6 +175,10 @@ def output_to(path: Path | None) -> Iterator[IO[str]]:
                 move_into_place(made, target)
     except OSError as error:
         raise UserError(f"cannot write {str(path)!r} ({error.strerror})") from None
+    except RuntimeError:  # of Path.resolve, before Python 3.13
+        if path.is_symlink():
+            raise UserError(f"cannot write {str(path)!r} (it is a link to itself)") from None
+        raise
 
 
 def ticker(what: str, total: int = 0) -> Callable[[int], None]:
