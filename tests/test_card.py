@@ -18,7 +18,7 @@ from dragoman.nn.pattern import PATTERNS
 from dragoman.nn.position import POSITIONS
 from dragoman.score.metrics import metric_named
 from dragoman.store import FORMAT, RunFolder, read_digest
-from toy_run import Call, Toy, events, quietly
+from toy_run import Call, Toy, events, one_sentence, quietly
 
 pytest_plugins = ["toy_fixtures"]
 
@@ -142,7 +142,8 @@ def test_a_fine_tuned_run_names_its_parents(small: Path, tmp_path: Path) -> None
     assert (parent["run"], parent["digest"], parent["steps"]) == (str(second), digests[1], 2)
     assert (parent["parent"]["run"], parent["parent"]["digest"]) == (str(first), digests[0])
     assert parent["parent"]["parent"] is None
-    assert f"{second} after 2 steps, weights {digests[1][:12]}; before that {first}" in card_markdown(third)
+    assert f"second after 2 steps, weights {digests[1][:12]}; before that first" in card_markdown(third)
+    assert str(tmp_path) not in card_markdown(third)
 
 
 def test_only_settings_that_apply_are_shown(toy: Toy) -> None:
@@ -186,7 +187,42 @@ def test_a_card_in_markdown(toy: Toy, tmp_path: Path, call: Call) -> None:
     assert "a\\|b" in text
     assert text.count("| test ") == 1  # the newest result of a test stands for all
     assert "chrF" in text
-    assert f"dragoman translate {run} < input.txt" in text
+    assert "dragoman translate 'a|b' < input.txt" in text
+    assert str(tmp_path) not in text
+    text = card_markdown(run, exported="x y")
+    assert "dragoman import 'x y' --out 'a|b'\ndragoman translate 'a|b' < input.txt" in text
+
+
+def test_scores_of_other_engines_and_metrics_stand_side_by_side(toy: Toy, tmp_path: Path, call: Call) -> None:
+    run = shutil.copytree(toy.run, tmp_path / "run", ignore=shutil.ignore_patterns("scores.jsonl"))
+    files = ["--source", toy.folder / "dev.src", "--reference", toy.folder / "dev.trg"]
+    for options in (["--metric", "bleu"], ["--metric", "chrf"], ["--engine", "ctranslate2", "--metric", "bleu"]):
+        assert call("evaluate", run, *files, *options).code == 0
+    first, second = card(run)["tests"]
+    assert (first["engine"], set(first["scores"])) == ("torch", {"bleu", "chrf"})
+    assert (second["engine"], set(second["scores"])) == ("ctranslate2", {"bleu"})
+    text = card_markdown(run)
+    assert "| test dev.src |" in text
+    assert "| test dev.src (2) |" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("provenance.json", '{"corpora": [{"split": "train"}, {}]}'),
+        ("provenance.json", '{"corpora": 3}'),
+        ("provenance.json", '{"parent": {"digest": "x"}}'),
+        ("provenance.json", '{"parent": "run"}'),
+        ("provenance.json", '{"started": 3}'),
+        ("scores.jsonl", '{"scores": {"bleu": 3}, "test": "x"}'),
+        ("scores.jsonl", '{"scores": {"bleu": {"value": "x"}}, "test": "x"}'),
+        ("scores.jsonl", '{"scores": 3}'),
+    ],
+)
+def test_a_tampered_record_is_refused(toy: Toy, tmp_path: Path, call: Call, name: str, text: str) -> None:
+    run = shutil.copytree(toy.run, tmp_path / "run")
+    (run / name).write_text(text)
+    one_sentence(call("info", run), name, "damaged")
 
 
 def test_scores_do_not_need_a_folder_that_can_be_written_to(toy: Toy, tmp_path: Path, call: Call) -> None:

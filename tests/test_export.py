@@ -45,7 +45,7 @@ def test_there(toy: Toy, call: Call, tmp_path: Path, to: str) -> None:
 
 def test_and_back(toy: Toy, call: Call, tmp_path: Path) -> None:
     assert call("export", toy.run, "--to", "huggingface", tmp_path / "there").code == 0
-    assert (tmp_path / "there" / "README.md").read_text() == card_markdown(toy.run)
+    assert (tmp_path / "there" / "README.md").read_text() == card_markdown(toy.run, exported="there")
     said = call("import", tmp_path / "there", "--out", tmp_path / "back")
     assert said.code == 0, said.err
     assert agreeing(said.out) == 2

@@ -52,7 +52,7 @@ MAY_USE = {
     "evaluation": [
         "types", "config", "text", "score", "pages", "translator", "door", "classifier", "generator", "loading",
     ],
-    "card": ["config", "store", "models", "score", "loading"],
+    "card": ["types", "config", "store", "models", "score", "loading"],
     "train": [
         "types", "io", "hardware", "group", "config", "console", "store", "text", "data", "nn", "models", "score",
         "answers", "engines", "translator", "door", "loading",

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import BaseModel, ValidationError
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -23,6 +25,7 @@ from dragoman.loading import open_run
 from dragoman.models.build import kind_of, parameters, settings_in_use
 from dragoman.score.metrics import AUTO, METRICS, Metric, metric_named
 from dragoman.store import RunFolder, load_tensors, read_digest
+from dragoman.types import UserError
 
 KEYS = {"train": {"tokens", "seconds"}, "validate": {"loss", "perplexity"}}  # what a record needs
 RENAMED = {  # keys of records that earlier releases wrote
@@ -33,7 +36,65 @@ RENAMED = {  # keys of records that earlier releases wrote
 }
 LANGUAGE = re.compile(r"\.([a-z]{2})(?:\.(?:gz|xz|zst))?$")  # such as train.en.gz
 UNKNOWN = "unknown"
+R = TypeVar("R", bound=BaseModel)
 Sections = dict[str, dict[str, str]]  # by title: what the card says, by name
+
+
+class CorpusRecord(BaseModel):
+    """A corpus, as provenance.json has it."""
+
+    split: str
+    count: int | None
+    left_out: dict[str, int]
+
+
+class ParentRecord(BaseModel):
+    """The run that another one began with, as provenance.json has it."""
+
+    run: str
+    digest: str | None = None
+    steps: int | None = None
+    teacher: str | None = None
+    parent: ParentRecord | None = None
+
+
+class Provenance(BaseModel):
+    """What is read of provenance.json."""
+
+    corpora: list[CorpusRecord] = []
+    parent: ParentRecord | None = None
+    unit: str = ""
+    dragoman: str | None = None
+    torch: str | None = None
+    started: str | None = None
+    ended: str | None = None
+
+
+class TestScore(BaseModel):
+    """The value of a metric, as scores.jsonl has it."""
+
+    value: float
+    signature: str | None = None
+
+
+class TestRecord(BaseModel):
+    """What `evaluate` found, as a line of scores.jsonl has it. Earlier releases wrote neither engine nor tag."""
+
+    date: str = ""
+    test: str
+    lines: int | None = None
+    beam: int | None = None
+    engine: str = "torch"
+    tag: str = ""
+    scores: dict[str, TestScore]
+
+
+def check_record(cls: type[R], record: dict[str, Any], path: Path) -> R:
+    """Return a record of a run folder, whose values may be anything; refuse one that is not as it should be."""
+    try:
+        return cls.model_validate(record)
+    except (ValidationError, RecursionError):
+        raise UserError(f"{str(path)!r} is damaged; restore it, or remove it") from None
 
 
 def card(run: str | Path) -> dict[str, Any]:
@@ -46,7 +107,8 @@ def card(run: str | Path) -> dict[str, Any]:
     validated = [event for event in events if event["event"] == "validate"]
     task = kind_of(recipe.model).task
     best = max(validated, key=lambda event: rank(event, recipe), default=None)
-    state, provenance = folder.state(), folder.provenance()
+    state, provenance = folder.state(), check_record(Provenance, folder.provenance(), folder.provenance_file)
+    parent = provenance.parent.model_dump() if provenance.parent else None
     last = state or (trained[-1] if trained else {})  # a folder may come without its checkpoints
     tokens, seconds = last.get("tokens") or 0, last.get("seconds") or 0.0
     place = state.get("place")
@@ -66,13 +128,13 @@ def card(run: str | Path) -> dict[str, Any]:
         "direction": recipe.data.direction if any(c.phrasebook for c in recipe.data.train) else "",
         "data": {name: [corpus_name(c) for c in getattr(recipe.data, name)] for name in ("train", "dev")},
         "corpora": corpora(recipe, provenance),
-        "unit": provenance.get("unit", "pairs" if task == "translate" else "texts"),
+        "unit": provenance.unit or ("pairs" if task == "translate" else "texts"),
         "labels": target.pieces(range(target.size)) if task == "classify" else [],
         "teacher": folder.teacher(),
-        "parent": provenance.get("parent") or ({"run": state["parent"]} if state.get("parent") else None),
-        "versions": {name: provenance.get(name) for name in ("dragoman", "torch")},
-        "started": provenance.get("started"),
-        "ended": provenance.get("ended"),
+        "parent": parent or ({"run": state["parent"]} if state.get("parent") else None),
+        "versions": {"dragoman": provenance.dragoman, "torch": provenance.torch},
+        "started": provenance.started,
+        "ended": provenance.ended,
         "longest_source": opened.longest,
         "steps": int(load_tensors(folder.model)[1].get("step", 0)),  # none, where it was trained elsewhere
         "epochs": round(place["epoch"] + place.get("passed", 0.0), 4) if place else None,
@@ -101,14 +163,16 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_scores(path: Path) -> list[dict[str, Any]]:
-    """Return what `evaluate` found, of each test and beam the newest result."""
-    newest: dict[tuple[str, str], dict[str, Any]] = {}
+    """Return what `evaluate` found: of each test, beam, engine and tag the newest value of each metric."""
+    newest: dict[tuple[str, int | None, str, str], TestRecord] = {}
     for record in read_records(path):
-        if isinstance(record.get("scores"), dict):
-            key = str(record.get("test")), str(record.get("beam"))
-            newest.pop(key, None)
-            newest[key] = record
-    return list(newest.values())
+        found = check_record(TestRecord, record, path)
+        key = found.test, found.beam, found.engine, found.tag
+        before = newest.pop(key, None)
+        if before and before.lines == found.lines:  # else the test has changed
+            found.scores = {**before.scores, **found.scores}
+        newest[key] = found
+    return [record.model_dump() for record in newest.values()]
 
 
 def goodness(event: dict[str, Any], metric: Metric | None) -> tuple[float, float]:
@@ -135,15 +199,15 @@ def corpus_name(corpus: CorpusSettings) -> str:
     return " + ".join(Path(name).name for name in corpus.files) + corpus.chosen + weight
 
 
-def corpora(recipe: Recipe, provenance: dict[str, Any]) -> list[dict[str, Any]]:
+def corpora(recipe: Recipe, provenance: Provenance) -> list[dict[str, Any]]:
     """Return the corpora of training and validation; counts are None where the run did not record them."""
     data = recipe.data
     named = [("train", corpus) for corpus in data.learned] + [("dev", corpus) for corpus in data.dev]
-    counted = provenance.get("corpora", [])
-    if [one["split"] for one in counted] != [split for split, _ in named]:
-        counted = [{"count": None, "left_out": {}} for _ in named]
+    counted = provenance.corpora
+    if [one.split for one in counted] != [split for split, _ in named]:
+        counted = [CorpusRecord(split=split, count=None, left_out={}) for split, _ in named]
     return [
-        {"split": split, "name": corpus_name(corpus), "count": one["count"], "left_out": one["left_out"]}
+        {"split": split, "name": corpus_name(corpus), "count": one.count, "left_out": one.left_out}
         for (split, corpus), one in zip(named, counted, strict=True)
     ]
 
@@ -160,15 +224,20 @@ def languages(recipe: Recipe) -> list[str]:
 
 
 def lineage(about: dict[str, Any]) -> list[str]:
-    """Return the run's ancestors as sentences, nearest first."""
+    """Return the run's ancestors as sentences, nearest first. A card goes to others: names, not paths of a machine."""
     found, parent = [], about["parent"]
     while parent:
         digest = f", weights {parent['digest'][:12]}" if parent.get("digest") else ""
         steps = f" after {parent['steps']:,} steps" if parent.get("steps") else ""
-        student = f", a student of {parent['teacher']}" if parent.get("teacher") else ""
-        found.append(f"{parent['run']}{steps}{digest}{student}")
+        student = f", a student of {names_of(parent['teacher'])}" if parent.get("teacher") else ""
+        found.append(f"{names_of(parent['run'])}{steps}{digest}{student}")
         parent = parent.get("parent")
     return found
+
+
+def names_of(paths: str) -> str:
+    """Return the names of run folders or files, such as "a and b" for "/x/a and /x/b"."""
+    return " and ".join(Path(path).name or path for path in paths.split(" and "))
 
 
 def taught_by(teacher: dict[str, Any]) -> dict[str, str]:
@@ -177,7 +246,9 @@ def taught_by(teacher: dict[str, Any]) -> dict[str, str]:
         return {}
     good = sum(corpus["answers"] for corpus in teacher["corpora"])
     total = good + sum(sum(corpus["left_out"].values()) for corpus in teacher["corpora"])
-    return {"student of": f"{teacher['teacher']}, {good:,} of {total:,} answers of a beam of {teacher['beam']}"}
+    return {
+        "student of": f"{names_of(teacher['teacher'])}, {good:,} of {total:,} answers of a beam of {teacher['beam']}"
+    }
 
 
 def sections(about: dict[str, Any]) -> Sections:
@@ -225,7 +296,7 @@ def sections(about: dict[str, Any]) -> Sections:
             **taught_by(about["teacher"]),
         },
         "Scores": {**({"best on dev": shown_validation(best)} if best and best["loss"] is not None else {})}
-        | {f"test {one.get('test')}": shown_scores(one) for one in about["tests"]},
+        | shown_tests(about["tests"]),
     }
 
 
@@ -257,16 +328,28 @@ def shown_validation(best: dict[str, Any]) -> str:
     return said + (f", {best['bits_per_character']:.4f} bits per character" if "bits_per_character" in best else "")
 
 
+def shown_tests(tests: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Return the scores of all tests by name; of several results of one test, the later ones are numbered."""
+    rows: dict[str, str] = {}
+    for one in tests:
+        name = f"test {Path(one['test']).name or one['test']}"
+        again = sum(other == name or other.startswith(f"{name} (") for other in rows)
+        rows[f"{name} ({again + 1})" if again else name] = shown_scores(one)
+    return rows
+
+
 def shown_scores(one: dict[str, Any]) -> str:
     """Return the scores of one test with their signatures."""
-    beam = f"; beam {one['beam']}" if one.get("beam") else ""
+    beam = f"; beam {one['beam']}" if one["beam"] else ""
+    beam += f"; engine {one['engine']}" if one["engine"] != "torch" else ""
+    beam += f"; tag {one['tag']}" if one["tag"] else ""
     names: Sequence[tuple[str, dict[str, Any]]] = list(one["scores"].items())
     said = ", ".join(
         f"{METRICS[name].shown if name in METRICS else name.replace('_', ' ')} {score['value']:.2f}"
         + (f" ({score['signature']})" if score.get("signature") else "")
         for name, score in names
     )
-    return f"{said}{beam}; {one.get('lines')} lines" if one.get("lines") else said + beam
+    return f"{said}{beam}; {one['lines']} lines" if one["lines"] else said + beam
 
 
 def card_table(about: dict[str, Any]) -> Group:
@@ -284,12 +367,15 @@ CALLS = {
     "classify": 'classify(["A text."])',
     "generate": 'generate(["Once upon a time"])',
 }
+INPUTS = {"translate": "< input.txt", "classify": "< input.txt", "generate": "-i prompts.txt"}
 
 
-def card_markdown(run: str | Path) -> str:
-    """Return the model card of a run folder as Markdown."""
+def card_markdown(run: str | Path, *, exported: str = "") -> str:
+    """Return the model card of a run folder as Markdown, or of what it was `exported` to, a folder of this name."""
     about = card(run)
     task, name = about["task"], Path(about["run"]).resolve().name
+    about["run"] = name  # a card goes to others, who have another path
+    first = [f"dragoman import {shlex.quote(exported)} --out {shlex.quote(name)}"] if exported else []
     way = f" ({', '.join(about['languages'])})" if about["languages"] else ""
     lines = [f"# {name}", "", f"A {about['settings']['kind']} model that {VERBS[task]}{way}, made with Dragoman."]
     for title, rows in sections(about).items():
@@ -297,8 +383,8 @@ def card_markdown(run: str | Path) -> str:
             lines += ["", f"## {title}", "", "| | |", "|---|---|"]
             lines += [f"| {cell(key)} | {cell(value)} |" for key, value in rows.items()]
     lines += [
-        *("", "## Use", "", "```sh", f"dragoman {task} {about['run']} < input.txt", "```"),
-        *("", "```python", "import dragoman", "", f"model = dragoman.load({about['run']!r})"),
+        *("", "## Use", "", "```sh", *first, f"dragoman {task} {shlex.quote(name)} {INPUTS[task]}", "```"),
+        *("", "```python", "import dragoman", "", f"model = dragoman.load({name!r})"),
         *(f"print(model.{CALLS[task]})", "```", ""),
     ]
     return "\n".join(lines)

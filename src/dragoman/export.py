@@ -107,7 +107,7 @@ def export(
             translator.tokenizers.save(beside / "tokenizer")
             RunFolder(beside).save_recipe(translator.recipe)
             if to == "huggingface":
-                write_text(beside / "README.md", card_markdown(run))
+                write_text(beside / "README.md", card_markdown(run, exported=out.name))
         except OSError as error:
             raise UserError(
                 f"cannot write {str(out)!r} ({error.strerror}); make room or choose another folder"

@@ -94,7 +94,7 @@ def evaluate(
         results.append(panel.judge(name, answered))
         if name in map(str, runs or []):
             folder, test = RunFolder(name), str(source or f"phrasebook {phrasebook}")
-            keep_scores(folder, results[-1], test=test, beam=beam)
+            keep_scores(folder, results[-1], test=test, beam=beam, engine=engine, tag=tag)
             if note := note_on_wer(results[-1], folder.recipe().tokenizer):
                 say(note)
         say_counts(Counter(results[-1]["warnings"]))
@@ -112,7 +112,9 @@ def evaluate(
             sink.write(whole)
 
 
-def keep_scores(folder: RunFolder, result: dict[str, Any], *, test: str, beam: int | None) -> None:
+def keep_scores(
+    folder: RunFolder, result: dict[str, Any], *, test: str, beam: int | None, engine: str, tag: str
+) -> None:
     """Append a result to the run's scores.jsonl, for its model card."""
     scores = {name: one for name, one in result.items() if isinstance(one, dict) and "value" in one}
     kept = {name: {key: one[key] for key in ("value", "signature") if key in one} for name, one in scores.items()}
@@ -120,7 +122,8 @@ def keep_scores(folder: RunFolder, result: dict[str, Any], *, test: str, beam: i
     recipe = folder.recipe()
     searches = recipe.model["kind"] not in ("classifier", "lm")
     width = (beam or recipe.search.beam) if searches else None
-    folder.add_scores({**about, "lines": result["lines"], "beam": width, "scores": kept})
+    way = {"beam": width, "engine": "torch" if engine == "auto" else engine, "tag": tag}
+    folder.add_scores({**about, "lines": result["lines"], **way, "scores": kept})
 
 
 def score(
