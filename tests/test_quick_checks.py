@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from dragoman import export, recipe_files
-from dragoman.commands.checks import ENGINES, FORMATS
+from dragoman.commands.checks import ENGINES, FORMATS, check_files, check_output, check_recipe, check_runs
 from dragoman.engines import choose
+from dragoman.types import UserError
 from toy_run import Call, write_corpus, write_recipe
 
 pytest_plugins = ["toy_fixtures"]
 
+NOWHERE = Path("/nowhere/at/all")
 PROGRAM = """
 import json, sys
 from dragoman import cli
@@ -138,3 +140,20 @@ def test_every_recipe_is_listed(call: Call) -> None:
     names = [line.split()[0] for line in call("recipes").out.splitlines()]
     assert "lectures/21-rotary" in names
     assert all(recipe_files.find_recipe(Path(name)).is_file() for name in names)
+
+
+def test_one_of_several_processes_leaves_checks_to_the_main_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its machine may lack the recipe, and an error is printed once."""
+    checks = [lambda: check_runs([NOWHERE]), lambda: check_files([NOWHERE]), lambda: check_recipe(NOWHERE)]
+    checks.append(lambda: check_output(NOWHERE / "file"))
+    for check in checks:
+        monkeypatch.setenv("WORLD_SIZE", "1")
+        with pytest.raises(UserError):
+            check()
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        check()
+
+
+def test_a_null_character_in_a_name() -> None:
+    with pytest.raises(UserError, match="cannot be read: embedded null"):
+        check_files([Path("a\0b")])
