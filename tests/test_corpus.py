@@ -16,8 +16,9 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.config import CorpusSettings
+from dragoman.config import CorpusSettings, DataSettings, Recipe
 from dragoman.text.corpus import OPENERS, all_references, fingerprint, read_lines, read_pairs
+from dragoman.train import prepare
 from dragoman.types import Pair, UserError
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
@@ -357,3 +358,17 @@ def test_parts_of_a_text_share_no_line_and_leave_none_out(lines: list[str], cut:
         assert found == lines
         assert [pair.target for pair in read_pairs(CorpusSettings(text=str(path)))] == lines
         assert all(pair.source == "" for pair in read_pairs(CorpusSettings(text=str(path))))
+
+
+def test_only_the_first_lines_are_checked_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A corpus may be huge: that its first match is far away, or where its part begins, is found out later."""
+    monkeypatch.setattr(prepare, "FIRST_LINES", 3)
+    path = tmp_path / "a.tsv"
+    path.write_bytes(b"x\ta\n" * 4 + b"\xff\n" + b"y\ta\n")
+    tsv, text = CorpusSettings(tsv=str(path), where={"0": "y"}), CorpusSettings(text=str(path), part=(0.5, 1.0))
+    for corpus in (tsv, text):
+        prepare.check_files(Recipe(data=DataSettings(train=(corpus,))))
+    path.write_bytes(b"\xff\n" + b"y\ta\n" * 9)
+    for corpus in (tsv, text):
+        with pytest.raises(UserError, match="line 1 is not UTF-8"):
+            prepare.check_files(Recipe(data=DataSettings(train=(corpus,))))

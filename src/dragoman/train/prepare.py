@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,13 +24,14 @@ from dragoman.group import Group
 from dragoman.io import cache_folder, keep_folder
 from dragoman.models.build import asks_for_trees, kind_of, layout_of, most_tokens
 from dragoman.store import RunFolder, write_whole
-from dragoman.text.corpus import fingerprint, read_pairs
+from dragoman.text.corpus import LONGEST_LINE, READERS, fingerprint, read_lines, read_pairs
 from dragoman.text.labels import Labels
 from dragoman.text.tokenizer import Tokenizers, train_tokenizer
 from dragoman.train.report import Report
 from dragoman.types import Pair, UserError
 
 FEW_SHAPES = {"packed": "level", "padded": "stepped"}  # layouts, and their like with few shapes of grids
+FIRST_LINES = 1000  # of a corpus that are checked before anything is written
 LENGTHS, COPIES = 100_000, 1000  # pairs of a corpus that are looked at to know what is usual
 
 
@@ -154,7 +156,26 @@ def check_files(recipe: Recipe) -> None:
         for corpus in getattr(recipe.data, split):
             fingerprint(corpus, split=split, direction=recipe.data.direction)
             if not corpus.phrasebook:
-                next(read_pairs(corpus, split=split), None)
+                check_first_pair(corpus)
+
+
+class NoPairYet(Exception):
+    """The first lines of a file hold no pair."""
+
+
+def check_first_pair(corpus: CorpusSettings) -> None:
+    """Refuse a corpus whose first pair cannot be read. At most `FIRST_LINES` of a file are read to find it."""
+
+    def first_lines(path: Path) -> Iterator[str]:
+        for number, line in enumerate(read_lines(path, longest=math.inf if corpus.text else LONGEST_LINE)):
+            if number == FIRST_LINES:
+                raise NoPairYet
+            yield line
+
+    kind = next(kind for kind in READERS if getattr(corpus, kind))
+    whole = corpus.model_copy(update={"part": (0.0, 1.0)})  # where a part begins is known from the whole file alone
+    with suppress(NoPairYet):
+        next(READERS[kind](whole, first_lines), None)
 
 
 def prepare(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: Tokenizers | None = None) -> Prepared:
