@@ -113,9 +113,13 @@ def test_texts_on_the_command_line_are_translated(toy: Toy, tmp_path: Path, call
     narrow = call("translate", toy.run, *texts, "search.beam=1", "--json")
     assert [json.loads(line)["source"] for line in narrow.out.splitlines()] == texts
     one_sentence(call("translate", toy.run, "ba!", "beam=1"), "did you mean 'search.beam=1'")
+    one_sentence(call("translate", toy.run, "ba!", "serach.beam=1"), "did you mean 'search.beam=1'")
     one_sentence(call("translate", toy.run, "ba!", "search.bean=1"), "search.bean", "beam")
+    one_sentence(call("translate", toy.run, "ba!", "train.lr=1"), "'train.lr=1' cannot be changed here")
+    one_sentence(call("translate", toy.run, "ba \udcff!"), "UTF-8")
     lines = write_lines(tmp_path / "in", texts)
     one_sentence(call("translate", toy.run, "ba!", "-i", lines), "--input")
+    assert "would read the file of that name" in call("translate", toy.run, lines).err
 
 
 def test_another_task_is_named_by_the_run(toy: Toy, call: Call) -> None:

@@ -87,9 +87,9 @@ MAY_USE = {
     "interrupts": [],
     "outcome": ["types", "console", "interrupts"],
     "commands": [
-        "types", "recipe_files", "io", "config", "console", "store", "text", "score", "answers", "door", "translator",
-        "generator", "classifier", "loading", "evaluation", "train", "corpora", "distil", "export", "group", "shards",
-        "backtranslation",
+        "types", "faults", "recipe_files", "io", "config", "console", "store", "text", "score", "answers", "door",
+        "translator", "generator", "classifier", "loading", "evaluation", "train", "corpora", "distil", "export",
+        "group", "shards", "backtranslation",
     ],
     "cli": [
         "types", "recipe_files", "cores", "console", "commands", "train", "compare", "card", "catalogue",

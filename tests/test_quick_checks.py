@@ -13,7 +13,7 @@ from dragoman import export, recipe_files
 from dragoman.commands.checks import ENGINES, FORMATS, check_files, check_output, check_recipe, check_runs
 from dragoman.engines import choose
 from dragoman.types import UserError
-from toy_run import Call, write_corpus, write_recipe
+from toy_run import Call, one_sentence, write_corpus, write_recipe
 
 pytest_plugins = ["toy_fixtures"]
 
@@ -157,3 +157,7 @@ def test_one_of_several_processes_leaves_checks_to_the_main_one(monkeypatch: pyt
 def test_a_null_character_in_a_name() -> None:
     with pytest.raises(UserError, match="cannot be read: embedded null"):
         check_files([Path("a\0b")])
+
+
+def test_a_misspelt_recipe_is_answered_with_the_nearest(call: Call, tmp_path: Path) -> None:
+    one_sentence(call("train", "mutli30k-en-de", "--out", tmp_path / "run"), "did you mean 'multi30k-en-de'")

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from dragoman.config import CorpusSettings, pick, read_recipe
 from dragoman.console import is_stdin
+from dragoman.faults import near
+from dragoman.recipe_files import list_recipes
 from dragoman.store import RunFolder
 from dragoman.types import UserError
 
@@ -60,6 +62,9 @@ def check_recipe(path: Path, overrides: Iterable[str] = ()) -> None:
     """Refuse a recipe that cannot be read with `a.b=c` laid over it, or names a file which is not there."""
     if is_distributed():
         return
+    if not path.exists():
+        names = [name for name, _ in list_recipes()]
+        raise UserError(f"there is no recipe file {str(path)!r}{near(str(path), names)}; dragoman recipes lists ours")
     recipe = read_recipe(path, overrides)
     corpora: list[CorpusSettings] = [*recipe.data.train, *recipe.data.dev, *recipe.data.test]
     for file in (Path(name) for corpus in corpora for name in corpus.files):

@@ -12,11 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
-from dragoman.config import SearchSettings
+from dragoman.config import Recipe, SearchSettings
 from dragoman.console import DETAIL, ERROR, NOTE, WARNING, Input, counting, input_groups, output_to, say, set_verbosity
 from dragoman.types import UserError
 
-SETTING = re.compile(r"search\.[\w.\-]+=")
+SETTING = re.compile(r"(?:(\w+)\.)?(\w+)=\S*")
 FEW = 10  # warnings of a kind that are said in full
 Said = tuple[str, Sequence[str]]  # an answer and its warnings
 Run = Annotated[Path, typer.Argument(help="a run folder", show_default=False)]
@@ -41,6 +41,7 @@ Batch = Annotated[
     int,
     typer.Option(
         min=1,
+        max=1_000_000,
         help="the most lines taken at a time, from a pipe those that are there; changes no text of a torch engine",
     ),
 ]
@@ -132,21 +133,31 @@ def given_lines(texts: Sequence[str] | None, input_file: Path | None) -> Input:
         return input_file
     if input_file is not None:
         raise UserError("text stands on the command line and --input names a file; leave one of them out")
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{text!r} is not text in UTF-8") from None
+        if len(text) < 256 and "\n" not in text and Path(text).is_file():
+            say(f"{text!r} is taken as text; --input {text} would read the file of that name", WARNING)
     return [line for text in texts for line in text.split("\n")]
 
 
 def split_arguments(arguments: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """Return texts and settings. A setting is what begins with `search.name=`; 'x = 5' and 'a.py=b' are texts.
+    """Return texts and settings.
 
-    A setting of search without its section is refused: it would be translated otherwise.
+    A setting is one word, such as `search.beam=8`, that begins with a section. Those of other sections than search are
+    returned as well, and refused by whoever reads them; 'x = 5' and 'a.py=b' are texts.
     """
     texts: list[str] = []
     settings: list[str] = []
     for argument in arguments or []:
-        name = argument.partition("=")[0]
-        if "=" in argument and name in SearchSettings.model_fields:
-            raise UserError(f"{argument!r}: settings have a section; did you mean 'search.{argument}'?")
-        (settings if SETTING.match(argument) else texts).append(argument)
+        match = SETTING.fullmatch(argument)
+        section, name = match.groups() if match else ("", "")
+        if name in SearchSettings.model_fields and section not in Recipe.model_fields:
+            right = f"search.{name}={argument.partition('=')[2]}"
+            raise UserError(f"{argument!r} is not a setting of search; did you mean {right!r}?")
+        (settings if section in Recipe.model_fields else texts).append(argument)
     return texts, settings
 
 
