@@ -38,10 +38,12 @@ def test_no_number_is_worst(metric: str) -> None:
 
 def test_only_sequences_have_a_perplexity() -> None:
     """A classifier predicts one label."""
-    assert "perplexity 4.48" in str(Validation(1.5, 20.0))
-    assert str(Validation(1.5, 20.0, "accuracy")) == "dev loss 1.5000, accuracy 20.00"
-    assert "perplexity" not in shown_validation(Validation(1.5, 20.0, "accuracy", "how").record())
-    assert "perplexity" in shown_validation(Validation(1.5, 20.0, "bleu", "how").record())
+    for metric in ("accuracy", "wer", "bleu"):
+        one = Validation(1.5, 20.0, metric, "how")
+        assert "perplexity 4.48" in one.describe("translate")
+        assert "perplexity" not in one.describe("classify")
+        assert "perplexity 4.48" in shown_validation(one.record(), "translate")
+        assert "perplexity" not in shown_validation(one.record(), "classify")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from rich.text import Text
 from dragoman.config import METRIC_ALIASES, CorpusSettings, Recipe
 from dragoman.loading import open_run
 from dragoman.models.build import kind_of, parameters, settings_in_use
-from dragoman.score.metrics import AUTO, METRICS, Metric, metric_named
+from dragoman.score.metrics import METRICS, Metric, metric_named
 from dragoman.store import RunFolder, load_tensors, read_digest
 from dragoman.types import UserError
 
@@ -295,7 +295,7 @@ def sections(about: dict[str, Any]) -> Sections:
             **({"fine-tuned from": "; before that ".join(parents)} if parents else {}),
             **taught_by(about["teacher"]),
         },
-        "Scores": {**({"best on dev": shown_validation(best)} if best and best["loss"] is not None else {})}
+        "Scores": ({"best on dev": shown_validation(best, about["task"])} if best and best["loss"] is not None else {})
         | shown_tests(about["tests"]),
     }
 
@@ -318,9 +318,10 @@ def shown_corpora(about: dict[str, Any], split: str) -> list[str]:
     return found
 
 
-def shown_validation(best: dict[str, Any]) -> str:
+def shown_validation(best: dict[str, Any], task: str) -> str:
+    """Return the loss and scores of a validation with their signatures."""
     said = f"loss {best['loss']:.4f}"
-    if AUTO["classify"] not in best:  # a classifier predicts one label, so it has no perplexity
+    if task != "classify":  # a classifier predicts one label, so it has no perplexity
         said += f", perplexity {best['perplexity']:.2f}"
     for metric in METRICS.values():
         if best.get(metric.name) is not None:

@@ -342,7 +342,7 @@ class Trainer:
                 "dev; what was saved before is whole. Try a smaller train.lr"
             )
         self.progress = self.progress.validated(validation, self.settings.metric, self.settings.keep)
-        self.report.say(f"step {self.progress.step}: {validation}")
+        self.report.say(f"step {self.progress.step}: {validation.describe(self.validator.task)}")
         seconds = round(self.progress.seconds, 2)
         self.metrics.write("validate", self.progress.step, **validation.record(), seconds=seconds)
 

@@ -72,9 +72,10 @@ class Validation:
         values = {"score" if name == "bleu" else name: value for name, value in state.items()}
         return cls(**values | ({"metric": metric_name(values["metric"])} if "metric" in values else {}))
 
-    def __str__(self) -> str:
+    def describe(self, task: str) -> str:
+        """Return the message about it that training logs."""
         said = f"dev loss {self.loss:.4f}"
-        if self.metric != AUTO["classify"]:  # a classifier predicts one label, so it has no perplexity
+        if task != "classify":  # a classifier predicts one label, so it has no perplexity
             said += f", perplexity {self.perplexity:.2f}"
         if self.bits is not None:
             said += f", {self.bits:.4f} bits per character"
