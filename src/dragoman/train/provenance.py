@@ -43,9 +43,12 @@ def record_start(folder: RunFolder, prepared: Prepared, form: str, *, init_from:
     write(folder, about)
 
 
-def record_end(folder: RunFolder) -> None:
-    """Note when training ended and with which versions."""
-    write(folder, {**folder.provenance(), "dragoman": version("dragoman"), "torch": torch.__version__, "ended": now()})
+def record_end(folder: RunFolder, *, trained: bool) -> None:
+    """Note when training ended and with which versions. A run that had ended before and took no step keeps its note."""
+    about = folder.provenance()
+    if not trained and about.get("ended"):
+        return
+    write(folder, {**about, "dragoman": version("dragoman"), "torch": torch.__version__, "ended": now()})
 
 
 def describe_parent(run: Path) -> dict[str, Any]:

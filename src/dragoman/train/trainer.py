@@ -138,8 +138,9 @@ class Trainer:
         return replace(saved, choices=choices)
 
     def run(self) -> None:
+        why = self.ended()
         try:
-            if why := self.ended():
+            if why:
                 self.report.say(f"this run has already come to its end ({why}); raise it to train on")
                 self.publish()  # it may have been killed between its last checkpoint and this
             else:
@@ -147,7 +148,7 @@ class Trainer:
         finally:
             self.metrics.close()
             self.stepper.record_no_more()
-        self.group.told(lambda: record_end(self.folder))
+        self.group.told(lambda: record_end(self.folder, trained=not why))
         self.say_how_it_went()
 
     def go(self) -> None:
