@@ -7,12 +7,17 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 
 import pytest
 
+from dragoman.config import Recipe
+from dragoman.io import lock_folder
 from dragoman.loading import load
+from dragoman.store import RunFolder
+from dragoman.train import provenance, start, trainer
 from dragoman.train.optim import OPTIMIZERS
 from dragoman.types import UserError
 from toy_run import (
@@ -183,6 +188,51 @@ def test_two_cannot_train_in_one_folder(small: Path, tmp_path: Path, call: Call)
         again = call("train", small, "--out", run, "train.steps=100000", "train.schedule=constant", "--resume")
         one_sentence(again, "another process", run)
     assert call("train", small, "--out", run, "train.steps=1", "train.schedule=constant", "--resume").code == 0
+
+
+def test_a_folder_that_another_process_made_is_left_to_it(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two begin at the same moment: the one that is refused removes nothing."""
+    folder = RunFolder(tmp_path / "run")
+    with ExitStack() as other:
+
+        def overtake(recipe: Recipe) -> None:
+            other.enter_context(lock_folder(folder.path, ""))
+            folder.begin(recipe)
+
+        monkeypatch.setattr(start, "check_files", overtake)
+        with pytest.raises(UserError, match="another process"):
+            quietly(small, folder.path)
+        assert folder.check()
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_an_interrupt_before_training_leaves_nothing(
+    small: Path, tmp_path: Path, made: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Except for a folder that was there before."""
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trainer, "record_start", interrupt)
+    if made:
+        (tmp_path / "run").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        quietly(small, tmp_path / "run")
+    assert (tmp_path / "run").exists() == made
+
+
+def test_a_finished_run_keeps_its_end(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path / "run")
+    quietly(small, folder.path, "train.steps=1")
+    before = folder.provenance()
+    monkeypatch.setattr(provenance, "now", lambda: "later")
+    quietly(small, folder.path, "train.steps=1", resume=True)
+    assert folder.provenance() == before
+    quietly(small, folder.path, "train.steps=2", resume=True)
+    assert folder.provenance() == {**before, "ended": "later"}
 
 
 def test_a_start_that_came_to_nothing_is_no_run(small: Path, tmp_path: Path, call: Call) -> None:

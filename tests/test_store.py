@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -300,6 +302,21 @@ def test_every_format_up_to_ours_is_read_and_no_later_one(run: RunFolder) -> Non
     for number in (FORMAT + 1, FORMAT + 10, 10**30):
         run.format.write_text(f"{number}\n")
         assert f"has format {number}, but this Dragoman reads up to {FORMAT}; update" in complaint(run.recipe)
+
+
+def test_checkpoints_may_vanish_while_a_folder_is_checked(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process trains, and keeps only the newest ones."""
+    (run.checkpoints / "step-0000000001").mkdir()
+    scandir = os.scandir
+
+    def vanish(path: Any = ".") -> Any:
+        if Path(path).is_relative_to(run.checkpoints):
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", vanish)
+    assert run.check() == FORMAT
+    assert run.recipe() == RECIPE
 
 
 def test_beginning_again_keeps_what_is_there(run: RunFolder) -> None:

@@ -157,14 +157,22 @@ def _lock(handle: int) -> bool | None:
 
 
 @contextmanager
-def lock_folder(folder: Path, refusal: str) -> Iterator[None]:
-    """Hold a lock on a folder, which is made if it is not there; raise UserError(refusal) if another process has it."""
-    folder.mkdir(parents=True, exist_ok=True)
+def lock_folder(folder: Path, refusal: str) -> Iterator[bool]:
+    """Hold a lock on a folder, which is made if it is not there; raise UserError(refusal) if another process has it.
+
+    Yield whether this call made the folder.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir()
+        made = True
+    except FileExistsError:
+        made = False
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         if _lock(handle) is False:
             raise UserError(refusal)
-        yield
+        yield made
     finally:
         os.close(handle)
 

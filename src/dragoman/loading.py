@@ -49,7 +49,7 @@ def open_run(run: str | Path, *, device: str = "auto") -> Door[Model]:
         raise UserError(f"{str(folder.tokenizer)!r} is damaged, or not the tokenizer that the model was trained with")
     with naming(folder.config):
         model = build_model(recipe, **tokenizers.sizes)
-    put_weights(model, renamed(weights, folder.version), repr(str(folder.model)), "its config.yaml")
+    put_weights(model, renamed(weights, folder.check()), repr(str(folder.model)), "its config.yaml")
     where = choose_device(device)
     longest, usual = read_notes(about, folder.model)
     return Door(model.to(where).eval(), tokenizers, recipe, longest, where, usual=usual, run=str(run))

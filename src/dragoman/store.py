@@ -139,7 +139,7 @@ class RunFolder:
 
     def discard(self) -> None:
         """Remove a run that came to nothing: what its start wrote, and the folder if nothing else is in it."""
-        for folder in (self.tokenizer, self.checkpoints):
+        for folder in (self.tokenizer, self.checkpoints, self.path / "tensorboard"):
             shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
             for file in (self.format, self.config, self.metrics, self.provenance_file):
@@ -150,12 +150,15 @@ class RunFolder:
         text = to_yaml(recipe)
         write_text(self.config, f"{text}{DIGEST_LINE}{digest_bytes(text.encode())}\n")
 
-    def check(self) -> None:
-        """Refuse what is no run folder, or one of a later Dragoman."""
+    def check(self) -> int:
+        """Return the format of the folder; refuse what is no run folder, or one of a later Dragoman.
+
+        Checkpoints are left out: a process that trains removes them at any time.
+        """
         if not self.path.is_dir():
             raise UserError(f"there is no run folder {str(self.path)!r}")
-        folders = (self.tokenizer, self.checkpoints, self.distilled)
-        for path in (*self.path.iterdir(), *(path for folder in folders for path in folder.rglob("*"))):
+        files = (self.format, self.config, self.model, self.metrics, self.scores)
+        for path in (*files, *self.tokenizer.rglob("*")):
             check_plain(path)
         if not self.format.is_file():
             raise UserError(f"{str(self.path)!r} is not a run folder: it has no FORMAT file")
@@ -166,15 +169,10 @@ class RunFolder:
             raise UserError(
                 f"{str(self.path)!r} has format {int(written)}, but this Dragoman reads up to {FORMAT}; update Dragoman"
             )
-
-    @property
-    def version(self) -> int:
-        """The format that the folder was written in."""
-        self.check()
-        return int(self.format.read_bytes())
+        return int(written)
 
     def recipe(self) -> Recipe:
-        self.check()
+        version = self.check()
         try:
             text = self.config.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
@@ -187,7 +185,7 @@ class RunFolder:
                 f"{str(self.config)!r} is not as it was written; restore it, or, if you changed it on purpose, "
                 f"make its last line {DIGEST_LINE + CHANGED!r}"
             )
-        values = modernise(parse_yaml(body, str(self.config)), self.version)
+        values = modernise(parse_yaml(body, str(self.config)), version)
         with naming(self.config):
             return build(Recipe, values)
 
@@ -237,6 +235,8 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def read_json(path: Path) -> dict[str, object]:
+    """Read a JSON object of a run folder; refuse what is missing, damaged or no plain file."""
+    check_plain(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -121,7 +121,7 @@ def first_begin(order: Order, report: Report, held: ExitStack, group: Group) -> 
         for setting in ignored:
             report.say(f"{setting} has no effect: the tokenizer comes from {init_from}", WARNING)
         new_model(whole, tagged(parent.tokenizers, whole), parent)  # what does not fit is said now, not after hours
-    held.enter_context(alone(folder))
+    held.enter_context(claimed(folder))
     if resume:
         report.say(f"there is nothing in {str(folder.path)!r} to go on from; beginning")
     folder.begin(whole)
@@ -138,15 +138,31 @@ def meeting_minutes(recipe: str | Path | Recipe, overrides: Sequence[str]) -> fl
 
 
 @contextmanager
-def alone(folder: RunFolder) -> Iterator[None]:
-    """Refuse a second process that trains in one folder: they would ruin each other's checkpoints."""
+def alone(folder: RunFolder) -> Iterator[bool]:
+    """Refuse a second process that trains in one folder: they would ruin each other's checkpoints.
+
+    Yield whether the folder was made here.
+    """
     refusal = f"another process is training in {str(folder.path)!r}; wait for it or choose another --out"
     with ExitStack() as held:
         try:
-            held.enter_context(lock_folder(folder.path, refusal))
+            made = held.enter_context(lock_folder(folder.path, refusal))
         except OSError as error:
             raise unwritable(folder.path, error) from None
-        yield
+        yield made
+
+
+@contextmanager
+def claimed(folder: RunFolder) -> Iterator[None]:
+    """Lock the folder of a new run, and discard a folder made here if training ends before it has logged anything."""
+    with alone(folder) as made:
+        try:
+            yield
+        except BaseException:  # Ctrl-C too
+            logged = folder.metrics.exists() and folder.metrics.stat().st_size
+            if made and not logged and record.newest(folder) is None:
+                folder.discard()
+            raise
 
 
 def gone_on(recipe: Recipe, folder: RunFolder, newest: Path, init_from: str | Path | None) -> Recipe:
@@ -208,9 +224,9 @@ def opened(folder: RunFolder, *, resume: bool) -> Path | None:
         if folder.path.exists() and not all(map(is_temporary, folder.path.iterdir())):
             raise UserError(f"{name!r} is not empty and is no run folder; choose another --out")
         return None
-    folder.check()
+    version = folder.check()
     newest = record.newest(folder)
-    if newest and folder.version < RESUMABLE:
+    if newest and version < RESUMABLE:
         raise UserError(f"{name!r} was begun by an earlier Dragoman; begin a new run with --init-from {name}")
     if not resume and (newest or folder.model.exists()):
         raise UserError(f"{name!r} already holds a run; add --resume to go on with it, or choose another --out")

@@ -62,23 +62,17 @@ def train(
     In a process that torchrun started, all such processes train together (docs/many-machines.md).
     """
     folder = RunFolder(out)
-    made = not folder.path.exists()
     with joined(lambda: meeting_minutes(recipe, overrides)) as group, ExitStack() as held:
         report = report if report and group.first else Report(quiet=not group.first)
-        try:
-            start = begin(Order(recipe, folder, overrides, resume, init_from), report, held, group)
-            given = start.parent.tokenizers if start.parent else tokenizers
-            prepared = group.in_turn(lambda: prepare(start.recipe, folder, report, tokenizers=given))
-            check_alike(prepared, group)
-            form, resumed = form_of(start.recipe), start.newest is not None
-            group.told(lambda: record_start(folder, prepared, form, init_from=start.init_from, resumed=resumed))
-            saved = group.each(lambda: record.load(start.newest) if start.newest else None)
-            choices = group.each(lambda: chosen(start.recipe, saved, group))
-            trainer = group.each(lambda: Trainer(start, saved, choices, folder, prepared, report, group))
-        except Exception:
-            if made and group.first:
-                folder.discard()
-            raise
+        start = begin(Order(recipe, folder, overrides, resume, init_from), report, held, group)
+        given = start.parent.tokenizers if start.parent else tokenizers
+        prepared = group.in_turn(lambda: prepare(start.recipe, folder, report, tokenizers=given))
+        check_alike(prepared, group)
+        form, resumed = form_of(start.recipe), start.newest is not None
+        group.told(lambda: record_start(folder, prepared, form, init_from=start.init_from, resumed=resumed))
+        saved = group.each(lambda: record.load(start.newest) if start.newest else None)
+        choices = group.each(lambda: chosen(start.recipe, saved, group))
+        trainer = group.each(lambda: Trainer(start, saved, choices, folder, prepared, report, group))
         with trainer.group.company():
             trainer.run()
     return folder.path
