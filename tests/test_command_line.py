@@ -102,6 +102,14 @@ def test_a_shell_gets_completions() -> None:
     assert set(answer.stdout.split()) == {"train", "translate"}
 
 
+def test_more_is_said_with_v(toy: Toy, call: Call) -> None:
+    plain, verbose = (call("translate", toy.run, "ba!", "--device", "cpu", *more) for more in ([], ["-v"]))
+    assert plain.out == verbose.out
+    for words in ("engine torch, device cpu", "1 line in"):
+        assert words in verbose.err
+        assert words not in plain.err
+
+
 # texts on the command line
 
 

@@ -156,9 +156,9 @@ def test_attention_that_cannot_tell_words_apart_gives_no_alignment(kind: tuple[s
         if tells:
             translator.translate(ASKED, search=search, dictionary=dictionary)
             continue
-        with pytest.raises(UserError, match="does not tell; leave it out"):
+        with pytest.raises(UserError, match="does not give; leave it out"):
             translator.translate(ASKED, search=search, dictionary=dictionary)
-        with pytest.raises(UserError, match="does not tell; leave it out"):
+        with pytest.raises(UserError, match="does not give; leave it out"):
             list(translator.stream(ASKED[0], search=search, dictionary=dictionary))
 
 
@@ -171,5 +171,5 @@ def test_an_ensemble_aligns_by_those_who_can() -> None:
 
 def test_a_recipe_whose_search_needs_an_alignment_is_refused(small: Path, tmp_path: Path) -> None:
     model = ["model={kind: rnn, width: 16, attention: none}", "search.coverage=0.2"]
-    with pytest.raises(UserError, match=r"search\.coverage=0\.2 needs to know"):
+    with pytest.raises(UserError, match=r"search\.coverage=0\.2 needs the source word"):
         quietly(small, tmp_path / "run", *model)

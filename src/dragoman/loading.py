@@ -103,14 +103,14 @@ def load(run: Runs, *, device: str = "auto", engine: str = "auto") -> Translator
 
 
 def with_engine(translator: Translator, name: str) -> Translator:
-    """Let a translator use an engine. Converted models go to the user's cache: a run folder, which may come from
-    anybody, has no say in where files are written."""
+    """Return the translator with an engine. Converted models go to the user's cache, not to the folder that the run's
+    data.cache names: a run may come from anybody and must not decide where files are written."""
     parts = Parts(translator.model, translator.tokenizers, translator.device, cache_folder())
     return replace(translator, engine=engine_of(name, parts))
 
 
 def load_as(door: type[D], run: Runs, *, device: str = "auto", engine: str = "auto") -> D:
-    """The same, where only one kind of door will do."""
+    """Load a run as `load` does, and refuse one of another task than `door` is for."""
     found = load(run, device=device, engine=engine)
     if isinstance(found, door):
         return found

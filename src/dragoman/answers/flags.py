@@ -17,8 +17,8 @@ REPEATS, LONG, SHORT, COPIES, UNKNOWN_WORDS, LOST, ADDED = (
     "far too short",
     "copying the source",
     "with unknown words left out",
-    "with placeholders, tags or links lost",
-    "with placeholders, tags or links added",
+    "with placeholders, tags or links missing from the translation",
+    "with placeholders, tags or links not in the source",
 )
 WORDS = re.compile(r"[\u2e80-\ua4cf\uac00-\ud7af]|[^\W\u2e80-\ua4cf\uac00-\ud7af]+(?:['’\-]\w+)*")
 LONGEST_LOOP = 40  # words of what is repeated

@@ -98,13 +98,13 @@ def check_alignment(settings: SearchSettings, *, aligns: bool) -> None:
     needs += [f"search.unknown={settings.unknown}"] if settings.unknown in ("copy", "dictionary") else []
     if needs and not aligns:
         raise UserError(
-            f"{needs[0]} needs to know which source word each target word attends to, and this model's attention "
-            "(none or mean) does not tell; leave it out, or train with another model.attention, such as additive"
+            f"{needs[0]} needs the source word that each target word attends to, which this model's attention "
+            "(none or mean) does not give; leave it out, or train with another model.attention, such as additive"
         )
 
 
 def saying(name: str, dictionary: Mapping[str, str]) -> Say | None:
-    """What is said for unknown words; None: nothing."""
+    """Return the function that gives the output for an unknown source word, or None where such words are left out."""
     unknown = UNKNOWN[name]
     return (lambda word: unknown(word, dictionary)) if unknown else None
 

@@ -41,6 +41,10 @@ TextsAndSettings = Annotated[
         show_default=False,
     ),
 ]
+Prompts = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[TEXT ...]", help="prompts; not together with --input", show_default=False),
+]
 NBest = Annotated[
     int | None, typer.Option(min=1, help="answers to each line, as 'line ||| text ||| score'", show_default="1")
 ]
@@ -119,7 +123,7 @@ def translate(
 
 def generate(
     run: Run,
-    texts: Texts = None,
+    texts: Prompts = None,
     prompt: Annotated[str, typer.Option(help="the beginning of the text")] = "",
     input_file: Annotated[
         Path | None, typer.Option("-i", "--input", help="instead: one prompt a line; - is stdin", show_default=False)

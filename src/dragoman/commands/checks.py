@@ -27,7 +27,7 @@ def is_distributed() -> bool:
 
 
 def check_runs(runs: Iterable[str | Path | None]) -> None:
-    """Refuse a run folder that is not there, is none, or is one of a later Dragoman."""
+    """Refuse a path that does not exist, is not a run folder, or holds a run of a later version of Dragoman."""
     for run in runs:
         if run is not None and not is_distributed():
             RunFolder(run).check()

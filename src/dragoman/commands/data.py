@@ -58,7 +58,7 @@ Described = Annotated[
 
 
 class CleanCommand(TyperCommand):
-    """Lists what `data clean` can be told, with defaults and meanings, at the end of its help."""
+    """Lists the settings of `data clean`, with defaults and meanings, at the end of its help."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         from dragoman.text.clean import CleanSettings
@@ -84,7 +84,7 @@ def stats(
         list[str] | None,
         typer.Option(
             metavar="CORPUS",
-            help="another corpus, as for --corpus: which sources and pairs both have, and which words this alone has",
+            help="another corpus, as for --corpus: shared sources and pairs, and words that only this corpus has",
             show_default=False,
         ),
     ] = None,
@@ -219,6 +219,6 @@ def two(name: str, text: str, kind: Callable[[str], Any]) -> dict[str, Any]:
     except ValueError:
         values = [text]
     if text and (len(values) != 2 or any(value == "" or (kind is int and value < 0) for value in values)):
-        such = "1,0: the columns of source and target, counted from 0" if kind is int else "body,subject"
-        raise UserError(f"--{name} should be two, such as {such}, got {text!r}")
+        such = "numbers, such as 1,0 (columns counted from 0)" if kind is int else "names, such as body,subject"
+        raise UserError(f"--{name} takes two {such}, got {text!r}")
     return {name: values} if text else {}

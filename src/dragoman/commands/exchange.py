@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 from dragoman.commands.checks import FORMATS, check_runs
 from dragoman.commands.options import Run
 from dragoman.config import pick
-from dragoman.console import say
+from dragoman.console import DETAIL, say
 
 Quantization = Annotated[str, typer.Option(help="of the weights: float32, int8 and others that CTranslate2 has")]
 
@@ -29,8 +30,11 @@ def export(
     check_runs([run])
     from dragoman.export import export as write
 
+    begun = time.monotonic()
     for each in write(run, to=to, out=folder, quantization=quantization, say=say, force=force):
         print(each)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    say(f"{size / 2**20:.1f} MiB in {time.monotonic() - begun:.1f} s", DETAIL)
     print(f"done: {folder}")
 
 

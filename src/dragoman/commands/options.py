@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
@@ -42,14 +43,14 @@ Batch = Annotated[
     typer.Option(
         min=1,
         max=1_000_000,
-        help="the most lines taken at a time, from a pipe those that are there; changes no text of a torch engine",
+        help="maximum lines per batch; torch engines give the same text for any value",
     ),
 ]
 Engine = Annotated[
     str,
     typer.Option(
-        help="what computes the output: torch, in float32 (auto is the same); torch-bf16 or torch-int8, faster and "
-        "less precise; ctranslate2 or ctranslate2-int8, the model converted, the fastest on a CPU"
+        help="inference engine: auto (= torch in float32), torch, torch-bf16 or torch-int8 (faster, less precise), "
+        "ctranslate2 or ctranslate2-int8 (the model is converted; fastest on a CPU)"
     ),
 ]
 Tag = Annotated[
@@ -114,7 +115,7 @@ def answer_lines(
     answer: Callable[[int, list[str]], Iterator[Said]], given: Input, output_file: Path | None, batch: int
 ) -> None:
     """One answer out for every line in. `answer` is given how many lines came before, and some lines."""
-    warned = Warned()
+    warned, begun = Warned(), time.monotonic()
     with output_to(output_file) as sink, counting(given) as tick:
         number = 0
         for some in input_groups(given, batch):
@@ -125,6 +126,7 @@ def answer_lines(
             sink.flush()
             tick(number)
     say_counts(warned.lines)
+    say(f"{number:,} line{'s' * (number != 1)} in {time.monotonic() - begun:.1f} s", DETAIL)
 
 
 def given_lines(texts: Sequence[str] | None, input_file: Path | None) -> Input:

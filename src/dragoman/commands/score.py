@@ -139,7 +139,7 @@ def score(
 ) -> None:
     """Print the log-probability of each target given its source, in nats; nan where the model cannot score it.
 
-    Targets are tokenized anew: a translation that search built from other subwords than these has another score here.
+    Targets are tokenized again, so the score differs from that of the search where it used other subwords.
     """
     check_runs([run])
     check_files([source, target, conllu])

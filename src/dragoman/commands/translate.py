@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +14,7 @@ from dragoman.answers.asking import search_changes, settings_for
 from dragoman.answers.glossary import read_dictionary, read_glossary
 from dragoman.commands.options import Said, Warned, answer_lines, one_line, say_counts
 from dragoman.config import CorpusSettings
-from dragoman.console import WARNING, Input, input_lines, output_to, say
+from dragoman.console import DETAIL, WARNING, Input, input_lines, output_to, say
 from dragoman.door import kinds
 from dragoman.group import Group, joined
 from dragoman.io import digest_bytes
@@ -78,6 +79,7 @@ def is_plain(path: Path) -> bool:
 
 
 def carry_out(order: Order) -> None:
+    begun = time.monotonic()
     with joined() as group:
         unknown = {"unknown": "dictionary"} if order.dictionary else {}
         changes = group.each(lambda: search_changes(order.overrides, unknown))
@@ -85,6 +87,9 @@ def carry_out(order: Order) -> None:
         group.told(lambda: order.check(kept=kept))
         way = {"device": own_device(order.device, group), "engine": order.engine}
         translator = group.in_turn(lambda: load_as(Translator, order.runs, **way))
+        if group.first:
+            engine = "torch" if order.engine == "auto" else order.engine
+            say(f"engine {engine}, device {translator.device}, loaded in {time.monotonic() - begun:.1f} s", DETAIL)
         asking = group.each(lambda: Asking(translator, changes, order))
         if kept:
             asking.answer_file(group)

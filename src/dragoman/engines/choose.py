@@ -1,8 +1,8 @@
 """Which engine answers: the one that was asked for by name; `auto` is PyTorch in float32.
 
 `auto` depends on nothing but its name, so the same line has the same translation at every batch size, in any order, and
-whatever ran before. CTranslate2 rounds a sentence by the company it is in, and engines in less than float32 lose
-precision, so both are for those who ask for them (docs/decisions/0014-auto-is-torch.md).
+whatever ran before. CTranslate2 is not: its rounding depends on the other sentences in the batch. Engines in less
+than float32 lose precision. So both are used only where they are named (docs/decisions/0014-auto-is-torch.md).
 """
 
 from __future__ import annotations

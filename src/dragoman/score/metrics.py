@@ -222,7 +222,7 @@ def metric_named(name: str, task: str, own: Sequence[str] = ()) -> Metric | None
     """Return the metric that `train.metric` names; None where it is the loss that counts.
 
     `auto` is the first of a recipe's `own` metrics (data.metrics), or else the usual one of the task. A language model
-    gives no answers that could be right or wrong, so it has nothing but the loss.
+    outputs nothing that could be compared with a reference, so it has only the loss.
     """
     menu: dict[str, Metric | None] = {"loss": None, **fitting(task)}
     auto = menu[own[0]] if own and own[0] in menu else menu[AUTO[task]]
@@ -230,7 +230,7 @@ def metric_named(name: str, task: str, own: Sequence[str] = ()) -> Metric | None
 
 
 def note_on_wer(names: Iterable[str], tokenizer: TokenizerSettings) -> str:
-    """Return a remark where `wer` counts something else than a reader may expect, else nothing."""
+    """Return a note where `wer` is not the word error rate in the usual sense, else an empty string."""
     if "wer" not in names or (tokenizer.target_kind or tokenizer.kind) != "space":
         return ""
     return (
