@@ -134,7 +134,7 @@ def test_a_student_learns_what_its_teacher_says(toy: Toy, recipe: Path, tmp_path
     assert card["vocabulary"] == {"source": 310, "target": 310}
     assert card["teacher"]["teacher"] == str(toy.run)
     [told] = [line for line in call("info", student).out.splitlines() if line.startswith("student of")]
-    assert told.split(maxsplit=2)[2].strip() == f"{toy.run}, {len(wanted)} of {LINES} answers of a beam of 4"
+    assert told.split(maxsplit=2)[2].strip() == f"{toy.run.name}, {len(wanted)} of {LINES} answers of a beam of 4"
     assert "fewer than half" not in answer.err
     assert call("translate", student, stdin=b"ba del!\n").code == 0
 
