@@ -28,6 +28,7 @@ T = TypeVar("T")
 PATIENCE = timedelta(days=30)  # before they are at work: however long it takes one process to prepare the data
 MEETING = 10.0  # minutes within which all processes have started
 ATTEMPT = timedelta(seconds=1)  # of a connection
+EXCHANGE = timedelta(seconds=30)  # of addresses, once all have met: a process that died since is not waited for
 SILENT = 3.0  # seconds to wait for other processes without a message
 SAVED = "What was saved before is whole: go on with --resume"
 
@@ -167,7 +168,7 @@ def joined(minutes: Callable[[], float] = lambda: MEETING) -> Iterator[Group]:
         waiting = Waiting(rank, world, minutes())
         store = connect(rank, waiting)
         name = meet(store, rank, world, waiting)
-        store.set_timeout(PATIENCE)  # from here on another process may be preparing data
+        store.set_timeout(EXCHANGE)
         store = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=PATIENCE)
     group = Group(dist.get_rank(), world, int(os.environ["LOCAL_RANK"]))
