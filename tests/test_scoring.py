@@ -147,8 +147,10 @@ def test_unknown_words_are_said(tmp_path: Path) -> None:
 
 
 def test_lists_must_belong_together(toy: Toy) -> None:
-    for sources, targets in ((["ba."], []), ("ba.", ["ak."]), (["ba."], "a")):
-        with pytest.raises(UserError, match=r"as many targets|takes a list of lines"):
+    with pytest.raises(UserError, match="as many targets"):
+        toy.translator.score(["ba."], [])
+    for sources, targets in (("ba.", ["ak."]), (["ba."], "a")):
+        with pytest.raises(UserError, match="takes a list of lines"):
             toy.translator.score(sources, targets)  # type: ignore[arg-type]
 
 
