@@ -12,7 +12,7 @@ Required: in full precision 99 of 100 texts the same and the others within a tho
 0.2. The table is printed, STEM.json and STEM.md are written; the exit code is 1 where one is off, or where full
 precision is refused. A precision that the CPU has no instructions for may be refused.
 
-`--classes` runs the engines once for each class of CPU below this one, as far as libraries can be told to be on one.
+`--classes` runs the engines once for each class of CPU below this one that environment variables can simulate.
 """
 
 from __future__ import annotations
