@@ -31,6 +31,9 @@ ATTEMPT = timedelta(seconds=1)  # of a connection
 EXCHANGE = timedelta(seconds=30)  # of addresses, once all have met: a process that died since is not waited for
 SILENT = 3.0  # seconds to wait for other processes without a message
 SAVED = "What was saved before is whole: go on with --resume"
+# Gloo groups are kept until the process exits: the destructor joins their threads while it holds the GIL, and a thread
+# that just finished a collective may be waiting for the GIL to free its tensors, which would be a deadlock.
+GLOO_GROUPS: list[Any] = []
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Group:
             return self
         patience = timedelta(minutes=minutes)
         prompt = dist.new_group(backend="gloo", timeout=patience)
+        GLOO_GROUPS.append(prompt)
         tensors = prompt
         if device.type == "cuda":  # NCCL ends a process without a word, so `prompt` must be the first to lose patience
             torch.cuda.set_device(device)
@@ -171,6 +175,7 @@ def joined(minutes: Callable[[], float] = lambda: MEETING) -> Iterator[Group]:
         store.set_timeout(EXCHANGE)
         store = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=PATIENCE)
+        GLOO_GROUPS.append(dist.group.WORLD)
     group = Group(dist.get_rank(), world, int(os.environ["LOCAL_RANK"]))
     well = False
     try:
