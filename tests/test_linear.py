@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from dragoman.nn import linear
 from dragoman.nn.linear import Linear, onednn, outer, product, relu_product
+from pairs import in_pairs
 from tolerance import DEVICES, TOLERANCE, differ, same
 
-SIZES = pytest.mark.parametrize(("inputs", "outputs"), [(6, 6), (4, 12), (12, 4), (5, 7), (1, 1), (3, 40)])
-SHAPES = pytest.mark.parametrize("shape", [(1,), (9,), (2, 5), (2, 3, 4), (0, 3)], ids=str)
-DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-WAYS = pytest.mark.usefixtures("way")
+SIZES = [(6, 6), (4, 12), (12, 4), (5, 7), (1, 1), (3, 40)]  # inputs and outputs
+SHAPES = [(1,), (9,), (2, 5), (2, 3, 4), (0, 3)]
+DTYPES = [*TOLERANCE]
+EACH_WAY = ["onednn", "plain"]
+
+
+def each_way(test: Callable[..., None]) -> Callable[..., None]:
+    marked = pytest.mark.parametrize("way", EACH_WAY, indirect=True)(test)
+    return pytest.mark.usefixtures("way")(marked)
 
 
 def test_the_compiler_is_left_to_its_own_products(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +30,7 @@ def test_the_compiler_is_left_to_its_own_products(monkeypatch: pytest.MonkeyPatc
     assert not onednn(torch.ones(2, 2))
 
 
-@pytest.fixture(params=["onednn", "plain"])
+@pytest.fixture
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through oneDNN, where it is built in, and as on machines without it."""
     if request.param == "plain":
@@ -44,12 +52,11 @@ def twins(inputs: int, outputs: int, *, bias: bool = True, dtype: torch.dtype, d
     return ours, theirs
 
 
-@SIZES
-@SHAPES
-@DTYPES
-@WAYS
+@in_pairs({"size": SIZES, "shape": SHAPES, "dtype": DTYPES, "way": EACH_WAY}, indirect=["way"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_it_is_pytorchs(inputs: int, outputs: int, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
+@pytest.mark.usefixtures("way")
+def test_it_is_pytorchs(size: tuple[int, int], shape: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
+    inputs, outputs = size
     ours, theirs = twins(inputs, outputs, dtype=dtype, device=device)
     x = torch.randn(*shape, inputs, dtype=dtype, device=device)
     for one, other in zip(with_gradients(ours, x), with_gradients(theirs, x), strict=True):
@@ -57,7 +64,7 @@ def test_it_is_pytorchs(inputs: int, outputs: int, shape: tuple[int, ...], dtype
         same(one, other)
 
 
-@WAYS
+@each_way
 @pytest.mark.parametrize("bias", [True, False])
 def test_at_rest_and_without_gradients_too(bias: bool) -> None:
     ours, theirs = twins(4, 12, bias=bias, dtype=torch.float32, device="cpu")
@@ -69,7 +76,7 @@ def test_at_rest_and_without_gradients_too(bias: bool) -> None:
         same(ours.eval()(x), theirs(x))
 
 
-@WAYS
+@each_way
 def test_memory_may_lie_in_any_order() -> None:
     ours, theirs = twins(4, 12, dtype=torch.float32, device="cpu")
     x = torch.randn(4, 5, 2).permute(2, 1, 0)
@@ -89,7 +96,7 @@ def test_memory_may_lie_in_any_order() -> None:
         same(one, other)
 
 
-@WAYS
+@each_way
 @pytest.mark.parametrize("frozen", ["weight", "bias"])
 def test_what_is_frozen_gets_no_gradient(frozen: str) -> None:
     ours, theirs = twins(4, 12, dtype=torch.float32, device="cpu")
@@ -102,7 +109,7 @@ def test_what_is_frozen_gets_no_gradient(frozen: str) -> None:
         same(one, other)
 
 
-@WAYS
+@each_way
 def test_under_autocast_it_is_bf16() -> None:
     ours, theirs = twins(4, 12, dtype=torch.float32, device="cpu")
     x = torch.randn(2, 5, 4)
@@ -113,11 +120,10 @@ def test_under_autocast_it_is_bf16() -> None:
         assert torch.equal(one, other)
 
 
-@SIZES
-@DTYPES
-@WAYS
-@pytest.mark.parametrize("N", [1, 9])
-def test_products_are_products(inputs: int, outputs: int, dtype: torch.dtype, N: int) -> None:
+@in_pairs({"size": SIZES, "dtype": DTYPES, "N": [1, 9], "way": EACH_WAY}, indirect=["way"])
+@pytest.mark.usefixtures("way")
+def test_products_are_products(size: tuple[int, int], dtype: torch.dtype, N: int) -> None:
+    inputs, outputs = size
     x, weight, bias, grad = (
         torch.randn(*shape, dtype=torch.float64).to(dtype)
         for shape in ((N, inputs), (outputs, inputs), (outputs,), (N, outputs))

@@ -1,8 +1,7 @@
-"""Recurrent encoder-decoders: PyTorch's own numbers, step by step as all at once, on every entry of every menu."""
+"""Recurrent encoder-decoders: PyTorch's own numbers, alignments and refusals. Their laws are in test_contract.py."""
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,28 +23,15 @@ from dragoman.search.beam import beam_search
 from dragoman.search.sample import greedy
 from dragoman.train.start import check
 from dragoman.translator import Translator
-from dragoman.types import BOS, PAD, Batch, UserError
-from tolerance import DEVICES, differ, same
+from dragoman.types import PAD, Batch, UserError
+from pairs import in_pairs
+from tolerance import differ, same
 from toy_batch import VOCABULARY, examples, in_rows
 from toy_run import quietly, sentences, translated, write_corpus, write_recipe
 
 MENUS: dict[str, Any] = {"cell": CELLS, "nonlinearity": NONLINEARITIES, "bridge": BRIDGES, "attention": SCORES}
 SMALL = {"width": 8, "dropout": 0.0}
-EVERY = [
-    {"cell": cell, "attention": attention, "input_feeding": feeding, "layers": layers}
-    for (cell, layers), attention, feeding in itertools.product(zip(CELLS, (1, 2, 2)), SCORES, (False, True))
-]
-EVERY += [{"cell": "vanilla", "nonlinearity": name} for name in NONLINEARITIES]
-EVERY += [
-    {"bridge": bridge, "initial_state": initial, "bidirectional": both}
-    for bridge, initial, both in itertools.product(BRIDGES, ("zero", "learned"), (False, True))
-]
-EVERY += [
-    {"embedding_width": 6, "input_feeding": True, "attention_width": 5},
-    {"embedding_width": 6, "tied": False, "encoder_layers": 2},
-    {"encoder_layers": 1, "decoder_layers": 3},
-]
-EACH = pytest.mark.parametrize("given", EVERY, ids=lambda given: "-".join(str(value) for value in given.values()))
+EACH = in_pairs({"cell": [*CELLS], "attention": [*SCORES], "input_feeding": [False, True], "layers": [1, 2]})
 
 
 def model_of(*, joint: bool = True, dtype: torch.dtype = torch.float64, seed: int = 0, **given: Any) -> Rnn:
@@ -73,103 +59,22 @@ def alone(count: int, widths: Widths | None = None, *, seed: int = 0) -> Batch:
     return in_rows([*([i] for i in range(count)), []], examples(count, seed=seed), widths)
 
 
-@EACH
-@pytest.mark.parametrize("device", DEVICES)
-def test_in_a_batch_is_alone(given: dict[str, Any], device: str) -> None:
-    """Sentences in rows with room left over give the states and gradients that each gives by itself."""
-    model, some = model_of(**given).to(device), examples(3)
-    batch = alone(3, Widths(14, 13)).to(torch.device(device))
-    singles = [in_rows([[i]], some).to(torch.device(device)) for i in range(3)]
-    states = model(batch)
-    assert states.isfinite().all()
-    for row, single in enumerate(singles):
-        same(states[row][batch.target_segment_BT[row] > 0], model(single)[0])
-    one_by_one = gradients(model, *singles)
-    together = gradients(model, batch)
-    assert one_by_one.keys() == together.keys() == dict(model.named_parameters()).keys()
-    for name, grad in together.items():
-        same(grad, one_by_one[name])
-
-
-@EACH
-def test_padding_has_no_influence_and_nothing_looks_ahead(given: dict[str, Any]) -> None:
-    model, batch = model_of(**given), alone(3, Widths(12, 11))
-    real_BT = batch.target_segment_BT > 0
-    before = model(batch)
-    other = replace(
-        batch,
-        source_BS=batch.source_BS.masked_fill(batch.source_segment_BS == 0, 17),
-        target_in_BT=batch.target_in_BT.masked_fill(~real_BT, 18),
-    )
-    same(model(other)[real_BT], before[real_BT])
-    for at in (1, 3):
-        here = batch.target_position_BT == at
-        after = model(replace(batch, target_in_BT=batch.target_in_BT.masked_fill(here & real_BT, 39)))
-        same(after[:, :at], before[:, :at])
-        differ(after[here & real_BT], before[here & real_BT])
-
-
-def prefixes(B: int, W: int, T: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    token_BWT = torch.randint(4, VOCABULARY, (B, W, T), generator=generator)
-    token_BWT[:, :, 0] = BOS
-    return token_BWT
-
-
 @torch.no_grad()
 @EACH
-@pytest.mark.parametrize("beams", [1, 3])
-def test_step_by_step_is_all_at_once(given: dict[str, Any], beams: int) -> None:
-    """The rows of a sentence swap places on the way, as beams do."""
-    W, T = beams, 5
-    model = model_of(**given)
-    batch = alone(2)
-    source_BS = batch.source_BS
-    B = len(source_BS)
-    token_BWT = prefixes(B, W, T)
-    state = model.start(source_BS, source_BS != PAD).select(torch.arange(B).repeat_interleave(W))
-    generator = torch.Generator().manual_seed(2)
-    for t in range(T):
-        logp_NV, state = model.step(token_BWT[:, :, t].flatten(), state)
-        for w in range(W):
-            read = replace(
-                batch,
-                target_in_BT=token_BWT[:, w, : t + 1],
-                target_segment_BT=torch.ones(B, t + 1, dtype=torch.long),
-                target_position_BT=torch.arange(t + 1).expand(B, t + 1),
-            )
-            same(logp_NV.view(B, W, -1)[:, w], model.project(model(read)[:, -1]).log_softmax(-1), torch.float32)
-        parent_BW = torch.randint(W, (B, W), generator=generator)  # rows may repeat, and others are lost
-        state = state.select((parent_BW + W * torch.arange(B)[:, None]).flatten())
-        token_BWT = token_BWT.gather(1, parent_BW[:, :, None].expand(-1, -1, T)).clone()
-        token_BWT[:, :, t + 1 :] = prefixes(B, W, T, seed=t)[:, :, t + 1 :]
-
-
-@torch.no_grad()
-@EACH
-def test_alignment_rows_sum_to_one_inside_their_sentence(given: dict[str, Any]) -> None:
-    model, batch = model_of(**given), alone(3, Widths(12, 11))
+def test_alignment_rows_sum_to_one_inside_their_sentence(
+    cell: str, attention: str, input_feeding: bool, layers: int
+) -> None:
+    model = model_of(cell=cell, attention=attention, input_feeding=input_feeding, layers=layers)
+    batch = alone(3, Widths(12, 11))
     look_BTS = model.alignment(batch)
     assert look_BTS.dtype == torch.float32
     same(look_BTS.sum(-1), torch.ones(look_BTS.shape[:2]))
     real_BS = batch.source_segment_BS > 0
     assert (look_BTS[:3] * ~real_BS[:3, None] == 0).all()
-    if given.get("attention") in ("none", "mean"):
+    if not SCORES[attention].aligns:
         same(look_BTS[:3], (real_BS / real_BS.sum(-1, keepdim=True))[:3, None].expand(3, 11, 12))
     else:
         assert ((look_BTS[0, 0] - look_BTS[0, 1])[real_BS[0]].abs() > 1e-9).all()
-
-
-@EACH
-@pytest.mark.parametrize("device", DEVICES)
-def test_bf16_is_near(given: dict[str, Any], device: str) -> None:
-    model, batch = model_of(dtype=torch.float32, **given).to(device), alone(3).to(torch.device(device))
-    exact = gradients(model, batch)
-    with torch.autocast(device, torch.bfloat16):
-        rough = gradients(model, batch)
-    assert all(grad.dtype == torch.float32 for grad in rough.values())
-    near, true = (torch.cat([grad.flatten() for grad in found.values()]) for found in (rough, exact))
-    assert 0 < (near - true).norm() <= 0.05 * true.norm()
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])

@@ -23,7 +23,8 @@ from dragoman.nn.pool import POOLS
 from dragoman.nn.position import POSITIONS
 from dragoman.nn.recurrent import CELLS, NONLINEARITIES
 from dragoman.nn.scores import SCORES
-from dragoman.types import NO_WAY, Batch, Example
+from dragoman.types import NO_WAY, Batch, Example, UserError
+from pairs import pairwise
 from toy_batch import VOCABULARY
 
 Section = dict[str, Any]
@@ -59,7 +60,7 @@ def one_by_one(base: Section, menus: dict[str, Sequence[Any]]) -> Iterator[Secti
 
 
 def cases() -> dict[str, Section]:
-    """Every entry of every menu, in a model that is small otherwise."""
+    """Every entry of every menu, in a model that is small otherwise; of recurrent ones every two entries."""
     found = {
         "deep and shallow": {**SMALL_TRANSFORMER, "encoder_layers": 3, "decoder_layers": 1},
         "widths apart": {**SMALL_TRANSFORMER, "query_width": 4, "value_width": 12},
@@ -71,9 +72,11 @@ def cases() -> dict[str, Section]:
     for section in one_by_one(SMALL_TRANSFORMER, TRANSFORMER):
         if section.get("decoder_attention", "full") == "full" or PATTERNS[section["decoder_attention"]].causal:
             found[f"transformer {differences(section, SMALL_TRANSFORMER)}"] = section
-    for section in one_by_one(SMALL_RNN, RNN):
-        fits = {"cell": "vanilla"} if "nonlinearity" in section else {}
-        found[f"rnn {differences(section, SMALL_RNN)}"] = section | fits
+    for nonlinearity in NONLINEARITIES:
+        found[f"rnn {nonlinearity}"] = {**SMALL_RNN, "cell": "vanilla", "nonlinearity": nonlinearity}
+    others = {name: menu for name, menu in RNN.items() if name != "nonlinearity"}
+    for choices in pairwise(others, lambda choices: not refusal({**SMALL_RNN, **choices})):
+        found[" ".join(["rnn", *(f"{name}={choice}" for name, choice in choices.items())])] = {**SMALL_RNN, **choices}
     for section in one_by_one(SMALL_HYBRID, HYBRID):
         found[f"hybrid {differences(section, SMALL_HYBRID)}"] = section
     for backbone in MODELS["lm"]:
@@ -82,6 +85,15 @@ def cases() -> dict[str, Section]:
         for pool in POOLS:
             found[f"classifier {backbone} {pool}"] = {**small, "kind": "classifier", "backbone": backbone, "pool": pool}
     return found
+
+
+def refusal(section: Section) -> str:
+    """Why there can be no such model; nothing if there can."""
+    try:
+        settings_of(section)
+    except UserError as mistake:
+        return str(mistake)
+    return ""
 
 
 def differences(section: Section, base: Section) -> str:
