@@ -1,8 +1,12 @@
-"""Print the measures of the design that we watch: size, packages, imports, doubled names, hops, documentation.
+"""Print the measures of the design that we watch: size, packages, imports, doubled names, hops, parses.
 
 python tools/measure_design.py                 what the source text tells, in a second
-python tools/measure_design.py --run RUN       also follow one sentence through `dragoman translate RUN --engine torch`
+python tools/measure_design.py --train         also train two steps, and count the parses of the model section
+                                               and the functions that one translated sentence passes
+python tools/measure_design.py --run RUN       follow the sentence through `dragoman translate RUN --engine torch`
 python tools/measure_design.py --json          for programs
+
+The last column says what is required. The time of `make test` is a measure too, and is not taken here.
 """
 
 from __future__ import annotations
@@ -12,14 +16,38 @@ import ast
 import io
 import json
 import sys
+import tempfile
 import tokenize
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from graphlib import TopologicalSorter
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 ROOT = Path(__file__).parents[1] / "src" / "dragoman"
+CODE_LINES_BEFORE = 20_792  # at commit 31601d4, the last one before the redesign
+REQUIRED = {
+    "code lines": f"at most {CODE_LINES_BEFORE * 85 // 100}",
+    "code lines against commit 31601d4": "at most -15%",
+    "docstrings and comments": "15% to 20%",
+    "files": "at most 120",
+    "top-level modules": "at most 10",
+    "packages": "at most 16",
+    "import edges between packages": "at most 60",
+    "levels of packages": "at most 12",
+    "names defined in two or more modules": "at most 15",
+    "parses of the model section in train": "1",
+    "functions for one sentence": "at most 210",
+    "files for one sentence": "at most 32",
+}
+RECIPE = """
+data: {{train: {{phrasebook: 100}}, dev: {{phrasebook: 10}}, cache: {cache}}}
+tokenizer: {{kind: char}}
+model: {{kind: transformer, layers: 1, width: 16, heads: 2}}
+train: {{steps: 2, tokens: 128, device: cpu}}
+"""
 
 
 def count_lines(path: Path) -> Counter[str]:
@@ -79,15 +107,14 @@ def find_doubled_names(modules: list[Path]) -> list[str]:
 
 
 def longest_chain(edges: set[tuple[str, str]]) -> int:
-    """Return the number of packages on the longest chain of imports; the graph has no cycle."""
-    below: dict[str, set[str]] = {}
-    for one, other in edges:
-        below.setdefault(one, set()).add(other)
-
-    def depth(name: str) -> int:
-        return 1 + max(map(depth, below.get(name, ())), default=0)
-
-    return max(map(depth, below), default=1)
+    """Return the number of packages on the longest chain of imports; a cycle is an error."""
+    imported: dict[str, set[str]] = {}
+    for importer, other in edges:
+        imported.setdefault(importer, set()).add(other)
+    level: dict[str, int] = {}
+    for name in TopologicalSorter(imported).static_order():
+        level[name] = 1 + max((level[other] for other in imported.get(name, ())), default=0)
+    return max(level.values(), default=1)
 
 
 def measure_source() -> dict[str, object]:
@@ -104,6 +131,7 @@ def measure_source() -> dict[str, object]:
     doubled = find_doubled_names(modules)
     return {
         "code lines": lines["code"],
+        "code lines against commit 31601d4": f"{lines['code'] / CODE_LINES_BEFORE - 1:+.1%}",
         "docstrings and comments": f"{lines['doc'] / lines['total']:.1%}",
         "files": len(modules),
         "top-level modules": len(list(ROOT.glob("*.py"))),
@@ -113,6 +141,42 @@ def measure_source() -> dict[str, object]:
         "names defined in two or more modules": len(doubled),
         "such names": doubled,
     }
+
+
+def count_parses(folder: Path) -> dict[str, object]:
+    """Train two steps, the second time into `folder` / "run", and count how often the model section is parsed.
+
+    Each pydantic record of Dragoman gets a validator that sees it after it was parsed, by itself or inside another. It
+    must be there before the record's class is made, so this comes before the first import of dragoman.
+    """
+    import pydantic
+    from pydantic_core import CoreSchema, core_schema
+
+    assert "dragoman" not in sys.modules
+    parsed: dict[int, Any] = {}  # by identity: the validator also sees a record that is passed on as it is
+
+    def see(record: Any) -> Any:
+        parsed[id(record)] = record
+        return record
+
+    def make_schema(_: type[Any], source: Any, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(see, handler(source))
+
+    def watch(cls: type[Any], /, **_: Any) -> None:
+        if cls.__module__.startswith("dragoman."):
+            cls.__get_pydantic_core_schema__ = classmethod(make_schema)
+
+    pydantic.BaseModel.__init_subclass__ = classmethod(watch)  # type: ignore[assignment]
+    import dragoman
+
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(RECIPE.format(cache=folder / "cache"), encoding="utf-8")
+    counts = []
+    for run in ("warm-up", "run"):  # the first one also imports modules, which may have records as defaults
+        with redirect_stderr(io.StringIO()):
+            dragoman.train(recipe, out=folder / run)
+        counts.append(sum(getattr(record, "kind", "") == "transformer" for record in parsed.values()))
+    return {"parses of the model section in train": counts[1] - counts[0]}
 
 
 def follow_sentence(run: Path) -> dict[str, object]:
@@ -145,15 +209,22 @@ def follow_sentence(run: Path) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, help="a trained run folder to follow one sentence through")
+    parser.add_argument("--train", action="store_true", help="also train two steps and follow one sentence")
+    parser.add_argument("--run", type=Path, help="a trained run folder to follow the sentence through")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    measures = measure_source() | (follow_sentence(arguments.run) if arguments.run else {})
+    measures = measure_source()
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.train:
+            measures |= count_parses(Path(folder))
+        if arguments.train or arguments.run:
+            measures |= follow_sentence(arguments.run or Path(folder) / "run")
     if arguments.json:
         print(json.dumps(measures))
         return
     for name, value in measures.items():
-        print(f"{name:40} {', '.join(value) if isinstance(value, list) else value}")
+        shown = ", ".join(value) if isinstance(value, list) else value
+        print(f"{name:40} {shown!s:10} {REQUIRED.get(name, '')}".rstrip())
 
 
 if __name__ == "__main__":
