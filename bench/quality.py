@@ -33,7 +33,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from dragoman.card import card, rank, read_events
 from dragoman.config import read_recipe
-from dragoman.evaluation.answers import on_own_tests
+from dragoman.evaluation.predictions import predict_own_tests
 from dragoman.hardware import cpu_name
 from dragoman.loading import load, put_weights, with_engine
 from dragoman.models.build import kind_of
@@ -143,7 +143,7 @@ def hardware() -> str:
 
 def scores(run: Path) -> Iterator[dict[str, Any]]:
     """What the run's model scores on each of its tests, with the search of its recipe."""
-    for answered in on_own_tests(load(run, engine="torch")):
+    for answered in predict_own_tests(load(run, engine="torch")):
         result = answered.result()
         result["test"] = short(answered.test)
         yield result
@@ -169,7 +169,7 @@ def curve(run: Path) -> Iterator[dict[str, Any]]:
             weights = mean(load_tensors(best_file(folder, step))[0] for step in steps)
             put_weights(translator.model, weights, "a checkpoint", "its run")
             name = recipe.data.metrics[:1] or ("bleu",)
-            answered = next(iter(on_own_tests(with_engine(translator, "torch"), names=name)))
+            answered = next(iter(predict_own_tests(with_engine(translator, "torch"), metrics=name)))
             known[steps] = answered.result()[name[0]]["value"]
         dev = {key: event[key] for key in ("loss", metric.name if metric else "loss") if key in event}
         yield {"step": event["step"], "minutes": event["seconds"] / 60, "dev": dev, "test": known[steps]}

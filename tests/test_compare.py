@@ -13,20 +13,17 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from dragoman.compare import judge as judging
-from dragoman.compare.compare import compare
-from dragoman.compare.page import page
-from dragoman.compare.plan import planned, recipe_files
-from dragoman.compare.questions import answered, check_questions, read_questions
-from dragoman.compare.summary import summarised
-from dragoman.compare.work import judgement_of
+from dragoman.compare.compare import compare, read_measurements
+from dragoman.compare.measure import LENGTHS, choose_metrics, measure_distances, measure_lengths, measure_run
+from dragoman.compare.plan import find_recipes, plan_runs
+from dragoman.compare.questions import answer_question, check_questions, read_questions
+from dragoman.compare.report import render_comparison, summarise
 from dragoman.text import phrasebook
 from dragoman.train.report import Report
 from dragoman.train.trainer import train
 from dragoman.types import Pair, UserError
 from toy_heads import classifier_recipe, lm_recipe
-from toy_report import judgement_of as judgement_like
-from toy_report import report_of
+from toy_report import measurements_of, report_of
 from toy_run import SMALL, Call, one_sentence, started, tensors, write_corpus, write_recipe
 
 pytest_plugins = ["toy_fixtures"]
@@ -85,7 +82,7 @@ def test_the_report_has_all_that_was_asked_for(done: Path) -> None:
     assert found["about"]["budget"] == {"steps": 24}
     for model in found["models"]:
         numbers = model["numbers"]
-        assert all(numbers[name]["mean"] > 0 for name in judging_columns(numbers))
+        assert all(numbers[name]["mean"] > 0 for name in measured_columns(numbers))
         [run] = model["runs"]
         assert [point["step"] for point in run["training"]["curve"]] == [6, 12, 18, 24]
         assert sum(row["lines"] for row in run["tests"]["dev.src"]["lengths"]) == 20
@@ -93,7 +90,7 @@ def test_the_report_has_all_that_was_asked_for(done: Path) -> None:
     assert found["questions"][0]["answer"].startswith("At ")
 
 
-def judging_columns(numbers: dict[str, Any]) -> list[str]:
+def measured_columns(numbers: dict[str, Any]) -> list[str]:
     """All but the scores, which a toy may have none of."""
     wanted = {"parameters", "tokens_per_second", "greedy_per_second", "beam_per_second", "peak_memory", "flops"}
     assert wanted < numbers.keys()
@@ -183,7 +180,7 @@ def test_what_cannot_be_compared_is_refused(
 def test_one_budget_on_the_command_line_serves_all(tmp_path: Path) -> None:
     paths = write_recipes(tmp_path / "recipes")
     paths[1].write_text(paths[1].read_text().replace("steps: 24", "steps: 7"))
-    runs = planned(paths, tmp_path / "out", ["train.steps=9"], 2)
+    runs = plan_runs(paths, tmp_path / "out", ["train.steps=9"], 2)
     assert {run.recipe.train.steps for run in runs} == {9}
     assert [(run.name, run.seed) for run in runs] == [(name, seed) for seed in (1, 2) for name in MODELS]
 
@@ -204,14 +201,14 @@ def test_settings_that_change_no_result_may_differ(done: Path, call: Call) -> No
     assert call("compare", done.parent / "recipes", "--out", done, "train.log_every=2", "train.threads=2").code == 0
 
 
-def test_a_judgement_of_another_version_is_made_again(done: Path, tmp_path: Path) -> None:
-    [run, *_] = planned([done.parent / "recipes"], done, [], 1)
-    assert judgement_of(run) is not None
+def test_measurements_of_another_version_are_made_again(done: Path, tmp_path: Path) -> None:
+    [run, *_] = plan_runs([done.parent / "recipes"], done, [], 1)
+    assert read_measurements(run) is not None
     copy = run._replace(folder=tmp_path / "runs" / "x-seed1")
-    copy.judgement.parent.mkdir()
+    copy.measurements.parent.mkdir()
     for torn_or_old in ("{", json.dumps({"version": 0})):
-        copy.judgement.write_text(torn_or_old)
-        assert judgement_of(copy) is None
+        copy.measurements.write_text(torn_or_old)
+        assert read_measurements(copy) is None
 
 
 @pytest.mark.parametrize(
@@ -241,7 +238,7 @@ def test_only_models_of_one_task_are_compared(tmp_path: Path, call: Call) -> Non
     one_sentence(call("compare", *paths, "--out", tmp_path / "out"), "model.kind", "translate", "generate")
 
 
-def test_without_anything_to_judge_by_there_is_no_comparison(tmp_path: Path, call: Call) -> None:
+def test_without_anything_to_evaluate_on_there_is_no_comparison(tmp_path: Path, call: Call) -> None:
     write_recipes(tmp_path / "recipes")
     nothing = ("data.test=[]", "data.dev=[]")
     one_sentence(call("compare", tmp_path / "recipes", "--out", tmp_path / "out", *nothing), "data.test", "attention")
@@ -285,7 +282,7 @@ class Whole(HTMLParser):
 @pytest.mark.parametrize("models", [1, 3, 20])
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_the_page_is_whole_and_stands_alone(models: int, seeds: int) -> None:
-    text = page(report_of(models=models, seeds=seeds))
+    text = render_comparison(report_of(models=models, seeds=seeds))
     parser = Whole()
     parser.feed(text)
     parser.close()
@@ -300,8 +297,10 @@ def test_the_page_is_whole_and_stands_alone(models: int, seeds: int) -> None:
 
 def test_the_page_shows_what_the_report_says() -> None:
     made = report_of(models=2, seeds=3)
-    made["questions"] = [answered(question, made) for question in read_questions([RECIPES / "nowhere"]).questions]
-    text = page(made)
+    made["questions"] = [
+        answer_question(question, made) for question in read_questions([RECIPES / "nowhere"]).questions
+    ]
+    text = render_comparison(made)
     assert "A &lt;comparison&gt;" in text
     assert "21.0<span" in text  # the mean of 20, 21 and 22
     assert "±1.0" in text
@@ -312,9 +311,9 @@ def test_three_families_share_one_chart_in_three_colours() -> None:
     made = report_of(models=3, seeds=1)
     for number, model in enumerate(made["models"]):
         model["family"] = f"family {number}"
-    curves = page(made).split("<h2>Learning curves")[1].split("<h2>")[0]
+    curves = render_comparison(made).split("<h2>Learning curves")[1].split("<h2>")[0]
     assert curves.count("<svg") == 1
-    assert [f'class="line" style="--c: var(--line{number})"' in curves for number in range(4)] == [True] * 3 + [False]
+    assert [f"stroke: var(--line{number})" in curves for number in range(4)] == [True] * 3 + [False]
     assert 'class="behind"' not in curves
 
 
@@ -322,7 +321,7 @@ def test_the_footer_has_words_and_no_folders() -> None:
     made = report_of(models=1, seeds=1)
     corpus = {"source": "/home/someone/train.en", "target": "/home/someone/<train>.de"}
     made["about"]["data"] = {"train": [corpus], "dev": [{"phrasebook": 500}], "max_length": 14, "metrics": ["bleu"]}
-    text = page(made)
+    text = render_comparison(made)
     assert "Data: training: train.en and &lt;train&gt;.de; validation: phrasebook (500 pairs); max length 14;" in text
     assert "/home" not in text
     assert "{" not in text.split("</table>")[-1].split("<script>")[0]
@@ -330,9 +329,9 @@ def test_the_footer_has_words_and_no_folders() -> None:
 
 def test_memory_is_called_what_it_is() -> None:
     made = report_of(models=1, seeds=1)
-    assert ">peak memory of the process</th>" in page(made)
+    assert ">peak memory of the process</th>" in render_comparison(made)
     made["about"]["devices"] = ["cuda"]
-    assert ">peak GPU memory</th>" in page(made)
+    assert ">peak GPU memory</th>" in render_comparison(made)
 
 
 @pytest.mark.parametrize(
@@ -352,12 +351,12 @@ def test_a_family_is_named_after_what_the_model_is(
     [path, _] = write_recipes(tmp_path)
     whole = yaml.safe_load(path.read_text())
     path.write_text(yaml.safe_dump({**whole, "model": {"layers": 1, "width": 16} | model}))
-    [run] = planned([path], tmp_path / "out", [], 1)
-    judgement = judgement_like(20.0)
-    found = summarised([run], {run.folder: judgement}, {}, jobs=1) | {"title": "t", "questions": []}
+    [run] = plan_runs([path], tmp_path / "out", [], 1)
+    measured = measurements_of(20.0)
+    found = summarise([run], {run.folder: measured}, {}, jobs=1) | {"title": "t", "questions": []}
     [told] = found["models"]
     assert (told["family"], told["missing"]) == (family_of_it, missing)
-    assert (f"Transformer without {', '.join(missing)}</td>" in page(found)) == bool(missing)
+    assert (f"Transformer without {', '.join(missing)}</td>" in render_comparison(found)) == bool(missing)
 
 
 @pytest.mark.parametrize(
@@ -377,20 +376,20 @@ def test_a_budget_in_minutes_that_was_unfair_is_said(
     tmp_path: Path, changes: dict[str, Any], unfair: bool, budget: str
 ) -> None:
     """Runs that cost the same per token are compared; a budget in steps is the same for all, however slow."""
-    runs = planned(write_recipes(tmp_path), tmp_path / "out", [f"train.{budget}=1"], 1)
-    judgements = {run.folder: judgement_like(20.0) for run in runs}
-    judgements[runs[1].folder]["training"] |= changes
-    whole = summarised(runs, judgements, {}, jobs=1) | {"title": "t", "questions": []}
+    runs = plan_runs(write_recipes(tmp_path), tmp_path / "out", [f"train.{budget}=1"], 1)
+    measurements = {run.folder: measurements_of(20.0) for run in runs}
+    measurements[runs[1].folder]["training"] |= changes
+    whole = summarise(runs, measurements, {}, jobs=1) | {"title": "t", "questions": []}
     assert len(whole["warnings"]) == (unfair and budget == "minutes")
     for warning in whole["warnings"]:
         assert "bottleneck (seed 1) trained at 130 tokens/s (20 steps) and attention (seed 1) at 200 (30" in warning
         assert "train.minutes=0 train.steps=30" in warning
-        assert warning in page(whole)
+        assert warning in render_comparison(whole)
 
 
 def test_the_warning_comes_on_standard_error(done: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "dragoman.compare.compare.summarised", lambda *_, **__: {**report(done), "warnings": ["Unfair!"]}
+        "dragoman.compare.compare.summarise", lambda *_, **__: {**report(done), "warnings": ["Unfair!"]}
     )
     monkeypatch.setattr("dragoman.compare.compare.write_text", lambda *_: None)  # others read what lies there
     answer = call("compare", done.parent / "recipes", "--out", done)
@@ -407,22 +406,22 @@ def test_the_page_of_a_real_comparison(done: Path) -> None:
         ElementTree.fromstring("<svg" + svg.split("</svg>")[0] + "</svg>")
 
 
-# Judging
+# Measuring
 
 
 def test_every_line_falls_into_one_bin() -> None:
     pairs = [Pair("w " * count, "a b") for count in range(1, 100)]
-    rows = judging.by_length(pairs, ["a b"] * 99, "exact")
+    rows = measure_lengths(pairs, ["a b"] * 99, "exact")
     assert sum(row["lines"] for row in rows) == 99
     assert all(row["value"] == 100 for row in rows)
-    assert [row["low"] for row in rows] == [low for low, _ in judging.LENGTHS]
+    assert [row["low"] for row in rows] == [low for low, _ in LENGTHS]
 
 
 def test_grammar_by_distance_counts_every_phenomenon() -> None:
     """A perfect translation has all right at every distance, an empty one none."""
     phrases = list(phrasebook.phrases("test", 60))
-    right = judging.by_distance(phrases, [phrase.target for phrase in phrases])
-    wrong = judging.by_distance(phrases, [""] * 60)
+    right = measure_distances(phrases, [phrase.target for phrase in phrases])
+    wrong = measure_distances(phrases, [""] * 60)
     assert sum(row["lines"] for row in right) == sum(len(phrase.phenomena) for phrase in phrases)
     assert {row["value"] for row in right} == {100.0}
     assert {row["value"] for row in wrong} == {0.0}
@@ -430,18 +429,18 @@ def test_grammar_by_distance_counts_every_phenomenon() -> None:
 
 
 @pytest.mark.parametrize("write", [lm_recipe, classifier_recipe], ids=["lm", "classifier"])
-def test_other_tasks_are_judged_by_their_own_scores(tmp_path: Path, write: Any) -> None:
+def test_other_tasks_are_measured_by_their_own_scores(tmp_path: Path, write: Any) -> None:
     """Language models and classifiers have no lengths and no gradients in their reports, but all the rest."""
-    [run] = planned([write(tmp_path, steps=4, validate_every=2)], tmp_path / "out", [], 1)
+    [run] = plan_runs([write(tmp_path, steps=4, validate_every=2)], tmp_path / "out", [], 1)
     train(run.recipe, out=run.folder, report=Report(quiet=True))
-    judgement = judging.judge(run.folder, device="cpu")
-    [name] = judgement["tests"]
+    measured = measure_run(run.folder, device="cpu")
+    [name] = measured["tests"]
     assert "/" not in name  # a folder of this machine is no business of the report's readers
-    metric = judging.metrics(run.recipe)[0]
-    assert judgement["tests"][name]["scores"][metric] >= 0
-    whole = summarised([run], {run.folder: judgement}, {}, jobs=1) | {"title": "t", "questions": []}
+    metric = choose_metrics(run.recipe)[0]
+    assert measured["tests"][name]["scores"][metric] >= 0
+    whole = summarise([run], {run.folder: measured}, {}, jobs=1) | {"title": "t", "questions": []}
     assert whole["models"][0]["numbers"][f"{metric} {name}"] is not None
-    text = page(whole)
+    text = render_comparison(whole)
     Whole().feed(text)
     assert "Learning curves" in text
     assert "Quality by length" not in text
@@ -453,8 +452,8 @@ def test_other_tasks_are_judged_by_their_own_scores(tmp_path: Path, write: Any) 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_recipes_of_a_folder_agree(folder: Path, tmp_path: Path) -> None:
     """On data and budget, which `compare` asks for, and on all else that is no matter of the model."""
-    runs = planned([folder], tmp_path, [], 1)
-    assert len(runs) == len(recipe_files([folder]))
+    runs = plan_runs([folder], tmp_path, [], 1)
+    assert len(runs) == len(find_recipes([folder]))
     check_questions(read_questions([folder]), runs)
     assert len({(run.recipe.tokenizer, run.recipe.search) for run in runs}) == 1
     own = {"lr", "warmup"}  # a model may need its own
@@ -463,15 +462,15 @@ def test_recipes_of_a_folder_agree(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_questions_are_about_recipes_that_are_there(folder: Path) -> None:
-    names = [path.stem for path in recipe_files([folder])]
+    names = [path.stem for path in find_recipes([folder])]
     made = report_of(models=len(names), seeds=1)
     for model, name in zip(made["models"], names, strict=True):
         model["name"] = name
     for question in read_questions([folder]).questions:
-        assert "No answer" not in answered(question, made)["answer"]
+        assert "No answer" not in answer_question(question, made)["answer"]
 
 
 def test_more_than_one_recipe_of_the_road(tmp_path: Path) -> None:
-    assert len(planned([RECIPES / "lectures"], tmp_path, [], 1)) >= 20
+    assert len(plan_runs([RECIPES / "lectures"], tmp_path, [], 1)) >= 20
     with pytest.raises(UserError, match=r"data\.max_length"):
-        planned([RECIPES / "lectures", RECIPES / "lengths"], tmp_path, [], 1)
+        plan_runs([RECIPES / "lectures", RECIPES / "lengths"], tmp_path, [], 1)

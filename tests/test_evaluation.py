@@ -19,12 +19,25 @@ from hypothesis import strategies as st
 from sacrebleu.metrics.bleu import BLEU
 
 from dragoman.config import CorpusSettings
-from dragoman.evaluation.answered import Answered
-from dragoman.evaluation.answers import on_own_tests, on_phrasebook, on_texts, phenomena, warned
-from dragoman.evaluation.breakdown import RARITIES, Seen, by_length, by_rarity, fitted, words_learnt, words_of
-from dragoman.evaluation.panel import Panel
-from dragoman.evaluation.table import breakdowns, table
-from dragoman.evaluation.texts import read_texts
+from dragoman.evaluation.predictions import (
+    count_warnings,
+    predict_lines,
+    predict_own_tests,
+    predict_phrasebook,
+    score_phenomena,
+)
+from dragoman.evaluation.scorer import (
+    FREQUENCIES,
+    Scorer,
+    WordCounts,
+    count_training_words,
+    count_words,
+    fit_buckets,
+    score_by_frequency,
+    score_by_length,
+)
+from dragoman.evaluation.systems import SystemOutput, read_texts
+from dragoman.evaluation.tables import format_breakdowns, format_scores
 from dragoman.score.metrics import METRICS, evaluate
 from dragoman.store import RunFolder
 from dragoman.text import phrasebook
@@ -41,20 +54,20 @@ def spoilt(share: float, seed: int = 1) -> list[str]:
     return [" ".join("ak" if random.random() < share else word for word in line.split()) for line in RIGHT]
 
 
-def answered(texts: list[str], *names: str) -> Answered:
-    return Answered(SOURCES, [RIGHT], texts, names, {"warnings": {}})
+def output_of(texts: list[str], *names: str) -> SystemOutput:
+    return SystemOutput(SOURCES, [RIGHT], texts, names, {"warnings": {}})
 
 
 def test_scores_are_those_of_the_answers(toy: Toy) -> None:
     sources = sentences(30, seed=41)
     references = [[translated(line) for line in sources]]
-    result = on_texts(toy.translator, sources, references).result()
+    result = predict_lines(toy.translator, sources, references).result()
     texts = [one.text for one in toy.translator.translate(sources)]
     for score in evaluate(texts, references):
         assert result[score.name] == {"value": score.value, "signature": score.signature}
     assert result["lines"] == 30
     assert result["warnings"] == {}
-    greedy = on_texts(toy.translator, sources, references, beam=1).texts
+    greedy = predict_lines(toy.translator, sources, references, beam=1).texts
     assert greedy == [one.text for one in toy.translator.translate(sources, beam=1)]
 
 
@@ -73,7 +86,7 @@ def test_a_run_is_scored_on_its_own_tests(toy: Toy, tmp_path: Path) -> None:
     )
     data = toy.translator.recipe.data.model_copy(update={"test": tests, "metrics": ("exact", "wer")})
     translator = replace(toy.translator, recipe=toy.translator.recipe.model_copy(update={"data": data}))
-    plain, hopeless, both, listed = (found.result() for found in on_own_tests(translator))
+    plain, hopeless, both, listed = (found.result() for found in predict_own_tests(translator))
     texts = [one.text for one in translator.translate(sources)]
     assert (plain["test"], plain["lines"]) == (str(tsv), 12)
     assert plain["exact"]["value"] == evaluate(texts, [right], ["exact"])[0].value > 90
@@ -82,9 +95,9 @@ def test_a_run_is_scored_on_its_own_tests(toy: Toy, tmp_path: Path) -> None:
     assert both["exact"]["value"] == plain["exact"]["value"]
     assert both["exact"]["signature"].startswith("nrefs:2|")
     assert {**listed, "test": ""} == {**both, "test": ""}
-    [asked, *_] = (found.result() for found in on_own_tests(translator, names=["chrf"]))
+    [asked, *_] = (found.result() for found in predict_own_tests(translator, metrics=["chrf"]))
     assert set(asked) == {"test", "lines", "chrf", "warnings"}
-    one, other = table([{"run": "one", **found} for found in (plain, hopeless)]).plain.split("\n\n")
+    one, other = format_scores([{"run": "one", **found} for found in (plain, hopeless)]).plain.split("\n\n")
     assert one.splitlines()[0] == "test set t.tsv: 12 lines"
     assert one.splitlines()[1].split()[:2] == ["score", "value"]
     assert [row.split("  ")[0] for row in one.splitlines()[2:]] == ["exact match", "word errors"]
@@ -93,7 +106,7 @@ def test_a_run_is_scored_on_its_own_tests(toy: Toy, tmp_path: Path) -> None:
 
 def test_a_run_without_tests_of_its_own(toy: Toy) -> None:
     with pytest.raises(UserError, match=r"no data\.test; .* --source F and --reference F"):
-        list(on_own_tests(toy.translator))
+        list(predict_own_tests(toy.translator))
 
 
 def test_warnings_are_counted_by_kind() -> None:
@@ -102,18 +115,18 @@ def test_warnings_are_counted_by_kind() -> None:
 
     cut = "cut at {} tokens, the most that search.max_ratio and max_extra allow"
     found = [answer(), answer(cut.format(5)), answer(cut.format(7), "longer than any sentence of training (9 tokens)")]
-    assert warned(found) == {"cut": 2, "longer than any sentence of training": 1}
+    assert count_warnings(found) == {"cut": 2, "longer than any sentence of training": 1}
 
 
 @pytest.mark.parametrize("direction", ["en-de", "de-en"])
 def test_the_right_answers_have_everything_right(direction: str) -> None:
     phrases = list(phrasebook.phrases("test", 60, direction=direction))
-    right = phenomena(phrases, [phrase.target for phrase in phrases])
+    right = score_phenomena(phrases, [phrase.target for phrase in phrases])
     assert set(right) == {phenomenon.name for phrase in phrases for phenomenon in phrase.phenomena}
     assert all(counts["percent"] == 100 for counts in right.values())
     totals = Counter(phenomenon.name for phrase in phrases for phenomenon in phrase.phenomena)
     assert {name: counts["total"] for name, counts in right.items()} == totals
-    wrong = phenomena(phrases, [""] * 60)
+    wrong = score_phenomena(phrases, [""] * 60)
     assert all(counts["right"] == 0 for counts in wrong.values())
     assert {name: counts["total"] for name, counts in wrong.items()} == totals
 
@@ -124,14 +137,14 @@ def test_each_phenomenon_is_counted_apart() -> None:
     spoiled = next(phrase for phrase in phrases if phrase.phenomena)
     texts = ["" if phrase is spoiled else phrase.target for phrase in phrases]
     lost = Counter(phenomenon.name for phenomenon in spoiled.phenomena)
-    for name, counts in phenomena(phrases, texts).items():
+    for name, counts in score_phenomena(phrases, texts).items():
         assert counts["total"] - counts["right"] == lost[name]
 
 
 def test_the_phrasebook_in_the_direction_of_the_run(toy: Toy) -> None:
-    result = on_phrasebook(toy.translator, "dev", 10, beam=1).result()
+    result = predict_phrasebook(toy.translator, "dev", 10, beam=1).result()
     assert result["lines"] == 10
-    assert set(result["phenomena"]) == set(phenomena(list(phrasebook.phrases("dev", 10)), [""] * 10))
+    assert set(result["phenomena"]) == set(score_phenomena(list(phrasebook.phrases("dev", 10)), [""] * 10))
 
 
 def test_files_must_belong_together(tmp_path: Path) -> None:
@@ -147,8 +160,8 @@ def test_files_must_belong_together(tmp_path: Path) -> None:
 
 def test_a_table_has_a_row_for_each_score(toy: Toy) -> None:
     sources = sentences(5, seed=41)
-    one = {"run": "one", **on_texts(toy.translator, sources, [sources]).result()}
-    title, header, *rows = table([one]).plain.split("\n")
+    one = {"run": "one", **predict_lines(toy.translator, sources, [sources]).result()}
+    title, header, *rows = format_scores([one]).plain.split("\n")
     assert title == "test set: 5 lines"
     assert header.split("  ")[0] == "score"
     assert [row.split()[0] for row in rows] == ["BLEU", "chrF", "TER"]
@@ -159,8 +172,8 @@ def test_a_table_has_a_row_for_each_score(toy: Toy) -> None:
 
 
 def test_every_system_is_tested_against_the_first() -> None:
-    panel = Panel()
-    first, same, worse = (panel.judge(name, answered(texts)) for name, texts in (
+    scorer = Scorer()
+    first, same, worse = (scorer.score(name, output_of(texts)) for name, texts in (
         ("good", spoilt(0.1)), ("again", spoilt(0.1)), ("bad", spoilt(0.5, 2)),
     ))  # fmt: skip
     for score in ("bleu", "chrf", "ter"):
@@ -176,7 +189,7 @@ def test_every_system_is_tested_against_the_first() -> None:
         assert against["significant"] is True
     assert worse["bleu"]["against"]["difference"] < 0 < worse["ter"]["against"]["difference"]
     json.dumps(worse, allow_nan=False)
-    told = table([first, same, worse]).plain
+    told = format_scores([first, same, worse]).plain
     title, *rows = told.split("\n\n")[0].splitlines()
     assert title == "test set: 60 lines"
     assert [row.split()[0] for row in rows[1:]] == ["good"] * 3 + ["again"] * 3 + ["bad"] * 3
@@ -188,14 +201,14 @@ def test_every_system_is_tested_against_the_first() -> None:
 
 def test_systems_are_compared_on_the_same_lines_alone() -> None:
     """A test is what was asked and what is right; who answered another one is a first of its own."""
-    panel = Panel()
-    panel.judge("one", answered(spoilt(0.1)))
-    turned = Answered(SOURCES[::-1], [RIGHT[::-1]], spoilt(0.1), (), {"warnings": {}})
-    assert "against" not in panel.judge("two", turned)["bleu"]
-    assert panel.judge("three", turned)["bleu"]["against"]["run"] == "two"
-    assert panel.judge("four", answered(RIGHT, "chrf", "exact"))["chrf"]["against"]["run"] == "one"
-    assert "against" not in panel.judge("five", answered(RIGHT, "exact"))["exact"]
-    assert [len(sheets) for sheets in panel.tests] == [3, 2]
+    scorer = Scorer()
+    scorer.score("one", output_of(spoilt(0.1)))
+    turned = SystemOutput(SOURCES[::-1], [RIGHT[::-1]], spoilt(0.1), (), {"warnings": {}})
+    assert "against" not in scorer.score("two", turned)["bleu"]
+    assert scorer.score("three", turned)["bleu"]["against"]["run"] == "two"
+    assert scorer.score("four", output_of(RIGHT, "chrf", "exact"))["chrf"]["against"]["run"] == "one"
+    assert "against" not in scorer.score("five", output_of(RIGHT, "exact"))["exact"]
+    assert [len(sheets) for sheets in scorer.tests] == [3, 2]
 
 
 # breakdowns
@@ -203,7 +216,7 @@ def test_systems_are_compared_on_the_same_lines_alone() -> None:
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=80), st.integers(1, 8))
 def test_buckets_hold_every_line_once(lengths: list[int], most: int) -> None:
-    found = fitted(lengths, most)
+    found = fit_buckets(lengths, most)
     assert 1 <= len(found) <= most
     held = [[n for n in lengths if low <= n <= high] for low, high in found]
     assert all(held)
@@ -215,7 +228,7 @@ def test_lengths_are_those_of_the_lines_apart() -> None:
     """Each bucket has the score of its lines, as if there were no others."""
     texts = spoilt(0.3)
     counts = {name: METRICS[name].counted(texts, [RIGHT]) for name in ("bleu", "exact")}
-    found = by_length(answered(texts), counts)
+    found = score_by_length(output_of(texts), counts)
     assert found["unit"] == "words"
     assert sum(row["lines"] for row in found["buckets"]) == len(SOURCES)
     for row in found["buckets"]:
@@ -225,16 +238,16 @@ def test_lengths_are_those_of_the_lines_apart() -> None:
 
 
 def test_what_has_no_spaces_is_counted_in_characters() -> None:
-    chinese = Answered(["他在跑步。", "她在这里看书。"], [["a", "b"]], ["a", "b"])
-    found = by_length(chinese, {"exact": METRICS["exact"].counted(["a", "b"], [["a", "b"]])})
+    chinese = SystemOutput(["他在跑步。", "她在这里看书。"], [["a", "b"]], ["a", "b"])
+    found = score_by_length(chinese, {"exact": METRICS["exact"].counted(["a", "b"], [["a", "b"]])})
     assert (found["unit"], [row["high"] for row in found["buckets"]]) == ("characters", [5, 7])
 
 
 def test_rare_words_by_hand() -> None:
     """Of "new" (never seen) one in two is found; of "old" (7 times) one is said that nobody wanted."""
-    seen = Seen({"old": 7, "common": 5000}, "somewhere")
-    asked = Answered(["-"] * 2, [["new old common.", "new!"]], ["new, old old common", ""])
-    found = by_rarity(asked, seen)
+    seen = WordCounts({"old": 7, "common": 5000}, "somewhere")
+    asked = SystemOutput(["-"] * 2, [["new old common.", "new!"]], ["new, old old common", ""])
+    found = score_by_frequency(asked, seen)
     assert found["counted_in"] == "somewhere"
     rows = {(row["low"], row["high"]): row for row in found["buckets"]}
     assert set(rows) == {(0, 0), (5, 9), (1000, None)}
@@ -245,8 +258,8 @@ def test_rare_words_by_hand() -> None:
 
 
 def test_rarities_leave_no_gap() -> None:
-    highs = [high for _, high in RARITIES]
-    assert [low for low, _ in RARITIES] == [0, *(high + 1 for high in highs[:-1] if high is not None)]
+    highs = [high for _, high in FREQUENCIES]
+    assert [low for low, _ in FREQUENCIES] == [0, *(high + 1 for high in highs[:-1] if high is not None)]
     assert highs[-1] is None
 
 
@@ -255,26 +268,26 @@ def test_where_words_were_seen(toy: Toy) -> None:
     recipe = toy.translator.recipe
     lost = recipe.data.model_copy(update={"train": (CorpusSettings(tsv="gone.tsv"),)})
     gone = recipe.model_copy(update={"data": lost})
-    found = words_learnt({"moved": gone, "here": recipe}, id)
+    found = count_training_words({"moved": gone, "here": recipe}, id)
     assert found is not None
     assert found.where == "the training data of here"
     lines = (toy.folder / "train.trg").read_text().splitlines()
     assert found.times["ak"] == sum(line.rstrip(".!?").split().count("ak") for line in lines)
-    assert words_learnt({"moved": gone}, id) is None
-    assert words_of([["a b a.", "c"], ["a"]]) == ({"a": 3, "b": 1, "c": 1}, "the references")
+    assert count_training_words({"moved": gone}, id) is None
+    assert count_words([["a b a.", "c"], ["a"]]) == ({"a": 3, "b": 1, "c": 1}, "the references")
 
 
 def test_breakdowns_are_there_for_who_wants_them() -> None:
-    assert "lengths" not in Panel().judge("one", answered(spoilt(0.1)))
-    panel = Panel(recipes={})
-    results = [panel.judge(name, answered(spoilt(share))) for name, share in (("one", 0.1), ("two", 0.3))]
-    told = breakdowns(results).plain
+    assert "lengths" not in Scorer().score("one", output_of(spoilt(0.1)))
+    scorer = Scorer(recipes={})
+    results = [scorer.score(name, output_of(spoilt(share))) for name, share in (("one", 0.1), ("two", 0.3))]
+    told = format_breakdowns(results).plain
     assert "BLEU by source length in words" in told
     assert "word F1 by frequency in the references" in told
     row = results[1]["rarity"]["buckets"][-1]
     assert any(line.endswith(f"{row['f1']:.2f}") for line in told.splitlines())
-    labels = replace(answered(["yes"] * 60, "accuracy"), about={"warnings": {}, "confusion": {}})
-    assert "rarity" not in Panel(recipes={}).judge("labels", labels)
+    labels = replace(output_of(["yes"] * 60, "accuracy"), about={"warnings": {}, "confusion": {}})
+    assert "rarity" not in Scorer(recipes={}).score("labels", labels)
 
 
 # the command
@@ -394,7 +407,7 @@ def test_what_cannot_be_evaluated(tmp_path: Path, call: Call) -> None:
 
 def test_numbers_of_resamples_are_plain(toy: Toy) -> None:
     """JSON that other programs read: no numpy, no nan."""
-    result = Panel(recipes={"toy": toy.translator.recipe}).judge("one", answered([""] * 60))
+    result = Scorer(recipes={"toy": toy.translator.recipe}).score("one", output_of([""] * 60))
     again = json.loads(json.dumps(result, allow_nan=False))
     assert again == result
     assert np.isfinite(again["bleu"]["interval"]).all()

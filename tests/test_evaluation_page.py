@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,11 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.evaluation.answered import Answered
-from dragoman.evaluation.differing import PIECE, common, marked, most_different, qualities
-from dragoman.evaluation.page import EACH, page_of_differences
-from dragoman.evaluation.panel import Panel
-from dragoman.evaluation.table import short_names
+from dragoman.evaluation.report import (
+    LINES_SHOWN,
+    PIECE,
+    Span,
+    find_common,
+    find_different,
+    mark_differences,
+    render_evaluation,
+    score_lines,
+)
+from dragoman.evaluation.scorer import Scorer
+from dragoman.evaluation.systems import SystemOutput
+from dragoman.evaluation.tables import shorten_names
 from dragoman.score.metrics import METRICS
 from dragoman.types import UserError
 from toy_run import Call, sentences, translated, write_lines
@@ -56,10 +63,10 @@ class Reader(HTMLParser):
             self.words.append(data)
 
 
-def panel(*systems: tuple[str, list[str]]) -> Panel:
-    made = Panel(recipes={})
+def scorer(*systems: tuple[str, list[str]]) -> Scorer:
+    made = Scorer(recipes={})
     for name, texts in systems:
-        made.judge(name, Answered(SOURCES, [RIGHT], texts, (), {"warnings": {}}))
+        made.score(name, SystemOutput(SOURCES, [RIGHT], texts, (), {"warnings": {}}))
     return made
 
 
@@ -69,7 +76,7 @@ def worse(every: int, what: str = "zu") -> list[str]:
 
 def test_all_of_it_is_there() -> None:
     """Scores with tests, both charts, every chosen line with all that was said to it."""
-    page = page_of_differences(panel(("runs/one", worse(3)), ("runs/two", worse(5)), ("x/three", RIGHT)).tests)
+    page = render_evaluation(scorer(("runs/one", worse(3)), ("runs/two", worse(5)), ("x/three", RIGHT)).tests)
     reader = Reader(page)
     tags = [tag for tag, _ in reader.seen]
     words = "".join(reader.words)
@@ -87,7 +94,7 @@ def test_all_of_it_is_there() -> None:
 
 
 def test_nothing_comes_from_outside() -> None:
-    page = page_of_differences(panel(("one", worse(3)), ("two", RIGHT)).tests)
+    page = render_evaluation(scorer(("one", worse(3)), ("two", RIGHT)).tests)
     assert not re.search(r"https?://|@import|url\(|src=|href=\"[^#]|<link", page)
 
 
@@ -96,11 +103,11 @@ HOSTILE = "</script><script>alert(1)</script><b onclick='x'>\" & \u202e"
 
 def test_what_systems_write_is_text() -> None:
     """Tags, quotes and marks in texts, sources and names come out as what they are."""
-    made = Panel(recipes={})
+    made = Scorer(recipes={})
     sources, right = [*SOURCES[:9], HOSTILE], [*RIGHT[:9], f"right {HOSTILE}"]
     for name, text in ((HOSTILE, HOSTILE), ("two", "nothing")):
-        made.judge(name, Answered(sources, [right], [*RIGHT[:9], text], (), {"warnings": {}}, HOSTILE))
-    page = page_of_differences(made.tests)
+        made.score(name, SystemOutput(sources, [right], [*RIGHT[:9], text], (), {"warnings": {}}, HOSTILE))
+    page = render_evaluation(made.tests)
     reader = Reader(page)
     assert [tag for tag, _ in reader.seen].count("script") == 1
     assert not any(tag == "b" or "onclick" in attrs for tag, attrs in reader.seen)
@@ -108,7 +115,7 @@ def test_what_systems_write_is_text() -> None:
 
 
 def test_one_system_shows_its_worst() -> None:
-    page = page_of_differences(panel(("one", worse(10))).tests)
+    page = render_evaluation(scorer(("one", worse(10))).tests)
     reader = Reader(page)
     assert "Lines with the lowest scores" in page
     assert [attrs["class"] for tag, attrs in reader.seen if tag == "mark" and "own" in str(attrs["class"])] == []
@@ -117,57 +124,55 @@ def test_one_system_shows_its_worst() -> None:
 
 
 def test_who_gave_no_answers_has_no_page() -> None:
-    made = Panel()
-    made.judge("lm", Answered(["a"], [], [], about={"warnings": {}}))
+    made = Scorer()
+    made.score("lm", SystemOutput(["a"], [], [], about={"warnings": {}}))
     with pytest.raises(UserError, match="language model"):
-        page_of_differences(made.tests)
+        render_evaluation(made.tests)
 
 
 def test_the_lines_that_differ_most() -> None:
     value_SN = np.array([[50.0, 50, 50, 50, 50], [90, 50, 49, 20, 60], [50, 50, 50, 50, 50]])
-    assert most_different(value_SN, 1) == [0, 3]
-    assert most_different(value_SN, 5) == [0, 3, 4, 2]
-    assert most_different(value_SN[1:2], 1) == [3, 2]
-    assert most_different(value_SN[:1].repeat(2, 0), 3) == []
+    assert find_different(value_SN, 1) == [0, 3]
+    assert find_different(value_SN, 5) == [0, 3, 4, 2]
+    assert find_different(value_SN[1:2], 1) == [3, 2]
+    assert find_different(value_SN[:1].repeat(2, 0), 3) == []
 
 
 def test_lines_are_judged_by_their_own_chrf() -> None:
     texts = worse(4)
-    [value_N] = qualities([texts], [RIGHT])
+    [value_N] = score_lines([texts], [RIGHT])
     for at in (0, 1, 4):
         assert value_N[at] == pytest.approx(METRICS["chrf"]([texts[at]], [[RIGHT[at]]]).value)
 
 
 @given(TEXT, TEXT, TEXT)
 def test_marks_leave_the_text_as_it_is(text: str, reference: str, other: str) -> None:
-    html = marked(text, [reference], [other])
-    assert unescape(re.sub(r"</?mark[^>]*>", "", html)) == text
-    assert "<mark" not in marked(text, [text], [text])
+    assert "".join(span.text for span in mark_differences(text, [reference], [other])) == text
+    assert not any(span.kind for span in mark_differences(text, [text], [text]))
 
 
 @given(TEXT, TEXT)
 def test_what_is_common_is_in_both(one: str, other: str) -> None:
     pieces = PIECE.findall(one)
     assert "".join(pieces) == one
-    found = [pieces[at] for at in sorted(common(pieces, PIECE.findall(other)))]
+    found = [pieces[at] for at in sorted(find_common(pieces, PIECE.findall(other)))]
     rest = iter(PIECE.findall(other))
     assert all(piece in rest for piece in found)  # in this order
 
 
 def test_marks_by_hand() -> None:
-    told = marked("A red dog ran home.", ["A red dog runs home."], ["A blue dog ran home."])
-    assert told == 'A <mark class="own">red</mark> dog <mark class="off">ran</mark> home.'
-    told = marked("b c d", ["a"], ["a"])
-    assert told == '<mark class="off own">b c d</mark>'
-    assert marked("他跑。", ["他看。"], []) == '他<mark class="off">跑</mark>。'
+    spans = mark_differences("A red dog ran home.", ["A red dog runs home."], ["A blue dog ran home."])
+    assert spans == [Span("A ", ""), Span("red", "own"), Span(" dog ", ""), Span("ran", "off"), Span(" home.", "")]
+    assert mark_differences("b c d", ["a"], ["a"]) == [Span("b c d", "off own")]
+    assert mark_differences("他跑。", ["他看。"], []) == [Span("他", ""), Span("跑", "off"), Span("。", "")]
 
 
 def test_names_are_short_where_they_can_be() -> None:
-    assert short_names(["runs/a", "other/b"]) == ["a", "b"]
-    assert short_names(["runs/a", "other/a"]) == ["runs/a", "other/a"]
-    assert short_names(["..", "."]) == ["..", "."]
-    assert short_names(["a/b/c", "x/b/c", "a/b/c"]) == ["a/b/c", "x/b/c", "a/b/c"]
-    assert short_names(["/d/e/one/t.en and /d/e/one/t.de (tag de)", "/d/e/two/t.en and /d/e/two/t.de (tag de)"]) == [
+    assert shorten_names(["runs/a", "other/b"]) == ["a", "b"]
+    assert shorten_names(["runs/a", "other/a"]) == ["runs/a", "other/a"]
+    assert shorten_names(["..", "."]) == ["..", "."]
+    assert shorten_names(["a/b/c", "x/b/c", "a/b/c"]) == ["a/b/c", "x/b/c", "a/b/c"]
+    assert shorten_names(["/d/e/one/t.en and /d/e/one/t.de (tag de)", "/d/e/two/t.en and /d/e/two/t.de (tag de)"]) == [
         "one/t.en and one/t.de (tag de)",
         "two/t.en and two/t.de (tag de)",
     ]
@@ -180,5 +185,5 @@ def test_the_page_through_the_command(tmp_path: Path, call: Call) -> None:
     told = call("evaluate", "--source", s, "--reference", r, "--hypotheses", one, two, "--page", page)
     assert told.code == 0, told.err
     reader = Reader(page.read_text())
-    assert 0 < [tag for tag, _ in reader.seen].count("article") <= 2 * EACH
+    assert 0 < [tag for tag, _ in reader.seen].count("article") <= 2 * LINES_SHOWN
     assert not list(tmp_path.glob(".*.tmp"))

@@ -29,7 +29,6 @@ MAY_USE = {
     "group": ["types", "console"],
     "nn": ["types", "config"],
     "score": ["types", "config"],
-    "pages": [],
     "search": ["types", "config"],  # meets models only through a protocol
     "data": ["types", "io", "cores", "text"],
     "models": ["types", "config", "nn"],
@@ -50,7 +49,7 @@ MAY_USE = {
     ],
     "lens": ["types", "models"],
     "evaluation": [
-        "types", "config", "text", "score", "pages", "translator", "door", "classifier", "generator", "loading",
+        "types", "config", "text", "score", "translator", "door", "classifier", "generator", "loading",
     ],
     "card": ["types", "config", "store", "models", "score", "loading"],
     "train": [
@@ -67,7 +66,7 @@ MAY_USE = {
     ],
     "compare": [
         "types", "cores", "yaml_text", "config", "store", "text", "data", "models", "score", "translator", "lens",
-        "evaluation", "card", "train", "door", "loading", "pages", "console",
+        "evaluation", "card", "train", "door", "loading", "console",
     ],
     "shards": ["types", "io", "store", "data", "group", "train"],
     "lessons": ["types", "door", "translator", "shards"],
@@ -205,7 +204,7 @@ def test_what_is_allowed_is_no_fault(tmp_path: Path, text: str) -> None:
     assert list(faults(tmp_path)) == []
 
 
-HEAVY = {"torch", "numpy", "sentencepiece", "sacrebleu"}
+HEAVY = {"torch", "numpy", "sentencepiece", "sacrebleu", "matplotlib", "jinja2"}
 COMPILER = {"torch._dynamo", "torch._inductor"}
 
 
@@ -218,6 +217,8 @@ COMPILER = {"torch._dynamo", "torch._inductor"}
         ("dragoman.corpora", {"torch", "sentencepiece", "sacrebleu"}),
         ("dragoman.data.samplers", {"torch", "numpy"}),
         ("dragoman.loading", COMPILER),
+        ("dragoman.compare.compare", {"matplotlib"}),
+        ("dragoman.evaluation.report", {"torch", "matplotlib", "jinja2"}),
     ],
 )
 def test_a_quick_start(module: str, heavy: set[str]) -> None:

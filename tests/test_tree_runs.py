@@ -13,7 +13,7 @@ import yaml
 from dragoman.corpora import write_phrasebook
 from dragoman.data.stream import Stream, Weighted
 from dragoman.data.tokens import open_store
-from dragoman.evaluation.answers import on_own_tests, on_phrasebook
+from dragoman.evaluation.predictions import predict_own_tests, predict_phrasebook
 from dragoman.loading import load_as
 from dragoman.text.corpus import read_lines, read_pairs
 from dragoman.text.phrasebook import phrases
@@ -228,9 +228,9 @@ def test_who_reads_no_trees_is_given_none(call: Call, corpus: Path, tmp_path: Pa
 
 
 def test_evaluation_uses_trees(corpus: Path, translator: Translator, call: Call) -> None:
-    [own] = (found.result() for found in on_own_tests(translator, beam=1))
+    [own] = (found.result() for found in predict_own_tests(translator, beam=1))
     assert TREELESS not in own["warnings"]
-    book = on_phrasebook(translator, "dev", 10, beam=1).result()
+    book = predict_phrasebook(translator, "dev", 10, beam=1).result()
     assert book["bleu"] == own["bleu"]
     assert TREELESS not in book["warnings"]
     common = ["evaluate", corpus / "run", "--source", corpus / "dev.en", "--reference", corpus / "dev.de", "--beam", 1]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dragoman.compare.judge import VERSION
+from dragoman.compare.measure import VERSION
 
 
-def judgement_of(quality: float) -> dict[str, Any]:
+def measurements_of(quality: float) -> dict[str, Any]:
     bins = [{"low": 1, "high": 4}, {"low": 5, "high": None}]
     rows = [{**one, "lines": 10, "value": quality - n} for n, one in enumerate(bins)]
     curve = [{"step": s, "seconds": s / 2, "flops": s * 1e9, "loss": 5 / s} for s in (10, 20, 30)]
@@ -32,12 +32,12 @@ def judgement_of(quality: float) -> dict[str, Any]:
 
 def report_of(*, models: int, seeds: int) -> dict[str, Any]:
     """Models that differ in depth and in whether they have residual connections."""
-    from dragoman.compare.summary import COLUMNS, spread
+    from dragoman.compare.report import NUMBERS, spread
 
     made = []
     for number in range(models):
-        runs = [{"seed": seed + 1, **judgement_of(20.0 + number + seed)} for seed in range(seeds)]
-        numbers = {name: spread([column(run) for run in runs]) for name, column in COLUMNS.items()}
+        runs = [{"seed": seed + 1, **measurements_of(20.0 + number + seed)} for seed in range(seeds)]
+        numbers = {name: spread([column(run) for run in runs]) for name, column in NUMBERS.items()}
         scores = {f"{m} test": spread([run["tests"]["test"]["scores"][m] for run in runs]) for m in ("bleu", "chrf")}
         made.append({
             "name": f"model-{number}", "family": ("Transformer", "recurrent")[number % 2], "runs": runs, "failures": [],

@@ -68,7 +68,7 @@ def evaluate(
             print(score)
     """
     from dragoman.door import check_texts
-    from dragoman.evaluation.answers import on_texts
+    from dragoman.evaluation.predictions import predict_lines
     from dragoman.generator import Generator
     from dragoman.loading import load
     from dragoman.score.metrics import of_answers
@@ -88,8 +88,8 @@ def evaluate(
     for each in lists:
         if len(each) != len(sources):
             raise UserError(f"there are {len(sources)} sources but {len(each)} references; give one for each source")
-    found = on_texts(predictor, sources, lists, names=metrics, beam=beam, tag=tag)
-    return of_answers(found.texts, found.references, found.names)
+    output = predict_lines(predictor, sources, lists, metrics=metrics, beam=beam, tag=tag)
+    return of_answers(output.texts, output.references, output.metrics)
 
 
 def score(

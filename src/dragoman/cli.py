@@ -134,23 +134,23 @@ def compare(
         if not path.is_dir():
             check_recipe(path, settings)
     from dragoman.compare.compare import compare as run_comparison
-    from dragoman.compare.compare import said
+    from dragoman.compare.compare import format_comparison
 
     whole = run_comparison(paths, out=out_folder, overrides=settings, seeds=seeds, jobs=jobs)
     if as_json:
         print(json.dumps(whole, ensure_ascii=False))
     else:
-        paper().print(said(whole))
+        paper().print(format_comparison(whole))
     if failed_runs := [model["name"] for model in whole["models"] if model["failures"]]:
         raise UserError(f"runs of {', '.join(failed_runs)} failed; the report has the others, and says why")
 
 
 @app.command(hidden=True)
 def compare_one(recipe: Path, run: Path) -> None:
-    """One run of a comparison, which starts it: train, judge, write the judgement beside the run."""
-    from dragoman.compare.work import work
+    """Train and measure one run; `compare` starts this in a process of its own."""
+    from dragoman.compare.compare import run_one
 
-    work(recipe, run)
+    run_one(recipe, run)
 
 
 @app.command()

@@ -12,8 +12,8 @@ from typing import Any
 from rich.console import Console
 
 from dragoman.config import Recipe, build, override
-from dragoman.evaluation.answers import on_phrasebook
-from dragoman.evaluation.table import table
+from dragoman.evaluation.predictions import predict_phrasebook
+from dragoman.evaluation.tables import format_scores
 from dragoman.lens.maps import alignment_grid
 from dragoman.loading import load_as
 from dragoman.models.build import parameters
@@ -65,7 +65,7 @@ def demo(out: Path, overrides: list[str], console: Console) -> None:
     console.print(f"\nScores ({TEST_LINES} sentences each):")
     for split, meaning in SPLITS.items():
         console.print(f"\n[bold]{split}[/bold]: {meaning}")
-        console.print(table([report["results"][split] | {"run": str(out)}]))  # type: ignore[index]
+        console.print(format_scores([report["results"][split] | {"run": str(out)}]))  # type: ignore[index]
     translator = load_as(Translator, out)
     show(translator, console)
     if sys.stdin.isatty() and sys.stdout.isatty():
@@ -84,7 +84,7 @@ def recipe_file() -> Path:
 def score(out: Path, report_file: Path, console: Console) -> None:
     console.print(f"Scoring it on two test sets, {TEST_LINES} sentences each: a minute or less.")
     translator = load_as(Translator, out)
-    results: dict[str, Any] = {split: on_phrasebook(translator, split, TEST_LINES).result() for split in SPLITS}
+    results: dict[str, Any] = {split: predict_phrasebook(translator, split, TEST_LINES).result() for split in SPLITS}
     report = {
         "bleu": {split: result["bleu"]["value"] for split, result in results.items()},
         "chrf": {split: result["chrf"]["value"] for split, result in results.items()},

@@ -77,37 +77,37 @@ def evaluate(
     check_runs(runs or [])
     check_files([source, conllu, *(reference or []), *(hypotheses or [])])
     check_output(page)
-    from dragoman.evaluation.page import page_of_differences
-    from dragoman.evaluation.panel import Panel
-    from dragoman.evaluation.systems import Asked, systems
-    from dragoman.evaluation.table import breakdowns, table
+    from dragoman.evaluation.report import render_evaluation
+    from dragoman.evaluation.scorer import Scorer
+    from dragoman.evaluation.systems import EvaluationOptions, collect_outputs
+    from dragoman.evaluation.tables import format_breakdowns, format_scores
     from dragoman.score.metrics import chosen, note_on_wer
     from dragoman.score.words import bleu_of, in_tokens
 
     bleu_of(bleu_tokenize, [])  # what is not there is refused now, not after the work
     names = [one.name for one in chosen(metric)] if metric else []
-    asked = Asked(source, reference or [], conllu, phrasebook, count, names, beam, tag, device, engine)
+    options = EvaluationOptions(source, reference or [], conllu, phrasebook, count, names, beam, tag, device, engine)
     recipes = {str(run): RunFolder(run).recipe() for run in runs or []} if breakdown or page else None
-    panel, results = Panel(tokenize=bleu_tokenize, recipes=recipes, ticker=ticker), []
+    scorer, results = Scorer(tokenize=bleu_tokenize, recipes=recipes, ticker=ticker), []
     plain = bleu_tokenize != "none"  # BLEU tokenises lines, and no message yet about lines that are tokens already
-    for name, answered in systems(runs or [], hypotheses or [], asked, say, ticker):
-        results.append(panel.judge(name, answered))
+    for name, output in collect_outputs(runs or [], hypotheses or [], options, say, ticker):
+        results.append(scorer.score(name, output))
         if name in map(str, runs or []):
             folder, test = RunFolder(name), str(source or f"phrasebook {phrasebook}")
             keep_scores(folder, results[-1], test=test, beam=beam, engine=engine, tag=tag)
             if note := note_on_wer(results[-1], folder.recipe().tokenizer):
                 say(note)
         say_counts(Counter(results[-1]["warnings"]))
-        if plain and "bleu" in results[-1] and in_tokens(answered.texts):
+        if plain and "bleu" in results[-1] and in_tokens(output.texts):
             say(f"the answers of {name} look tokenised; --metric bleu_tokens counts tokens as they are")
             plain = False
         if as_json:
             print(json.dumps(results[-1], ensure_ascii=False), flush=True)
     if not as_json:
-        shown = [table(results, parts=is_shown(DETAIL)), *([breakdowns(results)] if breakdown else [])]
+        shown = [format_scores(results, parts=is_shown(DETAIL)), *([format_breakdowns(results)] if breakdown else [])]
         paper().print(*shown, sep="\n")
     if page:
-        whole = page_of_differences(panel.tests)
+        whole = render_evaluation(scorer.tests)
         with output_to(page) as sink:
             sink.write(whole)
 
@@ -143,7 +143,7 @@ def score(
     """
     check_runs([run])
     check_files([source, target, conllu])
-    from dragoman.evaluation.texts import read_texts, read_trees
+    from dragoman.evaluation.systems import read_texts, read_trees
     from dragoman.loading import load_as
     from dragoman.translator import Translator
 

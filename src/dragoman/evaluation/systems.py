@@ -1,27 +1,67 @@
-"""The systems that are scored: runs, and files that hold the outputs of other systems."""
+"""The systems that are scored: runs, and files that hold the outputs of other systems; and the test sets.
+
+Needs no PyTorch unless a run is evaluated, so that files are scored at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dragoman.evaluation.answered import Answered, Ticker
-from dragoman.evaluation.texts import read_hypotheses, read_references, read_texts, read_trees
+from dragoman.config import CorpusSettings
+from dragoman.score.metrics import of_answers, refuse_subwords
+from dragoman.text.corpus import all_references, read_lines, read_pairs
+from dragoman.text.trees import Grove
 from dragoman.types import Tree, UserError
+
+Lines = Sequence[str]
+Tick = Callable[[int], object]  # called with the amount of work done
+Ticker = Callable[[str, int], Tick]  # from the name of some work and its amount, or 0 where that is unknown
+
+
+def no_progress(_: str, __: int) -> Tick:
+    return id
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A test set: files, a split of the phrasebook or, where neither is named, the runs' own data.test."""
+class SystemOutput:
+    """The output of a system on a test set, and the names of the metrics to score it with.
+
+    `sources` is empty where only hypotheses and references are known. `about` holds findings other than scores:
+    warnings, confusion matrix, phenomena. A language model has no output texts: it is measured by the test set itself,
+    and all findings are in `about`.
+    """
+
+    sources: Lines
+    references: Sequence[Lines]
+    texts: Lines
+    metrics: Sequence[str] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)
+    test: str = ""
+
+    def describe(self) -> dict[str, Any]:
+        """Return the first fields of a result: the test set, where it has a name, and its number of lines."""
+        return {**({"test": self.test} if self.test else {}), "lines": len(self.sources or self.references[0])}
+
+    def result(self) -> dict[str, Any]:
+        """Return the scores and all other findings."""
+        scores = of_answers(self.texts, self.references, self.metrics) if self.texts else []
+        found = {score.name: {"value": score.value, "signature": score.signature} for score in scores}
+        return {**self.describe(), **found, **self.about}
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationOptions:
+    """What to evaluate on: files, a split of the phrasebook or, where neither is named, the runs' own data.test."""
 
     source: Path | None = None
     references: Sequence[Path] = ()
     conllu: Path | None = None  # trees of the sources
     phrasebook: str = ""
     count: int = 1000  # sentences of the phrasebook
-    names: Sequence[str] = ()  # of metrics
+    metrics: Sequence[str] = ()
     beam: int | None = None
     tag: str = ""  # of the sources, for runs that were trained with tags
     device: str = "auto"
@@ -42,55 +82,118 @@ class Asked:
             raise UserError("--hypotheses F needs --reference F: what the outputs are scored against")
 
 
-def systems(
-    runs: Sequence[Path], files: Sequence[Path], asked: Asked, say: Callable[[str], None], ticker: Ticker
-) -> Iterator[tuple[str, Answered]]:
+def collect_outputs(
+    runs: Sequence[Path], files: Sequence[Path], options: EvaluationOptions, say: Callable[[str], None], ticker: Ticker
+) -> Iterator[tuple[str, SystemOutput]]:
     """Yield the name of each system with its outputs, test set by test set.
 
     Files are scored by the metrics of the first run. Without runs they need no source, since no metric reads it.
     """
-    asked.check(runs=bool(runs), hypotheses=bool(files))
-    names = asked.names
+    options.check(runs=bool(runs), hypotheses=bool(files))
+    metrics = options.metrics
     sources: list[str] = []
     references: list[list[str]] = []
     trees = None
-    if asked.source:
-        sources, references = read_texts(asked.source, asked.references)
-        trees = read_trees(asked.conllu, sources, asked.source) if asked.conllu else None
-    elif asked.references:
-        references = read_references(asked.references)
-    others = [read_hypotheses(path, references[0], asked.references[0]) for path in files]
+    if options.source:
+        sources, references = read_texts(options.source, options.references)
+        trees = read_trees(options.conllu, sources, options.source) if options.conllu else None
+    elif options.references:
+        references = read_references(options.references)
+    others = [read_hypotheses(path, references[0], options.references[0]) for path in files]
     for run in runs:
-        for found in run_system(run, sources, references, trees, asked, say, ticker):
-            names = names or (found.names if asked.source else ())
-            yield str(run), found
+        for output in evaluate_run(run, sources, references, trees, options, say, ticker):
+            metrics = metrics or (output.metrics if options.source else ())
+            yield str(run), output
     for path, lines in zip(files, others, strict=True):
-        yield str(path), Answered(sources, references, lines, names, {"warnings": {}})
+        yield str(path), SystemOutput(sources, references, lines, metrics, {"warnings": {}})
 
 
-def run_system(
+def evaluate_run(
     run: Path,
     sources: list[str],
     references: list[list[str]],
     trees: list[Tree | None] | None,
-    asked: Asked,
+    options: EvaluationOptions,
     say: Callable[[str], None],
     ticker: Ticker,
-) -> Iterator[Answered]:
+) -> Iterator[SystemOutput]:
     """Yield the outputs of a run on the files, on the phrasebook or on its own data.test."""
-    from dragoman.evaluation.answers import on_own_tests, on_phrasebook, on_texts
+    from dragoman.evaluation.predictions import predict_lines, predict_own_tests, predict_phrasebook
     from dragoman.loading import load, load_as
     from dragoman.translator import Translator
 
-    way: dict[str, Any] = {"names": asked.names, "beam": asked.beam, "ticker": ticker}
-    if asked.phrasebook:
-        translator = load_as(Translator, run, device=asked.device, engine=asked.engine)
-        yield on_phrasebook(translator, asked.phrasebook, asked.count, tag=asked.tag, **way)
+    way: dict[str, Any] = {"metrics": options.metrics, "beam": options.beam, "ticker": ticker}
+    if options.phrasebook:
+        translator = load_as(Translator, run, device=options.device, engine=options.engine)
+        yield predict_phrasebook(translator, options.phrasebook, options.count, tag=options.tag, **way)
         return
-    door = load(run, device=asked.device, engine=asked.engine)
-    if asked.source:
+    door = load(run, device=options.device, engine=options.engine)
+    if options.source:
         if trees and not getattr(door, "asks_for_trees", False):
             say(f"{run} reads no trees: it is scored without them")
-        yield on_texts(door, sources, references, trees=trees, tag=asked.tag, **way)
+        yield predict_lines(door, sources, references, trees=trees, tag=options.tag, **way)
     else:
-        yield from on_own_tests(door, **way)
+        yield from predict_own_tests(door, **way)
+
+
+# Test sets
+
+
+def read_texts(source: Path, references: Sequence[Path]) -> tuple[list[str], list[list[str]]]:
+    """Return the lines of the source and of each reference, which must belong together line by line."""
+    sources = read_filled(source)
+    return sources, [read_beside(path, sources, source) for path in references]
+
+
+def read_references(paths: Sequence[Path]) -> list[list[str]]:
+    """Return the lines of each reference, for a test set whose source is not known."""
+    first = read_filled(paths[0])
+    return [first, *(read_beside(path, first, paths[0]) for path in paths[1:])]
+
+
+def read_filled(path: Path) -> list[str]:
+    """Return the lines of a file that must have some."""
+    lines = list(read_lines(path))
+    if not lines:
+        raise UserError(f"{path} is empty")
+    return lines
+
+
+def read_beside(path: Path, others: Sequence[str], name: Path) -> list[str]:
+    """Return the lines of a file, as many as `others`, which came from the file `name`."""
+    lines = list(read_lines(path))
+    if len(lines) != len(others):
+        raise UserError(f"{name} has {len(others)} lines but {path} has {len(lines)}; they must belong together")
+    return lines
+
+
+def read_hypotheses(path: Path, others: Sequence[str], name: Path) -> list[str]:
+    """Return the outputs of some system: plain text, not subwords."""
+    lines = read_beside(path, others, name)
+    try:
+        refuse_subwords(lines)
+    except UserError as fault:
+        raise UserError(f"{path}: {fault}") from None
+    return lines
+
+
+def read_trees(conllu: Path, sources: Sequence[str], name: Path) -> list[Tree | None]:
+    """Return the trees of these sources, which came from the file `name`."""
+    grove = Grove(conllu, str(name))
+    trees = [grove.tree_of(line) for line in sources]
+    grove.end()
+    return trees
+
+
+def read_test(
+    corpus: CorpusSettings, direction: str, *, trees: bool = False
+) -> tuple[list[str], list[list[str]], list[Tree | None]]:
+    """Return the sources of a corpus, its references, and, if they are wanted, the trees of the sources.
+
+    References are the target, or the JSONL keys that `references` names; a list in JSONL is several of them.
+    """
+    source, target = corpus.keys
+    reads = [corpus.model_copy(update={"keys": (source, key)}) for key in corpus.references or [target]]
+    sides = [list(read_pairs(one, split="test", direction=direction, trees=trees)) for one in reads]
+    references = [one for pairs in sides for one in all_references(pairs)]
+    return [pair.source for pair in sides[0]], references, [pair.tree for pair in sides[0]]

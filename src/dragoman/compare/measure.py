@@ -1,12 +1,12 @@
-"""What becomes of one run, as numbers: quality, speed, size, learning curve, and how all that varies with distance.
+"""Measure one run: quality, speed, size, learning curve, and how quality and gradients vary with distance.
 
-A judgement is plain JSON, written whole beside the run. It holds all that the report shows of the run.
+Measurements are plain JSON, written beside the run. They hold all that the report shows of the run.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -19,7 +19,8 @@ from dragoman.card import read_events
 from dragoman.config import CorpusSettings, Recipe
 from dragoman.data.batch import Grid, Widths, lay
 from dragoman.door import evaluating
-from dragoman.evaluation.answers import on_own_tests, phenomena
+from dragoman.evaluation.predictions import predict_own_tests, score_phenomena
+from dragoman.evaluation.tables import scores_of
 from dragoman.lens.flow import gradient_by_distance
 from dragoman.loading import load
 from dragoman.models.build import kind_of, parameters
@@ -32,75 +33,78 @@ from dragoman.translator import Translator
 from dragoman.types import Line, Pair
 
 T = TypeVar("T")
-VERSION = 2  # of what a judgement holds; one of another version is made again
-METRICS = {  # by task, where data.metrics names none; the first one is drawn
+VERSION = 2  # of the measurements; those of another version are made again
+DEFAULT_METRICS = {  # by task, where data.metrics names none; the first one is plotted
     "translate": ("bleu", "chrf"),
     "classify": ("accuracy",),
     "generate": ("loss", "perplexity"),
 }
-TIMED = 256  # sentences translated greedily against the clock
-ASKED = 64  # sentences that gradients are asked of
-FEWEST = 0.02  # of all lines: a bin that holds less is joined with another
+TIMED_SENTENCES = 256  # sentences translated greedily against the clock
+GRADIENT_SENTENCES = 64
+SMALLEST_BIN = 0.02  # of all lines; a smaller bin is joined with another
 LENGTHS = ((1, 4), (5, 8), (9, 12), (13, 16), (17, 20), (21, 30), (31, 40), (41, 60), (61, None))  # words of a source
 DISTANCES = ((1, 1), (2, 2), (3, 4), (5, 6), (7, 8), (9, None))  # words between the first and the last that must agree
 
 
-def judge(run: Path, *, device: str) -> dict[str, Any]:
+def measure_run(run: Path, *, device: str) -> dict[str, Any]:
     door = load(run, device=device)
-    judgement = {"version": VERSION, "parameters": parameters(door.model), "training": training(run)}
+    measured = {"version": VERSION, "parameters": parameters(door.model), "training": read_training(run)}
     if isinstance(door, Translator):
-        return judgement | translating(door)
-    return judgement | {"tests": dict(zip(named(door.recipe), map(plainly, scores_of(door)), strict=True))}
+        return measured | measure_translator(door)
+    return measured | {"tests": score_tests(door)}
 
 
-def scores_of(door: Any) -> Iterable[dict[str, Any]]:
-    """On the test sets; on dev where the recipe has none."""
+def score_tests(door: Any) -> dict[str, Any]:
+    """Return the scores of a classifier or a language model on each test set, or on dev where the recipe has none."""
     data = door.recipe.data
     dev = tuple(corpus.model_copy(update={"split": corpus.split or "dev"}) for corpus in data.dev)
     data = data.model_copy(update={"test": data.test or dev})
     own = replace(door, recipe=door.recipe.model_copy(update={"data": data}))
-    return (found.result() for found in on_own_tests(own))
+    results = {}
+    for name, output in zip(name_tests(door.recipe), predict_own_tests(own), strict=True):
+        result = output.result()
+        scores = scores_of(result)
+        results[name] = {
+            "lines": result["lines"],
+            "scores": {metric: score["value"] for metric, score in scores.items()},
+            "signatures": {metric: score["signature"] for metric, score in scores.items()},
+        }
+    return results
 
 
-def plainly(found: dict[str, Any]) -> dict[str, Any]:
-    """What evaluation found on a test set, without what only some tasks have."""
-    scores = {name: each for name, each in found.items() if isinstance(each, dict) and "signature" in each}
-    return {
-        "lines": found["lines"],
-        "scores": {name: score["value"] for name, score in scores.items()},
-        "signatures": {name: score["signature"] for name, score in scores.items()},
-    }
-
-
-def translating(translator: Translator) -> dict[str, Any]:
-    """Quality, speed and gradients of a model that turns one sentence into another."""
-    held = tests(translator.recipe, trees=translator.asks_for_trees)
+def measure_translator(translator: Translator) -> dict[str, Any]:
+    """Return quality, speed and gradients of a model that turns one sentence into another."""
+    held = read_tests(translator.recipe, trees=translator.asks_for_trees)
     pairs = [pair for some, _ in held.values() for pair in some]
-    translated(translator, pairs[:8])  # the first call is slow
-    names = metrics(translator.recipe)
-    results = {name: on_test(translator, *test, names) for name, test in held.items()}
-    timed = pairs[:TIMED]
+    translate_pairs(translator, pairs[:8])  # the first call is slow
+    names = choose_metrics(translator.recipe)
+    results = {name: measure_test(translator, *test, names) for name, test in held.items()}
+    timed, begun = pairs[:TIMED_SENTENCES], time.monotonic()
+    translate_pairs(translator, timed, beam=1)
+    greedy = len(timed) / (time.monotonic() - begun)
     return {
         "tests": results,
         "speed": {
-            "greedy": len(timed) / seconds(lambda: translated(translator, timed, beam=1)),
+            "greedy": greedy,
             "beam": len(pairs) / sum(result["seconds"] for result in results.values()),
             "width": translator.recipe.search.beam,
         },
-        "gradient": gradients(translator, pairs[:ASKED]),
+        "gradient": measure_gradients(translator, pairs[:GRADIENT_SENTENCES]),
     }
 
 
-def translated(translator: Translator, pairs: Sequence[Pair], *, beam: int | None = None) -> list[str]:
+def translate_pairs(translator: Translator, pairs: Sequence[Pair], *, beam: int | None = None) -> list[str]:
     trees = [pair.tree for pair in pairs] if translator.asks_for_trees else None
     lines = [Line(pair.source, tag=pair.tag) for pair in pairs]
     found = translator.translate(lines, beam=beam, trees=trees, align=False)
     return [one.text for one in found]
 
 
-def training(run: Path) -> dict[str, Any]:
-    """What the run's own records say. Its speed is the median of those it wrote, so that the first slow steps and the
-    time of validations count for nothing."""
+def read_training(run: Path) -> dict[str, Any]:
+    """Return what the run's own log says.
+
+    Its speed is the median of those in the log, so that the slow first steps and validations do not count.
+    """
     state = RunFolder(run).state()
     events = list(read_events(RunFolder(run).metrics))
     trained = [event for event in events if event["event"] == "train"]
@@ -113,12 +117,12 @@ def training(run: Path) -> dict[str, Any]:
         "device": state["choices"]["device"],
         "tokens_per_second": float(np.median([event["tokens_per_second"] for event in trained])) if trained else None,
         "skipped": state["skipped"],
-        "curve": curve(events),
+        "curve": read_curve(events),
     }
 
 
-def curve(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The loss at every validation, with what had been spent by then."""
+def read_curve(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the loss at every validation, with the time and FLOPs spent by then."""
     points: list[dict[str, Any]] = []
     spent: dict[str, Any] = {"seconds": 0.0, "flops": 0.0}
     for event in events:
@@ -129,15 +133,15 @@ def curve(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return points
 
 
-def metrics(recipe: Recipe) -> Sequence[str]:
-    return recipe.data.metrics or METRICS[kind_of(recipe.model).task]
+def choose_metrics(recipe: Recipe) -> Sequence[str]:
+    return recipe.data.metrics or DEFAULT_METRICS[kind_of(recipe.model).task]
 
 
-def tests(recipe: Recipe, *, trees: bool) -> dict[str, tuple[list[Pair], list[Phrase]]]:
-    """The test sets by name, with the analyses where they are known; dev where the recipe has no test set."""
+def read_tests(recipe: Recipe, *, trees: bool) -> dict[str, tuple[list[Pair], list[Phrase]]]:
+    """Return the test sets by name, with the phrases of the phrasebook; dev where the recipe has no test set."""
     split = "test" if recipe.data.test else "dev"
     found: dict[str, tuple[list[Pair], list[Phrase]]] = {}
-    for name, corpus in named(recipe).items():
+    for name, corpus in name_tests(recipe).items():
         if corpus.phrasebook:
             part, direction = corpus.split or split, way_of(corpus, recipe.data.direction)
             phrases = list(phrasebook.phrases(part, corpus.phrasebook, seed=corpus.seed, direction=direction))
@@ -147,8 +151,8 @@ def tests(recipe: Recipe, *, trees: bool) -> dict[str, tuple[list[Pair], list[Ph
     return found
 
 
-def named(recipe: Recipe) -> dict[str, CorpusSettings]:
-    """The corpora to be judged on, by names as short as a table wants them."""
+def name_tests(recipe: Recipe) -> dict[str, CorpusSettings]:
+    """Return the corpora to evaluate on, by names short enough for a table."""
     split = "test" if recipe.data.test else "dev"
     found: dict[str, CorpusSettings] = {}
     for corpus in getattr(recipe.data, split):
@@ -157,11 +161,11 @@ def named(recipe: Recipe) -> dict[str, CorpusSettings]:
     return found
 
 
-def on_test(
+def measure_test(
     translator: Translator, pairs: Sequence[Pair], phrases: Sequence[Phrase], names: Sequence[str]
 ) -> dict[str, Any]:
     begun = time.monotonic()
-    texts = translated(translator, pairs)
+    texts = translate_pairs(translator, pairs)
     spent = time.monotonic() - begun
     scores = of_answers(texts, all_references(pairs), names)
     result = {
@@ -169,25 +173,25 @@ def on_test(
         "seconds": spent,
         "scores": {score.name: score.value for score in scores},
         "signatures": {score.name: score.signature for score in scores},
-        "lengths": by_length(pairs, texts, names[0]),
+        "lengths": measure_lengths(pairs, texts, names[0]),
     }
     if phrases:
-        result |= {"phenomena": phenomena(phrases, texts), "distances": by_distance(phrases, texts)}
+        result |= {"phenomena": score_phenomena(phrases, texts), "distances": measure_distances(phrases, texts)}
     return result
 
 
-def by_length(pairs: Sequence[Pair], texts: Sequence[str], metric: str) -> list[dict[str, Any]]:
-    """The metric on the sentences of each length of source, in words."""
+def measure_lengths(pairs: Sequence[Pair], texts: Sequence[str], metric: str) -> list[dict[str, Any]]:
+    """Return the metric on the sentences of each length of source, in words."""
     rows = [(len(pair.source.split()), pair, text) for pair, text in zip(pairs, texts, strict=True)]
     found = []
-    for (low, high), some in binned(rows, LENGTHS, lambda row: row[0]):
+    for (low, high), some in fill_bins(rows, LENGTHS, lambda row: row[0]):
         [score] = of_answers([text for *_, text in some], all_references([pair for _, pair, _ in some]), [metric])
         found.append({"low": low, "high": high, "lines": len(some), "value": score.value})
     return found
 
 
-def by_distance(phrases: Sequence[Phrase], texts: Sequence[str]) -> list[dict[str, Any]]:
-    """The share of phenomena that came out right, by how far their first word stands from their last."""
+def measure_distances(phrases: Sequence[Phrase], texts: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the share of phenomena that are right, by the distance from their first word to their last."""
     rows = [
         (max(phenomenon.words) - min(phenomenon.words), right)
         for phrase, text in zip(phrases, texts, strict=True)
@@ -195,14 +199,14 @@ def by_distance(phrases: Sequence[Phrase], texts: Sequence[str]) -> list[dict[st
     ]
     return [
         {"low": low, "high": high, "lines": len(some), "value": 100 * sum(right for _, right in some) / len(some)}
-        for (low, high), some in binned(rows, DISTANCES, lambda row: row[0])
+        for (low, high), some in fill_bins(rows, DISTANCES, lambda row: row[0])
     ]
 
 
-def binned(
+def fill_bins(
     items: Sequence[T], bins: Sequence[tuple[int, int | None]], number: Callable[[T], int]
 ) -> list[tuple[tuple[int, int | None], list[T]]]:
-    """The bins with what they hold. One that holds too little to say anything is joined with the one before it."""
+    """Return the bins with their items. A bin that holds too few is joined with the one before it."""
     held: dict[tuple[int, int | None], list[T]] = {bounds: [] for bounds in bins}
     for item in items:
         for low, high in bins:
@@ -210,7 +214,7 @@ def binned(
                 held[low, high].append(item)
     found: list[tuple[tuple[int, int | None], list[T]]] = []
     for bounds, some in held.items():
-        if some and found and len(some) < FEWEST * len(items):
+        if some and found and len(some) < SMALLEST_BIN * len(items):
             (low, _), before = found.pop()
             found.append(((low, bounds[1]), before + some))
         elif some:
@@ -218,14 +222,8 @@ def binned(
     return found
 
 
-def seconds(action: Callable[[], object]) -> float:
-    begun = time.monotonic()
-    action()
-    return time.monotonic() - begun
-
-
-def gradients(translator: Translator, pairs: Sequence[Pair]) -> dict[str, list[float]]:
-    """How far the loss is felt (lens/flow.py), on some sentences, one to a row."""
+def measure_gradients(translator: Translator, pairs: Sequence[Pair]) -> dict[str, list[float]]:
+    """Return gradient norms by distance (lens/flow.py) on some sentences, one to a row."""
     trees = [pair.tree for pair in pairs]
     examples = [
         piece.example(translator.tokenizers.target.encode(pair.target))

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
-from dragoman.evaluation.breakdown import TRAINING_DATA
+from dragoman.evaluation.scorer import TRAINING_DATA
 from dragoman.score.confusion import drawn
 from dragoman.score.metrics import METRICS
 from dragoman.score.significance import BOOTSTRAP, CONFIDENCE, RANDOMISATION, SEED, Interval
@@ -19,55 +19,55 @@ SHOWN = {**{name: metric.shown for name, metric in METRICS.items()}, "bits_per_c
 DIGITS = {"loss": 4, "bits_per_character": 4}  # after the decimal point; others have 2
 
 
-def table(results: Sequence[Result], *, parts: bool = False) -> Text:
+def format_scores(results: Sequence[Result], *, parts: bool = False) -> Text:
     """Return one table per test set, with a row for each score of each run, and below them how all was tested.
 
     With `parts` each run also has a line with what its BLEU is made of. Signatures are not broken, however narrow the
     terminal: people copy them.
     """
-    runs = dict(zip([r["run"] for r in results], short_names([r["run"] for r in results]), strict=True))
+    runs = dict(zip([r["run"] for r in results], shorten_names([r["run"] for r in results]), strict=True))
     blocks = []
-    for heading, group in by_test(results):
-        columns = list(zip(HEAD, *(row for result in group for row in rows(result, runs)), strict=True))
+    for heading, group in group_by_test(results):
+        columns = list(zip(HEAD, *(row for result in group for row in score_rows(result, runs)), strict=True))
         shown = [column for column in columns[len(runs) == 1 :] if any(column[1:])]
-        block = [heading, aligned(list(zip(*shown, strict=True)))]
+        block = [heading, align_columns(list(zip(*shown, strict=True)))]
         block += [line for result in group for line in bleu_lines(result, runs)] if parts else []
         for result in group:
             if "confusion" in result:
                 block += ["", f"confusion matrix of {runs[result['run']]}", drawn(result["confusion"])]
         blocks.append("\n".join(block))
-    blocks += [note for note in [method(results, runs)] if note]
-    return unbroken(["\n\n".join(blocks)])
+    blocks += [note for note in [describe_method(results, runs)] if note]
+    return unwrapped(["\n\n".join(blocks)])
 
 
-def by_test(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
+def group_by_test(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
     """Return the results of each test set with its heading: a short name, where it has one, and how many lines."""
     groups: dict[tuple[str, int], list[Result]] = {}
     for result in results:
         groups.setdefault((str(result.get("test", "")), result["lines"]), []).append(result)
-    names = short_names([name for name, _ in groups])
+    names = shorten_names([name for name, _ in groups])
     headings = [
-        f"test set{f' {name}' * bool(name)}: {count(lines, 'line')}"
+        f"test set{f' {name}' * bool(name)}: {format_count(lines, 'line')}"
         for name, (_, lines) in zip(names, groups, strict=True)
     ]
     return list(zip(headings, groups.values(), strict=True))
 
 
-def count(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def short_names(names: Sequence[str]) -> list[str]:
+def shorten_names(names: Sequence[str]) -> list[str]:
     """Return names with as few of the last components of their paths as tell them apart."""
     most = max((len(Path(name).parts) for name in names), default=0)
     for kept in range(1, most):
-        short = [shorten(name, kept) for name in names]
+        short = [shorten_name(name, kept) for name in names]
         if len(set(short)) == len(set(names)) and ("" not in short or "" in names):
             return short
     return list(names)
 
 
-def shorten(name: str, kept: int) -> str:
+def shorten_name(name: str, kept: int) -> str:
     """Keep the last components of each path in a name such as "corpus/test.en and corpus/test.de (tag de)"."""
     paths, bracket, rest = name.partition(" (")
     return " and ".join("/".join(Path(path).parts[-kept:]) for path in paths.split(" and ")) + bracket + rest
@@ -75,7 +75,7 @@ def shorten(name: str, kept: int) -> str:
 
 def bleu_lines(result: Result, runs: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for each BLEU of a result: its precisions and its brevity penalty."""
-    for name, held in scores(result).items():
+    for name, held in scores_of(result).items():
         if "precisions" in held:
             yield f"{runs[result['run']]}: {SHOWN.get(name, name)} {held['value']:.2f} = {describe_parts(held)}"
 
@@ -88,39 +88,35 @@ def describe_parts(held: Mapping[str, Any]) -> str:
     )
 
 
-def unbroken(parts: Sequence[str]) -> Text:
+def unwrapped(parts: Sequence[str]) -> Text:
     return Text("\n".join(parts), no_wrap=True, overflow="ignore")
 
 
-def rows(result: Result, runs: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+def score_rows(result: Result, runs: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
     run = runs[result["run"]]
-    for name, held in scores(result).items():
-        digits = DIGITS.get(name, 2)
+    for name, held in scores_of(result).items():
+        value = f"{held['value']:.{DIGITS.get(name, 2)}f}"
         half = f"{Interval(*held['interval']).half:.2f}" if "interval" in held else ""
-        cells = (SHOWN.get(name, name), f"{held['value']:.{digits}f}", half, *against(held), held["signature"])
-        yield (run, *cells)
+        tests = ("", "", "")
+        if one := held.get("against"):
+            difference = f"{one['difference']:+.2f}{' *' * one['significant']}"
+            tests = (difference, format_p(one["p_bootstrap"]), format_p(one["p_randomisation"]))
+        yield (run, SHOWN.get(name, name), value, half, *tests, held["signature"])
     for name, c in result.get("phenomena", {}).items():
         yield (run, name, f"{c['percent']:.1f} %", "", "", "", "", f"{c['right']} of {c['total']} right")
 
 
-def scores(result: Result) -> dict[str, Any]:
+def scores_of(result: Result) -> dict[str, Any]:
     return {name: held for name, held in result.items() if isinstance(held, dict) and "signature" in held}
 
 
-def against(held: Mapping[str, Any]) -> tuple[str, str, str]:
-    if "against" not in held:
-        return "", "", ""
-    one = held["against"]
-    return f"{one['difference']:+.2f}{' *' * one['significant']}", p(one["p_bootstrap"]), p(one["p_randomisation"])
-
-
-def p(value: float) -> str:
+def format_p(value: float) -> str:
     return f"{value:.4f}" if value < 0.1 else f"{value:.2f}"
 
 
-def method(results: Sequence[Result], runs: Mapping[str, str]) -> str:
+def describe_method(results: Sequence[Result], runs: Mapping[str, str]) -> str:
     """Return what ±, p and * mean. `runs` has the short names of runs."""
-    found = [held for result in results for held in scores(result).values()]
+    found = [held for result in results for held in scores_of(result).values()]
     if not any("interval" in held for held in found):
         return ""
     note = (
@@ -139,49 +135,48 @@ def method(results: Sequence[Result], runs: Mapping[str, str]) -> str:
     return note
 
 
-def breakdowns(results: Sequence[Result]) -> Text:
+def format_breakdowns(results: Sequence[Result]) -> Text:
     """Return, for each test set, every score by length and word F1 by frequency, with a column for each run."""
-    runs = dict(zip([r["run"] for r in results], short_names([r["run"] for r in results]), strict=True))
-    return unbroken([f"\n{part}" for part in broken_down(results, runs)])
-
-
-def broken_down(results: Sequence[Result], runs: Mapping[str, str]) -> Iterator[str]:
-    groups = by_test(results)
+    runs = dict(zip([r["run"] for r in results], shorten_names([r["run"] for r in results]), strict=True))
+    groups = group_by_test(results)
+    blocks = []
     for heading, group in groups:
         some = [result for result in group if "lengths" in result]
         where = f", {heading}" * (len(groups) > 1)
-        for name in scores(some[0]) if some else []:
+        for name in scores_of(some[0]) if some else []:
             title = (
                 f"{SHOWN.get(name, name)} by {some[0]['lengths']['side']} length in {some[0]['lengths']['unit']}{where}"
             )
-            yield f"{title}\n{bucketed(some, runs, 'lengths', 'lines', name)}"
+            blocks.append(f"\n{title}\n{format_buckets(some, runs, 'lengths', 'lines', name)}")
         if rare := [result for result in some if "rarity" in result]:
-            title = f"word F1 by frequency in {counted_in(rare[0], runs)}{where}"
-            yield f"{title}\n{bucketed(rare, runs, 'rarity', 'words', 'f1')}"
+            title = f"word F1 by frequency in {word_count_source(rare[0], runs)}{where}"
+            blocks.append(f"\n{title}\n{format_buckets(rare, runs, 'rarity', 'words', 'f1')}")
+    return unwrapped(blocks)
 
 
-def counted_in(result: Result, runs: Mapping[str, str]) -> str:
+def word_count_source(result: Result, runs: Mapping[str, str]) -> str:
     """Return where words were counted, with the short name of the run whose training data it is."""
     where: str = result["rarity"]["counted_in"]
     run = where.removeprefix(TRAINING_DATA)
     return f"{TRAINING_DATA}{runs[run]}" if run in runs else where
 
 
-def bucketed(results: Sequence[Result], runs: Mapping[str, str], key: str, unit: str, name: str) -> str:
+def format_buckets(results: Sequence[Result], runs: Mapping[str, str], key: str, unit: str, name: str) -> str:
     tables = [result[key]["buckets"] for result in results]
     lines = [["", unit, *(runs[result["run"]] for result in results)]]
     lines += [
-        [bounds(row[0]), str(row[0][unit]), *(f"{one[name]:.2f}" for one in row)] for row in zip(*tables, strict=True)
+        [format_bounds(row[0]), str(row[0][unit]), *(f"{one[name]:.2f}" for one in row)]
+        for row in zip(*tables, strict=True)
     ]
-    return aligned(lines)
+    return align_columns(lines)
 
 
-def bounds(row: Mapping[str, Any]) -> str:
+def format_bounds(row: Mapping[str, Any]) -> str:
     if row["high"] is None:
         return f"{row['low']} or more"
     return str(row["low"]) if row["low"] == row["high"] else f"{row['low']} to {row['high']}"
 
 
-def aligned(lines: Sequence[Sequence[str]]) -> str:
+def align_columns(lines: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)

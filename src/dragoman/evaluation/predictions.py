@@ -9,8 +9,7 @@ from typing import Any
 
 from dragoman.classifier import Classifier, Verdict
 from dragoman.door import Door, kinds
-from dragoman.evaluation.answered import Answered, Lines, Ticker, silent
-from dragoman.evaluation.texts import read_test, tests_of
+from dragoman.evaluation.systems import Lines, SystemOutput, Ticker, no_progress, read_test
 from dragoman.generator import Generator
 from dragoman.score.confusion import confusion
 from dragoman.score.metrics import chosen
@@ -19,78 +18,82 @@ from dragoman.text.phrasebook import Phrase
 from dragoman.translator import Translator
 from dragoman.types import Hypothesis, Tree, UserError
 
-PORTION = 512  # lines translated between two reports of progress
+PROGRESS_LINES = 512  # lines translated between two reports of progress
 
 
-def on_own_tests(
-    door: Door[Any], *, names: Sequence[str] = (), beam: int | None = None, ticker: Ticker = silent
-) -> Iterator[Answered]:
-    """The answers to every corpus of `data.test`, each by itself."""
+def predict_own_tests(
+    door: Door[Any], *, metrics: Sequence[str] = (), beam: int | None = None, ticker: Ticker = no_progress
+) -> Iterator[SystemOutput]:
+    """Yield the outputs on every corpus of `data.test`, each by itself."""
     recipe = door.recipe
-    for corpus in tests_of(recipe):
+    if not recipe.data.test:
+        raise UserError("the run has no data.test; name what to score it on: --source F and --reference F")
+    for corpus in recipe.data.test:
         wanted = isinstance(door, Translator) and door.asks_for_trees
         sources, references, trees = read_test(corpus, recipe.data.direction, trees=wanted)
         way: dict[str, Any] = {"beam": beam, "trees": trees, "tag": corpus.tag}
-        found = on_texts(door, sources, references, names=names, ticker=ticker, **way)
+        found = predict_lines(door, sources, references, metrics=metrics, ticker=ticker, **way)
         yield replace(found, test=corpus.shown)
 
 
-def on_texts(
+def predict_lines(
     door: Door[Any],
     sources: Lines,
     references: Sequence[Lines],
     *,
-    names: Sequence[str] = (),
+    metrics: Sequence[str] = (),
     beam: int | None = None,
     trees: Sequence[Tree | None] | None = None,
     tag: str = "",
-    ticker: Ticker = silent,
-) -> Answered:
-    """The answers of a translator or a classifier; a language model is measured by the text itself.
+    ticker: Ticker = no_progress,
+) -> SystemOutput:
+    """Return the outputs of a translator or a classifier; a language model is measured by the text itself.
 
-    `trees` of the sources go to those who ask for them, and so does their tag.
+    `trees` and `tag` of the sources are for translators; one whose model has no tree input ignores the trees.
     """
-    names = names or door.recipe.data.metrics
-    chosen(names)  # what cannot be counted is refused now, not after the work
+    metrics = metrics or door.recipe.data.metrics
+    chosen(metrics)  # refuse an unknown metric now, not after the work
     if tag and not isinstance(door, Translator):
         raise UserError("--tag is for runs that translate; leave it out")
     if isinstance(door, Generator):
-        return measured(door, references[0] if references else sources, names)
+        return measure_lm(door, references[0] if references else sources, metrics)
     if not references:
         raise UserError("evaluate needs --reference F beside --source F: the reference translations or labels")
     if isinstance(door, Classifier):
-        return labelled(door, sources, references, names)
+        return predict_labels(door, sources, references, metrics)
     if isinstance(door, Translator):
         wanted = trees if door.asks_for_trees else None
-        found = translated(door, sources, beam=beam, trees=wanted, tag=tag, ticker=ticker)
-        return Answered(sources, references, [one.text for one in found], names, {"warnings": warned(found)})
+        found = translate_lines(door, sources, beam=beam, trees=wanted, tag=tag, ticker=ticker)
+        return SystemOutput(
+            sources, references, [one.text for one in found], metrics, {"warnings": count_warnings(found)}
+        )
     raise TypeError(door)
 
 
-def on_phrasebook(
+def predict_phrasebook(
     translator: Translator,
     split: str,
     count: int,
     *,
-    names: Sequence[str] = (),
+    metrics: Sequence[str] = (),
     beam: int | None = None,
     tag: str = "",
-    ticker: Ticker = silent,
-) -> Answered:
-    """The answers to a split of the built-in corpus, and the share of right ones for each phenomenon."""
+    ticker: Ticker = no_progress,
+) -> SystemOutput:
+    """Return the outputs on a split of the built-in corpus, and the share of each phenomenon that is right."""
     recipe = translator.recipe
-    names = names or recipe.data.metrics
-    chosen(names)
+    metrics = metrics or recipe.data.metrics
+    chosen(metrics)
     phrases = list(phrasebook.phrases(split, count, direction=recipe.data.direction))
     sources, targets = [phrase.source for phrase in phrases], [phrase.target for phrase in phrases]
     trees = [phrase.tree for phrase in phrases] if translator.asks_for_trees else None
-    found = translated(translator, sources, beam=beam, trees=trees, tag=tag, ticker=ticker)
+    found = translate_lines(translator, sources, beam=beam, trees=trees, tag=tag, ticker=ticker)
     texts = [one.text for one in found]
-    about = {"warnings": warned(found), "phenomena": phenomena(phrases, texts)}
-    return Answered(sources, [targets], texts, names, about)
+    about = {"warnings": count_warnings(found), "phenomena": score_phenomena(phrases, texts)}
+    return SystemOutput(sources, [targets], texts, metrics, about)
 
 
-def translated(
+def translate_lines(
     translator: Translator,
     sources: Lines,
     *,
@@ -101,8 +104,8 @@ def translated(
 ) -> list[Hypothesis]:
     found: list[Hypothesis] = []
     tick = ticker("translating", len(sources))
-    for begun in range(0, len(sources), PORTION):
-        part = slice(begun, begun + PORTION)
+    for begun in range(0, len(sources), PROGRESS_LINES):
+        part = slice(begun, begun + PROGRESS_LINES)
         wanted = trees[part] if trees is not None else None
         way: dict[str, Any] = {"beam": beam, "trees": wanted, "tag": tag, "search": {"scores": False}}
         found += translator.translate(sources[part], align=False, **way)
@@ -110,35 +113,37 @@ def translated(
     return found
 
 
-def warned(found: Sequence[Hypothesis | Verdict]) -> dict[str, int]:
-    """How many answers came with which warning."""
+def count_warnings(found: Sequence[Hypothesis | Verdict]) -> dict[str, int]:
+    """Return how many outputs have each warning."""
     return dict(Counter(kind for one in found for kind in kinds(one.warnings)))
 
 
-def measured(generator: Generator, lines: Lines, names: Sequence[str]) -> Answered:
-    if names:
-        raise UserError(f"a language model has no outputs that {names[0]} could score; leave the metric out")
+def measure_lm(generator: Generator, lines: Lines, metrics: Sequence[str]) -> SystemOutput:
+    if metrics:
+        raise UserError(f"a language model has no outputs that {metrics[0]} could score; leave the metric out")
     found = generator.measure(lines)
     way = f"context:{generator.recipe.model['context']}|documents:{generator.recipe.data.documents}"
     values = {"loss": found.loss, "perplexity": found.perplexity, "bits_per_character": found.bits_per_character}
     unit = {"loss": "nats per token", "perplexity": "per token", "bits_per_character": "line ends counted"}
     scores = {name: {"value": value, "signature": f"{way}|unit:{unit[name]}"} for name, value in values.items()}
     about = {"tokens": found.tokens, "characters": found.characters, **scores, "warnings": {}}
-    return Answered(lines, [], [], about=about)
+    return SystemOutput(lines, [], [], about=about)
 
 
-def labelled(classifier: Classifier, sources: Lines, references: Sequence[Lines], names: Sequence[str]) -> Answered:
+def predict_labels(
+    classifier: Classifier, sources: Lines, references: Sequence[Lines], metrics: Sequence[str]
+) -> SystemOutput:
     """Return labels and their confusion matrix. A reference label that training did not have counts as an error."""
     found = classifier.classify(sources)
     labels, wanted = [one.label for one in found], [label.strip() for label in references[0]]
-    warnings = Counter(warned(found))
+    warnings = Counter(count_warnings(found))
     known = classifier.tokenizers.target.encode
     warnings.update("with a reference label that training did not have" for label in wanted if not known(label))
     about = {"confusion": confusion(labels, wanted), "warnings": dict(warnings - Counter())}
-    return Answered(sources, [wanted, *references[1:]], labels, names or ["accuracy"], about)
+    return SystemOutput(sources, [wanted, *references[1:]], labels, metrics or ["accuracy"], about)
 
 
-def phenomena(phrases: Sequence[Phrase], texts: Lines) -> dict[str, dict[str, float]]:
+def score_phenomena(phrases: Sequence[Phrase], texts: Lines) -> dict[str, dict[str, float]]:
     right: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for phrase, text in zip(phrases, texts, strict=True):

@@ -1,0 +1,325 @@
+"""Line charts as inline SVG, drawn by matplotlib: the mean of several values as a line, their range as a band, and the
+name of each line at its end.
+
+Colours become CSS variables (templates/style.css), so a chart follows the page's light or dark mode. Text stays text.
+The SVG is the same at every call: it has no date and no random ids.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+from xml.etree import ElementTree
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.path import Path
+    from matplotlib.transforms import Bbox
+
+INK, SOFT, FAINT, BEHIND = "#1c1e21", "#667080", "#d9dce1", "#c4cad2"
+LINE_COLOURS = ("#0068a8", "#cf5200", "#008a62", "#b0508a", "#a87400", "#6f4bb8", "#2a97d4", "#7d5f2a")
+CSS_VARIABLES = {INK: "--ink", SOFT: "--soft", FAINT: "--faint", BEHIND: "--behind"} | {
+    colour: f"--line{number}" for number, colour in enumerate(LINE_COLOURS)
+}
+DASHES = ((), (6, 3), (2, 3))  # for the ninth line and on, the seventeenth and on
+TOP, BOTTOM, LEFT = 12, 52, 60  # pixels around the plot
+LABEL_HEIGHT = 14  # pixels from one label to the next
+LABEL_GAP = 8  # pixels between the end of a line and its label
+CHARACTER = 6.8  # pixels, about the width of a bold character at 11 pixels
+FEWEST_TICKS, MOST_TICKS = 3, 6
+CLASSES = {"line", "band", "behind", "dots", "name", "title", "y-tick", "grid"}
+MOST_DOTS = 12  # points on a line; longer lines have no dots
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # characters that XML does not know
+SMALLEST = 1e-12  # on a logarithmic axis
+STYLE: dict[Any, Any] = {  # of matplotlib
+    "svg.fonttype": "none",
+    "svg.hashsalt": "dragoman",
+    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
+    "font.size": 11,
+}
+
+
+class Point(NamedTuple):
+    x: float
+    label: str  # the x in words, such as "17 to 20 words"
+    values: tuple[float, ...]  # such as one per seed
+
+    @property
+    def mean(self) -> float:
+        return sum(self.values) / len(self.values)
+
+
+class Series(NamedTuple):
+    name: str
+    points: list[Point]
+
+
+@dataclass(frozen=True)
+class LineChart:
+    series: list[Series]
+    x_title: str
+    y_title: str
+    unit: str  # of a value, in a sentence
+    ticks: tuple[str, ...] = ()  # names of x = 0, 1, 2, ...; none: x is a number
+    logarithmic: bool = False
+    low_is_good: bool = False
+
+
+def render_chart(chart: LineChart, *, width: int = 720, height: int = 330, behind: Sequence[Series] = ()) -> str:
+    """Return the chart as SVG: its series in colour, those `behind` in grey and without labels."""
+    every = [*chart.series, *behind]
+    if not any(series.points for series in every):
+        return ""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    height = max(height, TOP + BOTTOM + LABEL_HEIGHT * len(chart.series))
+    longest = max(estimate_width(series.name) for series in every)  # so that panels have the same axes
+    right = width - 2 * LABEL_GAP - min(longest, 0.4 * width)
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # the browser has the fonts
+        figure = Figure(figsize=(width / 72, height / 72), dpi=72, frameon=False)  # one pixel is one point
+        plot = (LEFT / width, BOTTOM / height, (right - LEFT) / width, (height - TOP - BOTTOM) / height)
+        axes = figure.add_axes(plot, frameon=True)
+        draw_axes(axes, chart, every)
+        for number, series in enumerate(behind):
+            axes.plot(*mean_line(series), color=BEHIND, linewidth=1.2, gid=f"behind:{number}")
+        for number, series in enumerate(chart.series):
+            draw_series(axes, series, number)
+        draw_labels(axes, chart.series, width - right)
+        svg = io.StringIO()
+        figure.savefig(svg, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    tips = {f"behind:{number}": [series.name] for number, series in enumerate(behind)}
+    for number, series in enumerate(chart.series):
+        tips[f"dots:{number}"] = [f"{series.name}, {point.label}: {point.mean:.4g}" for point in series.points]
+        tips[f"name:{number}"] = [series.name]
+    return inline_svg(svg.getvalue(), f"{chart.y_title} by {chart.x_title}", tips)
+
+
+def draw_axes(axes: Axes, chart: LineChart, every: Sequence[Series]) -> None:
+    """Set limits, ticks, grid and titles of both axes."""
+    xs = [point.x for series in every for point in series.points]
+    values = [value for series in every for point in series.points for value in point.values]
+    low, high = y_limits(min(values), max(values), logarithmic=chart.logarithmic)
+    axes.set_xlim(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1)
+    if chart.logarithmic:
+        axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    y_ticks = logarithmic_ticks(math.log10(low), math.log10(high)) if chart.logarithmic else linear_ticks(low, high)
+    x_ticks: Sequence[float] = range(len(chart.ticks)) if chart.ticks else linear_ticks(*axes.get_xlim())
+    axes.set_xticks(x_ticks, [""] * len(x_ticks))
+    axes.set_yticks(y_ticks, [format_tick(tick) for tick in y_ticks])
+    axes.minorticks_off()
+    axes.tick_params(pad=6, labelcolor=SOFT, bottom=False, left=False)
+    for x, name in zip(x_ticks, chart.ticks or map(format_tick, x_ticks), strict=True):
+        for row, text in enumerate(name.split("\n")):  # one by one, since matplotlib would centre them for its own font
+            where = (x, BOTTOM - 17 - 12 * row)
+            axes.annotate(text, where, xycoords=("data", "figure pixels"), ha="center", va="baseline", color=SOFT)
+    axes.grid(True, color=FAINT, linewidth=0.7, gid="grid")
+    axes.set_axisbelow(True)
+    axes.patch.set_visible(False)
+    for side, spine in axes.spines.items():
+        spine.set(visible=side in ("left", "bottom"), color=SOFT, linewidth=1)
+    for label in axes.get_yticklabels():
+        label.set_gid("y-tick")
+    plot = axes.get_window_extent()
+    y_title = f"{chart.y_title} (log scale)" if chart.logarithmic else chart.y_title
+    about: dict[str, Any] = {"xycoords": "figure pixels", "ha": "center", "color": INK, "gid": "title"}
+    axes.annotate(chart.x_title, ((plot.x0 + plot.x1) / 2, 6), va="baseline", **about)
+    axes.annotate(y_title, (12, (plot.y0 + plot.y1) / 2), va="center", rotation=90, **about)
+
+
+def y_limits(low: float, high: float, *, logarithmic: bool) -> tuple[float, float]:
+    """Return the ends of the y axis. A linear one starts at 0, unless the values lie too far from it to tell apart."""
+    if logarithmic:
+        low, high = max(low, SMALLEST), max(high, SMALLEST)
+        slack = (high / low) ** 0.04 if high > low * (1 + 1e-9) else 1.1
+        return low / slack, high * slack
+    slack = 0.04 * (high - low) if high - low > 1e-9 * max(abs(low), abs(high), 1.0) else 1.0
+    return (low - slack if low > 0.6 * high else min(0.0, low)), high + slack
+
+
+def linear_ticks(low: float, high: float) -> list[float]:
+    """Return three to about six round numbers between low and high."""
+    from matplotlib.ticker import MaxNLocator
+
+    ticks = MaxNLocator(MOST_TICKS, steps=[1, 2, 2.5, 5, 10], min_n_ticks=FEWEST_TICKS).tick_values(low, high)
+    slack = 1e-9 * (high - low)
+    return [float(tick) for tick in ticks if low - slack <= tick <= high + slack]
+
+
+def logarithmic_ticks(low: float, high: float) -> list[float]:
+    """Return ticks between 10**low and 10**high: powers of ten, with 2 and 5 times those where powers are few.
+
+    A range that holds fewer than three of either, such as 3.0 to 3.9, gets linear ticks.
+    """
+    powers = range(math.floor(low), math.ceil(high) + 1)
+    every = max(1, len(powers) // MOST_TICKS)
+    for factors in ((1,), (1, 2, 5)):
+        found = [factor * 10.0**power for power in powers if power % every == 0 for factor in factors]
+        found = [value for value in found if low - 1e-9 <= math.log10(value) <= high + 1e-9]
+        if len(found) >= FEWEST_TICKS:
+            return found
+    return linear_ticks(10**low, 10**high)
+
+
+def format_tick(value: float) -> str:
+    """Write a number as short as it can be."""
+    for size, letter in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if letter == 'k' else size):g}{letter}"
+    return f"{value:g}" if abs(value) >= 1e-3 or value == 0 else f"{value:.0e}".replace("e-0", "e-")
+
+
+def mean_line(series: Series) -> tuple[list[float], list[float]]:
+    """Return the x and the mean of each point, never too small for a logarithmic axis."""
+    return [point.x for point in series.points], [drawable(point.mean) for point in series.points]
+
+
+def drawable(value: float) -> float:
+    return value if abs(value) >= SMALLEST else SMALLEST
+
+
+def draw_series(axes: Axes, series: Series, number: int) -> None:
+    """Draw a band from the lowest to the highest value, the mean as a line, and dots where points are few."""
+    colour = LINE_COLOURS[number % len(LINE_COLOURS)]
+    xs, means = mean_line(series)
+    if any(len(point.values) > 1 for point in series.points):
+        upper = [drawable(max(point.values)) for point in series.points]
+        lower = [drawable(min(point.values)) for point in series.points]
+        axes.fill([*xs, *reversed(xs)], [*upper, *reversed(lower)], color=colour, alpha=0.16, linewidth=0, gid="band")
+    dashes = DASHES[number // len(LINE_COLOURS) % len(DASHES)]
+    axes.plot(xs, means, color=colour, linewidth=2, dashes=dashes, gid="line")
+    if len(xs) <= MOST_DOTS:
+        axes.plot(xs, means, color=colour, linestyle="none", marker="o", markersize=6, gid=f"dots:{number}")
+
+
+# Labels: the names of the lines, each near the end of its line
+
+
+def estimate_width(text: str) -> float:
+    """Return about how many pixels a label takes; the browser chooses the font."""
+    return CHARACTER * len(text)
+
+
+def draw_labels(axes: Axes, every: Sequence[Series], room: float) -> None:
+    """Write each name near the end of its line; one that had to move is tied to it by a thin line."""
+    from matplotlib.path import Path
+
+    lines = [axes.transData.transform(list(zip(*mean_line(series), strict=True))) for series in every]
+    most = int((room - 2 * LABEL_GAP + 0.5) / CHARACTER)
+    names = [one.name if len(one.name) <= most else f"{one.name[: most - 1]}…" for one in every]
+    ends = [(float(x), float(y)) for x, y in (line[-1] for line in lines)]
+    places = place_labels([Path(line) for line in lines], ends, names, axes.get_window_extent())
+    for number, (left, middle) in places.items():
+        colour = LINE_COLOURS[number % len(LINE_COLOURS)]
+        x, y = ends[number]
+        moved = left - x > 2 * LABEL_GAP or abs(middle - y) > LABEL_HEIGHT / 2
+        if moved:
+            axes.annotate(
+                "",
+                (x, y),
+                xytext=(left - 2, middle),
+                xycoords="figure pixels",
+                arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0},
+            )
+        axes.annotate(
+            names[number],
+            (left, middle - 4),
+            xycoords="figure pixels",
+            va="baseline",
+            color=colour,
+            weight="bold",
+            gid=f"name:{number}",
+        )
+
+
+def place_labels(
+    paths: Sequence[Path], ends: Sequence[tuple[float, float]], names: Sequence[str], plot: Bbox
+) -> dict[int, tuple[float, float]]:
+    """Return the left end and the middle of each label in pixels, by the number of its line.
+
+    A label whose text fits into the plot stands there, right of its line's end, off the lines where possible. The
+    others stand in a column right of the plot.
+    """
+    from matplotlib.transforms import Bbox
+
+    inside = [n for n, (x, _) in enumerate(ends) if x + LABEL_GAP + estimate_width(names[n]) <= plot.x1]
+    column = sorted((n for n in range(len(ends)) if n not in inside), key=lambda n: ends[n][1])
+    middles = spread_apart([ends[n][1] for n in column], plot.y0, plot.y1)
+    places = {n: (plot.x1 + LABEL_GAP, middle) for n, middle in zip(column, middles, strict=True)}
+    half = LABEL_HEIGHT / 2
+    steps = sorted(range(-30, 31), key=lambda step: (abs(step), -step))
+    taken: list[Bbox] = []
+    for n in inside:
+        left, wanted = ends[n][0] + LABEL_GAP, ends[n][1]
+        middles = [wanted + half * step for step in steps if plot.y0 - 8 <= wanted + half * step <= plot.y1 + 2]
+        boxes = [Bbox.from_extents(left - 2, y - half, left + estimate_width(names[n]), y + half) for y in middles]
+        free = [box for box in boxes if not any(box.fully_overlaps(other) for other in taken)] or boxes
+        clear = (box for box in free if not any(path.intersects_bbox(box, filled=False) for path in paths))
+        box = next(clear, free[0])
+        taken.append(box)
+        places[n] = (left, box.y0 + half)
+    return places
+
+
+def spread_apart(wanted: Sequence[float], low: float, high: float, gap: float = LABEL_HEIGHT) -> list[float]:
+    """Return positions between low and high, at least `gap` apart and as near to the wanted ones (sorted) as can be.
+
+    Neighbours that lie too close move as one block around their mean (isotonic regression).
+    """
+    blocks: list[tuple[float, int]] = []  # mean of the positions less what the gaps add, and how many they are
+    for index, position in enumerate(wanted):
+        blocks.append((position - index * gap, 1))
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (one, n), (other, m) = blocks[-2:]
+            blocks[-2:] = [((one * n + other * m) / (n + m), n + m)]
+    moved = [mean for mean, count in blocks for _ in range(count)]
+    last = high - gap * (len(wanted) - 1)
+    return [min(max(position, low), last) + index * gap for index, position in enumerate(moved)]
+
+
+# From a file of its own to a part of a page
+
+
+def inline_svg(text: str, label: str, tips: Mapping[str, Sequence[str]]) -> str:
+    """Return matplotlib's SVG without ids, links and namespaces, which a page with several charts must not repeat.
+
+    An artist's gid, such as "line" or "dots:3", becomes its class. Colours become CSS variables, dots become circles,
+    and `tips`, by gid, are shown when the mouse is over a dot or a line.
+    """
+    root = ElementTree.fromstring(CONTROL.sub("", text))
+    for element in list(root.iter()):
+        element.tag = element.tag.rpartition("}")[2]
+        element.text, element.tail = (part if part and part.strip() else None for part in (element.text, element.tail))
+        for child in [child for child in element if child.tag.endswith(("}defs", "}metadata"))]:
+            element.remove(child)
+        element.attrib.pop("clip-path", None)
+        if "style" in element.attrib:
+            element.set("style", page_style(element.attrib["style"]))
+    for group in list(root.iter("g")):
+        gid = group.attrib.pop("id", "")
+        if (kind := gid.partition(":")[0]) in CLASSES:
+            group.set("class", kind)
+        if kind == "behind":
+            ElementTree.SubElement(group, "title").text = tips[gid][0]
+        if kind in ("dots", "name"):
+            for shape, tip in zip(group.iter("use" if kind == "dots" else "text"), tips.get(gid, [])):
+                ElementTree.SubElement(shape, "title").text = tip
+    for dot in list(root.iter("use")):
+        dot.tag = "circle"
+        dot.attrib = {"class": "dot", "cx": dot.get("x", ""), "cy": dot.get("y", ""), "r": "3",
+                      "style": dot.get("style", "")}  # fmt: skip
+    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": label}
+    return CONTROL.sub("", ElementTree.tostring(root, encoding="unicode"))  # labels and tips too
+
+
+def page_style(style: str) -> str:
+    """Return an SVG style with the page's colours and font."""
+    style = re.sub(r"font-family: [^;]*;? ?", "", style)
+    return re.sub(r"#[0-9a-f]{6}", lambda found: f"var({CSS_VARIABLES.get(found[0], '--ink')})", style)

@@ -1,0 +1,181 @@
+"""Score systems side by side: scores with confidence intervals, each system tested against the first on the same test
+set, scores by the length of the source, and word F1 by word frequency.
+
+Shapes   N lines   K counts of a metric (score/totals.py)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dragoman.config import Recipe
+from dragoman.evaluation.systems import SystemOutput, Tick, Ticker, no_progress
+from dragoman.score.metrics import METRICS, chosen, cut_by
+from dragoman.score.significance import RANDOMISATION, Counts, Values, differences, interval, resampled
+from dragoman.score.words import SPACELESS, eastern, words
+from dragoman.text.corpus import read_pairs
+
+LENGTH_BUCKETS = 6
+TRAINING_DATA = "the training data of "
+FREQUENCIES = ((0, 0), (1, 1), (2, 4), (5, 9), (10, 99), (100, 999), (1000, None))  # buckets of word counts
+
+Bounds = tuple[int, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredSystem:
+    """A system's output on a test set with its scores.
+
+    `values` are the scores of bootstrap resamples, for the comparison with later systems.
+    """
+
+    name: str
+    output: SystemOutput
+    counts: Counts
+    values: Values
+    result: Mapping[str, Any]
+
+
+class WordCounts(NamedTuple):
+    """How often words occur, and where they were counted."""
+
+    times: Mapping[str, int]
+    where: str
+
+
+class Scorer:
+    """Score systems one after another. `tests` holds the systems of each test set in the order in which they came.
+
+    `recipes` of the runs, by name, say whose training data to count words in. Without them there is no breakdown by
+    length and word frequency.
+    """
+
+    def __init__(
+        self, *, tokenize: str = "", recipes: Mapping[str, Recipe] | None = None, ticker: Ticker = no_progress
+    ) -> None:
+        self.tokenize, self.recipes, self.ticker = tokenize, recipes, ticker
+        self.tests: list[list[ScoredSystem]] = []
+
+    def score(self, name: str, output: SystemOutput) -> dict[str, Any]:
+        """Return one system's result on one test set, as JSON has it."""
+        systems = self.same_test(output)
+        metrics = [cut_by(metric, self.tokenize) for metric in chosen(output.metrics)] if output.texts else []
+        counts = {metric.name: metric.counted(output.texts, output.references) for metric in metrics}
+        values = resampled(counts) if counts else {}
+        scores: dict[str, dict[str, Any]] = {}
+        for metric in metrics:
+            counted = counts[metric.name]
+            bounds = list(interval(values[metric.name]))
+            parts = metric.parts(counted.line_NK.sum(0)) if metric.parts else {}
+            about = {"value": counted.value, "signature": counted.signature, "interval": bounds}
+            scores[metric.name] = {**about, **parts}
+        if systems:
+            first, tick = systems[0], self.ticker("swapping answers", RANDOMISATION)
+            for metric_name, one in differences(first.counts, counts, first.values, values, tick=tick).items():
+                scores[metric_name]["against"] = {
+                    "run": first.name,
+                    "difference": one.value,
+                    "p_bootstrap": one.bootstrap,
+                    "p_randomisation": one.randomisation,
+                    "significant": one.significant,
+                }
+        breakdowns: dict[str, Any] = {}
+        if counts and self.recipes is not None:
+            breakdowns["lengths"] = score_by_length(output, counts)
+            if "confusion" not in output.about:  # labels are no words
+                word_counts = self.training_words or count_words(output.references)
+                breakdowns["rarity"] = score_by_frequency(output, word_counts)
+        result = {"run": name, **output.describe(), **scores, **output.about, **breakdowns}
+        systems.append(ScoredSystem(name, output, counts, values, result))
+        return result
+
+    def same_test(self, output: SystemOutput) -> list[ScoredSystem]:
+        """Return the earlier systems with the same sources and references."""
+        for systems in self.tests:
+            first = systems[0].output
+            if (first.sources, first.references) == (output.sources, output.references):
+                return systems
+        self.tests.append([])
+        return self.tests[-1]
+
+    @cached_property
+    def training_words(self) -> WordCounts | None:
+        return count_training_words(self.recipes or {}, self.ticker("counting words of training lines", 0))
+
+
+def fit_buckets(numbers: Sequence[int], most: int = LENGTH_BUCKETS) -> list[tuple[int, int]]:
+    """Return bounds that put about as many of these numbers into each bucket, none of them empty."""
+    ends = np.unique(np.quantile(numbers, np.arange(1, most + 1) / most, method="inverted_cdf")).tolist()
+    return list(zip([min(numbers), *(end + 1 for end in ends[:-1])], ends, strict=True))
+
+
+def score_by_length(output: SystemOutput, counts: Counts) -> dict[str, Any]:
+    """Return every metric on the lines of each length of the source or, where it is not known, of the reference.
+
+    Scores come from sums of the counts of each line, so no line is counted again.
+    """
+    texts = output.sources or output.references[0]
+    spaceless = eastern(texts) in SPACELESS
+    lengths = [len(line) if spaceless else len(line.split()) for line in texts]
+    rows = []
+    for low, high in fit_buckets(lengths):
+        inside_N = np.array([low <= length <= high for length in lengths])
+        values = {
+            name: float(METRICS[name].values(counted.line_NK[inside_N].sum(0))) for name, counted in counts.items()
+        }
+        rows.append({"low": low, "high": high, "lines": int(inside_N.sum()), **values})
+    side = "source" if output.sources else "reference"
+    return {"unit": "characters" if spaceless else "words", "side": side, "buckets": rows}
+
+
+def score_by_frequency(output: SystemOutput, word_counts: WordCounts) -> dict[str, Any]:
+    """Return precision, recall and F1 of words by their frequency. Of several references, the first counts."""
+    given, wanted, both = Counter[Bounds](), Counter[Bounds](), Counter[Bounds]()
+    for text, reference in zip(output.texts, output.references[0], strict=True):
+        here, there = Counter(words(text)), Counter(words(reference))
+        for tally, counted in ((given, here), (wanted, there), (both, here & there)):
+            for word, times in counted.items():
+                tally[find_frequency(word_counts.times.get(word, 0))] += times
+    rows = []
+    for bounds in FREQUENCIES:
+        if wanted[bounds]:
+            precision, recall = 100 * both[bounds] / max(given[bounds], 1), 100 * both[bounds] / wanted[bounds]
+            f1 = 200 * both[bounds] / (given[bounds] + wanted[bounds])
+            about = {"low": bounds[0], "high": bounds[1], "words": wanted[bounds]}
+            rows.append({**about, "precision": precision, "recall": recall, "f1": f1})
+    return {"counted_in": word_counts.where, "buckets": rows}
+
+
+def find_frequency(times: int) -> Bounds:
+    return next((low, high) for low, high in FREQUENCIES if low <= times and (high is None or times <= high))
+
+
+def count_training_words(recipes: Mapping[str, Recipe], tick: Tick) -> WordCounts | None:
+    """Count the target words in the training data of the first run whose data is still there.
+
+    One count serves all systems, so that they are scored on the same words.
+    """
+    for name, recipe in recipes.items():
+        if recipe.data.train and all(Path(file).exists() for corpus in recipe.data.train for file in corpus.files):
+            times: Counter[str] = Counter()
+            done = 0
+            for corpus in recipe.data.train:
+                for pair in read_pairs(corpus, split="train", direction=recipe.data.direction):
+                    times.update(words(pair.target))
+                    done += 1
+                    if done % 1000 == 0:
+                        tick(done)
+            return WordCounts(times, f"{TRAINING_DATA}{name}")
+    return None
+
+
+def count_words(references: Sequence[Sequence[str]]) -> WordCounts:
+    """Count words in the references themselves, where no training data is known."""
+    return WordCounts(Counter(word for lines in references for line in lines for word in words(line)), "the references")
