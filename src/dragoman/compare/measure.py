@@ -39,7 +39,7 @@ DEFAULT_METRICS = {  # by task, where data.metrics names none; the first one is 
     "classify": ("accuracy",),
     "generate": ("loss", "perplexity"),
 }
-TIMED_SENTENCES = 256  # sentences translated greedily against the clock
+TIMED_SENTENCES = 256  # translated greedily to measure speed
 GRADIENT_SENTENCES = 64
 SMALLEST_BIN = 0.02  # of all lines; a smaller bin is joined with another
 LENGTHS = ((1, 4), (5, 8), (9, 12), (13, 16), (17, 20), (21, 30), (31, 40), (41, 60), (61, None))  # words of a source

@@ -57,7 +57,7 @@ def summarise(
         "about": {
             "dragoman": version("dragoman"),
             "torch": torch.__version__,
-            "devices": sorted({j["training"]["device"] for j in measurements.values()}),
+            "devices": sorted({one["training"]["device"] for one in measurements.values()}),
             "budget": {name: getattr(first.train, name) for name in LIMITS if getattr(first.train, name)},
             "seeds": sorted({run.seed for run in runs}),
             "jobs": jobs,
@@ -110,9 +110,9 @@ def summarise_model(
         "family": model_family(recipe),
         "missing": find_missing_parts(recipe),
         "settings": recipe.model_dump(mode="json", include={"model", "tokenizer", "train", "search"}),
-        "numbers": {column: spread([number(j) for j in mine]) for column, number in NUMBERS.items()}
+        "numbers": {column: spread([number(one) for one in mine]) for column, number in NUMBERS.items()}
         | {
-            f"{metric} {test}": spread([j["tests"][test]["scores"][metric] for j in mine])
+            f"{metric} {test}": spread([one["tests"][test]["scores"][metric] for one in mine])
             for test in (mine[0]["tests"] if mine else {})
             for metric in choose_metrics(recipe)
         },

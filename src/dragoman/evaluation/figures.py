@@ -35,6 +35,7 @@ FEWEST_TICKS, MOST_TICKS = 3, 6
 CLASSES = {"line", "band", "behind", "dots", "name", "title", "y-tick", "grid"}
 MOST_DOTS = 12  # points on a line; longer lines have no dots
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # characters that XML does not know
+LONG_NUMBER = re.compile(r"\d+\.\d{2,}")
 SMALLEST = 1e-12  # on a logarithmic axis
 STYLE: dict[Any, Any] = {  # of matplotlib
     "svg.fonttype": "none",
@@ -302,6 +303,10 @@ def inline_svg(text: str, label: str, tips: Mapping[str, Sequence[str]]) -> str:
         element.attrib.pop("clip-path", None)
         if "style" in element.attrib:
             element.set("style", page_style(element.attrib["style"]))
+        if element.get("transform", "").startswith("rotate(-0 "):  # by nothing
+            del element.attrib["transform"]
+        for name in {"d", "x", "y"} & element.attrib.keys():
+            element.set(name, LONG_NUMBER.sub(lambda found: f"{float(found[0]):.1f}", element.attrib[name]))
     for group in list(root.iter("g")):
         gid = group.attrib.pop("id", "")
         if (kind := gid.partition(":")[0]) in CLASSES:

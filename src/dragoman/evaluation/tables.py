@@ -9,7 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from dragoman.evaluation.scorer import TRAINING_DATA
-from dragoman.score.confusion import drawn
+from dragoman.score.confusion import render_confusion_matrix
 from dragoman.score.metrics import METRICS
 from dragoman.score.significance import BOOTSTRAP, CONFIDENCE, RANDOMISATION, SEED, Interval
 
@@ -34,7 +34,11 @@ def format_scores(results: Sequence[Result], *, parts: bool = False) -> Text:
         block += [line for result in group for line in bleu_lines(result, runs)] if parts else []
         for result in group:
             if "confusion" in result:
-                block += ["", f"confusion matrix of {runs[result['run']]}", drawn(result["confusion"])]
+                block += [
+                    "",
+                    f"confusion matrix of {runs[result['run']]}",
+                    render_confusion_matrix(result["confusion"]),
+                ]
         blocks.append("\n".join(block))
     blocks += [note for note in [describe_method(results, runs)] if note]
     return unwrapped(["\n\n".join(blocks)])

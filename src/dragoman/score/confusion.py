@@ -33,7 +33,7 @@ def _shares(right: int, given: int, there: int) -> dict[str, float]:
     }
 
 
-def drawn(table: dict[str, Any]) -> str:
+def render_confusion_matrix(table: dict[str, Any]) -> str:
     """Return the matrix as text: a row for each reference label, a column for each predicted label."""
     labels, shares = table["labels"], ("precision", "recall", "f1")
     rows = [["reference", *(f"as {label}" for label in labels), *shares]]
