@@ -40,8 +40,8 @@ from dragoman.console import say, ticker
 from dragoman.engines.choose import ENGINES
 from dragoman.export import FORMATS, Disagreement, export, import_run
 from dragoman.loading import load, load_as, with_engine
+from dragoman.phrasebook.generate import generate_pairs
 from dragoman.score.metrics import METRICS
-from dragoman.text import phrasebook
 from dragoman.text.corpus import read_lines
 from dragoman.translator import Translator
 from dragoman.types import UserError
@@ -256,7 +256,7 @@ def main() -> None:
     if options.source:
         lines, references = (list(read_lines(each))[: options.lines] for each in (options.source, options.reference))
     else:
-        pairs = list(phrasebook.pairs("test", options.lines, direction=recipe.data.direction))
+        pairs = list(generate_pairs("test", options.lines, direction=recipe.data.direction))
         lines, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
     corpus = options.source.name if options.source else "phrasebook, test"
     about = {"date": date.today().isoformat(), "machine": ", ".join(describe_machine())}

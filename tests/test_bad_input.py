@@ -17,8 +17,9 @@ from safetensors.torch import save_file
 
 from dragoman.config import CorpusSettings
 from dragoman.loading import load
+from dragoman.phrasebook.generate import generate_pairs
 from dragoman.store import CHANGED, DIGEST_LINE, NOTE, load_tensors, save_tensors
-from dragoman.text import corpus, phrasebook
+from dragoman.text import corpus
 from dragoman.types import UserError
 from toy_run import Call, Toy, files, one_sentence, process, write_corpus, write_lines, write_recipe
 
@@ -459,7 +460,7 @@ def test_as_processes_of_their_own(
 
 
 def test_swapped_sides_show_in_the_statistics(tmp_path: Path, call: Call) -> None:
-    pairs = list(phrasebook.pairs("train", 200))
+    pairs = list(generate_pairs("train", 200))
     english = write_lines(tmp_path / "train.en", (pair.source for pair in pairs))
     german = write_lines(tmp_path / "train.de", (pair.target for pair in pairs))
     right = call("data", "stats", "--source", english, "--target", german)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dragoman.data.batch import GRAINS, LAYOUTS, Grid, Shelf, Widths, choose_widths, lay, pack, packed, padded, stepped
-from dragoman.text.phrasebook import pairs
+from dragoman.phrasebook.generate import generate_pairs
 from dragoman.types import BOS, EOS, PAD, Batch, Example
 from toy_batch import examples, in_rows, log_normal
 
@@ -216,7 +216,7 @@ def test_stepped_rows_are_no_wider_than_the_model_has_places(
 
 def test_little_of_the_padded_phrasebook_is_padding() -> None:
     """Four characters are about a token."""
-    some = [(len(pair.source) // 4 + 2, len(pair.target) // 4 + 2) for pair in pairs("train", 16_000)]
+    some = [(len(pair.source) // 4 + 2, len(pair.target) // 4 + 2) for pair in generate_pairs("train", 16_000)]
     source_N, target_N = np.array(some).T
     grids = padded(source_N, target_N, tokens=4096, widths=Widths(64, 64), rng=np.random.default_rng(0))
     places = sum(len(grid.rows) * sum(grid.widths) for grid in grids)

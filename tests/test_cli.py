@@ -34,8 +34,8 @@ from dragoman import cli
 from dragoman.commands.options import Warned
 from dragoman.console import paper
 from dragoman.outcome import outcome
+from dragoman.phrasebook.generate import generate_phrases
 from dragoman.store import RunFolder
-from dragoman.text import phrasebook
 from toy_run import Call, Toy, command, environment, files, one_sentence, sentences, started, translated, write_lines
 
 pytest_plugins = ["toy_fixtures"]
@@ -467,7 +467,7 @@ def test_pages_of_the_phrasebook(tmp_path: Path, call: Call) -> None:
     answer = call("data", "phrasebook", "--out", tmp_path / "book", "--count", 20, "--split", "dev", "--gold")
     assert (answer.code, answer.out) == (0, "")
     assert "20 pairs" in answer.err
-    phrases = list(phrasebook.phrases("dev", 20))
+    phrases = list(generate_phrases("dev", 20))
     assert (tmp_path / "book.en").read_text().splitlines() == [phrase.source for phrase in phrases]
     assert (tmp_path / "book.de").read_text().splitlines() == [phrase.target for phrase in phrases]
     gold = [json.loads(line) for line in (tmp_path / "book.jsonl").read_text().splitlines()]

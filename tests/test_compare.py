@@ -18,7 +18,7 @@ from dragoman.compare.measure import LENGTHS, choose_metrics, measure_distances,
 from dragoman.compare.plan import find_recipes, plan_runs
 from dragoman.compare.questions import answer_question, check_questions, read_questions
 from dragoman.compare.report import render_comparison, summarise
-from dragoman.text import phrasebook
+from dragoman.phrasebook.generate import generate_phrases
 from dragoman.train.report import Report
 from dragoman.train.trainer import train
 from dragoman.types import Pair, UserError
@@ -419,7 +419,7 @@ def test_every_line_falls_into_one_bin() -> None:
 
 def test_grammar_by_distance_counts_every_phenomenon() -> None:
     """A perfect translation has all right at every distance, an empty one none."""
-    phrases = list(phrasebook.phrases("test", 60))
+    phrases = list(generate_phrases("test", 60))
     right = measure_distances(phrases, [phrase.target for phrase in phrases])
     wrong = measure_distances(phrases, [""] * 60)
     assert sum(row["lines"] for row in right) == sum(len(phrase.phenomena) for phrase in phrases)

@@ -38,9 +38,9 @@ from dragoman.evaluation.scorer import (
 )
 from dragoman.evaluation.systems import SystemOutput, read_texts
 from dragoman.evaluation.tables import format_breakdowns, format_scores
+from dragoman.phrasebook.generate import generate_phrases
 from dragoman.score.metrics import METRICS, evaluate
 from dragoman.store import RunFolder
-from dragoman.text import phrasebook
 from dragoman.types import Hypothesis, UserError
 from toy_run import Call, Toy, one_sentence, sentences, translated, write_lines
 
@@ -120,7 +120,7 @@ def test_warnings_are_counted_by_kind() -> None:
 
 @pytest.mark.parametrize("direction", ["en-de", "de-en"])
 def test_the_right_answers_have_everything_right(direction: str) -> None:
-    phrases = list(phrasebook.phrases("test", 60, direction=direction))
+    phrases = list(generate_phrases("test", 60, direction=direction))
     right = score_phenomena(phrases, [phrase.target for phrase in phrases])
     assert set(right) == {phenomenon.name for phrase in phrases for phenomenon in phrase.phenomena}
     assert all(counts["percent"] == 100 for counts in right.values())
@@ -133,7 +133,7 @@ def test_the_right_answers_have_everything_right(direction: str) -> None:
 
 def test_each_phenomenon_is_counted_apart() -> None:
     """What is wrong in one sentence counts against that sentence's phenomena alone."""
-    phrases = list(phrasebook.phrases("test", 60))
+    phrases = list(generate_phrases("test", 60))
     spoiled = next(phrase for phrase in phrases if phrase.phenomena)
     texts = ["" if phrase is spoiled else phrase.target for phrase in phrases]
     lost = Counter(phenomenon.name for phenomenon in spoiled.phenomena)
@@ -144,7 +144,7 @@ def test_each_phenomenon_is_counted_apart() -> None:
 def test_the_phrasebook_in_the_direction_of_the_run(toy: Toy) -> None:
     result = predict_phrasebook(toy.translator, "dev", 10, beam=1).result()
     assert result["lines"] == 10
-    assert set(result["phenomena"]) == set(score_phenomena(list(phrasebook.phrases("dev", 10)), [""] * 10))
+    assert set(result["phenomena"]) == set(score_phenomena(list(generate_phrases("dev", 10)), [""] * 10))
 
 
 def test_files_must_belong_together(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from dragoman.loading import open_run
 from dragoman.models.base import tensors_of
 from dragoman.models.transformer import Transformer
 from dragoman.nn.position import sinusoids
+from dragoman.phrasebook.generate import generate_pairs
 from dragoman.search.step import Found
-from dragoman.text import phrasebook
 from dragoman.text.subword import Subword
 from dragoman.text.tokenizer import Tokenizers, train_tokenizer
 from dragoman.types import BOS, EOS, PAD, UserError
@@ -129,7 +129,7 @@ def test_two_tables_before_the_norm_are_refused() -> None:
         huggingface.checked(model_of({"tied": False, "norm_place": "pre"}))
 
 
-CORPUS = [side for pair in phrasebook.pairs("train", 400) for side in (pair.source, pair.target)]
+CORPUS = [side for pair in generate_pairs("train", 400) for side in (pair.source, pair.target)]
 KINDS = [(kind, fallback) for kind in ("bpe", "unigram") for fallback in (True, False)]
 
 

@@ -28,7 +28,7 @@ from dragoman.answers.flags import (
     words_of,
 )
 from dragoman.loading import load
-from dragoman.text import phrasebook
+from dragoman.phrasebook.generate import DIRECTIONS, generate_phrases
 from toy_run import Call, Toy, write_lines
 
 pytest_plugins = ["toy_fixtures"]
@@ -94,9 +94,9 @@ def test_what_is_usual_is_learnt_and_written_down() -> None:
     assert Usual.read(usual.text()) == pytest.approx(usual, abs=1e-4)
 
 
-@pytest.mark.parametrize("direction", phrasebook.DIRECTIONS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
 def test_ordinary_pairs_raise_none(direction: str) -> None:
-    pairs = [(one.source, one.target) for one in phrasebook.phrases("train", 2000, direction=direction)]
+    pairs = [(one.source, one.target) for one in generate_phrases("train", 2000, direction=direction)]
     lengths = [(len(source.split()), len(target.split())) for source, target in pairs[:1000]]
     usual = Usual.of(lengths, pairs[:1000])
     assert [pair for pair in pairs if flags(*pair, usual)] == []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import islice
@@ -9,10 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.text import phrasebook, stock, words
-from dragoman.text.german import DETERMINERS, German
-from dragoman.text.phrasebook import DIRECTIONS, SPLITS, Phenomenon, Phrase, judged, pairs, phrases, split_words
-from dragoman.text.plan import FINAL, INFINITIVE, QUESTION, RELATIVE, Clause, Nominal, Plan
+from dragoman.phrasebook import generate
+from dragoman.phrasebook.generate import (
+    DIRECTIONS,
+    SPLITS,
+    Phenomenon,
+    Phrase,
+    count_correct_phenomena,
+    generate_pairs,
+    generate_phrases,
+    split_words,
+)
+from dragoman.phrasebook.german import DETERMINERS, German
+from dragoman.phrasebook.lexicon import CONSTRUCTIONS, Adjective, Noun, Verb, load_lexicon
+from dragoman.phrasebook.noun_phrases import DETERMINER_MENUS
+from dragoman.phrasebook.plan import INFINITIVE, Clause, NounPhrase, SentencePlan
 from dragoman.types import Pair, UserError
 
 GOLDEN = Path(__file__).parent / "golden" / "phrasebook.txt"
@@ -21,13 +35,13 @@ MARKS = {",", ".", "?"}
 
 @pytest.fixture(scope="module")
 def sample() -> dict[str, list[Phrase]]:
-    return {split: list(phrases(split, 1500, seed=7)) for split in SPLITS}
+    return {split: list(generate_phrases(split, 1500, seed=7)) for split in SPLITS}
 
 
 @pytest.fixture(scope="module")
-def plans() -> dict[str, list[Plan]]:
+def plans() -> dict[str, list[SentencePlan]]:
     counts = {"train": 9000, "dev": 300, "test": 300, "unseen": 900}
-    return {split: [plan for plan, _, _ in phrasebook.drawn(split, count, 3)] for split, count in counts.items()}
+    return {split: [plan for plan, _, _ in generate.realize_plans(split, count, 3)] for split, count in counts.items()}
 
 
 # ---- the same everywhere, and what was read by eye stays as it was
@@ -35,29 +49,31 @@ def plans() -> dict[str, list[Plan]]:
 
 def test_golden_sentences() -> None:
     """The file was written by the code and read by eye; a change of the grammar has to be read again."""
-    written = [f"{p.source}\t{p.target}" for split in SPLITS for p in phrases(split, 12, seed=1)]
+    written = [f"{p.source}\t{p.target}" for split in SPLITS for p in generate_phrases(split, 12, seed=1)]
     assert written == GOLDEN.read_text(encoding="utf-8").splitlines()
 
 
 def test_same_seed_same_phrases_and_another_seed_others() -> None:
-    first, again, other = (list(phrases("train", 50, seed=seed)) for seed in (1, 1, 2))
+    first, again, other = (list(generate_phrases("train", 50, seed=seed)) for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
 
 def test_fewer_are_the_beginning_of_more() -> None:
-    assert list(islice(phrases("dev", 400), 30)) == list(phrases("dev", 30))
+    assert list(islice(generate_phrases("dev", 400), 30)) == list(generate_phrases("dev", 30))
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_pairs_are_the_phrases_texts(direction: str) -> None:
-    assert [p.pair for p in phrases("test", 40, direction=direction)] == list(pairs("test", 40, direction=direction))
+    assert [p.pair for p in generate_phrases("test", 40, direction=direction)] == list(
+        generate_pairs("test", 40, direction=direction)
+    )
 
 
 def test_directions_mirror_each_other() -> None:
-    for there, back in zip(phrases("train", 40), phrases("train", 40, direction="de-en")):
-        assert back == there.reversed()
-        assert back.reversed() == there
+    for there, back in zip(generate_phrases("train", 40), generate_phrases("train", 40, direction="de-en")):
+        assert back == there.swap_sides()
+        assert back.swap_sides() == there
         assert back.pair == Pair(there.target, there.source)
 
 
@@ -73,7 +89,9 @@ def test_no_two_alike_on_either_side(sample: dict[str, list[Phrase]], split: str
 
 def test_splits_share_no_sentence_on_either_side() -> None:
     """Short sentences meet often, so thousands from several seeds would show a leak."""
-    texts = {s: [p for seed in (1, 2) for p in pairs(s, 4000 if s == "train" else 1200, seed=seed)] for s in SPLITS}
+    texts = {
+        s: [p for seed in (1, 2) for p in generate_pairs(s, 4000 if s == "train" else 1200, seed=seed)] for s in SPLITS
+    }
     for side in ("source", "target"):
         sets = {split: {getattr(pair, side) for pair in some} for split, some in texts.items()}
         assert all(not sets[a] & sets[b] for a in SPLITS for b in SPLITS if a < b)
@@ -84,44 +102,44 @@ def test_one_text_has_one_counterpart() -> None:
     for key, value in (("source", "target"), ("target", "source")):
         met: dict[str, set[str]] = defaultdict(set)
         for seed in range(4):
-            for pair in pairs("train", 4000, seed=seed):
+            for pair in generate_pairs("train", 4000, seed=seed):
                 met[getattr(pair, key)].add(getattr(pair, value))
         assert [texts for texts in met.values() if len(texts) > 1] == []
 
 
-def test_held_combinations_stay_unseen(plans: dict[str, list[Plan]]) -> None:
+def test_held_combinations_stay_unseen(plans: dict[str, list[SentencePlan]]) -> None:
     for split in ("train", "dev", "test"):
-        assert not any(word.held & bit for plan in plans[split] for word, _, bit in uses(plan))
+        assert not any(word.held_out == name for plan in plans[split] for word, _, name in uses(plan))
     for plan in plans["unseen"]:
-        assert any(word.held & bit for word, _, bit in uses(plan))
+        assert any(word.held_out == name for word, _, name in uses(plan))
 
 
-def test_words_and_constructions_of_unseen_are_trained(plans: dict[str, list[Plan]]) -> None:
+def test_words_and_constructions_of_unseen_are_trained(plans: dict[str, list[SentencePlan]]) -> None:
     """Only their combination is new."""
     train = [use for plan in plans["train"] for use in uses(plan)]
     unseen = [use for plan in plans["unseen"] for use in uses(plan)]
     assert {word for word, _, _ in unseen} <= {word for word, _, _ in train}
-    assert {(part, bit) for _, part, bit in unseen} <= {(part, bit) for _, part, bit in train}
+    assert {(part, name) for _, part, name in unseen} <= {(part, name) for _, part, name in train}
 
 
 def test_few_combinations_are_held() -> None:
-    book = words.lexicon_of()
+    book = load_lexicon()
     menus = {"noun": book.nouns, "verb": book.verbs, "adjective": book.adjectives}
-    cells = sum(len(words.HELD_FROM[part]) * len(menu) for part, menu in menus.items())
-    held = sum(bool(word.held) for menu in menus.values() for word in menu)
+    cells = sum(len(CONSTRUCTIONS[part]) * len(menu) for part, menu in menus.items())
+    held = sum(bool(word.held_out) for menu in menus.values() for word in menu)
     assert 0.05 < held / cells < 0.1
 
 
 def test_there_are_far_more_sentences_than_anyone_asks_for() -> None:
     """Counts only "DET ADJECTIVE NOUN verb DET ADJECTIVE NOUN" in the present; two such clauses make one sentence."""
-    book = words.lexicon_of()
-    determiners = len(set(stock.ANY[0]))
+    book = load_lexicon()
+    determiners = len(set(DETERMINER_MENUS["any"][0]))
 
-    def phrases_of(menu: tuple[words.Noun, ...]) -> int:
-        return sum(determiners * len(book.fitting[noun]) for noun in menu)
+    def phrases_of(menu: tuple[Noun, ...]) -> int:
+        return sum(determiners * len(book.qualities[noun]) for noun in menu)
 
-    clauses = sum(phrases_of(f.subjects) * phrases_of(f.accusative) for f in book.frames if not f.dative)
-    assert clauses**2 > phrasebook.SENTENCES
+    clauses = sum(phrases_of(f.subjects) * phrases_of(f.accusative) for f in book.all_frames if not f.dative)
+    assert clauses**2 > generate.SENTENCE_COUNT
 
 
 # ---- analyses
@@ -170,7 +188,9 @@ def test_heads_form_a_tree(sample: dict[str, list[Phrase]]) -> None:
 
 def test_coreference_agrees_with_the_alignment() -> None:
     phrase = next(
-        p for p in phrases("train", 5000) if p.source_coref and len(p.source_words) < 10 and "it" in p.source_words
+        p
+        for p in generate_phrases("train", 5000)
+        if p.source_coref and len(p.source_words) < 10 and "it" in p.source_words
     )
     (pronoun, noun), (german_pronoun, german_noun) = phrase.source_coref[0], phrase.target_coref[0]
     assert (noun, german_noun) in phrase.alignment
@@ -178,8 +198,8 @@ def test_coreference_agrees_with_the_alignment() -> None:
 
 
 def test_pronouns_refer_to_nouns_before_them(sample: dict[str, list[Phrase]]) -> None:
-    book = words.lexicon_of()
-    forms = {form: noun for noun in book.nouns for row in noun.german for form in row if form}
+    book = load_lexicon()
+    forms = {form: noun for noun in book.nouns for row in noun.forms[1] for form in row if form}
     pronouns = {("er", 0), ("ihn", 0), ("sie", 1), ("es", 2)}
     found = 0
     for phrase in sample["train"]:
@@ -210,14 +230,14 @@ def test_lengths(sample: dict[str, list[Phrase]]) -> None:
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_the_reference_is_right_and_a_spoilt_one_is_not(direction: str) -> None:
-    for phrase in phrases("test", 200, direction=direction):
-        for right, total in judged(phrase, phrase.target).values():
+    for phrase in generate_phrases("test", 200, direction=direction):
+        for right, total in count_correct_phenomena(phrase, phrase.target).values():
             assert right == total
         for phenomenon in phrase.phenomena:
             for place in phenomenon.words:
                 row = list(phrase.target_words)
                 row[place] = "falsch"
-                right, total = judged(phrase, " ".join(row))[phenomenon.name]
+                right, total = count_correct_phenomena(phrase, " ".join(row))[phenomenon.name]
                 assert right < total
 
 
@@ -235,22 +255,22 @@ def test_the_judge_looks_at_the_judged_words_only() -> None:
         phenomena=(Phenomenon("pronoun", (5, 6)),),
         source_phenomena=(),
     )
-    assert judged(phrase, "Die Leuchte war neu, aber sie ist hübsch.") == {"pronoun": (1, 1)}
-    assert judged(phrase, "Die Lampe ist alt, aber es ist schön.") == {"pronoun": (0, 1)}
-    assert judged(phrase, "") == {"pronoun": (0, 1)}
+    assert count_correct_phenomena(phrase, "Die Leuchte war neu, aber sie ist hübsch.") == {"pronoun": (1, 1)}
+    assert count_correct_phenomena(phrase, "Die Lampe ist alt, aber es ist schön.") == {"pronoun": (0, 1)}
+    assert count_correct_phenomena(phrase, "") == {"pronoun": (0, 1)}
 
 
 # ---- German
 
 
 def noun_phrase(lemma: str, determiner: str, adjective: str, case: int, plural: bool = False) -> str:
-    book = words.lexicon_of()
-    nominal = Nominal(0, next(noun for noun in book.nouns if noun.lemma == lemma), plural)
-    nominal.determiner = determiner
-    nominal.adjective = next((a for a in book.adjectives if a.lemma == adjective), None)
-    side = German()
-    side.nominal(nominal, case, 0)
-    return " ".join(token[0] for token in side.tokens)
+    book = load_lexicon()
+    phrase = NounPhrase(0, next(noun for noun in book.nouns if noun.lemma == lemma), plural)
+    phrase.determiner = determiner
+    phrase.adjective = next((a for a in book.adjectives if a.lemma == adjective), None)
+    realizer = German()
+    realizer.write_noun_phrase(phrase, case, 0)
+    return " ".join(token[0] for token in realizer.tokens)
 
 
 NOM, ACC, DAT, GEN = range(4)
@@ -304,25 +324,24 @@ VERB_FORMS = [  # ich, er, wir; er and wir in the past; participle and helper
 
 @pytest.mark.parametrize(("lemma", "present", "past", "perfect"), VERB_FORMS)
 def test_verb_forms(lemma: str, present: str, past: str, perfect: str) -> None:
-    verb = next(verb for verb in words.lexicon_of().verbs if verb.lemma == lemma)
+    verb = next(verb for verb in load_lexicon().verbs if verb.lemma == lemma)
     assert (" ".join(verb.present), " ".join(verb.past)) == (present, past)
-    assert f"{verb.participle} {verb.helper}" == perfect
+    assert f"{verb.participle} {verb.auxiliary}" == perfect
 
 
 def test_every_determiner_has_forms() -> None:
-    menus = (stock.ANY, stock.KNOWN, stock.DENIED, stock.OWNING, stock.RECEIVING, stock.BORNE, *stock.MASS.values())
-    assert {name for menu in menus for some in menu for name in some} <= set(DETERMINERS)
+    assert {name for menus in DETERMINER_MENUS.values() for menu in menus for name in menu} <= set(DETERMINERS)
 
 
 def test_lexicon_is_one_to_one_and_no_form_means_two_words() -> None:
     """What the splits rest on: either side of a pair tells its content words."""
-    book = words.lexicon_of()
+    book = load_lexicon()
     english: dict[str, set[str]] = defaultdict(set)
     german: dict[str, set[str]] = defaultdict(set)
     for noun in book.nouns:
-        for form in noun.english:
+        for form in (form for row in noun.forms[0] for form in row):
             english[form].add(f"noun {noun.lemma}")
-        for form in (form for row in noun.german for form in row):
+        for form in (form for row in noun.forms[1] for form in row):
             german[form].add(f"noun {noun.lemma}")
     for verb in book.verbs:
         for form in verb.english:
@@ -330,27 +349,57 @@ def test_lexicon_is_one_to_one_and_no_form_means_two_words() -> None:
         for form in (*verb.present, *verb.past, verb.infinitive, verb.participle):
             german[form].add(f"verb {verb.lemma}")
     for adjective in book.adjectives:
-        for form in (adjective.english, adjective.comparative, adjective.adverb):
+        for form in (adjective.positive[0], adjective.comparative[0], adjective.adverb[0]):
             english[form].add(f"adjective {adjective.lemma}")
-        for form in (adjective.german, adjective.german_comparative, *adjective.endings.values()):
+        for form in (
+            adjective.positive[1],
+            adjective.comparative[1],
+            *(adjective.stem + e for e in ("e", "en", "er", "es", "em")),
+        ):
             german[form].add(f"adjective {adjective.lemma}")
     for table in (english, german):
         assert [(form, owners) for form, owners in table.items() if form and len(owners) > 1] == []
 
 
 def test_every_tag_of_the_lexicon_means_something() -> None:
-    book = words.lexicon_of()
-    tags = set(book.tagged)
+    book = load_lexicon()
+    tags = {tag for noun in book.nouns for tag in noun.tags}
     assert all(adjective.tags <= tags for adjective in book.adjectives)
-    assert all(set(noun.owners) <= tags for noun in book.nouns)
-    assert all(frame.subjects for frame in book.frames)
+    assert all(set(noun.possessors) <= tags for noun in book.nouns)
+    assert all(frame.subjects for frame in book.all_frames)
     assert len(book.nouns) + len(book.verbs) + len(book.adjectives) > 400
+
+
+# ---- the package
+
+
+def test_importing_reads_no_table() -> None:
+    code = (
+        "from dragoman.phrasebook import generate, lexicon; print(lexicon.load_lexicon.cache_info().currsize);"
+        "next(generate.generate_pairs('train', 1)); print(lexicon.load_lexicon.cache_info().currsize)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["0", "1"]
+
+
+def test_cache_key_depends_on_the_files_of_the_package_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = Path(generate.__file__).parent
+    original = generate.hash_package()
+    copy = Path(shutil.copytree(package, tmp_path / "phrasebook"))
+    monkeypatch.setattr(generate, "__file__", str(copy / "generate.py"))
+    (tmp_path / "tokenizer.py").write_text("x = 1")
+    assert generate.hash_package() == original
+    keys = {original}
+    for path in sorted(p for p in copy.iterdir() if p.suffix in (".py", ".tsv")):
+        path.write_text(path.read_text(encoding="utf-8") + "\n", encoding="utf-8")
+        keys.add(generate.hash_package())
+    assert len(keys) == 1 + len([p for p in copy.iterdir() if p.is_file()])
 
 
 # ---- what a user may get wrong
 
 
-@pytest.mark.parametrize("give", [phrases, pairs])
+@pytest.mark.parametrize("give", [generate_phrases, generate_pairs])
 def test_wrong_names_and_numbers_are_answered_at_once(give: object) -> None:
     assert callable(give)
     with pytest.raises(UserError, match=r"no split of the phrasebook called 'trian'; did you mean 'train'\?.*unseen"):
@@ -364,62 +413,64 @@ def test_wrong_names_and_numbers_are_answered_at_once(give: object) -> None:
 
 
 def test_an_exhausted_grammar_says_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = next(plan for plan, _, _ in phrasebook.drawn("train", 1, 1))
-    monkeypatch.setattr(phrasebook, "PATIENCE", 20)
-    monkeypatch.setattr(phrasebook, "planned", lambda *_: plan)
+    plan = next(plan for plan, _, _ in generate.realize_plans("train", 1, 1))
+    monkeypatch.setattr(generate, "MAX_REPEATS", 20)
+    monkeypatch.setattr(generate, "draw_plan_of_split", lambda *_: plan)
     with pytest.raises(UserError, match=r"'train' of the phrasebook has about 1 phrases, not 5"):
-        list(pairs("train", 5))
+        list(generate_pairs("train", 5))
 
 
 # ---- the words of a plan with the constructions they stand in, read off the plan itself
 
 
-def uses(plan: Plan) -> Iterator[tuple[words.Noun | words.Verb | words.Adjective, str, int]]:
+Use = tuple[Noun | Verb | Adjective, str, str]  # word, part of speech, construction
+
+
+def uses(plan: SentencePlan) -> Iterator[Use]:
     for clause in plan.clauses:
         yield from clause_uses(clause)
 
 
-def clause_uses(clause: Clause) -> Iterator[tuple[words.Noun | words.Verb | words.Adjective, str, int]]:
+def clause_uses(clause: Clause) -> Iterator[Use]:
     if clause.verb:
-        bits = {FINAL: words.FINAL, RELATIVE: words.RELATIVE, QUESTION: words.QUESTIONED}.get(clause.kind, 0)
-        bits |= words.NEGATED if clause.negated else 0
-        bits |= words.FRONTED if clause.front or clause.inverted else 0
-        bits |= words.HELPED if clause.modal or clause.tense == "future" else 0
-        yield from ((clause.verb, "verb", bit) for bit in words.HELD_FROM["verb"] if bits & bit)
-    slots = (
-        (clause.subject if clause.kind != INFINITIVE else None, words.SUBJECT, words.ATTRIBUTE_SUBJECT),
-        (clause.accusative, words.OBJECT, words.ATTRIBUTE_OBJECT),
-        (clause.dative, words.RECIPIENT, words.ATTRIBUTE_OTHER),
-        (clause.prepositional, words.PREPOSITIONAL, words.ATTRIBUTE_OTHER),
-        (clause.place, words.PREPOSITIONAL, words.ATTRIBUTE_OTHER),
-        (clause.setting, 0, words.ATTRIBUTE_OTHER),
-        (clause.comparison, words.SUBJECT, words.ATTRIBUTE_SUBJECT),
+        found = {
+            clause.kind: True,
+            "negated": clause.negated,
+            "fronted": clause.fronted or clause.follows_clause,
+            "auxiliary": clause.modal or clause.tense == "future",
+        }
+        yield from ((clause.verb, "verb", name) for name in CONSTRUCTIONS["verb"] if found.get(name))
+    arguments = (
+        (clause.subject if clause.kind != INFINITIVE else None, "subject"),
+        (clause.accusative, "accusative"),
+        (clause.dative, "dative"),
+        (clause.prepositional, "prepositional"),
+        (clause.place, "prepositional"),
+        (clause.circumstance, "circumstance"),
+        (clause.comparison, "subject"),
     )
-    for nominal, bit, attribute in slots:
-        if nominal is not None:
-            yield from nominal_uses(nominal, bit, attribute)
-    if clause.clause:
-        yield from clause_uses(clause.clause)
+    for phrase, role in arguments:
+        if phrase is not None:
+            yield from noun_phrase_uses(phrase, role)
+    if clause.complement:
+        yield from clause_uses(clause.complement)
 
 
-def nominal_uses(
-    nominal: Nominal, bit: int, attribute: int
-) -> Iterator[tuple[words.Noun | words.Verb | words.Adjective, str, int]]:
-    if nominal.pronoun:
-        if nominal.antecedent and nominal.antecedent.noun:
-            kind = words.MODIFIED if nominal.pronoun == "relative" else words.ANTECEDENT
-            yield nominal.antecedent.noun, "noun", kind
+def noun_phrase_uses(phrase: NounPhrase, role: str) -> Iterator[Use]:
+    if phrase.pronoun:
+        if phrase.antecedent and phrase.antecedent.noun:
+            yield phrase.antecedent.noun, "noun", "relative" if phrase.pronoun == "relative" else "antecedent"
         return
-    assert nominal.noun is not None
-    yield nominal.noun, "noun", bit
-    for adjective in (nominal.adjective, nominal.colour):
+    assert phrase.noun is not None
+    yield phrase.noun, "noun", role
+    for adjective in (phrase.adjective, phrase.colour):
         if adjective:
-            yield adjective, "adjective", attribute
-            if nominal.plural:
-                yield adjective, "adjective", words.ATTRIBUTE_PLURAL
-    if nominal.owner:
-        yield from nominal_uses(nominal.owner, 0, words.ATTRIBUTE_OTHER)
-    if nominal.with_:
-        yield from nominal_uses(nominal.with_, words.PREPOSITIONAL, words.ATTRIBUTE_OTHER)
-    if nominal.relative:
-        yield from clause_uses(nominal.relative)
+            yield adjective, "adjective", role if role in ("subject", "accusative") else "other"
+            if phrase.plural:
+                yield adjective, "adjective", "plural"
+    if phrase.possessor:
+        yield from noun_phrase_uses(phrase.possessor, "possessor")
+    if phrase.postmodifier:
+        yield from noun_phrase_uses(phrase.postmodifier, "prepositional")
+    if phrase.relative:
+        yield from clause_uses(phrase.relative)

@@ -13,7 +13,7 @@ import torch
 
 from dragoman import scoring
 from dragoman.loading import load_as
-from dragoman.text import phrasebook
+from dragoman.phrasebook.generate import generate_phrases
 from dragoman.translator import Translator
 from dragoman.types import EOS, UserError
 from toy_run import Call, Toy, one_sentence, quietly, sentences, translated, write_corpus, write_lines, write_recipe
@@ -156,7 +156,7 @@ def test_lists_must_belong_together(toy: Toy) -> None:
 
 @pytest.mark.parametrize("translator", ["tree"], indirect=True)
 def test_trees_go_to_those_who_ask(translator: Translator, toy: Toy) -> None:
-    phrases = list(phrasebook.phrases("test", 4))
+    phrases = list(generate_phrases("test", 4))
     pairs = [phrase.source for phrase in phrases], [phrase.target for phrase in phrases]
     trees = [phrase.tree for phrase in phrases]
     plain, grown = translator.score(*pairs), translator.score(*pairs, trees=trees)

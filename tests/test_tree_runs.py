@@ -15,8 +15,8 @@ from dragoman.data.stream import Stream, Weighted
 from dragoman.data.tokens import open_store
 from dragoman.evaluation.predictions import predict_own_tests, predict_phrasebook
 from dragoman.loading import load_as
+from dragoman.phrasebook.generate import generate_phrases
 from dragoman.text.corpus import read_lines, read_pairs
-from dragoman.text.phrasebook import phrases
 from dragoman.text.tokenizer import Tokenizers
 from dragoman.text.trees import linked, read_conllu, rooted
 from dragoman.translator import TREELESS, Translator
@@ -101,7 +101,7 @@ def test_a_run_goes_on_to_the_bit(corpus: Path, tmp_path: Path, sampling: float)
 @pytest.mark.parametrize("sampling", [0.0, 0.3])
 def test_the_words_of_pieces_follow_however_they_are_cut(corpus: Path, tmp_path: Path, sampling: float) -> None:
     tokenizers = Tokenizers.load(corpus / "run" / "tokenizer")
-    some = [Pair(p.source, p.target, p.tree) for p in phrases("train", 50)]
+    some = [Pair(p.source, p.target, p.tree) for p in generate_phrases("train", 50)]
     store = open_store(
         lambda: iter(some), tokenizers, key="", cache=tmp_path, max_length=999, text=sampling > 0, trees=True
     )
@@ -118,7 +118,7 @@ def test_the_words_of_pieces_follow_however_they_are_cut(corpus: Path, tmp_path:
 
 def test_a_store_with_trees_is_another_store(corpus: Path, tmp_path: Path) -> None:
     tokenizers = Tokenizers.load(corpus / "run" / "tokenizer")
-    some = [Pair(p.source, p.target, p.tree) for p in phrases("train", 5)]
+    some = [Pair(p.source, p.target, p.tree) for p in generate_phrases("train", 5)]
     plain, grown = (
         open_store(lambda: iter(some), tokenizers, key="", cache=tmp_path, max_length=999, text=False, trees=trees)
         for trees in (False, True)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.config import CorpusSettings, TokenizerSettings
+from dragoman.phrasebook.generate import generate_phrases
 from dragoman.text.corpus import read_pairs
-from dragoman.text.phrasebook import phrases
 from dragoman.text.tokenizer import TOKENIZERS, Tokenizer, train_tokenizer
 from dragoman.text.trees import as_conllu, fault, linked, read_conllu, rooted, with_trees
 from dragoman.types import Pair, Tree, UserError
@@ -134,7 +134,7 @@ def tokenizer_of(kind: str, byte_fallback: bool, lines: list[str]) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def german() -> list[str]:
-    return [phrase.source for phrase in phrases("train", 300, direction="de-en")]
+    return [phrase.source for phrase in generate_phrases("train", 300, direction="de-en")]
 
 
 KINDS = pytest.mark.parametrize(

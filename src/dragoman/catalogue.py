@@ -13,10 +13,10 @@ from typing import Any, Literal, get_args, get_origin
 from dragoman.answers.hypotheses import UNKNOWN
 from dragoman.config import CorpusSettings, Menus, Recipe, Settings, build, override
 from dragoman.models.build import MODELS, kind_of, settings_of
+from dragoman.phrasebook.generate import DIRECTIONS
 from dragoman.score.metrics import fitting
 from dragoman.search.methods import MENUS as SEARCH
 from dragoman.settings_reference import CORPUS, Reference, Setting, find_settings, render_settings, save_reference
-from dragoman.text.phrasebook import DIRECTIONS
 from dragoman.text.tokenizer import TOKENIZERS
 from dragoman.train.consistency import CONSISTENCY
 from dragoman.train.loss import LOSSES

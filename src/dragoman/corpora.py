@@ -21,15 +21,14 @@ from typing import Any
 from dragoman.config import FILES, SPLITS, CorpusSettings, DataSettings, build, override, pick, read_recipe
 from dragoman.console import WARNING, say
 from dragoman.io import move_into_place, temporary_beside
+from dragoman.phrasebook.generate import Phrase, generate_phrases
+from dragoman.phrasebook.lexicon import stable_hash
 from dragoman.progress import Progress
-from dragoman.text import phrasebook
 from dragoman.text.clean import CleanSettings, clean
 from dragoman.text.corpus import read_pairs
 from dragoman.text.overlap import OverlapCounter
-from dragoman.text.phrasebook import Phrase
 from dragoman.text.stats import Stats, stats, with_overlap
 from dragoman.text.trees import as_conllu
-from dragoman.text.words import digest
 from dragoman.types import Pair, UserError
 from dragoman.yaml_text import parse_yaml
 
@@ -138,7 +137,7 @@ def split_files(corpora: CorpusList, prefix: Path, *, dev: int, test: int, seed:
     columns = [*chain(*endings.values())]
     outputs(prefix, columns)
     progress = corpora.progress("splitting", passes=2)
-    sources = list(dict.fromkeys(digest(pair.source) for pair in corpora.read(progress)))
+    sources = list(dict.fromkeys(stable_hash(pair.source) for pair in corpora.read(progress)))
     if dev + test >= len(sources):
         raise UserError(
             f"{corpora.shown} has {len(sources):,} different sources, too few for {dev:,} of dev and {test:,} of test"
@@ -150,7 +149,7 @@ def split_files(corpora: CorpusList, prefix: Path, *, dev: int, test: int, seed:
     def rows() -> Iterator[dict[str, str]]:
         taken: set[int] = set()
         for source, target in first_targets(corpora.read(progress)):
-            key = digest(source)
+            key = stable_hash(source)
             name = part_of.get(key, "train")
             if key in taken:
                 counts["further translations of dev and test"] += 1
@@ -181,8 +180,8 @@ def write_phrasebook(prefix: Path, *, count: int, split: str, seed: int, gold: b
         columns["jsonl"] = lambda p: json.dumps(asdict(p), ensure_ascii=False)
     if conllu:
         columns["en.conllu"] = lambda p: as_conllu(p.source, p.tree)
-        columns["de.conllu"] = lambda p: as_conllu(p.target, p.reversed().tree)
-    phrases = Progress("writing", items=count).count(phrasebook.phrases(split, count, seed=seed))
+        columns["de.conllu"] = lambda p: as_conllu(p.target, p.swap_sides().tree)
+    phrases = Progress("writing", items=count).count(generate_phrases(split, count, seed=seed))
     write_columns(prefix, list(columns), ({ending: made(p) for ending, made in columns.items()} for p in phrases))
 
 

@@ -17,10 +17,9 @@ from dragoman.evaluation.tables import format_scores
 from dragoman.lens.maps import alignment_grid
 from dragoman.loading import load_as
 from dragoman.models.build import parameters
+from dragoman.phrasebook.generate import Phrase, generate_phrases
 from dragoman.recipe_files import packaged_folder
 from dragoman.store import RunFolder, read_json, write_text
-from dragoman.text import phrasebook
-from dragoman.text.phrasebook import Phrase
 from dragoman.train.report import Report
 from dragoman.train.trainer import train
 from dragoman.translator import Translator
@@ -119,7 +118,7 @@ def show(translator: Translator, console: Console) -> None:
 def pick_phrases(direction: str) -> dict[str, Phrase]:
     """Return a short test sentence for each point of grammar that the direction has, no sentence twice."""
     chosen: dict[str, Phrase] = {}
-    for phrase in phrasebook.phrases("test", CANDIDATES, seed=3, direction=direction):
+    for phrase in generate_phrases("test", CANDIDATES, seed=3, direction=direction):
         if not SHORT // 2 <= len(phrase.source_words) <= SHORT:
             continue
         point = next((one.name for one in phrase.phenomena if one.name not in chosen), None)

@@ -21,9 +21,9 @@ from dragoman.engines.onnx import OnnxEngine
 from dragoman.exchange import ctranslate2, huggingface, onnx
 from dragoman.exchange.huggingface_import import adopt
 from dragoman.loading import load_as
+from dragoman.phrasebook.generate import generate_pairs
 from dragoman.score.metrics import METRICS
 from dragoman.store import RunFolder, write_text, write_whole
-from dragoman.text import phrasebook
 from dragoman.text.corpus import read_pairs
 from dragoman.translator import Translator
 from dragoman.types import Line, UserError
@@ -168,7 +168,7 @@ def sample(translator: Translator, count: int) -> list[Line]:
     except UserError:
         lines = []
     tag = next(iter(data.tags), "")
-    return lines or [Line(pair.source, tag=tag) for pair in phrasebook.pairs("test", count, direction=data.direction)]
+    return lines or [Line(pair.source, tag=tag) for pair in generate_pairs("test", count, direction=data.direction)]
 
 
 def own_lines(data: DataSettings) -> Iterator[Line]:

@@ -24,11 +24,10 @@ from dragoman.evaluation.tables import scores_of
 from dragoman.lens.flow import gradient_by_distance
 from dragoman.loading import load
 from dragoman.models.build import kind_of, parameters
+from dragoman.phrasebook.generate import Phrase, generate_phrases, judge_phenomena
 from dragoman.score.metrics import of_answers
 from dragoman.store import RunFolder
-from dragoman.text import phrasebook
 from dragoman.text.corpus import all_references, read_pairs, way_of
-from dragoman.text.phrasebook import Phrase
 from dragoman.translator import Translator
 from dragoman.types import Line, Pair
 
@@ -144,7 +143,7 @@ def read_tests(recipe: Recipe, *, trees: bool) -> dict[str, tuple[list[Pair], li
     for name, corpus in name_tests(recipe).items():
         if corpus.phrasebook:
             part, direction = corpus.split or split, way_of(corpus, recipe.data.direction)
-            phrases = list(phrasebook.phrases(part, corpus.phrasebook, seed=corpus.seed, direction=direction))
+            phrases = list(generate_phrases(part, corpus.phrasebook, seed=corpus.seed, direction=direction))
             found[name] = [Pair(p.source, p.target, p.tree, corpus.tag) for p in phrases], phrases
         else:
             found[name] = list(read_pairs(corpus, split=split, direction=recipe.data.direction, trees=trees)), []
@@ -195,7 +194,7 @@ def measure_distances(phrases: Sequence[Phrase], texts: Sequence[str]) -> list[d
     rows = [
         (max(phenomenon.words) - min(phenomenon.words), right)
         for phrase, text in zip(phrases, texts, strict=True)
-        for phenomenon, right in phrasebook.verdicts(phrase, text)
+        for phenomenon, right in judge_phenomena(phrase, text)
     ]
     return [
         {"low": low, "high": high, "lines": len(some), "value": 100 * sum(right for _, right in some) / len(some)}

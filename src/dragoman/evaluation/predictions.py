@@ -11,10 +11,9 @@ from dragoman.classifier import Classifier, Verdict
 from dragoman.door import Door, kinds
 from dragoman.evaluation.systems import Lines, SystemOutput, Ticker, no_progress, read_test
 from dragoman.generator import Generator
+from dragoman.phrasebook.generate import Phrase, count_correct_phenomena, generate_phrases
 from dragoman.score.confusion import confusion
 from dragoman.score.metrics import chosen
-from dragoman.text import phrasebook
-from dragoman.text.phrasebook import Phrase
 from dragoman.translator import Translator
 from dragoman.types import Hypothesis, Tree, UserError
 
@@ -84,7 +83,7 @@ def predict_phrasebook(
     recipe = translator.recipe
     metrics = metrics or recipe.data.metrics
     chosen(metrics)
-    phrases = list(phrasebook.phrases(split, count, direction=recipe.data.direction))
+    phrases = list(generate_phrases(split, count, direction=recipe.data.direction))
     sources, targets = [phrase.source for phrase in phrases], [phrase.target for phrase in phrases]
     trees = [phrase.tree for phrase in phrases] if translator.asks_for_trees else None
     found = translate_lines(translator, sources, beam=beam, trees=trees, tag=tag, ticker=ticker)
@@ -147,7 +146,7 @@ def score_phenomena(phrases: Sequence[Phrase], texts: Lines) -> dict[str, dict[s
     right: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for phrase, text in zip(phrases, texts, strict=True):
-        for name, (good, all_of_it) in phrasebook.judged(phrase, text).items():
+        for name, (good, all_of_it) in count_correct_phenomena(phrase, text).items():
             right[name] += good
             total[name] += all_of_it
     return {

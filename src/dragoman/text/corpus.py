@@ -25,6 +25,7 @@ from typing import IO, Any, TypeVar
 import zstandard
 
 from dragoman.config import FILES, CorpusSettings
+from dragoman.phrasebook.generate import generate_pairs, hash_package
 from dragoman.types import Pair, UserError
 
 Watch = Callable[[Callable[[], int]], None]
@@ -152,7 +153,12 @@ def read_pairs(
     for pair in read_pairs(CorpusSettings(source="train.en", target="train.de")):
         print(pair.source, pair.target)
     """
-    pairs = _phrasebook(corpus, split, direction, trees) if corpus.phrasebook else _from_files(corpus, trees, watch)
+    if corpus.phrasebook:
+        direction = way_of(corpus, direction)
+        split = corpus.split or split
+        pairs = generate_pairs(split, corpus.phrasebook, seed=corpus.seed, direction=direction, trees=trees)
+    else:
+        pairs = _from_files(corpus, trees, watch)
     if corpus.source_words:
         beginning = re.compile(rf"\s*(?:\S+\s+){{0,{corpus.source_words - 1}}}\S*")
         pairs = (replace(pair, source=beginning.match(pair.source)[0]) for pair in pairs)  # type: ignore[index]
@@ -167,13 +173,6 @@ def all_references(pairs: Sequence[Pair]) -> list[list[str]]:
     most = max((len(pair.alternatives) for pair in pairs), default=0)
     rows = [(pair.target, *pair.alternatives) for pair in pairs]
     return [[row[i] if i < len(row) else row[0] for row in rows] for i in range(1 + most)]
-
-
-def _phrasebook(corpus: CorpusSettings, split: str, direction: str, trees: bool) -> Iterator[Pair]:
-    from dragoman.text import phrasebook
-
-    read = phrasebook.analysed_pairs if trees else phrasebook.pairs
-    return read(corpus.split or split, corpus.phrasebook, seed=corpus.seed, direction=way_of(corpus, direction))
 
 
 def way_of(corpus: CorpusSettings, direction: str) -> str:
@@ -360,13 +359,11 @@ def _text(value: Any, key: str, where: str) -> str:
 def fingerprint(corpus: CorpusSettings, *, split: str = "train", direction: str = "en-de") -> str:
     """What a corpus is, without reading it: the same as long as its files and the settings that shape its pairs are.
 
-    A file counts by its place, size and time of change; the phrasebook by its settings and its grammar.
+    A file counts by its place, size and time of change; the phrasebook by its settings and the files of its package.
     """
     parts: list[Any]
     if corpus.phrasebook:
-        room = sorted(path for path in Path(__file__).parent.iterdir() if path.is_file())  # grammar, lexicon and all
-        grammar = hashlib.blake2b(b"".join(path.read_bytes() for path in room)).hexdigest()
-        parts = ["phrasebook", corpus.phrasebook, corpus.split or split, corpus.seed, direction, grammar]
+        parts = ["phrasebook", corpus.phrasebook, corpus.split or split, corpus.seed, direction, hash_package()]
         parts += [corpus.reverse, corpus.tag]
     else:
         files = [(name, _identity(getattr(corpus, name))) for name in FILES if getattr(corpus, name)]

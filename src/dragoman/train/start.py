@@ -22,9 +22,9 @@ from dragoman.io import is_temporary, lock_folder
 from dragoman.loading import open_run, put_weights
 from dragoman.models.base import Model, tensors_of
 from dragoman.models.build import build_model, completed, kind_of, settings_of
+from dragoman.phrasebook.generate import DIRECTIONS, check_request
 from dragoman.score.metrics import METRICS, fitting, metric_named, note_on_wer
 from dragoman.store import RunFolder, unwritable
-from dragoman.text import phrasebook
 from dragoman.text.tokenizer import TOKENIZERS, Tokenizers, target_side
 from dragoman.train import consistency, optim, record
 from dragoman.train.choices import choose
@@ -248,14 +248,14 @@ def check(recipe: Recipe) -> None:
     settings_for(recipe.search)
     pick(TOKENIZERS, recipe.tokenizer.kind, "tokenizer.kind")
     check_metrics(recipe, task)
-    pick(dict.fromkeys(phrasebook.DIRECTIONS), recipe.data.direction, "data.direction (of the phrasebook)")
+    pick(dict.fromkeys(DIRECTIONS), recipe.data.direction, "data.direction (of the phrasebook)")
     if not recipe.data.train:
         raise UserError("the recipe has no data.train; name a corpus there, such as {source: F, target: F}")
     for name in SPLITS:
         for corpus in getattr(recipe.data, name):
             corpus.check(f"data.{name}")
             if corpus.phrasebook:
-                phrasebook.check(corpus.split or name, corpus.phrasebook, recipe.data.direction)
+                check_request(corpus.split or name, corpus.phrasebook, recipe.data.direction)
     check_data(recipe)
     pick(TOKENIZERS, target_side(recipe.tokenizer).kind, "tokenizer.target_kind")
     kinds = [recipe.tokenizer.kind, target_side(recipe.tokenizer).kind]

@@ -1,0 +1,248 @@
+"""Generate the built-in corpus: English and German sentences from a grammar, with a gold analysis of each.
+
+    for phrase in generate_phrases("train", 3):
+        print(phrase.source, "|", phrase.target)
+
+Sentences are drawn, not stored: any number of them, the same on every machine. A stable hash of the content words,
+which are known from either language, assigns a sentence to train, dev or test. Hence these splits never share a
+sentence on either side, whatever the seeds and counts. In every sentence of `unseen`, a word appears in a construction
+from which it is held out in the other splits.
+"""
+
+import mmap
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+from dragoman.config import pick
+from dragoman.phrasebook.english import English
+from dragoman.phrasebook.german import German
+from dragoman.phrasebook.grammar import Grammar
+from dragoman.phrasebook.lexicon import stable_hash
+from dragoman.phrasebook.noun_phrases import NoFittingWord
+from dragoman.phrasebook.plan import SentencePlan
+from dragoman.types import Pair, Tree, UserError
+
+SPLITS = ("train", "dev", "test", "unseen")
+DIRECTIONS = ("en-de", "de-en")
+PERCENTILES = {"train": (0, 84), "dev": (84, 92), "test": (92, 100)}  # of the content hash
+SENTENCE_COUNT = 10**18  # a lower bound: relative clauses, questions and more are not counted
+MAX_PHRASES = 1_000_000_000  # of one split at a time: their hashes have to fit into memory
+MAX_REPEATS = 1_000_000  # draws in a row without a new sentence after which a split counts as exhausted
+
+
+@dataclass(frozen=True, slots=True)
+class Phenomenon:
+    """A point of grammar, and the target words (from 0) whose form or position shows that it is right."""
+
+    name: str
+    words: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Phrase:
+    """A sentence pair with its analysis. Words count from 0; heads count from 1, as in CoNLL-U, and 0 is the root."""
+
+    source: str
+    target: str
+    source_words: tuple[str, ...]
+    target_words: tuple[str, ...]
+    alignment: tuple[tuple[int, int], ...]
+    source_heads: tuple[int, ...]
+    target_heads: tuple[int, ...]
+    source_coref: tuple[tuple[int, int], ...]  # pronoun, antecedent
+    target_coref: tuple[tuple[int, int], ...]
+    phenomena: tuple[Phenomenon, ...]
+    source_phenomena: tuple[Phenomenon, ...]  # those of the other direction
+
+    @property
+    def pair(self) -> Pair:
+        return Pair(self.source, self.target)
+
+    @property
+    def tree(self) -> Tree:
+        return Tree(self.source_words, self.source_heads)
+
+    def swap_sides(self) -> "Phrase":
+        """Return the other direction, with its own phenomena; English has no inflected adjectives, for instance."""
+        return replace(
+            self,
+            source=self.target,
+            target=self.source,
+            source_words=self.target_words,
+            target_words=self.source_words,
+            alignment=tuple(sorted((t, s) for s, t in self.alignment)),
+            source_heads=self.target_heads,
+            target_heads=self.source_heads,
+            source_coref=self.target_coref,
+            target_coref=self.source_coref,
+            phenomena=self.source_phenomena,
+            source_phenomena=self.phenomena,
+        )
+
+
+def generate_phrases(split: str, count: int, *, seed: int = 1, direction: str = "en-de") -> Iterator[Phrase]:
+    """Yield `count` phrases of a split, no two with the same source or the same target."""
+    check_request(split, count, direction)
+    phrases = (analyse(*sentence) for sentence in realize_plans(split, count, seed))
+    return phrases if direction == "en-de" else (phrase.swap_sides() for phrase in phrases)
+
+
+def generate_pairs(
+    split: str, count: int, *, seed: int = 1, direction: str = "en-de", trees: bool = False
+) -> Iterator[Pair]:
+    """Yield the texts of `generate_phrases`, faster; with `trees`, as slowly, the source trees too."""
+    check_request(split, count, direction)
+    if trees:
+        phrases = generate_phrases(split, count, seed=seed, direction=direction)
+        return (Pair(phrase.source, phrase.target, phrase.tree) for phrase in phrases)
+    sentences = realize_plans(split, count, seed)
+    if direction == "en-de":
+        return (Pair(english.text, german.text) for _, english, german in sentences)
+    return (Pair(german.text, english.text) for _, english, german in sentences)
+
+
+def check_request(split: str, count: int, direction: str) -> None:
+    pick(dict.fromkeys(SPLITS), split, "split of the phrasebook")
+    pick(dict.fromkeys(DIRECTIONS), direction, "direction of the phrasebook")
+    if count <= 0:
+        raise UserError(f"the phrasebook gives one phrase or more, not {count}")
+    if count > MAX_PHRASES:
+        raise UserError(
+            f"the phrasebook gives at most {MAX_PHRASES:,} phrases of a split at a time, not {count:,} "
+            f"(it has about {SENTENCE_COUNT:.0e} sentences)"
+        )
+
+
+def realize_plans(split: str, count: int, seed: int) -> Iterator[tuple[SentencePlan, English, German]]:
+    """Yield plans of one split with their sentences, each new in both languages."""
+    random = Random(stable_hash(f"phrasebook {seed} {split}")).random
+    grammar = Grammar(random, allow_held_out=split == "unseen")
+    sources, targets = SentenceSet(count), SentenceSet(count)
+    found = repeats = 0
+    while found < count:
+        repeats += 1
+        if repeats > MAX_REPEATS:
+            raise UserError(f"the split {split!r} of the phrasebook has about {found:,} phrases, not {count:,}")
+        plan = draw_plan_of_split(grammar, split)
+        if plan is None:
+            continue
+        english, german = English(), German()
+        english.write(plan)
+        german.write(plan)
+        source_slot, source_print = sources.find_slot(english.text)
+        target_slot, target_print = targets.find_slot(german.text)
+        if not sources.slots[source_slot] and not targets.slots[target_slot]:
+            sources.slots[source_slot], targets.slots[target_slot] = source_print, target_print
+            found, repeats = found + 1, 0
+            yield plan, english, german
+
+
+def draw_plan_of_split(grammar: Grammar, split: str) -> SentencePlan | None:
+    """Draw a plan; return it if it belongs to the split."""
+    try:
+        plan = grammar.draw_plan()
+    except NoFittingWord:
+        return None
+    if split == "unseen":
+        return plan if grammar.found_held_out else None
+    low, high = PERCENTILES[split]
+    return plan if low <= (grammar.content_hash & (2**64 - 1)) * 100 >> 64 < high else None
+
+
+class SentenceSet:
+    """A hash set with open addressing that stores a 32-bit fingerprint per sentence, to save memory.
+
+    Two sentences collide about once in a billion; then one of them counts as a repetition and is left out, which does
+    no harm. The system provides memory only for slots in use.
+    """
+
+    def __init__(self, count: int) -> None:
+        size = 1 << max(10, (count + count // 2).bit_length())
+        self.mask = size - 1
+        self.slots = memoryview(mmap.mmap(-1, 4 * size)).cast("I")
+
+    def find_slot(self, text: str) -> tuple[int, int]:
+        """Return the slot of this text, which holds 0 if the text is new, and its fingerprint."""
+        number = stable_hash(text)
+        slots, mask = self.slots, self.mask
+        fingerprint, slot = (number >> 32) or 1, number & mask
+        while slots[slot] and slots[slot] != fingerprint:
+            slot = (slot + 1) & mask
+        return slot, fingerprint
+
+
+def analyse(plan: SentencePlan, english: English, german: German) -> Phrase:
+    """Return the sentences with alignment, trees, coreference and phenomena."""
+    source_positions, target_positions = english.locate_nodes(), german.locate_nodes()
+    target_concepts = german.locate_concepts()
+    alignment = {
+        (s, t)
+        for concept, positions in english.locate_concepts().items()
+        for t in target_concepts.get(concept, ())
+        for s in positions
+    }
+    return Phrase(
+        source=english.text,
+        target=german.text,
+        source_words=tuple(english.words),
+        target_words=tuple(german.words),
+        alignment=tuple(sorted(alignment)),
+        source_heads=english.list_heads(source_positions, plan.root.head),
+        target_heads=german.list_heads(target_positions, plan.root.head),
+        source_coref=tuple((source_positions[a], source_positions[b]) for a, b in english.references),
+        target_coref=tuple((target_positions[a], target_positions[b]) for a, b in german.references),
+        phenomena=tuple(Phenomenon(*found) for found in german.locate_phenomena(target_positions)),
+        source_phenomena=tuple(Phenomenon(*found) for found in english.locate_phenomena(source_positions)),
+    )
+
+
+def hash_package() -> str:
+    """Return a digest of the files of this package: grammar and lexicon, and so every sentence."""
+    paths = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".py", ".tsv"))
+    return blake2b(b"".join(path.read_bytes() for path in paths)).hexdigest()
+
+
+# ---- judging translations
+
+
+def split_words(line: str) -> list[str]:
+    """Split a text into words and punctuation marks."""
+    return re.findall(r"\w+|[^\w\s]", line)
+
+
+def count_correct_phenomena(phrase: Phrase, hypothesis: str) -> dict[str, tuple[int, int]]:
+    """Return for each phenomenon of the phrase how many of its cases the hypothesis has right, and how many there are.
+
+    A case is right if its words occur in the hypothesis in the same order, whatever else differs: words that are
+    adjacent in the reference have to be adjacent, others may be up to two words further apart than there. If the
+    reference itself matches in several ways ("ist ... ist"), the hypothesis has to match in as many. Case is ignored.
+    """
+    counts: dict[str, tuple[int, int]] = {}
+    for phenomenon, correct in judge_phenomena(phrase, hypothesis):
+        right, total = counts.get(phenomenon.name, (0, 0))
+        counts[phenomenon.name] = (right + correct, total + 1)
+    return counts
+
+
+def judge_phenomena(phrase: Phrase, hypothesis: str) -> Iterator[tuple[Phenomenon, bool]]:
+    """Yield every phenomenon of the phrase, and whether the hypothesis has it right."""
+    reference = [word.lower() for word in phrase.target_words]
+    words = [word.lower() for word in split_words(hypothesis)]
+    for phenomenon in phrase.phenomena:
+        needed = count_matches(reference, reference, phenomenon.words)
+        yield phenomenon, count_matches(words, reference, phenomenon.words) >= needed
+
+
+def count_matches(words: Sequence[str], reference: Sequence[str], positions: tuple[int, ...]) -> int:
+    """Return in how many ways `words` contains the reference words at these positions."""
+    ways = [int(word == reference[positions[0]]) for word in words]
+    for before, position in pairwise(positions):
+        reach = 1 if position == before + 1 else position - before + 2
+        wanted = reference[position]
+        ways = [sum(ways[max(0, at - reach) : at]) if word == wanted else 0 for at, word in enumerate(words)]
+    return sum(ways)

@@ -1,0 +1,262 @@
+"""Surface realization: what English and German share when they put a plan into words.
+
+A realizer writes tokens in the order of its language. Each token carries its node and the node of its head; from these
+come the alignment, the dependency tree, and the words that show each phenomenon of grammar.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import ClassVar
+
+from dragoman.phrasebook.lexicon import ACCUSATIVE, DATIVE, GENITIVE, NOMINATIVE, Noun
+from dragoman.phrasebook.plan import (
+    CLOSING_COMMA,
+    COMMA,
+    CONJUNCTION,
+    FINAL,
+    FREQUENCY,
+    MANNER,
+    MORE,
+    OF,
+    PREDICATE,
+    PREPOSITION,
+    QUESTION,
+    QUESTION_WORD,
+    SENTENCE_ADVERB,
+    STOP,
+    THAN,
+    TIME,
+    Clause,
+    NounPhrase,
+    SentencePlan,
+)
+
+PREVIOUS_WORD, NEXT_WORD = (
+    -1,
+    -2,
+)  # among the nodes of a phenomenon: the word before the first one, the word after the last one
+CASES = {"subject": NOMINATIVE, "accusative": ACCUSATIVE}  # of arguments; the others are dative or have a preposition
+QUESTION_ADVERBS = {"where": ("where", "wo"), "when": ("when", "wann"), "why": ("why", "warum")}
+
+Token = tuple[str, int, int]  # word, node, node of the head; `Realizer.governors` overrides it for heads of clauses
+
+
+class Realizer(ABC):
+    """Writes one sentence. Subclasses know the inflection and the word order of one language."""
+
+    __slots__ = ("agreements", "fused", "governors", "nouns", "phenomena", "references", "text", "tokens", "words")
+
+    index: ClassVar[int]  # of this language in pairs of English and German
+    than: ClassVar[str]
+    genitive: ClassVar[str]  # preposition before a possessor
+    encloses_clauses: ClassVar[bool]  # commas enclose every relative and complement clause
+
+    def __init__(self) -> None:
+        self.tokens: list[Token] = []
+        self.fused: dict[int, int] = {}  # node of a word -> the other node that it expresses too: im, cannot, kein
+        self.governors: dict[int, int] = {}  # head of a clause -> the node that the clause depends on
+        self.phenomena: list[tuple[str, tuple[int, ...]]] = []  # name, nodes
+        self.nouns: list[tuple[int, bool]] = []  # node, plural
+        self.agreements: list[tuple[int, int, bool]] = []  # subject, finite verb, plural
+        self.references: list[tuple[int, int]] = []  # pronoun, antecedent
+        self.words: list[str] = []
+        self.text = ""
+
+    # ---- what the languages do differently
+
+    @abstractmethod
+    def is_comma_before(self, clause: Clause) -> bool:
+        """Return whether a comma separates the second clause of a sentence from the first."""
+
+    @abstractmethod
+    def write_predication(self, clause: Clause) -> None:
+        """Write subject, verb, arguments and adjuncts, except for what has opened the clause."""
+
+    @abstractmethod
+    def write_premodifiers(self, phrase: NounPhrase, noun: Noun, case: int) -> None:
+        """Write the determiner and the adjectives of a noun phrase."""
+
+    @abstractmethod
+    def inflect_pronoun(self, phrase: NounPhrase, case: int) -> str: ...
+
+    # ---- sentences and clauses
+
+    def write(self, plan: SentencePlan) -> None:
+        """Write the sentence; a comma before another mark is left out."""
+        root = plan.root
+        for clause in plan.clauses:
+            if clause is root:
+                self.write_clause(clause, 0)
+                continue
+            first = clause is plan.clauses[0]
+            if not first and self.is_comma_before(clause):
+                self.add(",", clause.node + COMMA, clause.head)
+            self.write_conjunction(clause)
+            self.write_clause(clause, root.head)
+            if first:
+                self.add(",", clause.node + COMMA, clause.head)
+        self.add("?" if root.kind == QUESTION else ".", root.node + STOP, root.head)
+        followers = [token[0] for token in self.tokens[1:]] + [""]
+        self.tokens = [t for t, after in zip(self.tokens, followers) if t[0] != "," or after not in (",", ".", "?")]
+        words = self.words = [token[0] for token in self.tokens]
+        words[0] = words[0][0].upper() + words[0][1:]
+        self.text = " ".join(words).replace(" ,", ",").replace(" .", ".").replace(" ?", "?")
+
+    def write_clause(self, clause: Clause, governor: int) -> None:
+        """Write a clause that depends on the node `governor`."""
+        self.governors[clause.head] = governor
+        self.write_opening(clause)
+        self.write_predication(clause)
+        complement = clause.complement
+        if complement:
+            if self.encloses_clauses:
+                self.add(",", complement.node + COMMA, complement.head)
+            if complement.kind == FINAL:
+                self.write_conjunction(complement)
+            self.write_clause(complement, clause.head)
+
+    def write_conjunction(self, clause: Clause) -> None:
+        self.add_words(clause.conjunction[self.index], clause.node + CONJUNCTION, clause.head)
+
+    def write_opening(self, clause: Clause) -> None:
+        """Write the argument, question word or adjunct that opens the clause, if any."""
+        if clause.moved:
+            self.write_constituent(clause, clause.moved)
+        elif clause.question_adverb:
+            word = QUESTION_ADVERBS[clause.question_adverb][self.index]
+            self.add(word, clause.node + QUESTION_WORD, clause.head)
+        elif clause.fronted:
+            self.write_constituent(clause, clause.fronted)
+
+    def write_rest(self, clause: Clause, *names: str) -> None:
+        """Write those of these arguments and adjuncts that the clause has and that have not opened it."""
+        for name in names:
+            if getattr(clause, name) and name != clause.moved and name != clause.fronted:
+                self.write_constituent(clause, name)
+
+    def write_constituent(self, clause: Clause, name: str) -> None:
+        constituent = getattr(clause, name)
+        node, head = clause.node, clause.head
+        if isinstance(constituent, NounPhrase):
+            self.write_noun_phrase(constituent, CASES.get(name, DATIVE), head)
+        elif name == "predicate":
+            self.write_predicate(clause)
+        elif name == "manner":
+            self.add(constituent.adverb[self.index], node + MANNER, head)
+        elif name == "frequency":
+            self.add(constituent[self.index][0], node + FREQUENCY, head)
+        elif name == "sentence_adverb":
+            first, *others = constituent[self.index]
+            self.add(first, node + SENTENCE_ADVERB, head)
+            self.add_words(" ".join(others), node + SENTENCE_ADVERB + 1, node + SENTENCE_ADVERB)
+        else:
+            assert name == "time"
+            words = constituent[self.index]
+            last = node + TIME + 4 * (len(words) - 1)
+            for place, word in enumerate(words, 1 - len(words)):
+                self.add(word, last + 4 * place, last if place else head)
+
+    def write_predicate(self, clause: Clause) -> None:
+        """Write the adjective after the verb: very old, older than the cat."""
+        adjective, node = clause.predicate, clause.node
+        assert adjective is not None
+        if clause.degree:
+            self.add(clause.degree[self.index][0], node + MORE, node + PREDICATE)
+        if clause.comparison is None:
+            self.add(adjective.positive[self.index], node + PREDICATE, node)
+            return
+        *more, comparative = adjective.comparative[self.index].split()
+        self.add_words(" ".join(more), node + PREDICATE + 1, node + PREDICATE)
+        self.add(comparative, node + PREDICATE, node)
+        self.add(self.than, node + THAN, clause.comparison.node)
+        self.write_noun_phrase(clause.comparison, NOMINATIVE, node + PREDICATE)
+
+    # ---- noun phrases
+
+    def write_noun_phrase(self, phrase: NounPhrase, case: int, head: int) -> None:
+        node = phrase.node
+        if phrase.preposition:
+            case = phrase.preposition.case
+            self.add_words(str(phrase.preposition[self.index]), node + PREPOSITION, node)
+        if phrase.pronoun:
+            self.write_pronoun(phrase, case, head)
+            return
+        assert phrase.noun is not None
+        self.write_premodifiers(phrase, phrase.noun, case)
+        self.add(phrase.noun.forms[self.index][phrase.plural][case], node, head)
+        self.nouns.append((node, phrase.plural))
+        if phrase.possessor:
+            self.add_words(self.genitive, phrase.possessor.node + OF, phrase.possessor.node)
+            self.write_noun_phrase(phrase.possessor, GENITIVE, node)
+        if phrase.postmodifier:
+            self.write_noun_phrase(phrase.postmodifier, DATIVE, node)
+        if phrase.relative:
+            relative = phrase.relative
+            if self.encloses_clauses:
+                self.add(",", relative.node + COMMA, relative.head)
+            self.write_clause(relative, node)
+            if self.encloses_clauses:
+                self.add(",", relative.node + CLOSING_COMMA, relative.head)
+
+    def write_pronoun(self, phrase: NounPhrase, case: int, head: int) -> None:
+        self.add(self.inflect_pronoun(phrase, case), phrase.node, head)
+        if phrase.pronoun == "relative":
+            self.note("relative", PREVIOUS_WORD, phrase.node)
+        elif phrase.antecedent is not None:
+            self.references.append((phrase.node, phrase.antecedent.node))
+            self.note("pronoun", PREVIOUS_WORD, phrase.node)
+
+    # ---- tokens and notes
+
+    def add(self, word: str, node: int, head: int) -> None:
+        self.tokens.append((word, node, head))
+
+    def add_words(self, text: str, node: int, head: int) -> None:
+        """Add several words that share a meaning and a head, or none."""
+        for offset, word in enumerate(text.split()):
+            self.tokens.append((word, node + offset, head))
+
+    def note(self, phenomenon: str, *nodes: int) -> None:
+        self.phenomena.append((phenomenon, nodes))
+
+    def note_agreement(self, subject: NounPhrase, finite: int) -> None:
+        if not subject.pronoun:
+            self.agreements.append((subject.node, finite, subject.plural))
+
+    # ---- analysis of the finished sentence
+
+    def locate_nodes(self) -> dict[int, int]:
+        """Return the position of each node's word."""
+        return {token[1]: position for position, token in enumerate(self.tokens)}
+
+    def list_heads(self, positions: dict[int, int], root: int) -> tuple[int, ...]:
+        """Return the position of each word's head, counted from 1; the root has 0."""
+        governors = self.governors
+        return tuple(0 if node == root else positions[governors.get(node, head)] + 1 for _, node, head in self.tokens)
+
+    def locate_concepts(self) -> dict[int, list[int]]:
+        """Return the positions of the words for each meaning, which is a node without its last two bits."""
+        table: dict[int, list[int]] = {}
+        for position, (_, node, _) in enumerate(self.tokens):
+            table.setdefault(node >> 2, []).append(position)
+            if node in self.fused:
+                table.setdefault(self.fused[node] >> 2, []).append(position)
+        return table
+
+    def locate_phenomena(self, positions: dict[int, int]) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield each phenomenon and the positions that show it.
+
+        Agreement counts if a noun of the other number stands between subject and verb, so that it is hard.
+        """
+        nouns = [(positions[node], plural) for node, plural in self.nouns]
+        for subject, finite, plural in self.agreements:
+            first, last = positions.get(subject, -1), positions.get(finite, -1)
+            if 0 <= first < last and any(first < at < last and number != plural for at, number in nouns):
+                yield "agreement", (first, last - 1, last) if last - 1 > first else (first, last)
+        for name, nodes in self.phenomena:
+            found = [positions[node] for node in nodes if node >= 0]
+            if nodes[0] == PREVIOUS_WORD and found[0] > 0:
+                found.insert(0, found[0] - 1)
+            elif nodes[0] == PREVIOUS_WORD or nodes[-1] == NEXT_WORD:
+                found.append(found[-1] + 1)
+            yield name, tuple(found)
