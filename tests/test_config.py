@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -308,16 +307,32 @@ BROKEN = st.lists(
 @settings(max_examples=400, suppress_health_check=[HealthCheck.too_slow])
 @given(SPELT | BROKEN)
 def test_any_text_is_a_recipe_or_a_mistake(text: str) -> None:
-    with suppress(UserError):
-        completed(recipe_of(text.encode("utf-8", "replace").decode()))
+    """A recipe is the same when it is written out and read again; a mistake is said in one line."""
+    try:
+        recipe = completed(recipe_of(text.encode("utf-8", "replace").decode()))
+    except UserError as mistake:
+        said_in_one_line(mistake)
+        return
+    written = to_yaml(recipe)
+    assert to_yaml(completed(build(Recipe, parse_yaml(written)))) == written
+
+
+def said_in_one_line(mistake: UserError, culprit: str = "") -> None:
+    assert culprit in str(mistake).strip()
+    assert len(str(mistake).splitlines()) == 1
 
 
 @settings(max_examples=200)
 @given(VALUE, st.sampled_from(EVERY))
 def test_any_value_is_taken_or_a_mistake(value: Any, where: tuple[str, str]) -> None:
+    """What is taken is taken again as it is kept; what is not is named."""
     section, name = where
-    with suppress(UserError):
-        record_of(section, {name: value})
+    try:
+        record = record_of(section, {name: value})
+    except UserError as mistake:
+        said_in_one_line(mistake, culprit=section.split(".")[0] or name)
+        return
+    assert type(record).model_validate(record.model_dump()) == record
 
 
 WORD = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(

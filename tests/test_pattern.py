@@ -16,7 +16,7 @@ from dragoman.models.transformer import TransformerSettings
 from dragoman.nn.attention import Now, SelfAttention, join_heads
 from dragoman.nn.kernel import KERNELS, auto, reference
 from dragoman.nn.mask import Look, Rows, causal, same_segment
-from dragoman.nn.pattern import PATTERNS, BigBird, BlockLook
+from dragoman.nn.pattern import PATTERNS, BigBird, Blocked, BlockLook, Linformer
 from dragoman.nn.position import POSITIONS
 from dragoman.nn.settings import AttentionSettings
 from dragoman.types import UserError
@@ -26,7 +26,7 @@ SMALL: dict[str, Any] = {
     "width": 8, "heads": 2, "position": "none", "reach": 3, "window": 3, "block": 2, "random_blocks": 2, "rank": 4,
     "max_length": 64,
 }  # fmt: skip
-BLOCKED = ("local", "bigbird")
+BLOCKED = [name for name, pattern in PATTERNS.items() if issubclass(pattern, Blocked)]
 SIDES = [(name, ahead) for name, pattern in PATTERNS.items() for ahead in (True, False) if ahead or pattern.causal]
 CAUSAL = [name for name, pattern in PATTERNS.items() if pattern.causal]
 FITTING = [
@@ -247,18 +247,18 @@ def test_step_by_step_is_all_at_once_and_never_ahead(name: str, position: str) -
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-def test_far_tokens_are_heard_of_as_the_pattern_has_it(name: str) -> None:
-    """A change in the last token reaches the first one, unless all that is looked at is near."""
+def test_a_token_is_heard_by_those_who_may_look_at_it(name: str) -> None:
+    """By the rule of the pattern, a change in the last token reaches some of the others and no more."""
     module, rows = attention(name, max_length=100), alone(90)
-    x_BTC = inputs(rows)
+    x_BTC, place = inputs(rows), torch.arange(90)
     before = answer(module, x_BTC, rows)
     x_BTC[:, -1] += 1
-    after = answer(module, x_BTC, rows)
-    if name == "local":
-        same(after[:, :-4], before[:, :-4])
-        differ(after[:, -4], before[:, -4])
-    else:
-        differ(after[:, 0], before[:, 0])
+    moved_T = (answer(module, x_BTC, rows) - before).abs().amax((0, 2))
+    visible = module.pattern.visible(place, place)
+    hears_T = torch.ones(90, dtype=torch.bool) if visible is None else visible[:, -1]
+    assert (moved_T[hears_T] > 1e-6).all()
+    assert (moved_T[~hears_T] < 1e-12).all()
+    assert hears_T.sum() > 1
 
 
 @pytest.mark.parametrize(("name", "position"), FITTING)
@@ -293,7 +293,8 @@ def test_nothing_ever_holds_all_pairs(name: str, ahead: bool, position: str, dty
     needs = POSITIONS[position].relate.needs
     if needs in module.pattern.tells:
         many = largest(lambda: answer(module, x_BTC, rows).sum().backward())
-        assert (many >= T * T) == (name == "full" and needs == "distance")
+        everyone_meets = module.pattern.keys(np.array([T]))[0] == T
+        assert (many >= T * T) == (everyone_meets and needs == "distance")
 
 
 @pytest.mark.parametrize(("query", "value"), [(8, 12), (8, 4)])
@@ -307,7 +308,7 @@ def test_widths_apart_do_not_change_that(query: int, value: int) -> None:
 def test_pairs_grow_in_a_line_unless_everyone_meets(name: str, ahead: bool) -> None:
     """And they are those that FLOPs are counted by; Linformer pays for squeezing as well."""
     module = attention(name, ahead=ahead, max_length=2048)
-    met = {}
+    met, keys = dict[int, int](), dict[int, int]()
     for length in (512, 1024, 2048):
         met[length] = 0
 
@@ -318,9 +319,11 @@ def test_pairs_grow_in_a_line_unless_everyone_meets(name: str, ahead: bool) -> N
         module.kernel = counting
         rows = alone(length)
         answer(module, inputs(rows), rows)
-        keys = module.pattern.keys(np.array([length]))[0] / (2 if name == "linformer" else 1)
-        assert met[length] / (module.heads * length) == pytest.approx(keys, rel=0.03)
-    assert met[2048] / met[512] == pytest.approx(16 if name == "full" else 4, rel=0.03)
+        keys[length] = module.pattern.keys(np.array([length]))[0]
+        paid = 2 if isinstance(module.pattern, Linformer) else 1
+        assert paid * met[length] / (module.heads * length) == pytest.approx(keys[length], rel=0.03)
+    assert keys[2048] in (keys[512], 2048)
+    assert met[2048] / met[512] == pytest.approx(4 * keys[2048] / keys[512], rel=0.03)
 
 
 @pytest.mark.parametrize(
@@ -339,6 +342,6 @@ def test_what_cannot_work_is_refused(given: dict[str, str], why: str) -> None:
 
 @pytest.mark.parametrize("name", PATTERNS)
 def test_rows_are_shared_where_that_can_be(name: str) -> None:
-    assert TransformerSettings(attention=name).layout == ("packed" if name in ("full", "local") else "padded")
+    assert TransformerSettings(attention=name).layout == ("packed" if PATTERNS[name].shares_rows else "padded")
     if name in CAUSAL:
         assert TransformerSettings(decoder_attention=name).layout == TransformerSettings(attention=name).layout
