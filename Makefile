@@ -2,8 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-# Tests run one thread each, so several processes share the cores; tests of one file share what it trained.
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+# Tests run one thread each, so several processes share the cores; tests of one file share what it trained, and files
+# with slow tests are begun first (tests/conftest.py).
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # What a CPU without AVX-512 gets: limits of the instruction sets of oneDNN, PyTorch and CTranslate2.
 AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 CT2_FORCE_CPU_ISA=AVX2
 CPU_TESTS := $(addprefix tests/test_, $(addsuffix .py, bench_training bench_translate demo engine_choose \

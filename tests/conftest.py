@@ -13,6 +13,16 @@ settings.register_profile("house", deadline=None, database=None, derandomize=Tru
 settings.load_profile("house")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, so that no worker begins one when the others are done."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="there is no CUDA device here"))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fixtures that live longer than a test keep their caches in a folder of the session, never in the user's."""

@@ -19,7 +19,7 @@ from tolerance import same
 from toy_batch import examples, in_rows
 from toy_models import SMALL_RNN, SMALL_TRANSFORMER, Section, built
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are captured on a GPU only")
+pytestmark = pytest.mark.gpu  # graphs are captured there only
 PLAIN = Choices("cuda", "bf16", False, 1)
 SECTION = {**SMALL_TRANSFORMER, "width": 32, "dropout": 0.2}  # heads wide enough for the kernels of a GPU
 STEPS = WARM + 4

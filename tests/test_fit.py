@@ -45,7 +45,7 @@ def test_without_a_gpu_there_is_nothing_to_fit_to(call: Call, small: Path) -> No
     one_sentence(call("fit", small), "memory of a GPU", "train.device=cpu")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="it takes a GPU to find out how much fits into one")
+@pytest.mark.gpu
 def test_on_a_gpu_it_says_how_many(call: Call, small: Path) -> None:
     answer = call("fit", small, "train.device=cuda")
     assert answer.code == 0

@@ -58,7 +58,7 @@ def test_a_sentence_that_comes_later_is_not_the_wiser_for_it() -> None:
             same(logp_NV[:1], expected[1:])
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("widths", [(16, 16), (64, 32), (32, 128)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_kernel_is_its_readable_twin(

@@ -10,7 +10,7 @@ from dragoman.nn.kernel import reference
 from dragoman.nn.mask import Rows, across, within
 from tolerance import same
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel is written for a GPU")
+pytestmark = pytest.mark.gpu
 H = 2
 
 

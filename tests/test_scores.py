@@ -10,7 +10,6 @@ from dragoman.nn import scores
 from dragoman.nn.scores import SCORES, Additive, Attention, Score, chunked, fused, holds, plain
 from tolerance import DEVICES, differ, same
 
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel is written for a GPU")
 EVERY = pytest.mark.parametrize("name", SCORES)
 B, T, S, C, A = 3, 4, 6, 5, 7
 KEEP_BS = torch.tensor([[1] * 6, [1] * 4 + [0] * 2, [0] * 6]).bool()  # the last row is empty
@@ -120,7 +119,7 @@ def slopes(score_BTS: Tensor, given: list[Tensor]) -> tuple[Tensor, ...]:
     return torch.autograd.grad(score_BTS, given, drawn(*score_BTS.shape, seed=4).to(score_BTS))
 
 
-@GPU
+@pytest.mark.gpu
 @pytest.mark.parametrize("A", [1, 7, 16, 300, 512, 1000, scores.WIDEST])
 @pytest.mark.parametrize(("T", "S"), [(1, 1), (1, 33), (3, 5), (20, 33), (128, 128)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -136,7 +135,7 @@ def test_fused_is_plain(T: int, S: int, A: int, dtype: torch.dtype) -> None:
         same(one, two)
 
 
-@GPU
+@pytest.mark.gpu
 @pytest.mark.parametrize("T", [1, 20])
 def test_fused_reads_what_lies_apart_and_repeats_itself(T: int) -> None:
     """Views give the bits of their copies; so does a second run, gradients included."""
@@ -148,7 +147,7 @@ def test_fused_reads_what_lies_apart_and_repeats_itself(T: int) -> None:
         assert torch.equal(one, two)
 
 
-@GPU
+@pytest.mark.gpu
 @pytest.mark.parametrize(("rows", "T", "S"), [(0, 1, 5), (0, 3, 5), (2, 0, 5), (2, 3, 0)])
 def test_fused_of_nothing_has_no_slope(rows: int, T: int, S: int) -> None:
     given = on_gpu(T, S, A, rows=rows)
@@ -157,7 +156,7 @@ def test_fused_of_nothing_has_no_slope(rows: int, T: int, S: int) -> None:
     assert not any(slope.any() for slope in slopes(found, given))
 
 
-@GPU
+@pytest.mark.gpu
 def test_a_graph_holds_the_fused_score() -> None:
     """Captured once, it scores what lies in its place later."""
     given = on_gpu(1, 30, 512, torch.bfloat16)
@@ -171,7 +170,7 @@ def test_a_graph_holds_the_fused_score() -> None:
         assert torch.equal(found, fused(*given))
 
 
-@GPU
+@pytest.mark.gpu
 @pytest.mark.parametrize(("A", "dtype"), [(scores.WIDEST + 1, torch.float32), (8, torch.float64)], ids=str)
 def test_the_kernel_leaves_what_it_cannot_hold(A: int, dtype: torch.dtype) -> None:
     assert not holds(*on_gpu(2, 3, A, dtype))

@@ -27,7 +27,7 @@ from toy_engine import MODELS, model_of, random_jobs
 
 CPU = torch.device("cpu")
 SUPPORTED = [name for name in PRECISIONS if name != "bf16" or cpu_features().bf16]  # others are refused, see below
-COMPANY = 24  # sentences side by side
+COMPANY = 16  # sentences side by side
 
 
 def engine(model: Any, device: torch.device = CPU) -> TorchEngine:
@@ -62,7 +62,7 @@ def test_slots_find_what_a_lone_search_finds(section: dict[str, Any], beam: int,
     """Few slots, so that sentences come and go; every model kind."""
     monkeypatch.setattr(torch_engine, "side_by_side", lambda *_: 4 * beam)
     model, search = model_of(**section), SearchSettings(beam=beam, nbest=beam)
-    jobs = random_jobs(25)
+    jobs = random_jobs(16, longest=24)
     for job, found in zip(jobs, engine(model).search(jobs, search), strict=True):
         close(found, alone(model, job, search))
 
@@ -83,13 +83,12 @@ def test_company_changes_nothing_to_the_bit(precision: str, section: dict[str, A
     expected = engine(model).search(jobs, search)
     assert [found for job in jobs for found in engine(model).search([job], search)] == expected
     order = sorted(range(COMPANY), key=lambda i: i * 17 % COMPANY)
-    for rows in (8, 20, 512):
+    for rows in (8, 512):
         monkeypatch.setattr(torch_engine, "side_by_side", lambda *_, rows=rows: rows)
         found = engine(model).search([jobs[i] for i in order], search)
         assert [found[order.index(i)] for i in range(COMPANY)] == expected
-    for count in (1, 2):
-        with workers(count):
-            assert engine(model).search(jobs, search) == expected
+    with workers(2):
+        assert engine(model).search(jobs, search) == expected
 
 
 @pytest.mark.parametrize("precision", SUPPORTED)
@@ -196,16 +195,17 @@ def test_slots_in_place_find_what_a_lone_search_finds(
 ) -> None:
     """As they run on a GPU, where a step is captured besides."""
     where = torch.device(device)
-    model, search, jobs = model_of(**section).to(where), SearchSettings(beam=beam, nbest=beam), random_jobs(40)
-    monkeypatch.setattr(torch_engine, "side_by_side", lambda *_: 16 * beam)
+    model, search, jobs = model_of(**section).to(where), SearchSettings(beam=beam, nbest=beam), random_jobs(24)
+    expected = [alone(model, job, search, where) for job in jobs]
+    monkeypatch.setattr(torch_engine, "side_by_side", lambda *_: 8 * beam)
     monkeypatch.setattr(torch_engine, "worth_capturing", lambda *_: True)
     ours = engine(model, where)
     with workers(1):
         for _ in range(2):  # the second time in the same slots
             found = ours.search(jobs, search)
             assert flow.GpuFlow in ours.flows
-            for job, answers in zip(jobs, found, strict=True):
-                close(answers, alone(model, job, search, where), 1e-3)
+            for answers, wanted in zip(found, expected, strict=True):
+                close(answers, wanted, 1e-3)
 
 
 def test_with_little_memory_few_are_answered_at_a_time(monkeypatch: Any) -> None:

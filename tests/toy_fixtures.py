@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from dragoman import cli
 from dragoman.translator import Translator
+from shared_folders import made_once
 from toy_run import SMALL, Answer, Call, Toy, process, write_corpus, write_recipe
 
 
@@ -29,14 +31,19 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
     return run
 
 
+def train_toy(folder: Path) -> None:
+    """Through the command line, in a process of its own; what it said is kept in said.json."""
+    write_corpus(folder, train=2000, dev=100)
+    said = process("train", write_recipe(folder / "recipe.yaml"), "--out", folder / "run")
+    assert said.code == 0, said.err
+    (folder / "said.json").write_text(json.dumps(said))
+
+
 @pytest.fixture(scope="session")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    folder = tmp_path_factory.mktemp("toy")
-    write_corpus(folder, train=2000, dev=100)
-    recipe = write_recipe(folder / "recipe.yaml")
-    said = process("train", recipe, "--out", folder / "run")
-    assert said.code == 0, said.err
-    return Toy(folder, recipe, folder / "run", said)
+    folder = made_once(tmp_path_factory, "toy", train_toy)
+    said = Answer(*json.loads((folder / "said.json").read_text()))
+    return Toy(folder, write_recipe(folder / "recipe.yaml"), folder / "run", said)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,29 @@
+"""Folders that are made once for all workers of a test session."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
+    """A copy of what `make` puts into a folder: the first worker that asks makes it, the others wait for it.
+
+    Every worker has a copy of its own, so tests that write into it do not meet.
+    """
+    own = factory.getbasetemp()
+    root = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    original, made = root / f"once-{name}", root / f"once-{name}.made"
+    with (root / f"once-{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            shutil.rmtree(original, ignore_errors=True)  # by a worker that failed
+            original.mkdir()
+            make(original)
+            made.touch()
+    return Path(shutil.copytree(original, factory.mktemp(name), dirs_exist_ok=True))
