@@ -39,11 +39,12 @@ from dragoman.types import UserError
 from toy_models import FORM, SMALL_TRANSFORMER, built, cases, laid, some_examples
 from toy_run import SMALL, Answer, environment, events, last_step, quietly, tensors, write_corpus, write_recipe
 
+pytestmark = pytest.mark.slow
 PAGE = (Path(__file__).parents[1] / "docs/many-machines.md").read_text(encoding="utf-8")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 FEW: dict[str, object] = {
-    **SMALL["train"], "steps": 8, "tokens": 512, "save_every": 4, "validate_every": 4, "schedule": "constant",
-    "ema": 0.8,
+    **SMALL["train"], "steps": 8, "tokens": 512, "save_every": 4, "validate_every": 4, "validate_lines": 2,
+    "schedule": "constant", "ema": 0.8,
 }  # fmt: skip
 MODELS: dict[str, dict[str, object]] = {
     "transformer": {"kind": "transformer", "layers": 2, "width": 16, "heads": 2, "dropout": 0.2},
@@ -52,6 +53,7 @@ MODELS: dict[str, dict[str, object]] = {
     "tight": {"kind": "transformer", "layers": 1, "width": 16, "heads": 2, "dropout": 0.2, "shared": True},
 }
 HALF = ["train.steps=4"]
+NO_DEV = "data.dev=[]"
 TIGHT = ["train.tokens=64", "train.accumulate=1"]  # a row or two in a grid: some of four processes have none
 
 
@@ -146,7 +148,6 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
     made.together(
         4,
         ("transformer", "transformer-4", [], False),
-        ("rnn", "rnn-4", [], False),
         ("transformer", "transformer-4-fsdp", [fsdp], False),
         ("fed", "fed-4-fsdp", [fsdp], False),
         ("tight", "tight-4", TIGHT, False),
@@ -154,18 +155,16 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
         ("transformer", "muon-4-fsdp", [muon, fsdp, *HALF], False),
         ("transformer", "muon-4-fsdp", [muon, fsdp], True),
         ("transformer", "4-then-1", [fsdp, *HALF], False),
+        ("transformer", "full-disk", [fsdp, NO_DEV, *HALF], False),
         ("transformer", "1-then-4", [fsdp], True),
         *(("transformer", f"4-then-4-{way}", [f"train.parallel={way}", *HALF], False) for way in PARALLEL),
         *(("transformer", f"4-then-4-{way}", [f"train.parallel={way}"], True) for way in PARALLEL),
     )
-    shutil.copytree(made.folder / "4-then-1", made.folder / "4-then-2")
     made.together(
         2,
         ("transformer", "transformer-2", [], False),
-        ("transformer", "muon-2", [muon], False),
         ("transformer", "sgd-2-fsdp", [sgd, fsdp], False),
         ("rnn", "rnn-2-fsdp", [fsdp], False),
-        ("transformer", "4-then-2", [], True),
     )
     made.alone("transformer", "4-then-1", resume=True)
     return made
@@ -173,17 +172,17 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
 
 @pytest.mark.parametrize(
     "run",
-    ["transformer-2", "transformer-4", "transformer-4-fsdp", "rnn-4", "rnn-2-fsdp", "fed-4-fsdp", "tight-4",
-     "tight-4-fsdp", "muon-2", "muon-4-fsdp", "sgd-2-fsdp"],
+    ["transformer-2", "transformer-4", "transformer-4-fsdp", "rnn-2-fsdp", "fed-4-fsdp", "tight-4", "tight-4-fsdp",
+     "muon-4-fsdp", "sgd-2-fsdp"],
 )  # fmt: skip
 def test_as_one_does(jobs: Jobs, run: str) -> None:
     """Dropout on, grids of few rows and many, batches added up, a running mean: every number of every step."""
     close(jobs.folder / f"{run.partition('-')[0]}-1", jobs.folder / run)
 
 
-@pytest.mark.parametrize("run", ["4-then-1", "4-then-2", "1-then-4"])
+@pytest.mark.parametrize("run", ["4-then-1", "1-then-4"])
 def test_a_checkpoint_is_for_any_number(jobs: Jobs, run: str) -> None:
-    """Saved whole or in shards, it is read by one, two and four."""
+    """Saved whole or in shards, it is read by one and by four; by two where a disk was full."""
     close(jobs.folder / "transformer-1", jobs.folder / run)
 
 
@@ -216,19 +215,20 @@ def test_a_damaged_shard_is_refused(jobs: Jobs, tmp_path: Path, part: str) -> No
         quietly(jobs.folder / "transformer.yaml", tmp_path / "run", "train.steps=9", resume=True)
 
 
-def test_a_full_disk_is_not_kept_full(small: Path) -> None:
+def test_a_full_disk_is_not_kept_full(jobs: Jobs) -> None:
     """Parts of a checkpoint that cannot be written are removed; the one before stays, and the job goes on from it."""
-    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "dragoman", "train", "recipe.yaml"]
-    command += ["--out", "run", "train.parallel=fsdp", "data.dev=[]"]
-    assert torchrun(*command[3:], "train.steps=4", cwd=small).code == 0
-    kept = {path.name: path.stat().st_size for path in (small / "run").rglob("*.safetensors")}
+    run = jobs.folder / "full-disk"
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "dragoman", "train", "transformer.yaml"]
+    command += ["--out", str(run), "train.parallel=fsdp", NO_DEV, "--resume"]
+    kept = {path.name: path.stat().st_size for path in run.rglob("*.safetensors")}
     little = max(kept.values()) // 2048  # in blocks of 1024 bytes: half of the largest part
-    again = ["bash", "-c", f'ulimit -f {little}; exec "$@"', "-", *command, "--resume", "train.steps=8"]
-    done = subprocess.run(again, capture_output=True, text=True, cwd=small, env=environment(), check=False)
+    limited = ["bash", "-c", f'ulimit -f {little}; exec "$@"', "-", *command]
+    done = subprocess.run(limited, capture_output=True, text=True, cwd=jobs.folder, env=environment(), check=False)
     [sentence] = said(done.stderr)
     assert "File too large" in sentence
-    assert [path.name for path in (small / "run/checkpoints").glob("step-*")] == ["step-0000000004"]
-    assert torchrun(*command[3:], "--resume", "train.steps=8", cwd=small).code == 0
+    assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-0000000004"]
+    assert torchrun(*command[3:], cwd=jobs.folder).code == 0
+    assert last_step(run) == 8
 
 
 def test_who_comes_back_meets_who_is_there_now(monkeypatch: pytest.MonkeyPatch) -> None:
