@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.evaluation.figures import (
-    BOTTOM,
     LABEL_HEIGHT,
-    TOP,
+    MARGIN_BOTTOM,
+    MARGIN_TOP,
     LineChart,
     Point,
     Series,
@@ -55,7 +55,7 @@ def test_any_numbers_make_a_chart(lines: list[list[tuple[float, ...]]], logarith
     assert sorted(names) == sorted(f"model <{n}>" for n in range(len(lines)))
     for circle in ElementTree.fromstring(svg).iter("circle"):
         assert 0 <= float(circle.attrib["cx"]) <= 720
-        assert TOP - 1 <= float(circle.attrib["cy"]) <= HEIGHT - BOTTOM + 1
+        assert MARGIN_TOP - 1 <= float(circle.attrib["cy"]) <= HEIGHT - MARGIN_BOTTOM + 1
 
 
 @pytest.mark.parametrize("count", [1, 5, 15])
@@ -65,7 +65,7 @@ def test_names_do_not_lie_on_one_another(count: int) -> None:
         svg = render_chart(figure([(0.0,), (100.0,)], *([[(end,), (end,)]] * (count - 1))), height=HEIGHT)
         found = sorted(places(svg))
         assert all(low + LABEL_HEIGHT <= high + 1e-6 for low, high in pairwise(found))
-        assert found[-1] <= HEIGHT - BOTTOM + 5
+        assert found[-1] <= HEIGHT - MARGIN_BOTTOM + 5
 
 
 def label_boxes(svg: str) -> dict[str, tuple[float, float, float, float]]:

@@ -32,13 +32,15 @@ def measurements_of(quality: float) -> dict[str, Any]:
 
 def report_of(*, models: int, seeds: int) -> dict[str, Any]:
     """Models that differ in depth and in whether they have residual connections."""
-    from dragoman.compare.report import NUMBERS, spread
+    from dragoman.compare.report import NUMBERS, summarise_values
 
     made = []
     for number in range(models):
         runs = [{"seed": seed + 1, **measurements_of(20.0 + number + seed)} for seed in range(seeds)]
-        numbers = {name: spread([column(run) for run in runs]) for name, column in NUMBERS.items()}
-        scores = {f"{m} test": spread([run["tests"]["test"]["scores"][m] for run in runs]) for m in ("bleu", "chrf")}
+        numbers = {name: summarise_values([column(run) for run in runs]) for name, column in NUMBERS.items()}
+        scores = {
+            f"{m} test": summarise_values([run["tests"]["test"]["scores"][m] for run in runs]) for m in ("bleu", "chrf")
+        }
         made.append({
             "name": f"model-{number}", "family": ("Transformer", "recurrent")[number % 2], "runs": runs, "failures": [],
             "settings": {"model": {"layers": 2 + number // 2, "residual": number % 2 == 0}},

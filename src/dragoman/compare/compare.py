@@ -23,7 +23,7 @@ from rich.text import Text
 from dragoman.compare.measure import VERSION, measure_run
 from dragoman.compare.plan import PlannedRun, plan_runs
 from dragoman.compare.questions import answer_question, check_questions, metric_title, read_questions
-from dragoman.compare.report import COLUMNS, column_heading, render_comparison, summarise
+from dragoman.compare.report import TABLE_COLUMNS, column_heading, render_comparison, summarise
 from dragoman.config import METRIC_ALIASES, read_recipe, to_yaml
 from dragoman.console import WARNING
 from dragoman.cores import shared_by
@@ -80,7 +80,7 @@ def format_comparison(whole: dict[str, Any]) -> Text:
     columns: dict[str, tuple[str, Callable[[float], str]]] = {
         f"{metric} {test}": (f"{metric_title(metric)} {test}", "{:.2f}".format) for test in about["tests"]
     }
-    columns |= {name: (column_heading(name, about), COLUMNS[name].write) for name in chosen}
+    columns |= {name: (column_heading(name, about), TABLE_COLUMNS[name].write) for name in chosen}
     rows = [["model", *(head for head, _ in columns.values())]]
     for model in whole["models"]:
         numbers = {name: model["numbers"].get(name) for name in columns}

@@ -6,11 +6,11 @@ Measurements are plain JSON, written beside the run. They hold all that the repo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from dragoman.config import CorpusSettings, Recipe
 from dragoman.data.batch import Grid, Widths, lay
 from dragoman.door import evaluating
 from dragoman.evaluation.predictions import predict_own_tests, score_phenomena
+from dragoman.evaluation.scorer import Bounds
 from dragoman.evaluation.tables import scores_of
 from dragoman.lens.flow import gradient_by_distance
 from dragoman.loading import load
@@ -31,7 +32,6 @@ from dragoman.text.corpus import all_references, read_pairs, way_of
 from dragoman.translator import Translator
 from dragoman.types import Line, Pair
 
-T = TypeVar("T")
 VERSION = 2  # of the measurements; those of another version are made again
 DEFAULT_METRICS = {  # by task, where data.metrics names none; the first one is plotted
     "translate": ("bleu", "chrf"),
@@ -181,44 +181,39 @@ def measure_test(
 
 def measure_lengths(pairs: Sequence[Pair], texts: Sequence[str], metric: str) -> list[dict[str, Any]]:
     """Return the metric on the sentences of each length of source, in words."""
-    rows = [(len(pair.source.split()), pair, text) for pair, text in zip(pairs, texts, strict=True)]
-    found = []
-    for (low, high), some in fill_bins(rows, LENGTHS, lambda row: row[0]):
-        [score] = of_answers([text for *_, text in some], all_references([pair for _, pair, _ in some]), [metric])
-        found.append({"low": low, "high": high, "lines": len(some), "value": score.value})
-    return found
+    rows = []
+    for (low, high), lines in fill_bins([len(pair.source.split()) for pair in pairs], LENGTHS):
+        references = all_references([pairs[line] for line in lines])
+        [score] = of_answers([texts[line] for line in lines], references, [metric])
+        rows.append({"low": low, "high": high, "lines": len(lines), "value": score.value})
+    return rows
 
 
 def measure_distances(phrases: Sequence[Phrase], texts: Sequence[str]) -> list[dict[str, Any]]:
     """Return the share of phenomena that are right, by the distance from their first word to their last."""
-    rows = [
+    verdicts = [
         (max(phenomenon.words) - min(phenomenon.words), right)
         for phrase, text in zip(phrases, texts, strict=True)
         for phenomenon, right in judge_phenomena(phrase, text)
     ]
-    return [
-        {"low": low, "high": high, "lines": len(some), "value": 100 * sum(right for _, right in some) / len(some)}
-        for (low, high), some in fill_bins(rows, DISTANCES, lambda row: row[0])
-    ]
+    rows = []
+    for (low, high), found in fill_bins([distance for distance, _ in verdicts], DISTANCES):
+        percent = 100 * sum(verdicts[index][1] for index in found) / len(found)
+        rows.append({"low": low, "high": high, "lines": len(found), "value": percent})
+    return rows
 
 
-def fill_bins(
-    items: Sequence[T], bins: Sequence[tuple[int, int | None]], number: Callable[[T], int]
-) -> list[tuple[tuple[int, int | None], list[T]]]:
-    """Return the bins with their items. A bin that holds too few is joined with the one before it."""
-    held: dict[tuple[int, int | None], list[T]] = {bounds: [] for bounds in bins}
-    for item in items:
-        for low, high in bins:
-            if low <= number(item) <= (high if high is not None else number(item)):
-                held[low, high].append(item)
-    found: list[tuple[tuple[int, int | None], list[T]]] = []
-    for bounds, some in held.items():
-        if some and found and len(some) < SMALLEST_BIN * len(items):
-            (low, _), before = found.pop()
-            found.append(((low, bounds[1]), before + some))
-        elif some:
-            found.append((bounds, some))
-    return found
+def fill_bins(numbers: Sequence[int], bins: Sequence[Bounds]) -> list[tuple[Bounds, list[int]]]:
+    """Return the bins with the indices of their numbers. A bin with too few is joined with the one before it."""
+    filled: list[tuple[Bounds, list[int]]] = []
+    for low, high in bins:
+        inside = [i for i, number in enumerate(numbers) if low <= number and (high is None or number <= high)]
+        if inside and filled and len(inside) < SMALLEST_BIN * len(numbers):
+            (lower, _), before = filled.pop()
+            filled.append(((lower, high), before + inside))
+        elif inside:
+            filled.append(((low, high), inside))
+    return filled
 
 
 def measure_gradients(translator: Translator, pairs: Sequence[Pair]) -> dict[str, list[float]]:

@@ -13,7 +13,7 @@ from dragoman.train.prepare import check_files
 from dragoman.train.start import MAY_CHANGE, check
 from dragoman.types import UserError
 
-QUESTIONS = "questions.yaml"  # in a folder of recipes: what to ask about them (questions.py)
+QUESTIONS_FILE = "questions.yaml"  # in a folder of recipes: what to ask about them (questions.py)
 STEP_SIZE = ("tokens", "accumulate")  # settings that must agree where the budget is in steps
 FREE_SETTINGS = MAY_CHANGE["train"] - {*LIMITS, "patience", "average"}  # settings of train that change no result
 
@@ -66,7 +66,9 @@ def find_recipes(paths: Sequence[Path]) -> list[Path]:
     """Return the files themselves, and those of each folder, sorted by name."""
     found: list[Path] = []
     for path in paths:
-        inside = sorted(file for file in path.glob("*.yaml") if file.name != QUESTIONS) if path.is_dir() else [path]
+        inside = (
+            sorted(file for file in path.glob("*.yaml") if file.name != QUESTIONS_FILE) if path.is_dir() else [path]
+        )
         if not inside:
             raise UserError(f"there is no recipe (*.yaml) in the folder {str(path)!r}")
         found += inside

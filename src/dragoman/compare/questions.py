@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from dragoman.compare.plan import QUESTIONS, PlannedRun
+from dragoman.compare.plan import QUESTIONS_FILE, PlannedRun
 from dragoman.config import Listed, Settings, build, pick
 from dragoman.evaluation.figures import LineChart, Point, Series
 from dragoman.evaluation.tables import format_bounds
@@ -28,7 +28,7 @@ from dragoman.score.metrics import METRICS
 from dragoman.types import UserError
 from dragoman.yaml_text import parse_yaml, read_text
 
-Model = Mapping[str, Any]
+ModelRecord = Mapping[str, Any]
 FARTHEST = 24  # tokens back, in plots of gradients
 SPENT = {"steps": "step", "epochs": "step", "minutes": "seconds", "flops": "flops"}  # what a curve runs along
 SPENT_TITLES = {"step": "training steps", "seconds": "seconds of training", "flops": "FLOPs of training"}
@@ -53,21 +53,21 @@ def low_is_good(metric: str) -> bool:
     return metric not in METRICS or not METRICS[metric].higher
 
 
-def plot_length(models: Sequence[Model], options: FigureOptions) -> LineChart:
+def plot_length(models: Sequence[ModelRecord], options: FigureOptions) -> LineChart:
     """Plot quality by the length of the source."""
     name = metric_title(options.metric)
     figure = plot_buckets(models, options, "lengths", "words of the source", f"{name} on {options.test}", name)
     return replace(figure, low_is_good=low_is_good(options.metric))
 
 
-def plot_distance(models: Sequence[Model], options: FigureOptions) -> LineChart:
+def plot_distance(models: Sequence[ModelRecord], options: FigureOptions) -> LineChart:
     """Plot the share of grammatical phenomena that are correct by the distance of the words that must agree."""
     title = f"% right on {options.test}"
     return plot_buckets(models, options, "distances", "distance between words that must agree", title, "% right")
 
 
 def plot_buckets(
-    models: Sequence[Model], options: FigureOptions, key: str, x_title: str, y_title: str, unit: str
+    models: Sequence[ModelRecord], options: FigureOptions, key: str, x_title: str, y_title: str, unit: str
 ) -> LineChart:
     tables = {
         m["name"]: [run["tests"].get(options.test, {}).get(key, []) for run in m["runs"]] for m in models if m["runs"]
@@ -89,17 +89,17 @@ def describe_bucket(row: Mapping[str, Any], more: str) -> str:
     return f"{format_bounds(row)} word{'s' * (row['high'] != 1)}{more}"
 
 
-def plot_target_gradient(models: Sequence[Model], options: FigureOptions) -> LineChart:  # noqa: ARG001
+def plot_target_gradient(models: Sequence[ModelRecord], options: FigureOptions) -> LineChart:  # noqa: ARG001
     """Plot the gradient norm at the target inputs before a token, relative to the nearest."""
     return plot_gradient(models, "target", "target tokens back")
 
 
-def plot_source_gradient(models: Sequence[Model], options: FigureOptions) -> LineChart:  # noqa: ARG001
+def plot_source_gradient(models: Sequence[ModelRecord], options: FigureOptions) -> LineChart:  # noqa: ARG001
     """Plot the gradient norm at the source tokens, counted from the end of the source."""
     return plot_gradient(models, "source", "source tokens before the end")
 
 
-def plot_gradient(models: Sequence[Model], side: str, x_title: str) -> LineChart:
+def plot_gradient(models: Sequence[ModelRecord], side: str, x_title: str) -> LineChart:
     lines = []
     for model in models:
         rows = [run["gradient"][side] for run in model["runs"] if "gradient" in run]
@@ -111,7 +111,7 @@ def plot_gradient(models: Sequence[Model], side: str, x_title: str) -> LineChart
     return LineChart([line for line in lines if line.points], x_title, title, "% of the gradient", logarithmic=True)
 
 
-def plot_learning_curve(models: Sequence[Model], options: FigureOptions) -> LineChart:
+def plot_learning_curve(models: Sequence[ModelRecord], options: FigureOptions) -> LineChart:
     """Plot the validation loss during training."""
     along = SPENT[options.budget]
     lines = []
@@ -127,7 +127,7 @@ def plot_learning_curve(models: Sequence[Model], options: FigureOptions) -> Line
     return LineChart(lines, SPENT_TITLES[along], title, "nats", logarithmic=True, low_is_good=True)
 
 
-def plot_setting(models: Sequence[Model], options: FigureOptions) -> LineChart:
+def plot_setting(models: Sequence[ModelRecord], options: FigureOptions) -> LineChart:
     """Plot quality by a setting, such as the number of layers; models alike in another setting make a line."""
     found: dict[str, dict[float, tuple[float, ...]]] = {}
     for model in models:
@@ -147,7 +147,7 @@ def plot_setting(models: Sequence[Model], options: FigureOptions) -> LineChart:
     )
 
 
-def locate_model(model: Model, options: FigureOptions) -> tuple[float, str]:
+def locate_model(model: ModelRecord, options: FigureOptions) -> tuple[float, str]:
     """Return the value of the setting `x` and the name of the line that a model is on, from the setting `lines`."""
     value = find_setting(model, options.x)
     if not isinstance(value, int | float):
@@ -155,7 +155,7 @@ def locate_model(model: Model, options: FigureOptions) -> tuple[float, str]:
     return float(value), f"{options.lines} {find_setting(model, options.lines)}".lower()
 
 
-def find_setting(model: Model, path: str) -> Any:
+def find_setting(model: ModelRecord, path: str) -> Any:
     value: Any = model["settings"]
     for part in path.split("."):
         if not isinstance(value, Mapping) or part not in value:
@@ -165,7 +165,7 @@ def find_setting(model: Model, path: str) -> Any:
 
 
 class FigureKind(NamedTuple):
-    plot: Callable[[Sequence[Model], FigureOptions], LineChart]
+    plot: Callable[[Sequence[ModelRecord], FigureOptions], LineChart]
     title: str = ""  # on the page, over all models; a figure without one is plotted only where a question asks for it
     why: str = ""
 
@@ -216,7 +216,7 @@ class Questions(Settings):
 def read_questions(paths: Sequence[Path]) -> Questions:
     """Return the questions of the first folder that has any."""
     for path in paths:
-        file = path / QUESTIONS
+        file = path / QUESTIONS_FILE
         if path.is_dir() and file.exists():
             found = build(Questions, parse_yaml(read_text(file, "questions"), str(file)), where=str(file))
             for question in found.questions:

@@ -15,7 +15,7 @@ from dragoman.compare.plan import PlannedRun
 from dragoman.compare.questions import FIGURES, FigureKind, FigureOptions, metric_title
 from dragoman.config import LIMITS, CorpusSettings, Recipe
 from dragoman.evaluation.figures import render_chart
-from dragoman.evaluation.report import MISSING, Cell, Heading, Row, render_page
+from dragoman.evaluation.report import MISSING, Heading, Row, TableCell, render_page
 
 Measurements = Mapping[str, Any]
 SAME_COST = 1.05  # ratio of FLOPs per token up to which two runs should train equally fast
@@ -32,7 +32,9 @@ NUMBERS: dict[str, Callable[[Measurements], float | None]] = {  # of a run, by c
     "dev_loss": lambda m: min((p["loss"] for p in m["training"]["curve"] if p["loss"] is not None), default=None),
 }
 
-PARTS: dict[str, tuple[object, str]] = {  # of a Transformer, by the setting and its value that leaves them out
+TRANSFORMER_PARTS: dict[
+    str, tuple[object, str]
+] = {  # of a Transformer, by the setting and its value that leaves them out
     "position": ("none", "positions"),
     "norm": ("none", "normalisation"),
     "residual": (False, "residual connections"),
@@ -110,9 +112,9 @@ def summarise_model(
         "family": model_family(recipe),
         "missing": find_missing_parts(recipe),
         "settings": recipe.model_dump(mode="json", include={"model", "tokenizer", "train", "search"}),
-        "numbers": {column: spread([number(one) for one in mine]) for column, number in NUMBERS.items()}
+        "numbers": {column: summarise_values([number(one) for one in mine]) for column, number in NUMBERS.items()}
         | {
-            f"{metric} {test}": spread([one["tests"][test]["scores"][metric] for one in mine])
+            f"{metric} {test}": summarise_values([one["tests"][test]["scores"][metric] for one in mine])
             for test in (mine[0]["tests"] if mine else {})
             for metric in choose_metrics(recipe)
         },
@@ -139,10 +141,10 @@ def find_missing_parts(recipe: Recipe) -> list[str]:
     model = recipe.model
     if model["kind"] != "transformer":
         return []
-    return [part for setting, (without, part) in PARTS.items() if model[setting] == without]
+    return [part for setting, (without, part) in TRANSFORMER_PARTS.items() if model[setting] == without]
 
 
-def spread(values: Sequence[float | None]) -> dict[str, float] | None:
+def summarise_values(values: Sequence[float | None]) -> dict[str, float] | None:
     """Return mean, lowest and highest over the seeds; None where a seed has no number."""
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
@@ -159,7 +161,7 @@ class Column(NamedTuple):
     write: Callable[[float], str]
 
 
-COLUMNS: dict[str, Column] = {  # of the table
+TABLE_COLUMNS: dict[str, Column] = {  # of the table
     "parameters": Column("parameters", "number of trained weights", lambda v: f"{v / 1e6:.2f} M"),
     "dev_loss": Column("validation loss", "lowest, in nats per token", lambda v: f"{v:.3f}"),
     "steps": Column("steps", "of training", lambda v: f"{v:,.0f}"),
@@ -210,8 +212,8 @@ def introduce(about: Mapping[str, Any], models: Sequence[Mapping[str, Any]]) -> 
 def column_heading(key: str, about: Mapping[str, Any]) -> str:
     """Return a column's heading; what "memory" means depends on the device."""
     if key == "peak_memory" and len(about["devices"]) == 1:
-        return MEMORY.get(about["devices"][0], COLUMNS[key][0])
-    return COLUMNS[key][0]
+        return MEMORY.get(about["devices"][0], TABLE_COLUMNS[key][0])
+    return TABLE_COLUMNS[key][0]
 
 
 def table_of_models(report: Mapping[str, Any]) -> tuple[list[Heading], list[Row]]:
@@ -222,20 +224,20 @@ def table_of_models(report: Mapping[str, Any]) -> tuple[list[Heading], list[Row]
         for test in about["tests"]
         for metric in about["metrics"]
     }
-    columns = scores | {key: one._replace(heading=column_heading(key, about)) for key, one in COLUMNS.items()}
+    columns = scores | {key: one._replace(heading=column_heading(key, about)) for key, one in TABLE_COLUMNS.items()}
     columns = {key: column for key, column in columns.items() if any(m["numbers"].get(key) for m in models)}
     headings = [Heading("model"), Heading("family", kind="family")]
     headings += [Heading(column.heading, column.title) for column in columns.values()]
     rows = []
     for model in models:
         family = f"Transformer without {', '.join(model['missing'])}" if model.get("missing") else model["family"]
-        cells = [Cell(family, kind="family")]
+        cells = [TableCell(family, kind="family")]
         for key, column in columns.items():
             if (number := model["numbers"].get(key)) is None:
                 cells.append(MISSING)
                 continue
             mean, half = number["mean"], (number["high"] - number["low"]) / 2
-            cell = Cell(column.write(mean), mean)
+            cell = TableCell(column.write(mean), mean)
             if key in scores:
                 share = max(0.0, min(100.0, mean))
                 cell = cell._replace(kind="bar", share=share, spread=f"{half:.1f}" if half else "")
@@ -307,7 +309,7 @@ def table_of_phenomena(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     rows = []
     for name, row in percents.items():
         means = {column: sum(values) / len(values) for column, values in row.items()}
-        cells = [Cell(f"{means[c]:.1f}", means[c], "heat", means[c]) if c in means else MISSING for c in columns]
+        cells = [TableCell(f"{means[c]:.1f}", means[c], "heat", means[c]) if c in means else MISSING for c in columns]
         rows.append(Row(name, cells))
     return {"headings": [Heading("model"), *map(Heading, columns)], "rows": rows}
 

@@ -27,7 +27,7 @@ CSS_VARIABLES = {INK: "--ink", SOFT: "--soft", FAINT: "--faint", BEHIND: "--behi
     colour: f"--line{number}" for number, colour in enumerate(LINE_COLOURS)
 }
 DASHES = ((), (6, 3), (2, 3))  # for the ninth line and on, the seventeenth and on
-TOP, BOTTOM, LEFT = 12, 52, 60  # pixels around the plot
+MARGIN_TOP, MARGIN_BOTTOM, MARGIN_LEFT = 12, 52, 60  # pixels around the plot
 LABEL_HEIGHT = 14  # pixels from one label to the next
 LABEL_GAP = 8  # pixels between the end of a line and its label
 CHARACTER = 6.8  # pixels, about the width of a bold character at 11 pixels
@@ -36,7 +36,7 @@ CLASSES = {"line", "band", "behind", "dots", "name", "title", "y-tick", "grid"}
 MOST_DOTS = 12  # points on a line; longer lines have no dots
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # characters that XML does not know
 LONG_NUMBER = re.compile(r"\d+\.\d{2,}")
-SMALLEST = 1e-12  # on a logarithmic axis
+SMALLEST_VALUE = 1e-12  # on a logarithmic axis
 STYLE: dict[Any, Any] = {  # of matplotlib
     "svg.fonttype": "none",
     "svg.hashsalt": "dragoman",
@@ -79,13 +79,18 @@ def render_chart(chart: LineChart, *, width: int = 720, height: int = 330, behin
     import matplotlib
     from matplotlib.figure import Figure
 
-    height = max(height, TOP + BOTTOM + LABEL_HEIGHT * len(chart.series))
+    height = max(height, MARGIN_TOP + MARGIN_BOTTOM + LABEL_HEIGHT * len(chart.series))
     longest = max(estimate_width(series.name) for series in every)  # so that panels have the same axes
     right = width - 2 * LABEL_GAP - min(longest, 0.4 * width)
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # the browser has the fonts
         figure = Figure(figsize=(width / 72, height / 72), dpi=72, frameon=False)  # one pixel is one point
-        plot = (LEFT / width, BOTTOM / height, (right - LEFT) / width, (height - TOP - BOTTOM) / height)
+        plot = (
+            MARGIN_LEFT / width,
+            MARGIN_BOTTOM / height,
+            (right - MARGIN_LEFT) / width,
+            (height - MARGIN_TOP - MARGIN_BOTTOM) / height,
+        )
         axes = figure.add_axes(plot, frameon=True)
         draw_axes(axes, chart, every)
         for number, series in enumerate(behind):
@@ -119,7 +124,7 @@ def draw_axes(axes: Axes, chart: LineChart, every: Sequence[Series]) -> None:
     axes.tick_params(pad=6, labelcolor=SOFT, bottom=False, left=False)
     for x, name in zip(x_ticks, chart.ticks or map(format_tick, x_ticks), strict=True):
         for row, text in enumerate(name.split("\n")):  # one by one, since matplotlib would centre them for its own font
-            where = (x, BOTTOM - 17 - 12 * row)
+            where = (x, MARGIN_BOTTOM - 17 - 12 * row)
             axes.annotate(text, where, xycoords=("data", "figure pixels"), ha="center", va="baseline", color=SOFT)
     axes.grid(True, color=FAINT, linewidth=0.7, gid="grid")
     axes.set_axisbelow(True)
@@ -138,7 +143,7 @@ def draw_axes(axes: Axes, chart: LineChart, every: Sequence[Series]) -> None:
 def y_limits(low: float, high: float, *, logarithmic: bool) -> tuple[float, float]:
     """Return the ends of the y axis. A linear one starts at 0, unless the values lie too far from it to tell apart."""
     if logarithmic:
-        low, high = max(low, SMALLEST), max(high, SMALLEST)
+        low, high = max(low, SMALLEST_VALUE), max(high, SMALLEST_VALUE)
         slack = (high / low) ** 0.04 if high > low * (1 + 1e-9) else 1.1
         return low / slack, high * slack
     slack = 0.04 * (high - low) if high - low > 1e-9 * max(abs(low), abs(high), 1.0) else 1.0
@@ -183,7 +188,7 @@ def mean_line(series: Series) -> tuple[list[float], list[float]]:
 
 
 def drawable(value: float) -> float:
-    return value if abs(value) >= SMALLEST else SMALLEST
+    return value if abs(value) >= SMALLEST_VALUE else SMALLEST_VALUE
 
 
 def draw_series(axes: Axes, series: Series, number: int) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 
 from dragoman.classifier import Classifier, Verdict
 from dragoman.door import Door, kinds
-from dragoman.evaluation.systems import Lines, SystemOutput, Ticker, no_progress, read_test
+from dragoman.evaluation.systems import SystemOutput, Ticker, no_progress, read_test
 from dragoman.generator import Generator
 from dragoman.phrasebook.generate import Phrase, count_correct_phenomena, generate_phrases
 from dragoman.score.confusion import confusion
-from dragoman.score.metrics import chosen
+from dragoman.score.metrics import Lines, chosen
 from dragoman.translator import Translator
 from dragoman.types import Hypothesis, Tree, UserError
 

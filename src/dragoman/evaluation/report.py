@@ -45,7 +45,7 @@ class Heading(NamedTuple):
     kind: str = ""  # CSS class
 
 
-class Cell(NamedTuple):
+class TableCell(NamedTuple):
     text: str
     value: float | None = None  # to sort by
     kind: str = ""
@@ -54,12 +54,12 @@ class Cell(NamedTuple):
     title: str = ""
 
 
-MISSING = Cell("-", -1)
+MISSING = TableCell("-", -1)
 
 
 class Row(NamedTuple):
     name: str
-    cells: Sequence[Cell]
+    cells: Sequence[TableCell]
     colour: str = ""  # CSS variable
 
 
@@ -134,20 +134,20 @@ def line_colour(number: int) -> str:
     return f"--line{number % len(LINE_COLOURS)}"
 
 
-def score_cells(score: Mapping[str, Any] | None, *, paired: bool) -> list[Cell]:
+def score_cells(score: Mapping[str, Any] | None, *, paired: bool) -> list[TableCell]:
     """Return a score and, where several systems are compared, its difference from the first with both p-values."""
     if score is None:
         return [MISSING] * (4 if paired else 1)
     value, interval = score["value"], Interval(*score["interval"])
     title = f"{interval.low:.2f} to {interval.high:.2f}"
-    cells = [Cell(f"{value:.2f}", value, "bar", min(100.0, value), f"{interval.half:.2f}", title)]
+    cells = [TableCell(f"{value:.2f}", value, "bar", min(100.0, value), f"{interval.half:.2f}", title)]
     if paired and "against" in score:
         against = score["against"]
         marked = f"{against['difference']:+.2f}{'*' * against['significant']}"
-        cells.append(Cell(marked, against["difference"], "sure" * against["significant"]))
-        cells += [Cell(format_p(against[key]), against[key]) for key in ("p_bootstrap", "p_randomisation")]
+        cells.append(TableCell(marked, against["difference"], "sure" * against["significant"]))
+        cells += [TableCell(format_p(against[key]), against[key]) for key in ("p_bootstrap", "p_randomisation")]
     elif paired:
-        cells += [Cell("-", 0), Cell("-", 2), Cell("-", 2)]
+        cells += [TableCell("-", 0), TableCell("-", 2), TableCell("-", 2)]
     return cells
 
 

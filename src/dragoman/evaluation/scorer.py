@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dragoman.config import Recipe
-from dragoman.evaluation.systems import SystemOutput, Tick, Ticker, no_progress
+from dragoman.evaluation.systems import SystemOutput, Ticker, no_progress
 from dragoman.score.metrics import METRICS, chosen, cut_by
-from dragoman.score.significance import RANDOMISATION, Counts, Values, differences, interval, resampled
+from dragoman.score.significance import RANDOMISATION, Counts, Tick, Values, differences, interval, resampled
 from dragoman.score.words import SPACELESS, eastern, words
 from dragoman.text.corpus import read_pairs
 

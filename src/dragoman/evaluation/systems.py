@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.config import CorpusSettings
-from dragoman.score.metrics import of_answers, refuse_subwords
+from dragoman.score.metrics import Lines, of_answers, refuse_subwords
+from dragoman.score.significance import Tick
 from dragoman.text.corpus import all_references, read_lines, read_pairs
 from dragoman.text.trees import Grove
 from dragoman.types import Tree, UserError
 
-Lines = Sequence[str]
-Tick = Callable[[int], object]  # called with the amount of work done
 Ticker = Callable[[str, int], Tick]  # from the name of some work and its amount, or 0 where that is unknown
 
 

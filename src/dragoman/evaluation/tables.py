@@ -14,8 +14,8 @@ from dragoman.score.metrics import METRICS
 from dragoman.score.significance import BOOTSTRAP, CONFIDENCE, RANDOMISATION, SEED, Interval
 
 Result = Mapping[str, Any]
-HEAD = ("run", "score", "value", "±", "difference", "p (bootstrap)", "p (randomisation)", "signature")
-SHOWN = {**{name: metric.shown for name, metric in METRICS.items()}, "bits_per_character": "bits per character"}
+SCORE_COLUMNS = ("run", "score", "value", "±", "difference", "p (bootstrap)", "p (randomisation)", "signature")
+SCORE_TITLES = {**{name: metric.shown for name, metric in METRICS.items()}, "bits_per_character": "bits per character"}
 DIGITS = {"loss": 4, "bits_per_character": 4}  # after the decimal point; others have 2
 
 
@@ -28,7 +28,7 @@ def format_scores(results: Sequence[Result], *, parts: bool = False) -> Text:
     runs = dict(zip([r["run"] for r in results], shorten_names([r["run"] for r in results]), strict=True))
     blocks = []
     for heading, group in group_by_test(results):
-        columns = list(zip(HEAD, *(row for result in group for row in score_rows(result, runs)), strict=True))
+        columns = list(zip(SCORE_COLUMNS, *(row for result in group for row in score_rows(result, runs)), strict=True))
         shown = [column for column in columns[len(runs) == 1 :] if any(column[1:])]
         block = [heading, align_columns(list(zip(*shown, strict=True)))]
         block += [line for result in group for line in bleu_lines(result, runs)] if parts else []
@@ -81,7 +81,7 @@ def bleu_lines(result: Result, runs: Mapping[str, str]) -> Iterator[str]:
     """Yield a line for each BLEU of a result: its precisions and its brevity penalty."""
     for name, held in scores_of(result).items():
         if "precisions" in held:
-            yield f"{runs[result['run']]}: {SHOWN.get(name, name)} {held['value']:.2f} = {describe_parts(held)}"
+            yield f"{runs[result['run']]}: {SCORE_TITLES.get(name, name)} {held['value']:.2f} = {describe_parts(held)}"
 
 
 def describe_parts(held: Mapping[str, Any]) -> str:
@@ -105,7 +105,7 @@ def score_rows(result: Result, runs: Mapping[str, str]) -> Iterator[tuple[str, .
         if one := held.get("against"):
             difference = f"{one['difference']:+.2f}{' *' * one['significant']}"
             tests = (difference, format_p(one["p_bootstrap"]), format_p(one["p_randomisation"]))
-        yield (run, SHOWN.get(name, name), value, half, *tests, held["signature"])
+        yield (run, SCORE_TITLES.get(name, name), value, half, *tests, held["signature"])
     for name, c in result.get("phenomena", {}).items():
         yield (run, name, f"{c['percent']:.1f} %", "", "", "", "", f"{c['right']} of {c['total']} right")
 
@@ -148,9 +148,8 @@ def format_breakdowns(results: Sequence[Result]) -> Text:
         some = [result for result in group if "lengths" in result]
         where = f", {heading}" * (len(groups) > 1)
         for name in scores_of(some[0]) if some else []:
-            title = (
-                f"{SHOWN.get(name, name)} by {some[0]['lengths']['side']} length in {some[0]['lengths']['unit']}{where}"
-            )
+            side, unit = some[0]["lengths"]["side"], some[0]["lengths"]["unit"]
+            title = f"{SCORE_TITLES.get(name, name)} by {side} length in {unit}{where}"
             blocks.append(f"\n{title}\n{format_buckets(some, runs, 'lengths', 'lines', name)}")
         if rare := [result for result in some if "rarity" in result]:
             title = f"word F1 by frequency in {word_count_source(rare[0], runs)}{where}"
