@@ -31,10 +31,8 @@ from dragoman.phrasebook.plan import (
     SentencePlan,
 )
 
-PREVIOUS_WORD, NEXT_WORD = (
-    -1,
-    -2,
-)  # among the nodes of a phenomenon: the word before the first one, the word after the last one
+# Among the nodes of a phenomenon: the word before the first one, the word after the last one.
+PREVIOUS_WORD, NEXT_WORD = -1, -2
 CASES = {"subject": NOMINATIVE, "accusative": ACCUSATIVE}  # of arguments; the others are dative or have a preposition
 QUESTION_ADVERBS = {"where": ("where", "wo"), "when": ("when", "wann"), "why": ("why", "warum")}
 
@@ -177,7 +175,7 @@ class Realizer(ABC):
         node = phrase.node
         if phrase.preposition:
             case = phrase.preposition.case
-            self.add_words(str(phrase.preposition[self.index]), node + PREPOSITION, node)
+            self.add_words(phrase.preposition[:2][self.index], node + PREPOSITION, node)
         if phrase.pronoun:
             self.write_pronoun(phrase, case, head)
             return
