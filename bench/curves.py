@@ -13,7 +13,8 @@ way: for each choice of three of all these, the mean of the others is held to th
 and drawn beside the verdict, which it does not change.
 
 On a GPU both ways share what has no setting of its own, such as updates that are recorded as graphs and launched whole
-(train/captured.py) and dropout that is drawn by a kernel (nn/dropout_triton.py). The curves say nothing of that.
+(training/cuda_graph.py) and dropout that is drawn by a kernel (kernels/rowwise_triton.py). The curves do not
+show that.
 
 Runs that are finished are not run again, and what was stopped goes on. --keep leaves a JSON file, a short report and a
 figure (which needs `pip install 'dragoman[figures]'`); --again makes the last two from the first.

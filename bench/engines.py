@@ -36,15 +36,15 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from dragoman.console import say, ticker
-from dragoman.engines.choose import ENGINES
-from dragoman.export import FORMATS, Disagreement, export, import_run
-from dragoman.loading import load, load_as, with_engine
+from dragoman.errors import UserError
+from dragoman.inference.engines.select import ENGINES
+from dragoman.inference.export import FORMATS, Disagreement, export, import_run
+from dragoman.inference.loading import load, load_as, with_engine
+from dragoman.inference.translator import Translator
+from dragoman.io import read_lines
+from dragoman.metrics.metrics import METRICS
 from dragoman.phrasebook.generate import generate_pairs
-from dragoman.score.metrics import METRICS
-from dragoman.text.corpus import read_lines
-from dragoman.translator import Translator
-from dragoman.types import UserError
+from dragoman.progress import say, ticker
 from translators import describe_machine
 
 ALIKE, NEAR, BLEU = 0.99, 1e-3, 0.2  # what is required

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import torch
 
-from dragoman.config import Recipe, build
-from dragoman.corpora import write_phrasebook
+from dragoman.config.settings import Recipe, build
+from dragoman.data.preparation import write_phrasebook
 from dragoman.data.stream import Place, Stream, ahead
-from dragoman.store import RunFolder
-from dragoman.train.prepare import prepare
-from dragoman.train.report import Report
+from dragoman.progress import Report
+from dragoman.run_dir import RunFolder
+from dragoman.training.prepare import prepare
 
 
 def resident(peak: bool = False) -> float:

@@ -31,17 +31,17 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from dragoman.card import card, rank, read_events
-from dragoman.config import read_recipe
+from dragoman.config.settings import read_recipe
+from dragoman.data.corpus import read_pairs
 from dragoman.evaluation.predictions import predict_own_tests
 from dragoman.hardware import cpu_name
-from dragoman.loading import load, put_weights, with_engine
-from dragoman.models.build import kind_of
-from dragoman.score.metrics import metric_named
-from dragoman.store import RunFolder, load_tensors, mean
-from dragoman.text.corpus import read_pairs
-from dragoman.train.record import best_file
-from dragoman.translator import Translator
+from dragoman.inference.loading import load, put_weights, with_engine
+from dragoman.inference.model_card import card, rank, read_events
+from dragoman.inference.translator import Translator
+from dragoman.metrics.metrics import metric_named
+from dragoman.models.registry import kind_of
+from dragoman.run_dir import RunFolder, load_tensors, mean
+from dragoman.training.checkpoint import best_file
 from tell import ROOT, digest, metrics_of
 
 ALL = "train.keep=1000000"  # the weights of every validation stay, so that they can be scored afterwards

@@ -22,11 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dragoman.kernels.attention import LONG
+from dragoman.kernels.masks import Rows
 from dragoman.models.rnn import RecurrentEncoder, RnnSettings
 from dragoman.models.transformer import Encoder, TransformerSettings
-from dragoman.nn.kernel import LONG
-from dragoman.nn.mask import Rows
-from dragoman.nn.pattern import PATTERNS
+from dragoman.modules.patterns import PATTERNS
 
 LENGTHS = [2**power for power in range(8, 15)]
 KINDS = ["recurrent", *PATTERNS]

@@ -23,8 +23,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dragoman.config import metric_name
-from dragoman.score.metrics import METRICS
+from dragoman.config.settings import metric_name
+from dragoman.metrics.metrics import METRICS
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes" / "tasks"
 OF_TEXT = {"loss", "perplexity", "bits_per_character"}  # a language model's, which are on no menu

@@ -29,12 +29,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from dragoman.engines.choose import ENGINES
-from dragoman.loading import load
-from dragoman.score.metrics import METRICS
-from dragoman.text.corpus import read_lines
-from dragoman.translator import Translator
-from dragoman.types import UserError
+from dragoman.errors import UserError
+from dragoman.inference.engines.select import ENGINES
+from dragoman.inference.loading import load
+from dragoman.inference.translator import Translator
+from dragoman.io import read_lines
+from dragoman.metrics.metrics import METRICS
 from translators import System, ctranslate2, describe_machine, huggingface, ours
 
 PEER, FASTEST = "huggingface", "ctranslate2 int8, raw"  # what speeds are compared with

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from dragoman.loading import load
-from dragoman.score.metrics import METRICS
-from dragoman.text.corpus import read_lines
-from dragoman.translator import Translator
+from dragoman.inference.loading import load
+from dragoman.inference.translator import Translator
+from dragoman.io import read_lines
+from dragoman.metrics.metrics import METRICS
 from translators import System, huggingface, ours
 
 PEER = "huggingface generate"

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dragoman.engines.base import Job
-from dragoman.engines.choose import Parts, engine_of
-from dragoman.exchange import ctranslate2 as to_ctranslate2
-from dragoman.exchange import huggingface as to_huggingface
-from dragoman.exchange.held import vocabulary
+from dragoman.decoding.request import Job
 from dragoman.hardware import cpu_features, cpu_name
-from dragoman.translator import Translator
+from dragoman.inference.engines import ctranslate2 as to_ctranslate2
+from dragoman.inference.engines import huggingface as to_huggingface
+from dragoman.inference.engines.formats import vocabulary
+from dragoman.inference.engines.select import Parts, engine_of
+from dragoman.inference.translator import Translator
 from dragoman.types import BOS, EOS, PAD
 
 Ids = list[list[int]]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dragoman import cli, shards
+from dragoman.augmentation import jobs as shards
+from dragoman.cli import main as cli
 
 if __name__ == "__main__":
     shards.SHARD = 4

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import inspect
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dragoman
-from dragoman.api import train as train_function
-from dragoman.classifier import Classifier
-from dragoman.generator import Generator
-from dragoman.score.metrics import of_answers
-from dragoman.translator import Translator
-from dragoman.types import Line, UserError
+from dragoman.errors import UserError
+from dragoman.inference.classifier import Classifier
+from dragoman.inference.generator import Generator
+from dragoman.inference.translator import Translator
+from dragoman.metrics.metrics import of_answers
+from dragoman.types import Line
 from toy_run import Toy, sentences, translated
 
 pytest_plugins = ["toy_fixtures"]
@@ -40,17 +38,6 @@ def test_tools_see_signature_docstring_and_types(name: str) -> None:
 def test_the_return_type_of_load_is_a_union() -> None:
     wanted = {each.__name__ for each in (Translator, Generator, Classifier)}
     assert set(str(inspect.signature(dragoman.load).return_annotation).split(" | ")) == wanted
-
-
-def test_importing_is_quick_and_modules_stay_callable() -> None:
-    """Whatever is imported first: `dragoman.train` and others are modules too."""
-    code = (
-        "import sys, dragoman; assert not {'torch', 'numpy'} & set(sys.modules); "
-        "import dragoman.export, dragoman.train.trainer, dragoman.score.metrics; "
-        "print(all(map(callable, (dragoman.train, dragoman.score, dragoman.export))))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True\n"
-    assert inspect.signature(dragoman.train) == inspect.signature(train_function)
 
 
 @pytest.mark.parametrize("name", ["evaluate", "load", "score", "train"])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.answers.asking import limit_of, settings_for, to_find, wish_of
-from dragoman.config import SearchSettings, TokenizerSettings
-from dragoman.text.tokenizer import Tokenizers
-from dragoman.types import Line, Pair, UserError
+from dragoman.config.settings import SearchSettings, TokenizerSettings
+from dragoman.data.tokenizers import Tokenizers
+from dragoman.errors import UserError
+from dragoman.inference.constraints import limit_of, settings_for, to_find, wish_of
+from dragoman.types import Line, Pair
 
 OWN = SearchSettings(beam=6, nbest=2)
 BYTES = Tokenizers.train(lambda: [Pair("a", "b")], TokenizerSettings(kind="byte"))

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dragoman.nn.attention import CrossAttention, Now, SelfAttention, join_heads, split_heads
-from dragoman.nn.kernel import KERNELS
-from dragoman.nn.mask import Look, Rows, never_empty
-from dragoman.nn.position import POSITIONS
-from dragoman.nn.settings import AttentionSettings
+from dragoman.kernels.attention import KERNELS
+from dragoman.kernels.masks import Look, Rows, never_empty
+from dragoman.modules.attention import CrossAttention, Now, SelfAttention, join_heads, split_heads
+from dragoman.modules.positions import POSITIONS
+from dragoman.modules.settings import AttentionSettings
 from tolerance import differ, same
 
 EVERY = pytest.mark.parametrize("name", KERNELS)

@@ -15,12 +15,13 @@ import pytest
 import yaml
 from safetensors.torch import save_file
 
-from dragoman.config import CorpusSettings
-from dragoman.loading import load
+from dragoman import io as file_io
+from dragoman.config.settings import CorpusSettings
+from dragoman.data import corpus
+from dragoman.errors import UserError
+from dragoman.inference.loading import load
 from dragoman.phrasebook.generate import generate_pairs
-from dragoman.store import CHANGED, DIGEST_LINE, NOTE, load_tensors, save_tensors
-from dragoman.text import corpus
-from dragoman.types import UserError
+from dragoman.run_dir import CHANGED, DIGEST_LINE, NOTE, load_tensors, save_tensors
 from toy_run import Call, Toy, files, one_sentence, process, write_corpus, write_lines, write_recipe
 
 pytest_plugins = ["toy_fixtures"]
@@ -534,8 +535,8 @@ def test_a_cache_that_cannot_be(small: Path, tmp_path: Path, call: Call, cache: 
 
 def test_a_line_without_end(toy: Toy, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused before a tokenizer sees it, which needs a hundred times its size; but not in a text to learn."""
-    monkeypatch.setattr(corpus.read_lines, "__kwdefaults__", {"longest": 1 << 20})
-    monkeypatch.setattr(corpus, "LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(file_io.read_lines, "__kwdefaults__", {"longest": 1 << 20})
+    monkeypatch.setattr(file_io, "LONGEST_LINE", 1 << 20)
     bomb = tmp_path / "bomb.gz"
     bomb.write_bytes(gzip.compress(b"ba.\n" + b"x" * (2 << 20)))
     one_sentence(call("translate", toy.run, "--input", bomb), "bomb.gz line 2", "more than the 1 MiB allowed")

@@ -13,7 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dragoman.data.batch import GRAINS, LAYOUTS, Grid, Shelf, Widths, choose_widths, lay, pack, packed, padded, stepped
+from dragoman.data.batches import (
+    GRAINS,
+    LAYOUTS,
+    Grid,
+    Shelf,
+    Widths,
+    choose_widths,
+    lay,
+    pack,
+    packed,
+    padded,
+    stepped,
+)
 from dragoman.phrasebook.generate import generate_pairs
 from dragoman.types import BOS, EOS, PAD, Batch, Example
 from toy_batch import examples, in_rows, log_normal

@@ -11,10 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.search.beam import GROUP, STOPS, beam_search, candidates
-from dragoman.search.sample import greedy
-from dragoman.search.step import Found, legal
-from dragoman.types import BOS, EOS, PAD, UserError
+from dragoman.decoding.beam import GROUP, STOPS, beam_search, candidates
+from dragoman.decoding.protocol import Found, legal
+from dragoman.decoding.sampling import greedy
+from dragoman.errors import UserError
+from dragoman.types import BOS, EOS, PAD
 from toy_steps import Broken, Script, Toy, exhaustive, rescore, sources
 
 NEVER = -math.inf

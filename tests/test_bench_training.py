@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dragoman.config import LIMITS
-from dragoman.train import trainer
+from dragoman.config.settings import LIMITS
+from dragoman.training import trainer
 
 BENCH = Path(__file__).resolve().parent.parent / "bench"
 CORPUS = {"pairs": 300, "mean": 10.0, "vocabulary": 60, "shortest": 3, "longest": 20}

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dragoman.nn.block import FEEDFORWARDS, PLACES, Residual
-from dragoman.nn.norm import NORMS
+from dragoman.modules.feedforward import FEEDFORWARDS, PLACES, Residual
+from dragoman.modules.norms import NORMS
 from tolerance import same
 
 EVERY = pytest.mark.parametrize("place", PLACES)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.config import TrainSettings
+from dragoman.config.settings import TrainSettings
 from dragoman.models.base import tensors_of
-from dragoman.train.captured import WARM
-from dragoman.train.choices import Choices
-from dragoman.train.optim import OPTIMIZERS
-from dragoman.train.step import Stepper, settled
+from dragoman.training.choices import Choices
+from dragoman.training.cuda_graph import WARM
+from dragoman.training.optim import OPTIMIZERS
+from dragoman.training.step import Stepper, settled
 from dragoman.types import Batch
 from tolerance import same
 from toy_batch import examples, in_rows

@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file
 
-from dragoman.card import card, card_markdown, card_table, corpus_name, goodness, languages, read_events
-from dragoman.config import CorpusSettings, Recipe, build
-from dragoman.models.build import MODELS, settings_in_use
-from dragoman.nn.pattern import PATTERNS
-from dragoman.nn.position import POSITIONS
-from dragoman.score.metrics import metric_named
-from dragoman.store import FORMAT, RunFolder, read_digest
+from dragoman.config.settings import CorpusSettings, Recipe, build
+from dragoman.inference.model_card import card, card_markdown, card_table, corpus_name, goodness, languages, read_events
+from dragoman.metrics.metrics import metric_named
+from dragoman.models.registry import MODELS, settings_in_use
+from dragoman.modules.patterns import PATTERNS
+from dragoman.modules.positions import POSITIONS
+from dragoman.run_dir import FORMAT, RunFolder, read_digest
 from toy_run import Call, Toy, events, one_sentence, quietly
 
 pytest_plugins = ["toy_fixtures"]

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from dragoman.catalogue import catalogue, menus, reference
-from dragoman.config import Recipe, build
-from dragoman.models.build import MODELS, completed
-from dragoman.settings_reference import load_reference
-from dragoman.train.start import check
-from dragoman.types import UserError
-from dragoman.yaml_text import parse_yaml
+from dragoman.cli.settings import catalogue, menus, reference
+from dragoman.config.reference import load_reference
+from dragoman.config.settings import Recipe, build
+from dragoman.config.yaml import parse_yaml
+from dragoman.errors import UserError
+from dragoman.models.registry import MODELS, completed
+from dragoman.training.start import check
 from toy_run import Call, one_sentence
 
 pytest_plugins = ["toy_fixtures"]
@@ -102,7 +102,7 @@ def test_on_the_command_line(call: Call) -> None:
 
 
 def test_the_reference_is_up_to_date() -> None:
-    """Otherwise: python -m dragoman.catalogue."""
+    """Otherwise: python -m dragoman.cli.settings."""
     assert load_reference() == reference()
 
 

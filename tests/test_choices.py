@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dragoman import door, hardware
-from dragoman.config import TrainSettings
-from dragoman.group import Group
+from dragoman import hardware
+from dragoman.config.settings import TrainSettings
+from dragoman.errors import UserError
 from dragoman.hardware import CpuFeatures
-from dragoman.train.choices import Choices, choose, rechosen
-from dragoman.types import UserError
+from dragoman.process_group import Group
+from dragoman.training.choices import Choices, choose, rechosen
 
 BEFORE = Choices(device="cpu", precision="bf16", compile=True, threads=7, split=4)
 
@@ -97,13 +97,13 @@ def test_it_is_said_in_words() -> None:
 
 
 def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "find_spec", lambda _: None)
+    monkeypatch.setattr(hardware, "find_spec", lambda _: None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert door.choose_device("cpu").type == "cpu"
+    assert hardware.choose_device("cpu").type == "cpu"
     for name in ("auto", "cuda"):
         with pytest.raises(UserError, match="pip install triton"):
-            door.choose_device(name)
+            hardware.choose_device(name)
 
 
 def test_the_shapes_of_grids_stay_as_they_were_begun() -> None:

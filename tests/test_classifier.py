@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
-from dragoman.classifier import Classifier
-from dragoman.config import read_recipe
-from dragoman.loading import load
-from dragoman.text.corpus import read_lines
+from dragoman.config.settings import read_recipe
+from dragoman.inference.classifier import Classifier
+from dragoman.inference.loading import load
+from dragoman.io import read_lines
 from toy_heads import BACKBONES, classifier_recipe, label
 from toy_run import Call, events, one_sentence, quietly, sentences, tensors, write_lines
 

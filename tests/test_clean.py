@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.text.clean import REASONS, CleanSettings, clean
-from dragoman.types import Pair, UserError
+from dragoman.data.cleaning import REASONS, CleanSettings, clean
+from dragoman.errors import UserError
+from dragoman.types import Pair
 
 ENGLISH = "A man walks his dog through the park in the morning."
 GERMAN = "Ein Mann geht am Morgen mit seinem Hund durch den Park."

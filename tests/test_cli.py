@@ -30,12 +30,12 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
-from dragoman import cli
-from dragoman.commands.options import Warned
-from dragoman.console import paper
-from dragoman.outcome import outcome
+from dragoman.cli import main as cli
+from dragoman.cli.exit_codes import outcome
+from dragoman.cli.options import Warned
 from dragoman.phrasebook.generate import generate_phrases
-from dragoman.store import RunFolder
+from dragoman.progress import paper
+from dragoman.run_dir import RunFolder
 from toy_run import Call, Toy, command, environment, files, one_sentence, sentences, started, translated, write_lines
 
 pytest_plugins = ["toy_fixtures"]
@@ -262,7 +262,7 @@ def test_a_metric_that_cannot_be_counted_costs_no_work(
     data = recipe.data.model_copy(update={"metrics": ("bleu_moses_de",)})
     RunFolder(run).save_recipe(recipe.model_copy(update={"data": data}))
     monkeypatch.setitem(sys.modules, "sacremoses", None)
-    monkeypatch.setattr("dragoman.translator.Translator.translate", None)
+    monkeypatch.setattr("dragoman.inference.translator.Translator.translate", None)
     file = write_lines(tmp_path / "s", sentences(2, seed=31))
     on = ["--source", file, "--reference", file] if test == "files" else ["--phrasebook", "dev"]
     named = ["--metric", "bleu_moses_de"] if asked == "command" else []
@@ -482,7 +482,7 @@ def test_a_fault_of_ours_says_how_to_report_it(toy: Toy, monkeypatch: pytest.Mon
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("dragoman.loading.open_run", broken)
+    monkeypatch.setattr("dragoman.inference.loading.open_run", broken)
     answer = call("translate", toy.run, stdin=b"ba.\n")
     assert (answer.code, answer.out) == (1, "")
     assert "ZeroDivisionError" in answer.err

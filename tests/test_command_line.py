@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import typer
 
-from dragoman import cli, console
-from dragoman.classifier import Classifier
-from dragoman.loading import load_as
-from dragoman.train.report import Report
-from dragoman.types import UserError
+from dragoman import progress as console
+from dragoman.cli import main as cli
+from dragoman.errors import UserError
+from dragoman.inference.classifier import Classifier
+from dragoman.inference.loading import load_as
+from dragoman.progress import Report
 from toy_run import Call, Toy, command, one_sentence, sentences, write_lines
 
 pytest_plugins = ["toy_fixtures"]

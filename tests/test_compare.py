@@ -18,10 +18,11 @@ from dragoman.compare.measure import LENGTHS, choose_metrics, measure_distances,
 from dragoman.compare.plan import find_recipes, plan_runs
 from dragoman.compare.questions import answer_question, check_questions, read_questions
 from dragoman.compare.report import render_comparison, summarise
+from dragoman.errors import UserError
 from dragoman.phrasebook.generate import generate_phrases
-from dragoman.train.report import Report
-from dragoman.train.trainer import train
-from dragoman.types import Pair, UserError
+from dragoman.progress import Report
+from dragoman.training.trainer import train
+from dragoman.types import Pair
 from toy_heads import classifier_recipe, lm_recipe
 from toy_report import measurements_of, report_of
 from toy_run import SMALL, Call, one_sentence, started, tensors, write_corpus, write_recipe

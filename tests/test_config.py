@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dragoman.config import (
+from dragoman.config.settings import (
     SPLITS,
     CorpusSettings,
     DataSettings,
@@ -27,10 +27,10 @@ from dragoman.config import (
     read_recipe,
     to_yaml,
 )
-from dragoman.models.build import completed, settings_of
+from dragoman.config.yaml import parse_yaml
+from dragoman.errors import UserError
+from dragoman.models.registry import completed, settings_of
 from dragoman.models.transformer import TransformerSettings
-from dragoman.types import UserError
-from dragoman.yaml_text import parse_yaml
 
 SECTIONS: dict[str, type[Settings]] = {
     "": Recipe,

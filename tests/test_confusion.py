@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.score.confusion import confusion, render_confusion_matrix
+from dragoman.metrics.metrics import confusion, render_confusion_matrix
 
 LABELS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("abcd")), min_size=1, max_size=40)
 

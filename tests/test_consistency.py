@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dragoman.config import TrainSettings
-from dragoman.nn import dropout
-from dragoman.train import loss as one_pass
-from dragoman.train.consistency import CONSISTENCY, LOSSES, Consistency, apart, chunked, seen, twice
-from dragoman.train.learner import Learner, real
-from dragoman.train.step import parts
+from dragoman.config.settings import TrainSettings
+from dragoman.modules import dropout
+from dragoman.training import loss as one_pass
+from dragoman.training.consistency import CONSISTENCY, LOSSES, Consistency, apart, chunked, seen, twice
+from dragoman.training.step import Learner, parts, real
 from dragoman.types import BOS, EOS, Batch
 from test_resume import same_runs
 from test_whole import KINDS, RATES, batch_of

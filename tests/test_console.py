@@ -9,8 +9,9 @@ from subprocess import PIPE
 
 import pytest
 
-from dragoman import console
-from dragoman.types import UserError
+from dragoman import progress
+from dragoman.cli import lines
+from dragoman.errors import UserError
 from toy_run import files
 
 
@@ -18,8 +19,8 @@ from toy_run import files
 def test_without_a_terminal_a_line_now_and_then(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, seldom: float
 ) -> None:
-    monkeypatch.setattr(console, "SELDOM", seldom)
-    tick = console.ticker("translating", 1000)
+    monkeypatch.setattr(progress, "SELDOM", seldom)
+    tick = progress.ticker("translating", 1000)
     for done in (400, 800, 1000):
         tick(done)
     lines = capsys.readouterr().err.splitlines()
@@ -33,9 +34,9 @@ def test_without_a_terminal_a_line_now_and_then(
 def test_on_a_terminal_it_is_gone_in_the_end(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, quick: float
 ) -> None:
-    monkeypatch.setattr(console, "QUICK", quick)
+    monkeypatch.setattr(progress, "QUICK", quick)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    tick = console.ticker("translating", 1000)
+    tick = progress.ticker("translating", 1000)
     tick(400)
     tick(1000)
     shown = capsys.readouterr().err
@@ -46,7 +47,7 @@ def test_on_a_terminal_it_is_gone_in_the_end(
 
 HALVES = """
 import os, pathlib, sys
-from dragoman.console import output_to
+from dragoman.progress import output_to
 
 with output_to(pathlib.Path(sys.argv[1])) as sink:
     sink.write(f"{os.getpid()}\\n" * 1000)
@@ -79,7 +80,7 @@ def test_output_leaves_files_of_the_user_alone(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("precious")
     (tmp_path / "other.part").symlink_to("victim")
     for name in ("out", "other"):
-        with console.output_to(tmp_path / name) as sink:
+        with lines.output_to(tmp_path / name) as sink:
             sink.write("answers\n")
     assert (tmp_path / "out.part").read_text() == (tmp_path / "victim").read_text() == "precious"
     assert (tmp_path / "out").read_text() == (tmp_path / "other").read_text() == "answers\n"
@@ -89,7 +90,7 @@ def test_output_leaves_files_of_the_user_alone(tmp_path: Path) -> None:
 def test_output_goes_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("folder/real")
-    with console.output_to(tmp_path / "link") as sink:
+    with lines.output_to(tmp_path / "link") as sink:
         sink.write("answers\n")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "folder" / "real").read_text() == "answers\n"
@@ -99,16 +100,16 @@ def test_output_that_cannot_be_written_is_named_as_given(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
     for name in ("file/out", "nowhere/out"):
-        with pytest.raises(UserError, match=f"cannot write '{name}' "), console.output_to(Path(name)):
+        with pytest.raises(UserError, match=f"cannot write '{name}' "), lines.output_to(Path(name)):
             pass
 
 
 def test_output_to_what_leads_to_a_pipe(tmp_path: Path) -> None:
     """/dev/stdout of a command in a pipe has a name that cannot be opened by its target."""
-    code = "from pathlib import Path; from dragoman import console\n"
-    code += "with console.output_to(Path('/dev/stdout')) as sink: print('through', file=sink)"
+    code = "from pathlib import Path; from dragoman.cli import lines\n"
+    code += "with lines.output_to(Path('/dev/stdout')) as sink: print('through', file=sink)"
     done = subprocess.run([sys.executable, "-c", code], stdout=PIPE, check=True)
     assert done.stdout == b"through\n"
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with pytest.raises(UserError, match="loop"), console.output_to(tmp_path / "loop"):
+    with pytest.raises(UserError, match="loop"), lines.output_to(tmp_path / "loop"):
         pass

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.search.constrained import constrained, needed, width_of
-from dragoman.search.exhaustive import exhaustive
-from dragoman.search.methods import METHODS, find
-from dragoman.search.request import Wish
+from dragoman.decoding.constrained import constrained, needed, width_of
+from dragoman.decoding.exhaustive import exhaustive
+from dragoman.decoding.methods import METHODS, find
+from dragoman.decoding.request import Wish
 from toy_requests import PIECES, REAL, asked, real_request, term
 from toy_steps import Toy, rescore, sources
 

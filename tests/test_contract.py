@@ -14,20 +14,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from dragoman.config import TrainSettings
+from dragoman.config.settings import TrainSettings
+from dragoman.kernels.attention import KERNELS
 from dragoman.models.base import Model, tensors_of
-from dragoman.models.build import kind_of, settings_of
-from dragoman.nn.block import FEEDFORWARDS
-from dragoman.nn.kernel import KERNELS
-from dragoman.nn.norm import NORMS
-from dragoman.nn.pattern import PATTERNS
-from dragoman.nn.pool import POOLS
-from dragoman.nn.position import POSITIONS
-from dragoman.nn.recurrent import CELLS
-from dragoman.nn.scores import SCORES
-from dragoman.store import load_tensors, save_tensors
-from dragoman.train.choices import Choices
-from dragoman.train.step import Stepper, put, settled
+from dragoman.models.heads import POOLS
+from dragoman.models.registry import kind_of, settings_of
+from dragoman.modules.attention_scores import SCORES
+from dragoman.modules.feedforward import FEEDFORWARDS
+from dragoman.modules.norms import NORMS
+from dragoman.modules.patterns import PATTERNS
+from dragoman.modules.positions import POSITIONS
+from dragoman.modules.recurrent import CELLS
+from dragoman.run_dir import load_tensors, save_tensors
+from dragoman.training.choices import Choices
+from dragoman.training.step import Stepper, put, settled
 from dragoman.types import Batch
 from pairs import all_pairs, pairwise
 from tolerance import DEVICES, differ, same

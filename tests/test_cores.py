@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman import cores
+from dragoman import hardware as cores
 
 CPU = "cpu,cpuacct"
 

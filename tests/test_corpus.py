@@ -16,10 +16,12 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.config import CorpusSettings, DataSettings, Recipe
-from dragoman.text.corpus import OPENERS, all_references, fingerprint, read_lines, read_pairs
-from dragoman.train import prepare
-from dragoman.types import Pair, UserError
+from dragoman.config.settings import CorpusSettings, DataSettings, Recipe
+from dragoman.data.corpus import all_references, fingerprint, read_pairs
+from dragoman.errors import UserError
+from dragoman.io import OPENERS, read_lines
+from dragoman.training import prepare
+from dragoman.types import Pair
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
     "": lambda data: data,

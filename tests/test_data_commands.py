@@ -15,14 +15,15 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.config import CorpusSettings
-from dragoman.console import set_verbosity
-from dragoman.corpora import parse_corpora
-from dragoman.progress import EVERY, Progress
-from dragoman.text.clean import CleanSettings
-from dragoman.text.corpus import OPENERS, read_pairs
-from dragoman.text.overlap import COUNTED_WORD, OverlapCounter
-from dragoman.types import Pair, UserError
+from dragoman.config.settings import CorpusSettings
+from dragoman.data.cleaning import COUNTED_WORD, CleanSettings, OverlapCounter
+from dragoman.data.corpus import read_pairs
+from dragoman.data.preparation import parse_corpora
+from dragoman.errors import UserError
+from dragoman.io import OPENERS
+from dragoman.progress import EVERY, set_verbosity
+from dragoman.progress import ProgressBar as Progress
+from dragoman.types import Pair
 from toy_run import Call, environment, files, one_sentence, pairs, write_lines, write_recipe
 
 pytest_plugins = ["toy_fixtures"]
@@ -211,7 +212,7 @@ def test_settings_are_checked_before_the_corpus_is_read(call: Call, setting: str
 def test_pytorch_is_not_imported(arguments: list[str]) -> None:
     code = (
         f"import sys; sys.argv = ['dragoman', 'data', *{arguments!r}]\n"
-        "from dragoman import cli\n"
+        "from dragoman.cli import main as cli\n"
         "try:\n    cli.main()\nexcept SystemExit:\n    pass\n"
         "sys.stderr.write('\\nheavy: ' + ' '.join(sorted({'torch', 'sentencepiece', 'sacrebleu'} & set(sys.modules))))"
     )

@@ -19,25 +19,24 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman import distil as room
-from dragoman import shards
-from dragoman.answers.flags import REPEATS
-from dragoman.config import CorpusSettings, read_recipe
-from dragoman.console import NOTE
-from dragoman.distil import DistilSettings, distil
-from dragoman.door import kinds
-from dragoman.group import Group
-from dragoman.lessons import Lessons, faults
-from dragoman.loading import load, load_as
-from dragoman.models.build import build_model
+from dragoman.augmentation import distillation as room
+from dragoman.augmentation import jobs as shards
+from dragoman.augmentation.backtranslation import Lessons, faults
+from dragoman.augmentation.distillation import DistilSettings, distil
+from dragoman.augmentation.jobs import Pace, Shards
+from dragoman.config.settings import CorpusSettings, read_recipe
+from dragoman.data.corpus import read_pairs
+from dragoman.errors import UserError
+from dragoman.inference.loading import load, load_as
+from dragoman.inference.postprocess import REPEATS, kinds
+from dragoman.inference.translator import TREELESS, Translator
+from dragoman.metrics.metrics import METRICS
 from dragoman.models.flops import Cost
-from dragoman.score.metrics import METRICS
-from dragoman.shards import Pace, Shards
-from dragoman.store import CHANGED, DIGEST_LINE, RunFolder
-from dragoman.text.corpus import read_pairs
-from dragoman.train.report import Report
-from dragoman.translator import TREELESS, Translator
-from dragoman.types import Hypothesis, Pair, UserError
+from dragoman.models.registry import build_model
+from dragoman.process_group import Group
+from dragoman.progress import NOTE, Report
+from dragoman.run_dir import CHANGED, DIGEST_LINE, RunFolder
+from dragoman.types import Hypothesis, Pair
 from test_resume import same_runs, until
 from toy_run import (
     SMALL,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.search.diverse import Groups, diverse
-from dragoman.search.lockstep import Sentence, in_step, plain
-from dragoman.search.request import Request
+from dragoman.decoding.diverse import Groups, diverse
+from dragoman.decoding.lockstep import Sentence, in_step, plain
+from dragoman.decoding.request import Request
 from dragoman.types import EOS
 from toy_requests import asked
 from toy_steps import Script, Toy, rescore

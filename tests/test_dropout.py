@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dragoman.nn.dropout import Dropout, cut, drawn
+from dragoman.modules.dropout import Dropout, cut, drawn
 from tolerance import DEVICES, TOLERANCE, same
 
 RATES = pytest.mark.parametrize("rate", [0.01, 0.1, 0.3, 0.5, 0.9])

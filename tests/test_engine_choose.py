@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from dragoman.engines import choose
-from dragoman.engines.choose import ENGINES, Parts, engine_of
-from dragoman.engines.ctranslate2 import CTranslate2Engine
-from dragoman.engines.torch_engine import TorchEngine
-from dragoman.ensemble import Together
-from dragoman.types import UserError
+from dragoman.errors import UserError
+from dragoman.inference.engines import select as choose
+from dragoman.inference.engines.ctranslate2 import CTranslate2Engine
+from dragoman.inference.engines.select import ENGINES, Parts, engine_of
+from dragoman.inference.engines.torch import TorchEngine
+from dragoman.inference.loading import Together
 from toy_exchange import letters, model_of
 from toy_models import Section
 from toy_run import Call, Toy

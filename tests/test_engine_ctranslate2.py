@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from dragoman.config import SearchSettings, TokenizerSettings
-from dragoman.engines import ctranslate2 as engines_ctranslate2
-from dragoman.engines.base import Job
-from dragoman.engines.ctranslate2 import CTranslate2Engine
-from dragoman.exchange import ctranslate2
-from dragoman.exchange.held import vocabulary
+from dragoman.config.settings import SearchSettings, TokenizerSettings
+from dragoman.data.tokenizers import Tokenizers, train_tokenizer
+from dragoman.decoding.request import Job, Wish
+from dragoman.errors import UserError
 from dragoman.hardware import CpuFeatures, cpu_features
+from dragoman.inference.engines import ctranslate2
+from dragoman.inference.engines import ctranslate2 as engines_ctranslate2
+from dragoman.inference.engines.ctranslate2 import CTranslate2Engine
+from dragoman.inference.engines.formats import vocabulary
 from dragoman.models.transformer import Transformer
-from dragoman.search.request import Wish
-from dragoman.text.tokenizer import Tokenizers, train_tokenizer
-from dragoman.types import EOS, SPECIALS, UserError
+from dragoman.types import EOS, SPECIALS
 from toy_exchange import WithoutMarks, answers, assert_same, combinations, letters, model_of, refused, some_jobs
 from toy_models import built, cases, differences
 from toy_run import Call, Toy

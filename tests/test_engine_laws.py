@@ -9,11 +9,11 @@ from random import Random
 
 import pytest
 
-from dragoman.engines.choose import ENGINES, Parts, engine_of
+from dragoman.errors import UserError
 from dragoman.hardware import cpu_features
-from dragoman.loading import load
-from dragoman.translator import Translator
-from dragoman.types import UserError
+from dragoman.inference.engines.select import ENGINES, Parts, engine_of
+from dragoman.inference.loading import load
+from dragoman.inference.translator import Translator
 from toy_run import Call, Toy, sentences, write_lines
 
 pytest_plugins = ["toy_fixtures"]

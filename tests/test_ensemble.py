@@ -10,11 +10,11 @@ import pytest
 import torch
 import yaml
 
-from dragoman.loading import load
-from dragoman.search.ensemble import Ensemble, mean
-from dragoman.search.methods import METHODS, find
-from dragoman.translator import Translator
-from dragoman.types import UserError
+from dragoman.decoding.methods import METHODS, find
+from dragoman.decoding.protocol import Ensemble, mean
+from dragoman.errors import UserError
+from dragoman.inference.loading import load
+from dragoman.inference.translator import Translator
 from toy_requests import real, real_request
 from toy_run import Call, Toy, quietly, sentences, translated, write_recipe
 from toy_steps import Toy as Steps

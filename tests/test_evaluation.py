@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sacrebleu.metrics.bleu import BLEU
 
-from dragoman.config import CorpusSettings
+from dragoman.config.settings import CorpusSettings
+from dragoman.errors import UserError
 from dragoman.evaluation.predictions import (
     count_warnings,
     predict_lines,
@@ -38,10 +39,10 @@ from dragoman.evaluation.scorer import (
 )
 from dragoman.evaluation.systems import SystemOutput, read_texts
 from dragoman.evaluation.tables import format_breakdowns, format_scores
+from dragoman.metrics.metrics import METRICS, evaluate
 from dragoman.phrasebook.generate import generate_phrases
-from dragoman.score.metrics import METRICS, evaluate
-from dragoman.store import RunFolder
-from dragoman.types import Hypothesis, UserError
+from dragoman.run_dir import RunFolder
+from dragoman.types import Hypothesis
 from toy_run import Call, Toy, one_sentence, sentences, translated, write_lines
 
 pytest_plugins = ["toy_fixtures"]
@@ -336,7 +337,7 @@ def test_hypotheses_need_no_source(tmp_path: Path, call: Call) -> None:
 def test_files_are_scored_without_pytorch(tmp_path: Path) -> None:
     """Its import takes seconds, which scores of files and a missing option need not wait for."""
     file = str(write_lines(tmp_path / "r", RIGHT))
-    code = "import sys; from dragoman.cli import main; sys.argv[0] = 'dragoman'\ntry: main()\n"
+    code = "import sys; from dragoman.cli.main import main; sys.argv[0] = 'dragoman'\ntry: main()\n"
     code += "except SystemExit as end: print(end.code, 'torch' in sys.modules)"
     for options, last in ((["--reference", file], "0 False"), ([], "2 False")):
         command = [sys.executable, "-c", code, "evaluate", "--hypotheses", file, *options]

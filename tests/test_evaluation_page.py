@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dragoman.errors import UserError
 from dragoman.evaluation.report import (
     LINES_SHOWN,
     PIECE,
@@ -24,8 +25,7 @@ from dragoman.evaluation.report import (
 from dragoman.evaluation.scorer import Scorer
 from dragoman.evaluation.systems import SystemOutput
 from dragoman.evaluation.tables import shorten_names
-from dragoman.score.metrics import METRICS
-from dragoman.types import UserError
+from dragoman.metrics.metrics import METRICS
 from toy_run import Call, sentences, translated, write_lines
 
 pytest_plugins = ["toy_fixtures"]

@@ -14,21 +14,21 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from dragoman.config import SearchSettings, TokenizerSettings
-from dragoman.engines.base import Job
-from dragoman.engines.huggingface import HuggingFaceEngine
-from dragoman.exchange import huggingface
-from dragoman.exchange.huggingface_import import adopt
-from dragoman.exchange.huggingface_tokenizer import described
-from dragoman.loading import open_run
+from dragoman.config.settings import SearchSettings, TokenizerSettings
+from dragoman.data.subword_tokenizers import Subword
+from dragoman.data.tokenizers import Tokenizers, train_tokenizer
+from dragoman.decoding.protocol import Found
+from dragoman.decoding.request import Job
+from dragoman.errors import UserError
+from dragoman.inference.engines import huggingface
+from dragoman.inference.engines.huggingface import HuggingFaceEngine, adopt
+from dragoman.inference.engines.huggingface_tokenizer import described
+from dragoman.inference.loading import open_run
 from dragoman.models.base import tensors_of
 from dragoman.models.transformer import Transformer
-from dragoman.nn.position import sinusoids
+from dragoman.modules.positions import sinusoids
 from dragoman.phrasebook.generate import generate_pairs
-from dragoman.search.step import Found
-from dragoman.text.subword import Subword
-from dragoman.text.tokenizer import Tokenizers, train_tokenizer
-from dragoman.types import BOS, EOS, PAD, UserError
+from dragoman.types import BOS, EOS, PAD
 from toy_exchange import answers, assert_same, combinations, letters, model_of, recipe_of, refused, some_jobs
 from toy_models import differences
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.config import SearchSettings
-from dragoman.exchange import onnx
-from dragoman.types import UserError
+from dragoman.config.settings import SearchSettings
+from dragoman.errors import UserError
+from dragoman.inference.engines import onnx
 from toy_exchange import answers, assert_same, letters, model_of, refused, some_jobs
 
 REFUSED = refused(onnx.HOLDS)
@@ -17,7 +17,7 @@ REFUSED = refused(onnx.HOLDS)
 def test_a_model_answers_as_ours(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript", reason="the extra onnx is not installed")
     pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
-    from dragoman.engines.onnx import OnnxEngine
+    from dragoman.inference.engines.onnx import OnnxEngine
 
     model = model_of(
         {"norm": "scale", "activation": "swiglu", "position": "relative", "decoder_attention": "local", "layers": 1}

@@ -7,11 +7,11 @@ from itertools import product
 import pytest
 import torch
 
-from dragoman.search.beam import STOPS, beam_search
-from dragoman.search.exhaustive import exhaustive
-from dragoman.search.lengths import NORMS
-from dragoman.search.step import Found
-from dragoman.types import EOS, UserError
+from dragoman.decoding.beam import STOPS, beam_search
+from dragoman.decoding.exhaustive import exhaustive
+from dragoman.decoding.protocol import NORMS, Found
+from dragoman.errors import UserError
+from dragoman.types import EOS
 from toy_requests import REAL, real, real_sources
 from toy_steps import Broken, Toy, rescore, sources
 from toy_steps import exhaustive as one_by_one

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from dragoman import export as trade
-from dragoman.card import card_markdown
-from dragoman.exchange import ctranslate2, huggingface, onnx
-from dragoman.exchange.held import Holds, shown
-from dragoman.loading import load
-from dragoman.store import RunFolder
-from dragoman.text.tokenizer import Tokenizers
+from dragoman.data.tokenizers import Tokenizers
+from dragoman.inference import export as trade
+from dragoman.inference.engines import ctranslate2, huggingface, onnx
+from dragoman.inference.engines.formats import Holds, shown
+from dragoman.inference.loading import load
+from dragoman.inference.model_card import card_markdown
+from dragoman.run_dir import RunFolder
 from toy_run import Call, Toy
 
 pytest_plugins = ["toy_fixtures"]

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.train.fit import GRAIN, largest
+from dragoman.training.planning import GRAIN, largest
 from toy_run import Call, one_sentence
 
 pytest_plugins = ["toy_fixtures"]

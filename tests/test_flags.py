@@ -10,7 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dragoman.answers.flags import (
+from dragoman.inference.loading import load
+from dragoman.inference.postprocess import (
     ADDED,
     COPIES,
     LONG,
@@ -27,7 +28,6 @@ from dragoman.answers.flags import (
     placeholders,
     words_of,
 )
-from dragoman.loading import load
 from dragoman.phrasebook.generate import DIRECTIONS, generate_phrases
 from toy_run import Call, Toy, write_lines
 

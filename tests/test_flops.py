@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from dragoman.config import Recipe
+from dragoman.config.settings import Recipe
 from dragoman.models.base import Model
-from dragoman.models.build import build_model
 from dragoman.models.flops import Cost, lengths
-from dragoman.store import RunFolder
+from dragoman.models.registry import build_model
+from dragoman.run_dir import RunFolder
 from toy_batch import VOCABULARY, examples, in_rows
 from toy_run import events, quietly
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from dragoman.config import TrainSettings
-from dragoman.train.forecast import MEASURED, Forecast, Reached
-from dragoman.train.report import Report
-from dragoman.train.step import Stepper
-from dragoman.train.trainer import train
+from dragoman.config.settings import TrainSettings
+from dragoman.progress import Report
+from dragoman.training.logging import MEASURED, Forecast, Reached
+from dragoman.training.step import Stepper
+from dragoman.training.trainer import train
 
 pytest_plugins = ["toy_fixtures"]
 

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.data.batch import LAYOUTS, Grid, Widths, choose_widths
-from dragoman.data.forms import FORMS
-from dragoman.data.tokens import TokenStore, open_store
-from dragoman.text.labels import Labels
-from dragoman.text.tokenizer import Tokenizers
-from dragoman.types import BOS, EOS, Batch, Example, Pair, UserError
+from dragoman.data.batches import FORMS, LAYOUTS, Grid, Widths, choose_widths
+from dragoman.data.simple_tokenizers import Labels
+from dragoman.data.token_store import TokenStore, open_store
+from dragoman.data.tokenizers import Tokenizers
+from dragoman.errors import UserError
+from dragoman.types import BOS, EOS, Batch, Example, Pair
 from toy_text import ALL
 
 LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)

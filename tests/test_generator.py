@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from dragoman.config import CorpusSettings, SampleSettings
-from dragoman.generator import Generator
-from dragoman.loading import load
-from dragoman.text.corpus import read_pairs
-from dragoman.types import UserError
+from dragoman.config.settings import CorpusSettings, SampleSettings
+from dragoman.data.corpus import read_pairs
+from dragoman.errors import UserError
+from dragoman.inference.generator import Generator
+from dragoman.inference.loading import load
 from toy_heads import BACKBONES, NEXT, babble, lm_recipe
 from toy_run import Call, events, one_sentence, quietly, tensors, write_lines
 

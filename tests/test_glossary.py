@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.answers.glossary import MOST, Glossary, read_dictionary, read_glossary, said, stands, wanted
-from dragoman.door import kinds
-from dragoman.translator import Translator
-from dragoman.types import Line, UserError
+from dragoman.errors import UserError
+from dragoman.inference.constraints import MOST, Glossary, read_dictionary, read_glossary, said, stands, wanted
+from dragoman.inference.postprocess import kinds
+from dragoman.inference.translator import Translator
+from dragoman.types import Line
 from toy_run import WORDS, Call, Toy, sentences, translated, write_lines
 
 pytest_plugins = ["toy_fixtures"]

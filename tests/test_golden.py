@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dragoman import load
-from dragoman.classifier import Classifier
-from dragoman.store import FORMAT
+from dragoman.inference.classifier import Classifier
+from dragoman.run_dir import FORMAT
 
 GOLDEN = Path(__file__).parent / "golden"
 FOLDERS = sorted(GOLDEN.glob("run-*"))

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from dragoman import hardware
+from dragoman.errors import UserError
 from dragoman.hardware import CpuFeatures, best_precision, cpu_features, detect_features
-from dragoman.types import UserError
 
 ZEN3 = frozenset(["fpu", "sse4_1", "sse4_2", "avx", "avx2", "fma"])
 ZEN4 = ZEN3 | frozenset(["avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_bf16", "avx512_vnni"])

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from dragoman.data.batch import Grid, Widths, lay_labels, lay_lines
+from dragoman.data.batches import Grid, Widths, lay_labels, lay_lines
+from dragoman.errors import UserError
+from dragoman.kernels.masks import Rows
 from dragoman.models.base import Model, tensors_of
-from dragoman.models.build import MODELS, kind_of, settings_of
-from dragoman.models.heads import LanguageModel
-from dragoman.nn.mask import Rows
-from dragoman.nn.pool import POOLS
-from dragoman.types import Example, UserError
+from dragoman.models.heads import POOLS, LanguageModel
+from dragoman.models.registry import MODELS, kind_of, settings_of
+from dragoman.types import Example
 from tolerance import differ, same
 from toy_batch import examples
 

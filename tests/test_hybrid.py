@@ -9,16 +9,16 @@ import pytest
 import torch
 import yaml
 
-from dragoman.config import Recipe, TrainSettings
-from dragoman.loading import load_as
-from dragoman.models.build import build_model, completed, layout_of, settings_of
+from dragoman.config.settings import Recipe, TrainSettings
+from dragoman.errors import UserError
+from dragoman.inference.loading import load_as
+from dragoman.inference.translator import Translator
+from dragoman.kernels.masks import Rows
 from dragoman.models.hybrid import Hybrid, HybridSettings
-from dragoman.nn.mask import Rows
-from dragoman.nn.recurrent import CELLS
-from dragoman.nn.scores import SCORES
-from dragoman.train.start import check
-from dragoman.translator import Translator
-from dragoman.types import UserError
+from dragoman.models.registry import build_model, completed, layout_of, settings_of
+from dragoman.modules.attention_scores import SCORES
+from dragoman.modules.recurrent import CELLS
+from dragoman.training.start import check
 from tolerance import same
 from toy_batch import VOCABULARY
 from toy_models import SMALL_HYBRID, laid, some_examples

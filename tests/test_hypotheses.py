@@ -11,17 +11,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.answers.flags import UNKNOWN_WORDS
-from dragoman.answers.hypotheses import UNKNOWN, by_coverage, filled_in, missed, saying, source_words
-from dragoman.config import Recipe, TokenizerSettings
-from dragoman.data.batch import Grid, Widths, lay
-from dragoman.ensemble import Together
-from dragoman.models.build import build_model, completed
-from dragoman.nn.scores import SCORES
-from dragoman.search.step import Found
-from dragoman.text.tokenizer import TOKENIZERS, Tokenizers, train_tokenizer
-from dragoman.translator import Translator
-from dragoman.types import UNK, Example, Pair, UserError
+from dragoman.config.settings import Recipe, TokenizerSettings
+from dragoman.data.batches import Grid, Widths, lay
+from dragoman.data.tokenizers import TOKENIZERS, Tokenizers, train_tokenizer
+from dragoman.decoding.protocol import Found
+from dragoman.errors import UserError
+from dragoman.inference.loading import Together
+from dragoman.inference.postprocess import UNKNOWN, UNKNOWN_WORDS, by_coverage, filled_in, missed, saying, source_words
+from dragoman.inference.translator import Translator
+from dragoman.models.registry import build_model, completed
+from dragoman.modules.attention_scores import SCORES
+from dragoman.types import UNK, Example, Pair
 from toy_run import quietly
 
 pytest_plugins = ["toy_fixtures"]

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from dragoman import interrupts
-from dragoman.outcome import outcome
+from dragoman.cli import interrupts
+from dragoman.cli.exit_codes import outcome
 
 INTERRUPT = "import os, signal; os.kill(os.getpid(), signal.SIGINT)\n"
 AT_EXIT = f"""

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dragoman.nn import kernel as kernel_room
-from dragoman.nn.kernel import KERNELS, Kernel, reference, weights
-from dragoman.nn.mask import Look, never_empty
+from dragoman.kernels import attention as kernel_room
+from dragoman.kernels.attention import KERNELS, Kernel, reference, weights
+from dragoman.kernels.masks import Look, never_empty
 from tolerance import DEVICES, differ, same
 
 EVERY = pytest.mark.parametrize("name", KERNELS)

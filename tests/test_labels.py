@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.text import labels as labels_module
-from dragoman.text.labels import Labels
-from dragoman.text.tokenizer import TOKENIZERS, Tokenizers
-from dragoman.types import UserError
+from dragoman.data import simple_tokenizers as labels_module
+from dragoman.data.simple_tokenizers import Labels
+from dragoman.data.tokenizers import TOKENIZERS, Tokenizers
+from dragoman.errors import UserError
 from toy_text import ALL
 
 NAMES = st.lists(st.text(min_size=1).map(str.strip).filter(bool), min_size=2, max_size=9, unique=True)

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from dragoman.text.language import Languages
-from dragoman.types import UserError
+from dragoman.data.cleaning import Languages
+from dragoman.errors import UserError
 
 ENGLISH = "A man walks his dog through the park in the morning."
 GERMAN = "Ein Mann geht am Morgen mit seinem Hund durch den Park."

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.search.lengths import NORMS
-from dragoman.types import UserError
+from dragoman.decoding.protocol import NORMS
+from dragoman.errors import UserError
 
 
 @pytest.mark.parametrize("name", NORMS)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dragoman.nn import linear
-from dragoman.nn.linear import Linear, onednn, outer, product, relu_product
+from dragoman.modules import linear
+from dragoman.modules.linear import Linear, onednn, outer, product, relu_product
 from pairs import in_pairs
 from tolerance import DEVICES, TOLERANCE, differ, same
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 import dragoman
-from dragoman import loading
-from dragoman.classifier import Classifier
-from dragoman.generator import Generator
-from dragoman.loading import DOORS, load_as, open_run
-from dragoman.models.build import MODELS
-from dragoman.translator import Translator
-from dragoman.types import UserError
+from dragoman.errors import UserError
+from dragoman.inference import loading
+from dragoman.inference.classifier import Classifier
+from dragoman.inference.generator import Generator
+from dragoman.inference.loading import DOORS, load_as, open_run
+from dragoman.inference.translator import Translator
+from dragoman.models.registry import MODELS
 from toy_heads import classifier_recipe, lm_recipe
 from toy_run import SMALL, quietly, write_corpus, write_recipe
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.search.beam import STOPS
-from dragoman.search.lengths import NORMS
-from dragoman.search.lockstep import plain
-from dragoman.search.methods import by_beam
-from dragoman.search.request import Wish
+from dragoman.decoding.beam import STOPS
+from dragoman.decoding.lockstep import plain
+from dragoman.decoding.methods import by_beam
+from dragoman.decoding.protocol import NORMS
+from dragoman.decoding.request import Wish
 from toy_requests import REAL, asked, real_request
 from toy_steps import Broken, Toy
 

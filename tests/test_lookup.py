@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.nn import lookup
+from dragoman.kernels import attention as lookup
 from dragoman.types import BOS
 from tolerance import DEVICES, same
 from toy_engine import TRANSFORMERS, model_of, random_jobs

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dragoman.train import loss as loss_module
-from dragoman.train.loss import CHUNK, LOSSES, chunked
+from dragoman.training import loss as loss_module
+from dragoman.training.loss import CHUNK, LOSSES, chunked
 from tolerance import DEVICES, same
 
 EVERY = pytest.mark.parametrize("name", LOSSES)

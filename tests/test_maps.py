@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from dragoman.lens.maps import SHADES, alignment_grid, by_words, word_numbers
+from dragoman.inspection.attention_maps import SHADES, alignment_grid, by_words, word_numbers
 from dragoman.types import Hypothesis
 from toy_run import WORDS, Toy, sentences
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.nn.mask import causal, never_empty, same_segment
+from dragoman.kernels.masks import causal, never_empty, same_segment
 
 ROW = st.lists(st.integers(0, 3), min_size=1, max_size=8)
 GRID = st.integers(1, 8).flatmap(

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from dragoman.search.mbr import METRICS, agreed
-from dragoman.search.step import Found
-from dragoman.types import UserError
+from dragoman.decoding.mbr import METRICS, agreed
+from dragoman.decoding.protocol import Found
+from dragoman.errors import UserError
 
 TRUTH = {"chrf": CHRF(), "bleu": BLEU(effective_order=True)}
 TEXTS = st.lists(st.text(st.sampled_from("ab cä.,1'  "), max_size=25), min_size=1, max_size=6)

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.config import SearchSettings
-from dragoman.data.batch import Grid, Widths, lay
-from dragoman.search.mbr import agreed
-from dragoman.search.methods import MENUS, METHODS, check, drawn, draws, find
-from dragoman.search.request import Wish
-from dragoman.translator import Translator
-from dragoman.types import EOS, Example, Hypothesis, UserError
+from dragoman.config.settings import SearchSettings
+from dragoman.data.batches import Grid, Widths, lay
+from dragoman.decoding.mbr import agreed
+from dragoman.decoding.methods import MENUS, METHODS, check, drawn, draws, find
+from dragoman.decoding.request import Wish
+from dragoman.errors import UserError
+from dragoman.inference.translator import Translator
+from dragoman.types import EOS, Example, Hypothesis
 from toy_requests import REAL, asked, real_request, real_sources
 from toy_run import Call, Toy, sentences, translated, write_lines
 from toy_steps import Toy as Steps

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
-from dragoman.card import card
-from dragoman.score.metrics import AUTO, METRICS, USUAL, distance, evaluate, metric_named
-from dragoman.store import RunFolder
-from dragoman.train.trainer import train
-from dragoman.types import UserError
+from dragoman.errors import UserError
+from dragoman.inference.model_card import card
+from dragoman.metrics.metrics import AUTO, METRICS, USUAL, distance, evaluate, metric_named
+from dragoman.run_dir import RunFolder
+from dragoman.training.trainer import train
 from toy_run import Call, events, quietly
 
 pytest_plugins = ["toy_fixtures"]

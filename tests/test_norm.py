@@ -7,7 +7,7 @@ from copy import deepcopy
 import pytest
 import torch
 
-from dragoman.nn.norm import NORMS, BatchNorm
+from dragoman.modules.norms import NORMS, BatchNorm
 from tolerance import DEVICES, differ, same
 
 EVERY = pytest.mark.parametrize("name", NORMS)

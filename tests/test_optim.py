@@ -9,12 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.config import TrainSettings
+from dragoman.config.settings import TrainSettings
+from dragoman.errors import UserError
 from dragoman.models.rnn import RnnSettings
 from dragoman.models.transformer import TransformerSettings
-from dragoman.train.muon import orthogonal
-from dragoman.train.optim import OPTIMIZERS, SCHEDULES, check, gradient_norm, rate
-from dragoman.types import UserError
+from dragoman.training.optim import OPTIMIZERS, SCHEDULES, check, gradient_norm, orthogonal, rate
 from tolerance import same
 
 EVERY_OPTIMIZER = pytest.mark.parametrize("name", OPTIMIZERS)

@@ -25,17 +25,15 @@ import yaml
 from safetensors.torch import load_file
 from torch import distributed as dist
 
-from dragoman.config import TrainSettings
-from dragoman.data.batch import Grid, Widths
-from dragoman.data.forms import FORMS
-from dragoman.data.trees import without_trees
-from dragoman.group import Group, Waiting, joined
-from dragoman.group import meet as meet_at
-from dragoman.models.build import kind_of
-from dragoman.train.learner import Learner
-from dragoman.train.parallel import PARALLEL
-from dragoman.train.prepare import check_alike
-from dragoman.types import UserError
+from dragoman.config.settings import TrainSettings
+from dragoman.data.batches import FORMS, Grid, Widths, without_trees
+from dragoman.errors import UserError
+from dragoman.models.registry import kind_of
+from dragoman.process_group import Group, Waiting, joined
+from dragoman.process_group import meet as meet_at
+from dragoman.training.distributed import PARALLEL
+from dragoman.training.prepare import check_alike
+from dragoman.training.step import Learner
 from toy_models import FORM, SMALL_TRANSFORMER, built, cases, laid, some_examples
 from toy_run import SMALL, Answer, environment, events, last_step, quietly, tensors, write_corpus, write_recipe
 

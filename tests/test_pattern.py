@@ -12,14 +12,14 @@ from hypothesis import settings as trying
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from dragoman.errors import UserError
+from dragoman.kernels.attention import KERNELS, auto, reference
+from dragoman.kernels.masks import Look, Rows, causal, same_segment
 from dragoman.models.transformer import TransformerSettings
-from dragoman.nn.attention import Now, SelfAttention, join_heads
-from dragoman.nn.kernel import KERNELS, auto, reference
-from dragoman.nn.mask import Look, Rows, causal, same_segment
-from dragoman.nn.pattern import PATTERNS, BigBird, Blocked, BlockLook, Linformer
-from dragoman.nn.position import POSITIONS
-from dragoman.nn.settings import AttentionSettings
-from dragoman.types import UserError
+from dragoman.modules.attention import Now, SelfAttention, join_heads
+from dragoman.modules.patterns import PATTERNS, BigBird, Blocked, BlockLook, Linformer
+from dragoman.modules.positions import POSITIONS
+from dragoman.modules.settings import AttentionSettings
 from tolerance import DEVICES, differ, same
 
 SMALL: dict[str, Any] = {

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dragoman.errors import UserError
 from dragoman.phrasebook import generate
 from dragoman.phrasebook.generate import (
     DIRECTIONS,
@@ -27,7 +28,7 @@ from dragoman.phrasebook.german import DETERMINERS, German
 from dragoman.phrasebook.lexicon import CONSTRUCTIONS, Adjective, Noun, Verb, load_lexicon
 from dragoman.phrasebook.noun_phrases import DETERMINER_MENUS
 from dragoman.phrasebook.plan import INFINITIVE, Clause, NounPhrase, SentencePlan
-from dragoman.types import Pair, UserError
+from dragoman.types import Pair
 
 GOLDEN = Path(__file__).parent / "golden" / "phrasebook.txt"
 MARKS = {",", ".", "?"}

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from dragoman.config import Recipe, build
-from dragoman.loading import load
-from dragoman.models.build import completed, most_tokens
-from dragoman.translator import Translator
-from dragoman.types import EOS, UserError
+from dragoman.config.settings import Recipe, build
+from dragoman.errors import UserError
+from dragoman.inference.loading import load
+from dragoman.inference.translator import Translator
+from dragoman.models.registry import completed, most_tokens
+from dragoman.types import EOS
 from toy_run import SMALL, quietly, write_corpus, write_recipe
 
 BOUNDED: list[dict[str, object]] = [{"position": "learned"}, {"attention": "linformer", "rank": 4}]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dragoman.nn.mask import Rows
-from dragoman.nn.pool import POOLS
+from dragoman.kernels.masks import Rows
+from dragoman.models.heads import POOLS
 from tolerance import same
 
 KIND = pytest.mark.parametrize("kind", POOLS)

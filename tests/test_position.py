@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from dragoman.nn.kernel import KERNELS, weights
-from dragoman.nn.mask import Look, Rows
-from dragoman.nn.position import POSITIONS, Relative, sinusoids
-from dragoman.nn.settings import AttentionSettings
-from dragoman.types import UserError
+from dragoman.errors import UserError
+from dragoman.kernels.attention import KERNELS, weights
+from dragoman.kernels.masks import Look, Rows
+from dragoman.modules.positions import POSITIONS, Relative, sinusoids
+from dragoman.modules.settings import AttentionSettings
 from tolerance import DEVICES, differ, same
 
 EVERY = pytest.mark.parametrize("name", [name for name, each in POSITIONS.items() if each.relate.needs != "tree"])

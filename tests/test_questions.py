@@ -15,8 +15,8 @@ from dragoman.compare.questions import (
     describe_outcome,
     read_questions,
 )
+from dragoman.errors import UserError
 from dragoman.evaluation.figures import LineChart, Point, Series
-from dragoman.types import UserError
 from toy_report import report_of
 
 ROOT = Path(__file__).parent.parent

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from dragoman import export, recipe_files
-from dragoman.commands.checks import ENGINES, FORMATS, check_files, check_output, check_recipe, check_runs
-from dragoman.engines import choose
-from dragoman.types import UserError
+from dragoman.cli.options import ENGINES, FORMATS, check_files, check_output, check_recipe, check_runs
+from dragoman.config import recipe_files
+from dragoman.errors import UserError
+from dragoman.inference import export
+from dragoman.inference.engines import select as choose
 from toy_run import Call, one_sentence, write_corpus, write_recipe
 
 pytest_plugins = ["toy_fixtures"]

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from dragoman.config import CorpusSettings, Recipe, build, read_recipe
-from dragoman.models.build import kind_of, settings_of
-from dragoman.score.metrics import METRICS
-from dragoman.text.corpus import read_pairs
-from dragoman.train.start import check
-from dragoman.yaml_text import parse_yaml
+from dragoman.config.settings import CorpusSettings, Recipe, build, read_recipe
+from dragoman.config.yaml import parse_yaml
+from dragoman.data.corpus import read_pairs
+from dragoman.metrics.metrics import METRICS
+from dragoman.models.registry import kind_of, settings_of
+from dragoman.training.start import check
 from toy_run import Call, pairs, quietly
 
 pytest_plugins = ["toy_fixtures"]

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dragoman.nn.mask import Rows
-from dragoman.nn.recurrent import CELLS, NONLINEARITIES, Cell, Ends, Gru, Reader, Stack, State
+from dragoman.kernels.masks import Rows
+from dragoman.modules.recurrent import CELLS, NONLINEARITIES, Cell, Ends, Gru, Reader, Stack, State
 from tolerance import DEVICES, differ, same
 
 KINDS = [("gru", "tanh"), ("lstm", "tanh"), *(("vanilla", name) for name in NONLINEARITIES)]

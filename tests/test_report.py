@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dragoman.train import report as reports
-from dragoman.train.report import Metrics, Report
-from dragoman.types import UserError
+from dragoman.errors import UserError
+from dragoman.progress import Report
+from dragoman.training import logging as reports
+from dragoman.training.logging import Metrics
 
 
 def records(path: Path) -> list[dict[str, object]]:

@@ -13,13 +13,14 @@ from random import Random
 
 import pytest
 
-from dragoman.config import Recipe
+from dragoman.config.settings import Recipe
+from dragoman.errors import UserError
+from dragoman.inference.loading import load
 from dragoman.io import lock_folder
-from dragoman.loading import load
-from dragoman.store import RunFolder
-from dragoman.train import provenance, start, trainer
-from dragoman.train.optim import OPTIMIZERS
-from dragoman.types import UserError
+from dragoman.run_dir import RunFolder
+from dragoman.training import checkpoint as provenance
+from dragoman.training import start, trainer
+from dragoman.training.optim import OPTIMIZERS
 from toy_run import (
     SMALL,
     Call,

@@ -11,19 +11,20 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from dragoman.config import Recipe, TokenizerSettings, TrainSettings
-from dragoman.data.batch import Widths
-from dragoman.loading import load_as
-from dragoman.models.build import MODELS, build_model, completed, kind_of, layout_of, settings_of
+from dragoman.config.settings import Recipe, TokenizerSettings, TrainSettings
+from dragoman.data.batches import Widths
+from dragoman.decoding.beam import beam_search
+from dragoman.decoding.sampling import greedy
+from dragoman.errors import UserError
+from dragoman.inference.loading import load_as
+from dragoman.inference.translator import Translator
+from dragoman.kernels.masks import Rows
+from dragoman.models.registry import MODELS, build_model, completed, kind_of, layout_of, settings_of
 from dragoman.models.rnn import BRIDGES, RecurrentStack, Rnn, RnnSettings
-from dragoman.nn.mask import Rows
-from dragoman.nn.recurrent import CELLS, NONLINEARITIES
-from dragoman.nn.scores import SCORES
-from dragoman.search.beam import beam_search
-from dragoman.search.sample import greedy
-from dragoman.train.start import check
-from dragoman.translator import Translator
-from dragoman.types import PAD, Batch, UserError
+from dragoman.modules.attention_scores import SCORES
+from dragoman.modules.recurrent import CELLS, NONLINEARITIES
+from dragoman.training.start import check
+from dragoman.types import PAD, Batch
 from pairs import in_pairs
 from tolerance import differ, same
 from toy_batch import VOCABULARY, examples, in_rows

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dragoman.nn import rows
-from dragoman.nn.kernel import reference
-from dragoman.nn.mask import Rows, across, within
+from dragoman.kernels import attention as rows
+from dragoman.kernels.attention import reference
+from dragoman.kernels.masks import Rows, across, within
 from tolerance import same
 
 pytestmark = pytest.mark.gpu

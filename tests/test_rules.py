@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.search.lockstep import plain
-from dragoman.search.methods import METHODS, find
-from dragoman.search.request import Wish
-from dragoman.search.rules import RULES, rules_of, without_repeats
-from dragoman.search.step import Prefix
+from dragoman.decoding.lockstep import plain
+from dragoman.decoding.methods import METHODS, find
+from dragoman.decoding.protocol import Prefix
+from dragoman.decoding.request import Wish
+from dragoman.decoding.rules import RULES, rules_of, without_repeats
 from dragoman.types import EOS, PAD
 from toy_requests import PIECES, asked, term
 from toy_steps import Toy

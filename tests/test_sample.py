@@ -9,10 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.config import SampleSettings
-from dragoman.search.sample import FILTERS, drawn, greedy, sample
-from dragoman.search.step import Found, legal
-from dragoman.types import BOS, EOS, UserError
+from dragoman.config.settings import SampleSettings
+from dragoman.decoding.protocol import Found, legal
+from dragoman.decoding.sampling import FILTERS, drawn, greedy, sample
+from dragoman.errors import UserError
+from dragoman.types import BOS, EOS
 from toy_steps import Broken, Script, Toy, ToyState, rescore, sources
 
 

@@ -17,17 +17,18 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.config import Recipe, build
-from dragoman.data import samplers
+from dragoman.config.settings import Recipe, build
+from dragoman.data import sampling_workers as samplers
 from dragoman.data import stream as stream_module
-from dragoman.data.samplers import Samplers, Task, draw
+from dragoman.data.sampling_workers import Samplers, Task, draw
+from dragoman.data.simple_tokenizers import Labels
 from dragoman.data.stream import Place, Stream, Weighted, ahead
-from dragoman.data.tokens import TokenStore, open_store
-from dragoman.models.build import completed
-from dragoman.text.labels import Labels
-from dragoman.text.tokenizer import Tokenizers
-from dragoman.train.start import check
-from dragoman.types import Batch, Pair, UserError
+from dragoman.data.token_store import TokenStore, open_store
+from dragoman.data.tokenizers import Tokenizers
+from dragoman.errors import UserError
+from dragoman.models.registry import completed
+from dragoman.training.start import check
+from dragoman.types import Batch, Pair
 from toy_run import SMALL, environment, last_step, quietly, tensors, write_corpus, write_recipe
 from toy_text import ALL, LINES, ODD, PAIRS
 
@@ -76,7 +77,7 @@ def tasks(count: int, size: int = 20) -> list[Task]:
 def children(process: int) -> list[int]:
     """The processes that draw for this one."""
     listed = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
-    rows = (line.split(maxsplit=2) for line in listed.stdout.splitlines() if "samplers import serve" in line)
+    rows = (line.split(maxsplit=2) for line in listed.stdout.splitlines() if "sampling_workers import serve" in line)
     return [int(pid) for pid, parent, _ in rows if int(parent) == process]
 
 
@@ -200,14 +201,14 @@ def test_a_tokenizer_travels(kind: str) -> None:
 def test_cores_are_left_to_the_trainers(monkeypatch: pytest.MonkeyPatch, cores: int, trainers: int, count: int) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
-    monkeypatch.setattr("dragoman.cores.quota", lambda: float("inf"))
+    monkeypatch.setattr("dragoman.hardware.quota", lambda: float("inf"))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(trainers))
     assert samplers.workers() == count
 
 
 KILLED = """
-from dragoman.data.samplers import Samplers, Task
-from dragoman.text.tokenizer import Tokenizers
+from dragoman.data.sampling_workers import Samplers, Task
+from dragoman.data.tokenizers import Tokenizers
 from pathlib import Path
 crew = Samplers(Tokenizers.load(Path("tokenizer")), 2)
 texts = [b"The dog " * 50] * 1000
@@ -243,7 +244,7 @@ def test_a_process_whose_answers_nobody_reads_ends_without_a_word() -> None:
 SCRIPT = """
 import sys
 import dragoman
-from dragoman.data import samplers, stream
+from dragoman.data import sampling_workers as samplers, stream
 from dragoman.types import Stop
 
 samplers.workers, stream.TASK = lambda: 2, 50

@@ -7,9 +7,8 @@ import sys
 import pytest
 from sacrebleu.metrics import BLEU
 
-from dragoman.score.metrics import METRICS, MOSES, bleu, chosen, cut_by
-from dragoman.score.words import TOKENIZERS, bleu_of, eastern, moses, words
-from dragoman.types import UserError
+from dragoman.errors import UserError
+from dragoman.metrics.metrics import METRICS, MOSES, TOKENIZERS, bleu, bleu_of, chosen, cut_by, eastern, moses, words
 
 TEXTS = {
     "": ["Der Hund läuft über die Straße.", "A dog, an elephant (and a cat) run in the park: 15 of them!"],

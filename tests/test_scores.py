@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dragoman.nn import scores
-from dragoman.nn.scores import SCORES, Additive, Attention, Score, chunked, fused, holds, plain
+from dragoman.modules import attention_scores as scores
+from dragoman.modules.attention_scores import SCORES, Additive, Attention, Score, chunked, fused, holds, plain
 from tolerance import DEVICES, differ, same
 
 EVERY = pytest.mark.parametrize("name", SCORES)

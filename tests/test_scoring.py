@@ -11,11 +11,12 @@ from random import Random
 import pytest
 import torch
 
-from dragoman import scoring
-from dragoman.loading import load_as
+from dragoman.errors import UserError
+from dragoman.inference import predictor as scoring
+from dragoman.inference.loading import load_as
+from dragoman.inference.translator import Translator
 from dragoman.phrasebook.generate import generate_phrases
-from dragoman.translator import Translator
-from dragoman.types import EOS, UserError
+from dragoman.types import EOS
 from toy_run import Call, Toy, one_sentence, quietly, sentences, translated, write_corpus, write_lines, write_recipe
 
 pytest_plugins = ["toy_fixtures"]

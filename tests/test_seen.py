@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.text.seen import Seen
+from dragoman.data.cleaning import Seen
 
 
 @given(st.lists(st.tuples(st.text(max_size=2), st.text(max_size=2))))

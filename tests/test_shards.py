@@ -18,13 +18,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman import shards as room
-from dragoman.config import CorpusSettings
-from dragoman.group import Group
-from dragoman.lessons import faults
-from dragoman.shards import Pace, Record, Shards, share_of, write_sharded
-from dragoman.text.corpus import read_pairs
-from dragoman.train.report import Report
+from dragoman.augmentation import jobs as room
+from dragoman.augmentation.backtranslation import faults
+from dragoman.augmentation.jobs import Pace, Record, Shards, share_of, write_sharded
+from dragoman.config.settings import CorpusSettings
+from dragoman.data.corpus import read_pairs
+from dragoman.process_group import Group
+from dragoman.progress import Report
 from test_resume import until
 from toy_run import (
     SMALL,

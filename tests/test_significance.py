@@ -12,17 +12,9 @@ from hypothesis import strategies as st
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
 
-from dragoman.score import significance
-from dragoman.score.metrics import METRICS
-from dragoman.score.significance import (
-    Counts,
-    bootstrap_p,
-    differences,
-    interval,
-    portions,
-    randomised,
-    resampled,
-)
+from dragoman.metrics import significance
+from dragoman.metrics.metrics import METRICS
+from dragoman.metrics.significance import Counts, bootstrap_p, differences, interval, portions, randomised, resampled
 from toy_run import sentences, translated
 
 NAMES = ("bleu", "chrf", "ter")

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from dragoman.text.stats import histogram, percentiles, render, sparkline, stats
-from dragoman.types import Pair, UserError
+from dragoman.data.statistics import histogram, percentiles, render, sparkline, stats
+from dragoman.errors import UserError
+from dragoman.types import Pair
 
 SIDES = ("the dog", "a big house"), ("der Hund", "ein großes Haus")
 WHEN = (
@@ -32,7 +33,7 @@ TEXT = st.text(st.sampled_from("ab é日"), max_size=8)
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.text.stats.SAMPLED", 20)
+    monkeypatch.setattr("dragoman.data.statistics.SAMPLED", 20)
 
 
 @given(st.lists(st.builds(Pair, TEXT, TEXT), min_size=1, max_size=40))

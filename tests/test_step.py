@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dragoman.config import TrainSettings
-from dragoman.train.choices import Choices
-from dragoman.train.step import Stepper, settled
+from dragoman.config.settings import TrainSettings
+from dragoman.training.choices import Choices
+from dragoman.training.step import Stepper, settled
 from dragoman.types import Batch
 from tolerance import differ, same
 from toy_batch import examples, in_rows

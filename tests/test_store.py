@@ -17,8 +17,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dragoman import io
-from dragoman.config import DataSettings, Recipe, TrainSettings
-from dragoman.store import (
+from dragoman.config.settings import DataSettings, Recipe, TrainSettings
+from dragoman.config.yaml import parse_yaml
+from dragoman.errors import UserError
+from dragoman.run_dir import (
     CHANGED,
     DIGEST_LINE,
     FORMAT,
@@ -31,8 +33,6 @@ from dragoman.store import (
     write_text,
     write_whole,
 )
-from dragoman.types import UserError
-from dragoman.yaml_text import parse_yaml
 from toy_run import files
 
 RECIPE = Recipe(

@@ -15,11 +15,12 @@ import pytest
 import torch
 
 from dragoman.data import stream as stream_module
-from dragoman.data.batch import LAYOUTS, Share, Widths
+from dragoman.data.batches import LAYOUTS, Share, Widths
 from dragoman.data.stream import Place, Stream, Weighted, ahead
-from dragoman.data.tokens import TokenStore, open_store
-from dragoman.text.tokenizer import Tokenizers
-from dragoman.types import BOS, Batch, Pair, UserError
+from dragoman.data.token_store import TokenStore, open_store
+from dragoman.data.tokenizers import Tokenizers
+from dragoman.errors import UserError
+from dragoman.types import BOS, Batch, Pair
 from toy_batch import examples, in_rows
 from toy_text import ALL, PAIRS
 

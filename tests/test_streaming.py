@@ -10,11 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.answers.streaming import Watch, certain, ripe, told
-from dragoman.search.beam import Beams, beam_search
-from dragoman.search.methods import METHODS
-from dragoman.translator import Translator
-from dragoman.types import Hypothesis, Line, UserError
+from dragoman.decoding.beam import Beams, beam_search
+from dragoman.decoding.methods import METHODS
+from dragoman.errors import UserError
+from dragoman.inference.translator import Translator, Watch, certain, ripe, told
+from dragoman.types import Hypothesis, Line
 from toy_run import Call, Toy, sentences, translated
 from toy_steps import Toy as Steps
 from toy_steps import sources

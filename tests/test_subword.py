@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.config import TokenizerSettings
-from dragoman.text.subword import ESCAPES, escape, unescape
-from dragoman.text.tokenizer import train_tokenizer
-from dragoman.types import UserError
+from dragoman.config.settings import TokenizerSettings
+from dragoman.data.subword_tokenizers import ESCAPES, escape, unescape
+from dragoman.data.tokenizers import train_tokenizer
+from dragoman.errors import UserError
 from toy_text import LINES, ODD
 
 kinds = pytest.mark.parametrize("kind", ["bpe", "unigram"])

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.config import TokenizerSettings
-from dragoman.text import subword_sampling
-from dragoman.text.subword import Bpe, Subword, escape
-from dragoman.text.subword_sampling import Lexicon, bpe_dropout, uniform, unigram_sample
-from dragoman.text.tokenizer import train_tokenizer
+from dragoman.config.settings import TokenizerSettings
+from dragoman.data import subword_tokenizers as subword_sampling
+from dragoman.data.subword_tokenizers import Bpe, Lexicon, Subword, bpe_dropout, escape, uniform, unigram_sample
+from dragoman.data.tokenizers import train_tokenizer
 from dragoman.types import UNK
 from toy_text import ALL, LINES, TEXT
 

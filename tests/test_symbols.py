@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.config import TokenizerSettings
-from dragoman.text.symbols import Byte, Char, Space, Word
+from dragoman.config.settings import TokenizerSettings
+from dragoman.data.simple_tokenizers import Byte, Char, Space, Word
 
 MARKED = st.lists(st.sampled_from(["dog", "größer", "don't", "well-known", "हिन्दी", *".,!?()„“\"'-–…。", " "]))
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from dragoman.config import CorpusSettings, Recipe, build, pick
-from dragoman.engines.choose import ENGINES
-from dragoman.export import FORMATS
-from dragoman.faults import SETTING_SYNONYMS, VALUE_SYNONYMS
-from dragoman.models.build import MODELS, settings_of
-from dragoman.nn.position import POSITIONS
-from dragoman.nn.scores import SCORES
-from dragoman.text.tokenizer import TOKENIZERS
-from dragoman.train.optim import OPTIMIZERS, SCHEDULES
-from dragoman.types import UserError
+from dragoman.config.messages import SETTING_SYNONYMS, VALUE_SYNONYMS
+from dragoman.config.settings import CorpusSettings, Recipe, build, pick
+from dragoman.data.tokenizers import TOKENIZERS
+from dragoman.errors import UserError
+from dragoman.inference.engines.select import ENGINES
+from dragoman.inference.export import FORMATS
+from dragoman.models.registry import MODELS, settings_of
+from dragoman.modules.attention_scores import SCORES
+from dragoman.modules.positions import POSITIONS
+from dragoman.training.optim import OPTIMIZERS, SCHEDULES
 
 REGISTRIES: list[Mapping[str, Any]] = [
     MODELS, TOKENIZERS, OPTIMIZERS, SCHEDULES, SCORES, POSITIONS, ENGINES, FORMATS,

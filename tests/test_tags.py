@@ -13,19 +13,20 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.config import CorpusSettings, Recipe, build, read_recipe
-from dragoman.distil import DistilSettings, distil
-from dragoman.engines.ctranslate2 import CTranslate2Engine
-from dragoman.loading import load, open_run
+from dragoman.augmentation.distillation import DistilSettings, distil
+from dragoman.config.settings import CorpusSettings, Recipe, build, read_recipe
+from dragoman.data.corpus import fingerprint, read_pairs
+from dragoman.data.tokenizers import Tokenizers
+from dragoman.errors import UserError
+from dragoman.inference.engines.ctranslate2 import CTranslate2Engine
+from dragoman.inference.loading import load, open_run
+from dragoman.inference.translator import Translator
 from dragoman.models.base import Writer, tensors_of
-from dragoman.models.build import build_model
-from dragoman.store import RunFolder
-from dragoman.text.corpus import fingerprint, read_pairs
-from dragoman.text.tokenizer import Tokenizers
-from dragoman.train.prepare import prepare, stream_of
-from dragoman.train.report import Report
-from dragoman.translator import Translator
-from dragoman.types import BOS, Line, Pair, UserError
+from dragoman.models.registry import build_model
+from dragoman.progress import Report
+from dragoman.run_dir import RunFolder
+from dragoman.training.prepare import prepare, stream_of
+from dragoman.types import BOS, Line, Pair
 from toy_run import WORDS, Call, one_sentence, quietly, tensors, write_corpus, write_lines, write_recipe
 from toy_text import ALL, TEXT
 

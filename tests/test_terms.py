@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.answers.glossary import Speller, said
-from dragoman.config import TokenizerSettings
-from dragoman.search.terms import FAR, Spelling, Term
-from dragoman.text.tokenizer import TOKENIZERS, train_tokenizer
+from dragoman.config.settings import TokenizerSettings
+from dragoman.data.tokenizers import TOKENIZERS, train_tokenizer
+from dragoman.decoding.request import FAR, Spelling, Term
+from dragoman.inference.constraints import Speller, said
 
 SPELT = [b""] * 4 + [
     b" a",

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.config import TokenizerSettings
-from dragoman.text.tokenizer import TOKENIZERS, Tokenizer, Tokenizers, draw, train_tokenizer
-from dragoman.types import SPECIALS, UNK, Pair, UserError
+from dragoman.config.settings import TokenizerSettings
+from dragoman.data.tokenizers import TOKENIZERS, Tokenizer, Tokenizers, draw, train_tokenizer
+from dragoman.errors import UserError
+from dragoman.types import SPECIALS, UNK, Pair
 from toy_text import ALL, LINES, ODD, PAIRS, SIZE, SIZES, TEXT
 
 KINDS = st.sampled_from(sorted(TOKENIZERS))
@@ -188,7 +189,7 @@ def test_every_item_has_the_same_chance_to_be_drawn() -> None:
 
 def test_a_drawn_corpus_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr("dragoman.text.tokenizer.LINES", 100)
+    monkeypatch.setattr("dragoman.data.tokenizers.LINES", 100)
     train_tokenizer(LINES, TokenizerSettings(kind="char"), say=said.append)
     assert said == ["the tokenizer learns from 100 of 400 lines, drawn at random"]
 

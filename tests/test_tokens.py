@@ -17,12 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.data import tokens
-from dragoman.data.tokens import TokenStore, open_store
+from dragoman.data import token_store as tokens
+from dragoman.data.simple_tokenizers import Byte
+from dragoman.data.token_store import TokenStore, open_store
+from dragoman.data.tokenizers import Tokenizers
+from dragoman.errors import UserError
 from dragoman.io import cache_entries, keep_folder, lock_folder
-from dragoman.text.symbols import Byte
-from dragoman.text.tokenizer import Tokenizers
-from dragoman.types import Pair, UserError
+from dragoman.types import Pair
 from toy_text import ALL, PAIRS, TEXT
 
 KINDS = pytest.mark.parametrize("kind", ALL)

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.config import SearchSettings
-from dragoman.engines import flow, torch_engine
-from dragoman.engines.base import Job
-from dragoman.engines.packed import PRECISIONS, Int8, ready
-from dragoman.engines.torch_engine import TorchEngine
+from dragoman.config.settings import SearchSettings
+from dragoman.decoding import continuous_batching as flow
+from dragoman.decoding.beam import beam_search
+from dragoman.decoding.protocol import Ensemble, Found
+from dragoman.decoding.request import Job
+from dragoman.errors import UserError
 from dragoman.hardware import CpuFeatures, cpu_features
-from dragoman.search.beam import beam_search
-from dragoman.search.ensemble import Ensemble
-from dragoman.search.step import Found
-from dragoman.types import EOS, UserError
+from dragoman.inference.engines import torch as torch_engine
+from dragoman.inference.engines.torch import PRECISIONS, Int8, TorchEngine, ready
+from dragoman.types import EOS
 from tolerance import DEVICES
 from toy_engine import MODELS, model_of, random_jobs
 

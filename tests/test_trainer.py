@@ -20,17 +20,18 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import dragoman
-from dragoman.card import card
-from dragoman.loading import load
+from dragoman.errors import UserError
+from dragoman.inference.loading import load
+from dragoman.inference.model_card import card
 from dragoman.models.base import Model
-from dragoman.store import RunFolder, mean
-from dragoman.train import start
-from dragoman.train import step as steps
-from dragoman.train.report import Report
-from dragoman.train.step import Stepper
-from dragoman.train.trainer import ROLL_BACK_AFTER, Trainer, train
-from dragoman.train.validate import Validation, Validator
-from dragoman.types import Batch, UserError
+from dragoman.progress import Report
+from dragoman.run_dir import RunFolder, mean
+from dragoman.training import start
+from dragoman.training import step as steps
+from dragoman.training.step import Stepper
+from dragoman.training.trainer import ROLL_BACK_AFTER, Trainer, train
+from dragoman.training.validation import Validation, Validator
+from dragoman.types import Batch
 from tolerance import same
 from toy_batch import examples, in_rows
 from toy_run import (
@@ -329,8 +330,10 @@ def test_no_checkpoint_is_written_in_the_midst_of_bad_steps(
 ) -> None:
     spoil("gradient", lambda tried: tried in (2, 3), monkeypatch)
     folders = []
-    monkeypatch.setattr("dragoman.train.record.save", lambda _folder, _stepper, progress: folders.append(progress.step))
-    monkeypatch.setattr("dragoman.train.trainer.Trainer.publish", lambda _: None)
+    monkeypatch.setattr(
+        "dragoman.training.checkpoint.save", lambda _folder, _stepper, progress: folders.append(progress.step)
+    )
+    monkeypatch.setattr("dragoman.training.trainer.Trainer.publish", lambda _: None)
     quietly(small, tmp_path / "run", "train.save_every=1", "train.validate_every=0", "train.steps=5")
     assert folders == [1, 4, 5]
 
@@ -717,7 +720,7 @@ def test_training_by_its_public_name(small: Path, tmp_path: Path) -> None:
 
 
 def test_a_recipe_from_python(small: Path, tmp_path: Path) -> None:
-    from dragoman.config import read_recipe
+    from dragoman.config.settings import read_recipe
 
     recipe = read_recipe(small)
     train(recipe, out=tmp_path / "run", overrides=["train.steps=2"], report=Report(quiet=True))

@@ -12,16 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dragoman.config import Recipe, TokenizerSettings
-from dragoman.data.batch import Widths
-from dragoman.models.build import MODELS, build_model, completed, kind_of, parameters, settings_of
+from dragoman.config.settings import Recipe, TokenizerSettings
+from dragoman.data.batches import Widths
+from dragoman.errors import UserError
+from dragoman.kernels.attention import KERNELS
+from dragoman.models.registry import MODELS, build_model, completed, kind_of, parameters, settings_of
 from dragoman.models.transformer import CAPACITY_STEP, Transformer, TransformerSettings
-from dragoman.nn.block import FEEDFORWARDS, PLACES
-from dragoman.nn.kernel import KERNELS
-from dragoman.nn.norm import NORMS
-from dragoman.nn.pattern import PATTERNS
-from dragoman.nn.position import POSITIONS, sinusoids
-from dragoman.types import BOS, EOS, PAD, Batch, UserError
+from dragoman.modules.feedforward import FEEDFORWARDS, PLACES
+from dragoman.modules.norms import NORMS
+from dragoman.modules.patterns import PATTERNS
+from dragoman.modules.positions import POSITIONS, sinusoids
+from dragoman.types import BOS, EOS, PAD, Batch
 from tolerance import DEVICES, differ, same
 from toy_batch import VOCABULARY, examples, in_rows
 

@@ -12,14 +12,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.answers.hypotheses import different, joined
-from dragoman.door import WHOLE, grouped, kinds, rung
-from dragoman.loading import load
-from dragoman.search.beam import beam_search
-from dragoman.search.sample import greedy
-from dragoman.text.sentences import sentences as sentences_of
-from dragoman.translator import Translator
-from dragoman.types import EOS, PAD, Hypothesis, UserError
+from dragoman.data.batches import grouped, rung
+from dragoman.decoding.beam import beam_search
+from dragoman.decoding.sampling import greedy
+from dragoman.errors import UserError
+from dragoman.inference.loading import load
+from dragoman.inference.postprocess import different, joined, kinds
+from dragoman.inference.postprocess import sentences as sentences_of
+from dragoman.inference.predictor import WHOLE
+from dragoman.inference.translator import Translator
+from dragoman.types import EOS, PAD, Hypothesis
 from toy_run import Call, Toy, process, sentences, translated, write_lines
 
 pytest_plugins = ["toy_fixtures"]

@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dragoman.data.batch import Grid, Widths, lay
-from dragoman.data.trees import FAR
-from dragoman.models.build import settings_of
+from dragoman.data.batches import FAR, Grid, Widths, lay
+from dragoman.errors import UserError
+from dragoman.kernels.attention import reference
+from dragoman.kernels.masks import Look, Rows
+from dragoman.models.registry import settings_of
 from dragoman.models.transformer import Transformer, TransformerSettings
-from dragoman.nn.kernel import reference
-from dragoman.nn.mask import Look, Rows
-from dragoman.nn.position import POSITIONS
-from dragoman.nn.settings import AttentionSettings
-from dragoman.types import NO_WAY, Batch, Example, Links, UserError
+from dragoman.modules.positions import POSITIONS
+from dragoman.modules.settings import AttentionSettings
+from dragoman.types import NO_WAY, Batch, Example, Links
 from tolerance import differ, same
 from toy_batch import VOCABULARY, examples, in_rows
 from toy_trees import arcs, heads, to_root

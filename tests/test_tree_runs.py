@@ -10,17 +10,19 @@ from typing import Any
 import pytest
 import yaml
 
-from dragoman.corpora import write_phrasebook
+from dragoman.data.corpus import read_pairs
+from dragoman.data.preparation import write_phrasebook
 from dragoman.data.stream import Stream, Weighted
-from dragoman.data.tokens import open_store
+from dragoman.data.token_store import open_store
+from dragoman.data.tokenizers import Tokenizers
+from dragoman.data.trees import linked, read_conllu, rooted
+from dragoman.errors import UserError
 from dragoman.evaluation.predictions import predict_own_tests, predict_phrasebook
-from dragoman.loading import load_as
+from dragoman.inference.loading import load_as
+from dragoman.inference.translator import TREELESS, Translator
+from dragoman.io import read_lines
 from dragoman.phrasebook.generate import generate_phrases
-from dragoman.text.corpus import read_lines, read_pairs
-from dragoman.text.tokenizer import Tokenizers
-from dragoman.text.trees import linked, read_conllu, rooted
-from dragoman.translator import TREELESS, Translator
-from dragoman.types import Pair, Tree, UserError
+from dragoman.types import Pair, Tree
 from toy_run import Call, events, one_sentence, quietly, tensors, write_lines
 
 pytest_plugins = ["toy_fixtures"]
@@ -247,7 +249,7 @@ def test_conllu_goes_with_files_alone(call: Call, tmp_path: Path) -> None:
 
 
 def test_trees_of_files_are_read_only_when_wanted(corpus: Path) -> None:
-    from dragoman.config import CorpusSettings
+    from dragoman.config.settings import CorpusSettings
 
     settings = CorpusSettings(**files(corpus, "dev"))  # type: ignore[arg-type]
     assert [pair.tree for pair in read_pairs(settings)] == [None] * 10

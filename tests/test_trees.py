@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.config import CorpusSettings, TokenizerSettings
+from dragoman.config.settings import CorpusSettings, TokenizerSettings
+from dragoman.data.corpus import read_pairs
+from dragoman.data.tokenizers import TOKENIZERS, Tokenizer, train_tokenizer
+from dragoman.data.trees import as_conllu, fault, linked, read_conllu, rooted, with_trees
+from dragoman.errors import UserError
 from dragoman.phrasebook.generate import generate_phrases
-from dragoman.text.corpus import read_pairs
-from dragoman.text.tokenizer import TOKENIZERS, Tokenizer, train_tokenizer
-from dragoman.text.trees import as_conllu, fault, linked, read_conllu, rooted, with_trees
-from dragoman.types import Pair, Tree, UserError
+from dragoman.types import Pair, Tree
 from toy_run import write_lines
 from toy_trees import heads, to_root
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from dragoman.card import rank, shown_validation
-from dragoman.config import Recipe, TrainSettings
-from dragoman.score.metrics import METRICS
-from dragoman.store import RunFolder
-from dragoman.train.choices import Choices
-from dragoman.train.record import Progress
-from dragoman.train.validate import Validation
+from dragoman.config.settings import Recipe, TrainSettings
+from dragoman.inference.model_card import rank, shown_validation
+from dragoman.metrics.metrics import METRICS
+from dragoman.run_dir import RunFolder
+from dragoman.training.checkpoint import Progress
+from dragoman.training.choices import Choices
+from dragoman.training.validation import Validation
 from toy_run import Call, events, quietly, sentences, translated, write_lines
 
 pytest_plugins = ["toy_fixtures"]

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from dragoman.errors import UserError
 from dragoman.models.base import Model
-from dragoman.models.build import MODELS, settings_of
-from dragoman.nn.dropout import cut
-from dragoman.nn.whole import HeadDropout, LayerDropout, WordDropout
-from dragoman.train.step import parts
-from dragoman.types import Batch, UserError
+from dragoman.models.registry import MODELS, settings_of
+from dragoman.modules.dropout import HeadDropout, LayerDropout, WordDropout, cut
+from dragoman.training.step import parts
+from dragoman.types import Batch
 from tolerance import DEVICES, differ, same
 from toy_models import SMALL_HYBRID, SMALL_RNN, SMALL_TRANSFORMER, Section, built, laid, some_examples, states_of
 

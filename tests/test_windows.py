@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from dragoman.data import stream as stream_module
 from dragoman.data.stream import Cut, Place, Weighted, Windows, in_order
-from dragoman.data.tokens import TokenStore, open_store
-from dragoman.text.tokenizer import Tokenizers
-from dragoman.types import Pair, UserError
+from dragoman.data.token_store import TokenStore, open_store
+from dragoman.data.tokenizers import Tokenizers
+from dragoman.errors import UserError
+from dragoman.types import Pair
 from toy_text import ALL, LINES
 
 BOTH = Tokenizers(ALL["char"], ALL["char"])

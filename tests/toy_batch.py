@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.batch import Grid, Widths, lay
+from dragoman.data.batches import Grid, Widths, lay
 from dragoman.types import Batch, Example
 
 VOCABULARY = 40

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from dragoman.engines.base import Job
+from dragoman.decoding.request import Job
 from dragoman.models.base import Seq2Seq
-from dragoman.models.build import kind_of, settings_of
+from dragoman.models.registry import kind_of, settings_of
 
 SIZE = 40  # of the vocabulary
 TRANSFORMERS: list[dict[str, Any]] = [

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman.config import Recipe, SearchSettings, TokenizerSettings
-from dragoman.engines.base import Job
-from dragoman.exchange.held import Holds, shown
+from dragoman.config.settings import Recipe, SearchSettings, TokenizerSettings
+from dragoman.data.tokenizers import Tokenizers, train_tokenizer
+from dragoman.decoding.beam import beam_search
+from dragoman.decoding.protocol import NEVER, Found
+from dragoman.decoding.request import Job
+from dragoman.decoding.sampling import greedy
+from dragoman.inference.engines.formats import Holds, shown
 from dragoman.models.transformer import Transformer
-from dragoman.nn.block import PLACES
-from dragoman.search.beam import beam_search
-from dragoman.search.sample import greedy
-from dragoman.search.step import NEVER, Found
-from dragoman.text.tokenizer import Tokenizers, train_tokenizer
+from dragoman.modules.feedforward import PLACES
 from dragoman.types import BOS, EOS, PAD
 from toy_batch import VOCABULARY
 from toy_models import SMALL_TRANSFORMER, TRANSFORMER, Section, built

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dragoman import cli
-from dragoman.translator import Translator
+from dragoman.cli import main as cli
+from dragoman.inference.translator import Translator
 from shared_folders import made_once
 from toy_run import SMALL, Answer, Call, Toy, process, write_corpus, write_recipe
 

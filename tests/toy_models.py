@@ -10,20 +10,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman.data.batch import Grid, Widths
-from dragoman.data.forms import FORMS
+from dragoman.data.batches import FORMS, Grid, Widths
+from dragoman.errors import UserError
+from dragoman.kernels.attention import KERNELS
 from dragoman.models.base import Model
-from dragoman.models.build import MODELS, kind_of, settings_of
+from dragoman.models.heads import POOLS
+from dragoman.models.registry import MODELS, kind_of, settings_of
 from dragoman.models.rnn import BRIDGES
-from dragoman.nn.block import FEEDFORWARDS, PLACES
-from dragoman.nn.kernel import KERNELS
-from dragoman.nn.norm import NORMS
-from dragoman.nn.pattern import PATTERNS
-from dragoman.nn.pool import POOLS
-from dragoman.nn.position import POSITIONS
-from dragoman.nn.recurrent import CELLS, NONLINEARITIES
-from dragoman.nn.scores import SCORES
-from dragoman.types import NO_WAY, Batch, Example, UserError
+from dragoman.modules.attention_scores import SCORES
+from dragoman.modules.feedforward import FEEDFORWARDS, PLACES
+from dragoman.modules.norms import NORMS
+from dragoman.modules.patterns import PATTERNS
+from dragoman.modules.positions import POSITIONS
+from dragoman.modules.recurrent import CELLS, NONLINEARITIES
+from dragoman.types import NO_WAY, Batch, Example
 from pairs import pairwise
 from toy_batch import VOCABULARY
 

@@ -7,12 +7,11 @@ from typing import Any
 
 import torch
 
-from dragoman.config import SearchSettings
-from dragoman.data.batch import Grid, Widths, lay
-from dragoman.models.build import kind_of, settings_of
-from dragoman.search.ensemble import Ensemble
-from dragoman.search.request import Request, Wish
-from dragoman.search.terms import Spelling, Term
+from dragoman.config.settings import SearchSettings
+from dragoman.data.batches import Grid, Widths, lay
+from dragoman.decoding.protocol import Ensemble
+from dragoman.decoding.request import Request, Spelling, Term, Wish
+from dragoman.models.registry import kind_of, settings_of
 from dragoman.types import EOS, Example
 from toy_models import SMALL_RNN, SMALL_TRANSFORMER
 from toy_steps import sources

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from dragoman.loading import load_as
-from dragoman.train.report import Report
-from dragoman.train.trainer import train
-from dragoman.translator import Translator
+from dragoman.inference.loading import load_as
+from dragoman.inference.translator import Translator
+from dragoman.progress import Report
+from dragoman.training.trainer import train
 from dragoman.types import Pair
 
 WORDS = {"ba": "ak", "del": "ebi", "fo": "ol", "gri": "tun", "mun": "sa", "ne": "wex", "pol": "yim", "ra": "zu"}

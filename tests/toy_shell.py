@@ -46,10 +46,10 @@ def fast_commands(folder: Path) -> Iterator[Path]:
 
 
 def serve(address: str) -> None:
+    import dragoman.translator  # noqa: F401 - what most commands import
     import torch
 
-    import dragoman.translator  # noqa: F401 - what most commands import
-    from dragoman import cli
+    from dragoman.cli import main as cli
 
     torch.set_num_threads(1)
     with socket.socket(socket.AF_UNIX) as listening:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman.search.step import Found, legal
+from dragoman.decoding.protocol import Found, legal
 from dragoman.types import BOS, EOS
 
 

@@ -6,8 +6,8 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from dragoman.config import TokenizerSettings
-from dragoman.text.tokenizer import TOKENIZERS, train_tokenizer
+from dragoman.config.settings import TokenizerSettings
+from dragoman.data.tokenizers import TOKENIZERS, train_tokenizer
 from dragoman.types import Pair
 
 RANDOM = Random(1)

@@ -10,9 +10,9 @@ import json
 import sys
 from pathlib import Path
 
-from dragoman.group import joined
-from dragoman.train.report import Report
-from dragoman.train.trainer import train
+from dragoman.process_group import joined
+from dragoman.progress import Report
+from dragoman.training.trainer import train
 
 if __name__ == "__main__":
     with joined():

@@ -181,7 +181,7 @@ def count_parses(folder: Path) -> dict[str, object]:
 
 def follow_sentence(run: Path) -> dict[str, object]:
     """Count the functions and files that one line passes in a second `translate` of this process."""
-    from dragoman import cli
+    from dragoman.cli import main as cli
 
     line = "The old dog sees the small house."
     seen: set[tuple[str, str]] = set()

@@ -10,9 +10,9 @@ import torch
 from plain import turns_on
 from turns import task
 
-from dragoman.config import Recipe, build
-from dragoman.models.build import parameters
-from dragoman.train import trainer
+from dragoman.config.settings import Recipe, build
+from dragoman.models.registry import parameters
+from dragoman.training import trainer
 from dragoman.types import SPECIALS, Batch
 
 FOR_EVER = 10**9

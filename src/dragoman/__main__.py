@@ -1,15 +1,17 @@
 """The `dragoman` command, which is also `python -m dragoman`."""
 
-from dragoman import interrupts
+from __future__ import annotations
+
+from dragoman.cli import interrupts
 
 
 def main() -> None:
     """Run the command line; Ctrl-C is handled before its modules are imported, which takes half a second."""
     interrupts.install()
 
-    from dragoman import cli
+    from dragoman.cli.main import main as run_cli
 
-    cli.main()
+    run_cli()
 
 
 if __name__ == "__main__":

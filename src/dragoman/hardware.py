@@ -1,22 +1,31 @@
 """What the hardware can do: instructions of the CPU, memory, the precision that is fast, the speed of products.
 
 Everything that chooses a kernel, a precision or an engine by what the CPU can do asks `cpu_features`.
+
+How many cores this process may keep busy: in a container often far fewer than the machine has.
+
+PyTorch counts those that are there. With 64 threads and time for two of them, most of that time goes
+to waiting.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+from dragoman.errors import UserError
 
-from dragoman.types import UserError
+if TYPE_CHECKING:
+    import torch
 
 GROWTH = 64 << 20  # bytes of freed memory that may pile up between two batches
 MASK = "DRAGOMAN_CPU_FEATURES"  # the features to use, such as "avx2" or "none"; by default all that the CPU has
@@ -97,6 +106,8 @@ def detect_features(flags: frozenset[str]) -> CpuFeatures:
 @cache
 def cpu_flags() -> frozenset[str]:
     """Return the names of the CPU's features, from Linux or, elsewhere, from PyTorch."""
+    import torch
+
     info = Path("/proc/cpuinfo")
     for line in info.read_text(encoding="utf-8").splitlines() if info.exists() else ():
         name, _, value = line.partition(":")
@@ -154,6 +165,8 @@ def resident_memory() -> int:
 
 def memory_of(device: torch.device) -> int:
     """All of its bytes, whoever holds them."""
+    import torch
+
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -164,6 +177,8 @@ def best_precision(device: torch.device) -> str:
 
     ARM's instructions for bf16 have not been measured, and are used only by name.
     """
+    import torch
+
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
     features = cpu_features()
@@ -173,6 +188,8 @@ def best_precision(device: torch.device) -> str:
 @cache
 def matrix_speed(device: torch.device, precision: str) -> float:
     """Operations a second that a product of large matrices reaches here: what all other speeds can be held against."""
+    import torch
+
     size = 8192 if device.type == "cuda" else 512
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     one, other = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
@@ -183,3 +200,106 @@ def matrix_speed(device: torch.device, precision: str) -> float:
         product[0, 0].item()  # waits until it is there
         best = min(best, time.perf_counter() - begun)
     return 2 * size**3 / best
+
+
+THREADS = "OMP_NUM_THREADS"  # what PyTorch and others ask for the number of theirs
+_kept = ""  # what `keep_to_quota` has put there
+
+
+def cores() -> int:
+    return max(1, math.ceil(min(there(), quota())))
+
+
+def there() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def set_runtime_defaults() -> None:
+    """Set environment variables that PyTorch and its libraries read when they are imported, unless the user has."""
+    for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+        # oneDNN, and PyTorch in every thread, cache a kernel for each shape of a matrix product, 1,024 by default:
+        # half a gigabyte after some thousand lines of many lengths.
+        os.environ.setdefault(name, "128")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads slow a crowded machine down (docs/LOG.md)
+
+
+def keep_to_quota() -> None:
+    """Let libraries that are loaded from now on, here and in processes begun from here, make no more threads than
+    there is time for; unless it was said how many."""
+    global _kept
+    if quota() < there() and THREADS not in os.environ:
+        os.environ[THREADS] = _kept = str(cores())
+
+
+def shared_by(processes: int) -> dict[str, str]:
+    """The environment for one of so many processes that run side by side: left to themselves, each would take all
+    cores. What was said by others than us stays."""
+    said = os.environ.get(THREADS, _kept) != _kept
+    return dict(os.environ) if said or processes == 1 else {**os.environ, THREADS: str(max(1, cores() // processes))}
+
+
+def quota(mounted: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
+    """The cores' worth of time that control groups, the own and all above it, leave to this process."""
+    return min(quotas(mounted, own), default=math.inf)
+
+
+def quotas(mounted: Path, own: Path) -> Iterator[float]:
+    """In version 2 one file holds quota and period, in version 1 two do; -1 or max: no limit."""
+    for folder in groups(mounted, own):
+        held = words(folder / "cpu.max") or words(folder / "cpu.cfs_quota_us") + words(folder / "cpu.cfs_period_us")
+        if len(held) == 2 and all(word.isdigit() for word in held) and int(held[1]):
+            yield int(held[0]) / int(held[1])
+
+
+def groups(mounted: Path, own: Path) -> Iterator[Path]:
+    """The folders of the control groups that this process is in, from the inmost up; inside a container, the root."""
+    for _, kinds, path in (line.split(":", 2) for line in words(own) if line.count(":") > 1):
+        if kinds and "cpu" not in kinds.split(","):
+            continue
+        root = mounted / "cpu" if kinds else mounted  # also where it is mounted as cpu,cpuacct
+        inmost = root / path.lstrip("/")
+        yield from (folder for folder in (inmost, *inmost.parents) if folder.is_relative_to(root))
+
+
+def words(file: Path) -> list[str]:
+    try:
+        return file.read_text().split()
+    except OSError:
+        return []
+
+
+ROWS = {"cpu": 8, "cuda": 64}  # texts of one grid
+
+
+def choose_device(name: str) -> torch.device:
+    import torch
+
+    if name == "auto":
+        return with_triton(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"there is no device called {name!r}; write auto, cpu, cuda or cuda:1") from None
+    if device.type not in ROWS:
+        raise UserError(f"device {name!r} is not one that Dragoman runs on; write auto, cpu, cuda or cuda:1")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device {name!r} is not there; this machine has {torch.cuda.device_count()} CUDA devices")
+    make_current(device)
+    return with_triton(device)
+
+
+def make_current(device: torch.device) -> None:
+    """Streams, graphs and kernels of our own lie on the GPU that is current, whatever their tensors are on."""
+    import torch
+
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
+
+
+def with_triton(device: torch.device) -> torch.device:
+    """Our kernels for a GPU are written in Triton, which PyTorch brings along on Linux."""
+    if device.type == "cuda" and find_spec("triton") is None:
+        raise UserError(
+            "a GPU needs triton, which is not installed; pip install triton brings it, or choose the device cpu"
+        )
+    return device

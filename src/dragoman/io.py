@@ -8,19 +8,29 @@ never share a file.
 
 from __future__ import annotations
 
+import codecs
 import fcntl
+import gzip
 import hashlib
+import io
+import lzma
+import math
 import os
 import re
 import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import IO, Any
 
-from dragoman.types import UserError
+import zstandard
+
+from dragoman.errors import UserError
 
 SUFFIX = ".dragoman.tmp"
 TEMPORARY = re.compile(r"\..*\.[a-z0-9_]{8}\.dragoman\.tmp", re.DOTALL)
@@ -243,3 +253,113 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+Watch = Callable[[Callable[[], int]], None]
+LONGEST_LINE = 64 << 20  # bytes of a line, but for the text of a language model
+DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
+
+
+def _frame() -> zstandard.ZstdDecompressionObj:
+    return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()  # as wide as zstd --long=31
+
+
+class _Frames(io.RawIOBase):
+    """The bytes inside a .zst or .xz file of one or more frames. Unlike the libraries' own readers, it notices a file
+    that is cut, and one that is damaged after its first frame."""
+
+    def __init__(self, path: Path, begin: Callable[[], Any], padding: bytes = b"") -> None:
+        self.file = path.open("rb")
+        self.begin, self.padding = begin, padding
+        self.frame = begin()
+        self.begun = False
+        self.ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.ready:
+            chunk = self.frame.unused_data if self.frame.eof else b""
+            if self.frame.eof:
+                self.frame, self.begun = self.begin(), False
+            chunk = chunk or self.file.read(1 << 16)
+            if not self.begun:
+                chunk = chunk.lstrip(self.padding) if self.padding else chunk
+                if self.padding and not chunk and self.file.peek(1):
+                    continue
+            if not chunk:
+                if self.begun:
+                    raise EOFError
+                return 0
+            self.begun = True
+            self.ready = memoryview(self.frame.decompress(chunk))
+        size = min(len(buffer), len(self.ready))
+        buffer[:size], self.ready = self.ready[:size], self.ready[size:]
+        return size
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+
+def read_lines(path: Path, watch: Watch | None = None, *, longest: float = LONGEST_LINE) -> Iterator[str]:
+    """The lines of a text file, compressed or not, without their ends and without a byte order mark.
+
+    `watch` is given a function that returns how many bytes of the file, as it is on disk, are read.
+
+    lines = list(read_lines(Path("corpus/train.en.xz")))
+    """
+    try:
+        with _open(path) as stream:
+            if watch:
+                watch(partial(_bytes_read, stream, path))
+            yield from lines_of(stream, str(path), longest=longest)
+    except FileNotFoundError:
+        raise UserError(f"there is no file {str(path)!r}") from None
+    except IsADirectoryError:
+        raise UserError(f"{str(path)!r} is a folder, but a text file is wanted") from None
+    except OSError as error:
+        raise UserError(f"{str(path)!r} cannot be read: {error.strerror or error}") from None
+
+
+def lines_of(stream: Iterable[bytes], name: str, *, longest: float = LONGEST_LINE) -> Iterator[str]:
+    """Yield the lines of an open file, which messages call `name`; refuse one of more than `longest` bytes."""
+    number = 0
+    if math.isfinite(longest) and hasattr(stream, "readline"):
+        # an endless line, such as that of /dev/zero, is not read whole
+        stream = iter(partial(stream.readline, int(longest) + 1), b"")
+    try:
+        for number, raw in enumerate(stream, 1):  # binary files end their lines at b"\n" alone
+            if len(raw) > longest:  # a tokenizer would need a hundred times as much memory
+                raise UserError(f"{name} line {number} has more than the {longest / 2**20:g} MiB allowed; break it up")
+            line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
+            if line.endswith(b"\n"):
+                line = line[:-2] if line.endswith(b"\r\n") else line[:-1]
+            elif not line:
+                return  # nothing but a byte order mark
+            yield line.decode()
+    except UnicodeDecodeError:
+        raise UserError(f"{name} line {number} is not UTF-8; convert the file, such as with iconv -t UTF-8") from None
+    except DAMAGE:
+        raise UserError(f"{name} is cut short or damaged after line {number}; compress or copy it again") from None
+
+
+def _open(path: Path) -> IO[bytes]:
+    opener: Callable[[Path], Any] = OPENERS.get(path.suffix.lower(), lambda path: path.open("rb"))
+    stream: IO[bytes] = opener(path)
+    return stream
+
+
+def _bytes_read(stream: Any, path: Path) -> int:
+    if stream.closed:
+        return path.stat().st_size
+    compressed = getattr(stream, "fileobj", None) or getattr(getattr(stream, "raw", None), "file", None)
+    return int((compressed or stream).tell())
+
+
+OPENERS: dict[str, Callable[[Path], Any]] = {
+    ".gz": gzip.open,
+    ".xz": lambda path: io.BufferedReader(_Frames(path, lzma.LZMADecompressor, padding=b"\0"), 1 << 16),
+    ".zst": lambda path: io.BufferedReader(_Frames(path, _frame), 1 << 16),
+}

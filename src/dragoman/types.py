@@ -23,21 +23,6 @@ SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")  # every vocabulary begins with the
 NO_WAY = -128  # between two tokens of which no tree is known, where ways through a tree are small integers
 
 
-class UserError(ValueError):
-    """What the user gave cannot work. The message is one plain sentence: the culprit, and what would be right."""
-
-
-class Stop(Exception):
-    """Work ends before its time, by a signal or because others are gone; what is saved is whole.
-
-    `code` is what a shell expects of it.
-    """
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 class Tree(NamedTuple):
     """A dependency tree over the words of a sentence. Heads count words from 1, as in CoNLL-U, and 0 is the root.
 
@@ -52,7 +37,7 @@ class Tree(NamedTuple):
 class Pair:
     """A sentence and its counterpart, as raw text; the tree of the source, where one is known and wanted.
 
-    `tag` stands before the source and says what kind of pair this is (config.py, CorpusSettings). `alternatives` are
+    `tag` stands before the source and says what kind of pair this is. `alternatives` are
     further right targets: references to evaluate with, beside the first one, which is `target`.
     """
 
@@ -155,7 +140,7 @@ class Hypothesis:
     `alignment[t][s]` says how much target token t attends to source token s; each row sums to one, over the tokens of
     `source_tokens`. It is empty where attention does not tell source tokens apart (model.attention none and mean).
     `score` is what ranked it, as a rule the length-normalised log-probability; `logp` is the plain sum.
-    `warnings` say what was done to it, or not done; `flags` what about it looks odd (answers/flags.py).
+    `warnings` say what was done to it, or not done; `flags` what about it looks odd (inference/postprocess.py).
     """
 
     text: str

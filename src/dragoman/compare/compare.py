@@ -24,14 +24,13 @@ from dragoman.compare.measure import VERSION, measure_run
 from dragoman.compare.plan import PlannedRun, plan_runs
 from dragoman.compare.questions import answer_question, check_questions, metric_title, read_questions
 from dragoman.compare.report import TABLE_COLUMNS, column_heading, render_comparison, summarise
-from dragoman.config import METRIC_ALIASES, read_recipe, to_yaml
-from dragoman.console import WARNING
-from dragoman.cores import shared_by
+from dragoman.config.settings import METRIC_ALIASES, read_recipe, to_yaml
+from dragoman.errors import Stop, UserError
 from dragoman.evaluation.tables import align_columns
-from dragoman.store import RunFolder, read_json, write_text
-from dragoman.train.report import Report
-from dragoman.train.trainer import train
-from dragoman.types import Stop, UserError
+from dragoman.hardware import shared_by
+from dragoman.progress import WARNING, Report
+from dragoman.run_dir import RunFolder, read_json, write_text
+from dragoman.training.trainer import train
 
 POLL_SECONDS = 0.05  # between two polls of the processes
 SAVE_SECONDS = 60.0  # that a process gets to save and end

@@ -15,21 +15,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from dragoman.card import read_events
-from dragoman.config import CorpusSettings, Recipe
-from dragoman.data.batch import Grid, Widths, lay
-from dragoman.door import evaluating
+from dragoman.config.settings import CorpusSettings, Recipe
+from dragoman.data.batches import Grid, Widths, lay
+from dragoman.data.corpus import all_references, read_pairs, way_of
 from dragoman.evaluation.predictions import predict_own_tests, score_phenomena
 from dragoman.evaluation.scorer import Bounds
 from dragoman.evaluation.tables import scores_of
-from dragoman.lens.flow import gradient_by_distance
-from dragoman.loading import load
-from dragoman.models.build import kind_of, parameters
+from dragoman.inference.loading import load
+from dragoman.inference.model_card import read_events
+from dragoman.inference.predictor import evaluating
+from dragoman.inference.translator import Translator
+from dragoman.inspection.gradient_flow import gradient_by_distance
+from dragoman.metrics.metrics import of_answers
+from dragoman.models.registry import kind_of, parameters
 from dragoman.phrasebook.generate import Phrase, generate_phrases, judge_phenomena
-from dragoman.score.metrics import of_answers
-from dragoman.store import RunFolder
-from dragoman.text.corpus import all_references, read_pairs, way_of
-from dragoman.translator import Translator
+from dragoman.run_dir import RunFolder
 from dragoman.types import Line, Pair
 
 VERSION = 2  # of the measurements; those of another version are made again
@@ -217,7 +217,7 @@ def fill_bins(numbers: Sequence[int], bins: Sequence[Bounds]) -> list[tuple[Boun
 
 
 def measure_gradients(translator: Translator, pairs: Sequence[Pair]) -> dict[str, list[float]]:
-    """Return gradient norms by distance (lens/flow.py) on some sentences, one to a row."""
+    """Return gradient norms by distance (inspection/gradient_flow.py) on some sentences, one to a row."""
     trees = [pair.tree for pair in pairs]
     examples = [
         piece.example(translator.tokenizers.target.encode(pair.target))

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dragoman.config import LIMITS, DataSettings, Recipe, read_recipe
-from dragoman.models.build import completed, kind_of
-from dragoman.store import RunFolder
-from dragoman.train.prepare import check_files
-from dragoman.train.start import MAY_CHANGE, check
-from dragoman.types import UserError
+from dragoman.config.settings import LIMITS, DataSettings, Recipe, read_recipe
+from dragoman.errors import UserError
+from dragoman.models.registry import completed, kind_of
+from dragoman.run_dir import RunFolder
+from dragoman.training.prepare import check_files
+from dragoman.training.start import MAY_CHANGE, check
 
 QUESTIONS_FILE = "questions.yaml"  # in a folder of recipes: what to ask about them (questions.py)
 STEP_SIZE = ("tokens", "accumulate")  # settings that must agree where the budget is in steps

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from dragoman.compare.plan import QUESTIONS_FILE, PlannedRun
-from dragoman.config import Listed, Settings, build, pick
+from dragoman.config.settings import Listed, Settings, build, pick
+from dragoman.config.yaml import parse_yaml, read_text
+from dragoman.errors import UserError
 from dragoman.evaluation.figures import LineChart, Point, Series
 from dragoman.evaluation.tables import format_bounds
-from dragoman.score.metrics import METRICS
-from dragoman.types import UserError
-from dragoman.yaml_text import parse_yaml, read_text
+from dragoman.metrics.metrics import METRICS
 
 ModelRecord = Mapping[str, Any]
 FARTHEST = 24  # tokens back, in plots of gradients

@@ -13,7 +13,7 @@ import torch
 from dragoman.compare.measure import choose_metrics
 from dragoman.compare.plan import PlannedRun
 from dragoman.compare.questions import FIGURES, FigureKind, FigureOptions, metric_title
-from dragoman.config import LIMITS, CorpusSettings, Recipe
+from dragoman.config.settings import LIMITS, CorpusSettings, Recipe
 from dragoman.evaluation.figures import render_chart
 from dragoman.evaluation.report import MISSING, Heading, Row, TableCell, render_page
 

@@ -22,14 +22,24 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data import samplers
-from dragoman.data.batch import BOUNDED, LAYOUTS, Grid, Lengths, Share, Widths, choose_widths, part_of
-from dragoman.data.forms import FORMS
-from dragoman.data.tokens import TokenStore
-from dragoman.data.trees import without_trees
-from dragoman.text.tokenizer import Tokenizers
-from dragoman.text.trees import linked
-from dragoman.types import Batch, Example, UserError
+from dragoman.data import sampling_workers as samplers
+from dragoman.data.batches import (
+    BOUNDED,
+    FORMS,
+    LAYOUTS,
+    Grid,
+    Lengths,
+    Share,
+    Widths,
+    choose_widths,
+    part_of,
+    without_trees,
+)
+from dragoman.data.token_store import TokenStore
+from dragoman.data.tokenizers import Tokenizers
+from dragoman.data.trees import linked
+from dragoman.errors import UserError
+from dragoman.types import Batch, Example
 
 WINDOW = 65_536  # pairs packed at a time
 FORGET_AFTER = 8192  # pairs read

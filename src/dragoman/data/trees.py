@@ -1,71 +1,216 @@
-"""Dependency trees in grids: how deep each source token lies, and the way from each to each other.
+"""Dependency trees: from CoNLL-U files, and from the words of a tree to the pieces that a tokenizer makes of them.
 
-A way is the number of arcs between two words, positive where the second stands to the right of the first and negative
-where it stands to the left; between the tokens of one word it is 0. Ways longer than FAR count as FAR, so that a byte
-holds one. NO_WAY stands where there is none: between sentences, at padding, at </s>, and where no tree is known.
+A sentence of CoNLL-U belongs to a line of text. Empty lines have none: the n-th sentence belongs to the n-th line that
+is not empty. Of its columns ID, FORM and HEAD are read. Where one token stands for several words ("3-4  zum", then
+"zu" and "dem") and these do not spell it, its letters belong to the one nearest the root. Empty nodes ("5.1") are not
+part of the basic tree and are passed over.
 
-Shapes   B rows   S source width   W words of a row   N tokens of all rows   K words of all rows, from 1; 0 is no word
+The rule for pieces: a piece belongs to the word that its first letter lies in; spaces are no letters. Words are found
+by walking the letters of the text, so a tree whose words do not spell the text cannot be used, and the sentence counts
+as one without a tree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from dragoman.types import NO_WAY, Batch, Links
+from dragoman.data.simple_tokenizers import Tokenizer
+from dragoman.errors import UserError
+from dragoman.io import read_lines
+from dragoman.types import Links, Pair, Tree
 
-FAR = 127
-Numbers = NDArray[np.int64]
+COLUMNS = 10
+ID = re.compile(r"(?P<word>[1-9]\d{0,8})|(?P<first>[1-9]\d{0,8})-(?P<last>[1-9]\d{0,8})|\d+\.\d+", re.ASCII)
+HEAD = re.compile(r"\d{1,9}", re.ASCII)
 
 
-def lay_trees(links: Sequence[Links], row: Numbers, place_N: Numbers, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """depth_BS and tree_BSS of sentences in these rows; `place_N` is where each token lies, every </s> among them.
+class _Row(NamedTuple):
+    """A word or, where `last` is beyond `first`, one token that stands for several."""
 
-    Two words have as many ancestors in common, themselves included, as the lowest that they share is deep. So one
-    matrix product gives all ways at once.
+    first: int
+    last: int
+    form: str
+    head: int
+
+
+def read_conllu(path: Path) -> Iterator[Tree]:
+    """The trees of a CoNLL-U file, compressed or not.
+
+    for tree in read_conllu(Path("train.en.conllu.gz")):
+        print(tree.words, tree.heads)
     """
-    word_N, head_K, column_K = _numbered(links, row)
-    sentence_N = np.repeat(np.arange(1, len(links) + 1), [len(one.word) + 1 for one in links])
-    word_BS, sentence_BS = (_grid(each, place_N, shape) for each in (word_N, np.where(word_N, sentence_N, 0)))
-    ancestor_BSW = torch.zeros(*shape, int(column_K.max()) + 1)
-    flat = ancestor_BSW.flatten(0, 1).numpy()
-    while word_N.any():
-        known = word_N > 0
-        flat[place_N[known], column_K[word_N[known]]] = 1
-        word_N = head_K[word_N]
-    depth_BS = ancestor_BSW.sum(-1)
-    arcs_BSS = depth_BS[:, :, None] + depth_BS[:, None] - 2 * ancestor_BSW @ ancestor_BSW.mT
-    way_BSS = arcs_BSS.clamp(max=FAR) * (word_BS[:, None] - word_BS[:, :, None]).sign()
-    known_BSS = (sentence_BS[:, None] == sentence_BS[:, :, None]) & (sentence_BS > 0)[:, None]
-    return depth_BS.long(), way_BSS.masked_fill(~known_BSS, NO_WAY).to(torch.int8)
+    rows: list[_Row] = []
+    begun = number = 0
+    for number, line in enumerate(read_lines(path), 1):
+        if line.strip() and not line.startswith("#"):
+            begun = begun if rows else number
+            rows += _row(line, f"{path} line {number}")
+        elif not line.strip() and rows:
+            yield _tree(rows, f"{path}: the sentence from line {begun} on")
+            rows = []
+    if rows:
+        yield _tree(rows, f"{path}: the sentence from line {begun} on")
+    if not number:
+        raise UserError(f"{path} is empty")
 
 
-def without_trees(batch: Batch) -> Batch:
-    """A grid of which no tree is known, for a model that asks for trees."""
-    depth_BS = torch.zeros_like(batch.source_BS)
-    tree_BSS = torch.full((*depth_BS.shape, depth_BS.size(1)), NO_WAY, dtype=torch.int8)
-    return replace(batch, depth_BS=depth_BS, tree_BSS=tree_BSS)
+def _row(line: str, place: str) -> list[_Row]:
+    columns = line.split("\t")
+    if len(columns) != COLUMNS:
+        raise UserError(
+            f"{place} has {len(columns)} column{'s' * (len(columns) != 1)}, "
+            f"but CoNLL-U has {COLUMNS}, separated by one tab"
+        )
+    found = ID.fullmatch(columns[0])
+    if not found or (found["first"] and int(found["first"]) >= int(found["last"])):
+        raise UserError(f"{place} must begin with the number of a word, such as 3, 3-4 or 3.1, not {columns[0]!r}")
+    if found["first"]:
+        return [_Row(int(found["first"]), int(found["last"]), columns[1], 0)]
+    if not found["word"]:
+        return []
+    if not HEAD.fullmatch(columns[6]):
+        raise UserError(f"{place}: the head, in column 7, must be the number of a word, or 0, not {columns[6]!r}")
+    return [_Row(int(found["word"]), int(found["word"]), columns[1], int(columns[6]))]
 
 
-def _numbered(links: Sequence[Links], row: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """All words numbered through: the word of each token, and of each word its head and its column in its row."""
-    size = np.array([len(one.head) for one in links])
-    before = np.cumsum(size) - size
-    own_N = np.concatenate([part for one in links for part in (one.word.astype(np.int64), [0])])
-    own_K = np.concatenate([[0], *(one.head.astype(np.int64) for one in links)])
-    word_N = np.where(own_N, own_N + np.repeat(before, [len(one.word) + 1 for one in links]), 0)
-    head_K = np.where(own_K, own_K + np.repeat([0, *before], [1, *size]), 0)
-    first = before[np.searchsorted(row, row)]  # of the row
-    column_K = np.arange(-1, len(head_K) - 1) - np.repeat([0, *first], [1, *size])
-    return word_N, head_K, column_K
+def _tree(rows: Sequence[_Row], place: str) -> Tree:
+    words = [row for row in rows if row.first == row.last]
+    if [row.first for row in words] != list(range(1, len(words) + 1)):
+        raise UserError(
+            f"{place} must have words numbered 1, 2, 3, ..., not {', '.join(str(w.first) for w in words[:9])}"
+        )
+    heads = tuple(row.head for row in words)
+    if wrong := fault(Tree(("",) * len(heads), heads)):
+        raise UserError(f"{place} has no tree: {wrong}")
+    forms = [row.form for row in words]
+    for row in rows:
+        if row.last > row.first:
+            if row.last > len(words):
+                raise UserError(f"{place} has a token {row.first}-{row.last} but only {len(words)} words")
+            forms[row.first - 1 : row.last] = _shared(row, forms[row.first - 1 : row.last], heads)
+    return Tree(tuple(forms), heads)
 
 
-def _grid(values_N: Numbers, place_N: Numbers, shape: tuple[int, int]) -> Tensor:
-    out = np.zeros(shape, dtype=np.int64)
-    out.ravel()[place_N] = values_N
-    return torch.from_numpy(out)
+def _shared(token: _Row, forms: Sequence[str], heads: Sequence[int]) -> Sequence[str]:
+    """The letters of a token among the words that it stands for."""
+    if bare("".join(forms)) == bare(token.form):
+        return forms
+    depth = [_depth(word, heads) for word in range(token.first, token.last + 1)]
+    chosen = depth.index(min(depth))
+    return [token.form if n == chosen else "" for n in range(len(forms))]
+
+
+def _depth(word: int, heads: Sequence[int]) -> int:
+    depth = 0
+    while word:
+        word, depth = heads[word - 1], depth + 1
+    return depth
+
+
+def fault(tree: Tree) -> str:
+    """What is wrong with a tree, or nothing. Several roots are not: they hang on one that is not there."""
+    words, heads = tree
+    if len(words) != len(heads):
+        return f"there are {len(words)} words but {len(heads)} heads"
+    rooted = {0}
+    for word in range(1, len(heads) + 1):
+        path: dict[int, None] = {}
+        at = word
+        while at not in rooted:
+            if at in path:
+                return f"the heads of word {at} lead back to it"
+            path[at] = None
+            if not 0 <= heads[at - 1] <= len(heads):
+                return f"word {at} has the head {heads[at - 1]}, but there are {len(heads)} words"
+            at = heads[at - 1]
+        rooted.update(path)
+    return ""
+
+
+class Grove:
+    """The trees of a file, handed out line by line; `what` is how complaints call the lines."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path, self.what, self.given = path, what, 0
+        self.trees = read_conllu(path)
+
+    def tree_of(self, line: str) -> Tree | None:
+        """The tree of the next line; an empty line has none."""
+        if not line.strip():
+            return None
+        tree = next(self.trees, None)
+        if tree is None:
+            raise UserError(
+                f"{self.path} has {self.given} sentences, but {self.what} has more lines that are not empty"
+            )
+        self.given += 1
+        return tree
+
+    def end(self) -> None:
+        """All lines have come: no tree may be left."""
+        if rest := sum(1 for _ in self.trees):
+            raise UserError(
+                f"{self.path} has {self.given + rest} sentences, but {self.what} has {self.given} lines "
+                "that are not empty"
+            )
+
+
+def with_trees(pairs: Iterable[Pair], path: Path, what: str) -> Iterator[Pair]:
+    """The pairs, each with the tree of its source."""
+    grove = Grove(path, what)
+    for pair in pairs:
+        yield replace(pair, tree=grove.tree_of(pair.source))
+    grove.end()
+
+
+def bare(text: str) -> str:
+    """Without spaces of any kind."""
+    return "".join(text.split())
+
+
+class Roots(NamedTuple):
+    """A tree on the letters of its text: how many bytes, spaces not counted, stand before each word; its head."""
+
+    starts: NDArray[np.int32]
+    heads: NDArray[np.int32]
+
+
+NONE = Roots(np.zeros(0, np.int32), np.zeros(0, np.int32))
+
+
+def rooted(tree: Tree | None, text: str) -> Roots:
+    """NONE where there is no tree, or where its words do not spell the text."""
+    words = [bare(word) for word in tree.words] if tree else []
+    if not tree or "".join(words) != bare(text):
+        return NONE
+    before = [0, *accumulate(0 if letter == " " else len(letter.encode()) for letter in text)]
+    places = [n for n, letter in zip(before, text) if not letter.isspace()] + before[-1:]
+    starts = [places[n] for n in accumulate(map(len, words), initial=0)][:-1]
+    return Roots(np.array(starts, np.int32), np.array(tree.heads, np.int32))
+
+
+def linked(roots: Roots, text: str, ids: Sequence[int], tokenizer: Tokenizer) -> Links:
+    """The word of each piece; word 0 where there is no tree, or no telling which letters a piece stands for."""
+    starts = tokenizer.starts(text, ids) if len(roots.heads) else None
+    if starts is None:
+        return Links(np.zeros(len(ids), np.int32), NONE.heads)
+    return Links(np.searchsorted(roots.starts, starts, side="right").astype(np.int32), roots.heads)
+
+
+def as_conllu(text: str, tree: Tree) -> str:
+    """A sentence as the lines of a CoNLL-U file."""
+    lines, end = [f"# text = {text}"], 0
+    for number, (word, head) in enumerate(zip(*tree, strict=True), 1):
+        end = text.index(word, end) + len(word)
+        space = "SpaceAfter=No" if text[end : end + 1].strip() else "_"
+        columns = [str(number), word, "_", "_", "_", "_", str(head), "dep" if head else "root", "_", space]
+        lines.append("\t".join(columns))
+    return "\n".join(lines) + "\n"

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from dragoman.classifier import Classifier, Verdict
-from dragoman.door import Door, kinds
+from dragoman.errors import UserError
 from dragoman.evaluation.systems import SystemOutput, Ticker, no_progress, read_test
-from dragoman.generator import Generator
+from dragoman.inference.classifier import Classifier, Verdict
+from dragoman.inference.generator import Generator
+from dragoman.inference.postprocess import kinds
+from dragoman.inference.predictor import Door
+from dragoman.inference.translator import Translator
+from dragoman.metrics.metrics import Lines, chosen, confusion
 from dragoman.phrasebook.generate import Phrase, count_correct_phenomena, generate_phrases
-from dragoman.score.confusion import confusion
-from dragoman.score.metrics import Lines, chosen
-from dragoman.translator import Translator
-from dragoman.types import Hypothesis, Tree, UserError
+from dragoman.types import Hypothesis, Score, Tree
 
 PROGRESS_LINES = 512  # lines translated between two reports of progress
 
@@ -153,3 +155,45 @@ def score_phenomena(phrases: Sequence[Phrase], texts: Lines) -> dict[str, dict[s
         name: {"right": right[name], "total": total[name], "percent": 100 * right[name] / total[name]}
         for name in sorted(total)
     }
+
+
+def evaluate(
+    run: str | Path | Sequence[str | Path],
+    *,
+    sources: Sequence[str],
+    references: Sequence[str] | Sequence[Sequence[str]],
+    metrics: Sequence[str] = (),
+    beam: int | None = None,
+    tag: str = "",
+    device: str = "auto",
+) -> list[Score]:
+    """Return scores of what a run outputs for sources: BLEU, chrF and TER, or the run's own metrics, or those named.
+
+    `references` are one list of lines, or several lists where each source has several references.
+
+        scores = dragoman.evaluate("runs/mine", sources=["A man walks."], references=["Ein Mann geht."])
+        for score in scores:
+            print(score)
+    """
+    from dragoman.inference.generator import Generator
+    from dragoman.inference.loading import load
+    from dragoman.inference.predictor import check_texts
+    from dragoman.inference.translator import Translator
+    from dragoman.metrics.metrics import of_answers
+
+    sources = check_texts(sources, "evaluate", "source")
+    given = [] if isinstance(references, str) else list(references)
+    if not given:
+        raise UserError("evaluate takes references=[...], a list of lines, or of such lists; put a line into a list")
+    predictor = load(run, device=device)
+    if isinstance(predictor, Generator):
+        raise UserError("a language model outputs nothing to score; use dragoman.load(run).measure(lines).perplexity")
+    if tag and not isinstance(predictor, Translator):
+        raise UserError(f"tag={tag!r} is for runs that translate; leave it out")
+    single = isinstance(given[0], str)
+    lists = [check_texts(each, "evaluate", "reference") for each in ([given] if single else given)]  # type: ignore[arg-type]
+    for each in lists:
+        if len(each) != len(sources):
+            raise UserError(f"there are {len(sources)} sources but {len(each)} references; give one for each source")
+    output = predict_lines(predictor, sources, lists, metrics=metrics, beam=beam, tag=tag)
+    return of_answers(output.texts, output.references, output.metrics)

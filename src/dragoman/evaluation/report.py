@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dragoman.errors import UserError
 from dragoman.evaluation.figures import LINE_COLOURS, LineChart, Point, Series, render_chart
 from dragoman.evaluation.scorer import ScoredSystem
 from dragoman.evaluation.tables import (
@@ -29,11 +30,8 @@ from dragoman.evaluation.tables import (
     shorten_names,
     word_count_source,
 )
-from dragoman.score.metrics import METRICS
-from dragoman.score.significance import Interval
-from dragoman.score.totals import Array
-from dragoman.score.words import WORD
-from dragoman.types import UserError
+from dragoman.metrics.metrics import METRICS, WORD, Array
+from dragoman.metrics.significance import Interval
 
 LINES_SHOWN = 40  # on which a system beats the first by most, and as many on which it falls behind by most
 PIECE = re.compile(rf"{WORD.pattern}|\s+|.", re.DOTALL)  # words, spaces, and each punctuation mark by itself

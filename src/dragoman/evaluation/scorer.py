@@ -1,7 +1,7 @@
 """Score systems side by side: scores with confidence intervals, each system tested against the first on the same test
 set, scores by the length of the source, and word F1 by word frequency.
 
-Shapes   N lines   K counts of a metric (score/totals.py)
+Shapes   N lines   K counts of a metric (metrics/metrics.py)
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dragoman.config import Recipe
+from dragoman.config.settings import Recipe
+from dragoman.data.corpus import read_pairs
 from dragoman.evaluation.systems import SystemOutput, Ticker, no_progress
-from dragoman.score.metrics import METRICS, chosen, cut_by
-from dragoman.score.significance import RANDOMISATION, Counts, Tick, Values, differences, interval, resampled
-from dragoman.score.words import SPACELESS, eastern, words
-from dragoman.text.corpus import read_pairs
+from dragoman.metrics.metrics import METRICS, SPACELESS, chosen, cut_by, eastern, words
+from dragoman.metrics.significance import RANDOMISATION, Counts, Tick, Values, differences, interval, resampled
 
 LENGTH_BUCKETS = 6
 TRAINING_DATA = "the training data of "

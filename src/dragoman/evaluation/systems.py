@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dragoman.config import CorpusSettings
-from dragoman.score.metrics import Lines, of_answers, refuse_subwords
-from dragoman.score.significance import Tick
-from dragoman.text.corpus import all_references, read_lines, read_pairs
-from dragoman.text.trees import Grove
-from dragoman.types import Tree, UserError
+from dragoman.config.settings import CorpusSettings
+from dragoman.data.corpus import all_references, read_pairs
+from dragoman.data.trees import Grove
+from dragoman.errors import UserError
+from dragoman.io import read_lines
+from dragoman.metrics.metrics import Lines, of_answers, refuse_subwords
+from dragoman.metrics.significance import Tick
+from dragoman.types import Tree
 
 Ticker = Callable[[str, int], Tick]  # from the name of some work and its amount, or 0 where that is unknown
 
@@ -118,8 +120,8 @@ def evaluate_run(
 ) -> Iterator[SystemOutput]:
     """Yield the outputs of a run on the files, on the phrasebook or on its own data.test."""
     from dragoman.evaluation.predictions import predict_lines, predict_own_tests, predict_phrasebook
-    from dragoman.loading import load, load_as
-    from dragoman.translator import Translator
+    from dragoman.inference.loading import load, load_as
+    from dragoman.inference.translator import Translator
 
     way: dict[str, Any] = {"metrics": options.metrics, "beam": options.beam, "ticker": ticker}
     if options.phrasebook:

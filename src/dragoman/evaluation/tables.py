@@ -9,9 +9,8 @@ from typing import Any
 from rich.text import Text
 
 from dragoman.evaluation.scorer import TRAINING_DATA
-from dragoman.score.confusion import render_confusion_matrix
-from dragoman.score.metrics import METRICS
-from dragoman.score.significance import BOOTSTRAP, CONFIDENCE, RANDOMISATION, SEED, Interval
+from dragoman.metrics.metrics import METRICS, render_confusion_matrix
+from dragoman.metrics.significance import BOOTSTRAP, CONFIDENCE, RANDOMISATION, SEED, Interval
 
 Result = Mapping[str, Any]
 SCORE_COLUMNS = ("run", "score", "value", "±", "difference", "p (bootstrap)", "p (randomisation)", "signature")

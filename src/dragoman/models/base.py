@@ -12,8 +12,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dragoman.config import Layers, Settings
-from dragoman.types import Batch, UserError
+from dragoman.config.settings import Layers, Settings
+from dragoman.errors import UserError
+from dragoman.types import Batch
 
 
 class Depths(Settings):
@@ -54,7 +55,7 @@ class Model(nn.Module, ABC):
 
 
 class Writer(Model):
-    """Models that write an answer, token by token: what search asks of them (search/step.py)."""
+    """Models that write an answer, token by token: what search asks of them (decoding/protocol.py)."""
 
     decoder: Any  # with a `step` of its own, which gives the states before the projection
     spoken: int | None = None  # tokens that it may say; those behind them are tags, which it only reads

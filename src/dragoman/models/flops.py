@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dragoman.models.base import Model
-from dragoman.nn.attention import CrossAttention, SelfAttention
-from dragoman.nn.scores import Attention
+from dragoman.modules.attention import CrossAttention, SelfAttention
+from dragoman.modules.attention_scores import Attention
 from dragoman.types import Batch
 
 Lengths = NDArray[np.int64]

@@ -1,4 +1,9 @@
-"""Half a model: a language model is a decoder without a source, a classifier an encoder with a label in the end.
+"""Pools: from the states of a text's tokens to one state for the text. To add one: a function and a line in POOLS.
+
+Shapes   B rows   S source width   T texts of a row   C model width
+A pool takes states_BSC, where the tokens stand, and T; a row with fewer than T texts has zeros in the places left over.
+
+Half a model: a language model is a decoder without a source, a classifier an encoder with a label in the end.
 
 Either can be built from each backbone; its settings are those of the backbone and a few of its own.
 
@@ -7,19 +12,63 @@ Shapes   B rows   S source width   T target width, or texts of a row   C model w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
-from dragoman.config import Count, Menus
+from dragoman.config.settings import Count, Menus
+from dragoman.errors import UserError
+from dragoman.kernels.masks import Rows
 from dragoman.models.base import Model, Writer, initialise, useless
 from dragoman.models.rnn import RecurrentEncoder, RecurrentStack, RnnSettings
 from dragoman.models.transformer import Decoder, Encoder, TransformerSettings
-from dragoman.nn.dropout import Dropout
-from dragoman.nn.mask import Rows
-from dragoman.nn.pool import POOLS, Pool, final
-from dragoman.nn.position import POSITIONS
-from dragoman.types import Batch, UserError
+from dragoman.modules.dropout import Dropout
+from dragoman.modules.positions import POSITIONS
+from dragoman.types import Batch
+
+
+def members(rows: Rows, texts: int) -> Tensor:
+    """Which token belongs to which text of its row: member_BTS."""
+    number_T = torch.arange(1, texts + 1, device=rows.segment_BT.device)
+    return rows.segment_BT[:, None] == number_T[:, None]
+
+
+def mean(states_BSC: Tensor, rows: Rows, texts: int) -> Tensor:
+    member_BTS = members(rows, texts).to(states_BSC.dtype)
+    return member_BTS / member_BTS.sum(-1, keepdim=True).clamp(min=1) @ states_BSC
+
+
+def largest(states_BSC: Tensor, rows: Rows, texts: int) -> Tensor:
+    """The largest value of each feature. Padding is gathered in a place 0 of its own, which is then left out."""
+    B, S, C = states_BSC.shape
+    segment_BSC = rows.segment_BT[..., None].expand(B, S, C)
+    lowest = states_BSC.new_full((B, texts + 1, C), float("-inf"))
+    pooled_BTC = lowest.scatter_reduce(1, segment_BSC, states_BSC, "amax")[:, 1:]
+    return torch.where(members(rows, texts).any(-1, keepdim=True), pooled_BTC, 0.0)
+
+
+def first(states_BSC: Tensor, rows: Rows, texts: int) -> Tensor:
+    chosen_BTS = members(rows, texts) & (rows.position_BT == 0)[:, None]
+    return chosen_BTS.to(states_BSC.dtype) @ states_BSC
+
+
+def final(states_BSC: Tensor, rows: Rows, texts: int) -> Tensor:
+    """Return each direction's final state: the forward half at the last token, the backward half at the first."""
+    forward_BSC, backward_BSC = states_BSC.chunk(2, -1)
+    return torch.cat([last(forward_BSC, rows, texts), first(backward_BSC, rows, texts)], -1)
+
+
+def last(states_BSC: Tensor, rows: Rows, texts: int) -> Tensor:
+    """The state of the </s>, which stands at the end of every text."""
+    member_BTS = members(rows, texts)
+    chosen_BTS = member_BTS & (rows.position_BT[:, None] == member_BTS.sum(-1, keepdim=True) - 1)
+    return chosen_BTS.to(states_BSC.dtype) @ states_BSC
+
+
+Pool = Callable[[Tensor, Rows, int], Tensor]
+POOLS: dict[str, Pool] = {"mean": mean, "max": largest, "first": first, "last": last, "last_token": last}
 
 OF_SOURCE = ("bridge", "attention", "attention_width", "input_feeding")  # how a recurrent decoder meets a source
 OF_TARGET = ("tied", "target_word_dropout")  # what only those ask that write

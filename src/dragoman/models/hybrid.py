@@ -1,4 +1,4 @@
-"""A Transformer reads, a recurrent decoder writes: made for students (distil.py). One sentence to a row.
+"""A Transformer reads, a recurrent decoder writes: made for students. One sentence to a row.
 
 The source is read once, so depth there is cheap; a token that is written, in every beam, costs a few cells instead of
 a stack of attentions.
@@ -13,14 +13,14 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from dragoman.config import Layers, Menus
+from dragoman.config.settings import Layers, Menus
+from dragoman.kernels.masks import Rows
 from dragoman.models.base import initialise, useless
 from dragoman.models.rnn import RecurrentDecoder, RecurrentWriter, RnnSettings, Width
 from dragoman.models.transformer import Encoder, TransformerSettings
-from dragoman.nn.linear import Linear
-from dragoman.nn.mask import Rows
-from dragoman.nn.recurrent import CELLS
-from dragoman.nn.scores import SCORES
+from dragoman.modules.attention_scores import SCORES
+from dragoman.modules.linear import Linear
+from dragoman.modules.recurrent import CELLS
 
 
 class HybridSettings(TransformerSettings):

@@ -16,15 +16,15 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dragoman.config import Fraction, Layers, Menus, pick_all
+from dragoman.config.settings import Fraction, Layers, Menus, pick_all
+from dragoman.errors import UserError
+from dragoman.kernels.masks import Rows
 from dragoman.models.base import Depths, Seq2Seq, initialise, rows_of, useless
-from dragoman.nn.dropout import Dropout
-from dragoman.nn.linear import Linear
-from dragoman.nn.mask import Rows
-from dragoman.nn.recurrent import CELLS, NONLINEARITIES, Cell, Ends, Reader, Stack, States
-from dragoman.nn.scores import SCORES, Attention, Source
-from dragoman.nn.whole import WordDropout
-from dragoman.types import Batch, UserError
+from dragoman.modules.attention_scores import SCORES, Attention, Source
+from dragoman.modules.dropout import Dropout, WordDropout
+from dragoman.modules.linear import Linear
+from dragoman.modules.recurrent import CELLS, NONLINEARITIES, Cell, Ends, Reader, Stack, States
+from dragoman.types import Batch
 
 Width = Annotated[int, Field(ge=0, le=65_536)]
 

@@ -15,22 +15,21 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dragoman.config import Fraction, Menus, pick_all
+from dragoman.config.settings import Fraction, Menus, pick_all
+from dragoman.errors import UserError
+from dragoman.kernels.attention import KERNELS, Cache
+from dragoman.kernels.masks import Look, Rows, across, hiding
 from dragoman.models.base import Depths, Seq2Seq, initialise, useless
-from dragoman.models.state import State
-from dragoman.nn.attention import CrossAttention, Now, SelfAttention
-from dragoman.nn.block import FEEDFORWARDS, PLACES, FeedForward, Residual
-from dragoman.nn.dropout import Dropout
-from dragoman.nn.kernel import KERNELS
-from dragoman.nn.linear import working
-from dragoman.nn.lookup import Cache
-from dragoman.nn.mask import Look, Rows, across, hiding
-from dragoman.nn.norm import NORMS
-from dragoman.nn.pattern import PATTERNS, Full
-from dragoman.nn.position import POSITIONS, Scheme
-from dragoman.nn.settings import AttentionSettings
-from dragoman.nn.whole import LayerDropout, WordDropout
-from dragoman.types import Batch, UserError
+from dragoman.models.kv_cache import State
+from dragoman.modules.attention import CrossAttention, Now, SelfAttention
+from dragoman.modules.dropout import Dropout, LayerDropout, WordDropout
+from dragoman.modules.feedforward import FEEDFORWARDS, PLACES, FeedForward, Residual
+from dragoman.modules.linear import working
+from dragoman.modules.norms import NORMS
+from dragoman.modules.patterns import PATTERNS, Full
+from dragoman.modules.positions import POSITIONS, Scheme
+from dragoman.modules.settings import AttentionSettings
+from dragoman.types import Batch
 
 M = TypeVar("M", bound=nn.Module)
 CAPACITY_STEP = 16  # a cache grows by whole vectors of floats, so that places that are masked change no sum
@@ -340,7 +339,7 @@ class Transformer(Seq2Seq):
 
     @property
     def indexable(self) -> bool:
-        """Whether a search may leave its caches where they are (models/state.py): all of the past counts, and alike."""
+        """Whether a search may leave its caches where they are: all of the past counts, and alike."""
         full = self.settings.decoder_attention == "full"
         return full and in_decoder(self.settings).relate.needs == "nothing"
 

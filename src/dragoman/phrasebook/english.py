@@ -1,5 +1,7 @@
 """English: inflection and word order (subject, verb, objects, manner, place, time)."""
 
+from __future__ import annotations
+
 from dragoman.phrasebook.lexicon import NOMINATIVE, Noun
 from dragoman.phrasebook.plan import (
     ADJECTIVE,

@@ -9,6 +9,8 @@ sentence on either side, whatever the seeds and counts. In every sentence of `un
 from which it is held out in the other splits.
 """
 
+from __future__ import annotations
+
 import mmap
 import re
 from collections.abc import Iterator, Sequence
@@ -18,14 +20,15 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 
-from dragoman.config import pick
+from dragoman.config.settings import pick
+from dragoman.errors import UserError
 from dragoman.phrasebook.english import English
 from dragoman.phrasebook.german import German
 from dragoman.phrasebook.grammar import Grammar
 from dragoman.phrasebook.lexicon import stable_hash
 from dragoman.phrasebook.noun_phrases import NoFittingWord
 from dragoman.phrasebook.plan import SentencePlan
-from dragoman.types import Pair, Tree, UserError
+from dragoman.types import Pair, Tree
 
 SPLITS = ("train", "dev", "test", "unseen")
 DIRECTIONS = ("en-de", "de-en")
@@ -67,7 +70,7 @@ class Phrase:
     def tree(self) -> Tree:
         return Tree(self.source_words, self.source_heads)
 
-    def swap_sides(self) -> "Phrase":
+    def swap_sides(self) -> Phrase:
         """Return the other direction, with its own phenomena; English has no inflected adjectives, for instance."""
         return replace(
             self,

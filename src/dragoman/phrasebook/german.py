@@ -4,6 +4,8 @@ The finite verb comes second in a main clause and last in a subordinate one. Inf
 prefixes close the clause.
 """
 
+from __future__ import annotations
+
 from dragoman.phrasebook.lexicon import PLURAL, Noun
 from dragoman.phrasebook.plan import (
     ADJECTIVE,

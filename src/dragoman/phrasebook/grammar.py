@@ -4,6 +4,8 @@ Whatever must hold in both languages is decided here. For instance, a pronoun re
 of the sentence could be meant, neither in English nor in German.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 
 from dragoman.phrasebook.lexicon import DATIVE, GENITIVE, Frame, Noun, Preposition, find_comparable

@@ -17,6 +17,8 @@ Every English word translates exactly one German word and the other way round, a
 Therefore either sentence of a pair reveals its content words, and the splits are computed from those.
 """
 
+from __future__ import annotations
+
 import csv
 import re
 from collections.abc import Iterable

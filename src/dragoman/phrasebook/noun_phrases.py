@@ -4,6 +4,8 @@ Draws use `random()` alone, whose sequence Python promises to keep. A word may b
 draw checks that first, so the two never meet outside the split `unseen`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 

@@ -5,6 +5,8 @@ words has a node from this block. Words whose nodes agree up to the last two bit
 a word is given as the node of another word. This is how alignments and dependency trees follow from the plan.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,16 +32,16 @@ class NounPhrase:
     noun: Noun | None  # of a pronoun, the noun it refers to
     plural: bool = False
     pronoun: str = ""  # I, we, he, she, it, they, who, what, relative; empty for a noun
-    antecedent: "NounPhrase | None" = None
+    antecedent: NounPhrase | None = None
     preposition: Preposition | None = None
     determiner: str = ""
     negation: int = -1  # node of the "not" that German expresses as "kein"
     degree: Adverbial | None = None
     adjective: Adjective | None = None
     colour: Adjective | None = None
-    possessor: "NounPhrase | None" = None  # the writer *of the books*
-    postmodifier: "NounPhrase | None" = None  # the man *with the dogs*
-    relative: "Clause | None" = None
+    possessor: NounPhrase | None = None  # the writer *of the books*
+    postmodifier: NounPhrase | None = None  # the man *with the dogs*
+    relative: Clause | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +73,7 @@ class Clause:
     sentence_adverb: Adverbial | None = None
     has_kein: bool = False  # the German object expresses the negation
     conjunction: tuple[str, str] = ("", "")
-    complement: "Clause | None" = None  # that ..., whether ..., to ...
+    complement: Clause | None = None  # that ..., whether ..., to ...
 
     @property
     def head(self) -> int:

@@ -4,6 +4,8 @@ A realizer writes tokens in the order of its language. Each token carries its no
 come the alignment, the dependency tree, and the words that show each phenomenon of grammar.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar

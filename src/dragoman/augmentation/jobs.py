@@ -1,0 +1,241 @@
+"""Work that is too long to be done twice: answers are kept in shards, each written once, by one of several processes.
+
+    FOLDER/000000/answers.jsonl  FOLDER/000001/answers.jsonl  ...
+
+A shard is whole or not there, and says what it answers. A work that was killed goes on with the shards that are not
+there; one that is damaged, or answers something else, is made again. Under torchrun every process makes its share.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from dragoman.errors import UserError
+from dragoman.io import digest_bytes, digest_file, is_temporary, keep_folder, lock_folder
+from dragoman.process_group import Group
+from dragoman.progress import Report
+from dragoman.run_dir import RunFolder, read_json, write_text, write_whole
+
+T = TypeVar("T")
+SHARD = 4096  # items whose answers are kept together
+ANSWERS, ABOUT = "answers.jsonl", "about.json"
+
+Record = dict[str, Any]  # an answer, and what there is to say about it
+
+
+@dataclass(frozen=True)
+class Shards(Generic[T]):
+    """Items, which can be read again and again, and their answers in a folder, one record for each item."""
+
+    folder: Path
+    items: Callable[[], Iterator[T]]
+    answer: Callable[[int, Sequence[T]], list[Record]]  # is told how many items came before, and given some
+    batch: int  # items that it is given at a time
+
+    def make(self, group: Group, pace: Pace) -> int:
+        """The shards that fall to this process and are not there yet. How many there are in all comes back."""
+        items, number = self.items(), 0
+        while some := list(islice(items, SHARD)):
+            if number % group.world == group.rank:
+                if read(self.file(number), digest_of(some)) is not None:
+                    pace.skip(len(some))
+                else:
+                    shutil.rmtree(self.file(number).parent, ignore_errors=True)  # damaged
+                    self.keep(number, some, pace)
+            number += 1
+        return number
+
+    def keep(self, number: int, some: Sequence[T], pace: Pace) -> None:
+        records: list[Record] = []
+        for start in range(0, len(some), self.batch):
+            part = some[start : start + self.batch]
+            records += self.answer(number * SHARD + start, part)
+            pace.step(len(part))
+        body = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
+        head = json.dumps({"of": digest_of(some), "digest": digest_bytes(body)}).encode() + b"\n"
+
+        def write(beside: Path) -> None:
+            (beside / ANSWERS).write_bytes(head + body)
+
+        try:
+            keep_folder(self.file(number).parent, ANSWERS, write)
+        except OSError as error:
+            raise UserError(
+                f"answers cannot be kept in {str(self.folder)!r} ({error.strerror}); those that are there are whole: "
+                "make room, and start it again"
+            ) from None
+
+    def records(self, count: int) -> Iterator[Record]:
+        """All answers, in the order of the items, once so many shards are made."""
+        for number in range(count):
+            found = read(self.file(number))
+            if found is None:
+                raise UserError(
+                    f"{str(self.file(number))!r} is missing or damaged; start it again, and it is made again"
+                )
+            yield from found
+
+    def file(self, number: int) -> Path:
+        return self.folder / f"{number:06}" / ANSWERS
+
+
+def read(file: Path, of: str = "") -> list[Record] | None:
+    """The records of a shard; nothing, where there is none, or a damaged one, or one that answers something else."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        head, _, body = file.read_bytes().partition(b"\n")
+        said = json.loads(head)
+        if said["digest"] == digest_bytes(body) and of in ("", said["of"]):
+            return [json.loads(line) for line in body.decode().split("\n")[:-1]]
+    return None
+
+
+def digest_of(items: Sequence[Any]) -> str:
+    return digest_bytes(repr(items).encode())
+
+
+def digest_of_runs(runs: Iterable[str | Path]) -> str:
+    """The same for models that answer alike: their weights, vocabularies and settings."""
+    digest = hashlib.blake2b(digest_size=16)
+    for folder in map(RunFolder, runs):
+        digest.update(bytes.fromhex(digest_file(folder.model)))
+        digest.update(json.dumps(folder.recipe().model, sort_keys=True).encode())
+    return digest.hexdigest()
+
+
+def share_of(total: int, group: Group) -> int:
+    """How many of all items are in shards that fall to this process."""
+    firsts = range(group.rank * SHARD, total, group.world * SHARD)
+    return sum(min(SHARD, total - first) for first in firsts)
+
+
+def own_device(name: str, group: Group) -> str:
+    """Of several processes on a machine with several GPUs, each takes its own."""
+    return f"cuda:{group.local}" if name == "auto" and group.several and torch.cuda.is_available() else name
+
+
+class Worthless(UserError):
+    """All answers are there, and none is of use: no file is written, and nobody will want to go on from here."""
+
+
+@contextmanager
+def folder_beside(output: Path, about: Mapping[str, Any]) -> Iterator[Path]:
+    """The folder of shards for a file that is to be written. `about` is all that answers depend on: the shards of
+    another work are in the way. Gone when the work is done."""
+    folder = output.with_name(output.name + ".shards")
+    refusal = f"another command works in {str(folder)!r}; wait for it, or choose another --output"
+    done = False
+    with ExitStack() as held:
+        try:
+            held.enter_context(lock_folder(folder, refusal))
+        except OSError as error:
+            raise UserError(f"cannot write {str(folder)!r} ({error.strerror}); choose another --output") from None
+        check_ours(folder)
+        try:
+            same_work(folder, json.loads(json.dumps(about)))
+            yield folder
+            done = True
+        except Worthless:
+            done = True
+            raise
+        finally:
+            if done or not begun(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_ours(folder: Path) -> None:
+    """Refuse a folder that holds anything but shards: it would be removed in the end."""
+    for path in folder.iterdir():
+        if not (path.name == ABOUT or re.fullmatch(r"\d{6}", path.name) or is_temporary(path)):
+            raise UserError(
+                f"{str(folder)!r} holds {path.name!r}, which is no part of a resumable job; move the folder away, or "
+                "choose another --output"
+            )
+
+
+def begun(folder: Path) -> bool:
+    return any(folder.glob(f"*/{ANSWERS}"))
+
+
+def same_work(folder: Path, about: dict[str, Any]) -> None:
+    path = folder / ABOUT
+    before = read_json(path) if path.exists() and begun(folder) else about
+    for name in [*about, *before]:
+        if before.get(name) != about.get(name):
+            raise UserError(
+                f"{str(folder)!r} holds answers that were made with another {name}; repeat that command to go on with "
+                "it, or remove the folder"
+            )
+    write_text(path, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_sharded(
+    output: Path,
+    items: Callable[[], Iterator[T]],
+    answer: Callable[[int, Sequence[T]], list[Record]],
+    said: Callable[[Iterator[Record]], Iterator[str]],
+    *,
+    about: Mapping[str, Any],
+    batch: int,
+    group: Group,
+    report: Report,
+) -> None:
+    """A file of what is `said` of the answers to all items. It appears when it is whole; until then the answers are
+    kept in shards beside it, and whoever starts the same work again goes on with them."""
+    output = output.resolve()
+    total = sum(1 for _ in report.counted(items(), "counting")) if report.console.is_terminal and group.first else 0
+
+    def write(beside: Path) -> None:
+        with beside.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(said(shards.records(count)))
+
+    def make() -> int:
+        with Pace(share_of(total, group), report) as pace:
+            return shards.make(group, pace)
+
+    with ExitStack() as held:
+        folder = group.told(lambda: held.enter_context(folder_beside(output, about)))
+        shards = Shards(folder, items, answer, batch)
+        count = group.each(make)
+        group.told(lambda: write_whole(output, write))
+
+
+class Pace:
+    """How far the work is, and how long it will take where it is known how much there is."""
+
+    def __init__(self, total: int, report: Report) -> None:
+        self.total, self.report = total, report
+        self.done = self.fresh = 0
+        self.begun = time.monotonic()
+
+    def __enter__(self) -> Pace:
+        self.report.begin(self.total, 0, "translating")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.report.end()
+
+    def skip(self, count: int) -> None:
+        """So many were there already."""
+        self.done += count
+
+    def step(self, count: int) -> None:
+        self.done, self.fresh = self.done + count, self.fresh + count
+        speed = self.fresh / (time.monotonic() - self.begun)
+        said = f"{self.done:,} sources  {speed:,.1f}/s"
+        if self.total:
+            left = timedelta(seconds=round((self.total - self.done) / speed))
+            said = f"{self.done:,} of {self.total:,} sources  {speed:,.1f}/s  {left} left"
+        self.report.step(self.done, said)

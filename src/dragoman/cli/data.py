@@ -1,0 +1,224 @@
+"""`dragoman data`: look at, filter and make corpora."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from dragoman.cli.options import Commands
+from dragoman.config.settings import CorpusSettings, build
+from dragoman.errors import UserError
+from dragoman.progress import paper, say
+
+if TYPE_CHECKING:
+    from dragoman.data.preparation import CorpusList
+
+data = Commands(help="Look at, filter and make corpora.")
+
+Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
+SourceFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--source",
+        metavar="FILE",
+        help="plain text, one sentence a line; may be given several times",
+        show_default=False,
+    ),
+]
+TargetFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--target", metavar="FILE", help="its translations, line by line", show_default=False),
+]
+TsvFiles = Annotated[
+    list[Path] | None, typer.Option("--tsv", metavar="FILE", help="source and target in columns", show_default=False)
+]
+JsonlFiles = Annotated[
+    list[Path] | None,
+    typer.Option("--jsonl", metavar="FILE", help="objects with source and target", show_default=False),
+]
+Columns = Annotated[
+    str, typer.Option(metavar="S,T", help="columns of --tsv, counted from 0; by default 0,1", show_default=False)
+]
+Keys = Annotated[str, typer.Option(metavar="S,T", help="keys of --jsonl; by default source,target", show_default=False)]
+Described = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--corpus",
+        metavar="CORPUS",
+        help="a corpus as in a recipe: '{tsv: FILE, where: {0: dev}}'; or RECIPE.yaml:dev",
+        show_default=False,
+    ),
+]
+
+
+class CleanCommand(TyperCommand):
+    """Lists the settings of `data clean`, with defaults and meanings, at the end of its help."""
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        from dragoman.data.cleaning import CleanSettings
+
+        fields = CleanSettings.model_fields.items()
+        with formatter.section("Settings"):
+            formatter.write_dl(
+                [(f"{name}={json.dumps(field.default)}", field.description or "") for name, field in fields]
+            )
+        super().format_epilog(ctx, formatter)
+
+
+@data.command()
+def stats(
+    source: SourceFiles = None,
+    target: TargetFiles = None,
+    tsv: TsvFiles = None,
+    jsonl: JsonlFiles = None,
+    columns: Columns = "",
+    keys: Keys = "",
+    corpus: Described = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CORPUS",
+            help="another corpus, as for --corpus: shared sources and pairs, and words that only this corpus has",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Counts, lengths, ratios, duplicates, languages: what a corpus is like, and what is odd about it."""
+    from dragoman.data.preparation import corpus_stats
+    from dragoman.data.statistics import render
+
+    corpora = corpora_from(source, target, tsv, jsonl, columns, keys, corpus)
+    found = corpus_stats(corpora, against or [])
+    if as_json:
+        print(json.dumps(found.as_dict(), ensure_ascii=False))
+    else:
+        paper().print(render(found))
+
+
+@data.command(cls=CleanCommand)
+def clean(
+    source: SourceFiles = None,
+    target: TargetFiles = None,
+    tsv: TsvFiles = None,
+    jsonl: JsonlFiles = None,
+    columns: Columns = "",
+    keys: Keys = "",
+    corpus: Described = None,
+    out_prefix: Annotated[
+        Path, typer.Option("-o", "--out", help="writes OUT.source and OUT.target", show_default=False)
+    ] = ...,  # type: ignore[assignment]
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[name=value ...]", help="what to drop, such as max_ratio=3", show_default=False),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Filter pairs by length, ratio, duplicates and language; say how many went, and why."""
+    from dragoman.data.preparation import clean_files
+
+    corpora = corpora_from(source, target, tsv, jsonl, columns, keys, corpus)
+    show_counts(clean_files(corpora, out_prefix, settings or []), as_json=as_json)
+
+
+@data.command()
+def split(
+    source: SourceFiles = None,
+    target: TargetFiles = None,
+    tsv: TsvFiles = None,
+    jsonl: JsonlFiles = None,
+    columns: Columns = "",
+    keys: Keys = "",
+    corpus: Described = None,
+    out_prefix: Annotated[
+        Path,
+        typer.Option("-o", "--out", help="writes OUT.train.source, OUT.train.target and so on", show_default=False),
+    ] = ...,  # type: ignore[assignment]
+    dev: Annotated[int, typer.Option(min=0, help="sources to check on while training")] = 500,
+    test: Annotated[int, typer.Option(min=0, help="sources to score in the end")] = 500,
+    seed: Annotated[int, typer.Option()] = 1,
+    as_json: Json = False,
+) -> None:
+    """Split a corpus into train, dev and test that share no source sentence."""
+    from dragoman.data.preparation import split_files
+
+    corpora = corpora_from(source, target, tsv, jsonl, columns, keys, corpus)
+    show_counts(split_files(corpora, out_prefix, dev=dev, test=test, seed=seed), as_json=as_json)
+
+
+@data.command()
+def phrasebook(
+    out_prefix: Annotated[Path, typer.Option("-o", "--out", help="writes OUT.en and OUT.de", show_default=False)] = ...,  # type: ignore[assignment]
+    count: Annotated[int, typer.Option(min=1, help="pairs")] = 20000,
+    split: Annotated[str, typer.Option(help="train, dev, test or unseen")] = "train",
+    seed: Annotated[int, typer.Option()] = 1,
+    gold: Annotated[
+        bool, typer.Option("--gold", help="also OUT.jsonl: alignments, trees, coreference, phenomena")
+    ] = False,
+    conllu: Annotated[bool, typer.Option("--conllu", help="also OUT.en.conllu and OUT.de.conllu: trees")] = False,
+) -> None:
+    """Make English-German pairs from the built-in grammar."""
+    from dragoman.data.preparation import write_phrasebook
+
+    write_phrasebook(out_prefix, count=count, split=split, seed=seed, gold=gold, conllu=conllu)
+    say(f"{count:,} pairs in {out_prefix}.en and {out_prefix}.de")
+
+
+def show_counts(counts: Counter[str], *, as_json: bool) -> None:
+    """How many pairs went where."""
+    if as_json:
+        print(json.dumps(dict(counts)))
+        return
+    total, width = sum(counts.values()), max(20, *map(len, counts))
+    for reason, count in counts.most_common():
+        print(f"{reason:>{width}}  {count:>10,}  {100 * count / total:6.2f} %")
+
+
+def corpora_from(
+    source: list[Path] | None,
+    target: list[Path] | None,
+    tsv: list[Path] | None,
+    jsonl: list[Path] | None,
+    columns: str,
+    keys: str,
+    described: list[str] | None,
+) -> CorpusList:
+    """Return the corpora that the options name, in the order of their kinds; they are read as one."""
+    from dragoman.data.preparation import CorpusList, parse_corpora
+
+    if columns and not tsv:
+        raise UserError("--columns is for --tsv; leave it out, or name a table with --tsv F")
+    if keys and not jsonl:
+        raise UserError("--keys is for --jsonl; leave it out, or name a file with --jsonl F")
+    if len(source or []) != len(target or []):
+        raise UserError(
+            f"there are {len(source or [])} --source and {len(target or [])} --target; give as many of both"
+        )
+    values: list[dict[str, Any]] = [{"source": str(s), "target": str(t)} for s, t in zip(source or [], target or [])]
+    values += [{"tsv": str(path), **two("columns", columns, int)} for path in tsv or []]
+    values += [{"jsonl": str(path), **two("keys", keys, str)} for path in jsonl or []]
+    named = CorpusList(tuple(build(CorpusSettings, each) for each in values))
+    lists = [named, *(parse_corpora(text, "--corpus") for text in described or [])]
+    if not any(each.corpora for each in lists):
+        raise UserError(
+            "name a corpus: --source F --target F, --tsv F, --jsonl F, or --corpus as a recipe describes it"
+        )
+    return CorpusList(tuple(corpus for each in lists for corpus in each.corpora))
+
+
+def two(name: str, text: str, kind: Callable[[str], Any]) -> dict[str, Any]:
+    """Return the two columns or keys that an option names; nothing where it is left out."""
+    try:
+        values = [kind(part.strip()) for part in text.split(",")] if text else []
+    except ValueError:
+        values = [text]
+    if text and (len(values) != 2 or any(value == "" or (kind is int and value < 0) for value in values)):
+        such = "numbers, such as 1,0 (columns counted from 0)" if kind is int else "names, such as body,subject"
+        raise UserError(f"--{name} takes two {such}, got {text!r}")
+    return {name: values} if text else {}

@@ -1,0 +1,142 @@
+"""`dragoman demo`: the main job on the built-in corpus, from nothing to a scored translator, in a few minutes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from dragoman.config.recipe_files import packaged_folder
+from dragoman.config.settings import Recipe, build, override
+from dragoman.config.yaml import parse_yaml
+from dragoman.errors import UserError
+from dragoman.evaluation.predictions import predict_phrasebook
+from dragoman.evaluation.tables import format_scores
+from dragoman.inference.loading import load_as
+from dragoman.inference.translator import Translator
+from dragoman.inspection.attention_maps import alignment_grid
+from dragoman.models.registry import parameters
+from dragoman.phrasebook.generate import Phrase, generate_phrases
+from dragoman.progress import Report
+from dragoman.run_dir import RunFolder, read_json, write_text
+from dragoman.training.trainer import train
+
+RECIPE = "phrasebook-en-de.yaml"
+TEST_LINES = 500
+CANDIDATES = 400  # sentences of the test split among which `show` finds one for each point of grammar
+SHORT = 14  # words of a sentence that is shown
+POINTS = {  # what makes a sentence hard to translate into the other language, by the phrasebook's names
+    "verb-position": "the verb moves, or splits in two",
+    "adjective": "endings follow gender, number and case",
+    "agreement": "the verb agrees with a noun further away",
+    "pronoun": "the pronoun takes the gender of its noun",
+    "relative": "the relative pronoun takes the gender of its noun",
+}
+SPLITS = {"test": "sentences not seen in training", "unseen": "words in constructions not seen with them"}
+
+
+def demo(out: Path, overrides: list[str], console: Console) -> None:
+    """Train, score, translate, draw. What is there already is not made again."""
+    folder = RunFolder(out)
+    report_file = out / "report.json"
+    if report_file.exists():
+        if overrides:
+            raise UserError(f"{str(out)!r} holds a finished demo; remove it, or choose another --out to train anew")
+        console.print(f"The demo was trained before; what follows is from {out}.", highlight=False)
+    else:
+        values = parse_yaml(recipe_file().read_text(encoding="utf-8"), "the demo's recipe")
+        for item in overrides:
+            override(values, item)
+        recipe = build(Recipe, values)
+        console.print(
+            f"Training a Transformer on the built-in phrasebook, {recipe.data.direction}, for {recipe.train.limit} "
+            "(800 steps take about three minutes on two CPU cores).",
+            highlight=False,
+        )
+        train(recipe, out=out, resume=folder.format.exists(), report=Report())
+        score(out, report_file, console)
+    report = read_json(report_file)
+    console.print(f"\nScores ({TEST_LINES} sentences each):")
+    for split, meaning in SPLITS.items():
+        console.print(f"\n[bold]{split}[/bold]: {meaning}")
+        console.print(format_scores([report["results"][split] | {"run": str(out)}]))  # type: ignore[index]
+    translator = load_as(Translator, out)
+    show(translator, console)
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        ask(translator, console)
+    command = "dragoman" if shutil.which("dragoman") else sys.argv[0]
+    console.print(NEXT.format(dragoman=command, out=out), highlight=False)
+
+
+def recipe_file() -> Path:
+    """Return the demo's recipe, which comes with Dragoman."""
+    folder = packaged_folder()
+    assert folder
+    return folder / RECIPE
+
+
+def score(out: Path, report_file: Path, console: Console) -> None:
+    console.print(f"Scoring it on two test sets, {TEST_LINES} sentences each: a minute or less.")
+    translator = load_as(Translator, out)
+    results: dict[str, Any] = {split: predict_phrasebook(translator, split, TEST_LINES).result() for split in SPLITS}
+    report = {
+        "bleu": {split: result["bleu"]["value"] for split, result in results.items()},
+        "chrf": {split: result["chrf"]["value"] for split, result in results.items()},
+        "train_seconds": RunFolder(out).state()["seconds"],
+        "parameters": parameters(translator.model),
+        "results": results,
+    }
+    write_text(report_file, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+
+
+def show(translator: Translator, console: Console) -> None:
+    """Translate one sentence for each point of grammar, and draw the attention weights of the longest."""
+    phrases = pick_phrases(translator.recipe.data.direction)
+    begun = time.monotonic()
+    found = translator.translate([phrase.source for phrase in phrases.values()])
+    each = (time.monotonic() - begun) / len(phrases) * 1000
+    console.print(f"\nSentences it has never seen ({each:.0f} ms each):\n")
+    for (point, phrase), one in zip(phrases.items(), found, strict=True):
+        right = one.text == phrase.target
+        console.print(f"   {phrase.source}", highlight=False)
+        console.print(
+            f" {'[green]✓[/green]' if right else '[yellow]~[/yellow]'} [bold]{one.text}[/bold]", highlight=False
+        )
+        if not right:
+            console.print(f"   [dim]reference: {phrase.target}[/dim]", highlight=False)
+        console.print(f"   [dim]{POINTS[point]}[/dim]\n", highlight=False)
+    longest = max(found, key=lambda one: len(one.tokens))
+    console.print("Attention (source words above, translation at the left, brighter is more):\n")
+    console.print(alignment_grid(longest))
+
+
+def pick_phrases(direction: str) -> dict[str, Phrase]:
+    """Return a short test sentence for each point of grammar that the direction has, no sentence twice."""
+    chosen: dict[str, Phrase] = {}
+    for phrase in generate_phrases("test", CANDIDATES, seed=3, direction=direction):
+        if not SHORT // 2 <= len(phrase.source_words) <= SHORT:
+            continue
+        point = next((one.name for one in phrase.phenomena if one.name not in chosen), None)
+        if point:
+            chosen[point] = phrase
+    return chosen
+
+
+def ask(translator: Translator, console: Console) -> None:
+    console.print("Type an English sentence of words like these (an empty line ends this):")
+    while line := console.input("> ").strip():
+        one = translator.translate([line])[0]
+        console.print(f"  {one.text}", highlight=False, markup=False)
+
+
+NEXT = """
+What to type next:
+  {dragoman} translate {out} --input FILE         # a file, line by line
+  {dragoman} evaluate {out} --phrasebook unseen   # score it again, with signatures
+  {dragoman} info {out}                           # what this model is
+  {dragoman} train RECIPE.yaml --out runs/mine    # your own text (README.md shows a recipe)"""

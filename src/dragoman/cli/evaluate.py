@@ -1,0 +1,177 @@
+"""The commands that score: evaluate, score."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from dragoman.cli.lines import output_to
+from dragoman.cli.options import (
+    Batch,
+    Beam,
+    Conllu,
+    Device,
+    Engine,
+    Json,
+    OutputFile,
+    Run,
+    SourceFile,
+    Tag,
+    Warned,
+    check_engine,
+    check_files,
+    check_output,
+    check_runs,
+    say_counts,
+)
+from dragoman.progress import DETAIL, is_shown, paper, say, ticker
+from dragoman.run_dir import RunFolder
+from dragoman.types import PairScore
+
+Files = list[Path] | None
+Runs = Annotated[Files, typer.Argument(metavar="RUN [RUN ...]", help="run folders", show_default=False)]
+References = Annotated[Files, typer.Option(help="one or several, line by line", show_default=False)]
+Hypotheses = Annotated[
+    Files, typer.Option(help="outputs of other systems, beside or instead of runs", show_default=False)
+]
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option(help="metric to score by, may be repeated; by default the run's own", show_default=False),
+]
+BleuTokenize = Annotated[
+    str, typer.Option(help="how BLEU tokenises: 13a, intl, zh, char, ...; by default as fits the script")
+]
+Breakdown = Annotated[bool, typer.Option("--breakdown", help="also scores by source length and by word frequency")]
+Page = Annotated[
+    Path | None,
+    typer.Option(help="write an HTML page: scores, and lines where systems differ most", show_default=False),
+]
+
+
+def evaluate(
+    runs: Runs = None,
+    source: SourceFile = None,
+    reference: References = None,
+    hypotheses: Hypotheses = None,
+    phrasebook: Annotated[str, typer.Option(metavar="SPLIT", help="instead of files: dev, test or unseen")] = "",
+    count: Annotated[int, typer.Option(min=1, help="sentences of the phrasebook")] = 1000,
+    metric: Metrics = None,
+    bleu_tokenize: BleuTokenize = "",
+    conllu: Conllu = None,
+    beam: Beam = None,
+    tag: Tag = "",
+    breakdown: Breakdown = False,
+    page: Page = None,
+    as_json: Json = False,
+    engine: Engine = "torch",
+    device: Device = "auto",
+) -> None:
+    """Score systems on files, on the phrasebook or on their own data.test, and test each against the first.
+
+    -v also prints the n-gram precisions and the brevity penalty of BLEU. --hypotheses needs no run and no --source.
+    """
+    check_engine(engine)
+    check_runs(runs or [])
+    check_files([source, conllu, *(reference or []), *(hypotheses or [])])
+    check_output(page)
+    from dragoman.evaluation.report import render_evaluation
+    from dragoman.evaluation.scorer import Scorer
+    from dragoman.evaluation.systems import EvaluationOptions, collect_outputs
+    from dragoman.evaluation.tables import format_breakdowns, format_scores
+    from dragoman.metrics.metrics import bleu_of, chosen, in_tokens, note_on_wer
+
+    bleu_of(bleu_tokenize, [])  # what is not there is refused now, not after the work
+    names = [one.name for one in chosen(metric)] if metric else []
+    options = EvaluationOptions(source, reference or [], conllu, phrasebook, count, names, beam, tag, device, engine)
+    recipes = {str(run): RunFolder(run).recipe() for run in runs or []} if breakdown or page else None
+    scorer, results = Scorer(tokenize=bleu_tokenize, recipes=recipes, ticker=ticker), []
+    plain = bleu_tokenize != "none"  # BLEU tokenises lines, and no message yet about lines that are tokens already
+    for name, output in collect_outputs(runs or [], hypotheses or [], options, say, ticker):
+        results.append(scorer.score(name, output))
+        if name in map(str, runs or []):
+            folder, test = RunFolder(name), str(source or f"phrasebook {phrasebook}")
+            keep_scores(folder, results[-1], test=test, beam=beam, engine=engine, tag=tag)
+            if note := note_on_wer(results[-1], folder.recipe().tokenizer):
+                say(note)
+        say_counts(Counter(results[-1]["warnings"]))
+        if plain and "bleu" in results[-1] and in_tokens(output.texts):
+            say(f"the answers of {name} look tokenised; --metric bleu_tokens counts tokens as they are")
+            plain = False
+        if as_json:
+            print(json.dumps(results[-1], ensure_ascii=False), flush=True)
+    if not as_json:
+        shown = [format_scores(results, parts=is_shown(DETAIL)), *([format_breakdowns(results)] if breakdown else [])]
+        paper().print(*shown, sep="\n")
+    if page:
+        whole = render_evaluation(scorer.tests)
+        with output_to(page) as sink:
+            sink.write(whole)
+
+
+def keep_scores(
+    folder: RunFolder, result: dict[str, Any], *, test: str, beam: int | None, engine: str, tag: str
+) -> None:
+    """Append a result to the run's scores.jsonl, for its model card."""
+    scores = {name: one for name, one in result.items() if isinstance(one, dict) and "value" in one}
+    kept = {name: {key: one[key] for key in ("value", "signature") if key in one} for name, one in scores.items()}
+    about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "test": result.get("test", test)}
+    recipe = folder.recipe()
+    searches = recipe.model["kind"] not in ("classifier", "lm")
+    width = (beam or recipe.search.beam) if searches else None
+    way = {"beam": width, "engine": "torch" if engine == "auto" else engine, "tag": tag}
+    folder.add_scores({**about, "lines": result["lines"], **way, "scores": kept})
+
+
+def score(
+    run: Run,
+    source: Annotated[Path, typer.Option(help="plain text, one sentence a line", show_default=False)],
+    target: Annotated[Path, typer.Option(help="the translations to score, line by line", show_default=False)],
+    output_file: OutputFile = None,
+    conllu: Conllu = None,
+    tag: Tag = "",
+    batch: Batch = 256,
+    as_json: Json = False,
+    device: Device = "auto",
+) -> None:
+    """Print the log-probability of each target given its source, in nats; nan where the model cannot score it.
+
+    Targets are tokenized again, so the score differs from that of the search where it used other subwords.
+    """
+    check_runs([run])
+    check_files([source, target, conllu])
+    from dragoman.evaluation.systems import read_texts, read_trees
+    from dragoman.inference.loading import load_as
+    from dragoman.inference.translator import Translator
+
+    translator = load_as(Translator, run, device=device)
+    sources, [targets] = read_texts(source, [target])
+    trees = read_trees(conllu, sources, source) if conllu else None
+    warned = Warned()
+    tick = ticker("scoring", len(sources))
+    with output_to(output_file) as sink:
+        for begun in range(0, len(sources), batch):
+            part = slice(begun, begun + batch)
+            found = translator.score(sources[part], targets[part], trees=trees[part] if trees else None, tag=tag)
+            for number, one in enumerate(found, begun + 1):
+                print(scored_as(sources[number - 1], targets[number - 1], one, as_json), file=sink)
+                warned.tell(number, one.warnings)
+            sink.flush()
+            tick(begun + len(found))
+    say_counts(warned.lines)
+
+
+def scored_as(source: str, target: str, one: PairScore, as_json: bool) -> str:
+    """JSON knows no nan: there it is null."""
+    if not as_json:
+        return f"{one.logp:.6f}"
+    values: dict[str, Any] = {
+        name: None if name in ("logp", "mean") and math.isnan(value) else value for name, value in asdict(one).items()
+    }
+    return json.dumps({"source": source, "target": target, **values}, ensure_ascii=False)

@@ -1,0 +1,88 @@
+"""How a command ends. Exit 0: done. 2: the user's mistake, one sentence. 1: ours. Ctrl-C: 130."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from contextlib import suppress
+from typing import Any
+
+import typer
+
+from dragoman.cli import interrupts
+from dragoman.errors import Stop, UserError
+from dragoman.progress import ERROR, say
+
+NO_ROOM = ("can't allocate memory", "can't start new thread", "Resource temporarily unavailable", "std::bad_alloc")
+TERMINATED = 128 + signal.SIGTERM
+
+
+def outcome(command: Any, arguments: list[str]) -> int:
+    """Run a command. What comes of it is an exit code, and a sentence where it is not done."""
+    try:
+        with interrupts.catching():
+            with command.make_context("dragoman", arguments) as context:
+                command.invoke(context)
+            sys.stdout.flush()
+    except typer.Exit as end:
+        return int(end.exit_code)
+    except (UserError, Stop) as end:
+        if str(end):  # else another process of this command says it
+            say(f"dragoman: {end}", ERROR)
+        return end.code if isinstance(end, Stop) else 2
+    except SystemExit as end:
+        if end.code == TERMINATED:
+            say("dragoman: stopped by SIGTERM", ERROR)
+        raise
+    except (KeyboardInterrupt, typer.Abort):
+        say("dragoman: stopped", ERROR)
+        return interrupts.STOPPED
+    except BrokenPipeError:  # the reader has gone, such as head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        say(f"dragoman: {error.strerror or error}" + (f": {error.filename!r}" if error.filename else ""), ERROR)
+        with suppress(OSError):
+            sys.stdout.close()  # what it still holds cannot be written either
+        return 2
+    except Exception as error:
+        if interrupts.came():  # while a library was imported, for example, which made an ImportError of it
+            say("dragoman: stopped", ERROR)
+            return interrupts.STOPPED
+        if no_room(error):
+            say(
+                "dragoman: out of memory; free what others hold, or ask for less: a smaller model, or smaller batches",
+                ERROR,
+            )
+            return 2
+        return misused(error) if hasattr(error, "format_message") else failed()
+    return 0
+
+
+def no_room(error: Exception) -> bool:
+    """Whether memory ran out, in Python, PyTorch (not imported for this) or a library that could not start a thread."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or (isinstance(error, RuntimeError) and any(words in str(error) for words in NO_ROOM))
+
+
+def misused(error: Any) -> int:
+    """A command line that the parser does not understand."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+    else:
+        message = " ".join(error.format_message().split()).rstrip(".")
+        where = error.ctx.command_path if getattr(error, "ctx", None) else "dragoman"
+        say(f"dragoman: {message[:1].lower()}{message[1:]}; {where} --help shows what there is", ERROR)
+    return 2
+
+
+def failed() -> int:
+    traceback.print_exc()
+    say(
+        "dragoman: this is our fault, not yours. Please report it with the lines above, the command, and the "
+        "output of `pip freeze`.",
+        ERROR,
+    )
+    return 1

@@ -1,0 +1,251 @@
+"""The command line. Each subcommand reads its arguments and calls one function.
+
+Results go to stdout, everything else to stderr. Exit 0: done. Exit 2: the user's mistake, one sentence.
+Exit 1: ours. Ctrl-C: 130.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dragoman.cli.augment import backtranslate, distil
+from dragoman.cli.cache import cache
+from dragoman.cli.convert import export, import_
+from dragoman.cli.data import data
+from dragoman.cli.evaluate import evaluate, score
+from dragoman.cli.exit_codes import outcome
+from dragoman.cli.options import Commands, Json, Overrides, Run, check_recipe, check_runs
+from dragoman.cli.translate import classify, generate, translate
+from dragoman.config.recipe_files import find_recipe, list_recipes
+from dragoman.errors import UserError
+from dragoman.hardware import keep_to_quota, set_runtime_defaults
+from dragoman.progress import paper
+
+app = Commands()
+app.add_typer(data, name="data")
+for command in (translate, generate, classify, evaluate, score, distil, backtranslate, export, cache):
+    app.command()(command)
+app.command("import")(import_)
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"dragoman {version('dragoman')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    _: Annotated[
+        bool, typer.Option("--version", help="say which Dragoman this is", callback=show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Learn to turn one sequence into another, translation first, and show how."""
+
+
+@app.command()
+def demo(
+    overrides: Overrides = None,
+    out_folder: Annotated[Path, typer.Option("-o", "--out", help="where the run goes")] = Path("runs/demo"),
+) -> None:
+    """Train the default model on the built-in corpus, score it, translate with it."""
+    from dragoman.cli.demo import demo as run_demo
+
+    run_demo(out_folder, overrides or [], paper())
+
+
+@app.command()
+def train(
+    recipe: Annotated[
+        Path, typer.Argument(help="a recipe in YAML, or one that comes with Dragoman", show_default=False)
+    ],
+    overrides: Overrides = None,
+    out_folder: Annotated[Path, typer.Option("-o", "--out", help="the run folder to make", show_default=False)] = ...,  # type: ignore[assignment]
+    resume: Annotated[bool, typer.Option("--resume", help="go on exactly where the run was")] = False,
+    init_from: Annotated[
+        Path | None, typer.Option(help="a run whose weights to begin with", show_default=False)
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="read and check everything, print what would be trained, write nothing")
+    ] = False,
+) -> None:
+    """Train a model from a recipe into a run folder."""
+    recipe = find_recipe(recipe)
+    check_recipe(recipe, overrides or [])
+    check_runs([init_from])
+    if dry_run and resume:
+        raise UserError("--dry-run shows a new run; leave --resume out")
+    if dry_run:
+        from dragoman.training.planning import dry_run as check_run
+        from dragoman.training.planning import render
+
+        if found := check_run(recipe, out=out_folder, overrides=overrides or [], init_from=init_from):
+            print(render(found))
+        return
+    from dragoman.training.trainer import train as run_training
+
+    run_training(recipe, out=out_folder, overrides=overrides or [], resume=resume, init_from=init_from)
+
+
+@app.command()
+def fit(
+    recipe: Annotated[
+        Path, typer.Argument(help="a recipe in YAML, or one that comes with Dragoman", show_default=False)
+    ],
+    overrides: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Find the largest batches of a recipe that fit into the memory of this machine's GPU."""
+    recipe = find_recipe(recipe)
+    check_recipe(recipe, overrides or [])
+    from dragoman.training.planning import fit as find_fit
+
+    found = find_fit(recipe, overrides or [])
+    of_all = f"an update takes {found.needed / 1e9:.1f} of {found.memory / 1e9:.1f} GB"
+    print(json.dumps(found._asdict()) if as_json else f"train.tokens={found.tokens}  # {of_all}")
+
+
+@app.command()
+def compare(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RECIPE.yaml|FOLDER ... [a.b=c ...]", help="recipes, folders of them, settings", show_default=False
+        ),
+    ],
+    out_folder: Annotated[Path, typer.Option("-o", "--out", help="where runs and report go")] = Path("runs/compare"),
+    seeds: Annotated[int, typer.Option(min=1, help="runs of each recipe: train.seed, then the next ones")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="runs at a time; speeds are honest with 1 only")] = 1,
+    as_json: Json = False,
+) -> None:
+    """Train several recipes on the same data with the same budget; write one report of them all."""
+    settings = [argument for argument in arguments if "=" in argument and not Path(argument).exists()]
+    paths = [find_recipe(Path(argument)) for argument in arguments if argument not in settings]
+    for path in paths:
+        if not path.is_dir():
+            check_recipe(path, settings)
+    from dragoman.compare.compare import compare as run_comparison
+    from dragoman.compare.compare import format_comparison
+
+    whole = run_comparison(paths, out=out_folder, overrides=settings, seeds=seeds, jobs=jobs)
+    if as_json:
+        print(json.dumps(whole, ensure_ascii=False))
+    else:
+        paper().print(format_comparison(whole))
+    if failed_runs := [model["name"] for model in whole["models"] if model["failures"]]:
+        raise UserError(f"runs of {', '.join(failed_runs)} failed; the report has the others, and says why")
+
+
+@app.command(hidden=True)
+def compare_one(recipe: Path, run: Path) -> None:
+    """Train and measure one run; `compare` starts this in a process of its own."""
+    from dragoman.compare.compare import run_one
+
+    run_one(recipe, run)
+
+
+@app.command()
+def info(
+    run: Run,
+    as_json: Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="as Markdown, for a README.md")] = False,
+) -> None:
+    """A model card: what it is, what it was trained on, what it scored."""
+    check_runs([run])
+    from dragoman.inference.model_card import card, card_markdown, card_table
+
+    if as_json:
+        print(json.dumps(card(run), ensure_ascii=False))
+    elif markdown:
+        print(card_markdown(run), end="")
+    else:
+        paper().print(card_table(card(run)))
+
+
+@app.command()
+def recipes() -> None:
+    """List the recipes that come with Dragoman; train, fit, distil and compare know them by these names."""
+    found = list(list_recipes())
+    width = max((len(name) for name, _ in found), default=0)
+    for name, about in found:
+        print(f"{name:{width}}  {about}".rstrip())
+
+
+@app.command()
+def settings(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[WORD ...] [a.b=c ...]",
+            help="a section, a setting or any word in a description, such as train, lr or dropout; model.kind=rnn "
+            "shows the settings of that kind of model",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Print settings with their defaults, choices and meanings, as a recipe to begin with."""
+    from dragoman.config.reference import find_settings, kind_in, load_reference, render_settings
+
+    given = arguments or []
+    words, changes = [word for word in given if "=" not in word], [word for word in given if "=" in word]
+    model = dict(item.removeprefix("model.").split("=", 1) for item in changes)
+    if all(item.startswith(("model.kind=", "model.backbone=")) for item in changes):
+        reference = load_reference()
+        kind = kind_in(reference, model)
+    else:  # values that have to be checked
+        from dragoman.cli.settings import laid_over
+
+        reference, kind = laid_over(changes)
+    found = find_settings(reference, kind, words)
+    if as_json:
+        for setting in (each for some in found.values() for each in some):
+            print(json.dumps(setting.record(), ensure_ascii=False))
+    else:
+        print(render_settings(found, kind), end="")
+
+
+def spread(arguments: list[str]) -> list[str]:
+    """`--reference A B` as `--reference A --reference B`, which is all that the parser understands.
+
+    A folder is no reference: it is a run that stands behind the references.
+    """
+    result: list[str] = []
+    spreading, named = "", False
+    for argument in arguments:
+        if argument.startswith("-"):
+            option = argument.partition("=")[0]
+            spreading, named = option if option in ("--reference", "--hypotheses") else "", argument == option
+        elif spreading and not named and not Path(argument).is_dir():
+            result.append(spreading)
+        else:
+            named = False
+        result.append(argument)
+    return result
+
+
+def main() -> None:
+    if sys.stdin is None or sys.stdout is None:
+        print("dragoman: standard input and output must be open; use /dev/null for nothing", file=sys.stderr)
+        sys.exit(2)
+    sys.stdout.reconfigure(encoding="utf-8", newline="\n")  # type: ignore[union-attr]
+    if sys.stderr is not None:
+        sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
+    if "_DRAGOMAN_COMPLETE" in os.environ:
+        app(prog_name="dragoman")  # a shell asks for completions
+    set_runtime_defaults()
+    keep_to_quota()
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that files are tidied up
+    try:
+        code = outcome(typer.main.get_command(app), spread(sys.argv[1:]))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    sys.exit(code)

@@ -1,0 +1,397 @@
+"""Settings: small frozen records in Python, YAML on disk, `a.b=c` on the command line.
+
+Every setting has one default, here (a model kind's own settings stand beside that model). Names that stand on a
+menu (`norm`, `optimizer`, ...) are plain strings here and are checked by `pick` where the menu lives, so that
+adding a variant touches one file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from dragoman.config.messages import near, sentence, short
+from dragoman.config.yaml import as_yaml, lines_of_keys, parse_yaml, read_text
+from dragoman.errors import UserError
+
+V = TypeVar("V")
+S = TypeVar("S", bound="Settings")
+BOOL_WORDS = {"yes": True, "on": True, "no": False, "off": False}
+
+
+def pick(menu: Mapping[str, V], name: str, what: str) -> V:
+    """The entry called `name`, or a sentence with the nearest right name and the whole menu."""
+    if name in menu:
+        return menu[name]
+    raise UserError(f"there is no {what} called {name!r}{near(name, menu)} (there are: {', '.join(menu)})")
+
+
+Menus = dict[str, Mapping[str, Any]]  # by the name of a setting: what it chooses from
+
+
+def pick_all(menus: Menus, record: object, where: str) -> None:
+    """Refuse every setting of a record that is not on its menu."""
+    for name, menu in menus.items():
+        pick(menu, getattr(record, name), f"{where}.{name}")
+
+
+class Settings(BaseModel):
+    """A frozen record that knows its fields and refuses every other name."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_yes_and_no(cls, values: Any) -> Any:
+        """Accept yes, no, on and off where true or false is meant; elsewhere, such as in a tag, they are text."""
+        if not isinstance(values, dict):
+            return values
+        kinds = {name: field.annotation for name, field in cls.model_fields.items()}
+        return {
+            name: BOOL_WORDS.get(value.lower(), value)
+            if isinstance(value, str) and bool in (kinds.get(name), *get_args(kinds.get(name)))
+            else value
+            for name, value in values.items()
+        }
+
+
+def _as_list(value: Any) -> Any:
+    """One corpus or several as a list. The name of a file alone does not say what is in it."""
+    corpora = value if isinstance(value, list) else [value]
+    for name in corpora:
+        if isinstance(name, str):
+            kind = "jsonl" if ".jsonl" in name else "tsv"
+            raise ValueError(f"a corpus, such as {{{kind}: {name}}} or {{source: FILE, target: FILE}}")
+    return [value] if isinstance(value, dict) else value
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _as_words(value: Any) -> Any:
+    """{0: train} names a column by its number, and 1 or true may be a word to look for: here all of them are text."""
+
+    def as_text(word: Any) -> Any:
+        if isinstance(word, dict | list):
+            return word
+        return "" if word is None else str(word).lower() if isinstance(word, bool) else str(word)
+
+    return {as_text(key): as_text(word) for key, word in value.items()} if isinstance(value, dict) else value
+
+
+METRIC_ALIASES = {"wrong": "line_error_rate"}  # names of metrics in earlier releases
+
+
+def metric_name(name: str) -> str:
+    """Return today's name of a metric."""
+    return METRIC_ALIASES.get(name, name)
+
+
+Listed = BeforeValidator(_as_tuple)  # YAML knows lists, frozen records hold tuples
+MetricName = Annotated[str, AfterValidator(metric_name)]
+Count = Annotated[int, Field(ge=1)]
+Amount = Annotated[int, Field(ge=0, le=10**12)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Layers = Annotated[int, Field(ge=0, le=1000)]
+
+
+FILES = ("source", "target", "tsv", "jsonl", "dialogue", "text", "conllu")  # settings of a corpus that name a file
+
+
+class CorpusSettings(Settings):
+    """Where pairs come from: two plain files, one TSV or JSONL file, dialogues, or the built-in phrasebook.
+
+    A language model takes plain text, or the targets of pairs.
+    """
+
+    source: str = ""
+    target: str = ""
+    tsv: str = ""
+    jsonl: str = ""
+    dialogue: str = ""  # numbered turns, "3 what they say<tab>the answer"; all that was said so far is the source
+    text: str = ""  # of a language model
+    conllu: str = ""  # trees of the sources that are not empty, in order; for model.position=tree
+    part: Annotated[tuple[Share, Share], Listed] = (0.0, 1.0)  # of a text, by its characters: from here to there
+    columns: Annotated[tuple[Amount, Amount], Listed] = (0, 1)  # of a TSV file: source, target
+    keys: Annotated[tuple[str, str], Listed] = ("source", "target")  # of a JSONL file
+    references: Annotated[tuple[str, ...], Listed] = ()  # of a JSONL file to test on: keys of all right answers
+    where: Annotated[dict[str, str], BeforeValidator(_as_words)] = {}  # TSV column or JSONL key: the word it must hold
+    source_words: Amount = 0  # of a source, such as a long document, so many are read and the rest left out; 0: all
+    phrasebook: Amount = 0
+    split: str = ""  # of the phrasebook; by default the one that the recipe puts it under
+    seed: Seed = 1  # of the phrasebook
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0  # of 2.0: every pair twice an epoch; of 0.5: every other pair
+    reverse: bool = False  # what is called target here is read, and what is called source is said
+    tag: str = ""  # put before every source, such as de for what is to become German; a space between several
+
+    @property
+    def files(self) -> list[str]:
+        return [path for name in FILES if (path := getattr(self, name))]
+
+    @property
+    def shown(self) -> str:
+        """What it is called where people read of it."""
+        return (" and ".join(self.files) or f"phrasebook: {self.phrasebook}, seed: {self.seed}") + self.chosen
+
+    @property
+    def chosen(self) -> str:
+        """Which rows of its file it takes, which part of it, and which way; nothing, where it takes all as it is."""
+        rows = [f"{name}: {word}" for name, word in self.where.items()]
+        rows += [f"part {list(self.part)}"] if self.part != (0.0, 1.0) else []
+        rows += ["reverse"] if self.reverse else []
+        rows += [f"tag {self.tag}"] if self.tag else []
+        return f" ({', '.join(rows)})" if rows else ""
+
+    def check(self, key: str) -> None:
+        given = [name for name in ("source", "tsv", "jsonl", "dialogue", "text", "phrasebook") if getattr(self, name)]
+        if len(given) != 1 or bool(self.source) != bool(self.target):
+            raise UserError(
+                f"{key} needs one of {{source: F, target: F}}, {{tsv: F}}, {{jsonl: F}}, {{dialogue: F}}, {{text: F}} "
+                f"or {{phrasebook: N}}, got {self.model_dump(exclude_defaults=True) or 'nothing'}"
+            )
+        pairs = ("source", "tsv", "jsonl", "dialogue")
+        works = {"where": ("tsv", "jsonl"), "references": ("jsonl",), "conllu": pairs, "source_words": pairs}
+        for name, kinds in works.items():
+            if getattr(self, name) and given[0] not in kinds:
+                raise UserError(f"{key}: {name} works with {' and '.join(kinds)}, not with {given[0]}")
+        if self.part != (0.0, 1.0) and given[0] != "text":
+            raise UserError(
+                f"{key}: part works with text, not with {given[0]}; dragoman data split makes files of parts"
+            )
+        if self.part[0] >= self.part[1]:
+            raise UserError(
+                f"{key}: part goes from a lower share to a higher, such as [0.0, 0.9], got {list(self.part)}"
+            )
+        self.check_way(key, given[0])
+
+    def check_way(self, key: str, kind: str) -> None:
+        if self.reverse and (kind == "text" or self.references or self.conllu):
+            other = "text" if kind == "text" else "references" if self.references else "conllu"
+            raise UserError(f"{key}: reverse turns pairs round, which {other} does not allow; leave one of them out")
+        if self.tag != " ".join(self.tag.split()):
+            raise UserError(f"{key}: tag is a word, or words with one space between them, got {self.tag!r}")
+        if self.tag and kind == "text":
+            raise UserError(f"{key}: tag stands before a source, and text has none; leave it out")
+
+
+SPLITS = ("train", "dev", "test")
+Corpora = Annotated[tuple[CorpusSettings, ...], Listed, BeforeValidator(_as_list)]
+
+
+class DataSettings(Settings):
+    train: Corpora = ()
+    dev: Corpora = ()
+    test: Corpora = ()  # what `dragoman evaluate RUN` scores, each corpus by itself
+    metrics: Annotated[tuple[MetricName, ...], Listed] = ()  # that it counts; by default those of the task
+    direction: str = "en-de"  # of the phrasebook
+    both_ways: bool = False  # every pair of train is learned in the other direction too: to begin another run with
+    documents: Literal["file", "line"] = "file"  # of a language model: each file is one text, or each line
+    max_length: Count = 512  # tokens on either side; longer pairs are left out of training, counted and said
+    cache: str = "~/.cache/dragoman"  # token ids, once per corpus and tokenizer
+
+    @property
+    def learned(self) -> tuple[CorpusSettings, ...]:
+        """The corpora that a model is trained on."""
+        turned = (c.model_copy(update={"reverse": not c.reverse}) for c in self.train if self.both_ways)
+        return (*self.train, *turned)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags that sources of training have; "" where a corpus has none."""
+        return tuple(dict.fromkeys(corpus.tag for corpus in self.train))
+
+
+class TokenizerSettings(Settings):
+    kind: str = "bpe"
+    size: Annotated[int, Field(ge=8, le=1_000_000)] = 8000  # pieces; at most so many words or characters
+    joint: bool = True  # one vocabulary for both sides
+    target_kind: str = ""  # of the target side, where the vocabularies are two; by default as the source side
+    target_size: Annotated[int, Field(ge=0, le=1_000_000)] = 0  # likewise; 0: as the source side
+    byte_fallback: bool = True  # what no piece covers is spelt in bytes, so that nothing is lost
+    sampling: Fraction = 0.0  # bpe: chance of skipping a merge; unigram: spread of the samples; at training only
+
+
+class SampleSettings(Settings):
+    """How the next token is drawn; each name stands on the menu FILTERS of decoding/sampling.py."""
+
+    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0  # below 1: likely tokens become likelier; 0: the likeliest
+    top_k: Amount = 0  # only from the so many likeliest; 0: from all
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # only from the likeliest that together have this probability
+
+
+class SearchSettings(SampleSettings):
+    """How answers are looked for. What is drawn at random is for the methods sample and mbr."""
+
+    method: str = "beam"
+    beam: Annotated[int, Field(ge=1, le=1000)] = 4  # prefixes that are followed; 1 is greedy
+    nbest: Annotated[int, Field(ge=1, le=1000)] = 1  # answers to each line
+    length_norm: str = "length"  # score = logp / length ** length_penalty, and so on
+    length_penalty: Annotated[float, Field(ge=0, le=10)] = 1.0
+    coverage: Annotated[float, Field(ge=0, le=100)] = 0.0  # added to a score: so many times the logs of looks missed
+    stop: str = "enough"  # when a beam is done
+    no_repeat: Annotated[int, Field(ge=0, le=1000)] = 0  # no run of so many tokens is said twice; 0 is off
+    min_ratio: Annotated[float, Field(ge=0, le=100)] = 0.0  # answer tokens >= min_ratio * source tokens
+    max_ratio: Annotated[float, Field(gt=0, le=100)] = 2.0  # answer tokens <= max_ratio * source tokens + max_extra
+    max_extra: Annotated[int, Field(ge=0, le=10_000)] = 16
+    seed: Seed = 1  # of what is drawn, with the text of the line
+    samples: Annotated[int, Field(ge=1, le=10_000)] = 32  # mbr: answers drawn; the one most like the others wins
+    candidates: Literal["samples", "beam"] = "samples"  # mbr: where they come from
+    metric: str = "chrf"  # mbr: what "like" means
+    groups: Annotated[int, Field(ge=1, le=1000)] = 4  # diverse: parts of the beam that keep off each other's words
+    diversity: Annotated[float, Field(ge=0, le=100)] = 0.5  # diverse: what a word costs that another has just said
+    unknown: str = "drop"  # of a word vocabulary: what becomes of <unk>
+    scores: bool = True  # are wanted; without, an engine may leave them out (nan) where that is faster
+
+
+LIMITS = ("steps", "epochs", "minutes", "flops")  # of a training run, in TrainSettings
+
+
+class TrainSettings(Settings):
+    seed: Seed = 1
+    steps: Amount = 100_000  # limits: whichever comes first; 0 is no limit
+    epochs: Amount = 0
+    minutes: Annotated[float, Field(ge=0)] = 0.0
+    flops: Annotated[float, Field(ge=0)] = 0.0  # such as 1e15: operations, as models/flops.py counts them
+    tokens: Annotated[int, Field(ge=64, le=10_000_000)] = 8192  # of one batch, on the longer side, padding included
+    accumulate: Annotated[int, Field(ge=1, le=10_000)] = 1  # batches to one step
+    lr: Positive = 5e-4  # the peak
+    warmup: Amount = 1000  # steps
+    optimizer: str = "adamw"
+    beta2: Fraction = 0.98
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    schedule: str = "inverse_sqrt"
+    label_smoothing: Fraction = 0.1
+    loss: str = "chunked"  # how it is computed: the fast way, or the plain one to read and compare
+    consistency: str = "none"  # every batch goes through twice, and both passes are to say the same
+    consistency_weight: Positive = 1.0  # of how far they are apart, beside the loss
+    cut: Fraction = 0.05  # simcut: of the tokens, hidden from the second pass
+    clip: Annotated[float, Field(ge=0)] = 1.0  # of the gradient's norm; 0 is off
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    device: str = "auto"  # auto, cpu, cuda, cuda:1, ...
+    compile: Literal["auto"] | bool = "auto"
+    threads: Annotated[int, Field(ge=0, le=1024)] = 0  # 0: as PyTorch finds best
+    parallel: str = "ddp"  # under torchrun each process holds the whole model, or a part of it
+    timeout: Annotated[float, Field(gt=0, le=100_000)] = 30.0  # minutes that processes wait for each other
+    ema: Fraction = 0.0  # decay of the running mean of weights; 0 is off
+    average: Amount = 0  # the model is the mean of this many best checkpoints; 0 or 1: the best one
+    keep: Count = 3  # best checkpoints kept, beside the last
+    validate_every: Amount = 1000  # steps; 0 is only at the end
+    validate_lines: Amount = 500  # dev pairs that are translated and scored; 0: by loss alone
+    metric: MetricName = "auto"  # what "best" means: loss, a metric, or the first of data.metrics, else the task's own
+    patience: Amount = 0  # validations without a better one before stopping; 0 is off
+    save_every: Count = 1000  # steps
+    log_every: Count = 50  # steps
+    tensorboard: bool = False  # curves in RUN/tensorboard, beside metrics.jsonl
+    freeze: Annotated[tuple[str, ...], Listed] = ()  # names of parameters to leave as they are, such as encoder.*
+
+    @property
+    def limit(self) -> str:
+        """When training ends, in words: '1 step', '10 minutes or 5 epochs'."""
+        limits = [(getattr(self, name), name) for name in LIMITS if getattr(self, name)]
+        return " or ".join(f"{value:g} {name.removesuffix('s') if value == 1 else name}" for value, name in limits)
+
+
+class Recipe(Settings):
+    """A whole run. `model` is filled in and checked by the model kind's own record (models/registry.py)."""
+
+    data: DataSettings = DataSettings()
+    tokenizer: TokenizerSettings = TokenizerSettings()
+    model: dict[str, Any] = Field(default_factory=lambda: {"kind": "transformer"})
+    train: TrainSettings = TrainSettings()
+    search: SearchSettings = SearchSettings()
+
+
+def override(values: dict[str, Any], item: str) -> None:
+    """Set `a.b=c` in nested dicts; the right side is YAML."""
+    path, equals, value = item.partition("=")
+    if not equals or not path:
+        raise UserError(f"{item!r} is not a setting; write it as name.name=value, such as train.steps=1000")
+    *parents, leaf = path.split(".")
+    spot = values
+    for name in parents:
+        inner = spot[name] = {} if spot.get(name) is None else spot[name]
+        if not isinstance(inner, dict):
+            raise UserError(f"{item!r} sets something inside {name!r}, which is {short(inner)} in the recipe")
+        spot = inner
+    spot[leaf] = parse_yaml(value, item)
+
+
+def build(cls: type[S], values: Any, where: str = "", line_of: Mapping[str, int] | None = None) -> S:
+    """Fill a record from nested dicts. The first fault becomes a sentence with the key, the value and the remedy."""
+    if not isinstance(values, dict):
+        raise UserError(f"{where or 'the recipe'} must be settings written as name: value, got {short(values)}")
+    try:
+        return cls.model_validate(values)
+    except ValidationError as error:
+        of_recipe = cls is Recipe or where in Recipe.model_fields
+        sections = {name: _names(field.annotation) for name, field in Recipe.model_fields.items()} if of_recipe else {}
+        raise UserError(sentence(cls, error.errors(), where, line_of or {}, sections)) from None
+
+
+def _names(kind: Any) -> list[str]:
+    """The settings of a section; those of a model are known to its kind alone."""
+    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, Settings) else []
+
+
+def read_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
+    """A recipe file with `a.b=c` laid over it. Corpus paths are looked up here first, then beside the recipe."""
+    text = read_text(path, "recipe")
+    values = parse_yaml(text, str(path))
+    if not isinstance(values, dict):
+        raise UserError(f"{path} is not a recipe: it must hold sections such as data:, model: and train:")
+    given, where = list(overrides), str(path)
+    try:
+        lines, laid_over = lines_of_keys(text), deepcopy(values)
+        if given and _is_recipe(values):  # then what is wrong is wrong with them
+            where = f"{path} with {' '.join(given)}"
+        for item in given:
+            override(laid_over, item)
+            lines.pop(item.partition("=")[0], None)
+        recipe = _checked(laid_over, lines)
+    except UserError as fault:
+        raise UserError(f"{where}: {fault}") from None
+    return _located(recipe, path.parent)
+
+
+def _checked(values: dict[str, Any], line_of: Mapping[str, int] | None = None) -> Recipe:
+    recipe = build(Recipe, values, line_of=line_of)
+    for name in SPLITS:
+        for corpus in getattr(recipe.data, name):
+            corpus.check(f"data.{name}")
+    return recipe
+
+
+def _is_recipe(values: dict[str, Any]) -> bool:
+    try:
+        _checked(values)
+    except UserError:
+        return False
+    return True
+
+
+def _located(recipe: Recipe, folder: Path) -> Recipe:
+    def locate(name: str) -> str:
+        if not name:
+            return name
+        here = Path(os.path.expanduser(name))
+        beside = folder / here
+        return str((beside if not os.path.exists(here) and os.path.exists(beside) else here).absolute())
+
+    def corpora(many: tuple[CorpusSettings, ...]) -> tuple[CorpusSettings, ...]:
+        return tuple(c.model_copy(update={n: locate(getattr(c, n)) for n in FILES}) for c in many)
+
+    data = recipe.data.model_copy(update={split: corpora(getattr(recipe.data, split)) for split in SPLITS})
+    return recipe.model_copy(update={"data": data})
+
+
+def to_yaml(settings: Settings) -> str:
+    return as_yaml(settings.model_dump(mode="json"))

@@ -1,0 +1,297 @@
+"""Guess the language of a text, with py3langid (an extra).
+
+Which texts were met before, for millions of them: a table of 64-bit hashes, about 20 bytes a text.
+
+Two different texts share a hash once in some 10**19 tries: among ten million texts, with a chance of 3 in a million.
+
+What a corpus shares with another, such as a test set with the training data: sources, pairs and words.
+
+A test on sources that training has seen says little about new text, and words that training has not seen are hard.
+
+Filters for pairs. Every pair that is dropped is counted under the reason why.
+
+The reasons stand on the menu at the foot of this file, in the order in which they are asked. Each is a function from
+the settings to a test of one pair, or to None when the settings turn it off.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from dragoman.config.messages import near
+from dragoman.config.settings import Amount, Settings
+from dragoman.errors import UserError
+from dragoman.types import Pair
+
+DOUBT = 5.0  # of a log-probability: how much likelier another language must be before a text is called foreign
+
+
+class Languages:
+    """What py3langid thinks of texts.
+
+    languages = Languages()
+    assert languages.guess("Ein Mann geht mit seinem Hund.") == "de"
+    """
+
+    def __init__(self) -> None:
+        try:
+            import py3langid
+        except ImportError:
+            raise UserError("to guess languages, install the extra: pip install 'dragoman[clean]'") from None
+        self.langid: Any = py3langid
+        self.codes: frozenset[str] = frozenset(code for code, _ in py3langid.rank("a"))
+
+    def guess(self, text: str) -> str:
+        """A code such as "en", or "" for a text that gives no hint, such as a number."""
+        code, score = self.langid.classify(text)
+        return str(code) if score > -1e38 else ""
+
+    def foreign(self, text: str, code: str) -> bool:
+        """Whether the text is clearly in another language than `code`. Short texts get the benefit of the doubt."""
+        if self.guess(text) in ("", code):
+            return False
+        scores = dict(self.langid.rank(text))
+        return bool(max(scores.values()) - scores[code] > DOUBT)
+
+
+class Seen:
+    """A set of texts that can only grow.
+
+    seen = Seen()
+    assert seen.add("a dog") and not seen.add("a dog")
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.table = array("Q", bytes(8 << 10))  # open addressing; 0 is an empty place
+
+    def add(self, *parts: str) -> bool:
+        """Add a text of these parts; return True if it was not there yet."""
+        key = _key(parts)
+        table, mask = self.table, len(self.table) - 1
+        slot = key & mask
+        while (held := table[slot]) and held != key:
+            slot = (slot + 1) & mask
+        if held:
+            return False
+        table[slot] = key
+        self.count += 1
+        if self.count * 3 > len(table) * 2:
+            self._grow()
+        return True
+
+    def holds(self, *parts: str) -> bool:
+        """Return whether a text of these parts was added."""
+        key = _key(parts)
+        table, mask = self.table, len(self.table) - 1
+        slot = key & mask
+        while (held := table[slot]) and held != key:
+            slot = (slot + 1) & mask
+        return bool(held)
+
+    def _grow(self) -> None:
+        old, self.table = self.table, array("Q", bytes(16 * len(self.table)))
+        table, mask = self.table, len(self.table) - 1
+        for key in filter(None, old):
+            slot = key & mask
+            while table[slot]:
+                slot = (slot + 1) & mask
+            table[slot] = key
+
+
+def _key(parts: tuple[str, ...]) -> int:
+    text = b"\xff".join([part.encode() for part in parts])  # a byte of no UTF-8: ("ab", "c") is not ("a", "bc")
+    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1
+
+
+EXAMPLES = 5  # unknown words that are named
+# Between marks and spaces; where a script writes none between words, each sign counts.
+COUNTED_WORD = re.compile(r"[\u2e80-\ua4cf\uac00-\ud7af]|[^\W\u2e80-\ua4cf\uac00-\ud7af]+")
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownWords:
+    """Words of one side of a corpus that the same side of the other corpus does not have."""
+
+    words: int  # all that were counted
+    unknown: int
+    examples: list[str]  # most frequent first
+
+    @property
+    def share(self) -> float:
+        return self.unknown / self.words if self.words else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """What `dragoman data stats --against` adds."""
+
+    name: str  # of the other corpus
+    other_pairs: int
+    shared_sources: int  # pairs whose source is one of the other corpus, to the letter
+    shared_pairs: int  # those whose target is the same too
+    source: UnknownWords
+    target: UnknownWords
+
+
+class OverlapCounter:
+    """Remember a corpus, then count what another shares with it.
+
+    counter = OverlapCounter(train_pairs, "train.tsv")
+    found = stats(counter.watch(test_pairs))
+    print(counter.result().shared_sources)
+    """
+
+    def __init__(self, pairs: Iterable[Pair], name: str) -> None:
+        self.name, self.other_pairs, self.sources, self.pairs = name, 0, Seen(), Seen()
+        self.vocabularies: tuple[set[str], set[str]] = (set(), set())
+        for pair in pairs:
+            self.other_pairs += 1
+            self.sources.add(pair.source or pair.target)  # plain text has targets alone
+            self.pairs.add(pair.source, pair.target)
+            for vocabulary, text in zip(self.vocabularies, (pair.source, pair.target)):
+                vocabulary.update(COUNTED_WORD.findall(text))
+        self.shared_sources = self.shared_pairs = 0
+        self.words = [0, 0]
+        self.unknown: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+
+    def watch(self, pairs: Iterable[Pair]) -> Iterator[Pair]:
+        """Yield the same pairs, and count them."""
+        for pair in pairs:
+            self.shared_sources += self.sources.holds(pair.source or pair.target)
+            self.shared_pairs += self.pairs.holds(pair.source, pair.target)
+            for side, text in enumerate((pair.source, pair.target)):
+                words = COUNTED_WORD.findall(text)
+                self.words[side] += len(words)
+                self.unknown[side].update(word for word in words if word not in self.vocabularies[side])
+            yield pair
+
+    def result(self) -> Overlap:
+        sides = [
+            UnknownWords(words, unknown.total(), [word for word, _ in unknown.most_common(EXAMPLES)])
+            for words, unknown in zip(self.words, self.unknown)
+        ]
+        return Overlap(self.name, self.other_pairs, self.shared_sources, self.shared_pairs, *sides)
+
+
+class CleanSettings(Settings):
+    """What to drop. 0, "" and False turn a reason off; pairs with an empty side are always dropped.
+
+    `dragoman data clean --help` lists the descriptions.
+    """
+
+    min_words: Amount = Field(0, description="drop a pair if a side has fewer words, which are runs between spaces")
+    max_words: Amount = Field(250, description="drop a pair if a side has more words; 0 turns it off")
+    max_characters: Amount = Field(
+        2000, description="drop a pair if a side has more characters, for languages written without spaces; 0: off"
+    )
+    max_ratio: Annotated[float, Field(ge=0)] = Field(
+        5.0, description="drop a pair if a side is more than so many times as long as the other, in UTF-8 bytes; 0: off"
+    )
+    drop_duplicates: bool = Field(True, description="keep only the first of equal pairs")
+    drop_equal: bool = Field(False, description="drop a pair if both sides are the same text")
+    source_language: str = Field(
+        "", description="such as en: drop a pair if its source is clearly in another language (needs dragoman[clean])"
+    )
+    target_language: str = Field("", description="likewise for the target")
+
+
+Test = Callable[[Pair], bool]
+
+
+def clean(pairs: Iterable[Pair], settings: CleanSettings, counts: Counter[str]) -> Iterator[Pair]:
+    """The pairs worth keeping, as they come; `counts` learns how many were kept, and dropped for which reason.
+
+    counts = Counter()
+    kept = list(clean([Pair("a dog", "ein Hund"), Pair("a dog", "")], CleanSettings(), counts))
+    assert counts == {"kept": 1, "empty": 1}
+    """
+    tests = [(name, test) for name, reason in REASONS.items() if (test := reason(settings))]
+
+    def kept() -> Iterator[Pair]:
+        for pair in pairs:
+            verdict = next((name for name, test in tests if test(pair)), "kept")
+            counts[verdict] += 1
+            if verdict == "kept":
+                yield pair
+
+    return kept()
+
+
+def empty(settings: CleanSettings) -> Test:  # noqa: ARG001
+    """A side holds no character but spaces."""
+    return lambda pair: not pair.source.strip() or not pair.target.strip()
+
+
+def equal(settings: CleanSettings) -> Test | None:
+    """Both sides are the same text, but for spaces around it."""
+    return (lambda pair: pair.source.strip() == pair.target.strip()) if settings.drop_equal else None
+
+
+def short(settings: CleanSettings) -> Test | None:
+    """A side has fewer words than min_words."""
+    least = settings.min_words
+    return (lambda pair: any(len(side.split()) < least for side in (pair.source, pair.target))) if least else None
+
+
+def long(settings: CleanSettings) -> Test | None:
+    """A side has more words than max_words, or more characters than max_characters."""
+    words = settings.max_words or float("inf")
+    characters = settings.max_characters or float("inf")
+    return lambda pair: any(
+        len(side) > characters or (2 * words < len(side) and len(side.split()) > words)
+        for side in (pair.source, pair.target)
+    )
+
+
+def ratio(settings: CleanSettings) -> Test | None:
+    """One side is more than max_ratio times as long as the other."""
+    most = settings.max_ratio
+
+    def lopsided(pair: Pair) -> bool:
+        lengths = len(pair.source.encode()), len(pair.target.encode())
+        return max(lengths) > most * min(lengths)
+
+    return lopsided if most else None
+
+
+def duplicate(settings: CleanSettings) -> Test | None:
+    """The same pair came before."""
+    seen = Seen()
+    return (lambda pair: not seen.add(pair.source, pair.target)) if settings.drop_duplicates else None
+
+
+def language(settings: CleanSettings) -> Test | None:
+    """A side is clearly in another language than the settings say."""
+    wanted = settings.source_language, settings.target_language
+    if not any(wanted):
+        return None
+    languages = Languages()
+    for name, code in zip(("source_language", "target_language"), wanted):
+        if code and code not in languages.codes:
+            raise UserError(f"{name} {code!r} is not a language that py3langid knows{near(code, languages.codes)}")
+
+    def foreign(pair: Pair) -> bool:
+        sides = (pair.source, pair.target)
+        return any(code and languages.foreign(side, code) for side, code in zip(sides, wanted))
+
+    return foreign
+
+
+REASONS: dict[str, Callable[[CleanSettings], Test | None]] = {
+    "empty": empty,
+    "equal": equal,
+    "short": short,
+    "long": long,
+    "ratio": ratio,
+    "duplicate": duplicate,
+    "language": language,
+}

@@ -1,0 +1,236 @@
+"""What `dragoman data` reads and writes: corpora as recipes describe them, cleaned, split or made from the phrasebook.
+
+Each file is written as a whole or not at all. Nothing here needs PyTorch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryFile
+from typing import Any
+
+from dragoman.config.settings import FILES, SPLITS, CorpusSettings, DataSettings, build, override, pick, read_recipe
+from dragoman.config.yaml import parse_yaml
+from dragoman.data.cleaning import CleanSettings, OverlapCounter, clean
+from dragoman.data.corpus import read_pairs
+from dragoman.data.statistics import Stats, stats, with_overlap
+from dragoman.data.trees import as_conllu
+from dragoman.errors import UserError
+from dragoman.io import move_into_place, temporary_beside
+from dragoman.phrasebook.generate import Phrase, generate_phrases
+from dragoman.phrasebook.lexicon import stable_hash
+from dragoman.progress import WARNING, ProgressBar, say
+from dragoman.types import Pair
+
+SIDES = ("source", "target")
+BREAK = re.compile(r"\r?\n|\r\Z")  # inside a text, as JSONL allows, it would shift every line that follows
+
+
+@dataclass(frozen=True)
+class CorpusList:
+    """Corpora that are read as one."""
+
+    corpora: tuple[CorpusSettings, ...]
+
+    @property
+    def shown(self) -> str:
+        return ", ".join(corpus.shown for corpus in self.corpora)
+
+    def progress(self, what: str, *, passes: int = 1) -> ProgressBar:
+        """Return a progress that knows the time left from the sizes of the files."""
+        files = [path for corpus in self.corpora for path in corpus.files if path != corpus.conllu]
+        made = 0 if files else sum(corpus.phrasebook for corpus in self.corpora)
+        return ProgressBar(what, files=files, passes=passes, items=made)
+
+    def read(self, progress: ProgressBar) -> Iterator[Pair]:
+        """Yield the pairs of all corpora, one after the other, and tell how far that is."""
+        pairs = (read_pairs(corpus, watch=progress.watch) for corpus in self.corpora)
+        return progress.count(chain.from_iterable(pairs))
+
+    def check_pairs(self, command: str, *, twice: bool = False) -> None:
+        """Refuse plain text, which has no pairs, and pipes where files are read twice."""
+        for corpus in self.corpora:
+            if corpus.text:
+                raise UserError(f"data {command} works on pairs of a source and a target, and {corpus.shown} has none")
+            for name in corpus.files if twice else ():
+                if Path(name).exists() and not Path(name).is_file():
+                    raise UserError(f"{name!r} is not a plain file; data {command} reads it twice, so write it to one")
+
+
+def parse_corpora(text: str, option: str) -> CorpusList:
+    """Return the corpora that a user describes as in a recipe, or as RECIPE.yaml:train (or dev, or test).
+
+    parse_corpora("{tsv: pairs.tsv, columns: [1, 0]}", "--corpus")
+    """
+    if named := re.fullmatch(r"([^{\[]\S*\.ya?ml)(?::(\w+))?", text):
+        recipe, part = read_recipe(Path(named[1])), named[2] or "train"
+        found = pick({name: getattr(recipe.data, name) for name in SPLITS}, part, f"part of {named[1]}")
+        if not found:
+            raise UserError(f"{named[1]} has no data.{part}")
+        turned = recipe.data.direction != DataSettings().direction  # the phrasebook goes by the recipe's direction
+        return CorpusList(
+            tuple(_as_in_recipe(corpus, part, turned) if corpus.phrasebook else corpus for corpus in found)
+        )
+    values = parse_yaml(text, option)
+    listed = values if isinstance(values, list) else [values]
+    if not listed or not all(isinstance(each, dict) for each in listed):
+        raise UserError(
+            f"{option} takes a corpus as a recipe describes it, such as '{{tsv: pairs.tsv, columns: [1, 0]}}', "
+            f"or a part of a recipe, such as recipe.yaml:train, got {text!r}"
+        )
+    corpora = [build(CorpusSettings, each, where=option) for each in listed]
+    for corpus in corpora:
+        corpus.check(option)
+    paths = [{name: os.path.expanduser(getattr(corpus, name)) for name in FILES} for corpus in corpora]
+    return CorpusList(tuple(corpus.model_copy(update=update) for corpus, update in zip(corpora, paths)))
+
+
+def _as_in_recipe(corpus: CorpusSettings, part: str, turned: bool) -> CorpusSettings:
+    """Return a phrasebook corpus that says by itself which split and direction the recipe gives it."""
+    return corpus.model_copy(update={"split": corpus.split or part, "reverse": corpus.reverse != turned})
+
+
+def corpus_stats(corpora: CorpusList, against: Sequence[str] = ()) -> Stats:
+    """Return the statistics of corpora, and what they share with those that `against` describes."""
+    others = [corpus for text in against for corpus in parse_corpora(text, "--against").corpora]
+    if not others:
+        return stats(corpora.read(corpora.progress("reading")))
+    other = CorpusList(tuple(others))
+    counter = OverlapCounter(other.read(other.progress("reading what to compare with")), other.shown)
+    found = stats(counter.watch(corpora.read(corpora.progress("reading"))))
+    return with_overlap(found, counter.result())
+
+
+def clean_files(corpora: CorpusList, prefix: Path, settings: Sequence[str]) -> Counter[str]:
+    """Write the pairs worth keeping to PREFIX.source and PREFIX.target; count what became of the others."""
+    values: dict[str, Any] = {}
+    for item in settings:
+        if "=" not in item:
+            raise UserError(f"{item!r} is not a setting; write name=value, such as max_ratio=3, and files as --tsv F")
+        override(values, item)
+    chosen = build(CleanSettings, values)
+    corpora.check_pairs("clean")
+    counts: Counter[str] = Counter()
+    pairs = clean(corpora.read(corpora.progress("cleaning")), chosen, counts)
+    write_columns(prefix, SIDES, (dict(zip(SIDES, texts)) for texts in first_targets(pairs)))
+    return counts
+
+
+def split_files(corpora: CorpusList, prefix: Path, *, dev: int, test: int, seed: int) -> Counter[str]:
+    """Write three parts that share no source: PREFIX.dev.*, PREFIX.test.* and the rest in PREFIX.train.*.
+
+    Dev and test have one pair of each source that is sampled for them; its other translations are left out.
+    """
+    corpora.check_pairs("split", twice=True)
+    sizes = {"train": 1, "dev": dev, "test": test}
+    endings = {name: [f"{name}.{side}" for side in SIDES] for name, size in sizes.items() if size}
+    columns = [*chain(*endings.values())]
+    outputs(prefix, columns)
+    progress = corpora.progress("splitting", passes=2)
+    sources = list(dict.fromkeys(stable_hash(pair.source) for pair in corpora.read(progress)))
+    if dev + test >= len(sources):
+        raise UserError(
+            f"{corpora.shown} has {len(sources):,} different sources, too few for {dev:,} of dev and {test:,} of test"
+        )
+    sampled = Random(seed).sample(sources, dev + test)
+    part_of = dict.fromkeys(sampled[:dev], "dev") | dict.fromkeys(sampled[dev:], "test")
+    counts: Counter[str] = Counter(dict.fromkeys(endings, 0))
+
+    def rows() -> Iterator[dict[str, str]]:
+        taken: set[int] = set()
+        for source, target in first_targets(corpora.read(progress)):
+            key = stable_hash(source)
+            name = part_of.get(key, "train")
+            if key in taken:
+                counts["further translations of dev and test"] += 1
+                continue
+            if name != "train":
+                taken.add(key)
+            counts[name] += 1
+            yield dict(zip(endings[name], (source, target)))
+
+    write_columns(prefix, columns, rows())
+    return counts
+
+
+def first_targets(pairs: Iterable[Pair]) -> Iterator[tuple[str, str]]:
+    """Yield the source and the first target of pairs, and say how many have further ones, which files cannot hold."""
+    several = 0
+    for pair in pairs:
+        several += bool(pair.alternatives)
+        yield pair.source, pair.target
+    if several:
+        say(f"{several:,} pairs have several targets; the first of each is written", WARNING)
+
+
+def write_phrasebook(prefix: Path, *, count: int, split: str, seed: int, gold: bool, conllu: bool) -> None:
+    """Write pairs of the phrasebook to PREFIX.en and PREFIX.de, and their analyses where these are asked for."""
+    columns: dict[str, Callable[[Phrase], str]] = {"en": lambda p: p.source, "de": lambda p: p.target}
+    if gold:
+        columns["jsonl"] = lambda p: json.dumps(asdict(p), ensure_ascii=False)
+    if conllu:
+        columns["en.conllu"] = lambda p: as_conllu(p.source, p.tree)
+        columns["de.conllu"] = lambda p: as_conllu(p.target, p.swap_sides().tree)
+    phrases = ProgressBar("writing", items=count).count(generate_phrases(split, count, seed=seed))
+    write_columns(prefix, list(columns), ({ending: made(p) for ending, made in columns.items()} for p in phrases))
+
+
+def outputs(prefix: Path, endings: Sequence[str]) -> list[Path]:
+    """The files PREFIX.ENDING. That they cannot be written is said before anything is read."""
+    if prefix.name in ("", ".."):
+        raise UserError(f"--out {str(prefix)!r} is a folder; give the beginning of a file name, such as corpus/clean")
+    paths = [prefix.with_name(f"{prefix.name}.{ending}") for ending in endings]
+    try:
+        for path in paths:
+            if path.is_dir():
+                raise UserError(f"cannot write {str(path)!r}, which is a folder; remove it or choose another --out")
+        with TemporaryFile(dir=next(folder for folder in prefix.absolute().parents if folder.exists())):
+            return paths
+    except OSError as error:
+        raise unwritable(prefix, error) from None
+
+
+def unwritable(prefix: Path, error: OSError) -> UserError:
+    return UserError(f"cannot write {str(prefix)!r} ({error.strerror}); choose another --out")
+
+
+def write_columns(prefix: Path, endings: Sequence[str], rows: Iterable[Mapping[str, str]]) -> None:
+    """Write one file PREFIX.ENDING for each column; all are renamed together at the end.
+
+    A row holds texts for some or all of the columns; one of CoNLL-U has several lines. The folder is made when there is
+    a row to write.
+    """
+    paths = outputs(prefix, endings)
+    broken = 0
+    rows = iter(rows)
+    first = next(rows, None)
+    if first is None:
+        raise UserError(f"no pair is left, so {str(prefix)!r} was not written; see which settings drop them all")
+    try:
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as held:
+            made = [held.enter_context(temporary_beside(path)) for path in paths]
+            with ExitStack() as stack:
+                opened = (stack.enter_context(path.open("w", encoding="utf-8", newline="\n")) for path in made)
+                files = dict(zip(endings, opened, strict=True))
+                for row in chain([first], rows):
+                    for ending, text in row.items():
+                        line = text
+                        if ("\n" in text or text.endswith("\r")) and not ending.endswith("conllu"):
+                            line, broken = BREAK.sub(" ", text), broken + 1
+                        files[ending].write(line + "\n")
+            for new, path in zip(made, paths, strict=True):
+                move_into_place(new, path)
+    except OSError as error:
+        raise unwritable(prefix, error) from None
+    if broken:
+        say(f"{broken} texts held line breaks, which a plain file cannot hold: they are spaces now", WARNING)

@@ -1,0 +1,314 @@
+"""What a tokenizer is, and the kinds that need no training beyond counting: characters, bytes, words.
+
+In every kind, ids 0 to 3 are <pad>, <unk>, <s> and </s>. Kinds that spell in bytes what they have no symbol for keep
+ids 4 to 259 for the 256 bytes; then come the symbols, most frequent first.
+
+The labels of a classifier, as a tokenizer: a label is one id, and there is nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import ClassVar, Self
+
+from dragoman.config.settings import TokenizerSettings
+from dragoman.errors import UserError
+from dragoman.types import SPECIALS, UNK
+
+SPACE = "▁"  # how a space looks where pieces are shown
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+class Tokenizer(ABC):
+    """Raw text to ids and back. `lossless` promises decode(encode(text)) == text for every text."""
+
+    suffix: ClassVar[str] = ".json"
+    size: int
+    lossless: bool
+
+    @classmethod
+    @abstractmethod
+    def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> Tokenizer: ...
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, without <s> and </s>."""
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.encode(text) for text in texts]
+
+    @abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text behind the ids; the four specials stand for no text."""
+
+    @abstractmethod
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """One readable string for each id; a space is shown as "▁"."""
+
+    def spellings(self) -> list[bytes]:
+        """What each id writes, with a space before a word; the four specials write nothing."""
+        shown = [self.pieces([i])[0].replace(SPACE, " ").encode() for i in range(len(SPECIALS), self.size)]
+        return [b""] * len(SPECIALS) + shown
+
+    samples: ClassVar[bool] = False  # whether there is more than one way to cut a text
+
+    def sample(self, text: str, *, rate: float, key: tuple[int, int, int]) -> list[int]:  # noqa: ARG002
+        """A random one of the ways to cut the text: a pure function of text, rate and key = (seed, epoch, line).
+
+        Kinds that know only one way return it.
+        """
+        return self.encode(text)
+
+    def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:  # noqa: ARG002
+        """How many bytes of the text, spaces not counted, stand before each piece of it; None where none can tell."""
+        return None
+
+    @abstractmethod
+    def content(self) -> bytes:
+        """All there is to know about it, as the bytes of one file."""
+
+    @classmethod
+    @abstractmethod
+    def from_content(cls, content: bytes) -> Tokenizer: ...
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Tokenizer], tuple[bytes]]:
+        """Another process gets it by its content."""
+        return type(self).from_content, (self.content(),)
+
+    def save(self, folder: Path, name: str) -> Path:
+        path = folder / (name + self.suffix)
+        path.write_bytes(self.content())
+        return path
+
+    @classmethod
+    def load(cls, path: Path) -> Tokenizer:
+        return cls.from_content(path.read_bytes())
+
+
+class Char(Tokenizer):
+    """One id per character; a character that is not among the known ones is spelt in bytes, or unknown."""
+
+    def __init__(self, symbols: Sequence[str], byte_fallback: bool) -> None:
+        reserved = [b""] * len(SPECIALS) + [bytes([byte]) for byte in range(256) if byte_fallback]
+        self.symbols = list(symbols)
+        self.spelling = reserved + [symbol.encode() for symbol in symbols]
+        self.shown = [*SPECIALS, *(BYTES if byte_fallback else ()), *(s.replace(" ", SPACE) for s in symbols)]
+        self.ids = {symbol: [len(reserved) + i] for i, symbol in enumerate(symbols)}
+        self.size = len(self.spelling)
+        self.lossless = byte_fallback
+
+    @classmethod
+    def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> Char:
+        counts: Counter[str] = Counter()
+        for line in lines:
+            counts.update(line)
+        return cls(most_frequent(counts, settings.size), settings.byte_fallback)
+
+    def encode(self, text: str) -> list[int]:
+        ids = self.ids
+        return [i for character in text for i in ids.get(character) or self._spell(character)]
+
+    def _spell(self, character: str) -> list[int]:
+        return [len(SPECIALS) + byte for byte in character.encode()] if self.lossless else [UNK]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        spelling = self.spelling
+        return b"".join([spelling[i] for i in ids]).decode(errors="replace")
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        return [self.shown[i] for i in ids]
+
+    def spellings(self) -> list[bytes]:
+        return self.spelling
+
+    def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:
+        spelling = [self.spelling[i] for i in ids] if self.lossless else [character.encode() for character in text]
+        return one_after_another([len(spelt.replace(b" ", b"")) for spelt in spelling], text)
+
+    def content(self) -> bytes:
+        return to_json({"byte_fallback": self.lossless, "symbols": self.symbols})
+
+    @classmethod
+    def from_content(cls, content: bytes) -> Char:
+        record = json.loads(content)
+        return cls(record["symbols"], record["byte_fallback"])
+
+
+class Byte(Char):
+    """One id per byte of UTF-8: no training, 260 ids, every text of every language."""
+
+    def __init__(self) -> None:
+        super().__init__([], byte_fallback=True)
+        self.shown = [*SPECIALS, *(chr(b) if 0x20 < b < 0x7F else BYTES[b] for b in range(256))]
+        self.shown[len(SPECIALS) + ord(" ")] = SPACE
+
+    @classmethod
+    def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> Byte:  # noqa: ARG003
+        return cls()
+
+    def encode(self, text: str) -> list[int]:
+        return [len(SPECIALS) + byte for byte in text.encode()]
+
+    @classmethod
+    def from_content(cls, content: bytes) -> Byte:  # noqa: ARG003
+        return cls()
+
+
+PUNCTUATION = (  # ASCII, Latin-1, Arabic, danda, general, symbols, CJK, full-width, emoji
+    r"!-/:-@\[-`{-~¡-©«-±´-¸»¿×÷،؛؟।॥\u2010-\u205e\u20a0-\u20cf\u2190-\u2bff\u3001-\u303f\uff01-\uff0f"
+    r"\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65\uffe0-\uffee\U0001f000-\U0001faff"
+)
+TOKEN = re.compile(rf"(?P<word>[^\s{PUNCTUATION}]+(?:['’\-][^\s{PUNCTUATION}]+)*)|[{PUNCTUATION}]")
+JOINER = "￭"  # on the side of a punctuation mark where no space stands: "walks." is the tokens "walks" and "￭."
+
+
+class Word(Tokenizer):
+    """One id per word or punctuation mark. Rare words are unknown and runs of spaces become one: it is not lossless.
+
+    Marks carry the knowledge of where spaces stand, so that words look the same beside a mark as anywhere else.
+    """
+
+    lossless = False
+    token: ClassVar[re.Pattern[str]] = TOKEN
+
+    def __init__(self, symbols: Sequence[str]) -> None:
+        self.symbols = [*SPECIALS, *symbols]
+        self.ids = {symbol: i for i, symbol in enumerate(self.symbols) if i >= len(SPECIALS)}
+        self.size = len(self.symbols)
+
+    @classmethod
+    def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> Self:
+        counts: Counter[str] = Counter()
+        for line in lines:
+            counts.update(cls.cut(line))
+        return cls(most_frequent(counts, settings.size))
+
+    @staticmethod
+    def cut(text: str) -> list[str]:
+        """Words and punctuation marks, a mark with a joiner on each side where no space stands."""
+        found = list(TOKEN.finditer(text))
+        is_word = [match["word"] is not None for match in found]
+        tokens = [match[0] for match in found]
+        for i in range(1, len(found)):
+            if found[i - 1].end() == found[i].start():
+                if not is_word[i]:
+                    tokens[i] = JOINER + tokens[i]
+                else:
+                    tokens[i - 1] += JOINER
+        return tokens
+
+    def encode(self, text: str) -> list[int]:
+        return [self.ids.get(word, UNK) for word in self.cut(text)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        known = [i for i in ids if i >= len(SPECIALS)]
+        return "".join(self.pieces(known)).replace(SPACE, " ")[1:]
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        shown: list[str] = []
+        joined = False
+        for symbol in (self.symbols[i] for i in ids):
+            left = len(symbol) > 1 and symbol[0] == JOINER
+            right = len(symbol) > 1 + left and symbol[-1] == JOINER
+            glued = bool(shown) and (joined or left)
+            shown.append(("" if glued else SPACE) + symbol[left : len(symbol) - right])
+            joined = right
+        return shown
+
+    def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:  # noqa: ARG002 - unknown words have a place too
+        return [letters(text[: found.start()]) for found in self.token.finditer(text)]
+
+    def content(self) -> bytes:
+        return to_json({"symbols": self.symbols[len(SPECIALS) :]})
+
+    @classmethod
+    def from_content(cls, content: bytes) -> Self:
+        return cls(json.loads(content)["symbols"])
+
+
+class Space(Word):
+    """One id for whatever stands between spaces: for text that is in tokens already, such as sounds, actions or SQL."""
+
+    token = re.compile(r"\S+")
+
+    @staticmethod
+    def cut(text: str) -> list[str]:
+        return text.split()
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return " ".join(self.symbols[i] for i in ids if i >= len(SPECIALS))
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        return [SPACE + self.symbols[i] for i in ids]
+
+
+def letters(text: str) -> int:
+    """How many bytes a text has, spaces not counted."""
+    return len(text.replace(" ", "").encode())
+
+
+def one_after_another(sizes: Sequence[int], text: str) -> list[int] | None:
+    """Where pieces of these sizes begin, if they make up the text."""
+    *starts, end = accumulate(sizes, initial=0)
+    return starts if end == letters(text) else None
+
+
+def most_frequent(counts: Counter[str], size: int) -> list[str]:
+    """Ties go by the symbol itself, so that the order of the corpus does not matter."""
+    return [symbol for symbol, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:size]]
+
+
+def to_json(record: dict[str, object]) -> bytes:
+    return (json.dumps(record, ensure_ascii=False, indent=0) + "\n").encode()
+
+
+MOST = 10_000  # labels; whoever has more has named the wrong column
+
+
+class Labels(Tokenizer):
+    """Ids are counted from 0, in the order of the labels' own letters; there are no marks among them."""
+
+    lossless = False
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = list(names)
+        self.ids = {name: i for i, name in enumerate(names)}
+        self.size = len(self.names)
+
+    @classmethod
+    def train(cls, lines: Iterable[str], settings: TokenizerSettings | None = None) -> Labels:  # noqa: ARG003
+        """Every label there is. Spaces around it do not count."""
+        names: set[str] = set()
+        for line in lines:
+            names.add(line.strip())
+            if len(names) > MOST:
+                raise UserError(f"there are more than {MOST} different labels; check columns or keys of data.train")
+        names.discard("")
+        if len(names) < 2:
+            only = f"only the label {min(names)!r}" if names else "no label at all"
+            raise UserError(f"data.train has {only}, but a classifier needs two or more; check its columns or keys")
+        return cls(sorted(names))
+
+    def encode(self, text: str) -> list[int]:
+        """The label's id; nothing, where it is not among the known ones."""
+        found = self.ids.get(text.strip())
+        return [] if found is None else [found]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return " ".join(self.pieces(ids))
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        return [self.names[i] for i in ids]
+
+    def content(self) -> bytes:
+        return to_json({"labels": self.names})
+
+    @classmethod
+    def from_content(cls, content: bytes) -> Labels:
+        return cls(json.loads(content)["labels"])

@@ -1,0 +1,103 @@
+"""Minimum Bayes risk: of many answers, the one that is most like all the others.
+
+The likeliest answer can be an odd one out; the answer that the others agree with seldom is. "Like" is a metric between
+two sentences, computed between all pairs at once from counts of n-grams.
+
+Shapes   H answers   F different n-grams   n an order
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.config.settings import pick
+from dragoman.decoding.protocol import Found
+
+Floats = NDArray[np.float64]
+CHARACTERS, WORDS = 6, 4  # orders of n-grams
+RECALL = 2.0  # chrF: recall counts so many times as much as precision
+
+
+def agreed(found: Sequence[Found], texts: Sequence[str], weights: Sequence[float], metric: str) -> list[Found]:
+    """The answers by how much they are like the others, each of which counts by its weight; equal texts once.
+
+    The score of an answer becomes its likeness to a whole of 1.
+    """
+    if not found:
+        return []
+    likeness_HH = pick(METRICS, metric, "metric of mbr")(texts)
+    share_H = np.array(weights, dtype=np.float64)
+    gain_H = (likeness_HH @ (share_H / share_H.sum())).tolist()
+    first: dict[str, Found] = {}
+    for text, one, gain in zip(texts, found, gain_H, strict=True):
+        first.setdefault(text, replace(one, score=gain))
+    return sorted(first.values(), key=lambda one: -one.score)
+
+
+def counts_of(items: Sequence[Sequence[str]]) -> Floats:
+    """How often each answer holds each n-gram: count_HF."""
+    number: dict[str, int] = {}
+    places = [[number.setdefault(item, len(number)) for item in some] for some in items]
+    count_HF = np.zeros((len(items), len(number)))
+    for row, some in enumerate(places):
+        np.add.at(count_HF[row], some, 1)
+    return count_HF
+
+
+def matches(count_HF: Floats) -> Floats:
+    """How many n-grams each two answers share, as often as both have them: match_HH."""
+    match_HH = np.empty((len(count_HF), len(count_HF)))
+    for row, count_F in enumerate(count_HF):
+        there_F = count_F > 0
+        match_HH[row] = np.minimum(count_HF[:, there_F], count_F[there_F]).sum(1)
+    return match_HH
+
+
+def chrf(texts: Sequence[str]) -> Floats:
+    """chrF of each answer (row) with each other as its reference (column), as sacreBLEU counts it, from 0 to 1.
+
+    Precision and recall are means over the orders that both have.
+    """
+    bare = ["".join(text.split()) for text in texts]
+    precision_HH = recall_HH = orders_HH = np.zeros((len(texts), len(texts)))
+    for n in range(1, CHARACTERS + 1):
+        count_HF = counts_of([[text[i : i + n] for i in range(len(text) - n + 1)] for text in bare])
+        total_H, match_HH = count_HF.sum(1), matches(count_HF)
+        both_HH = (total_H[:, None] > 0) & (total_H > 0)
+        safe_H = np.maximum(total_H, 1)
+        precision_HH = precision_HH + match_HH / safe_H[:, None]
+        recall_HH = recall_HH + match_HH / safe_H
+        orders_HH = orders_HH + both_HH
+    orders_HH = np.maximum(orders_HH, 1)
+    precision_HH, recall_HH = precision_HH / orders_HH, recall_HH / orders_HH
+    below_HH = RECALL**2 * precision_HH + recall_HH
+    return (1 + RECALL**2) * precision_HH * recall_HH / np.where(below_HH > 0, below_HH, 1)
+
+
+def bleu(texts: Sequence[str]) -> Floats:
+    """Sentence BLEU likewise, as sacreBLEU counts it: words and marks apart, orders of no match halved in turn."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    cut = BLEU(tokenize="13a").tokenizer
+    words = [cut(text.rstrip()).split() for text in texts]
+    length_H = np.array([len(some) for some in words], dtype=np.float64)
+    H = len(texts)
+    logs_HH, orders_HH, halved_HH, any_HH = np.zeros((H, H)), np.zeros((H, H)), np.ones((H, H)), np.zeros((H, H))
+    for n in range(1, WORDS + 1):
+        count_HF = counts_of([["\0".join(some[i : i + n]) for i in range(len(some) - n + 1)] for some in words])
+        total_H1, match_HH = count_HF.sum(1)[:, None], matches(count_HF)
+        there_HH = np.broadcast_to(total_H1 > 0, (H, H))
+        halved_HH = np.where(match_HH > 0, halved_HH, halved_HH / 2)
+        precision_HH = np.where(match_HH > 0, match_HH, halved_HH) / np.maximum(total_H1, 1)
+        logs_HH = logs_HH + np.where(there_HH, np.log(precision_HH), 0)
+        orders_HH = orders_HH + there_HH
+        any_HH = any_HH + match_HH
+    brevity_HH = np.minimum(0, 1 - length_H / np.maximum(length_H, 1)[:, None])
+    return np.where(any_HH > 0, np.exp(brevity_HH + logs_HH / np.maximum(orders_HH, 1)), 0)
+
+
+METRICS: dict[str, Callable[[Sequence[str]], Floats]] = {"chrf": chrf, "bleu": bleu}

@@ -1,0 +1,126 @@
+"""Rules: what may not be said next. Each one takes log-probabilities and the prefixes, and puts NEVER where it forbids.
+
+What is left is not rescaled, so that a score stays the model's own. A prefix that was asked for goes before all else.
+
+Shapes   B sentences   W rows of a sentence   N = B * W   V vocabulary   T width of the prefixes   K terms
+         G runs of n tokens   P width of the wanted prefixes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dragoman.decoding.protocol import NEVER, Prefix, Rule, ruled
+from dragoman.decoding.request import Request, Term
+from dragoman.types import EOS, PAD
+
+
+def rules_of(request: Request[Any]) -> tuple[Rule, ...]:
+    """The rules that settings and wishes ask for. Where a prefix is wanted, one rule that holds the others back."""
+    rules = [rule for make in RULES.values() if (rule := make(request))]
+    prefixes = [wish.prefix for wish in request.wishes]
+    if any(prefixes):
+        return (beginning(prefixes, rules, request.device),)
+    return tuple(rules)
+
+
+def beginning(prefixes: Sequence[Sequence[int]], rules: Sequence[Rule], device: torch.device) -> Rule:
+    """Every answer begins as it was asked to, whatever the other rules say; from there on they hold."""
+    P = max(map(len, prefixes))
+    wanted_BP = torch.tensor([[*prefix, *[PAD] * (P - len(prefix))] for prefix in prefixes], device=device)
+    length_B = torch.tensor([len(prefix) for prefix in prefixes], device=device)
+
+    def rule(logp_NV: Tensor, prefix: Prefix) -> Tensor:
+        W = len(logp_NV) // len(length_B)
+        inside_N = prefix.length_N < length_B.repeat_interleave(W)
+        place_N1 = prefix.length_N.clamp(max=P - 1)[:, None]
+        token_N1 = wanted_BP.repeat_interleave(W, 0).gather(1, place_N1)
+        only_NV = torch.full_like(logp_NV, NEVER).scatter(1, token_N1, logp_NV.gather(1, token_N1))
+        return torch.where(inside_N[:, None], only_NV, ruled(logp_NV, prefix, rules))
+
+    return rule
+
+
+def no_repeat(request: Request[Any]) -> Rule | None:
+    """No run of n tokens is said twice."""
+    n = request.settings.no_repeat
+    return without_repeats(n) if n else None
+
+
+def without_repeats(n: int) -> Rule:
+    def rule(logp_NV: Tensor, prefix: Prefix) -> Tensor:
+        token_NT, length_N = prefix
+        if token_NT.size(1) < n:
+            return logp_NV
+        run_NGn = token_NT.unfold(1, n, 1)
+        begin_G = torch.arange(run_NGn.size(1), device=token_NT.device)
+        back_n = torch.arange(1 - n, 0, device=token_NT.device)
+        last_Nn = token_NT.gather(1, (length_N[:, None] + back_n).clamp(min=0))
+        said_NG = (begin_G + n <= length_N[:, None]) & (run_NGn[:, :, :-1] == last_Nn[:, None]).all(-1)
+        token_NG = torch.where(said_NG, run_NGn[:, :, -1], PAD)  # which is never said anyway
+        return logp_NV.scatter(1, token_NG, NEVER)
+
+    return rule
+
+
+def minimum(request: Request[Any]) -> Rule | None:
+    """No end before so many tokens were said."""
+    least_B = torch.tensor([wish.minimum for wish in request.wishes], device=request.device)
+    return not_before(least_B) if any(wish.minimum for wish in request.wishes) else None
+
+
+def not_before(least_B: Tensor) -> Rule:
+    def rule(logp_NV: Tensor, prefix: Prefix) -> Tensor:
+        early_N = prefix.length_N < least_B.repeat_interleave(len(logp_NV) // len(least_B))
+        ends_V = torch.arange(logp_NV.size(1), device=logp_NV.device) == EOS
+        return logp_NV.masked_fill(early_N[:, None] & ends_V, NEVER)
+
+    return rule
+
+
+def avoided(request: Request[Any]) -> Rule | None:
+    """No token that would make a term whole."""
+    terms = [wish.avoid for wish in request.wishes]
+    return without_terms(terms, request.device) if any(terms) else None
+
+
+def without_terms(terms: Sequence[Sequence[Term]], device: torch.device) -> Rule:
+    """`terms` are those of each sentence. All their machines lie in one table, each with its states behind the last's.
+
+    Sentences with fewer terms than others run a machine that never comes to its end.
+    """
+    machines = list({id(term): term for some in terms for term in some}.values())
+    first = dict(zip(map(id, machines), np.cumsum([1, *(len(m.left_S) for m in machines)]).tolist()))
+    K, V = max(map(len, terms)), machines[0].next_SV.shape[1]
+    idle_SV = np.zeros((1, V), dtype=np.int32)
+    next_SV = torch.tensor(
+        np.vstack([idle_SV, *(m.next_SV.astype(np.int32) + first[id(m)] for m in machines)]), device=device
+    )
+    said_S = torch.tensor(np.concatenate([[False], *(m.left_S == 0 for m in machines)]), device=device)
+    ends_S = torch.tensor(np.concatenate([[False], *(m.ends_S for m in machines)]), device=device)
+    begins = [[*(first[id(term)] for term in some), *[0] * (K - len(some))] for some in terms]
+    begin_BK = torch.tensor(begins, dtype=torch.int32, device=device)
+
+    def rule(logp_NV: Tensor, prefix: Prefix) -> Tensor:
+        state_NK = begin_BK.repeat_interleave(len(logp_NV) // len(begin_BK), 0)
+        for place in range(prefix.token_NT.size(1)):
+            there_N1 = (place < prefix.length_N)[:, None]
+            state_NK = torch.where(there_N1, next_SV[state_NK, prefix.token_NT[:, place, None]], state_NK)
+        over_NK = said_S[state_NK]  # a term that a wanted prefix has brought in is said already
+        forbidden_NV = (said_S[next_SV[state_NK]] & ~over_NK[:, :, None]).any(1)
+        forbidden_NV[:, EOS] = (ends_S[state_NK] & ~over_NK).any(1)
+        return logp_NV.masked_fill(forbidden_NV, NEVER)
+
+    return rule
+
+
+RULES: dict[str, Callable[[Request[Any]], Rule | None]] = {
+    "no_repeat": no_repeat,
+    "minimum": minimum,
+    "avoid": avoided,
+}

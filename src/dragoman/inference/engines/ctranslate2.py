@@ -1,0 +1,430 @@
+"""A Transformer as CTranslate2 holds it: one specification, filled by hand, and the folder that is made of it.
+
+Shapes   C model width   P places   V vocabulary   O outputs
+
+CTranslate2 as an engine: the model is converted once into the user's cache, and asked in batches of like lengths.
+
+Its beam search is ours with the stop rule "enough", so answers are the same. Two things differ. It has one limit for
+all sentences of a call, see `CTranslate2Engine.search`. And <pad> and <s>, which may not be answered, are taken out
+before probabilities are made, not after: scores are higher by the little that a model gives to those two.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dragoman.config.settings import SampleSettings, SearchSettings, pick
+from dragoman.data.tokenizers import Tokenizers
+from dragoman.decoding.protocol import Found
+from dragoman.decoding.request import Job
+from dragoman.errors import UserError
+from dragoman.hardware import cpu_features
+from dragoman.inference.engines.base import Engine, in_order
+from dragoman.inference.engines.formats import Holds, check_widths, fingerprint, held, source_vocabulary, vocabulary
+from dragoman.io import keep_folder
+from dragoman.models.transformer import DecoderLayer, EncoderLayer, Stack, Transformer
+from dragoman.modules.attention import SelfAttention
+from dragoman.modules.feedforward import FeedForward, Residual, SwiGlu
+from dragoman.modules.positions import Learned, Relative, Sinusoidal, sinusoids
+from dragoman.types import BOS, EOS, PAD, SPECIALS
+
+NAME = "CTranslate2"
+NARROW = 64  # the largest weight in 8 bits whose products cannot saturate: 2 * 255 * 64 < 2**15
+PLACES = 4096  # of a table of sinusoids: the longest source and the longest answer, their marks counted
+HOLDS: Holds = {
+    "norm": ("layer", "rms"),
+    "activation": ("relu", "gelu", "swiglu"),
+    "position": ("none", "sinusoidal", "learned", "relative", "rotary"),
+    "attention": ("full",),
+    "decoder_attention": ("full",),
+    "residual": (True,),
+    "projections": (True,),
+}
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swiglu": "SWISH"}
+QUANTIZATIONS = {  # how weights are kept; CTranslate2 computes in the nearest that the machine can
+    "float32": "as they were trained",
+    "int8": "in 8 bits, the rest as it is",
+    "int8_float32": "in 8 bits, the rest in 32",
+    "int8_float16": "in 8 bits, the rest in 16",
+    "int8_bfloat16": "in 8 bits, the rest in 16 with the range of 32",
+    "int16": "in 16 bits, as integers",
+    "float16": "in 16 bits",
+    "bfloat16": "in 16 bits with the range of 32",
+}
+
+
+def library() -> Any:
+    try:
+        import ctranslate2
+    except ImportError:
+        raise UserError(
+            "CTranslate2 is not installed; pip install 'dragoman[ctranslate2]' brings it, --engine torch needs nothing"
+        ) from None
+    return ctranslate2
+
+
+def checked(model: nn.Module) -> Transformer:
+    transformer = held(model, HOLDS, NAME)
+    check_widths(transformer.settings, NAME)
+    return transformer
+
+
+def places(model: Transformer) -> int:
+    """Tokens that a source or an answer may have, its mark counted."""
+    return model.settings.most or PLACES
+
+
+def save(
+    model: nn.Module, tokenizers: Tokenizers, folder: Path, quantization: str, *, narrow_int8: bool = False
+) -> None:
+    """Write model and vocabularies into a folder that `ctranslate2.Translator` opens.
+
+    With `narrow_int8`, weights of 8 bits are kept within 64, so that sums cannot saturate on a CPU without VNNI.
+    """
+    pick(QUANTIZATIONS, quantization, "quantization")
+    spec = specification(checked(model), tokenizers)
+    weights = weights_of(spec)
+    spec.optimize(quantization)
+    if narrow_int8 and quantization.startswith("int8"):
+        narrow_weights(spec, weights)
+    spec.save(str(folder))
+
+
+def weights_of(spec: Any) -> dict[str, Any]:
+    """Return a copy of each weight that can be quantised, as an array, by its name."""
+    spec.validate()
+    return {name: value.numpy().copy() for name, value in spec.variables().items() if name.endswith("/weight")}
+
+
+def narrow_weights(spec: Any, weights: Mapping[str, Any]) -> None:
+    """Quantise again what CTranslate2 has quantised to 127, given the weights by name as they were before.
+
+    Its CPU libraries multiply unsigned inputs, at most 255, with these weights, and without VNNI add two products in 16
+    signed bits. Weights within 64 leave room for that, see inference/engines/torch.py.
+    """
+    spec_module = library().specs.model_spec
+
+    def narrow(layer: Any, name: str, value: Any) -> None:
+        if name not in weights or isinstance(value, str):  # not quantised, or the name of a weight that it shares
+            return
+        weight_OI = weights[name]
+        scale_O = NARROW / np.maximum(np.abs(weight_OI).max(1), np.float32(1e-12))
+        layer.weight = spec_module.NumpyVariable(np.rint(weight_OI * scale_O[:, None]).astype(np.int8))
+        layer.weight_scale = spec_module.NumpyVariable(scale_O.astype(np.float32))
+
+    spec_module.visit_spec(spec, narrow)
+
+
+def specification(model: Transformer, tokenizers: Tokenizers) -> Any:
+    """All weights in the places that CTranslate2 has for them."""
+    specs, settings = library().specs, model.settings
+    options = {
+        "pre_norm": settings.norm_place == "pre",
+        "activation": specs.Activation[ACTIVATIONS[settings.activation]],
+        "relative_position": settings.position == "relative",
+        "ffn_glu": settings.activation == "swiglu",
+        "rms_norm": settings.norm == "rms",
+        "rotary_dim": 0 if settings.position == "rotary" else None,  # 0: all of a head
+        "rotary_interleave": True,  # even and odd are turned together
+    }
+    depth = settings.decoder_depth
+    spec = specs.TransformerSpec(
+        specs.TransformerEncoderSpec(settings.encoder_depth, settings.heads, **options),
+        specs.TransformerDecoderSpec(
+            depth,
+            settings.heads,
+            alignment_layer=settings.alignment_layer,
+            alignment_heads=settings.heads,
+            **options,
+        ),
+    )
+    fill_stack(spec.encoder, model.encoder)
+    fill_stack(spec.decoder, model.decoder)
+    spec.encoder.embeddings[0].weight = number(model.encoder.embedding.weight)
+    spec.decoder.embeddings.weight = number(model.decoder.embedding.weight[: model.spoken])
+    spec.decoder.projection.weight = number(model.project.weight[: model.spoken])
+    spec.register_source_vocabulary(source_vocabulary(tokenizers))
+    spec.register_target_vocabulary(vocabulary(tokenizers.target))
+    spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = SPECIALS[1:]
+    spec.config.decoder_start_token, spec.config.add_source_eos = spec.config.bos_token, True
+    return spec
+
+
+def fill_stack(spec: Any, stack: Stack) -> None:
+    if hasattr(spec, "position_encodings"):
+        spec.position_encodings.encodings = place_table(stack)
+    if stack.settings.norm_place == "pre":
+        fill_norm(spec.layer_norm, stack.norm)
+    for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
+        assert isinstance(layer, EncoderLayer | DecoderLayer)
+        fill_attention(layer_spec.self_attention, layer.attention)
+        if isinstance(layer, DecoderLayer):
+            assert layer.cross
+            fill_residual(layer_spec.attention, layer.cross)
+            cross = layer.cross.sublayer
+            fill_products(layer_spec.attention.linear, cross.query, cross.key_value, cross.out)
+            set_scale(layer_spec.attention, scaled=stack.settings.scaled)
+        assert layer.feedforward
+        fill_feedforward(layer_spec.ffn, layer.feedforward)
+
+
+def place_table(stack: Stack) -> Tensor:
+    """What is added to embeddings, place by place. CTranslate2's own waves are laid out otherwise than ours."""
+    width, embed = stack.settings.width, stack.position
+    if isinstance(embed, Learned):
+        table_PC: Tensor = number(embed.table.weight) * width**0.5
+        return table_PC
+    if isinstance(embed, Sinusoidal):
+        return sinusoids(torch.arange(PLACES), width)
+    return torch.zeros(PLACES, width)
+
+
+def fill_attention(spec: Any, attention: Residual[SelfAttention]) -> None:
+    own = attention.sublayer
+    fill_residual(spec, attention)
+    fill_products(spec.linear, own.query_key_value, own.out)
+    set_scale(spec, scaled=own.settings.scaled)
+    if isinstance(own.relate, Relative):
+        spec.relative_position_keys = number(own.relate.key_RD)
+        spec.relative_position_values = number(own.relate.value_RD)
+
+
+def set_scale(spec: Any, *, scaled: bool) -> None:
+    if not scaled:
+        spec.queries_scale = 1.0
+
+
+def fill_feedforward(spec: Any, feedforward: Residual[FeedForward]) -> None:
+    own = feedforward.sublayer
+    fill_residual(spec, feedforward)
+    if isinstance(own, SwiGlu):
+        for half, place in enumerate((spec.linear_0, spec.linear_0_noact)):
+            place.weight, place.bias = (number(each).chunk(2)[half] for each in (own.wide.weight, own.wide.bias))
+    else:
+        fill_products([spec.linear_0], own.wide)
+    fill_products([spec.linear_1], own.narrow)
+
+
+def fill_residual(spec: Any, residual: Residual[Any]) -> None:
+    fill_norm(spec.layer_norm, residual.norm)
+
+
+def fill_norm(spec: Any, norm: nn.Module) -> None:
+    spec.gamma = number(norm.weight)
+    if hasattr(spec, "beta"):
+        spec.beta = number(norm.bias)
+
+
+def fill_products(specs: list[Any], *products: Any) -> None:
+    for spec, product in zip(specs, products, strict=True):
+        spec.weight, spec.bias = number(product.weight), number(product.bias)
+
+
+def number(tensor: Any) -> Tensor:
+    """A copy, since CTranslate2 quantises in place."""
+    out: Tensor = tensor.detach().float().cpu().clone()
+    return out
+
+
+LAYOUT = 1  # of the folders in the cache; raised when the same model is written in another way
+ROWS = {"cpu": 32, "cuda": 256}  # sentences of a batch
+AHEAD = 3  # batches for each worker that are asked at a time: who stops waits for those
+METHODS = ("beam", "greedy")
+FOLLOWED = {"method", "beam", "nbest", "length_penalty", "max_ratio", "max_extra", "scores"}  # of the search settings
+IDLE = {  # those of other methods, and those that are seen to when answers have been found
+    *SampleSettings.model_fields, "seed", "samples", "candidates", "metric", "groups", "diversity", "unknown",
+    "coverage",
+}  # fmt: skip
+NOT_QUITE_ZERO = 1e-30  # at a length penalty of 0 CTranslate2 stops before it has looked at all that we look at
+
+
+class Asked(NamedTuple):
+    """Jobs by number, and what will be their answers."""
+
+    batch: list[int]
+    coming: list[Any]
+    again: bool
+
+
+class CTranslate2Engine(Engine):
+    """The engine of one model, in one precision: float32, int8 or another of QUANTIZATIONS."""
+
+    def __init__(
+        self, folder: Path, model: Transformer, tokenizers: Tokenizers, *, device: torch.device, quantization: str
+    ) -> None:
+        self.places = places(model)
+        self.rows = ROWS[device.type]
+        threads = torch.get_num_threads()
+        self.ahead = AHEAD * (threads if device.type == "cpu" else 1)
+        able = library().get_supported_compute_types(device.type, device.index or 0)
+        self.translator: Any = library().Translator(
+            str(folder),
+            device=device.type,
+            device_index=device.index or 0,
+            compute_type=quantization if quantization in able else "default",
+            max_queued_batches=-1,  # `each` sees to it that few are
+            **({"inter_threads": threads, "intra_threads": 1} if device.type == "cpu" else {}),
+        )
+        torch.set_num_threads(threads)  # CTranslate2 has changed it
+        self.source, self.target = source_vocabulary(tokenizers), vocabulary(tokenizers.target)
+        self.target_ids = {piece: number for number, piece in enumerate(self.target)}
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, tokenizers: Tokenizers, *, cache: Path, device: torch.device, quantization: str
+    ) -> CTranslate2Engine:
+        """Return the engine of a model, which is converted into the cache unless it is there already.
+
+        Where the cache cannot be written, it is converted into a temporary folder, which goes when the model is open.
+        """
+        transformer = checked(model)
+        make = partial(
+            converted, transformer, tokenizers, quantization=quantization, narrow_int8=narrow_on(device, quantization)
+        )
+        opened = partial(cls, model=transformer, tokenizers=tokenizers, device=device, quantization=quantization)
+        try:
+            folder = make(cache=cache.expanduser())
+        except OSError:
+            try:
+                with tempfile.TemporaryDirectory() as spare:
+                    return opened(make(cache=Path(spare)))
+            except RuntimeError as error:
+                raise UserError(
+                    f"CTranslate2 cannot open the model in a temporary folder ({error}); use --engine torch"
+                ) from None
+            except OSError as error:
+                raise UserError(
+                    f"the model for CTranslate2 cannot be kept in {str(cache)!r}, nor in a temporary folder "
+                    f"({error.strerror}); make room for it there, or use --engine torch"
+                ) from None
+        try:
+            return opened(folder)
+        except RuntimeError as error:
+            raise UserError(
+                f"CTranslate2 cannot open {str(folder)!r} ({error}); "
+                "remove it, and it is made anew, or use --engine torch"
+            ) from None
+
+    def other_precision(self, quantization: str) -> str:
+        """Return what to say where CTranslate2 computes in another precision than the model is kept in, or nothing."""
+        computed = self.translator.compute_type
+        if computed in (quantization, f"{quantization}_float32"):
+            return ""
+        return f"on this {self.translator.device}, CTranslate2 computes {quantization} as {computed}"
+
+    def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[Found]]:
+        """For every job up to `nbest` answers, best first; an empty source has an empty answer."""
+        return in_order(self.each(jobs, search))
+
+    def each(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[Found]]]:
+        """A batch is asked with the highest limit in it. What came to its end within its own limit is what that limit
+        would have given: it is the best of all that end by then. The others are asked again, each with its own.
+        """
+        for why in (refused(search), *map(self.lacks, jobs)):
+            if why:
+                raise UserError(f"{why}; use --engine torch")
+        search = search.model_copy(update={"beam": 1}) if search.method == "greedy" else search
+        yield from ((i, []) for i, job in enumerate(jobs) if job.limit <= 0)
+        order = sorted((i for i, job in enumerate(jobs) if job.limit > 0), key=lambda i: -len(jobs[i].ids))
+        batches = (order[start : start + self.rows] for start in range(0, len(order), self.rows))
+        waiting = deque(self.ask(jobs, batch, search) for batch in islice(batches, self.ahead))
+        while waiting:
+            asked, late = waiting.popleft(), []
+            waiting.extend(self.ask(jobs, batch, search) for batch in islice(batches, 1))
+            for i, answers in self.answers(asked, search):
+                if asked.again:
+                    yield i, sorted(answers, key=lambda one: not one.finished)[: search.nbest]
+                elif all(one.finished and len(one.tokens) < jobs[i].limit for one in answers):
+                    yield i, answers
+                else:
+                    late.append(i)
+            late.sort(key=lambda i: jobs[i].limit)
+            for _, some in groupby(late, lambda i: jobs[i].limit):
+                waiting.append(self.ask(jobs, list(some), search, again=True))
+
+    def ask(self, jobs: Sequence[Job], batch: list[int], search: SearchSettings, *, again: bool = False) -> Asked:
+        """`again` is for sentences that reach their limit, fewer than a beam of answers being whole: twice the patience
+        then changes nothing but that cut answers do not push whole ones off the list."""
+        patience = 2 if again and search.beam > 1 else 1
+        coming = self.translator.translate_batch(
+            [list(map(self.source.__getitem__, jobs[i].ids)) for i in batch],
+            beam_size=search.beam,
+            patience=patience,
+            num_hypotheses=patience * search.beam if again else search.nbest,
+            length_penalty=search.length_penalty or NOT_QUITE_ZERO,
+            max_decoding_length=max(jobs[i].limit for i in batch),
+            min_decoding_length=0,
+            max_input_length=0,
+            suppress_sequences=[[self.target[PAD]], [self.target[BOS]]],
+            return_scores=with_scores(search),
+            return_end_token=True,
+            asynchronous=True,
+        )
+        return Asked(batch, coming, again)
+
+    def answers(self, asked: Asked, search: SearchSettings) -> Iterator[tuple[int, list[Found]]]:
+        for i, coming in zip(asked.batch, asked.coming, strict=True):
+            result = coming.result()
+            each = zip(result.hypotheses, result.scores if with_scores(search) else [math.nan], strict=True)
+            yield i, [self.found(*one, search) for one in each]
+
+    def found(self, pieces: list[str], score: float, search: SearchSettings) -> Found:
+        tokens = list(map(self.target_ids.__getitem__, pieces))
+        finished = not tokens or tokens[-1] == EOS
+        logp = score * max(len(tokens), 1) ** search.length_penalty
+        return Found(tokens[:-1] if finished else tokens, logp, score, finished)
+
+    def lacks(self, job: Job) -> str:
+        """What of a job CTranslate2 cannot do; nothing, where it can do all."""
+        if job.wish.asks:
+            return "how an answer begins and which terms it has is not something that CTranslate2 can be asked for"
+        longest = max(len(job.ids) + 1, job.limit)
+        if longest > self.places:
+            return f"CTranslate2 has places for {self.places} tokens of a sentence or answer, which may need {longest}"
+        return ""
+
+
+def with_scores(search: SearchSettings) -> bool:
+    """A beam makes them anyway."""
+    return search.scores or search.beam > 1
+
+
+def refused(search: SearchSettings) -> str:
+    """What of the settings CTranslate2 would do otherwise than we do; nothing, where it does the same."""
+    wanted = {name: getattr(search, name) for name in SearchSettings.model_fields if name not in FOLLOWED | IDLE}
+    usual = SearchSettings().model_dump()
+    for name, value in wanted.items():
+        if value != usual[name]:
+            return f"search.{name}={value} is not something that CTranslate2 does"
+    return "" if search.method in METHODS else f"search.method={search.method} is not something that CTranslate2 does"
+
+
+def converted(
+    model: Transformer, tokenizers: Tokenizers, cache: Path, quantization: str, *, narrow_int8: bool = False
+) -> Path:
+    """Return the folder of this model in the cache, made now if it is not there yet."""
+    key = fingerprint(model, tokenizers.fingerprint(), model.settings, quantization, LAYOUT, *["narrow"] * narrow_int8)
+    folder = cache / f"ctranslate2-{key}"
+
+    def write(beside: Path) -> None:
+        save(model, tokenizers, beside, quantization, narrow_int8=narrow_int8)
+
+    if not (folder / "model.bin").exists():
+        keep_folder(folder, "model.bin", write)
+    return folder
+
+
+def narrow_on(device: torch.device, quantization: str) -> bool:
+    """Return whether weights of 8 bits must stay within 64, see inference/engines/torch.py."""
+    return quantization.startswith("int8") and device.type == "cpu" and not cpu_features().exact_int8

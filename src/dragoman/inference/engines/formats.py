@@ -1,0 +1,91 @@
+"""What formats share: what each can hold of a model and the sentence for what it cannot, vocabularies, JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dragoman.data.subword_tokenizers import Subword
+from dragoman.data.tokenizers import Tokenizer, Tokenizers
+from dragoman.errors import UserError
+from dragoman.models.base import tensors_of
+from dragoman.models.transformer import Transformer, TransformerSettings
+from dragoman.types import SPECIALS
+
+Holds = Mapping[str, Sequence[Any]]  # by the name of a model setting: the values of it that a format can hold
+
+
+def held(model: nn.Module, holds: Holds, name: str) -> Transformer:
+    """The model, if the format called `name` can hold it; else a sentence that names the setting it cannot."""
+    if not isinstance(model, Transformer):
+        settings = getattr(model, "settings", None)
+        what = f"model.kind={settings.kind}" if settings else "what several runs say as one"
+        raise UserError(f"{what} cannot be exported to {name}, which holds model.kind=transformer")
+    settings = model.settings
+    for setting, choices in holds.items():
+        value = getattr(settings, setting)
+        if value not in choices:
+            raise UserError(
+                f"model.{setting}={shown(value)} cannot be exported to {name}, "
+                f"which holds {' or '.join(shown(choice) for choice in choices)}"
+            )
+    return model
+
+
+def check_widths(settings: TransformerSettings, name: str) -> None:
+    """For formats that have one width for everything."""
+    for setting in ("query_width", "value_width"):
+        value = getattr(settings, setting)
+        if value not in (0, settings.width):
+            raise UserError(
+                f"model.{setting}={value} cannot be exported to {name}, which holds the width of the model, "
+                f"{settings.width}"
+            )
+
+
+def shown(value: Any) -> str:
+    """As a recipe writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def vocabulary(tokenizer: Tokenizer) -> list[str]:
+    """Its pieces in the order of their ids, no two alike; those of SentencePiece as SentencePiece writes them."""
+    if isinstance(tokenizer, Subword):
+        pieces: list[str] = tokenizer.processor.id_to_piece(list(range(tokenizer.size)))
+        return pieces
+    found = dict.fromkeys(SPECIALS)
+    for number in range(len(SPECIALS), tokenizer.size):
+        piece = tokenizer.pieces([number])[0]
+        while piece in found:
+            piece += f"<{number}>"
+        found[piece] = None
+    return list(found)
+
+
+def source_vocabulary(tokenizers: Tokenizers) -> list[str]:
+    """Pieces that a model reads, and the tags behind them."""
+    found = dict.fromkeys(vocabulary(tokenizers.source))
+    for tag in tokenizers.tags:
+        while (piece := f"<{tag}>") in found:
+            tag += "'"
+        found[piece] = None
+    return list(found)
+
+
+def fingerprint(model: nn.Module, *about: object) -> str:
+    """The same for models with the same weights, and for the same that there is to say about them."""
+    digest = hashlib.blake2b(repr(about).encode(), digest_size=12)
+    for name, tensor in sorted(tensors_of(model).items()):
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,169 @@
+"""A Transformer as two ONNX graphs: encoder.onnx reads sources, decoder.onnx says what may follow target prefixes.
+
+There is no cache: a prefix is read anew at every step. That is slow, but it is all that a search needs, in any language
+that has an ONNX runtime.
+
+Shapes   B rows   S source width   T target width   C model width   V vocabulary
+
+ONNX graphs as an engine: our own search, asking an ONNX runtime. It is there to check what was exported.
+
+Shapes   B sentences   S source width   N rows of a search   T prefix length   C model width   V vocabulary
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dragoman.config.settings import SearchSettings
+from dragoman.data.tokenizers import Tokenizers
+from dragoman.decoding.continuous_batching import laid
+from dragoman.decoding.methods import find
+from dragoman.decoding.protocol import Found
+from dragoman.decoding.request import Job, Request
+from dragoman.errors import UserError
+from dragoman.inference.engines.base import Engine
+from dragoman.inference.engines.formats import Holds, held, source_vocabulary, vocabulary, write_json
+from dragoman.kernels.attention import KERNELS
+from dragoman.kernels.masks import Rows
+from dragoman.models.transformer import Transformer
+from dragoman.modules.attention import Attention
+from dragoman.types import PAD
+
+NAME = "ONNX"
+HOLDS: Holds = {
+    "position": ("none", "sinusoidal", "relative", "rotary", "alibi"),
+    "attention": ("full", "bigbird", "local"),
+}
+
+
+class Reading(nn.Module):
+    """Source ids in, padded with <pad>, each with its </s>; states out."""
+
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, source_BS: Tensor) -> Tensor:
+        memory_BSC: Tensor = self.model.encoder(source_BS, Rows.one_each(source_BS != PAD))
+        return memory_BSC
+
+
+class Writing(Reading):
+    """The same sources, their states and target prefixes in, each with its <s>; log-probabilities of what follows."""
+
+    def forward(self, source_BS: Tensor, memory_BSC: Tensor, target_BT: Tensor) -> Tensor:  # type: ignore[override]
+        rows, source = Rows.one_each(target_BT >= 0), Rows.one_each(source_BS != PAD)
+        states_BTC = self.model.decoder(target_BT, rows, memory_BSC, source)
+        logp_BV: Tensor = self.model.project(states_BTC[:, -1]).log_softmax(-1)
+        return logp_BV[:, : self.model.spoken]
+
+
+def checked(model: nn.Module) -> Transformer:
+    return held(model, HOLDS, NAME)
+
+
+def save(model: nn.Module, tokenizers: Tokenizers, folder: Path) -> None:
+    plain = copy.deepcopy(checked(model)).cpu().float().eval()
+    for module in plain.modules():
+        if isinstance(module, Attention):
+            module.kernel = KERNELS["reference"]  # the others are made for training, or for one device
+    rows, places, words = (torch.export.Dim.DYNAMIC,) * 3
+    source_BS, target_BT = torch.full((2, 7), 4), torch.full((2, 5), 4)
+    source_BS[1, 5:] = PAD
+    with torch.no_grad():
+        memory_BSC = Reading(plain)(source_BS)
+    source, memory, target = {0: rows, 1: places}, {0: rows, 1: places}, {0: rows, 1: words}
+    graph(Reading(plain), (source_BS,), (source,), folder / "encoder.onnx", ["source"], "memory")
+    inputs = ["source", "memory", "target"]
+    graph(
+        Writing(plain),
+        (source_BS, memory_BSC, target_BT),
+        (source, memory, target),
+        folder / "decoder.onnx",
+        inputs,
+        "logp",
+    )
+    write_json(folder / "source_vocabulary.json", source_vocabulary(tokenizers))
+    write_json(folder / "target_vocabulary.json", vocabulary(tokenizers.target))
+
+
+def graph(
+    model: nn.Module,
+    inputs: tuple[Tensor, ...],
+    shapes: tuple[dict[int, object], ...],
+    path: Path,
+    names: list[str],
+    answer: str,
+) -> None:
+    """One graph, whatever the sizes of its inputs. What PyTorch says on the way is for its own developers."""
+    try:
+        import onnxscript  # noqa: F401 - PyTorch's exporter needs it
+    except ImportError:
+        raise UserError("ONNX is not installed; pip install 'dragoman[onnx]' brings it") from None
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            model,
+            inputs,
+            path,
+            dynamo=True,
+            dynamic_shapes=shapes,
+            input_names=names,
+            output_names=[answer],
+            external_data=False,
+            verbose=False,
+        )
+
+
+@dataclass(frozen=True)
+class State:
+    source_NS: Tensor
+    memory_NSC: Tensor
+    target_NT: Tensor
+
+    def select(self, rows_N: Tensor) -> State:
+        return State(*(each.index_select(0, rows_N) for each in (self.source_NS, self.memory_NSC, self.target_NT)))
+
+
+class OnnxEngine(Engine):
+    """Search's three verbs over two graphs (inference/engines/onnx.py)."""
+
+    def __init__(self, folder: Path, decode: Callable[[Sequence[int]], str]) -> None:
+        try:
+            import onnxruntime
+        except ImportError:
+            raise UserError(
+                "there is no ONNX runtime to compare answers with; pip install 'dragoman[onnx]' brings it"
+            ) from None
+        self.decode = decode
+        self.reads, self.writes = (onnxruntime.InferenceSession(folder / f"{each}coder.onnx") for each in ("en", "de"))
+
+    def start(self, source_BS: Tensor, keep_BS: Tensor) -> State:  # noqa: ARG002 - padding is known by its id
+        return State(source_BS, asked(self.reads, source=source_BS), source_BS[:, :0])
+
+    def step(self, token_N: Tensor, state: State) -> tuple[Tensor, State]:
+        state = replace(state, target_NT=torch.cat([state.target_NT, token_N[:, None]], 1))
+        logp_NV = asked(self.writes, source=state.source_NS, memory=state.memory_NSC, target=state.target_NT)
+        return logp_NV, state
+
+    def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[Found]]:
+        width = max((len(job.ids) + 1 for job in jobs), default=1)
+        batch, limit_B = laid(jobs, width, len(jobs)), torch.tensor([job.limit for job in jobs])
+        keep_BS = batch.source_segment_BS > 0
+        return find(Request(self, batch.source_BS, keep_BS, limit_B, search, [job.wish for job in jobs], self.decode))
+
+
+def asked(session: Any, **inputs: Tensor) -> Tensor:
+    return torch.from_numpy(session.run(None, {name: each.numpy() for name, each in inputs.items()})[0])

@@ -1,0 +1,58 @@
+"""Which engine answers: the one that was asked for by name; `auto` is PyTorch in float32.
+
+`auto` depends on nothing but its name, so the same line has the same translation at every batch size, in any order, and
+whatever ran before. CTranslate2 is not: its rounding depends on the other sentences in the batch. Engines in less
+than float32 lose precision. So both are used only where they are named (docs/decisions/0014-auto-is-torch.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from dragoman.config.settings import pick
+from dragoman.data.tokenizers import Tokenizers
+from dragoman.errors import UserError
+from dragoman.inference.engines.base import Engine
+from dragoman.inference.engines.ctranslate2 import CTranslate2Engine, library
+from dragoman.inference.engines.torch import TorchEngine, ready
+from dragoman.models.base import Model
+
+
+class Parts(NamedTuple):
+    """What engines are made of."""
+
+    model: Model
+    tokenizers: Tokenizers
+    device: torch.device
+    cache: Path
+
+
+def by_torch(parts: Parts, precision: str = "float32") -> Engine:
+    return TorchEngine(ready(parts.model, parts.device, precision), parts.device, parts.tokenizers.target.decode)
+
+
+def by_ctranslate2(parts: Parts, quantization: str = "float32") -> Engine:
+    model, tokenizers, device, cache = parts
+    if device.type == "cuda" and not library().get_cuda_device_count():
+        raise UserError("the CTranslate2 that is installed cannot use the GPU; write --device cpu or --engine torch")
+    return CTranslate2Engine.of(model, tokenizers, cache=cache, device=device, quantization=quantization)
+
+
+ENGINES: dict[str, Callable[[Parts], Engine]] = {
+    "auto": by_torch,
+    "torch": by_torch,
+    "torch-bf16": partial(by_torch, precision="bf16"),
+    "torch-int8": partial(by_torch, precision="int8"),
+    "ctranslate2": by_ctranslate2,
+    "ctranslate2-int8": partial(by_ctranslate2, quantization="int8"),
+}
+
+
+def engine_of(name: str, parts: Parts) -> Engine:
+    """Return the engine of that name for a model."""
+    return pick(ENGINES, name, "engine")(parts)

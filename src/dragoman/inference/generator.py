@@ -1,0 +1,208 @@
+"""The door to a language model: it goes on from a prompt, and says how likely a text is.
+
+    generator = dragoman.load("runs/lm")
+    generator.generate(["To be, or"], tokens=100, seed=1)
+
+Where the model was trained on whole files (data.documents=file), an end mark stands for the end of a line, and a text
+goes on past it; where it was trained on lines, the mark ends the text.
+
+Shapes   B rows of a grid   P prompt width   T tokens to come
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from dragoman.config.settings import SampleSettings
+from dragoman.data.batches import FORMS, Grid, Widths, grouped, rung
+from dragoman.data.stream import Cut
+from dragoman.decoding.protocol import Found
+from dragoman.decoding.sampling import sample
+from dragoman.errors import UserError
+from dragoman.inference.predictor import Door, check_texts, evaluating
+from dragoman.models.heads import LanguageModel
+from dragoman.types import BOS, EOS, PAD, UNK, Batch, Example
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """A prompt and what the model made of it. `logp` is of the new tokens alone; `finished` says that it came to an
+    end of its own."""
+
+    prompt: str
+    text: str
+    tokens: int
+    logp: float
+    finished: bool
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Surprise:
+    """How well a text was foreseen; loss is in nats per token, an end of line counted as a token and as a character."""
+
+    lines: int
+    tokens: int
+    characters: int
+    loss: float
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(min(self.loss, 100.0))
+
+    @property
+    def bits_per_character(self) -> float:
+        """What models with different tokenizers can be compared by."""
+        return self.loss * self.tokens / self.characters / math.log(2)
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """A text on its way: all tokens so far, how many of them are the prompt's, and the draws for those to come."""
+
+    ids: list[int]
+    prompt: int
+    draw_T: np.ndarray[tuple[int], np.dtype[np.float64]]
+    logp: float = 0.0
+    finished: bool = False
+
+    @property
+    def left(self) -> int:
+        return len(self.draw_T)
+
+    def plus(self, found: Found, limit: int) -> Writing:
+        """With what was found when up to `limit` tokens were asked for; who gave fewer is at an end."""
+        rest_T = self.draw_T[limit:] if len(found.tokens) == limit else self.draw_T[:0]
+        return Writing(
+            self.ids + found.tokens, self.prompt, rest_T, self.logp + found.logp, self.finished or found.finished
+        )
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Generator(Door[LanguageModel]):
+    """Models that know what comes next."""
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        *,
+        count: int = 1,
+        tokens: int = 256,
+        seed: int = 1,
+        settings: SampleSettings | None = None,
+    ) -> list[list[Continuation]]:
+        """`count` continuations of every prompt, each of so many tokens at most.
+
+        The n-th one is a function of its prompt, of n and of the seed; temperature 0 takes the likeliest tokens.
+        """
+        prompts = check_texts(prompts, "generate")
+        texts = [self.begun(prompt, tokens, (seed, n)) for prompt in prompts for n in range(count)]
+        with evaluating(self.model):
+            grids = [texts[at : at + self.rows] for at in range(0, len(texts), self.rows)]
+            done = [one for grid in grids for one in self.written(grid, settings or SampleSettings())]
+        return [
+            [self.continuation(prompt, one) for one in done[i * count : (i + 1) * count]]
+            for i, prompt in enumerate(prompts)
+        ]
+
+    def begun(self, prompt: str, tokens: int, key: tuple[int, int]) -> Writing:
+        if self.whole_files:
+            ids = [EOS, *self.encoded(prompt.split("\n"))[:-1]]
+        else:
+            ids = [BOS, *self.tokenizers.target.encode(prompt)]
+            tokens = min(tokens, max(self.recipe.data.max_length + 1 - len(ids), 0))
+        return Writing(ids, len(ids), np.random.default_rng(key).random(tokens))
+
+    def written(self, texts: list[Writing], settings: SampleSettings) -> list[Writing]:
+        """These texts to their end, a window at a time."""
+        context = self.model.settings.context
+        back = context - 1
+        while any(one.left for one in texts):
+            texts = self.window(texts, settings, max(back, 1))
+            back = context // 2  # from now on: half a window to look back at, half to write in
+        return texts
+
+    def window(self, texts: list[Writing], settings: SampleSettings, back: int) -> list[Writing]:
+        """Read the end of each text and go on until the window is full.
+
+        A model that carries all it has read in its state has no such end, and a line is read from its beginning.
+        """
+        moving = self.whole_files and self.model.settings.bounded
+        fed = [one.ids[-back:] if moving else one.ids for one in texts]
+        room = [self.model.settings.context - len(ids) if moving else one.left for ids, one in zip(fed, texts)]
+        limits = [min(one.left, max(most, 1)) for one, most in zip(texts, room)]
+        prompt_BP = torch.full((self.rows, max(map(len, fed))), PAD)
+        draw_BT = torch.zeros(self.rows, max(limits), dtype=torch.float64)
+        length_B, limit_B = torch.ones(self.rows, dtype=torch.long), torch.zeros(self.rows, dtype=torch.long)
+        for row, (ids, one, limit) in enumerate(zip(fed, texts, limits)):
+            prompt_BP[row, : len(ids)] = torch.tensor(ids)
+            draw_BT[row, :limit] = torch.from_numpy(one.draw_T[:limit])
+            length_B[row], limit_B[row] = len(ids), limit
+        prompt_BP, length_B, draw_BT, limit_B = (x.to(self.device) for x in (prompt_BP, length_B, draw_BT, limit_B))
+        found = sample(self.model, prompt_BP, length_B, draw_BT, limit_B, settings, ends=not self.whole_files)
+        return [one.plus(got, limit) for one, got, limit in zip(texts, found, limits)]
+
+    def continuation(self, prompt: str, one: Writing) -> Continuation:
+        warnings = []
+        if UNK in one.ids[: one.prompt]:
+            warnings.append("the prompt holds what the tokenizer does not know")
+        most = self.recipe.data.max_length
+        if not self.whole_files and not one.finished and len(one.ids) > most:
+            warnings.append(f"stopped at {most} tokens, the most that data.max_length allows a line")
+        text, tokens = self.decoded(one.ids[1:]), len(one.ids) - one.prompt
+        return Continuation(prompt, text, tokens, one.logp, one.finished, tuple(warnings))
+
+    def decoded(self, ids: Sequence[int]) -> str:
+        lines: list[list[int]] = [[]]
+        for token in ids:
+            if token == EOS:
+                lines.append([])
+            else:
+                lines[-1].append(token)
+        return "\n".join(map(self.tokenizers.target.decode, lines))
+
+    def encoded(self, lines: Sequence[str]) -> list[int]:
+        """A text of several lines, each with its end mark."""
+        return [token for ids in self.tokenizers.target.encode_all(lines) for token in (*ids, EOS)]
+
+    def measure(self, lines: Sequence[str]) -> Surprise:
+        """How likely the model holds this text, read in windows or line by line as at training."""
+        lines = check_texts(lines, "measure")
+        examples, form = (self.windows(lines), "windows") if self.whole_files else (self.lines(lines), "lines")
+        if not examples:
+            raise UserError("there is no text to measure")
+        total, count = 0.0, 0
+        with evaluating(self.model), torch.inference_mode():
+            for batch in self.batches(examples, form):
+                real_BT = batch.target_segment_BT > 0
+                logits_NV = self.model.project(self.model(batch)[real_BT]).float()
+                total += float(F.cross_entropy(logits_NV, batch.target_out_BT[real_BT], reduction="sum"))
+                count += batch.target_tokens
+        tokens = sum(len(ids) + 1 for ids in self.tokenizers.target.encode_all(lines))
+        return Surprise(len(lines), tokens, sum(len(line) + 1 for line in lines), total / count)
+
+    def windows(self, lines: Sequence[str]) -> list[Example]:
+        ids = np.array(self.encoded(lines), dtype=np.int64)
+        cut = Cut(len(ids), self.model.settings.context, self.model.settings.context)
+        spans = [cut.span(number) for number in range(len(cut))] if len(ids) > 1 else []
+        return [Example(ids[:0], ids[start:end], i) for i, (start, end) in enumerate(spans)]
+
+    def lines(self, lines: Sequence[str]) -> list[Example]:
+        nothing = np.zeros(0, dtype=np.int64)
+        encoded = self.tokenizers.target.encode_all(lines)
+        return [Example(nothing, np.array(ids, dtype=np.int64), i) for i, ids in enumerate(encoded)]
+
+    def batches(self, examples: Sequence[Example], form: str) -> Iterator[Batch]:
+        for width, some in grouped(range(len(examples)), lambda i: rung(len(examples[i].target) + 1), self.rows):
+            rows = [[i] for i in some] + [[]] * (self.rows - len(some))
+            yield FORMS[form].lay(Grid(rows, Widths(0, width)), examples).to(self.device)
+
+    @property
+    def whole_files(self) -> bool:
+        return self.recipe.data.documents == "file"

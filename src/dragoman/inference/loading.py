@@ -1,0 +1,211 @@
+"""Several runs that answer as one: their probabilities are averaged at every token.
+
+Shapes   B rows   S source width   T target width   V vocabulary
+
+From a run folder to what it can do: `load` opens the door that fits the run's task.
+
+dragoman.load("runs/demo").translate(["A man walks his dog."])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from dragoman.data.tokenizers import Tokenizers
+from dragoman.decoding.protocol import Ensemble, States, mean
+from dragoman.errors import UserError
+from dragoman.hardware import choose_device
+from dragoman.inference.classifier import Classifier
+from dragoman.inference.engines.select import Parts, engine_of
+from dragoman.inference.generator import Generator
+from dragoman.inference.postprocess import Usual
+from dragoman.inference.predictor import Door
+from dragoman.inference.translator import Translator
+from dragoman.io import cache_folder
+from dragoman.models.base import Model, Seq2Seq, tensors_of
+from dragoman.models.registry import asks_for_trees, build_model, kind_of, renamed
+from dragoman.run_dir import RunFolder, load_tensors, naming
+from dragoman.types import Batch, PairScore
+
+
+class Together(Seq2Seq):
+    """Models with one vocabulary, as one model. What it gives before the projection are log-probabilities already."""
+
+    def __init__(self, models: Sequence[Seq2Seq]) -> None:
+        super().__init__()
+        self.members = list(models)
+        self.held = nn.ModuleList(models)  # so that all of them move, train and evaluate with it
+        self.search = Ensemble(models)
+        self.project = nn.Identity()  # type: ignore[assignment]
+
+    def forward(self, batch: Batch) -> Tensor:
+        return mean([one.project(one(batch)).float().log_softmax(-1) for one in self.members])
+
+    @property
+    def aligns(self) -> bool:
+        return any(one.aligns for one in self.members)
+
+    def alignment(self, batch: Batch) -> Tensor:
+        """Return the mean of the alignments of those members that have one: weight_BTS."""
+        return torch.stack([one.alignment(batch) for one in self.members if one.aligns]).mean(0)
+
+    def start(self, source_BS: Tensor, keep_BS: Tensor, *trees: Tensor) -> States:
+        return self.search.start(source_BS, keep_BS, *trees)
+
+    def step(self, token_N: Tensor, state: States) -> tuple[Tensor, States]:
+        return self.search.step(token_N, state)
+
+
+def together(doors: Sequence[Door[Model]], names: Sequence[str]) -> Door[Model]:
+    """Opened runs as one, which searches as the first is set to. Refused where they do not speak the same tokens."""
+    first, *others = doors
+    for door, name in zip(others, names[1:], strict=True):
+        if door.tokenizers.fingerprint() != first.tokenizers.fingerprint():
+            raise UserError(
+                f"{names[0]!r} and {name!r} have different vocabularies, so they cannot answer as one; train one of "
+                f"them with the other's: dragoman train --init-from, or the same data, tokenizer settings and seed"
+            )
+        if asks_for_trees(door.recipe.model) != asks_for_trees(first.recipe.model):
+            raise UserError(f"of {names[0]!r} and {name!r} only one reads trees, so they cannot answer as one")
+    for door, name in zip(doors, names, strict=True):
+        if not isinstance(door.model, Seq2Seq):
+            raise UserError(f"{name!r} does not translate, so it cannot be one of several that do")
+    tightest = min(doors, key=lambda door: door.places)  # an answer must have a place in every model
+    recipe = tightest.recipe.model_copy(update={"search": first.recipe.search})
+    model = Together([door.model for door in doors if isinstance(door.model, Seq2Seq)])
+    longest = min(door.longest for door in doors)
+    return Door(model.eval(), first.tokenizers, recipe, longest, first.device, usual=first.usual)
+
+
+D = TypeVar("D", Translator, Generator, Classifier)
+
+
+def open_run(run: str | Path, *, device: str = "auto") -> Door[Model]:
+    """The model in a run folder. It needs nothing else, and nothing in the folder is run."""
+    folder = RunFolder(run)
+    recipe = folder.recipe()
+    if not folder.model.exists():
+        raise UserError(why_no_model(folder))
+    weights, about = load_tensors(folder.model)
+    for name, tensor in weights.items():
+        if not tensor.isfinite().all():
+            raise UserError(
+                f"{str(folder.model)!r} has weights that are not finite, in {name!r}; restore it, or train it again"
+            )
+    tokenizers = Tokenizers.load(folder.tokenizer)
+    if about.get("tokenizer") != tokenizers.fingerprint():
+        raise UserError(f"{str(folder.tokenizer)!r} is damaged, or not the tokenizer that the model was trained with")
+    with naming(folder.config):
+        model = build_model(recipe, **tokenizers.sizes)
+    put_weights(model, renamed(weights, folder.check()), repr(str(folder.model)), "its config.yaml")
+    where = choose_device(device)
+    longest, usual = read_notes(about, folder.model)
+    return Door(model.to(where).eval(), tokenizers, recipe, longest, where, usual=usual, run=str(run))
+
+
+def read_notes(about: Mapping[str, str], path: Path) -> tuple[int, Usual | None]:
+    """Return the length of the longest source in training and the usual ratios, from the header of the weights."""
+    try:
+        longest, usual = int(about["longest"]), Usual.read(about["usual"]) if "usual" in about else None
+        if longest in range(1 << 31) and (usual is None or all(map(math.isfinite, usual))):
+            return longest, usual
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
+        pass
+    raise UserError(f"the notes in the header of {str(path)!r} are damaged; copy it again or restore it")
+
+
+def why_no_model(folder: RunFolder) -> str:
+    """The first checkpoint comes with a model, so where there is one, the model was taken away."""
+    if folder.state():
+        return f"{str(folder.model)!r} is missing; restore it, or make it again: dragoman train --resume"
+    return f"{str(folder.path)!r} has no model yet: training has not come to its first checkpoint"
+
+
+Runs = str | Path | Sequence[str | Path]
+
+
+def runs_of(run: Runs) -> list[str | Path]:
+    return [run] if isinstance(run, str | Path) else list(run)
+
+
+def load(run: Runs, *, device: str = "auto", engine: str = "auto") -> Translator | Generator | Classifier:
+    """Load a run folder as a Translator, a Generator or a Classifier, by what the model was trained to do.
+
+    Several runs with one vocabulary are loaded as one translator, which averages their probabilities. `engine` is what
+    a translator computes with, as `--engine` on the command line (docs/exchange.md).
+
+        translator = dragoman.load("runs/demo")
+        [hypothesis] = translator.translate(["A man walks his dog."])
+        print(hypothesis.text)
+    """
+    runs = runs_of(run)
+    if not runs:
+        raise UserError("there is no run to load; name a run folder, or several")
+    doors = [open_run(one, device=device) for one in runs]
+    opened = doors[0] if len(doors) == 1 else together(doors, [str(one) for one in runs])
+    door = DOORS[kind_of(opened.recipe.model).task]
+    parts = (opened.model, opened.tokenizers, opened.recipe, opened.longest, opened.device)
+    name = ", ".join(str(one) for one in runs)
+    found = door(*parts, usual=opened.usual, run=name)  # type: ignore[arg-type]
+    return with_engine(found, engine) if isinstance(found, Translator) else found
+
+
+def with_engine(translator: Translator, name: str) -> Translator:
+    """Return the translator with an engine. Converted models go to the user's cache, not to the folder that the run's
+    data.cache names: a run may come from anybody and must not decide where files are written."""
+    parts = Parts(translator.model, translator.tokenizers, translator.device, cache_folder())
+    return replace(translator, engine=engine_of(name, parts))
+
+
+def load_as(door: type[D], run: Runs, *, device: str = "auto", engine: str = "auto") -> D:
+    """Load a run as `load` does, and refuse one of another task than `door` is for."""
+    found = load(run, device=device, engine=engine)
+    if isinstance(found, door):
+        return found
+    wanted, there = (next(task for task, each in DOORS.items() if issubclass(one, each)) for one in (door, type(found)))
+    names = ", ".join(repr(str(one)) for one in runs_of(run))
+    raise UserError(f"the model in {names} does not {wanted}: it was trained to {there}; use dragoman {there}")
+
+
+def put_weights(model: nn.Module, weights: dict[str, Tensor], name: str, place: str) -> None:
+    own = tensors_of(model)
+    for one in sorted(set(own) ^ set(weights)):
+        raise UserError(f"{name} does not fit {place}: tensor {one!r} is only in one of them")
+    for one, tensor in own.items():
+        if tensor.shape != weights[one].shape:
+            sizes = [" x ".join(map(str, held[one].shape)) for held in (weights, own)]
+            raise UserError(f"{name} does not fit {place}: tensor {one!r} is {sizes[0]} there and {sizes[1]} here")
+    with torch.no_grad():
+        for one, tensor in own.items():
+            tensor.copy_(weights[one])
+
+
+DOORS: dict[str, type[Translator] | type[Generator] | type[Classifier]] = {  # by the task of a model's kind
+    "translate": Translator,
+    "generate": Generator,
+    "classify": Classifier,
+}
+
+
+def score(
+    run: str | Path | Sequence[str | Path],
+    *,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    tag: str = "",
+    device: str = "auto",
+) -> list[PairScore]:
+    """Return the log-probability that a run gives each target as the translation of its source.
+
+    scores = dragoman.score("runs/mine", sources=["A man walks."], targets=["Ein Mann geht."])
+    for score in scores:
+        print(score.logp, score.tokens, score.token_logps)
+    """
+    return load_as(Translator, run, device=device).score(sources, targets, tag=tag)

@@ -1,0 +1,492 @@
+"""What a word is where no spaces stand between words: how BLEU cuts lines, by the script that they are written in.
+
+Confusion matrices: predicted labels against reference labels, with precision, recall and F1 of each label.
+
+From sums over lines to scores, for many sums at once: what makes a thousand resamples cheap.
+
+Every metric counts something in each line (line_NK) and its score is a function of the sums of these counts. The
+functions here say the same as sacreBLEU's own, which take one sum at a time.
+
+Shapes   T sums, one for each trial   K counts of a metric   N orders of n-grams
+
+Metrics: a system's lines against one or several references, with a signature that says how they are counted.
+
+`hypotheses` is a list of lines of plain text; `references` is a list of such lists, each as long as `hypotheses`.
+To add a metric: one function below, from lines to what it counts in each of them, and one line in METRICS.
+
+Shapes   N lines   K counts of a metric   T sums of such counts
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dragoman.config.settings import TokenizerSettings, metric_name, pick
+from dragoman.errors import UserError
+from dragoman.types import Score
+
+KANA, HAN, HANGUL = "\u3040-\u30ff", "\u3400-\u4dbf\u4e00-\u9fff", "\uac00-\ud7af"
+EASTERN = 0.3  # of all letters and digits: from here on a text is Japanese, Chinese or Korean
+APART = 100  # lines that end in a separate full stop: from here on a text is taken for one in tokens
+SPACELESS = ("ja", "zh")
+WORD = re.compile(rf"[{KANA}{HAN}]|[^\W{KANA}{HAN}]+")  # a sign of these scripts; of others what marks and spaces cut
+
+
+def words(line: str) -> list[str]:
+    """The words of a line, without marks between them."""
+    return WORD.findall(line)
+
+
+def eastern(lines: Iterable[str]) -> str:
+    """ja, zh or ko where a text is written so, by its script alone; nothing where it is not."""
+    text = "".join(lines)
+    kana, han, hangul = (len(re.findall(f"[{script}]", text)) for script in (KANA, HAN, HANGUL))
+    if kana + han + hangul <= EASTERN * len(re.findall(r"\w", text)):
+        return ""
+    if hangul > kana + han:
+        return "ko"
+    return "ja" if kana > 0.1 * han else "zh"
+
+
+def bleu_of(tokenize: str, references: Iterable[Iterable[str]], *, lowercase: bool = False) -> Any:
+    """sacreBLEU's BLEU, which cuts lines as `tokenize` says: a name of TOKENIZERS, or "" for what fits the references.
+
+    Japanese and Korean words need a dictionary; where it is not there, "" means single signs.
+    """
+    from sacrebleu.metrics.bleu import BLEU
+
+    name = tokenize or BY_SCRIPT[eastern(line for lines in references for line in lines)]
+    extra = pick(TOKENIZERS, name, "way to cut lines for BLEU")
+    try:
+        return BLEU(tokenize=name, lowercase=lowercase, force=True)  # its word on text in tokens is ours to say
+    except (RuntimeError, ImportError):  # what sacreBLEU says when a dictionary is missing
+        if tokenize:
+            raise UserError(f"{name} needs a dictionary that is not there; pip install 'dragoman[{extra}]'") from None
+        return BLEU(tokenize="char", lowercase=lowercase, force=True)
+
+
+def in_tokens(lines: Iterable[str]) -> bool:
+    """Whether a text looks cut into tokens: in many lines the full stop stands apart, as sacreBLEU tells it."""
+    return sum(line.endswith(" .") for line in lines) >= APART
+
+
+def moses(lines: Sequence[str], language: str) -> list[str]:
+    """Lines as the Moses scripts make tokens of them: lower case, plain punctuation, then cut; dashes stay in words.
+
+    From Multi30k's raw test sets this makes, to the byte, the text in tokens that comes with them, in English and in
+    German, and so the references of Wu et al. 2021 (docs/recipes.md).
+    """
+    from sacremoses import MosesPunctNormalizer, MosesTokenizer
+
+    plain, cut = MosesPunctNormalizer(language), MosesTokenizer(language)
+    return [cut.tokenize(plain.normalize(line.lower()), return_str=True) for line in lines]
+
+
+BY_SCRIPT = {"": "13a", "zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}  # as sacreBLEU would, were it told the language
+TOKENIZERS = {  # those of sacreBLEU that need no network, and the extra that brings what they need
+    "13a": "",
+    "intl": "",
+    "zh": "",
+    "char": "",
+    "none": "",
+    "ja-mecab": "mecab",
+    "ko-mecab": "mecab",
+}
+
+
+def confusion(found: Sequence[str], wanted: Sequence[str]) -> dict[str, Any]:
+    """`counts[i][j]` texts of labels[i] were called labels[j]; for each label precision, recall and F1, in per cent.
+
+    A label that was never given has precision 0; the mean of F1 counts every label alike, however rare.
+    """
+    counts = Counter(zip(wanted, found, strict=True))
+    said, there = Counter(found), Counter(wanted)
+    labels = sorted({*said, *there})
+    each = {label: _label_shares(counts[label, label], said[label], there[label]) for label in labels}
+    return {
+        "labels": labels,
+        "counts": [[counts[right, given] for given in labels] for right in labels],
+        "each": each,
+        "f1": sum(one["f1"] for one in each.values()) / max(len(each), 1),
+    }
+
+
+def _label_shares(right: int, given: int, there: int) -> dict[str, float]:
+    return {
+        "precision": 100 * right / max(given, 1),
+        "recall": 100 * right / max(there, 1),
+        "f1": 200 * right / max(given + there, 1),
+        "texts": there,
+    }
+
+
+def render_confusion_matrix(table: dict[str, Any]) -> str:
+    """Return the matrix as text: a row for each reference label, a column for each predicted label."""
+    labels, shares = table["labels"], ("precision", "recall", "f1")
+    rows = [["reference", *(f"as {label}" for label in labels), *shares]]
+    for label, row in zip(labels, table["counts"], strict=True):
+        rows.append([label, *map(str, row), *(f"{table['each'][label][name]:.2f}" for name in shares)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(row[1:], widths[1:], strict=True))])
+        for row in rows
+    )
+
+
+Array = NDArray[np.float64]
+ORDERS = 4  # of BLEU
+TINY = 1e-300  # whose logarithm is still a number
+BETA = 2.0  # of chrF: what is covered counts so much more than what is right
+
+
+def ratio(part: Array, whole: Array, otherwise: Array | float = 0.0) -> Array:
+    """part / whole, and `otherwise` where there is nothing to divide by."""
+    return np.where(whole > 0, part / np.where(whole > 0, whole, 1.0), otherwise)
+
+
+def shares(total_TK: Array) -> Array:
+    """Two counts: so many in a hundred. Something of nothing is all of it."""
+    part_T, whole_T = total_TK[..., 0], total_TK[..., 1]
+    return 100 * ratio(part_T, whole_T, np.where(part_T > 0, 1.0, 0.0))
+
+
+def bleus(total_TK: Array) -> Array:
+    """Counts: length, length of the reference, then n-grams that are right, then all n-grams, of each order.
+
+    An order without a hit counts as half a hit, the next such one as a quarter, and so on.
+    """
+    length_T, wanted_T = total_TK[..., 0], total_TK[..., 1]
+    right_TN, all_TN = total_TK[..., 2 : 2 + ORDERS], total_TK[..., 2 + ORDERS :]
+    missed_TN = np.cumsum(right_TN == 0, -1)
+    hits_TN = np.where(right_TN == 0, 0.5**missed_TN, right_TN)
+    short_T = np.where(length_T < wanted_T, 1 - ratio(wanted_T, length_T), 0.0)
+    log_T = np.log(np.maximum(ratio(hits_TN, all_TN), TINY)).mean(-1)
+    some_T = (right_TN > 0).any(-1) & (all_TN > 0).all(-1)
+    return np.where(some_T, 100 * np.exp(log_T + short_T), 0.0)
+
+
+def bleu_parts(total_K: Array) -> dict[str, Any]:
+    """Return what BLEU is the product of, from the same counts, as sacreBLEU prints it: n-gram precisions in per cent,
+    smoothed where an order has no match, and the brevity penalty, with the lengths in tokens behind it."""
+    length, wanted = int(total_K[0]), int(total_K[1])
+    right_N, all_N = total_K[2 : 2 + ORDERS], total_K[2 + ORDERS :]
+    hits_N = np.where(right_N == 0, 0.5 ** np.cumsum(right_N == 0), right_N)
+    precision_N = 100 * ratio(hits_N, all_N) * bool(right_N.any())
+    penalty = 1.0 if length >= wanted else math.exp(1 - wanted / length) if length else 0.0
+    return {
+        "precisions": precision_N.tolist(),
+        "brevity_penalty": penalty,
+        "hypothesis_length": length,
+        "reference_length": wanted,
+    }
+
+
+def chrfs(total_TK: Array) -> Array:
+    """Counts of each order: n-grams, n-grams of the reference, n-grams in both. Orders that one side lacks are out."""
+    given_TN, wanted_TN, both_TN = (total_TK[..., n::3] for n in range(3))
+    orders_T = np.maximum(((given_TN > 0) & (wanted_TN > 0)).sum(-1), 1)
+    right_T, covered_T = (ratio(both_TN, side_TN).sum(-1) / orders_T for side_TN in (given_TN, wanted_TN))
+    return 100 * ratio((1 + BETA**2) * right_T * covered_T, BETA**2 * right_T + covered_T)
+
+
+MOSES = ("cs", "de", "en", "fr")  # languages of Multi30k, whose papers count in Moses's tokens
+SUBWORD_SHARE = 0.05  # of the tokens; in text cut into subwords the share is far higher, in plain text it is about 0
+
+HARDLY = 1.0  # of 100: with a score below it, or an error rate above 99, the loss tells models apart
+
+LIBRARIES = {"moses": "sacremoses", "rouge": "rouge_score"}  # by the extra that brings them
+
+Lines = Sequence[str]
+
+
+class Counted(NamedTuple):
+    """A score, how it was counted, and the counts of every line, whose sums the score is a function of."""
+
+    value: float
+    signature: str
+    line_NK: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A metric on the menu. `higher` is better, or lower; `shown` is its name in tables.
+
+    `values` turns sums of counts into scores, for many sums at once: of all lines, of some of them, of resamples.
+    One that takes an answer as a whole can judge `labels` too; the others look into its words. `extra` brings the
+    library that it needs. `parts` turns the sum of all lines into what the score is made of, by name.
+    """
+
+    name: str
+    shown: str
+    count: Callable[[Lines, Sequence[Lines]], Counted]
+    values: Callable[[Array], Array] = shares
+    higher: bool = True
+    labels: bool = False
+    extra: str = ""
+    parts: Callable[[Array], dict[str, Any]] | None = None
+
+    @property
+    def lack(self) -> str:
+        """What there is to say where its library is not there, else nothing."""
+        if not self.extra or find_spec(LIBRARIES[self.extra]):
+            return ""
+        library = LIBRARIES[self.extra]
+        return f"{self.name} needs {library}, which is not there; pip install 'dragoman[{self.extra}]' brings it"
+
+    def __call__(self, hypotheses: Lines, references: Sequence[Lines]) -> Score:
+        """The score of lines from anywhere; subword text is refused."""
+        refuse_subwords(hypotheses)
+        return self.of_answers(hypotheses, references)
+
+    def of_answers(self, hypotheses: Lines, references: Sequence[Lines]) -> Score:
+        """The score of a model's answers: text, whatever marks a model may write that has hardly learned yet."""
+        counted = self.counted(hypotheses, references)
+        return Score(self.name, counted.value, counted.signature)
+
+    def counted(self, hypotheses: Lines, references: Sequence[Lines]) -> Counted:
+        """The same with the counts of every line."""
+        check(hypotheses, references)
+        if self.lack:
+            raise UserError(self.lack)
+        return self.count(hypotheses, references)
+
+    def goodness(self, value: float) -> float:
+        """Higher is better, whatever the metric."""
+        return value if self.higher else -value
+
+    @property
+    def floor(self) -> float:
+        """The goodness of a model that has hardly learned: below it, one score says no more than another."""
+        return self.goodness(HARDLY if self.higher else 100 - HARDLY)
+
+
+def bleu(hypotheses: Lines, references: Sequence[Lines], *, tokenize: str = "", lowercase: bool = False) -> Counted:
+    """Word n-grams up to 4 that occur in a reference, with a penalty for being short. 100 is perfect.
+
+    What a word is, the script of the references says, unless `tokenize` does (words.py); the signature tells.
+    """
+    return _sacrebleu(bleu_of(tokenize, references, lowercase=lowercase), hypotheses, references)
+
+
+def bleu_moses(language: str, hypotheses: Lines, references: Sequence[Lines]) -> Counted:
+    """BLEU as papers print it that count lower-cased text in Moses's tokens: fairseq's BLEU4 and multi-bleu.
+
+    They do not smooth; sacreBLEU does where an order has no hit at all, which no system has that is worth printing.
+    """
+    cut = partial(moses, language=language)
+    counted = bleu(cut(hypotheses), [cut(lines) for lines in references], tokenize="none")
+    signature = counted.signature.replace("case:mixed", "case:lc").replace("tok:none", f"tok:norm+moses-{language}")
+    return counted._replace(signature=f"{signature}|sacremoses:{version('sacremoses')}")
+
+
+def chrf(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
+    """Character n-grams up to 6, found and covered, the covered ones counting double (chrF2). 100 is perfect."""
+    from sacrebleu.metrics.chrf import CHRF
+
+    return _sacrebleu(CHRF(), hypotheses, references)
+
+
+def ter(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
+    """Edits, among them moves of whole phrases, per hundred words of the reference. 0 is perfect."""
+    from sacrebleu.metrics.ter import TER
+
+    return _sacrebleu(TER(), hypotheses, references)
+
+
+def _sacrebleu(metric: Any, hypotheses: Lines, references: Sequence[Lines]) -> Counted:
+    """What its `corpus_score` does, in two steps, so that the counts are there."""
+    counts = metric._extract_corpus_statistics(list(hypotheses), [list(reference) for reference in references])
+    value = metric._aggregate_and_compute(counts).score
+    return Counted(float(value), str(metric.get_signature()), np.array(counts, dtype=np.float64))
+
+
+def _shares(counts: Iterable[tuple[float, float]], signature: str) -> Counted:
+    """A score that is a sum of something in a hundred of something else; of shares of lines, the mean."""
+    line_N2 = np.array(list(counts), dtype=np.float64)
+    return Counted(float(shares(line_N2.sum(0))), signature, line_N2)
+
+
+def rouge(kind: str, hypotheses: Lines, references: Sequence[Lines]) -> Counted:
+    """F1 of stemmed words, pairs of them or their longest common row, averaged over the lines. 100 is perfect.
+
+    With several references, each line counts by the one that it is nearest to.
+    """
+    from rouge_score import rouge_scorer
+
+    scorer = rouge_scorer.RougeScorer([kind], use_stemmer=True)
+    rows = zip(hypotheses, zip(*references, strict=True), strict=True)
+    found = [scorer.score_multi(list(row), line)[kind].fmeasure for line, row in rows]
+    signature = f"nrefs:{len(references)}|case:lc|stem:porter|mean:f1|version:rouge-score {version('rouge-score')}"
+    return _shares(((share, 1) for share in found), signature)
+
+
+def exact(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
+    """How many lines in a hundred equal a reference, runs of spaces counting as one. 100 is perfect."""
+    rows = zip(hypotheses, zip(*references, strict=True), strict=True)
+    right = [line.split() in [reference.split() for reference in row] for line, row in rows]
+    return _shares(((one, 1) for one in right), f"nrefs:{len(references)}|case:mixed|space:one|unit:line")
+
+
+def line_error_rate(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
+    """Return how many lines in a hundred differ from every reference: 100 minus `exact`. 0 is perfect.
+
+    Where a line is a word and its tokens are phones, as in grapheme-to-phoneme conversion, the field calls this the
+    word error rate.
+    """
+    _, signature, right_N2 = exact(hypotheses, references)
+    return _shares(((1 - right, 1) for right, _ in right_N2), signature)
+
+
+def error_rate(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
+    """Words (or whatever stands between spaces) to add, drop or change, per hundred of the reference. 0 is perfect.
+
+    With several references, each line counts by the one that asks for the fewest edits.
+    """
+    counts = []
+    for line, *row in zip(hypotheses, *references, strict=True):
+        words = [reference.split() for reference in row]
+        counts.append(min((distance(line.split(), reference), len(reference)) for reference in words))
+    return _shares(counts, f"nrefs:{len(references)}|case:mixed|edits:ins+del+sub|per:reference")
+
+
+def distance(one: Sequence[str], other: Sequence[str]) -> int:
+    """The fewest tokens to add, drop or change that turn one row into the other (Levenshtein)."""
+    above = list(range(len(other) + 1))
+    for i, token in enumerate(one, 1):
+        row = [i]
+        for j, wanted in enumerate(other):
+            row.append(min(above[j] + (token != wanted), above[j + 1] + 1, row[j] + 1))
+        above = row
+    return above[-1]
+
+
+def evaluate(hypotheses: Lines, references: Sequence[Lines], names: Sequence[str] = ()) -> list[Score]:
+    """The scores called `names`, in that order; by default those that are usual for translations."""
+    return [metric(hypotheses, references) for metric in chosen(names)]
+
+
+def of_answers(hypotheses: Lines, references: Sequence[Lines], names: Sequence[str] = ()) -> list[Score]:
+    """The same of a model's answers."""
+    return [metric.of_answers(hypotheses, references) for metric in chosen(names)]
+
+
+def chosen(names: Sequence[str]) -> list[Metric]:
+    """The metrics called so; one that cannot be counted here is refused, so that no work is done for it."""
+    found = [pick(METRICS, metric_name(name), "metric") for name in names or USUAL["translate"]]
+    if lack := next(filter(None, (metric.lack for metric in found)), ""):
+        raise UserError(lack)
+    return found
+
+
+def cut_by(metric: Metric, tokenize: str) -> Metric:
+    """BLEU that cuts lines in this way; other metrics, and BLEU where no way is named, as they are."""
+    if not tokenize or metric.name != "bleu":
+        return metric
+    return replace(metric, count=partial(bleu, tokenize=tokenize))
+
+
+def metric_named(name: str, task: str, own: Sequence[str] = ()) -> Metric | None:
+    """Return the metric that `train.metric` names; None where it is the loss that counts.
+
+    `auto` is the first of a recipe's `own` metrics (data.metrics), or else the usual one of the task. A language model
+    outputs nothing that could be compared with a reference, so it has only the loss.
+    """
+    menu: dict[str, Metric | None] = {"loss": None, **fitting(task)}
+    auto = menu[own[0]] if own and own[0] in menu else menu[AUTO[task]]
+    return pick({"auto": auto, **menu}, metric_name(name), f"metric of models that {task}")
+
+
+def note_on_wer(names: Iterable[str], tokenizer: TokenizerSettings) -> str:
+    """Return a note where `wer` is not the word error rate in the usual sense, else an empty string."""
+    if "wer" not in names or (tokenizer.target_kind or tokenizer.kind) != "space":
+        return ""
+    return (
+        "wer counts the tokens between spaces: where a line is a word and its tokens are phones "
+        "(tokenizer.target_kind=space), that is the phone error rate, and the word error rate is line_error_rate"
+    )
+
+
+def fitting(task: str) -> dict[str, Metric]:
+    """The metrics that say something about the answers of a task."""
+    if task == "classify":
+        return {name: metric for name, metric in METRICS.items() if metric.labels}
+    return METRICS if task == "translate" else {}
+
+
+def check(hypotheses: Lines, references: Sequence[Lines]) -> None:
+    """Refuse what would give a number that means nothing."""
+    if not hypotheses:
+        raise UserError("there are no hypotheses to score")
+    if not references:
+        raise UserError("there is no reference to score against")
+    for number, reference in enumerate(references, 1):
+        if isinstance(reference, str):
+            raise UserError(
+                "references must be a list of lists of lines; put a single reference into a list of its own"
+            )
+        if len(reference) != len(hypotheses):
+            raise UserError(
+                f"reference {number} of {len(references)} has {_lines(reference)}, "
+                f"but there are {len(hypotheses)} hypotheses; line by line they must belong together"
+            )
+
+
+def refuse_subwords(hypotheses: Lines) -> None:
+    if subword_share(hypotheses) > SUBWORD_SHARE:
+        raise UserError(
+            "the hypotheses look like subword text ('▁' or '@@' marks); detokenise them first, "
+            "since a score counted on subwords cannot be compared with any other"
+        )
+
+
+def _lines(reference: Lines) -> str:
+    return "1 line" if len(reference) == 1 else f"{len(reference)} lines"
+
+
+def subword_share(lines: Iterable[str]) -> float:
+    """How many of the tokens between blanks begin with '▁' or end in '@@'."""
+    tokens = [token for line in lines for token in line.split()]
+    return sum(token.startswith("▁") or token.endswith("@@") for token in tokens) / max(len(tokens), 1)
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("bleu", "BLEU", bleu, bleus, parts=bleu_parts),
+        Metric("bleu_tokens", "BLEU of tokens", partial(bleu, tokenize="none"), bleus, parts=bleu_parts),
+        *(
+            Metric(
+                f"bleu_moses_{code}",
+                f"BLEU lc {code}",
+                partial(bleu_moses, code),
+                bleus,
+                extra="moses",
+                parts=bleu_parts,
+            )
+            for code in MOSES
+        ),
+        Metric("chrf", "chrF", chrf, chrfs),
+        Metric("ter", "TER", ter, higher=False),
+        Metric("rouge1", "ROUGE-1", partial(rouge, "rouge1"), extra="rouge"),
+        Metric("rouge2", "ROUGE-2", partial(rouge, "rouge2"), extra="rouge"),
+        Metric("rougeL", "ROUGE-L", partial(rouge, "rougeL"), extra="rouge"),
+        Metric("exact", "exact match", exact, labels=True),
+        Metric("accuracy", "accuracy", exact, labels=True),
+        Metric("line_error_rate", "line error rate", line_error_rate, higher=False, labels=True),
+        Metric("wer", "word errors", error_rate, higher=False),
+        Metric("per", "phone errors", error_rate, higher=False),
+    )
+}
+USUAL = {"translate": ("bleu", "chrf", "ter"), "classify": ("accuracy",)}  # what `evaluate` counts, by the task
+AUTO = {"translate": "bleu", "classify": "accuracy", "generate": "loss"}  # what "best" means, by the task

@@ -1,0 +1,248 @@
+"""A run folder on disk: whole files or none, a format number, and a digest that tells damage from data.
+
+    config.yaml  model.safetensors  tokenizer/  metrics.jsonl  checkpoints/  FORMAT
+    provenance.json (data counts, versions, dates, the parent run)  scores.jsonl (what `evaluate` found)
+
+Only tensors, text and JSON; loading never runs code from a folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError, safe_open
+
+from dragoman.config.settings import Recipe, build, to_yaml
+from dragoman.config.yaml import parse_yaml
+from dragoman.errors import UserError
+from dragoman.io import check_plain, digest_bytes, write_atomically
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT = 3
+MOST_DIGITS = 100  # of a format number; Python itself gives up after some thousands
+DIGEST_LINE = "# digest: "
+NOTE = "dragoman"  # the entry of a safetensors header that holds what is known about the tensors, as JSON
+CHANGED = "changed by hand"  # in place of the digest: what the user says of a config.yaml that is not as written
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    write_whole(path, lambda made: made.write_text(text, encoding="utf-8"))
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file or folder of a run atomically; what goes wrong is a UserError that names `path`."""
+    try:
+        write_atomically(path, write)
+    except (OSError, SafetensorError) as error:
+        raise unwritable(path, error) from None
+
+
+def unwritable(path: Path, error: Exception) -> UserError:
+    why = getattr(error, "strerror", None) or str(error)
+    return UserError(
+        f"cannot write {str(path)!r} ({why}); what was saved before is whole: make room or choose another "
+        "folder, then go on with --resume"
+    )
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], **about: str) -> None:
+    """Tensors and what there is to know about them, with a digest of both in the file's own header.
+
+    The header has one entry: safetensors writes several in random order, and equal runs must give equal bytes.
+    """
+    from safetensors.torch import save_file
+
+    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    note = json.dumps({**about, "digest": _digest(held, about)}, sort_keys=True)
+    write_whole(path, lambda made: save_file(held, str(made), {NOTE: note}))
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and what was written about them; a damaged file is refused."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            about = json.loads((file.metadata() or {})[NOTE])
+            digest = about.pop("digest")
+    except FileNotFoundError:
+        raise UserError(f"{str(path)!r} is missing, so the folder is not a whole run") from None
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{str(path)!r} is cut short or damaged ({error}); copy it again or restore it") from None
+    if digest != _digest(tensors, about):
+        raise UserError(f"{str(path)!r} is damaged: its content does not match its digest; copy it again or restore it")
+    return tensors, about
+
+
+def read_digest(path: Path) -> str:
+    """Return the digest in the header of a file of tensors, without reading the tensors."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            return str(json.loads(file.metadata()[NOTE])["digest"])
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{str(path)!r} is cut short or damaged ({error}); copy it again or restore it") from None
+
+
+def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
+    import torch
+
+    digest = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16)
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def mean(many: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The average of several sets of weights, summed in double precision, in the order given."""
+    sets = list(many)
+    total = {name: tensor.double() for name, tensor in sets[0].items()}
+    for tensors in sets[1:]:
+        for name, tensor in tensors.items():
+            total[name] += tensor
+    return {name: (tensor / len(sets)).to(sets[0][name].dtype) for name, tensor in total.items()}
+
+
+class RunFolder:
+    """The places in a run folder, and how each is read and written."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.model = self.path / "model.safetensors"
+        self.tokenizer = self.path / "tokenizer"
+        self.metrics = self.path / "metrics.jsonl"
+        self.scores = self.path / "scores.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.provenance_file = self.path / "provenance.json"
+        self.distilled = self.path / "distilled"  # of a student: what its teacher said (augmentation/distillation.py)
+        self.format = self.path / "FORMAT"
+
+    def begin(self, recipe: Recipe) -> None:
+        """The format number comes first: a folder that has one is a run, however early it was killed."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_text(self.format, f"{FORMAT}\n")
+            self.checkpoints.mkdir(exist_ok=True)
+        except OSError as error:
+            raise unwritable(self.path, error) from None
+        self.save_recipe(recipe)
+
+    def discard(self) -> None:
+        """Remove a run that came to nothing: what its start wrote, and the folder if nothing else is in it."""
+        for folder in (self.tokenizer, self.checkpoints, self.path / "tensorboard"):
+            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            for file in (self.format, self.config, self.metrics, self.provenance_file):
+                file.unlink(missing_ok=True)
+            self.path.rmdir()
+
+    def save_recipe(self, recipe: Recipe) -> None:
+        text = to_yaml(recipe)
+        write_text(self.config, f"{text}{DIGEST_LINE}{digest_bytes(text.encode())}\n")
+
+    def check(self) -> int:
+        """Return the format of the folder; refuse what is no run folder, or one of a later Dragoman.
+
+        Checkpoints are left out: a process that trains removes them at any time.
+        """
+        if not self.path.is_dir():
+            raise UserError(f"there is no run folder {str(self.path)!r}")
+        files = (self.format, self.config, self.model, self.metrics, self.scores)
+        for path in (*files, *self.tokenizer.rglob("*")):
+            check_plain(path)
+        if not self.format.is_file():
+            raise UserError(f"{str(self.path)!r} is not a run folder: it has no FORMAT file")
+        written = self.format.read_bytes().strip()
+        if not written.isdigit() or len(written) > MOST_DIGITS or not int(written):
+            raise UserError(f"{str(self.format)!r} is damaged: it must hold a number, such as {FORMAT}")
+        if int(written) > FORMAT:
+            raise UserError(
+                f"{str(self.path)!r} has format {int(written)}, but this Dragoman reads up to {FORMAT}; update Dragoman"
+            )
+        return int(written)
+
+    def recipe(self) -> Recipe:
+        version = self.check()
+        try:
+            text = self.config.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            raise UserError(f"{str(self.config)!r} is missing or damaged, so the folder is not a whole run") from None
+        body, mark, digest = text.rpartition(DIGEST_LINE)
+        if not mark:
+            raise UserError(f"{str(self.config)!r} is cut short: it must end with a line {DIGEST_LINE!r}; restore it")
+        if digest.strip() not in (CHANGED, digest_bytes(body.encode())):
+            raise UserError(
+                f"{str(self.config)!r} is not as it was written; restore it, or, if you changed it on purpose, "
+                f"make its last line {DIGEST_LINE + CHANGED!r}"
+            )
+        values = modernise(parse_yaml(body, str(self.config)), version)
+        with naming(self.config):
+            return build(Recipe, values)
+
+    def state(self) -> dict[str, Any]:
+        """What the newest checkpoint says of the run, or nothing where there is none."""
+        newest = max(self.checkpoints.glob(f"step-{'[0-9]' * 10}/state.json"), default=None)
+        return read_json(newest) if newest else {}
+
+    def teacher(self) -> dict[str, Any]:
+        """Whose student the run is and what it was taught, or nothing."""
+        path = self.distilled / "teacher.json"
+        return read_json(path) if path.exists() else {}
+
+    def provenance(self) -> dict[str, Any]:
+        """Return where the run comes from (training/checkpoint.py); nothing for runs of earlier releases."""
+        return read_json(self.provenance_file) if self.provenance_file.exists() else {}
+
+    def add_scores(self, scores: Mapping[str, Any]) -> None:
+        """Append the result of a test to scores.jsonl; a folder that cannot be written to is left as it is."""
+        with suppress(OSError), self.scores.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(scores, ensure_ascii=False) + "\n")
+
+    def save_model(self, weights: Mapping[str, Tensor], *, tokenizer: str, **about: str) -> None:
+        save_tensors(self.model, weights, tokenizer=tokenizer, **about)
+
+
+def modernise(values: Any, version: int) -> Any:
+    """Return the settings of an earlier format under today's names.
+
+    Until format 2 `pool: last` of a bidirectional recurrent classifier was the state at the last token, where the
+    backward cell has read that token alone. That is now `last_token`, so that those runs classify as they did.
+    """
+    model = values.get("model") if isinstance(values, dict) else None
+    if version < 3 and isinstance(model, dict) and (model.get("kind"), model.get("backbone")) == ("classifier", "rnn"):
+        old = model.get("bidirectional") and model.get("pool") == "last"
+        return {**values, "model": {**model, "pool": "last_token"}} if old else values
+    return values
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """What is wrong with settings is said with the name of the file that they were read from."""
+    try:
+        yield
+    except UserError as fault:
+        raise UserError(f"{str(path)!r}: {fault}") from None
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """Read a JSON object of a run folder; refuse what is missing, damaged or no plain file."""
+    check_plain(path)
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{str(path)!r} is missing, so the folder is not a whole run") from None
+    except (ValueError, OSError):
+        raise UserError(f"{str(path)!r} is damaged; restore it") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{str(path)!r} is damaged; restore it")
+    return value

@@ -1,0 +1,380 @@
+"""How a run begins, and which run may go on: what is in the way is refused before anything is written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dragoman.config.settings import (
+    FILES,
+    LIMITS,
+    SPLITS,
+    Recipe,
+    TokenizerSettings,
+    build,
+    override,
+    pick,
+    read_recipe,
+)
+from dragoman.data.tokenizers import TOKENIZERS, Tokenizers, target_side
+from dragoman.errors import UserError
+from dragoman.inference.constraints import settings_for
+from dragoman.inference.loading import open_run, put_weights
+from dragoman.inference.postprocess import check_alignment
+from dragoman.inference.predictor import Door
+from dragoman.io import is_temporary, lock_folder
+from dragoman.metrics.metrics import METRICS, fitting, metric_named, note_on_wer
+from dragoman.models.base import Model, tensors_of
+from dragoman.models.registry import build_model, completed, kind_of, settings_of
+from dragoman.phrasebook.generate import DIRECTIONS, check_request
+from dragoman.process_group import MEETING, Group
+from dragoman.progress import WARNING, Report
+from dragoman.run_dir import RunFolder, unwritable
+from dragoman.training import checkpoint as record
+from dragoman.training import consistency, optim
+from dragoman.training.choices import choose
+from dragoman.training.distributed import PARALLEL
+from dragoman.training.loss import LOSSES
+from dragoman.training.prepare import check_data, check_files, tagged
+from dragoman.training.step import freeze
+from dragoman.types import SPECIALS
+
+RESUMABLE = 2  # the earliest format of a run folder whose training can go on
+MAY_CHANGE = {
+    "train": {
+        "steps", "epochs", "minutes", "flops", "patience",  # when to stop
+        "keep", "average", "save_every", "log_every", "tensorboard",  # what to keep and show
+        "device", "precision", "compile", "threads",  # where to run: said, because the bits may change
+        "parallel", "timeout",
+    },
+    "data": {"cache", "test", "metrics"},
+}  # fmt: skip
+
+
+class Start(NamedTuple):
+    recipe: Recipe  # with every setting written out
+    newest: Path | None  # the checkpoint to go on from
+    parent: Door[Model] | None  # the run whose weights a new one begins with
+    init_from: str
+
+
+class Order(NamedTuple):
+    """What was asked for."""
+
+    recipe: str | Path | Recipe
+    folder: RunFolder
+    overrides: Sequence[str]
+    resume: bool
+    init_from: str | Path | None
+
+
+def begin(order: Order, report: Report, held: ExitStack, group: Group) -> Start:
+    """Make the folder, or find where the run in it was. It is ours alone until `held` lets go of it.
+
+    Of several processes the first does so, and the others are told.
+    """
+    begun: list[Start] = []
+
+    def told() -> tuple[Recipe, Path | None, str]:
+        start = first_begin(order, report, held, group)
+        begun.append(start)
+        return start.recipe, start.newest, start.init_from
+
+    def told_of() -> Start:
+        if not order.folder.format.exists():
+            raise UserError(
+                f"process {group.rank} does not see {str(order.folder.path)!r}, which the first one made; name a "
+                "folder with --out that all machines see"
+            )
+        return Start(whole, newest, open_run(parent, device="cpu") if parent else None, parent)
+
+    whole, newest, parent = group.told(told)
+    return group.each(lambda: begun[0] if begun else told_of())
+
+
+def first_begin(order: Order, report: Report, held: ExitStack, group: Group) -> Start:
+    recipe, folder, overrides, resume, init_from = order
+    whole = laid_over(recipe, overrides) if isinstance(recipe, Recipe) else read_recipe(Path(recipe), overrides)
+    newest = opened(folder, resume=resume)
+    if newest:
+        if began_with := record.load(newest).parent:
+            check_tokenizer(whole, folder.recipe(), overrides, began_with)
+        whole = gone_on(whole, folder, newest, init_from)
+        before = folder.recipe().train
+        for name in LIMITS:
+            was, now = getattr(before, name), getattr(whole.train, name)
+            if was != now:
+                report.say(f"train.{name} was {was} and is {now} from here on")
+        check_shared(whole, group)
+        check_files(whole)
+        held.enter_context(alone(folder))
+        record.clear(folder)
+        folder.begin(whole)
+        return Start(whole, newest, None, "")
+    parent, given = open_run(init_from, device="cpu") if init_from is not None else None, whole
+    ignored = check_tokenizer(whole, parent.recipe, overrides, str(init_from)) if parent else []
+    whole = completed(inherited(whole, parent.recipe) if parent else whole)
+    check(whole)
+    check_judging(whole)
+    check_shared(whole, group)
+    check_files(whole)
+    if note := note_on_wer([whole.train.metric, *whole.data.metrics], whole.tokenizer):
+        report.say(note)
+    if parent:
+        report.say(starting_from(str(init_from), parent.recipe, whole, given))
+        for setting in ignored:
+            report.say(f"{setting} has no effect: the tokenizer comes from {init_from}", WARNING)
+        new_model(whole, tagged(parent.tokenizers, whole), parent)  # what does not fit is said now, not after hours
+    held.enter_context(claimed(folder))
+    if resume:
+        report.say(f"there is nothing in {str(folder.path)!r} to go on from; beginning")
+    folder.begin(whole)
+    shutil.rmtree(folder.tokenizer, ignore_errors=True)  # of a start that came to nothing
+    return Start(whole, None, parent, str(init_from or ""))
+
+
+def meeting_minutes(recipe: str | Path | Recipe, overrides: Sequence[str]) -> float:
+    """Return train.timeout; where the recipe cannot be read, that is reported once when all processes have met."""
+    try:
+        return laid_over(recipe if isinstance(recipe, Recipe) else read_recipe(Path(recipe)), overrides).train.timeout
+    except UserError:
+        return MEETING
+
+
+@contextmanager
+def alone(folder: RunFolder) -> Iterator[bool]:
+    """Refuse a second process that trains in one folder: they would ruin each other's checkpoints.
+
+    Yield whether the folder was made here.
+    """
+    refusal = f"another process is training in {str(folder.path)!r}; wait for it or choose another --out"
+    with ExitStack() as held:
+        try:
+            made = held.enter_context(lock_folder(folder.path, refusal))
+        except OSError as error:
+            raise unwritable(folder.path, error) from None
+        yield made
+
+
+@contextmanager
+def claimed(folder: RunFolder) -> Iterator[None]:
+    """Lock the folder of a new run, and discard a folder made here if training ends before it has logged anything."""
+    with alone(folder) as made:
+        try:
+            yield
+        except BaseException:  # Ctrl-C too
+            logged = folder.metrics.exists() and folder.metrics.stat().st_size
+            if made and not logged and record.newest(folder) is None:
+                folder.discard()
+            raise
+
+
+def gone_on(recipe: Recipe, folder: RunFolder, newest: Path, init_from: str | Path | None) -> Recipe:
+    """The recipe of a run that goes on; refused if it is not the one that the run was begun with."""
+    before = folder.recipe()
+    if record.load(newest).parent:
+        recipe = inherited(recipe, before)
+    elif init_from is not None:
+        raise UserError(f"{str(folder.path)!r} was not begun with --init-from; leave it out, or choose another --out")
+    recipe = completed(recipe)
+    check(recipe)
+    same_run(before, recipe)
+    kept = {"train": before.data.train, "dev": before.data.dev}  # checkpoints know corpora by the names of their files
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update=kept)})
+
+
+def check_tokenizer(recipe: Recipe, parent: Recipe, overrides: Sequence[str], run: str) -> list[str]:
+    """Return the tokenizer settings of a recipe that have no effect, since the tokenizer is that of the parent run.
+
+    One that was given on the command line is refused: who types it expects something of it.
+    """
+    typed = {item.partition("=")[0] for item in overrides}
+    ignored = []
+    for name in TokenizerSettings.model_fields:
+        own, its = getattr(recipe.tokenizer, name), getattr(parent.tokenizer, name)
+        if name == "sampling" or name not in recipe.tokenizer.model_fields_set or own == its:
+            continue
+        ignored.append(f"tokenizer.{name}={own}")
+        if typed & {"tokenizer", f"tokenizer.{name}"}:
+            raise UserError(
+                f"tokenizer.{name}={own} has no effect: the tokenizer comes from {run}, which has {name}={its}; "
+                "leave it out"
+            )
+    return ignored
+
+
+def starting_from(run: str, parent: Recipe, whole: Recipe, given: Recipe) -> str:
+    """Return what a run takes over from its parent, and which settings of the model are its own."""
+    named = given.model if given.model != Recipe().model else {}
+    its = completed(parent).model
+    own = [f"model.{name}={whole.model[name]}" for name in named if whole.model[name] != its.get(name)]
+    but = f" but for {', '.join(own)}" if own else ""
+    return f"starting from {run}: its weights, its tokenizer and its model's settings{but}"
+
+
+def laid_over(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    values = recipe.model_dump(mode="json", exclude_unset=True)
+    for item in overrides:
+        override(values, item)
+    return build(Recipe, values)
+
+
+def opened(folder: RunFolder, *, resume: bool) -> Path | None:
+    """The checkpoint to go on from; None where a run may begin. What is in the way is refused, never removed."""
+    name = str(folder.path)
+    if folder.path.exists() and not folder.path.is_dir():
+        raise UserError(f"{name!r} is a file, but a run needs a folder; choose another --out")
+    if not folder.format.exists():
+        if folder.path.exists() and not all(map(is_temporary, folder.path.iterdir())):
+            raise UserError(f"{name!r} is not empty and is no run folder; choose another --out")
+        return None
+    version = folder.check()
+    newest = record.newest(folder)
+    if newest and version < RESUMABLE:
+        raise UserError(f"{name!r} was begun by an earlier Dragoman; begin a new run with --init-from {name}")
+    if not resume and (newest or folder.model.exists()):
+        raise UserError(f"{name!r} already holds a run; add --resume to go on with it, or choose another --out")
+    if newest is None and folder.model.exists():
+        raise UserError(f"{name!r} has no checkpoint to go on from; begin a new run with --init-from {name}")
+    return newest
+
+
+def check(recipe: Recipe) -> None:
+    """Whatever a menu can refuse is refused before anything is read or written."""
+    task = kind_of(recipe.model).task
+    optim.check(recipe.train, settings_of(recipe.model))
+    pick(LOSSES, recipe.train.loss, "train.loss")
+    pick(PARALLEL, recipe.train.parallel, "train.parallel")
+    consistency.check(recipe.train, settings_of(recipe.model))
+    if recipe.train.compile is True and not kind_of(recipe.model).settings.compiles:
+        raise UserError("train.compile=true is of no use to recurrent models, whose kernels are compiled; leave it out")
+    choose(recipe.train)
+    settings_for(recipe.search)
+    pick(TOKENIZERS, recipe.tokenizer.kind, "tokenizer.kind")
+    check_metrics(recipe, task)
+    pick(dict.fromkeys(DIRECTIONS), recipe.data.direction, "data.direction (of the phrasebook)")
+    if not recipe.data.train:
+        raise UserError("the recipe has no data.train; name a corpus there, such as {source: F, target: F}")
+    for name in SPLITS:
+        for corpus in getattr(recipe.data, name):
+            corpus.check(f"data.{name}")
+            if corpus.phrasebook:
+                check_request(corpus.split or name, corpus.phrasebook, recipe.data.direction)
+    check_data(recipe)
+    pick(TOKENIZERS, target_side(recipe.tokenizer).kind, "tokenizer.target_kind")
+    kinds = [recipe.tokenizer.kind, target_side(recipe.tokenizer).kind]
+    if recipe.tokenizer.sampling and not any(TOKENIZERS[kind].samples for kind in kinds):
+        able = " or ".join(name for name, kind in TOKENIZERS.items() if kind.samples)
+        raise UserError(
+            f"tokenizer.sampling has no use with tokenizer.kind={kinds[0]}, which cuts every text in one way; "
+            f"leave it out, or choose {able}"
+        )
+    check_validation(recipe)
+    if recipe.train.freeze:
+        freeze(build_model(recipe, source_size=len(SPECIALS), target_size=len(SPECIALS)), recipe.train.freeze)
+
+
+def check_metrics(recipe: Recipe, task: str) -> None:
+    judge = metric_named(recipe.train.metric, task)
+    if judge and judge.lack:
+        raise UserError(f"train.metric: {judge.lack}")
+    for name in recipe.data.metrics:
+        pick(METRICS, name, "metric")
+        if name not in fitting(task):
+            raise UserError(f"data.metrics: {name} cannot judge models that {task}; leave it out")
+
+
+def check_validation(recipe: Recipe) -> None:
+    """What is asked of validations is refused where there are none."""
+    train = recipe.train
+    for name in [name for name, least in (("patience", 1), ("average", 2)) if getattr(train, name) >= least]:
+        if not recipe.data.dev:
+            raise UserError(f"train.{name} goes by the dev set, so it needs data.dev; name one, or leave it out")
+        if not train.validate_every:
+            raise UserError(f"train.{name} goes by validations on the way; set train.validate_every, or leave it out")
+
+
+def check_judging(recipe: Recipe) -> None:
+    """Refuse to judge answers that nobody asks for, and what could not be counted when the training is done. A run that
+    was begun so goes on."""
+    if lack := next(filter(None, (METRICS[name].lack for name in recipe.data.metrics)), ""):
+        raise UserError(f"data.metrics: {lack}")
+    train, task = recipe.train, kind_of(recipe.model).task
+    if task == "translate":
+        check_alignment(recipe.search, aligns=settings_of(recipe.model).aligns)
+    if task == "translate" and train.metric not in ("auto", "loss") and not train.validate_lines:
+        raise UserError(
+            f"train.metric={train.metric} judges answers, and train.validate_lines=0 asks for none; raise it, or set "
+            "train.metric=loss"
+        )
+
+
+def check_shared(recipe: Recipe, group: Group) -> None:
+    """What several processes cannot train is refused."""
+    if group.several:
+        model = build_model(recipe, source_size=len(SPECIALS), target_size=len(SPECIALS))
+        PARALLEL[recipe.train.parallel].check(model)
+
+
+def inherited(recipe: Recipe, parent: Recipe) -> Recipe:
+    """Fine-tuning takes over the parent's tokenizer and model; what the recipe says of the model is laid over it."""
+    given = recipe.model if recipe.model != Recipe().model else {}
+    tokenizer = parent.tokenizer.model_copy(update={"sampling": recipe.tokenizer.sampling})
+    return recipe.model_copy(update={"model": {**parent.model, **given}, "tokenizer": tokenizer})
+
+
+def same_run(before: Recipe, now: Recipe) -> None:
+    """A resumed run is the same run: only when to stop and where to run may differ."""
+    old, new = before.model_dump(mode="json"), now.model_dump(mode="json")
+    for section in old:
+        for key in old[section]:
+            change = first_difference(f"{section}.{key}", old[section][key], new[section].get(key))
+            if change and key not in MAY_CHANGE.get(section, ()):
+                name, one, other = change
+                raise UserError(
+                    f"this run was begun with {name}={one!r}, and cannot go on with {other!r}; keep it, or begin a new "
+                    "run with --init-from"
+                )
+
+
+def first_difference(name: str, old: Any, new: Any) -> tuple[str, Any, Any] | None:
+    """Return the innermost setting in which two values differ, and both values. Two names of one file do not differ."""
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        old, new = dict(enumerate(old)), dict(enumerate(new))
+    if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
+        return next(filter(None, (first_difference(f"{name}.{key}", old[key], new[key]) for key in old)), None)
+    if name.startswith("data.") and name.rpartition(".")[2] in FILES:
+        with suppress(OSError, ValueError, TypeError):
+            old = new if os.path.samefile(old, new) else old
+    return (name, old, new) if old != new else None
+
+
+def new_model(recipe: Recipe, tokenizers: Tokenizers, parent: Door[Model] | None) -> Model:
+    """Weights drawn from the seed, or those of the run that this one begins with."""
+    torch.manual_seed(recipe.train.seed)
+    model = build_model(recipe, **tokenizers.sizes)
+    if parent:
+        put_weights(model, with_new_tags(parent, tokenizers, model), "the run of --init-from", "this recipe's model")
+    return model
+
+
+def grown(tensor: Tensor, other: Tensor) -> tuple[int, int] | None:
+    """How many rows one and the other have, where they are alike but for that."""
+    return (len(tensor), len(other)) if tensor.dim() and tensor.shape[1:] == other.shape[1:] else None
+
+
+def with_new_tags(parent: Door[Model], tokenizers: Tokenizers, model: Model) -> dict[str, Tensor]:
+    """The parent's weights. The rows of tags that it did not know are those of the model, as they were drawn."""
+    before, now = parent.tokenizers.sizes["source_size"], tokenizers.sizes["source_size"]
+    weights, own = dict(tensors_of(parent.model)), tensors_of(model)
+    for name, tensor in weights.items():
+        if now > before and name in own and (before, now) == grown(tensor, own[name]):
+            weights[name] = torch.cat([tensor, own[name].detach()[before:]])
+    return weights

@@ -1,0 +1,320 @@
+"""A model with what it is to learn: batches in, sums of the loss out. What is compiled, captured and shared out.
+
+Shapes   B rows   T target width   C model width   N tokens
+
+One update of the weights from a few batches. Randomness is a function of seed, step, batch and row; no state of it
+is kept.
+"""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dragoman.config.settings import TrainSettings
+from dragoman.errors import UserError
+from dragoman.models.base import Model, tensors_of
+from dragoman.modules.dropout import cut
+from dragoman.process_group import Group
+from dragoman.training import consistency
+from dragoman.training.choices import Choices
+from dragoman.training.consistency import CONSISTENCY, passes, twice
+from dragoman.training.cuda_graph import Captured
+from dragoman.training.distributed import PARALLEL, here, is_shared, shared, whole
+from dragoman.training.loss import LOSSES
+from dragoman.training.optim import OPTIMIZERS, gradient_norm, set_rate
+from dragoman.types import Batch
+
+AVOIDED = ("triton.mix_order_reduction",)  # of what the compiler does: it doubles the time that a norm's slopes take
+
+
+class Learner(nn.Module):
+    def __init__(self, model: Model, settings: TrainSettings) -> None:
+        super().__init__()
+        self.model, self.settings = model, settings
+        self.loss = LOSSES[settings.loss]
+        self.consistency, self.of_both = CONSISTENCY[settings.consistency], consistency.LOSSES[settings.loss]
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The loss, with its slope, the plain negative log-likelihood, and how far two passes are apart, if there are
+        two: sums over the batch's real target tokens."""
+        with cut(batch.first, batch.height, passes(self.settings)):
+            if self.consistency:
+                batch = twice(batch, self.consistency, self.settings.cut)
+            states_BTC = self.model(batch)
+        return torch.stack(self.sums(*real(states_BTC, batch)))
+
+    def sums(self, states_NC: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        weight_VC, smoothing = self.model.project.weight, self.settings.label_smoothing
+        if not self.consistency:
+            loss, likelihood = self.loss(states_NC, weight_VC, target_N, smoothing)
+            return loss, likelihood, torch.zeros_like(likelihood)
+        states_2NC, target_N = states_NC.view(2, -1, states_NC.size(-1)), target_N.chunk(2)[0]
+        weight = self.settings.consistency_weight
+        return self.of_both(states_2NC, weight_VC, target_N, smoothing, self.consistency, weight)
+
+    def compile_layers(self) -> None:
+        """Each kind of layer is compiled once, for all layers of that kind; what stands between them is little."""
+        options: dict[str, Any] = {name: False for name in AVOIDED if name in torch._inductor.list_options()}
+        for stack in self.model.modules():
+            if isinstance(layers := getattr(stack, "layers", None), nn.ModuleList):
+                stack.embed = torch.compile(stack.embed, dynamic=False, options=options)  # type: ignore
+                for part in (*layers, stack.norm):
+                    part.compile(dynamic=False, options=options)
+        self.of_both = consistency.compiled(self.of_both)
+
+
+def real(states_BTC: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """The states and the right answers at all places that count.
+
+    A GPU would have to stop and count them; there all places are given, and where none counts the answer is below 0.
+    """
+    real_BT = batch.target_segment_BT > 0
+    if states_BTC.device.type == "cpu":
+        return states_BTC[real_BT], batch.target_out_BT[real_BT]
+    return states_BTC.flatten(0, 1), torch.where(real_BT, batch.target_out_BT, -1).flatten()
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one update did. `loss`, `likelihood` and the `divergence` of two passes are per target token, in nats."""
+
+    loss: float
+    likelihood: float
+    divergence: float
+    norm: float
+    lr: float
+    tokens: int
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.norm)
+
+
+class Pending(NamedTuple):
+    """An update whose numbers a GPU may still be at work on: to read them is to wait for it."""
+
+    numbers_4: Tensor  # loss, likelihood, divergence, gradient norm
+    lr: float
+    tokens: int
+
+
+def settled(some: Sequence[Pending]) -> list[Update]:
+    """Their numbers, fetched all at once."""
+    if not some:
+        return []
+    numbers: list[tuple[float, float, float, float]] = torch.stack([one.numbers_4 for one in some]).tolist()
+    return [Update(*four, one.lr, one.tokens) for four, one in zip(numbers, some, strict=True)]
+
+
+class Full(UserError):
+    """No room for the optimizer's step: finer parts would not help, and some weights may have moved already."""
+
+
+class Stepper:
+    """A model with its optimizer and the running mean of its weights."""
+
+    def __init__(self, model: Model, settings: TrainSettings, choices: Choices, group: Group | None = None) -> None:
+        self.settings, self.choices, self.group = settings, choices, group or Group()
+        self.device = torch.device(choices.device)
+        self.model = model.to(self.device)
+        freeze(model, settings.freeze)
+        self.spare = copy.deepcopy(model).cpu() if self.group.several and PARALLEL[settings.parallel].sharded else model
+        self.learner = Learner(model, settings)
+        self.shared = shared(self.learner, settings, self.group)
+        trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        self.parameters = list(trained.values())
+        self.optimizer = OPTIMIZERS[settings.optimizer](trained, settings)
+        self.ema = {name: each.detach().clone() for name, each in tensors_of(model).items()} if settings.ema else {}
+        self.count = torch.ones((), device=self.device)  # of target tokens in the step
+        self.nearer = torch.zeros((), device=self.device)  # how far the running mean goes towards the weights
+        self.captured = Captured(self.at_once) if choices.capture else None
+        if choices.compile:
+            self.learner.compile_layers()
+
+    def update(self, batches: Sequence[Batch], step: int, lr: float) -> Pending:
+        """Add the gradients of all batches up, as if they were one, and take a step; a non-finite one is not taken."""
+        if not self.model.training:  # to tell all parts of a model takes a while
+            self.model.train()
+        set_rate(self.optimizer, lr)
+        self.count.fill_(sum(batch.target_tokens for batch in batches))
+        self.nearer.fill_(1 - min(self.settings.ema, (1 + step) / (10 + step)))  # it forgets how it began
+        if self.captured and len(batches) == 1 and self.choices.split == 1:
+            torch.manual_seed(seed_of(self.settings.seed, step, 0))
+            numbers_4 = self.captured(batches[0])
+        else:
+            numbers_4 = self.in_parts(batches, step)
+        return Pending(numbers_4, lr, sum(b.tokens for b in batches))
+
+    def in_parts(self, batches: Sequence[Batch], step: int) -> Tensor:
+        self.optimizer.zero_grad()
+        sums = torch.zeros(3, device=self.device)
+        some = [(number, part) for number, batch in enumerate(batches) for part in parts(batch, self.choices.split)]
+        for left, (number, part) in zip(range(len(some) - 1, -1, -1), some, strict=True):
+            torch.manual_seed(seed_of(self.settings.seed, step, number))
+            with self.shared.more_to_come() if left else nullcontext():
+                sums += self.backward(part.to(self.device))
+        return self.apply(self.group.sum(sums) / self.count)
+
+    def at_once(self, batch: Batch) -> Tensor:
+        self.optimizer.zero_grad()
+        return self.apply(self.backward(batch) / self.count)
+
+    def rehearse(self, batch: Batch) -> None:
+        """Several processes lay out what they exchange by what the first step shows them. If that is this one, a run
+        that is resumed adds up in the same order as one that was never stopped."""
+        self.backward(batch.to(self.device))
+        self.optimizer.zero_grad()
+
+    def backward(self, batch: Batch) -> Tensor:
+        with self.choices.autocast():
+            sums = self.shared(batch)
+        loss = self.group.world * sums[0] if self.group.several else sums[0]  # they will get the mean of their slopes
+        (loss / self.count).backward()  # type: ignore[no-untyped-call]
+        out: Tensor = sums.detach()
+        return out
+
+    def apply(self, means: Tensor) -> Tensor:
+        """Take the step that the gradients ask for, unless they or the loss are no numbers. Nobody waits for anything:
+        the optimizer is told in tensors what to divide gradients by and whether to do nothing at all."""
+        norm = whole(gradient_norm(self.parameters))
+        numbers_4 = torch.stack([*means, norm.float()])
+        bad = (~numbers_4[::3].isfinite().all()).float()
+        self.optimizer.found_inf = bad  # type: ignore[attr-defined]
+        if self.settings.clip:
+            self.optimizer.grad_scale = (norm.float() / self.settings.clip).clamp(min=1.0)  # type: ignore[attr-defined]
+        try:
+            self.optimizer.step()
+        except torch.OutOfMemoryError:
+            if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise  # nothing has moved, and there is more room where nothing is recorded
+            raise Full(
+                "the model, its gradients and what the optimizer keeps do not fit into memory together; make the model "
+                "smaller, or share it out among more GPUs with train.parallel=fsdp"
+            ) from None
+        if self.ema:
+            live, nearer = tensors_of(self.model), self.nearer * (1 - bad)
+            held, now = [here(mean) for mean in self.ema.values()], [here(live[n].detach()) for n in self.ema]
+            torch._foreach_lerp_(held, now, [nearer] * len(held))
+        return numbers_4
+
+    def shrink(self) -> Choices:
+        """After running out of memory: drop what is half done, and cut batches finer from now on."""
+        self.optimizer.zero_grad()
+        self.choices = replace(self.choices, split=self.choices.split * 2, capture=False)
+        self.record_no_more()
+        torch.cuda.empty_cache()
+        return self.choices
+
+    def record_no_more(self) -> None:
+        if self.captured:
+            self.captured.close()
+        self.captured = None
+
+    def weights(self) -> dict[str, Tensor]:
+        """What a user of the model gets: the running mean, if there is one. Everyone must ask; the first gets them, one
+        after the other out of the way of what is shared out because it does not fit."""
+        found: dict[str, Tensor] = {}
+        for name, tensor in (self.ema or tensors_of(self.model)).items():
+            all_of_it = whole(tensor)
+            if self.group.first:
+                found[name] = all_of_it.cpu() if is_shared(tensor) else all_of_it
+        return found
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The spare model with the weights that its users get, inside. It may be the one that learns: then it is as it
+        was, after."""
+        if self.spare is not self.model:
+            weights = self.weights()
+            if self.group.first:
+                put(self.spare.to(self.device), weights)
+            yield
+            self.spare.cpu()
+            return
+        if not self.ema:
+            yield
+            return
+        live = {name: each.detach().clone() for name, each in tensors_of(self.model).items()}
+        put(self.model, self.ema)
+        try:
+            yield
+        finally:
+            put(self.model, live)
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """All that the next step depends on."""
+        return {"model": tensors_of(self.model), "optimizer": self.optimizer_tensors(), "ema": self.ema}
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        names = self.trained_names()
+        states = self.optimizer.state_dict()["state"]
+        return {f"{names[index]}:{key}": value for index, state in states.items() for key, value in state.items()}
+
+    def trained_names(self) -> list[str]:
+        """Of the parameters, in the order in which the optimizer counts them."""
+        names = {id(one): name for name, one in self.model.named_parameters()}
+        return [names[id(one)] for group in self.optimizer.param_groups for one in group["params"]]
+
+    def restore(self, weights: dict[str, Tensor], optimizer: dict[str, Tensor], ema: dict[str, Tensor]) -> None:
+        """Take over what `tensors` gave once."""
+        put(self.model, weights)
+        for name, value in self.ema.items():
+            value.copy_(ema[name])
+        if self.captured and self.captured.kept:  # recorded updates know where everything lies, rates too
+            held = self.optimizer_tensors()
+            for name, value in optimizer.items():
+                held[name].copy_(value)
+            return
+        state: dict[int, dict[str, Tensor]] = {}
+        index = {name: number for number, name in enumerate(self.trained_names())}
+        for name, value in optimizer.items():
+            parameter, _, key = name.rpartition(":")
+            state.setdefault(index[parameter], {})[key] = value
+        groups = self.optimizer.state_dict()["param_groups"]
+        self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+@torch.no_grad()
+def put(model: nn.Module, weights: dict[str, Tensor]) -> None:
+    for name, tensor in tensors_of(model).items():
+        tensor.copy_(weights[name])
+
+
+def parts(batch: Batch, count: int) -> list[Batch]:
+    """The batch cut by rows into so many parts, or as many as it has rows; parts of empty rows are left out."""
+    if count == 1:
+        return [batch]
+    names = [n for n in Batch.__slots__ if isinstance(getattr(batch, n), Tensor)]
+    chunks = zip(*(getattr(batch, n).chunk(count) for n in names), strict=True)
+    made, first, height = [], batch.first, batch.height or len(batch.source_BS)
+    for chunk in chunks:
+        made.append(replace(batch, first=first, height=height, **dict(zip(names, chunk, strict=True))))
+        first += len(chunk[0])
+    return [part for part in made if part.target_segment_BT.any()]
+
+
+def seed_of(seed: int, step: int, batch: int) -> int:
+    """What the dropout of a batch of a step is drawn from."""
+    return seed * 1_000_003 + step + batch * 1_000_000_007
+
+
+def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
+    names = [name for name, _ in model.named_parameters()]
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            raise UserError(
+                f"train.freeze: no parameter is called {pattern!r}; names look like {names[0]} and {names[-1]}"
+            )
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not any(fnmatch.fnmatch(name, pattern) for pattern in patterns))
+    if patterns and not any(p.requires_grad for p in model.parameters()):
+        raise UserError(f"train.freeze={list(patterns)} leaves nothing to train")
