@@ -130,7 +130,7 @@ def test_a_wheel_carries_its_recipes_inside(tmp_path: Path, monkeypatch: pytest.
     inside = tmp_path / "site-packages" / "dragoman" / "recipes" / "lectures"
     inside.mkdir(parents=True)
     (inside / "one.yaml").write_text("# What it is.\ndata: {}\n")
-    monkeypatch.setattr(recipe_files, "HERE", tmp_path / "site-packages" / "dragoman")
+    monkeypatch.setattr(recipe_files, "PACKAGE", tmp_path / "site-packages" / "dragoman")
     monkeypatch.chdir(tmp_path)
     assert recipe_files.find_recipe(Path("recipes/lectures")) == inside
     assert list(recipe_files.list_recipes()) == [("lectures/one", "What it is.")]

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 NAME = "recipes"
-HERE = Path(__file__).parent
+PACKAGE = Path(__file__).parents[1]
 
 
 def packaged_folder() -> Path | None:
     """Return the folder of the recipes that come with Dragoman."""
-    return next((folder / NAME for folder in (HERE, HERE.parents[1]) if (folder / NAME).is_dir()), None)
+    return next((folder / NAME for folder in (PACKAGE, PACKAGE.parents[1]) if (folder / NAME).is_dir()), None)
 
 
 def find_recipe(path: Path) -> Path:

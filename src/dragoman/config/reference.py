@@ -1,6 +1,6 @@
 """The settings reference: every setting with its default, what else it may be and what it means.
 
-It is read from settings.json, so that `dragoman settings` does not wait for PyTorch. `python -m dragoman.catalogue`
+It is read from settings.json, so that `dragoman settings` does not wait for PyTorch. `python -m dragoman.cli.settings`
 writes that file from the settings themselves, and a test compares the two.
 """
 
