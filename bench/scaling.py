@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dragoman.kernels.attention import LONG
-from dragoman.kernels.masks import Rows
+from dragoman.kernels.attention import LONG_SCORES
+from dragoman.kernels.masks import RowLayout
 from dragoman.models.rnn import RecurrentEncoder, RnnSettings
 from dragoman.models.transformer import Encoder, TransformerSettings
 from dragoman.modules.patterns import PATTERNS
@@ -51,7 +51,7 @@ def learning(kind: str, width: int, length: int, device: str) -> Callable[[], No
     torch.manual_seed(1)
     model = encoder(kind, width, length).to(device)
     ids_BT = torch.randint(4, VOCABULARY, (1, length), device=device)
-    rows = Rows.one_each(torch.ones_like(ids_BT, dtype=torch.bool))
+    rows = RowLayout.one_each(torch.ones_like(ids_BT, dtype=torch.bool))
     weight_C = torch.randn(width, device=device)
 
     def step() -> None:
@@ -181,7 +181,7 @@ def main() -> None:
         "machine": f"{asked.machine}, {asked.device}, torch {torch.__version__}",
         "step": f"forward and backward of one encoder layer, width {asked.width}, batch 1, float32",
         "fitted from": f"{asked.fit:,} tokens",
-        "full attention": f"on a CPU it holds its scores below {math.isqrt(LONG):,} tokens, where that is faster",
+        "full attention": f"a CPU holds its scores below {math.isqrt(LONG_SCORES):,} tokens, where that is faster",
         "verdict": verdict(exponents),
     }
     lines = [f"# Scaling, {about['date']}", "", *(f"- {name}: {value}" for name, value in about.items()), ""]

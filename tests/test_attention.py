@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.kernels.attention import KERNELS
-from dragoman.kernels.masks import Look, Rows, never_empty
-from dragoman.modules.attention import CrossAttention, Now, SelfAttention, join_heads, split_heads
+from dragoman.kernels.masks import AttentionMask, RowLayout, unmask_empty_queries
+from dragoman.modules.attention import CrossAttention, SelfAttention, StepContext, join_heads, split_heads
 from dragoman.modules.positions import POSITIONS
 from dragoman.modules.settings import AttentionSettings
 from tolerance import differ, same
@@ -32,7 +32,7 @@ def places(B: int, T: int) -> Tensor:
 
 def kept(*shape: int) -> Tensor:
     torch.manual_seed(0)
-    return never_empty(torch.rand(*shape) < 0.4)[:, None]
+    return unmask_empty_queries(torch.rand(*shape) < 0.4)[:, None]
 
 
 def test_heads_are_split_and_joined() -> None:
@@ -66,7 +66,7 @@ def test_self_attention_is_pytorchs(name: str) -> None:
     x_BTC, keep = torch.randn(3, 5, 8, dtype=torch.float64), kept(3, 5, 5)
     twin = torch_attention(module.query_key_value, out=module.out, heads=2)
     expected, _ = twin(x_BTC, x_BTC, x_BTC, attn_mask=~keep.expand(3, 2, 5, 5).flatten(0, 1))
-    same(module(x_BTC, places(3, 5), Look(keep)), expected)
+    same(module(x_BTC, places(3, 5), AttentionMask(keep)), expected)
 
 
 @EVERY
@@ -84,8 +84,8 @@ def test_cross_attention_is_pytorchs(name: str) -> None:
         average_attn_weights=False,
     )
     memory = module.look_up(memory_BSC)
-    same(module(x_BTC, memory, Look(keep)), expected)
-    same(module.weights(x_BTC, memory, Look(keep)), looks)
+    same(module(x_BTC, memory, AttentionMask(keep)), expected)
+    same(module.weights(x_BTC, memory, AttentionMask(keep)), looks)
 
 
 @EVERY
@@ -96,12 +96,12 @@ def test_step_by_step_is_all_at_once(name: str, position: str, projections: bool
     stirred(module)
     N, T, K = 3, 6, 9
     x_NTC = torch.randn(N, T, 8, dtype=torch.float64)
-    rows = Rows(torch.ones(N, T, dtype=torch.long), places(N, T), alone=True)
+    rows = RowLayout(torch.ones(N, T, dtype=torch.long), places(N, T), alone=True)
     whole = module(x_NTC, rows.position_BT, module.look(rows))
     cache = (torch.full((N, 2, K, 4), 7.0).double(), torch.full((N, 2, K, 4), 7.0).double())  # not written: anything
     for at in range(T):
         place = torch.full((N, 1), at)
-        now = Now(place, module.glance(place, cache[0].size(2), torch.float64))
+        now = StepContext(place, module.glance(place, cache[0].size(2), torch.float64))
         same(module.step(x_NTC[:, at : at + 1], cache, now), whole[:, at : at + 1], torch.float32)
 
 
@@ -113,8 +113,8 @@ def test_queries_and_values_have_widths_of_their_own(query_width: int, value_wid
     assert q.shape == k.shape == (3, 2, 5, (query_width or 8) // 2)
     assert v.shape == (3, 2, 5, (value_width or 8) // 2)
     x_BTC = torch.randn(3, 5, 8)
-    assert both(x_BTC, places(3, 5), Look()).shape == x_BTC.shape
-    assert cross(x_BTC, cross.look_up(torch.randn(3, 7, 8)), Look()).shape == x_BTC.shape
+    assert both(x_BTC, places(3, 5), AttentionMask()).shape == x_BTC.shape
+    assert cross(x_BTC, cross.look_up(torch.randn(3, 7, 8)), AttentionMask()).shape == x_BTC.shape
 
 
 @EVERY
@@ -125,10 +125,10 @@ def test_the_plainest_form_has_no_weights_at_all(name: str) -> None:
     assert not list(module.parameters())
     x_BTC = torch.randn(3, 5, 8, dtype=torch.float64)
     expected = (x_BTC @ x_BTC.mT).softmax(-1) @ x_BTC
-    same(module(x_BTC, places(3, 5), Look()), expected)
+    same(module(x_BTC, places(3, 5), AttentionMask()), expected)
     cross, memory_BSC = CrossAttention(settings), torch.randn(3, 7, 8, dtype=torch.float64)
     expected = (x_BTC @ memory_BSC.mT).softmax(-1) @ memory_BSC
-    same(cross(x_BTC, cross.look_up(memory_BSC), Look()), expected)
+    same(cross(x_BTC, cross.look_up(memory_BSC), AttentionMask()), expected)
 
 
 @EVERY
@@ -138,8 +138,8 @@ def test_scaling_divides_scores_by_the_root_of_a_heads_width(name: str) -> None:
     stirred(on)
     off.double().load_state_dict(on.state_dict())
     x_BTC = torch.randn(3, 5, 8, dtype=torch.float64)
-    differ(off(x_BTC, places(3, 5), Look()), on(x_BTC, places(3, 5), Look()))
+    differ(off(x_BTC, places(3, 5), AttentionMask()), on(x_BTC, places(3, 5), AttentionMask()))
     with torch.no_grad():
         off.query_key_value.weight[:8] /= 2
         off.query_key_value.bias[:8] /= 2
-    same(off(x_BTC, places(3, 5), Look()), on(x_BTC, places(3, 5), Look()))
+    same(off(x_BTC, places(3, 5), AttentionMask()), on(x_BTC, places(3, 5), AttentionMask()))

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dragoman.modules.feedforward import FEEDFORWARDS, PLACES, Residual
+from dragoman.modules.feedforward import FEEDFORWARDS, NORM_PLACES, Residual
 from dragoman.modules.norms import NORMS
 from tolerance import same
 
-EVERY = pytest.mark.parametrize("place", PLACES)
+EVERY = pytest.mark.parametrize("place", NORM_PLACES)
 FORMULAS = {
     "relu": lambda x: x.clamp(min=0),
     "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
@@ -53,7 +53,7 @@ def test_without_a_residual_there_is_only_what_the_sublayer_gives() -> None:
 
 
 def test_the_places_are_those_two() -> None:
-    assert set(PLACES) == {"pre", "post"}
+    assert set(NORM_PLACES) == {"pre", "post"}
 
 
 @EVERY

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dragoman.config.settings import TrainSettings
-from dragoman.models.base import tensors_of
+from dragoman.models.base import collect_tensors
 from dragoman.training.choices import Choices
 from dragoman.training.cuda_graph import WARM
 from dragoman.training.optim import OPTIMIZERS
@@ -56,8 +56,8 @@ def compare(section: Section, **settings: Any) -> None:
     assert len(one.captured.kept) == 2  # both shapes
     other, expected = trained(PLAIN, section, **settings)
     assert losses == pytest.approx(expected, rel=1e-3)
-    for name, tensor in tensors_of(one.model).items():
-        same(tensor, tensors_of(other.model)[name], torch.bfloat16)
+    for name, tensor in collect_tensors(one.model).items():
+        same(tensor, collect_tensors(other.model)[name], torch.bfloat16)
     for name, tensor in one.ema.items():
         same(tensor, other.ema[name], torch.bfloat16)
 
@@ -69,7 +69,7 @@ def test_after_a_restore_they_go_on(optimizer: str) -> None:
     one, _ = trained(replace(PLAIN, capture=True), optimizer=optimizer)
     assert one.captured
     graphs = list(one.captured.kept.values())
-    all_of_it = (tensors_of(one.model), one.optimizer_tensors(), one.ema)
+    all_of_it = (collect_tensors(one.model), one.optimizer_tensors(), one.ema)
     saved = [{name: tensor.clone() for name, tensor in some.items()} for some in all_of_it]
     again = []
     for _ in range(2):
@@ -78,9 +78,9 @@ def test_after_a_restore_they_go_on(optimizer: str) -> None:
         again.append([update.loss for update in settled(some)])
     assert again[0] == pytest.approx(again[1], rel=1e-4)
     assert list(one.captured.kept.values()) == graphs
-    before = {name: tensor.clone() for name, tensor in tensors_of(one.model).items()}
+    before = {name: tensor.clone() for name, tensor in collect_tensors(one.model).items()}
     settled([one.update([batch], 200 + step, 0.0) for step, batch in enumerate(batches())])
-    assert all(tensor.equal(before[name]) for name, tensor in tensors_of(one.model).items())
+    assert all(tensor.equal(before[name]) for name, tensor in collect_tensors(one.model).items())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the compiler itself imports

@@ -246,7 +246,7 @@ def test_no_value_is_looked_at(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     """What has shapes and no values goes through, there and back: so a step can be compiled whole and captured."""
     monkeypatch.setitem(one_pass.CHUNK, "meta", 16)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda _device: False)  # it does not know that device
-    monkeypatch.setattr(dropout, "_drawn", lambda shape, _rate, like: like.new_empty(shape))
+    monkeypatch.setattr(dropout, "_sample_on_cpu", lambda shape, _rate, like: like.new_empty(shape))
     learner, batch = learner_of("transformer", name, **dict.fromkeys(RATES, 0.3))
     learner.to("meta")(batch.to(torch.device("meta")))[0].backward()
     assert all(parameter.grad is not None for parameter in learner.parameters())

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dragoman.config.settings import TrainSettings
 from dragoman.kernels.attention import KERNELS
-from dragoman.models.base import Model, tensors_of
+from dragoman.models.base import Model, collect_tensors
 from dragoman.models.heads import POOLS
 from dragoman.models.registry import kind_of, settings_of
 from dragoman.modules.attention_scores import SCORES
@@ -166,7 +166,7 @@ def started(model: Model, batch: Batch) -> Any:
 def test_saved_and_loaded_it_is_the_same(section: Section, tmp_path: Path) -> None:
     model, other = built(section), built(section, seed=1)
     batch = laid(section, packed(section), some_examples(section))
-    save_tensors(tmp_path / "model.safetensors", tensors_of(model))
+    save_tensors(tmp_path / "model.safetensors", collect_tensors(model))
     put(other, load_tensors(tmp_path / "model.safetensors")[0])
     for one, two in zip(states_of(model.eval(), batch), states_of(other.eval(), batch), strict=True):
         assert torch.equal(one, two)

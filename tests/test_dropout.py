@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from dragoman.modules.dropout import Dropout, cut, drawn
+from dragoman.modules.dropout import Dropout, sample_dropout_mask, use_row_slice
 from tolerance import DEVICES, TOLERANCE, same
 
 RATES = pytest.mark.parametrize("rate", [0.01, 0.1, 0.3, 0.5, 0.9])
@@ -40,7 +40,7 @@ def test_it_is_like_pytorchs(rate: float) -> None:
 
 def test_neighbours_are_independent() -> None:
     """Four numbers share a random integer, and yet no two of them share a fate."""
-    fate = (drawn((MANY,), 0.5, torch.ones(())) > 0).double() * 2 - 1
+    fate = (sample_dropout_mask((MANY,), 0.5, torch.ones(())) > 0).double() * 2 - 1
     for distance in (1, 2, 3, 4, 8):
         assert abs((fate[distance:] * fate[:-distance]).mean().item()) < 5 / math.sqrt(MANY)
 
@@ -129,7 +129,7 @@ def test_a_row_draws_the_same_however_its_grid_is_cut(device: str, passes: int, 
 
     def dropped(first: int, rows: int) -> torch.Tensor:
         torch.manual_seed(5)
-        with cut(first, height, passes):
+        with use_row_slice(first, height, passes):
             dropout(x[:, :1].flatten(0, 1) if rows else x[:, :0].flatten(0, 1))  # what came before is drawn alike too
             return dropout(x[:, first : first + rows].flatten(0, 1)).view(passes, rows, 5, 3)
 
@@ -144,6 +144,6 @@ def test_a_whole_grid_draws_as_if_nothing_were_said_of_it() -> None:
     x, found = torch.randn(6, 5, 3), []
     for height in (0, 6):
         torch.manual_seed(1)
-        with cut(0, height):
+        with use_row_slice(0, height):
             found.append(Dropout(0.5)(x))
     assert torch.equal(*found)

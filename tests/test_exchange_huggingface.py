@@ -24,9 +24,9 @@ from dragoman.inference.engines import huggingface
 from dragoman.inference.engines.huggingface import HuggingFaceEngine, adopt
 from dragoman.inference.engines.huggingface_tokenizer import described
 from dragoman.inference.loading import open_run
-from dragoman.models.base import tensors_of
+from dragoman.models.base import collect_tensors
 from dragoman.models.transformer import Transformer
-from dragoman.modules.positions import sinusoids
+from dragoman.modules.positions import make_sinusoids
 from dragoman.phrasebook.generate import generate_pairs
 from dragoman.types import BOS, EOS, PAD
 from toy_exchange import answers, assert_same, combinations, letters, model_of, recipe_of, refused, some_jobs
@@ -103,7 +103,7 @@ def test_two_vocabularies(tmp_path: Path) -> None:
 def test_halves_are_the_waves_in_their_order(width: int) -> None:
     """What the order does to our sinusoids is what they have; and there is a way back."""
     order_C = huggingface.halves(width)
-    waves_TC = sinusoids(torch.arange(50), width)
+    waves_TC = make_sinusoids(torch.arange(50), width)
     angle_TC = torch.arange(50.0)[:, None] * 10_000 ** (-torch.arange(0, width, 2) / width)
     assert torch.allclose(waves_TC[:, order_C], torch.cat([angle_TC.sin(), angle_TC.cos()], 1), atol=1e-5)
     assert order_C[order_C.argsort()].tolist() == list(range(width))
@@ -114,7 +114,7 @@ def test_every_weight_has_one_name() -> None:
     names = [weight.name for weight in huggingface.weights(model)]
     assert len(names) == len(set(names))
     assert sum(weight.tensor.numel() for weight in huggingface.weights(model)) == sum(
-        tensor.numel() for tensor in tensors_of(model).values()
+        tensor.numel() for tensor in collect_tensors(model).values()
     )
 
 

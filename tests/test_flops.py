@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dragoman.config.settings import Recipe
 from dragoman.models.base import Model
-from dragoman.models.flops import Cost, lengths
+from dragoman.models.flops import Cost, measure_segments
 from dragoman.models.registry import build_model
 from dragoman.run_dir import RunFolder
 from toy_batch import VOCABULARY, examples, in_rows
@@ -66,7 +66,7 @@ def test_lengths_are_those_of_the_sentences() -> None:
     some = examples(4)
     batch = in_rows([[3, 1], [], [0, 2]], some)
     wanted = [len(some[item].source) + 1 for item in (3, 1, 0, 2)]
-    assert [n for n in lengths(batch.source_segment_BS).tolist() if n] == wanted
+    assert [n for n in measure_segments(batch.source_segment_BS).tolist() if n] == wanted
 
 
 @pytest.mark.parametrize("attention", ["local", "bigbird", "linformer"])

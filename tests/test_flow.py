@@ -9,7 +9,7 @@ import torch
 
 from dragoman.config.settings import Recipe
 from dragoman.data.batches import Widths
-from dragoman.inspection.gradient_flow import geometric, gradient_by_distance
+from dragoman.inspection.gradient_flow import average_columns, gradient_by_distance
 from dragoman.models.base import Seq2Seq
 from dragoman.models.registry import build_model
 from toy_batch import VOCABULARY, examples, in_rows
@@ -77,5 +77,5 @@ def test_every_distance_has_its_share() -> None:
 
 def test_a_distance_that_hardly_anyone_reaches_is_left_out() -> None:
     short, long = torch.zeros(99, 2), torch.full((1, 5), -1.0)
-    assert geometric([short, long]) == pytest.approx([math.exp(-1 / 100)] * 2)
-    assert len(geometric([short[:9], long])) == 5
+    assert average_columns([short, long]) == pytest.approx([math.exp(-1 / 100)] * 2)
+    assert len(average_columns([short[:9], long])) == 5

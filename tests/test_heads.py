@@ -12,8 +12,8 @@ import torch
 
 from dragoman.data.batches import Grid, Widths, lay_labels, lay_lines
 from dragoman.errors import UserError
-from dragoman.kernels.masks import Rows
-from dragoman.models.base import Model, tensors_of
+from dragoman.kernels.masks import RowLayout
+from dragoman.models.base import Model, collect_tensors
 from dragoman.models.heads import POOLS, LanguageModel
 from dragoman.models.registry import MODELS, kind_of, settings_of
 from dragoman.types import Example
@@ -46,7 +46,7 @@ def test_the_last_state_of_a_recurrent_classifier_is_its_encoders_final_state(bi
     some = [Example(np.array(ids), np.array([0]), i) for i, ids in enumerate(([4, 5, 6], [7, 8, 9, 10], [11]))]
     batch = lay_labels(Grid([[0], [1], [2]], Widths(8, 1)), some)
     states_BTC = model(batch)
-    same(states_BTC[:, 0], model.encoder.read(batch.source_BS, Rows.of_source(batch))[1])  # type: ignore[operator,union-attr]
+    same(states_BTC[:, 0], model.encoder.read(batch.source_BS, RowLayout.of_source(batch))[1])  # type: ignore[operator,union-attr]
     for one, other in ((0, 1), (0, 2), (1, 2)):
         assert (states_BTC[one, 0] != states_BTC[other, 0]).all()
 
@@ -116,7 +116,7 @@ def test_nothing_ahead_is_seen(backbone: str) -> None:
 @BACKBONE
 @pytest.mark.parametrize("kind", ["lm", "classifier"])
 def test_the_side_of_a_parameter_is_in_its_name(kind: str, backbone: str) -> None:
-    names = [name.partition(".")[0] for name in tensors_of(model_of(kind, backbone))]
+    names = [name.partition(".")[0] for name in collect_tensors(model_of(kind, backbone))]
     assert set(names) == ({"decoder"} if kind == "lm" else {"encoder", "project"})  # one is tied to its embeddings
 
 

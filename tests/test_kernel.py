@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from dragoman.kernels import attention as kernel_room
-from dragoman.kernels.attention import KERNELS, Kernel, reference, weights
-from dragoman.kernels.masks import Look, never_empty
+from dragoman.kernels.attention import KERNELS, Kernel, attend_reference, compute_attention_weights
+from dragoman.kernels.masks import AttentionMask, unmask_empty_queries
 from tolerance import DEVICES, differ, same
 
 EVERY = pytest.mark.parametrize("name", KERNELS)
@@ -21,15 +21,17 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.b
 SHAPES = [(1, 1, 1, 1, 1), (2, 3, 5, 7, 4), (3, 2, 7, 5, 8), (2, 4, 33, 65, 16), (4, 2, 1, 9, 8)]  # B H Q K D
 
 
-def inputs(shape: tuple[int, ...], *, device: str = "cpu", seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Look]:
+def inputs(
+    shape: tuple[int, ...], *, device: str = "cpu", seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor, AttentionMask]:
     B, H, Q, K, D = shape
     torch.manual_seed(seed)
     q, k, v = (torch.randn(B, H, n, D, dtype=torch.float64, device=device) for n in (Q, K, K))
-    keep = never_empty(torch.rand(B, Q, K, device=device) < 0.4)[:, None]
-    return q, k, v, Look(keep)
+    keep = unmask_empty_queries(torch.rand(B, Q, K, device=device) < 0.4)[:, None]
+    return q, k, v, AttentionMask(keep)
 
 
-def with_gradients(kernel: Kernel, tensors: list[Tensor], look: Look, dtype: torch.dtype) -> list[Tensor]:
+def with_gradients(kernel: Kernel, tensors: list[Tensor], look: AttentionMask, dtype: torch.dtype) -> list[Tensor]:
     """What comes out, and the gradients of a weighted sum of it."""
     leaves = [tensor.to(dtype).requires_grad_() for tensor in tensors]
     out = kernel(*leaves, look)
@@ -47,7 +49,7 @@ def test_kernels_agree_in_outputs_and_gradients(
 ) -> None:
     *tensors, look = inputs(shape, device=device)
     rounded = [tensor.to(dtype).double() for tensor in tensors]
-    expected = with_gradients(reference, rounded, look, torch.float64)
+    expected = with_gradients(attend_reference, rounded, look, torch.float64)
     found = with_gradients(KERNELS[name], tensors, look, dtype)
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == dtype
@@ -57,7 +59,7 @@ def test_kernels_agree_in_outputs_and_gradients(
 def test_the_reference_is_what_the_paper_says() -> None:
     """Vaswani 2017, section 3.2.1, one query at a time: softmax(q k / sqrt(d)) v over the keys it may look at."""
     q, k, v, look = inputs((2, 3, 5, 7, 4))
-    out = reference(q, k, v, look)
+    out = attend_reference(q, k, v, look)
     for b in range(2):
         for h in range(3):
             for i in range(5):
@@ -77,14 +79,14 @@ def test_what_is_not_kept_has_no_influence(name: str) -> None:
     before = KERNELS[name](q, k, v, look)
     k[:, :, 2:4], v[:, :, 2:4] = 1e3, -1e3
     same(KERNELS[name](q, k, v, look), before)
-    differ(KERNELS[name](q, k, v, Look()), before)
+    differ(KERNELS[name](q, k, v, AttentionMask()), before)
 
 
 @EVERY
 def test_a_mask_may_be_one_for_all(name: str) -> None:
     q, k, v, _ = inputs((2, 3, 5, 7, 4))
     keep = torch.tensor([True, True, False, True, False, False, True])[None, None, None]
-    same(KERNELS[name](q, k, v, Look(keep)), reference(q, k, v, Look(keep.expand(2, 1, 5, 7))))
+    same(KERNELS[name](q, k, v, AttentionMask(keep)), attend_reference(q, k, v, AttentionMask(keep.expand(2, 1, 5, 7))))
 
 
 @EVERY
@@ -96,9 +98,9 @@ def test_not_ahead_is_a_triangle_whatever_else_is_asked(name: str, kept: bool, b
     order = torch.ones(6, 6, dtype=torch.bool).tril()
     keep = look.keep | torch.eye(6, dtype=torch.bool) if kept else None
     bias = torch.randn(3, 6, 6, dtype=torch.float64) if biased else None
-    expected = reference(q, k, v, Look(order if keep is None else keep & order, bias=bias))
-    same(KERNELS[name](q, k, v, Look(keep, causal=True, bias=bias)), expected)
-    differ(KERNELS[name](q, k, v, Look(keep, bias=bias)), expected)
+    expected = attend_reference(q, k, v, AttentionMask(order if keep is None else keep & order, bias=bias))
+    same(KERNELS[name](q, k, v, AttentionMask(keep, causal=True, bias=bias)), expected)
+    differ(KERNELS[name](q, k, v, AttentionMask(keep, bias=bias)), expected)
 
 
 @EVERY
@@ -107,7 +109,7 @@ def test_a_bias_is_added_to_the_scores(name: str) -> None:
     q, k, v, look = inputs((2, 3, 5, 7, 4))
     bias = torch.zeros(1, 1, 1, 7, dtype=torch.float64)
     bias[..., 3] = torch.tensor(2.0).log()
-    weight = weights(q, k, look)
+    weight = compute_attention_weights(q, k, look)
     weight[..., 3] *= 2
     same(KERNELS[name](q, k, v, replace(look, bias=bias)), weight / weight.sum(-1, keepdim=True) @ v)
 
@@ -117,9 +119,9 @@ def test_a_bias_is_added_to_the_scores(name: str) -> None:
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_bias_can_be_learned(name: str, shape: tuple[int, ...], kept: bool) -> None:
     q, k, v, look = inputs((2, 3, 5, 7, 4))
-    look = look if kept else Look()
+    look = look if kept else AttentionMask()
     slopes = []
-    for kernel in (KERNELS[name], reference):
+    for kernel in (KERNELS[name], attend_reference):
         bias = torch.linspace(-1, 1, 210, dtype=torch.float64).sin()[: math.prod(shape)].view(shape).requires_grad_()
         out = kernel(q, k, v, replace(look, bias=bias))
         (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
@@ -134,17 +136,17 @@ def test_further_dimensions_stand_between_heads_and_queries(name: str) -> None:
     q, k, v, look = inputs((2, 3, 8, 8, 4))
     blocks = [tensor.unflatten(2, (2, 4)) for tensor in (q, k, v)]
     assert look.keep is not None
-    keep = never_empty(torch.stack([look.keep[..., :4, :4], look.keep[..., 4:, 4:]], 2))
-    found = KERNELS[name](*blocks, Look(keep))
+    keep = unmask_empty_queries(torch.stack([look.keep[..., :4, :4], look.keep[..., 4:, 4:]], 2))
+    found = KERNELS[name](*blocks, AttentionMask(keep))
     for n in range(2):
-        same(found[:, :, n], reference(*(each[:, :, n] for each in blocks), Look(keep[:, :, n])))
+        same(found[:, :, n], attend_reference(*(each[:, :, n] for each in blocks), AttentionMask(keep[:, :, n])))
 
 
 @EVERY
 def test_values_may_have_a_width_of_their_own(name: str) -> None:
     q, k, _, look = inputs((2, 3, 5, 7, 4))
     v = torch.randn(2, 3, 7, 6, dtype=torch.float64)
-    same(KERNELS[name](q, k, v, look), weights(q, k, look) @ v)
+    same(KERNELS[name](q, k, v, look), compute_attention_weights(q, k, look) @ v)
 
 
 def test_what_is_long_never_meets_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +164,7 @@ def test_what_is_long_never_meets_as_a_whole(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(kernel_room, name, noted(name))
     for length in (64, 1023, 1024, 5000):
         q = torch.zeros(1, 1, length, 1)
-        KERNELS["auto"](q, q, q, Look())
+        KERNELS["auto"](q, q, q, AttentionMask())
     assert taken == ["batched", "batched", "fused", "fused"]
 
 
@@ -176,7 +178,7 @@ def test_memory_may_lie_in_any_order(name: str) -> None:
         return KERNELS[name](*args).transpose(1, 2).contiguous().transpose(1, 2)
 
     found = with_gradients(turning, turned, look, torch.float64)
-    for one, other in zip(found, with_gradients(reference, [q, k, v], look, torch.float64), strict=True):
+    for one, other in zip(found, with_gradients(attend_reference, [q, k, v], look, torch.float64), strict=True):
         same(one, other)
 
 
@@ -204,7 +206,7 @@ def test_inputs_are_left_as_they_are(name: str) -> None:
 
 def test_weights_sum_to_one_over_what_is_kept() -> None:
     q, k, _, look = inputs((2, 3, 5, 7, 4))
-    weight = weights(q, k, look)
+    weight = compute_attention_weights(q, k, look)
     same(weight.sum(-1), torch.ones(2, 3, 5, dtype=torch.float64))
     assert (weight >= 0).all()
     assert look.keep is not None

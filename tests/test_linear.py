@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.modules import linear
-from dragoman.modules.linear import Linear, onednn, outer, product, relu_product
+from dragoman.modules.linear import Linear, compute_weight_gradient, fast_linear, linear_relu, uses_onednn
 from pairs import in_pairs
 from tolerance import DEVICES, TOLERANCE, differ, same
 
@@ -27,14 +27,14 @@ def each_way(test: Callable[..., None]) -> Callable[..., None]:
 def test_the_compiler_is_left_to_its_own_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no rule for ours, and gives up on a model that holds it."""
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert not onednn(torch.ones(2, 2))
+    assert not uses_onednn(torch.ones(2, 2))
 
 
 @pytest.fixture
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through oneDNN, where it is built in, and as on machines without it."""
     if request.param == "plain":
-        monkeypatch.setattr(linear, "AVAILABLE", False)
+        monkeypatch.setattr(linear, "ONEDNN_AVAILABLE", False)
 
 
 def with_gradients(layer: nn.Linear, x: Tensor) -> list[Tensor]:
@@ -128,25 +128,25 @@ def test_products_are_products(size: tuple[int, int], dtype: torch.dtype, N: int
         torch.randn(*shape, dtype=torch.float64).to(dtype)
         for shape in ((N, inputs), (outputs, inputs), (outputs,), (N, outputs))
     )
-    same(product(x, weight, bias), x.double() @ weight.double().T + bias.double())
-    same(product(x, weight), x.double() @ weight.double().T)
-    same(product(grad, weight.T), grad.double() @ weight.double())
-    same(outer(grad, x), grad.double().T @ x.double())
+    same(fast_linear(x, weight, bias), x.double() @ weight.double().T + bias.double())
+    same(fast_linear(x, weight), x.double() @ weight.double().T)
+    same(fast_linear(grad, weight.T), grad.double() @ weight.double())
+    same(compute_weight_gradient(grad, x), grad.double().T @ x.double())
 
 
 def test_onednn_is_for_float32_on_a_cpu() -> None:
-    assert onednn(torch.zeros(1)) == linear.AVAILABLE
-    assert not onednn(torch.zeros(0, 3))  # which oneDNN cannot do
-    assert not onednn(torch.zeros(1, dtype=torch.bfloat16))
-    assert not onednn(torch.zeros(1, dtype=torch.float64))
-    assert not onednn(torch.zeros(1, device="meta"))
+    assert uses_onednn(torch.zeros(1)) == linear.ONEDNN_AVAILABLE
+    assert not uses_onednn(torch.zeros(0, 3))  # which oneDNN cannot do
+    assert not uses_onednn(torch.zeros(1, dtype=torch.bfloat16))
+    assert not uses_onednn(torch.zeros(1, dtype=torch.float64))
+    assert not uses_onednn(torch.zeros(1, device="meta"))
 
 
-@pytest.mark.skipif(not linear.AVAILABLE, reason="oneDNN is not built in")
+@pytest.mark.skipif(not linear.ONEDNN_AVAILABLE, reason="oneDNN is not built in")
 def test_the_fast_way_is_taken_when_training(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
-    plain = linear.product
-    monkeypatch.setattr(linear, "product", lambda *args: taken.append(1) or plain(*args))
+    plain = linear.fast_linear
+    monkeypatch.setattr(linear, "fast_linear", lambda *args: taken.append(1) or plain(*args))
     layer = Linear(4, 12)
     layer(torch.randn(3, 4))
     assert len(taken) == 1
@@ -171,7 +171,7 @@ def test_a_relu_is_the_same_inside_the_product_and_after_it(
     torch.manual_seed(1)
     layer = Linear(16, outputs).to(device)
     x, slope, found = torch.randn(3, tokens, 16, device=device), torch.randn(3, tokens, outputs, device=device), []
-    for way in (lambda x: relu_product(x, layer), lambda x: torch.relu(layer(x))):
+    for way in (lambda x: linear_relu(x, layer), lambda x: torch.relu(layer(x))):
         leaf = x.clone().requires_grad_()
         layer.zero_grad()
         with torch.autocast(device, torch.bfloat16, enabled=narrow):

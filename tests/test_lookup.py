@@ -74,9 +74,9 @@ def test_the_kernel_is_its_readable_twin(
     stop_B = torch.tensor([9, 1, 4, 8], device="cuda")
     found = []
     for fast in (True, False):
-        monkeypatch.setattr(lookup, "fast", lambda *_, fast=fast: fast)
+        monkeypatch.setattr(lookup, "supports_cached_kernel", lambda *_, fast=fast: fast)
         held = (cache[0].clone(), cache[1].clone())
-        found.append((lookup.remember(query, (key, value), held, place_N, who_NK), *held))
-        found[-1] = (*found[-1], lookup.consult(query, memory, stop_B))  # type: ignore[arg-type]
+        found.append((lookup.attend_to_cache(query, (key, value), held, place_N, who_NK), *held))
+        found[-1] = (*found[-1], lookup.attend_to_source(query, memory, stop_B))  # type: ignore[arg-type]
     for ours, theirs in zip(*found, strict=True):
         same(ours, theirs, dtype)

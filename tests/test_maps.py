@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from dragoman.inspection.attention_maps import SHADES, alignment_grid, by_words, word_numbers
+from dragoman.inspection.attention_maps import SHADES, merge_into_words, number_words, render_alignment
 from dragoman.types import Hypothesis
 from toy_run import WORDS, Toy, sentences
 
@@ -20,7 +20,7 @@ def answer(source: list[str], target: list[str], alignment: list[list[float]]) -
 
 
 def drawn(hypothesis: Hypothesis) -> list[str]:
-    return alignment_grid(hypothesis).plain.split("\n")[:-1]
+    return render_alignment(hypothesis).plain.split("\n")[:-1]
 
 
 @pytest.mark.parametrize(
@@ -37,12 +37,12 @@ def drawn(hypothesis: Hypothesis) -> list[str]:
     ],
 )
 def test_where_words_begin(pieces: list[str], numbers: list[int]) -> None:
-    assert word_numbers(pieces) == numbers
+    assert number_words(pieces) == numbers
 
 
 def test_source_pieces_add_up_and_target_pieces_average() -> None:
     one = answer(["▁wal", "ks", "."], ["▁ge", "ht", "."], [[0.5, 0.25, 0.25], [0.0, 1.0, 0.0], [0.125, 0.125, 0.75]])
-    source, target, weight_TS = by_words(one)
+    source, target, weight_TS = merge_into_words(one)
     assert source == ["walks", "."]
     assert target == ["geht", "."]
     np.testing.assert_array_equal(weight_TS, [[0.875, 0.125], [0.25, 0.75]])
@@ -57,7 +57,7 @@ def test_shares_stay_shares(source: list[str], target: list[str], data: st.DataO
     weights = st.lists(st.integers(1, 9), min_size=len(source), max_size=len(source))
     rows = [data.draw(weights) for _ in target]
     one = answer(source, target, [[weight / sum(row) for weight in row] for row in rows])
-    source_words, target_words, weight_TS = by_words(one)
+    source_words, target_words, weight_TS = merge_into_words(one)
     assert weight_TS.shape == (len(target_words), len(source_words))
     np.testing.assert_allclose(weight_TS.sum(1), 1)
     assert "".join(source_words) == "".join(source).replace("▁", "")
@@ -98,7 +98,7 @@ def test_long_words_are_shortened() -> None:
 
 def test_nothing_to_draw() -> None:
     assert drawn(answer([], [], [])) == []
-    source, target, weight_TS = by_words(answer(["▁a"], ["▁b"], []))  # a line of so many parts that it has none
+    source, target, weight_TS = merge_into_words(answer(["▁a"], ["▁b"], []))  # a line of so many parts that it has none
     assert (source, target, weight_TS.tolist()) == (["a"], ["b"], [[0.0]])
 
 
@@ -106,7 +106,7 @@ def test_words_look_at_their_counterparts(toy: Toy) -> None:
     """Words of the toy language come out in reverse order, and where the model looks shows that."""
     found = right = 0
     for one in toy.translator.translate(sentences(40, seed=12)):
-        source, target, weight_TS = by_words(one)
+        source, target, weight_TS = merge_into_words(one)
         np.testing.assert_allclose(weight_TS.sum(1), 1, atol=1e-5)
         for word, weight_S in zip(target, weight_TS, strict=True):
             if word in WORDS.values():

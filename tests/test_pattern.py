@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dragoman.errors import UserError
-from dragoman.kernels.attention import KERNELS, auto, reference
-from dragoman.kernels.masks import Look, Rows, causal, same_segment
+from dragoman.kernels.attention import KERNELS, attend_auto, attend_reference
+from dragoman.kernels.masks import AttentionMask, RowLayout, make_causal_mask, make_segment_mask
 from dragoman.models.transformer import TransformerSettings
-from dragoman.modules.attention import Now, SelfAttention, join_heads
-from dragoman.modules.patterns import PATTERNS, BigBird, Blocked, BlockLook, Linformer
+from dragoman.modules.attention import SelfAttention, StepContext, join_heads
+from dragoman.modules.patterns import PATTERNS, BigBird, BlockedAttention, BlockMask, Linformer
 from dragoman.modules.positions import POSITIONS
 from dragoman.modules.settings import AttentionSettings
 from tolerance import DEVICES, differ, same
@@ -26,7 +26,7 @@ SMALL: dict[str, Any] = {
     "width": 8, "heads": 2, "position": "none", "reach": 3, "window": 3, "block": 2, "random_blocks": 2, "rank": 4,
     "max_length": 64,
 }  # fmt: skip
-BLOCKED = [name for name, pattern in PATTERNS.items() if issubclass(pattern, Blocked)]
+BLOCKED = [name for name, pattern in PATTERNS.items() if issubclass(pattern, BlockedAttention)]
 SIDES = [(name, ahead) for name, pattern in PATTERNS.items() for ahead in (True, False) if ahead or pattern.causal]
 CAUSAL = [name for name, pattern in PATTERNS.items() if pattern.causal]
 FITTING = [
@@ -46,50 +46,50 @@ def attention(name: str, *, ahead: bool = True, **given: Any) -> SelfAttention:
     return module.double()
 
 
-def alone(*lengths: int, spare: int = 0, device: str = "cpu") -> Rows:
+def alone(*lengths: int, spare: int = 0, device: str = "cpu") -> RowLayout:
     """Sentences of these lengths, each in a row of its own."""
     place_T = torch.arange(max(lengths) + spare, device=device)
-    return Rows.one_each(place_T < torch.tensor(lengths, device=device)[:, None])
+    return RowLayout.one_each(place_T < torch.tensor(lengths, device=device)[:, None])
 
 
-def packed(*lengths: int, spare: int = 0) -> Rows:
+def packed(*lengths: int, spare: int = 0) -> RowLayout:
     """Sentences of these lengths side by side in one row."""
     segment = [number for number, length in enumerate(lengths, 1) for _ in range(length)]
     position = [place for length in lengths for place in range(length)]
-    return Rows(*(torch.tensor([numbers + [0] * spare]) for numbers in (segment, position)))
+    return RowLayout(*(torch.tensor([numbers + [0] * spare]) for numbers in (segment, position)))
 
 
-def inputs(rows: Rows) -> Tensor:
+def inputs(rows: RowLayout) -> Tensor:
     B, T = rows.segment_BT.shape
     return torch.randn(B, T, 8, dtype=torch.float64, device=rows.segment_BT.device)
 
 
-def answer(module: SelfAttention, x_BTC: Tensor, rows: Rows) -> Tensor:
+def answer(module: SelfAttention, x_BTC: Tensor, rows: RowLayout) -> Tensor:
     out: Tensor = module(x_BTC, rows.position_BT, module.look(rows))
     return out
 
 
-def by_the_rule(module: SelfAttention, x_BTC: Tensor, rows: Rows) -> Tensor:
+def by_the_rule(module: SelfAttention, x_BTC: Tensor, rows: RowLayout) -> Tensor:
     """The same from all pairs, under the mask that the rule makes."""
-    keep_BTT = same_segment(rows.segment_BT, rows.segment_BT)
+    keep_BTT = make_segment_mask(rows.segment_BT, rows.segment_BT)
     visible = module.pattern.visible(rows.position_BT, rows.position_BT)
     keep_BTT = keep_BTT if visible is None else keep_BTT & visible
     if not module.pattern.ahead:
-        keep_BTT = keep_BTT & causal(rows.position_BT, rows.position_BT)
-    look = Look(keep_BTT[:, None], gap=module.relate.gap(rows.position_BT, rows.position_BT))
+        keep_BTT = keep_BTT & make_causal_mask(rows.position_BT, rows.position_BT)
+    look = AttentionMask(keep_BTT[:, None], gap=module.relate.gap(rows.position_BT, rows.position_BT))
     parts = module.split(module.made(x_BTC), rows.position_BT)
-    out: Tensor = module.out(join_heads(module.relate.attend(reference, *parts, look)))
+    out: Tensor = module.out(join_heads(module.relate.attend(attend_reference, *parts, look)))
     return out
 
 
-def slopes(out_BTC: Tensor, rows: Rows, leaves: list[Tensor]) -> list[Tensor]:
+def slopes(out_BTC: Tensor, rows: RowLayout, leaves: list[Tensor]) -> list[Tensor]:
     """Gradients of a weighted sum of what the sentences say; what padding says is nobody's business."""
     real = out_BTC[rows.real_BT]
     weight = torch.linspace(-1, 1, real.numel(), dtype=real.dtype, device=real.device).view_as(real)
     return list(torch.autograd.grad((real * weight).sum(), leaves))
 
 
-def equal_to_the_rule(module: SelfAttention, rows: Rows) -> None:
+def equal_to_the_rule(module: SelfAttention, rows: RowLayout) -> None:
     x_BTC = inputs(rows).requires_grad_()
     leaves = [x_BTC, *module.parameters()]
     found, expected = answer(module, x_BTC, rows), by_the_rule(module, x_BTC, rows)
@@ -137,7 +137,7 @@ def test_windows_end_where_sentences_do(
 @pytest.mark.parametrize("device", DEVICES)
 def test_blocks_do_with_every_kernel(name: str, ahead: bool, kernel: str, device: str) -> None:
     module, rows = attention(name, ahead=ahead, kernel=kernel).to(device), alone(50, 31, 1, spare=3, device=device)
-    assert isinstance(module.look(rows), BlockLook)
+    assert isinstance(module.look(rows), BlockMask)
     equal_to_the_rule(module, rows)
 
 
@@ -237,7 +237,7 @@ def test_step_by_step_is_all_at_once_and_never_ahead(name: str, position: str) -
     cache = tuple(torch.full((2, 2, 50, 4), 7.0, dtype=torch.float64) for _ in range(2))  # unwritten: anything
     for at in range(45):
         place = torch.full((2, 1), at)
-        now = Now(place, module.glance(place, cache[0].size(2), torch.float64))
+        now = StepContext(place, module.glance(place, cache[0].size(2), torch.float64))
         same(module.step(x_BTC[:, at : at + 1], cache, now), whole[:, at : at + 1])
         other_BTC = x_BTC.clone()
         other_BTC[:, at] += 1
@@ -267,8 +267,8 @@ def test_bf16_is_close(name: str, position: str, device: str) -> None:
     module, rows = attention(name, position=position).to(device), alone(50, 31, device=device)
     q, k, v = (torch.randn(2, 2, 50, 4, device=device).bfloat16() for _ in range(3))
     look = module.look(rows)
-    found = module.pattern(q, k, v, look, module.relate, auto)
-    expected = module.pattern(q.double(), k.double(), v.double(), look, module.relate, reference)
+    found = module.pattern(q, k, v, look, module.relate, attend_auto)
+    expected = module.pattern(q.double(), k.double(), v.double(), look, module.relate, attend_reference)
     assert found.dtype == torch.bfloat16
     same(found[1, :, :31], expected[1, :, :31])
 
@@ -312,9 +312,9 @@ def test_pairs_grow_in_a_line_unless_everyone_meets(name: str, ahead: bool) -> N
     for length in (512, 1024, 2048):
         met[length] = 0
 
-        def counting(q: Tensor, k: Tensor, v: Tensor, look: Look, length: int = length) -> Tensor:
+        def counting(q: Tensor, k: Tensor, v: Tensor, look: AttentionMask, length: int = length) -> Tensor:
             met[length] += q[..., 0].numel() * k.size(-2)
-            return reference(q, k, v, look)
+            return attend_reference(q, k, v, look)
 
         module.kernel = counting
         rows = alone(length)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dragoman.kernels.masks import Rows
+from dragoman.kernels.masks import RowLayout
 from dragoman.models.heads import POOLS
 from tolerance import same
 
@@ -20,7 +20,7 @@ PLAIN = {
 }
 
 
-def rows(*lengths: list[int], width: int = 12) -> Rows:
+def rows(*lengths: list[int], width: int = 12) -> RowLayout:
     """Texts of these lengths side by side."""
     segment_BT, position_BT = torch.zeros(2, len(lengths), width, dtype=torch.long)
     for b, some in enumerate(lengths):
@@ -29,7 +29,7 @@ def rows(*lengths: list[int], width: int = 12) -> Rows:
             segment_BT[b, at : at + length] = number
             position_BT[b, at : at + length] = torch.arange(length)
             at += length
-    return Rows(segment_BT, position_BT)
+    return RowLayout(segment_BT, position_BT)
 
 
 LENGTHS = [[3, 1, 5], [12], [], [2, 2, 2, 2]]

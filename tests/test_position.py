@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from dragoman.errors import UserError
-from dragoman.kernels.attention import KERNELS, weights
-from dragoman.kernels.masks import Look, Rows
-from dragoman.modules.positions import POSITIONS, Relative, sinusoids
+from dragoman.kernels.attention import KERNELS, compute_attention_weights
+from dragoman.kernels.masks import AttentionMask, RowLayout
+from dragoman.modules.positions import POSITIONS, Relative, make_sinusoids
 from dragoman.modules.settings import AttentionSettings
 from tolerance import DEVICES, differ, same
 
@@ -23,16 +23,16 @@ def of(**given: Any) -> AttentionSettings:
     return AttentionSettings(**{"width": 8, "heads": 2, "reach": 3, "max_length": 600, **given})
 
 
-def rows(*positions: list[int]) -> Rows:
+def rows(*positions: list[int]) -> RowLayout:
     position_BT = torch.tensor(positions)
-    return Rows(torch.ones_like(position_BT), position_BT)
+    return RowLayout(torch.ones_like(position_BT), position_BT)
 
 
 @pytest.mark.parametrize("width", [2, 3, 8, 64])
 def test_sinusoids_are_those_of_the_paper(width: int) -> None:
     """Vaswani 2017, section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(the same)."""
     position_BT = torch.tensor([[0, 1, 2, 7], [100, 511, 3, 0]])
-    found = sinusoids(position_BT, width)
+    found = make_sinusoids(position_BT, width)
     assert found.shape == (2, 4, width)
     for b in range(2):
         for t in range(4):
@@ -44,7 +44,7 @@ def test_sinusoids_are_those_of_the_paper(width: int) -> None:
 
 def test_sinusoids_are_added() -> None:
     x_BTC, some = torch.randn(2, 3, 8), rows([0, 1, 2], [0, 0, 1])
-    same(POSITIONS["sinusoidal"].embed(of())(x_BTC, some), x_BTC + sinusoids(some.position_BT, 8))
+    same(POSITIONS["sinusoidal"].embed(of())(x_BTC, some), x_BTC + make_sinusoids(some.position_BT, 8))
 
 
 def test_no_position_changes_nothing() -> None:
@@ -65,25 +65,25 @@ def test_a_learned_position_has_a_vector_of_its_own_and_an_end() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_scheme_keeps_shape_and_dtype_and_is_finite(name: str, dtype: torch.dtype, device: str) -> None:
     scheme, position_BT = POSITIONS[name], torch.arange(600, device=device).expand(2, -1)
-    some = Rows(torch.ones_like(position_BT), position_BT)
+    some = RowLayout(torch.ones_like(position_BT), position_BT)
     x_BTC = torch.randn(2, 600, 8, dtype=dtype, device=device)
     found = scheme.embed(of()).to(device, dtype)(x_BTC, some)
     relate = scheme.relate(of()).to(device, dtype)
     q = torch.randn(2, 2, 600, 4, dtype=dtype, device=device)
-    out = relate.attend(KERNELS["auto"], relate.turn(q, position_BT), q, q, Look(gap=relate.between(some)))
+    out = relate.attend(KERNELS["auto"], relate.turn(q, position_BT), q, q, AttentionMask(gap=relate.between(some)))
     for tensor, like in ((found, x_BTC), (out, q)):
         assert tensor.shape == like.shape
         assert tensor.dtype == dtype
         assert tensor.isfinite().all()
 
 
-def attended(name: str, some: Rows, x_BTC: Tensor, seed: int = 1) -> Tensor:
+def attended(name: str, some: RowLayout, x_BTC: Tensor, seed: int = 1) -> Tensor:
     """Both halves of a scheme around an attention without weights."""
     torch.manual_seed(seed)
     scheme = POSITIONS[name]
     x_BTC, relate = scheme.embed(of()).double()(x_BTC, some), scheme.relate(of()).double()
     q = relate.turn(x_BTC.unflatten(-1, (2, 4)).transpose(1, 2), some.position_BT)
-    look = Look((some.segment_BT[:, :, None] == some.segment_BT[:, None])[:, None], gap=relate.between(some))
+    look = AttentionMask((some.segment_BT[:, :, None] == some.segment_BT[:, None])[:, None], gap=relate.between(some))
     return relate.attend(KERNELS["reference"], q, q, x_BTC.unflatten(-1, (2, 4)).transpose(1, 2), look)
 
 
@@ -91,10 +91,10 @@ def attended(name: str, some: Rows, x_BTC: Tensor, seed: int = 1) -> Tensor:
 def test_a_place_is_a_function_of_the_number_not_of_where_in_the_row(name: str) -> None:
     """Packed sentences begin at 0 again, wherever in the row they lie."""
     x_BTC = torch.randn(1, 3, 8, dtype=torch.float64).repeat(1, 2, 1)
-    twice = Rows(torch.tensor([[1, 1, 1, 2, 2, 2]]), torch.tensor([[0, 1, 2, 0, 1, 2]]))
+    twice = RowLayout(torch.tensor([[1, 1, 1, 2, 2, 2]]), torch.tensor([[0, 1, 2, 0, 1, 2]]))
     found = attended(name, twice, x_BTC)
     same(found[:, :, :3], found[:, :, 3:])
-    alone = Rows(torch.tensor([[1, 1, 1]]), torch.tensor([[0, 1, 2]]), alone=True)
+    alone = RowLayout(torch.tensor([[1, 1, 1]]), torch.tensor([[0, 1, 2]]), alone=True)
     same(attended(name, alone, x_BTC[:, :3]), found[:, :, :3])
 
 
@@ -137,9 +137,9 @@ def test_alibi_lowers_scores_with_the_distance() -> None:
     slope = torch.tensor([2.0**-4, 2.0**-8], dtype=torch.float64)
     distance = (torch.arange(4)[:, None] - torch.arange(4)).abs()
     bias = -slope[:, None, None] * distance
-    expected = weights(q, k, Look(bias=bias)) @ v
+    expected = compute_attention_weights(q, k, AttentionMask(bias=bias)) @ v
     for kernel in KERNELS.values():
-        same(relate.attend(kernel, q, k, v, Look(gap=gap)), expected)
+        same(relate.attend(kernel, q, k, v, AttentionMask(gap=gap)), expected)
 
 
 def test_relative_is_its_formula_pair_by_pair() -> None:
@@ -154,4 +154,4 @@ def test_relative_is_its_formula_pair_by_pair() -> None:
     score = (q[..., :, None, :] * (k[..., None, :, :] + key_QKD)).sum(-1) / 4**0.5
     weight = score.softmax(-1)
     expected = (weight[..., None] * (v[..., None, :, :] + value_QKD)).sum(-2)
-    same(relate.attend(KERNELS["auto"], q, k, v, Look(gap=gap)), expected)
+    same(relate.attend(KERNELS["auto"], q, k, v, AttentionMask(gap=gap)), expected)

@@ -9,8 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dragoman.kernels.masks import Rows
-from dragoman.modules.recurrent import CELLS, NONLINEARITIES, Cell, Ends, Gru, Reader, Stack, State
+from dragoman.kernels.masks import RowLayout
+from dragoman.modules.recurrent import (
+    CELLS,
+    NONLINEARITIES,
+    Cell,
+    CellStack,
+    CellState,
+    GruCell,
+    RecurrentLayer,
+    SentenceEnds,
+)
 from tolerance import DEVICES, differ, same
 
 KINDS = [("gru", "tanh"), ("lstm", "tanh"), *(("vanilla", name) for name in NONLINEARITIES)]
@@ -29,7 +38,7 @@ def cell_of(kind: str, nonlinearity: str, *, dtype: torch.dtype = torch.float64,
     return cell.to(dtype)
 
 
-def inputs(cell: Cell, *, leaf: bool = True) -> tuple[Tensor, State]:
+def inputs(cell: Cell, *, leaf: bool = True) -> tuple[Tensor, CellState]:
     generator = torch.Generator().manual_seed(1)
     x_BTI = torch.randn(B, T, I, dtype=torch.float64, generator=generator)
     state = [torch.randn(B, C, dtype=torch.float64, generator=generator) * 0.5 for _ in range(cell.parts)]
@@ -65,7 +74,7 @@ def test_a_cell_is_pytorchs(kind: str, nonlinearity: str, way: str, dtype: torch
     twin = pytorchs(cell, kind, nonlinearity)
     x_BTI, state = inputs(cell)
     first = [part[None] for part in state]
-    own = [cell.content_bias] if isinstance(cell, Gru) else []
+    own = [cell.content_bias] if isinstance(cell, GruCell) else []
     weights = (twin.weight_ih_l0, twin.weight_hh_l0, twin.bias_ih_l0, twin.bias_hh_l0)
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # it would round float32 to 11 bits
         said = getattr(cell, way)(x_BTI, state)
@@ -155,12 +164,12 @@ def test_where_a_cell_starts(kind: str, nonlinearity: str, learned: bool) -> Non
 LENGTHS = [7, 4, 1, 0]
 
 
-def rows_of(lengths: list[int], width: int) -> Rows:
-    return Rows.one_each(torch.arange(width) < torch.tensor(lengths)[:, None])
+def rows_of(lengths: list[int], width: int) -> RowLayout:
+    return RowLayout.one_each(torch.arange(width) < torch.tensor(lengths)[:, None])
 
 
 def test_sentences_are_turned_round_inside_their_own_length() -> None:
-    ends = Ends(rows_of(LENGTHS, T))
+    ends = SentenceEnds(rows_of(LENGTHS, T))
     x_BTC = torch.arange(len(LENGTHS) * T * 2.0).view(len(LENGTHS), T, 2)
     for x_TC, turned_TC, last_C, length in zip(x_BTC, ends.turned(x_BTC), ends.last(x_BTC), LENGTHS, strict=True):
         assert (turned_TC == torch.cat([x_TC[:length].flip(0), x_TC[length:]])).all()
@@ -173,14 +182,14 @@ def test_sentences_are_turned_round_inside_their_own_length() -> None:
 def test_a_reader_reads_each_sentence_as_if_alone(kind: str, nonlinearity: str, bidirectional: bool) -> None:
     torch.manual_seed(0)
     make = partial(CELLS[kind], nonlinearity=nonlinearity, learned=True)
-    reader = Reader(make, I, C, bidirectional=bidirectional).double()
+    reader = RecurrentLayer(make, I, C, bidirectional=bidirectional).double()
     with torch.no_grad():
         for parameter in reader.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
     x_BTI = torch.randn(len(LENGTHS), T, I, dtype=torch.float64)
-    said_BTC, last_BC = reader(x_BTI, Ends(rows_of(LENGTHS, T)))
+    said_BTC, last_BC = reader(x_BTI, SentenceEnds(rows_of(LENGTHS, T)))
     for b, length in enumerate(LENGTHS[:-1]):
-        alone, last = reader(x_BTI[b : b + 1, :length], Ends(rows_of([length], length)))
+        alone, last = reader(x_BTI[b : b + 1, :length], SentenceEnds(rows_of([length], length)))
         same(said_BTC[b, :length], alone[0])
         same(last_BC[b], last[0])
         half = C // 2 if bidirectional else C
@@ -191,9 +200,9 @@ def test_a_reader_reads_each_sentence_as_if_alone(kind: str, nonlinearity: str, 
 
 def test_reading_from_both_ends_sees_both() -> None:
     torch.manual_seed(0)
-    reader = Reader(CELLS["lstm"], I, C, bidirectional=True).double()
+    reader = RecurrentLayer(CELLS["lstm"], I, C, bidirectional=True).double()
     x_BTI = torch.randn(1, T, I, dtype=torch.float64)
-    ends = Ends(rows_of([T], T))
+    ends = SentenceEnds(rows_of([T], T))
     before = reader(x_BTI, ends)[0]
     for at in range(T):
         other = x_BTI.clone()
@@ -207,7 +216,7 @@ def test_reading_from_both_ends_sees_both() -> None:
 def test_a_stack_step_by_step_is_a_stack(kind: str, nonlinearity: str) -> None:
     torch.manual_seed(0)
     make = partial(CELLS[kind], nonlinearity=nonlinearity, learned=True)
-    stack = Stack([make(I, C), make(C, C), make(C, C)], dropout=0.5).double().eval()
+    stack = CellStack([make(I, C), make(C, C), make(C, C)], dropout=0.5).double().eval()
     x_BTI = torch.randn(B, T, I, dtype=torch.float64)
     states = stack.first(B)
     said = []
@@ -221,7 +230,7 @@ def test_dropout_is_between_layers_alone() -> None:
     torch.manual_seed(0)
     cells = [CELLS["gru"](I, C), CELLS["gru"](C, C)]
     x_BTI = torch.randn(B, T, I)
-    one, two = Stack(cells[:1], dropout=0.9).train(), Stack(cells, dropout=0.9).train()
+    one, two = CellStack(cells[:1], dropout=0.9).train(), CellStack(cells, dropout=0.9).train()
     same(one(x_BTI, one.first(B)), one(x_BTI, one.first(B)))
     differ(two(x_BTI, two.first(B)), two(x_BTI, two.first(B)))
     two.eval()

@@ -18,9 +18,9 @@ from dragoman.decoding.sampling import greedy
 from dragoman.errors import UserError
 from dragoman.inference.loading import load_as
 from dragoman.inference.translator import Translator
-from dragoman.kernels.masks import Rows
+from dragoman.kernels.masks import RowLayout
 from dragoman.models.registry import MODELS, build_model, completed, kind_of, layout_of, settings_of
-from dragoman.models.rnn import BRIDGES, RecurrentStack, Rnn, RnnSettings
+from dragoman.models.rnn import BRIDGES, RecurrentLmDecoder, Rnn, RnnSettings
 from dragoman.modules.attention_scores import SCORES
 from dragoman.modules.recurrent import CELLS, NONLINEARITIES
 from dragoman.training.start import check
@@ -124,7 +124,7 @@ def test_feeding_is_reading_both_side_by_side() -> None:
         cell.weight_hh.copy_(bottom.hidden_weight)
         cell.bias_ih.copy_(bottom.bias)
         cell.bias_hh.zero_()
-    memory_SC, last_C = (found[0] for found in model.encoder.read(batch.source_BS, Rows.of_source(batch)))
+    memory_SC, last_C = (found[0] for found in model.encoder.read(batch.source_BS, RowLayout.of_source(batch)))
     h, c = torch.tanh(decoder.bridge.out(last_C)).view(2, 1, 8)
     o, said = torch.zeros(1, 6, dtype=torch.float64), []
     for x in decoder.embedding(batch.target_in_BT[0]) * 6**0.5:
@@ -138,7 +138,7 @@ def test_feeding_is_reading_both_side_by_side() -> None:
 @torch.no_grad()
 def test_the_bottleneck_sees_the_last_state_alone() -> None:
     model, batch = model_of(attention="none", bidirectional=False), in_rows([[0]], examples(1, seed=3))
-    source, states = model.look_up(batch.source_BS, Rows.of_source(batch))
+    source, states = model.look_up(batch.source_BS, RowLayout.of_source(batch))
     other = replace(source, key_BSA=source.key_BSA + 1, value_BSM=source.value_BSM + 1)
     same(model.decoder(batch.target_in_BT, other, states)[1], model(batch))
     moved = replace(batch, source_BS=batch.source_BS.clone().fill_(9))
@@ -166,9 +166,9 @@ def test_a_stack_without_a_source(cell: str, given: dict[str, Any]) -> None:
     torch.manual_seed(0)
     settings = RnnSettings(**SMALL | {"cell": cell} | given)
     table = nn.Embedding(VOCABULARY, settings.embedded_width)
-    stack = RecurrentStack(settings, table).double()
+    stack = RecurrentLmDecoder(settings, table).double()
     batch = alone(3)
-    said_BTO = stack(batch.target_in_BT, Rows.of_target(batch))
+    said_BTO = stack(batch.target_in_BT, RowLayout.of_target(batch))
     assert said_BTO.size(-1) == settings.said_width
     state = stack.start(len(batch.target_in_BT))
     for t, token_B in enumerate(batch.target_in_BT.unbind(1)):

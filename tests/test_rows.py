@@ -6,18 +6,18 @@ import pytest
 import torch
 
 from dragoman.kernels import attention as rows
-from dragoman.kernels.attention import reference
-from dragoman.kernels.masks import Rows, across, within
+from dragoman.kernels.attention import attend_reference
+from dragoman.kernels.masks import RowLayout, make_cross_attention_mask, make_self_attention_mask
 from tolerance import same
 
 pytestmark = pytest.mark.gpu
 H = 2
 
 
-def segments(B: int, T: int, length: int, padding: int) -> Rows:
+def segments(B: int, T: int, length: int, padding: int) -> RowLayout:
     segment_BT = (torch.arange(T, device="cuda") // length + 1).expand(B, -1).clone()
     segment_BT[:, T - padding :] = 0
-    return Rows(segment_BT, torch.arange(T, device="cuda").expand(B, -1) % length)
+    return RowLayout(segment_BT, torch.arange(T, device="cuda").expand(B, -1) % length)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -27,10 +27,10 @@ def segments(B: int, T: int, length: int, padding: int) -> Rows:
 def test_within_rows(T: int, D: int, causal: bool) -> None:
     torch.manual_seed(T)
     where = segments(3, T, 9, min(3, T // 2))
-    look = within(where, ahead=not causal)
+    look = make_self_attention_mask(where, ahead=not causal)
     made = torch.randn(3, T, 3 * H * D, device="cuda").bfloat16().requires_grad_()
-    assert rows.holds(made, look, D)
-    compare(rows.read(made, None, look, H), made.double(), None, look, [made], where.real_BT)
+    assert rows.supports_packed_kernel(made, look, D)
+    compare(rows.attend_packed(made, None, look, H), made.double(), None, look, [made], where.real_BT)
 
 
 @pytest.mark.parametrize(
@@ -39,11 +39,11 @@ def test_within_rows(T: int, D: int, causal: bool) -> None:
 def test_across_rows(Q: int, K: int, D: int) -> None:
     torch.manual_seed(Q)
     target, source = segments(3, Q, 9, 2), segments(3, K, max(9 * K // Q, 1), 1)
-    look = across(target, source)
+    look = make_cross_attention_mask(target, source)
     query = torch.randn(3, Q, H * D, device="cuda").bfloat16().requires_grad_()
     both = torch.randn(3, K, 2 * H * D, device="cuda").bfloat16().requires_grad_()
     met_BQ = (target.segment_BT[:, :, None] == source.segment_BT[:, None]).any(-1)
-    compare(rows.read(query, both, look, H), query.double(), both.double(), look, [query, both], met_BQ)
+    compare(rows.attend_packed(query, both, look, H), query.double(), both.double(), look, [query, both], met_BQ)
 
 
 def compare(found, query, both, look, leaves, met_BQ) -> None:  # type: ignore[no-untyped-def]
@@ -51,7 +51,7 @@ def compare(found, query, both, look, leaves, met_BQ) -> None:  # type: ignore[n
     width = found.size(-1)
     parts = query.split(width, -1) if both is None else (query, *both.split(width, -1))
     q, k, v = (part.unflatten(2, (H, -1)).transpose(1, 2) for part in parts)
-    expected = reference(q, k, v, look).transpose(1, 2).flatten(2) * met_BQ[..., None]
+    expected = attend_reference(q, k, v, look).transpose(1, 2).flatten(2) * met_BQ[..., None]
     slope = torch.linspace(-1, 1, found.numel(), device="cuda").view_as(found) * met_BQ[..., None]
     same(found * met_BQ[..., None], expected)
     ours, theirs = (torch.autograd.grad((out * slope).sum(), leaves) for out in (found.float(), expected))

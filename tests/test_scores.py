@@ -7,7 +7,16 @@ import torch
 from torch import Tensor
 
 from dragoman.modules import attention_scores as scores
-from dragoman.modules.attention_scores import SCORES, Additive, Attention, Score, chunked, fused, holds, plain
+from dragoman.modules.attention_scores import (
+    SCORES,
+    AdditiveScore,
+    AttentionScore,
+    SourceAttention,
+    score_additive_chunked,
+    score_additive_fused,
+    score_additive_reference,
+    supports_fused_score,
+)
 from tolerance import DEVICES, differ, same
 
 EVERY = pytest.mark.parametrize("name", SCORES)
@@ -15,7 +24,7 @@ B, T, S, C, A = 3, 4, 6, 5, 7
 KEEP_BS = torch.tensor([[1] * 6, [1] * 4 + [0] * 2, [0] * 6]).bool()  # the last row is empty
 
 
-def score_of(name: str, memory_width: int = C) -> Score:
+def score_of(name: str, memory_width: int = C) -> AttentionScore:
     torch.manual_seed(0)
     return SCORES[name](C, memory_width, A).double()
 
@@ -25,9 +34,9 @@ def drawn(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
 
-def by_hand(name: str, score: Score, s: Tensor, h: Tensor) -> Tensor:
+def by_hand(name: str, score: AttentionScore, s: Tensor, h: Tensor) -> Tensor:
     """e_i of the lecture, for one state and one source state."""
-    if isinstance(score, Additive):
+    if isinstance(score, AdditiveScore):
         return score.weight @ torch.tanh(score.key.weight @ h + score.query.weight @ s)
     if name == "multiplicative":
         W: Tensor = score.key.weight  # type: ignore[assignment,union-attr]
@@ -53,7 +62,7 @@ def test_learned_scores_take_a_source_of_another_width(name: str) -> None:
 
 @EVERY
 def test_shares_sum_to_one_over_what_is_there(name: str) -> None:
-    attention = Attention(score_of(name), C)
+    attention = SourceAttention(score_of(name), C)
     source = attention.look_up(drawn(B, S, C, seed=2), KEEP_BS)
     share_BTS = attention.weights(drawn(B, T, C), source)
     same(share_BTS.sum(-1), torch.ones(B, T))
@@ -66,7 +75,7 @@ def test_shares_sum_to_one_over_what_is_there(name: str) -> None:
 
 @EVERY
 def test_what_is_read_stands_before_the_state_that_asked(name: str) -> None:
-    attention = Attention(score_of(name), C)
+    attention = SourceAttention(score_of(name), C)
     query_BTC, memory_BSC = drawn(B, T, C), drawn(B, S, C, seed=2)
     source = attention.look_up(memory_BSC, KEEP_BS)
     joined = attention(query_BTC, source)
@@ -79,7 +88,7 @@ def test_what_is_read_stands_before_the_state_that_asked(name: str) -> None:
 
 @EVERY
 def test_padding_of_the_source_has_no_influence(name: str) -> None:
-    attention = Attention(score_of(name), C)
+    attention = SourceAttention(score_of(name), C)
     memory_BSC = drawn(B, S, C, seed=2).requires_grad_()
     joined = attention(drawn(B, T, C), attention.look_up(memory_BSC, KEEP_BS))
     other = memory_BSC.detach().masked_fill(~KEEP_BS[..., None], 9.0)
@@ -97,9 +106,9 @@ def test_padding_of_the_source_has_no_influence(name: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_chunked_is_plain(block: int, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same scores and gradients, however few are taken at a time."""
-    monkeypatch.setattr(scores, "BLOCK", dict.fromkeys(DEVICES, block))
+    monkeypatch.setattr(scores, "BLOCK_ELEMENTS", dict.fromkeys(DEVICES, block))
     given = [t.to(device, dtype).requires_grad_() for t in (drawn(B, 5, A), drawn(B, S, A, seed=2), drawn(A, seed=3))]
-    fast, slow = chunked(*given), plain(*given)
+    fast, slow = score_additive_chunked(*given), score_additive_reference(*given)
     same(fast, slow)
     weight = drawn(B, 5, S, seed=4).to(slow)
     for one, two in zip(
@@ -120,15 +129,15 @@ def slopes(score_BTS: Tensor, given: list[Tensor]) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("A", [1, 7, 16, 300, 512, 1000, scores.WIDEST])
+@pytest.mark.parametrize("A", [1, 7, 16, 300, 512, 1000, scores.WIDEST_FUSED_SCORE])
 @pytest.mark.parametrize(("T", "S"), [(1, 1), (1, 33), (3, 5), (20, 33), (128, 128)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_fused_is_plain(T: int, S: int, A: int, dtype: torch.dtype) -> None:
     """The same scores and gradients, up to what is lost where they are written down."""
     given = on_gpu(T, S, A, dtype)
     exact = [x.detach().double().requires_grad_() for x in given]
-    assert holds(*given)
-    fast, slow = fused(*given), plain(*exact)
+    assert supports_fused_score(*given)
+    fast, slow = score_additive_fused(*given), score_additive_reference(*exact)
     same(fast, slow)
     for x, one, two in zip(given, slopes(fast, given), slopes(slow.to(fast), exact), strict=True):
         assert one.dtype == x.dtype
@@ -141,7 +150,7 @@ def test_fused_reads_what_lies_apart_and_repeats_itself(T: int) -> None:
     """Views give the bits of their copies; so does a second run, gradients included."""
     given = on_gpu(T, 33, 300)
     apart = [x.detach().repeat_interleave(2, -1)[..., ::2].requires_grad_() for x in given]
-    found, again = fused(*given), fused(*apart)
+    found, again = score_additive_fused(*given), score_additive_fused(*apart)
     assert torch.equal(found, again)
     for one, two in zip(slopes(found, given), slopes(again, apart), strict=True):
         assert torch.equal(one, two)
@@ -151,7 +160,7 @@ def test_fused_reads_what_lies_apart_and_repeats_itself(T: int) -> None:
 @pytest.mark.parametrize(("rows", "T", "S"), [(0, 1, 5), (0, 3, 5), (2, 0, 5), (2, 3, 0)])
 def test_fused_of_nothing_has_no_slope(rows: int, T: int, S: int) -> None:
     given = on_gpu(T, S, A, rows=rows)
-    found = fused(*given)
+    found = score_additive_fused(*given)
     assert found.shape == (rows, T, S)
     assert not any(slope.any() for slope in slopes(found, given))
 
@@ -161,30 +170,30 @@ def test_a_graph_holds_the_fused_score() -> None:
     """Captured once, it scores what lies in its place later."""
     given = on_gpu(1, 30, 512, torch.bfloat16)
     with torch.no_grad():
-        fused(*given)  # compiled before
+        score_additive_fused(*given)  # compiled before
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = fused(*given)
+            found = score_additive_fused(*given)
         given[0].copy_(drawn(B, 1, 512, seed=9))
         graph.replay()
-        assert torch.equal(found, fused(*given))
+        assert torch.equal(found, score_additive_fused(*given))
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("A", "dtype"), [(scores.WIDEST + 1, torch.float32), (8, torch.float64)], ids=str)
+@pytest.mark.parametrize(("A", "dtype"), [(scores.WIDEST_FUSED_SCORE + 1, torch.float32), (8, torch.float64)], ids=str)
 def test_the_kernel_leaves_what_it_cannot_hold(A: int, dtype: torch.dtype) -> None:
-    assert not holds(*on_gpu(2, 3, A, dtype))
-    assert holds(*on_gpu(2, 3, 8))
+    assert not supports_fused_score(*on_gpu(2, 3, A, dtype))
+    assert supports_fused_score(*on_gpu(2, 3, 8))
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_autocast_does_not_narrow_the_sums(device: str) -> None:
     given = [drawn(*shape).float().to(device) for shape in ((2, 3, 8), (2, 5, 8), (8,))]
     with torch.autocast(device, torch.bfloat16):
-        found = chunked(*given)
-    assert torch.equal(found, chunked(*given))
+        found = score_additive_chunked(*given)
+    assert torch.equal(found, score_additive_chunked(*given))
 
 
 def test_the_gradient_of_chunked_is_its_slope() -> None:
     given = [t.requires_grad_() for t in (drawn(2, 3, 4), drawn(2, 2, 4, seed=2), drawn(4, seed=3))]
-    assert torch.autograd.gradcheck(chunked, given)
+    assert torch.autograd.gradcheck(score_additive_chunked, given)

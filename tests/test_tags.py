@@ -21,7 +21,7 @@ from dragoman.errors import UserError
 from dragoman.inference.engines.ctranslate2 import CTranslate2Engine
 from dragoman.inference.loading import load, open_run
 from dragoman.inference.translator import Translator
-from dragoman.models.base import Writer, tensors_of
+from dragoman.models.base import AutoregressiveModel, collect_tensors
 from dragoman.models.registry import build_model
 from dragoman.progress import Report
 from dragoman.run_dir import RunFolder
@@ -69,7 +69,7 @@ def test_a_tag_is_never_said(kind: str, tied: bool, joint: bool) -> None:
     """Not even by a model that holds nothing else likely."""
     values = {"model": {"kind": kind, "width": 16, "tied": tied}, "tokenizer": {"joint": joint}}
     model = build_model(build(Recipe, values), source_size=23, target_size=20)
-    assert isinstance(model, Writer)
+    assert isinstance(model, AutoregressiveModel)
     with torch.no_grad():
         model.project.weight[20:] += 100
     source_BS = torch.tensor([[22, 5, 6]])
@@ -256,7 +256,7 @@ def test_begun_with_a_run_of_other_tags(folder: Path, tmp_path: Path, tags: tupl
     run = quietly(tmp_path / "recipe.yaml", tmp_path / "run", init_from=folder / "run")
     parent, child = (open_run(each, device="cpu") for each in (folder / "run", run))
     assert child.tokenizers.tags == ("there", "back", *(["new"] if "new" in tags else []))
-    before, after = tensors_of(parent.model), tensors_of(child.model)
+    before, after = collect_tensors(parent.model), collect_tensors(child.model)
     for name, tensor in before.items():
         assert torch.allclose(after[name][: len(tensor)], tensor, atol=1e-6), name
     rows = len(after["decoder.embedding.weight"]) - len(before["decoder.embedding.weight"])

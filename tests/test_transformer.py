@@ -18,17 +18,17 @@ from dragoman.errors import UserError
 from dragoman.kernels.attention import KERNELS
 from dragoman.models.registry import MODELS, build_model, completed, kind_of, parameters, settings_of
 from dragoman.models.transformer import CAPACITY_STEP, Transformer, TransformerSettings
-from dragoman.modules.feedforward import FEEDFORWARDS, PLACES
+from dragoman.modules.feedforward import FEEDFORWARDS, NORM_PLACES
 from dragoman.modules.norms import NORMS
 from dragoman.modules.patterns import PATTERNS
-from dragoman.modules.positions import POSITIONS, sinusoids
+from dragoman.modules.positions import POSITIONS, make_sinusoids
 from dragoman.types import BOS, EOS, PAD, Batch
 from tolerance import DEVICES, differ, same
 from toy_batch import VOCABULARY, examples, in_rows
 
 MENUS: dict[str, Any] = {
     "norm": NORMS,
-    "norm_place": PLACES,
+    "norm_place": NORM_PLACES,
     "activation": FEEDFORWARDS,
     "position": POSITIONS,
     "kernel": KERNELS,
@@ -36,7 +36,7 @@ MENUS: dict[str, Any] = {
     "decoder_attention": PATTERNS,
 }
 SMALL = {"layers": 2, "width": 8, "heads": 2, "dropout": 0.0}
-PLACE = pytest.mark.parametrize("place", PLACES)
+PLACE = pytest.mark.parametrize("place", NORM_PLACES)
 EVERY_KERNEL = pytest.mark.parametrize("kernel", KERNELS)
 
 
@@ -134,7 +134,7 @@ def pytorchs(model: Transformer) -> tuple[nn.Transformer, list[tuple[list[nn.Par
 def embedded(table: Tensor, ids_BT: Tensor) -> Tensor:
     """Scaled embeddings and sinusoids (Vaswani 2017, sections 3.4 and 3.5)."""
     C = table.size(1)
-    return table[ids_BT] * C**0.5 + sinusoids(torch.arange(ids_BT.size(1)), C)
+    return table[ids_BT] * C**0.5 + make_sinusoids(torch.arange(ids_BT.size(1)), C)
 
 
 @PLACE

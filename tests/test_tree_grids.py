@@ -15,8 +15,8 @@ from torch import Tensor
 
 from dragoman.data.batches import FAR, Grid, Widths, lay
 from dragoman.errors import UserError
-from dragoman.kernels.attention import reference
-from dragoman.kernels.masks import Look, Rows
+from dragoman.kernels.attention import attend_reference
+from dragoman.kernels.masks import AttentionMask, RowLayout
 from dragoman.models.registry import settings_of
 from dragoman.models.transformer import Transformer, TransformerSettings
 from dragoman.modules.positions import POSITIONS
@@ -176,8 +176,8 @@ def test_packed_equals_alone(trees: list[tuple[int, ...]], items: list[int], cut
 
 def attended(q: Tensor, gap: Tensor, reach: int) -> tuple[Tensor, Any]:
     relate = POSITIONS["tree"].relate(AttentionSettings(width=8, heads=2, reach=reach)).double()
-    rows = Rows(torch.ones(q.size(0), q.size(2)), torch.zeros(1), tree_BTT=gap)
-    return relate.attend(reference, q, q, q, Look(gap=relate.between(rows))), relate
+    rows = RowLayout(torch.ones(q.size(0), q.size(2)), torch.zeros(1), tree_BTT=gap)
+    return relate.attend(attend_reference, q, q, q, AttentionMask(gap=relate.between(rows))), relate
 
 
 def test_a_way_has_its_vector_and_an_unknown_one_has_none() -> None:

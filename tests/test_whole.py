@@ -12,7 +12,7 @@ from torch import Tensor
 from dragoman.errors import UserError
 from dragoman.models.base import Model
 from dragoman.models.registry import MODELS, settings_of
-from dragoman.modules.dropout import HeadDropout, LayerDropout, WordDropout, cut
+from dragoman.modules.dropout import HeadDropout, LayerDropout, WordDropout, use_row_slice
 from dragoman.training.step import parts
 from dragoman.types import Batch
 from tolerance import DEVICES, differ, same
@@ -79,7 +79,7 @@ def test_a_grid_in_parts_draws_as_the_whole(kind: str, rate: str) -> None:
     whole = states(model.train(), batch)
     found = []
     for part in parts(batch, 3):
-        with cut(part.first, part.height):
+        with use_row_slice(part.first, part.height):
             found.append(states(model, part))
     same(torch.cat(found), whole)
 

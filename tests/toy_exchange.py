@@ -19,7 +19,7 @@ from dragoman.decoding.request import Job
 from dragoman.decoding.sampling import greedy
 from dragoman.inference.engines.formats import Holds, shown
 from dragoman.models.transformer import Transformer
-from dragoman.modules.feedforward import PLACES
+from dragoman.modules.feedforward import NORM_PLACES
 from dragoman.types import BOS, EOS, PAD
 from toy_batch import VOCABULARY
 from toy_models import SMALL_TRANSFORMER, TRANSFORMER, Section, built
@@ -46,7 +46,7 @@ def model_of(section: Section, **changes: Any) -> Transformer:
 def combinations(**menus: Sequence[Any]) -> list[Section]:
     """All ways to choose one from each menu; the switches, which go with anything, take turns."""
     found: list[Section] = [{}]
-    for name, menu in {**menus, "norm_place": [*PLACES]}.items():
+    for name, menu in {**menus, "norm_place": [*NORM_PLACES]}.items():
         found = [{**section, name: choice} for section in found for choice in menu]
     return [
         {

@@ -18,7 +18,7 @@ from dragoman.models.heads import POOLS
 from dragoman.models.registry import MODELS, kind_of, settings_of
 from dragoman.models.rnn import BRIDGES
 from dragoman.modules.attention_scores import SCORES
-from dragoman.modules.feedforward import FEEDFORWARDS, PLACES
+from dragoman.modules.feedforward import FEEDFORWARDS, NORM_PLACES
 from dragoman.modules.norms import NORMS
 from dragoman.modules.patterns import PATTERNS
 from dragoman.modules.positions import POSITIONS
@@ -29,7 +29,7 @@ from toy_batch import VOCABULARY
 
 Section = dict[str, Any]
 TRANSFORMER: dict[str, Sequence[Any]] = {
-    "norm": [*NORMS], "norm_place": [*PLACES], "activation": [*FEEDFORWARDS], "position": [*POSITIONS],
+    "norm": [*NORMS], "norm_place": [*NORM_PLACES], "activation": [*FEEDFORWARDS], "position": [*POSITIONS],
     "kernel": [*KERNELS], "attention": [*PATTERNS], "decoder_attention": [*PATTERNS], "residual": [True, False],
     "scaled": [True, False], "projections": [True, False], "shared": [True, False], "tied": [True, False],
 }  # fmt: skip

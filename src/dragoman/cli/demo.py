@@ -19,7 +19,7 @@ from dragoman.evaluation.predictions import predict_phrasebook
 from dragoman.evaluation.tables import format_scores
 from dragoman.inference.loading import load_as
 from dragoman.inference.translator import Translator
-from dragoman.inspection.attention_maps import alignment_grid
+from dragoman.inspection.attention_maps import render_alignment
 from dragoman.models.registry import parameters
 from dragoman.phrasebook.generate import Phrase, generate_phrases
 from dragoman.progress import Report
@@ -112,7 +112,7 @@ def show(translator: Translator, console: Console) -> None:
         console.print(f"   [dim]{POINTS[point]}[/dim]\n", highlight=False)
     longest = max(found, key=lambda one: len(one.tokens))
     console.print("Attention (source words above, translation at the left, brighter is more):\n")
-    console.print(alignment_grid(longest))
+    console.print(render_alignment(longest))
 
 
 def pick_phrases(direction: str) -> dict[str, Phrase]:

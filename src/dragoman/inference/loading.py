@@ -29,7 +29,7 @@ from dragoman.inference.postprocess import Usual
 from dragoman.inference.predictor import Door
 from dragoman.inference.translator import Translator
 from dragoman.io import cache_folder
-from dragoman.models.base import Model, Seq2Seq, tensors_of
+from dragoman.models.base import Model, Seq2Seq, collect_tensors
 from dragoman.models.registry import asks_for_trees, build_model, kind_of, renamed
 from dragoman.run_dir import RunFolder, load_tensors, naming
 from dragoman.types import Batch, PairScore
@@ -175,7 +175,7 @@ def load_as(door: type[D], run: Runs, *, device: str = "auto", engine: str = "au
 
 
 def put_weights(model: nn.Module, weights: dict[str, Tensor], name: str, place: str) -> None:
-    own = tensors_of(model)
+    own = collect_tensors(model)
     for one in sorted(set(own) ^ set(weights)):
         raise UserError(f"{name} does not fit {place}: tensor {one!r} is only in one of them")
     for one, tensor in own.items():

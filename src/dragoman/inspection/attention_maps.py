@@ -16,13 +16,13 @@ from rich.text import Text
 from dragoman.types import Hypothesis
 
 SHADES = " ░▒▓█"
-NAMES_AT_MOST = 14  # letters of a source word that stand above its column
+LONGEST_NAME = 14  # letters of a source word that stand above its column
 
 
-def by_words(hypothesis: Hypothesis) -> tuple[list[str], list[str], NDArray[np.float64]]:
+def merge_into_words(hypothesis: Hypothesis) -> tuple[list[str], list[str], NDArray[np.float64]]:
     """Source words, target words and weight_TS between them: a source word's pieces add up, a target word's average."""
-    source_of = word_numbers(hypothesis.source_tokens)
-    target_of = word_numbers(hypothesis.tokens)
+    source_of = number_words(hypothesis.source_tokens)
+    target_of = number_words(hypothesis.tokens)
     look = np.zeros((len(target_of), len(source_of)))
     if hypothesis.alignment:  # a line of very many parts has none
         look[:] = hypothesis.alignment
@@ -31,36 +31,36 @@ def by_words(hypothesis: Hypothesis) -> tuple[list[str], list[str], NDArray[np.f
     weight_TS = np.zeros((max(target_of, default=-1) + 1, columns.shape[1]))
     np.add.at(weight_TS, target_of, columns)
     weight_TS /= np.bincount(target_of, minlength=len(weight_TS))[:, None] if len(weight_TS) else 1
-    return _words(hypothesis.source_tokens, source_of), _words(hypothesis.tokens, target_of), weight_TS
+    return _join_words(hypothesis.source_tokens, source_of), _join_words(hypothesis.tokens, target_of), weight_TS
 
 
-def word_numbers(pieces: Sequence[str]) -> list[int]:
+def number_words(pieces: Sequence[str]) -> list[int]:
     """Which word each piece belongs to. A word begins at a space (▁) or where letters meet a punctuation mark."""
     numbers: list[int] = []
     before = ""
     for piece in pieces:
-        begins = piece.startswith("▁") or not numbers or _marks(piece) or _marks(before)
+        begins = piece.startswith("▁") or not numbers or _is_punctuation(piece) or _is_punctuation(before)
         numbers.append((numbers[-1] if numbers else -1) + bool(begins))
         before = piece
     return numbers
 
 
-def _marks(piece: str) -> bool:
+def _is_punctuation(piece: str) -> bool:
     bare = piece.lstrip("▁")
     return bool(bare) and not any(letter.isalnum() for letter in bare)
 
 
-def _words(pieces: Sequence[str], numbers: Sequence[int]) -> list[str]:
+def _join_words(pieces: Sequence[str], numbers: Sequence[int]) -> list[str]:
     words = [""] * (max(numbers, default=-1) + 1)
     for piece, number in zip(pieces, numbers, strict=True):
         words[number] += "".join(letter if letter.isprintable() else "·" for letter in piece.replace("▁", ""))
     return words
 
 
-def alignment_grid(hypothesis: Hypothesis) -> Text:
+def render_alignment(hypothesis: Hypothesis) -> Text:
     """A coloured grid for the terminal: source words above, target words at the left, fuller is more."""
-    source, target, weight_TS = by_words(hypothesis)
-    names = [list(word if len(word) <= NAMES_AT_MOST else word[: NAMES_AT_MOST - 1] + "…") for word in source]
+    source, target, weight_TS = merge_into_words(hypothesis)
+    names = [list(word if len(word) <= LONGEST_NAME else word[: LONGEST_NAME - 1] + "…") for word in source]
     height = max(map(len, names), default=0)
     margin = max(map(cell_len, target), default=0)
     grid = Text()
@@ -71,12 +71,12 @@ def alignment_grid(hypothesis: Hypothesis) -> Text:
     for word, weight_S in zip(target, weight_TS, strict=True):
         grid.append(" " * (margin - cell_len(word)) + word + "  ")
         for weight in weight_S.tolist():
-            grid.append(SHADES[min(int(weight * len(SHADES)), len(SHADES) - 1)] * 3, style=_style(weight))
+            grid.append(SHADES[min(int(weight * len(SHADES)), len(SHADES) - 1)] * 3, style=_make_style(weight))
         grid.append("\n")
     return grid
 
 
-def _style(weight: float) -> Style:
+def _make_style(weight: float) -> Style:
     """From the terminal's dark to a warm yellow."""
     low, high = (38, 44, 70), (250, 200, 70)
     red, green, blue = (round(a + (b - a) * min(weight, 1.0) ** 0.7) for a, b in zip(low, high, strict=True))

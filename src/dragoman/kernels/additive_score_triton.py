@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-HELD = 4096  # numbers of the keys that a program holds at a time: 32 to a thread
-WARPS = 4
+KEY_ELEMENTS = 4096  # numbers of the keys that a program holds at a time: 32 to a thread
+SCORE_WARPS = 4
 
 
 @triton.jit
@@ -101,8 +101,8 @@ def _key_slope(  # type: ignore[no-untyped-def]
 
 def _blocks(S: int, A: int) -> dict[str, int]:
     width = triton.next_power_of_2(A)
-    tokens = min(max(1, HELD // width), triton.next_power_of_2(S))
-    return {"TOKENS": tokens, "WIDTH": width, "num_warps": WARPS}
+    tokens = min(max(1, KEY_ELEMENTS // width), triton.next_power_of_2(S))
+    return {"TOKENS": tokens, "WIDTH": width, "num_warps": SCORE_WARPS}
 
 
 @torch.library.custom_op("dragoman::additive_score", mutates_args=())
@@ -119,7 +119,7 @@ def additive_score(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -> Tens
 
 
 @torch.library.custom_op("dragoman::additive_score_back", mutates_args=())
-def additive_score_back(
+def additive_score_backward(
     grad_BTS: Tensor, query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The slopes of all three."""
@@ -146,7 +146,7 @@ def _(query_BTA: Tensor, key_BSA: Tensor, _: Tensor) -> Tensor:
     return query_BTA.new_empty(*query_BTA.shape[:2], key_BSA.size(1))
 
 
-@additive_score_back.register_fake
+@additive_score_backward.register_fake
 def _(_: Tensor, *given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return _slopes(*given)
 
@@ -156,7 +156,7 @@ def _remember(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:  # 
 
 
 def _back(ctx: Any, grad_BTS: Tensor) -> tuple[Tensor, ...]:
-    slopes: tuple[Tensor, ...] = additive_score_back(grad_BTS, *ctx.saved_tensors)
+    slopes: tuple[Tensor, ...] = additive_score_backward(grad_BTS, *ctx.saved_tensors)
     return slopes
 
 

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-SHORT = 128  # places of a row whose scores one program can hold
+LONGEST_SINGLE_TILE = 128  # places of a row whose scores one program can hold
 LOG2E = 1.4426950408889634  # scores are kept as powers of two, which is what the hardware raises
 
 
@@ -134,9 +134,9 @@ def attend_rows(
     q, k, v = _split(query_BQE, key_value_BKF, heads)
     B, H, Q, D = q.shape
     out, sums = q.new_empty(B, Q, H * D), q.new_empty(B, H, Q, dtype=torch.float32)
-    if max(Q, k.size(2)) > SHORT:
+    if max(Q, k.size(2)) > LONGEST_SINGLE_TILE:
         segments = query_segment_BQ, key_segment_BK
-        forward((q, k, v), _strides(q, k, v), segments, out, sums, D**-0.5 * LOG2E, causal)
+        attend_tiled((q, k, v), _strides(q, k, v), segments, out, sums, D**-0.5 * LOG2E, causal)
         return out, sums
     _forward[(B * H,)](
         q, k, v, query_segment_BQ, key_segment_BK, out, sums, *_strides(q, k, v),
@@ -146,7 +146,7 @@ def attend_rows(
 
 
 @torch.library.custom_op("dragoman::attend_rows_back", mutates_args=())
-def attend_rows_back(
+def attend_rows_backward(
     grad_BQC: Tensor, query_BQE: Tensor, key_value_BKF: Tensor | None, query_segment_BQ: Tensor,
     key_segment_BK: Tensor, out_BQC: Tensor, sums_BHQ: Tensor, heads: int, causal: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -156,10 +156,10 @@ def attend_rows_back(
     query_grad, key_value_grad = torch.empty_like(query_BQE), _like(key_value_BKF, query_BQE)
     grads = _split(query_grad, None if key_value_BKF is None else key_value_grad, heads)
     B, H, Q, D = q.shape
-    if max(Q, k.size(2)) > SHORT:
+    if max(Q, k.size(2)) > LONGEST_SINGLE_TILE:
         segments, strides = (query_segment_BQ, key_segment_BK), _strides(q, k, v, grad)
         scales = D**-0.5 * LOG2E, D**-0.5
-        backward((q, k, v), strides, segments, out_BQC, sums_BHQ, grad, grads, *scales, causal)
+        attend_tiled_backward((q, k, v), strides, segments, out_BQC, sums_BHQ, grad, grads, *scales, causal)
         return query_grad, key_value_grad
     _backward[(B * H,)](
         q, k, v, query_segment_BQ, key_segment_BK, out_BQC, sums_BHQ, grad, *grads, *_strides(q, k, v, grad),
@@ -185,7 +185,7 @@ def _(query_BQE: Tensor, key_value_BKF: Tensor | None, _: Tensor, __: Tensor, he
     return query_BQE.new_empty(B, Q, width), query_BQE.new_empty(B, heads, Q, dtype=torch.float32)
 
 
-@attend_rows_back.register_fake
+@attend_rows_backward.register_fake
 def _(_: Tensor, query_BQE: Tensor, key_value_BKF: Tensor | None, *__: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(query_BQE), _like(key_value_BKF, query_BQE)
 
@@ -197,7 +197,7 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) 
 
 def _back(ctx: Any, grad_BQC: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     _, key_value_BKF, *_ = ctx.saved_tensors
-    query_grad, key_value_grad = attend_rows_back(grad_BQC.contiguous(), *ctx.saved_tensors, ctx.heads, ctx.causal)
+    query_grad, key_value_grad = attend_rows_backward(grad_BQC.contiguous(), *ctx.saved_tensors, ctx.heads, ctx.causal)
     return query_grad, None if key_value_BKF is None else key_value_grad, None, None, None, None
 
 
@@ -327,7 +327,7 @@ def _keys_back(  # type: ignore[no-untyped-def]
     tl.store(at, value_slope.to(v.dtype), mask=there)
 
 
-def forward(
+def attend_tiled(
     parts: tuple[Tensor, ...], strides: list[int], segments: tuple[Tensor, Tensor], out: Tensor, sums: Tensor,
     scale: float, causal: bool,
 ) -> None:  # fmt: skip
@@ -338,7 +338,7 @@ def forward(
     )
 
 
-def backward(
+def attend_tiled_backward(
     parts: tuple[Tensor, ...], strides: list[int], segments: tuple[Tensor, Tensor], out: Tensor, sums: Tensor,
     grad: Tensor, grads: tuple[Tensor, ...], scale: float, root: float, causal: bool,
 ) -> None:  # fmt: skip

@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dragoman.kernels.attention import Cache
+from dragoman.kernels.attention import KeyValue
 
-PLACES = 16  # of the past that are read at a time
+POSITIONS_PER_BLOCK = 16  # of the past that are read at a time
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -57,23 +57,23 @@ def _attend(  # type: ignore[no-untyped-def]
     tl.store(out + (n * heads + h) * E + e, (read / tl.maximum(total, 1e-30)).to(out.dtype.element_ty))
 
 
-def attend(
-    q_NHD: Tensor, cache: Cache, stop: Tensor, *, who_NK: Tensor | None = None, new: Cache | None = None
+def attend_cached(
+    q_NHD: Tensor, cache: KeyValue, stop: Tensor, *, who_NK: Tensor | None = None, new: KeyValue | None = None
 ) -> Tensor:
     """Every row looks at the places before its `stop`: its own past, through the table, or its sentence's source."""
     N, H, D = q_NHD.shape
     key, value = cache
     k_NHD, v_NHD = new or (q_NHD, q_NHD)
-    q_NHD, k_NHD, v_NHD = (rowwise(each) for each in (q_NHD, k_NHD, v_NHD))
+    q_NHD, k_NHD, v_NHD = (make_heads_contiguous(each) for each in (q_NHD, k_NHD, v_NHD))
     out_NHD = torch.empty(N, H, value.size(3), dtype=q_NHD.dtype, device=q_NHD.device)
     _attend[(N, H)](
         q_NHD, k_NHD, v_NHD, key, value, stop if who_NK is None else who_NK, stop, out_NHD,
         q_NHD.stride(0), k_NHD.stride(0), v_NHD.stride(0), H, key.size(2), N // len(stop), D**-0.5,
-        WRITES=new is not None, D=D, E=value.size(3), T=PLACES, num_warps=1,
+        WRITES=new is not None, D=D, E=value.size(3), T=POSITIONS_PER_BLOCK, num_warps=1,
     )  # fmt: skip
     return out_NHD
 
 
-def rowwise(x_NHD: Tensor) -> Tensor:
+def make_heads_contiguous(x_NHD: Tensor) -> Tensor:
     """The heads of a row side by side, as the kernel reads them."""
     return x_NHD if x_NHD.stride(2) == 1 and x_NHD.stride(1) == x_NHD.size(2) else x_NHD.contiguous()

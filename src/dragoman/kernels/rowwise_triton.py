@@ -47,7 +47,7 @@ def _add_up(parts, out, P, C, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):  # 
     tl.store(out + c, tl.sum(total, 0), mask=c < C)
 
 
-def added_up(parts_PC: Tensor) -> Tensor:
+def sum_parts(parts_PC: Tensor) -> Tensor:
     """The sum of the parts, out_C."""
     P, C = parts_PC.shape
     out_C = parts_PC.new_empty(C)
@@ -55,7 +55,7 @@ def added_up(parts_PC: Tensor) -> Tensor:
     return out_C
 
 
-BLOCK = 512  # draws of a program; each gives four words of 32 bits, and a word two numbers
+DROPOUT_BLOCK = 512  # draws of a program; each gives four words of 32 bits, and a word two numbers
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -73,21 +73,21 @@ def _draw(seed, out, count, begin, skip, per_pass, threshold, BLOCK: tl.constexp
 
 
 @torch.library.custom_op("dragoman::kept", mutates_args=())
-def kept(seed_1: Tensor, shape: list[int], rate: float, first: int, height: int, passes: int) -> Tensor:
+def sample_keep_mask(seed_1: Tensor, shape: list[int], rate: float, first: int, height: int, passes: int) -> Tensor:
     """Which numbers of these rows stay, each with chance 1 - rate; rows from `first` on, of `height` in the grid."""
     per_row = math.prod(shape[1:])
     rows, eights = shape[0] // passes, -(-per_row // 8)
     room = torch.empty(shape[0] * eights, dtype=torch.int64, device=seed_1.device)
     if len(room):
-        _draw[(triton.cdiv(len(room), BLOCK),)](
+        _draw[(triton.cdiv(len(room), DROPOUT_BLOCK),)](
             seed_1, room, len(room), first * eights, (height - rows) * eights, rows * eights, round(rate * 65_536),
-            BLOCK=BLOCK, num_warps=4,
+            BLOCK=DROPOUT_BLOCK, num_warps=4,
         )  # fmt: skip
     drawn = room.view(torch.bool).view(shape[0], eights * 8)
     return (drawn if per_row == eights * 8 else drawn[:, :per_row].contiguous()).view(shape)
 
 
-@kept.register_fake
+@sample_keep_mask.register_fake
 def _(seed_1: Tensor, shape: list[int], *_: object) -> Tensor:
     return torch.empty(shape, dtype=torch.bool, device=seed_1.device)
 
@@ -112,23 +112,23 @@ def _slope(grad, out, slope, sums, N, O, BLOCK_N: tl.constexpr, BLOCK_O: tl.cons
 
 
 @torch.library.custom_op("dragoman::relu_slope", mutates_args=())
-def relu_slope(grad_NO: Tensor, out_NO: Tensor) -> tuple[Tensor, Tensor]:
+def relu_backward(grad_NO: Tensor, out_NO: Tensor) -> tuple[Tensor, Tensor]:
     """The slope before the relu whose answer is out_NO, and its sum over the tokens, which is that of a bias."""
     N, O = out_NO.shape
     slope, sums = torch.empty_like(out_NO), out_NO.new_empty(LINEAR_PARTS, O, dtype=torch.float32)
     _slope[(triton.cdiv(O, BLOCK_O), LINEAR_PARTS)](
         grad_NO, out_NO, slope, sums, N, O, BLOCK_N=BLOCK_N, BLOCK_O=BLOCK_O, num_warps=2
     )
-    return slope, added_up(sums)
+    return slope, sum_parts(sums)
 
 
-@relu_slope.register_fake
+@relu_backward.register_fake
 def _(_: Tensor, out_NO: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(out_NO), out_NO.new_empty(out_NO.size(1), dtype=torch.float32)
 
 
 NORM_PARTS = 264  # of the tokens, side by side: two for each processor of a large GPU
-HELD, ROWS, WARPS = 4096, 8, 4  # numbers that a program looks at together, of so many tokens at most
+NORM_ELEMENTS, NORM_ROWS, NORM_WARPS = 4096, 8, 4  # numbers that a program looks at together, of so many tokens at most
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -160,7 +160,7 @@ def _norm_slope(  # type: ignore[no-untyped-def]
 
 
 @torch.library.custom_op("dragoman::norm_slope", mutates_args=())
-def norm_slope(
+def layer_norm_backward(
     grad: Tensor, beside: Tensor | None, x: Tensor, mean: Tensor, scale: Tensor, weight_C: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Of the input, to which `beside` is added if it is there; and of gain and bias, slope_2C."""
@@ -168,17 +168,18 @@ def norm_slope(
     slope, sums_PC = torch.empty_like(x), x.new_empty(NORM_PARTS, 2 * C, dtype=torch.float32)
     _norm_slope[(NORM_PARTS,)](
         grad, beside, x, mean, scale, weight_C, slope, sums_PC, x.numel() // C, C,
-        BESIDE=beside is not None, ROWS=min(ROWS, max(HELD // width, 1)), WIDTH=width, num_warps=WARPS,
+        BESIDE=beside is not None, ROWS=min(NORM_ROWS, max(NORM_ELEMENTS // width, 1)), WIDTH=width,
+        num_warps=NORM_WARPS,
     )  # fmt: skip
-    return slope, added_up(sums_PC).view(2, C)
+    return slope, sum_parts(sums_PC).view(2, C)
 
 
-@norm_slope.register_fake
+@layer_norm_backward.register_fake
 def _(_: Tensor, __: Tensor | None, x: Tensor, ___: Tensor, ____: Tensor, weight_C: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), x.new_empty(2, len(weight_C), dtype=torch.float32)
 
 
-PLACES = 8192  # logits that are read at a time, at most: of more, fewer programs find room beside each other
+LOGITS_PER_BLOCK = 8192  # logits that are read at a time, at most: of more, fewer programs find room beside each other
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -211,11 +212,11 @@ def _soften(  # type: ignore[no-untyped-def]
         tl.store(row + begin + p, slope.to(logits.dtype.element_ty), mask=real)
 
 
-def soften(logits_NV: Tensor, target_N: Tensor, smoothing: float) -> Tensor:
+def cross_entropy_in_place(logits_NV: Tensor, target_N: Tensor, smoothing: float) -> Tensor:
     """Loss and likelihood, summed. The logits become slopes."""
     N, V = logits_NV.shape
     losses_N2 = torch.empty(N, 2, dtype=torch.float32, device=logits_NV.device)
-    block = min(triton.next_power_of_2(V), PLACES)
+    block = min(triton.next_power_of_2(V), LOGITS_PER_BLOCK)
     warps = min(max(block // 1024, 1), 8)
     _soften[(N,)](logits_NV, target_N, losses_N2, V, smoothing, P=block, num_warps=warps)
     return losses_N2.sum(0)

@@ -54,7 +54,7 @@ class Model(nn.Module, ABC):
         """States of every target position, before the projection to the vocabulary: states_BTC."""
 
 
-class Writer(Model):
+class AutoregressiveModel(Model):
     """Models that write an answer, token by token: what search asks of them (decoding/protocol.py)."""
 
     decoder: Any  # with a `step` of its own, which gives the states before the projection
@@ -71,7 +71,7 @@ class Writer(Model):
         return logp_NV[:, : self.spoken], state
 
 
-class Seq2Seq(Writer):
+class Seq2Seq(AutoregressiveModel):
     @property
     def aligns(self) -> bool:
         """Whether its attention tells source tokens apart; if not, its weights are no alignment."""
@@ -82,17 +82,17 @@ class Seq2Seq(Writer):
         """Where each target token looked in the source: weight_BTS, each row of it summing to one."""
 
 
-def rows_of(sentences_K: Tensor, width: int) -> Tensor:
+def expand_to_rows(sentences_K: Tensor, width: int) -> Tensor:
     """The rows of these sentences in a search, `width` to each."""
     return (sentences_K[:, None] * width + torch.arange(width, device=sentences_K.device)).flatten()
 
 
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+def collect_tensors(model: nn.Module) -> dict[str, Tensor]:
     """All that a model is: what it learned, and what it measured on the way (the statistics of batch norm)."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def initialise(model: nn.Module) -> None:
+def initialize_parameters(model: nn.Module) -> None:
     """Xavier for products, zero for biases, and embeddings that have unit size once scaled."""
     for module in model.modules():
         if isinstance(module, nn.Linear):

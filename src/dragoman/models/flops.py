@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from dragoman.models.base import Model
 from dragoman.modules.attention import CrossAttention, SelfAttention
-from dragoman.modules.attention_scores import Attention
+from dragoman.modules.attention_scores import SourceAttention
 from dragoman.types import Batch
 
 Lengths = NDArray[np.int64]
-BACKWARD = 2  # times the forward pass: one product for the slope of the input, one for that of the weight
-SIDES = {  # by a mark in the name of a weight: what meets it; the rest meets every target token
+BACKWARD_FACTOR = 2  # times the forward pass: one product for the slope of the input, one for that of the weight
+WEIGHT_SIDES = {  # by a mark in the name of a weight: what meets it; the rest meets every target token
     "bridge.": "pair",
     "encoder.": "source",
     ".key_value.": "source",
@@ -33,7 +33,7 @@ NO_PRODUCTS = (".pattern.", ".relate.", ".start")  # tables and first states, or
 
 
 @dataclass(frozen=True)
-class Look:
+class AttentionCost:
     """An attention: who asks, whom, and how many multiply-adds it costs when one meets the other."""
 
     query: str
@@ -49,16 +49,16 @@ class Cost:
     source: int
     target: int
     pair: int
-    looks: tuple[Look, ...]
+    looks: tuple[AttentionCost, ...]
     passes: int = 1  # over a batch, at training
 
     @classmethod
     def of(cls, model: Model, passes: int = 1) -> Cost:
         sides = dict.fromkeys(("source", "target", "pair"), 0)
-        for name, weight in weights(model):
-            side = next((side for mark, side in SIDES.items() if mark in f".{name}"), "target")
+        for name, weight in iterate_weights(model):
+            side = next((side for mark, side in WEIGHT_SIDES.items() if mark in f".{name}"), "target")
             sides[side] += weight.numel()
-        looks = (look(name, module) for name, module in model.named_modules(remove_duplicate=False))
+        looks = (make_attention_cost(name, module) for name, module in model.named_modules(remove_duplicate=False))
         return cls(**sides, looks=tuple(each for each in looks if each), passes=passes)
 
     def forward(self, source_N: Lengths, target_N: Lengths) -> float:
@@ -72,26 +72,26 @@ class Cost:
 
     def training(self, batch: Batch) -> float:
         sides = (batch.source_segment_BS, batch.target_segment_BT)
-        return self.passes * (1 + BACKWARD) * self.forward(*(lengths(segment) for segment in sides))
+        return self.passes * (1 + BACKWARD_FACTOR) * self.forward(*(measure_segments(segment) for segment in sides))
 
 
-def look(name: str, module: nn.Module) -> Look | None:
+def make_attention_cost(name: str, module: nn.Module) -> AttentionCost | None:
     if isinstance(module, SelfAttention):
         side = "source" if name.startswith("encoder.") else "target"
-        return Look(side, side, module.query_width + module.value_width, module.pattern.keys)
+        return AttentionCost(side, side, module.query_width + module.value_width, module.pattern.keys)
     if isinstance(module, CrossAttention):
-        return Look("target", "source", module.query_width + module.value_width, every)
-    if isinstance(module, Attention):
-        return Look("target", "source", module.score.products + module.width, every)
+        return AttentionCost("target", "source", module.query_width + module.value_width, attend_all_keys)
+    if isinstance(module, SourceAttention):
+        return AttentionCost("target", "source", module.score.products + module.width, attend_all_keys)
     return None
 
 
-def every(length_N: Lengths) -> Lengths:
+def attend_all_keys(length_N: Lengths) -> Lengths:
     """A query meets all keys of the sentence."""
     return length_N
 
 
-def weights(model: Model) -> Iterator[tuple[str, Tensor]]:
+def iterate_weights(model: Model) -> Iterator[tuple[str, Tensor]]:
     """The matrices that something is multiplied by, as often as layers share them.
 
     A table that is looked up is none, unless it also projects.
@@ -104,7 +104,7 @@ def weights(model: Model) -> Iterator[tuple[str, Tensor]]:
         yield "project.weight", model.project.weight
 
 
-def lengths(segment_BT: Tensor) -> Lengths:
+def measure_segments(segment_BT: Tensor) -> Lengths:
     """Of the sentences of a grid, row by row; both sides of a pair come at the same place."""
     segment = segment_BT.numpy()
     most = int(segment.max(initial=0)) + 1

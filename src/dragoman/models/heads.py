@@ -20,58 +20,64 @@ from torch import Tensor, nn
 
 from dragoman.config.settings import Count, Menus
 from dragoman.errors import UserError
-from dragoman.kernels.masks import Rows
-from dragoman.models.base import Model, Writer, initialise, useless
-from dragoman.models.rnn import RecurrentEncoder, RecurrentStack, RnnSettings
+from dragoman.kernels.masks import RowLayout
+from dragoman.models.base import AutoregressiveModel, Model, initialize_parameters, useless
+from dragoman.models.rnn import RecurrentEncoder, RecurrentLmDecoder, RnnSettings
 from dragoman.models.transformer import Decoder, Encoder, TransformerSettings
 from dragoman.modules.dropout import Dropout
 from dragoman.modules.positions import POSITIONS
 from dragoman.types import Batch
 
 
-def members(rows: Rows, texts: int) -> Tensor:
+def make_membership(rows: RowLayout, texts: int) -> Tensor:
     """Which token belongs to which text of its row: member_BTS."""
     number_T = torch.arange(1, texts + 1, device=rows.segment_BT.device)
     return rows.segment_BT[:, None] == number_T[:, None]
 
 
-def mean(states_BSC: Tensor, rows: Rows, texts: int) -> Tensor:
-    member_BTS = members(rows, texts).to(states_BSC.dtype)
+def pool_mean(states_BSC: Tensor, rows: RowLayout, texts: int) -> Tensor:
+    member_BTS = make_membership(rows, texts).to(states_BSC.dtype)
     return member_BTS / member_BTS.sum(-1, keepdim=True).clamp(min=1) @ states_BSC
 
 
-def largest(states_BSC: Tensor, rows: Rows, texts: int) -> Tensor:
+def pool_max(states_BSC: Tensor, rows: RowLayout, texts: int) -> Tensor:
     """The largest value of each feature. Padding is gathered in a place 0 of its own, which is then left out."""
     B, S, C = states_BSC.shape
     segment_BSC = rows.segment_BT[..., None].expand(B, S, C)
     lowest = states_BSC.new_full((B, texts + 1, C), float("-inf"))
     pooled_BTC = lowest.scatter_reduce(1, segment_BSC, states_BSC, "amax")[:, 1:]
-    return torch.where(members(rows, texts).any(-1, keepdim=True), pooled_BTC, 0.0)
+    return torch.where(make_membership(rows, texts).any(-1, keepdim=True), pooled_BTC, 0.0)
 
 
-def first(states_BSC: Tensor, rows: Rows, texts: int) -> Tensor:
-    chosen_BTS = members(rows, texts) & (rows.position_BT == 0)[:, None]
+def pool_first(states_BSC: Tensor, rows: RowLayout, texts: int) -> Tensor:
+    chosen_BTS = make_membership(rows, texts) & (rows.position_BT == 0)[:, None]
     return chosen_BTS.to(states_BSC.dtype) @ states_BSC
 
 
-def final(states_BSC: Tensor, rows: Rows, texts: int) -> Tensor:
+def pool_final_states(states_BSC: Tensor, rows: RowLayout, texts: int) -> Tensor:
     """Return each direction's final state: the forward half at the last token, the backward half at the first."""
     forward_BSC, backward_BSC = states_BSC.chunk(2, -1)
-    return torch.cat([last(forward_BSC, rows, texts), first(backward_BSC, rows, texts)], -1)
+    return torch.cat([pool_last(forward_BSC, rows, texts), pool_first(backward_BSC, rows, texts)], -1)
 
 
-def last(states_BSC: Tensor, rows: Rows, texts: int) -> Tensor:
+def pool_last(states_BSC: Tensor, rows: RowLayout, texts: int) -> Tensor:
     """The state of the </s>, which stands at the end of every text."""
-    member_BTS = members(rows, texts)
+    member_BTS = make_membership(rows, texts)
     chosen_BTS = member_BTS & (rows.position_BT[:, None] == member_BTS.sum(-1, keepdim=True) - 1)
     return chosen_BTS.to(states_BSC.dtype) @ states_BSC
 
 
-Pool = Callable[[Tensor, Rows, int], Tensor]
-POOLS: dict[str, Pool] = {"mean": mean, "max": largest, "first": first, "last": last, "last_token": last}
+Pool = Callable[[Tensor, RowLayout, int], Tensor]
+POOLS: dict[str, Pool] = {
+    "mean": pool_mean,
+    "max": pool_max,
+    "first": pool_first,
+    "last": pool_last,
+    "last_token": pool_last,
+}
 
-OF_SOURCE = ("bridge", "attention", "attention_width", "input_feeding")  # how a recurrent decoder meets a source
-OF_TARGET = ("tied", "target_word_dropout")  # what only those ask that write
+SOURCE_SETTINGS = ("bridge", "attention", "attention_width", "input_feeding")  # how a recurrent decoder meets a source
+TARGET_SETTINGS = ("tied", "target_word_dropout")  # what only those ask that write
 
 
 class TransformerLmSettings(TransformerSettings):
@@ -107,7 +113,7 @@ class TransformerClassifierSettings(TransformerSettings):
     kind: Literal["classifier"] = "classifier"  # type: ignore[assignment]
     backbone: Literal["transformer"] = "transformer"
     pool: str = "mean"
-    absent: ClassVar[tuple[str, ...]] = ("decoder_layers", "decoder_attention", *OF_TARGET)
+    absent: ClassVar[tuple[str, ...]] = ("decoder_layers", "decoder_attention", *TARGET_SETTINGS)
 
     @classmethod
     def menus(cls) -> Menus:
@@ -135,21 +141,21 @@ class RnnLmSettings(RnnSettings):
     context: Count = 256  # tokens of a window of the text at training; a state forgets nothing at its end
     bounded: ClassVar[bool] = False
     bidirectional: bool = False
-    absent: ClassVar[tuple[str, ...]] = ("encoder_layers", "bidirectional", "source_word_dropout", *OF_SOURCE)
+    absent: ClassVar[tuple[str, ...]] = ("encoder_layers", "bidirectional", "source_word_dropout", *SOURCE_SETTINGS)
 
     def check(self) -> None:
         super().check()
         useless(self, "a language model, which has no encoder", *self.absent)
 
     def decoder(self, size: int) -> nn.Module:
-        return RecurrentStack(self, nn.Embedding(size, self.embedded_width))
+        return RecurrentLmDecoder(self, nn.Embedding(size, self.embedded_width))
 
 
 class RnnClassifierSettings(RnnSettings):
     kind: Literal["classifier"] = "classifier"  # type: ignore[assignment]
     backbone: Literal["rnn"] = "rnn"
     pool: str = "mean"
-    absent: ClassVar[tuple[str, ...]] = ("decoder_layers", *OF_TARGET, *OF_SOURCE)
+    absent: ClassVar[tuple[str, ...]] = ("decoder_layers", *TARGET_SETTINGS, *SOURCE_SETTINGS)
 
     @classmethod
     def menus(cls) -> Menus:
@@ -161,14 +167,14 @@ class RnnClassifierSettings(RnnSettings):
 
     @property
     def pooling(self) -> Pool:
-        """The pool by its name; `last` is the encoder's final state, which a backward cell has at the first token."""
-        return final if self.bidirectional and self.pool == "last" else POOLS[self.pool]
+        """Return the pool; `last` is the encoder's final state, which a backward cell has at the first token."""
+        return pool_final_states if self.bidirectional and self.pool == "last" else POOLS[self.pool]
 
     def encoder(self, size: int) -> nn.Module:
         return RecurrentEncoder(self, nn.Embedding(size, self.embedded_width))
 
 
-class LanguageModel(Writer):
+class LanguageModel(AutoregressiveModel):
     """What comes next, given all that came before."""
 
     def __init__(self, settings: Any, *, source_size: int, target_size: int, joint: bool) -> None:  # noqa: ARG002
@@ -177,12 +183,12 @@ class LanguageModel(Writer):
         self.settings = settings
         self.decoder = settings.decoder(target_size)
         self.project = nn.Linear(settings.said_width, target_size, bias=False)
-        initialise(self)
+        initialize_parameters(self)
         if settings.tied:
             self.project.weight = self.decoder.embedding.weight
 
     def forward(self, batch: Batch) -> Tensor:
-        out: Tensor = self.decoder(batch.target_in_BT, Rows.of_target(batch))
+        out: Tensor = self.decoder(batch.target_in_BT, RowLayout.of_target(batch))
         return out
 
     def start(self, source_BS: Tensor, keep_BS: Tensor) -> Any:  # noqa: ARG002 - search speaks of sources
@@ -200,11 +206,11 @@ class TextClassifier(Model):
         self.encoder = settings.encoder(source_size)
         self.dropout = Dropout(settings.dropout)
         self.project = nn.Linear(settings.width, target_size, bias=False)
-        initialise(self)
+        initialize_parameters(self)
 
     def forward(self, batch: Batch) -> Tensor:
         """The state of the n-th text of a source row is at place n of the target row: states_BTC."""
-        rows = Rows.of_source(batch)
+        rows = RowLayout.of_source(batch)
         states_BSC = self.encoder(batch.source_BS, rows)
         out: Tensor = self.dropout(self.pool(states_BSC, rows, batch.target_out_BT.size(1)))
         return out

@@ -14,9 +14,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from dragoman.config.settings import Layers, Menus
-from dragoman.kernels.masks import Rows
-from dragoman.models.base import initialise, useless
-from dragoman.models.rnn import RecurrentDecoder, RecurrentWriter, RnnSettings, Width
+from dragoman.kernels.masks import RowLayout
+from dragoman.models.base import initialize_parameters, useless
+from dragoman.models.rnn import RecurrentDecoder, RecurrentSeq2Seq, RnnSettings, Width
 from dragoman.models.transformer import Encoder, TransformerSettings
 from dragoman.modules.attention_scores import SCORES
 from dragoman.modules.linear import Linear
@@ -87,14 +87,14 @@ class ReadingEncoder(Encoder):
         widths = settings.width, settings.state_width
         self.out = Linear(*widths) if widths[0] != widths[1] else nn.Identity()
 
-    def read(self, ids_BS: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    def read(self, ids_BS: Tensor, rows: RowLayout) -> tuple[Tensor, Tensor]:
         """The states, memory_BSC, and their mean, which the decoder starts from: no token has seen more than others."""
         memory_BSC: Tensor = self.out(self(ids_BS, rows))
         real_BS1 = rows.real_BT[..., None]
         return memory_BSC, memory_BSC.where(real_BS1, 0.0).sum(1) / real_BS1.sum(1).clamp(min=1)
 
 
-class Hybrid(RecurrentWriter):
+class Hybrid(RecurrentSeq2Seq):
     """`project` turns states into logits."""
 
     def __init__(self, settings: HybridSettings, *, source_size: int, target_size: int, joint: bool) -> None:
@@ -109,6 +109,6 @@ class Hybrid(RecurrentWriter):
         self.encoder = ReadingEncoder(settings, table if same else nn.Embedding(source_size, settings.width))
         self.project = nn.Linear(decoder.said_width, size, bias=False)
         self.spoken = target_size
-        initialise(self)
+        initialize_parameters(self)
         if settings.tied:
             self.project.weight = table.weight

@@ -14,14 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dragoman.kernels.masks import never_empty
+from dragoman.kernels.masks import unmask_empty_queries
 from dragoman.modules.linear import Linear
 
-BLOCK = {"cpu": 1 << 18, "cuda": 1 << 26}  # numbers of the additive score held at a time: few enough for a CPU's cache
-WIDEST = 2048  # attention width whose sums a program of a GPU can hold
+BLOCK_ELEMENTS = {
+    "cpu": 1 << 18,
+    "cuda": 1 << 26,
+}  # numbers of the additive score held at a time: few enough for a CPU's cache
+WIDEST_FUSED_SCORE = 2048  # attention width whose sums a program of a GPU can hold
 
 
-class Score(nn.Module):
+class AttentionScore(nn.Module):
     """All source tokens count alike, so that what is read is their mean."""
 
     reads = True  # whether the decoder gets to see what it looks at
@@ -45,13 +48,13 @@ class Score(nn.Module):
         return query_BTC.new_zeros(len(query_BTC), query_BTC.size(1), key_BSA.size(1))
 
 
-class Nothing(Score):
+class NoAttention(AttentionScore):
     """The bottleneck: the decoder sees nothing of the source but the state that it starts from."""
 
     reads = False
 
 
-class Dot(Score):
+class DotScore(AttentionScore):
     """s'h. Both have one width."""
 
     aligns = True
@@ -64,7 +67,7 @@ class Dot(Score):
         return query_BTC @ key_BSA.mT
 
 
-class Multiplicative(Dot):
+class MultiplicativeScore(DotScore):
     """s'Wh."""
 
     def __init__(self, width: int, memory_width: int, attention_width: int) -> None:
@@ -76,7 +79,7 @@ class Multiplicative(Dot):
         return out
 
 
-class Additive(Score):
+class AdditiveScore(AttentionScore):
     """v'tanh(W1 h + W2 s)."""
 
     sized = True
@@ -98,21 +101,21 @@ class Additive(Score):
 
     def forward(self, query_BTC: Tensor, key_BSA: Tensor) -> Tensor:
         given = self.query(query_BTC), key_BSA, self.weight
-        return fused(*given) if holds(*given) else chunked(*given)
+        return score_additive_fused(*given) if supports_fused_score(*given) else score_additive_chunked(*given)
 
 
-def plain(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -> Tensor:
+def score_additive_reference(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -> Tensor:
     """The additive score, written to be read. It holds B x T x S x A numbers."""
     return torch.tanh(query_BTA[:, :, None] + key_BSA[:, None]) @ weight_A
 
 
-def holds(*given: Tensor) -> bool:
+def supports_fused_score(*given: Tensor) -> bool:
     """Whether the kernel for a GPU can make the additive score of these: it counts in float32."""
     narrow = all(x.is_cuda and x.dtype in (torch.float32, torch.bfloat16, torch.float16) for x in given)
-    return narrow and given[-1].numel() <= WIDEST
+    return narrow and given[-1].numel() <= WIDEST_FUSED_SCORE
 
 
-def fused(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -> Tensor:
+def score_additive_fused(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -> Tensor:
     """The same numbers by one kernel, in whose registers all that is in the tanh stays; gradients included."""
     from dragoman.kernels.additive_score_triton import additive_score
 
@@ -120,7 +123,7 @@ def fused(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -> Tensor:
     return score_BTS
 
 
-def chunked(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -> Tensor:
+def score_additive_chunked(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -> Tensor:
     """The same numbers, a few at a time, gradients included; what is in the tanh is made again for them, not kept.
 
     tanh(x) is 2 sigmoid(2x) - 1, and a CPU makes a sigmoid in a sixth of the time. Narrow floats are widened, since
@@ -141,7 +144,7 @@ class _Additive(torch.autograd.Function):
     def forward(ctx: Any, query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -> Tensor:
         ctx.save_for_backward(query_BTA, key_BSA, weight_A)
         score_BTS = query_BTA.new_empty(*query_BTA.shape[:2], key_BSA.size(1))
-        for rows, times in blocks(query_BTA, key_BSA):
+        for rows, times in split_into_blocks(query_BTA, key_BSA):
             y_btSA = (query_BTA[rows, times, None] + key_BSA[rows, None]).sigmoid_()
             score_BTS[rows, times] = y_btSA @ weight_A
         return score_BTS.mul_(2).sub_(weight_A.sum())
@@ -152,7 +155,7 @@ class _Additive(torch.autograd.Function):
         grad_BTS = grads[0].contiguous()
         slope_BTA, slope_BSA = torch.empty_like(query_BTA), torch.zeros_like(key_BSA)
         slope_A = -grad_BTS.sum().expand_as(weight_A)
-        for rows, times in blocks(query_BTA, key_BSA):
+        for rows, times in split_into_blocks(query_BTA, key_BSA):
             grad_bt1S = grad_BTS[rows, times, None]
             y_btSA = (query_BTA[rows, times, None] + key_BSA[rows, None]).sigmoid_()
             slope_A = slope_A + 2 * (grad_bt1S.reshape(1, -1) @ y_btSA.flatten(0, 2))[0]
@@ -162,10 +165,10 @@ class _Additive(torch.autograd.Function):
         return slope_BTA.mul_(2 * weight_A), slope_BSA.mul_(2 * weight_A), slope_A
 
 
-def blocks(query_BTA: Tensor, key_BSA: Tensor) -> Iterator[tuple[slice, slice]]:
+def split_into_blocks(query_BTA: Tensor, key_BSA: Tensor) -> Iterator[tuple[slice, slice]]:
     """Rows and times of the grid, so few at a time that what is made of them stays in reach."""
     B, T, _ = query_BTA.shape
-    room = BLOCK[query_BTA.device.type] // max(1, key_BSA[0].numel())
+    room = BLOCK_ELEMENTS[query_BTA.device.type] // max(1, key_BSA[0].numel())
     height, width = max(1, room // max(1, T)), max(1, min(room, T))
     for row in range(0, B, height):
         for time in range(0, T, width):
@@ -173,18 +176,18 @@ def blocks(query_BTA: Tensor, key_BSA: Tensor) -> Iterator[tuple[slice, slice]]:
 
 
 @dataclass(frozen=True)
-class Source:
+class EncodedSource:
     """The sources as attention sees them, one per sentence."""
 
     key_BSA: Tensor
     value_BSM: Tensor
     keep_B1S: Tensor
 
-    def keep(self, sentences_K: Tensor) -> Source:
+    def keep(self, sentences_K: Tensor) -> EncodedSource:
         """Only these."""
-        return Source(*(each.index_select(0, sentences_K) for each in self.parts))
+        return EncodedSource(*(each.index_select(0, sentences_K) for each in self.parts))
 
-    def put(self, sentences_K: Tensor, fresh: Source) -> Source:
+    def put(self, sentences_K: Tensor, fresh: EncodedSource) -> EncodedSource:
         """Others in the places of these, written over them."""
         for held, new in zip(self.parts, fresh.parts):
             held.index_copy_(0, sentences_K, new)
@@ -195,33 +198,33 @@ class Source:
         return self.key_BSA, self.value_BSM, self.keep_B1S
 
 
-class Attention(nn.Module):
+class SourceAttention(nn.Module):
     """Every target token looks at the source, as its score says."""
 
-    def __init__(self, score: Score, memory_width: int) -> None:
+    def __init__(self, score: AttentionScore, memory_width: int) -> None:
         super().__init__()
         self.score = score
         self.width = memory_width if score.reads else 0  # of what it reads
 
-    def look_up(self, memory_BSM: Tensor, keep_BS: Tensor) -> Source:
-        return Source(self.score.keys(memory_BSM), memory_BSM, never_empty(keep_BS[:, None]))
+    def look_up(self, memory_BSM: Tensor, keep_BS: Tensor) -> EncodedSource:
+        return EncodedSource(self.score.keys(memory_BSM), memory_BSM, unmask_empty_queries(keep_BS[:, None]))
 
-    def weights(self, query_BTC: Tensor, source: Source) -> Tensor:
+    def weights(self, query_BTC: Tensor, source: EncodedSource) -> Tensor:
         """How much each target token looks at each source token: shares_BTS."""
         score_BTS: Tensor = self.score(query_BTC, source.key_BSA)
         return score_BTS.masked_fill(~source.keep_B1S, -torch.inf).softmax(-1)
 
-    def forward(self, query_BTC: Tensor, source: Source) -> Tensor:
+    def forward(self, query_BTC: Tensor, source: EncodedSource) -> Tensor:
         """[a; s]: what was read, beside the state that asked for it."""
         if not self.score.reads:
             return query_BTC
         return torch.cat([self.weights(query_BTC, source) @ source.value_BSM, query_BTC], -1)
 
 
-SCORES: dict[str, type[Score]] = {
-    "none": Nothing,
-    "mean": Score,
-    "dot": Dot,
-    "multiplicative": Multiplicative,
-    "additive": Additive,
+SCORES: dict[str, type[AttentionScore]] = {
+    "none": NoAttention,
+    "mean": AttentionScore,
+    "dot": DotScore,
+    "multiplicative": MultiplicativeScore,
+    "additive": AdditiveScore,
 }

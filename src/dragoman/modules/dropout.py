@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Cut(NamedTuple):
+class RowSlice(NamedTuple):
     """The rows at hand: so many from `first` on, of a grid of `height` rows that is passed through `passes` times."""
 
     first: int
@@ -28,18 +28,18 @@ class Cut(NamedTuple):
     passes: int = 1
 
 
-_cut: Cut | None = None  # None: the rows at hand are all there are
+_row_slice: RowSlice | None = None  # None: the rows at hand are all there are
 
 
 @contextmanager
-def cut(first: int, height: int, passes: int = 1) -> Iterator[None]:
+def use_row_slice(first: int, height: int, passes: int = 1) -> Iterator[None]:
     """Inside, everything is drawn for a grid of `height` rows, of which those from `first` on are at hand."""
-    global _cut
-    before, _cut = _cut, Cut(first, height, passes) if height else None
+    global _row_slice
+    before, _row_slice = _row_slice, RowSlice(first, height, passes) if height else None
     try:
         yield
     finally:
-        _cut = before
+        _row_slice = before
 
 
 class Dropout(nn.Module):
@@ -59,12 +59,12 @@ class Dropout(nn.Module):
 
     def factors(self, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
         """What it multiplies numbers of this shape by; None where it does nothing."""
-        return drawn(shape, self.rate, like) if self.training and self.rate else None
+        return sample_dropout_mask(shape, self.rate, like) if self.training and self.rate else None
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """x + dropout(y), in one go where that is faster."""
         if self.training and self.rate and y.device.type == "cpu":
-            return torch.addcmul(x, y, drawn(y.shape, self.rate, y))
+            return torch.addcmul(x, y, sample_dropout_mask(y.shape, self.rate, y))
         out: Tensor = x + self(y)
         return out
 
@@ -72,22 +72,22 @@ class Dropout(nn.Module):
         return f"{self.rate}"
 
 
-def drawn(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
+def sample_dropout_mask(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
     """For every number of this shape, rows first, 0 with chance `rate`, else 1 / (1 - rate). A function of the seed."""
-    first, height, passes = _cut or Cut(0, shape[0] if shape else 1)
+    first, height, passes = _row_slice or RowSlice(0, shape[0] if shape else 1)
     if like.is_cuda:
-        from dragoman.kernels.rowwise_triton import kept
+        from dragoman.kernels.rowwise_triton import sample_keep_mask
 
         seed_1 = torch.randint(2**31, (1,), device=like.device)
-        keep: Tensor = kept(seed_1, list(shape), rate, first, height, passes)
+        keep: Tensor = sample_keep_mask(seed_1, list(shape), rate, first, height, passes)
         return keep.to(like.dtype) / (1 - rate)
-    if _cut is None:
-        return _drawn(shape, rate, like)
-    whole = _drawn((passes, height, *shape[1:]), rate, like)
+    if _row_slice is None:
+        return _sample_on_cpu(shape, rate, like)
+    whole = _sample_on_cpu((passes, height, *shape[1:]), rate, like)
     return whole[:, first : first + shape[0] // passes].reshape(shape)
 
 
-def _drawn(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
+def _sample_on_cpu(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
     dropped = min(round(rate * 65_536), 65_535)
     count = math.prod(shape)
     bits = torch.empty((count + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
@@ -95,7 +95,7 @@ def _drawn(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
     return keep.to(like.dtype).mul_(65_536 / (65_536 - dropped))
 
 
-class Whole(nn.Module):
+class StructuredDropout(nn.Module):
     """Leave out a share `rate` of all things at training. Rows come first."""
 
     def __init__(self, rate: float) -> None:
@@ -108,13 +108,13 @@ class Whole(nn.Module):
 
     def draw(self, x: Tensor, axes: int) -> Tensor:
         """For all that lies along the last axes, 0 if it is left out, else 1 / (1 - rate)."""
-        return drawn((*x.shape[:-axes], *[1] * axes), self.rate, x)
+        return sample_dropout_mask((*x.shape[:-axes], *[1] * axes), self.rate, x)
 
     def extra_repr(self) -> str:
         return f"{self.rate}"
 
 
-class WordDropout(Whole):
+class WordDropout(StructuredDropout):
     """The model must do without a word, though not without its place (Sennrich 2019); the others are scaled up."""
 
     def forward(self, x_BTC: Tensor, seen_BT: Tensor | None = None) -> Tensor:
@@ -123,14 +123,14 @@ class WordDropout(Whole):
         return x_BTC if seen_BT is None else x_BTC * seen_BT[..., None]
 
 
-class HeadDropout(Whole):
+class HeadDropout(StructuredDropout):
     """No head can rely on what another has read (DropHead, Zhou 2020); the others are scaled up."""
 
     def forward(self, read_BHTD: Tensor) -> Tensor:
         return read_BHTD * self.draw(read_BHTD, 2) if self.on else read_BHTD
 
 
-class LayerDropout(Whole):
+class LayerDropout(StructuredDropout):
     """Of layers: a row goes round a layer instead of through it (LayerDrop, Fan 2020).
 
     Nothing is scaled up, since the norm that follows would scale it down. Rows draw each for themselves, so that it

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.modules.dropout import Dropout
-from dragoman.modules.linear import Linear, relu_product
+from dragoman.modules.linear import Linear, linear_relu
 from dragoman.modules.norms import Norm
 
-M = TypeVar("M", bound=nn.Module)
+Sublayer = TypeVar("Sublayer", bound=nn.Module)
 
-PLACES = {"pre": "pre", "post": "post"}  # norm before the sublayer, or after the residual sum (as in the paper)
+NORM_PLACES = {"pre": "pre", "post": "post"}  # norm before the sublayer, or after the residual sum (as in the paper)
 
 
 class FeedForward(nn.Module):
@@ -39,17 +39,17 @@ class FeedForward(nn.Module):
         return out
 
 
-class Relu(FeedForward):
+class ReluFeedForward(FeedForward):
     def inner(self, x_BTC: Tensor) -> Tensor:
-        return relu_product(x_BTC, self.wide)
+        return linear_relu(x_BTC, self.wide)
 
 
-class Gelu(FeedForward):
+class GeluFeedForward(FeedForward):
     def inner(self, x_BTC: Tensor) -> Tensor:
         return F.gelu(self.wide(x_BTC))
 
 
-class SwiGlu(FeedForward):
+class SwiGluFeedForward(FeedForward):
     """One half of the wide product lets the other through (Shazeer 2020); a third narrower, so as many parameters."""
 
     def __init__(self, width: int, inner: int, dropout: float = 0.0) -> None:
@@ -63,10 +63,10 @@ class SwiGlu(FeedForward):
         return out
 
 
-class Residual(nn.Module, Generic[M]):
+class Residual(nn.Module, Generic[Sublayer]):
     """x + f(norm(x)) or norm(x + f(x)), with dropout on what f gives; without `skip` the x + is left out."""
 
-    def __init__(self, sublayer: M, norm: Norm, *, place: str, skip: bool, dropout: float) -> None:
+    def __init__(self, sublayer: Sublayer, norm: Norm, *, place: str, skip: bool, dropout: float) -> None:
         super().__init__()
         self.sublayer, self.norm, self.place, self.skip = sublayer, norm, place, skip
         self.dropout = Dropout(dropout)
@@ -88,9 +88,9 @@ class Residual(nn.Module, Generic[M]):
 
 
 FEEDFORWARDS: dict[str, type[FeedForward] | None] = {
-    "relu": Relu,
-    "gelu": Gelu,
-    "swiglu": SwiGlu,
+    "relu": ReluFeedForward,
+    "gelu": GeluFeedForward,
+    "swiglu": SwiGluFeedForward,
     "identity": FeedForward,
     "none": None,  # no feed-forward sublayer at all
 }

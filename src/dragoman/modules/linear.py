@@ -15,13 +15,13 @@ class Linear(nn.Linear):
     """x W' + b. The numbers are those of PyTorch's own layer."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.training or torch.is_autocast_enabled(x.device.type) or not onednn(x):
+        if not self.training or torch.is_autocast_enabled(x.device.type) or not uses_onednn(x):
             return super().forward(x)
         out: Tensor = _Linear.apply(x.flatten(0, -2), self.weight, self.bias)  # type: ignore[no-untyped-call]
         return out.view(*x.shape[:-1], -1)
 
 
-def relu_product(x: Tensor, layer: nn.Linear) -> Tensor:
+def linear_relu(x: Tensor, layer: nn.Linear) -> Tensor:
     """relu(x W' + b). In half precision on a GPU that is one kernel, where PyTorch's own is two."""
     if not x.is_cuda or not torch.is_autocast_enabled("cuda"):
         return nn.functional.relu(layer(x))
@@ -41,15 +41,15 @@ class _ReluLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        from dragoman.kernels.rowwise_triton import relu_slope
+        from dragoman.kernels.rowwise_triton import relu_backward
 
         x, weight, out_NO = ctx.saved_tensors
-        grad_NO, slope_O = relu_slope(grads[0].contiguous(), out_NO)
+        grad_NO, slope_O = relu_backward(grads[0].contiguous(), out_NO)
         outside, inside = ctx.dtypes
         return (grad_NO @ weight).to(outside), (grad_NO.T @ x).to(inside), slope_O.to(inside)
 
 
-def working(x: Tensor) -> Tensor:
+def to_autocast_dtype(x: Tensor) -> Tensor:
     """In the precision that products are made in. On a GPU all that is between them would else be moved at full width;
     a CPU has it in its caches."""
     device = x.device.type
@@ -60,7 +60,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         ctx.save_for_backward(x_NI, weight_OI)
-        return product(x_NI, weight_OI, bias_O)
+        return fast_linear(x_NI, weight_OI, bias_O)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -68,40 +68,40 @@ class _Linear(torch.autograd.Function):
         x_NI, weight_OI = ctx.saved_tensors
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad
         return (
-            product(grad_NO, weight_OI.T) if wants_x else None,
-            outer(grad_NO, x_NI) if wants_weight else None,
+            fast_linear(grad_NO, weight_OI.T) if wants_x else None,
+            compute_weight_gradient(grad_NO, x_NI) if wants_weight else None,
             grad_NO.sum(0) if wants_bias else None,
         )
 
 
-def onednn(x: Tensor) -> bool:
+def uses_onednn(x: Tensor) -> bool:
     """Whether a product with x is faster through oneDNN than as PyTorch would do it.
 
     In float32 a Zen 4 core reaches 105 to 110 GFLOP/s through oneDNN, 92 to 97 through PyTorch's own products.
     In bf16 PyTorch goes through oneDNN by itself, and so does its compiler, which does not know this product.
     """
-    able = AVAILABLE and not torch.compiler.is_compiling()
+    able = ONEDNN_AVAILABLE and not torch.compiler.is_compiling()
     return able and x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() > 0
 
 
-def product(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+def fast_linear(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
     """x W' + b."""
-    if not onednn(x_NI):
+    if not uses_onednn(x_NI):
         return nn.functional.linear(x_NI, weight_OI, bias_O)
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x_NI, weight_OI, bias_O, "none", [], "")
     return out
 
 
-def outer(grad_NO: Tensor, x_NI: Tensor) -> Tensor:
+def compute_weight_gradient(grad_NO: Tensor, x_NI: Tensor) -> Tensor:
     """g' x, the slope of a weight_OI. Which operand goes first matters to speed alone."""
     outputs, inputs = grad_NO.size(1), x_NI.size(1)
-    if onednn(x_NI) and outputs >= 2 * inputs:
-        return product(x_NI.T, grad_NO.T).T
-    if onednn(x_NI) and inputs >= 2 * outputs:
-        return product(grad_NO.T, x_NI.T)
+    if uses_onednn(x_NI) and outputs >= 2 * inputs:
+        return fast_linear(x_NI.T, grad_NO.T).T
+    if uses_onednn(x_NI) and inputs >= 2 * outputs:
+        return fast_linear(grad_NO.T, x_NI.T)
     return grad_NO.T @ x_NI
 
 
-AVAILABLE: bool = torch.backends.mkldnn.is_available() and hasattr(  # type: ignore[no-untyped-call]
+ONEDNN_AVAILABLE: bool = torch.backends.mkldnn.is_available() and hasattr(  # type: ignore[no-untyped-call]
     torch.ops.mkldnn, "_linear_pointwise"
 )

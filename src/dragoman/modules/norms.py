@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-WIDEST = 4096  # model width whose sums a program of a GPU can hold
+WIDEST_FUSED_NORM = 4096  # model width whose sums a program of a GPU can hold
 
 
 class Norm(nn.Module):
@@ -31,7 +31,7 @@ class Norm(nn.Module):
         return x_BTC, self(x_BTC, real_BT)
 
 
-class Layer(Norm):
+class LayerNorm(Norm):
     """Mean 0 and variance 1 over the features of a token; then a gain and a bias for each feature (Ba 2016)."""
 
     def __init__(self, width: int) -> None:
@@ -40,23 +40,23 @@ class Layer(Norm):
 
     def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002
         if self.fused(x_BTC):
-            out_BTC: Tensor = _Layer.apply(x_BTC, self.weight, self.bias)  # type: ignore[no-untyped-call]
+            out_BTC: Tensor = _FusedLayerNorm.apply(x_BTC, self.weight, self.bias)  # type: ignore[no-untyped-call]
             return out_BTC
         return F.layer_norm(x_BTC, (self.width,), self.weight, self.bias).to(x_BTC.dtype)
 
     def fork(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
         if self.fused(x_BTC):
-            both: tuple[Tensor, Tensor] = _Fork.apply(x_BTC, self.weight, self.bias)  # type: ignore[no-untyped-call]
+            both: tuple[Tensor, Tensor] = _FusedFork.apply(x_BTC, self.weight, self.bias)  # type: ignore[no-untyped-call]
             return both
         return super().fork(x_BTC, real_BT)
 
     def fused(self, x_BTC: Tensor) -> bool:
         """Whether all slopes are made by one kernel: at training in half precision on a GPU."""
         half = x_BTC.is_cuda and x_BTC.dtype in (torch.bfloat16, torch.float16)
-        return half and self.weight.dtype == torch.float32 and self.training and self.width <= WIDEST
+        return half and self.weight.dtype == torch.float32 and self.training and self.width <= WIDEST_FUSED_NORM
 
 
-class _Layer(torch.autograd.Function):
+class _FusedLayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BTC: Tensor, weight_C: Tensor, bias_C: Tensor) -> Tensor:
         x_BTC = x_BTC.contiguous()
@@ -66,27 +66,27 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        return _slopes(ctx, grads[0])
+        return _layer_norm_gradients(ctx, grads[0])
 
 
-class _Fork(torch.autograd.Function):
+class _FusedFork(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BTC: Tensor, weight_C: Tensor, bias_C: Tensor) -> tuple[Tensor, Tensor]:
-        return x_BTC.view_as(x_BTC), _Layer.forward(ctx, x_BTC, weight_C, bias_C)
+        return x_BTC.view_as(x_BTC), _FusedLayerNorm.forward(ctx, x_BTC, weight_C, bias_C)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        return _slopes(ctx, grads[1], grads[0].contiguous())
+        return _layer_norm_gradients(ctx, grads[1], grads[0].contiguous())
 
 
-def _slopes(ctx: Any, grad_BTC: Tensor, beside_BTC: Tensor | None = None) -> tuple[Tensor, ...]:
-    from dragoman.kernels.rowwise_triton import norm_slope
+def _layer_norm_gradients(ctx: Any, grad_BTC: Tensor, beside_BTC: Tensor | None = None) -> tuple[Tensor, ...]:
+    from dragoman.kernels.rowwise_triton import layer_norm_backward
 
-    slope_BTC, slope_2C = norm_slope(grad_BTC.contiguous(), beside_BTC, *ctx.saved_tensors)
+    slope_BTC, slope_2C = layer_norm_backward(grad_BTC.contiguous(), beside_BTC, *ctx.saved_tensors)
     return slope_BTC, *slope_2C.unbind()
 
 
-class LayerScalar(Norm):
+class ScalarLayerNorm(Norm):
     """The same with one gain a and one bias b for all features, as the lectures write it: a (x - mean) / sd + b."""
 
     def __init__(self, width: int) -> None:
@@ -97,7 +97,7 @@ class LayerScalar(Norm):
         return (self.weight * F.layer_norm(x_BTC, (self.width,)) + self.bias).to(x_BTC.dtype)
 
 
-class Rms(Norm):
+class RmsNorm(Norm):
     """Mean square 1 over the features, the mean left as it is; then a gain for each feature (Zhang 2019)."""
 
     def __init__(self, width: int) -> None:
@@ -108,7 +108,7 @@ class Rms(Norm):
         return F.rms_norm(x_BTC.to(self.weight.dtype), (self.width,), self.weight, eps=1e-6).to(x_BTC.dtype)
 
 
-class Scale(Norm):
+class ScaleNorm(Norm):
     """Every token's vector brought to one learned length (Nguyen 2019)."""
 
     def __init__(self, width: int) -> None:
@@ -154,10 +154,10 @@ class BatchNorm(Norm):
 
 
 NORMS: dict[str, type[Norm]] = {
-    "layer": Layer,
-    "layer_scalar": LayerScalar,
-    "rms": Rms,
-    "scale": Scale,
+    "layer": LayerNorm,
+    "layer_scalar": ScalarLayerNorm,
+    "rms": RmsNorm,
+    "scale": ScaleNorm,
     "batch": BatchNorm,
     "none": Norm,
 }

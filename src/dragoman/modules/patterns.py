@@ -21,15 +21,21 @@ from torch.nn import functional as F
 
 from dragoman.errors import UserError
 from dragoman.kernels.attention import Kernel
-from dragoman.kernels.masks import Look, Rows, causal, same_segment, within
-from dragoman.modules.positions import Relate
+from dragoman.kernels.masks import (
+    AttentionMask,
+    RowLayout,
+    make_causal_mask,
+    make_segment_mask,
+    make_self_attention_mask,
+)
+from dragoman.modules.positions import AttentionPosition
 from dragoman.modules.settings import AttentionSettings
 
 Lengths = NDArray[np.int64]
-Whole = TypeVar("Whole", int, Tensor)
+IntOrTensor = TypeVar("IntOrTensor", int, Tensor)
 
 
-class Full(nn.Module):
+class FullAttention(nn.Module):
     """Everyone looks at everyone in the sentence."""
 
     shares_rows = True  # several sentences may lie in one row
@@ -50,25 +56,31 @@ class Full(nn.Module):
         """How many keys each query of sentences of these lengths is multiplied with (models/flops.py)."""
         return length_N
 
-    def look(self, rows: Rows, relate: Relate) -> Look:
+    def look(self, rows: RowLayout, relate: AttentionPosition) -> AttentionMask:
         """What every layer must know of the rows: made once, used by all."""
-        return replace(within(rows, ahead=self.ahead), gap=relate.between(rows))
+        return replace(make_self_attention_mask(rows, ahead=self.ahead), gap=relate.between(rows))
 
     def forward(
-        self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, look: Look, relate: Relate, kernel: Kernel
+        self,
+        q_BHTD: Tensor,
+        k_BHTD: Tensor,
+        v_BHTD: Tensor,
+        look: AttentionMask,
+        relate: AttentionPosition,
+        kernel: Kernel,
     ) -> Tensor:
         return relate.attend(kernel, q_BHTD, k_BHTD, v_BHTD, look)
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockLook(Look):
+class BlockMask(AttentionMask):
     """A look of blocks at the blocks that they are linked to: `keep` is B1NQK and `gap` BNQK."""
 
     links_NL: Tensor  # numbers of blocks; N, one past the last, is a block of nothing
-    everywhere: Look | None = None  # of the first queries, where they look at all keys
+    everywhere: AttentionMask | None = None  # of the first queries, where they look at all keys
 
 
-class Blocked(Full, ABC):
+class BlockedAttention(FullAttention, ABC):
     """The common part of patterns whose rows are cut into blocks, each of which meets a few others.
 
     A block meets all that its tokens may look at, and the rule hides the rest. A row so short that this would not
@@ -91,40 +103,48 @@ class Blocked(Full, ABC):
 
     def keep(self, segments: tuple[Tensor, Tensor], places: tuple[Tensor, Tensor]) -> Tensor:
         """The rule, inside the own sentence, for queries and keys of these segments and places."""
-        keep, visible = same_segment(*segments), self.visible(*places)
+        keep, visible = make_segment_mask(*segments), self.visible(*places)
         keep = keep if visible is None else keep & visible
-        return keep if self.ahead else keep & causal(*places)
+        return keep if self.ahead else keep & make_causal_mask(*places)
 
-    def look(self, rows: Rows, relate: Relate) -> Look:
+    def look(self, rows: RowLayout, relate: AttentionPosition) -> AttentionMask:
         segment_BT, place_BT = rows.segment_BT, rows.places_BT
         blocks = -(-segment_BT.size(1) // self.block)
         links_NL = self.links(blocks, segment_BT.device)
         if blocks <= links_NL.size(1):
             keep_BTT = self.keep((segment_BT, segment_BT), (place_BT, place_BT))
-            return Look(keep_BTT[:, None], gap=relate.gap(place_BT, place_BT))
+            return AttentionMask(keep_BTT[:, None], gap=relate.gap(place_BT, place_BT))
         links_NL = links_NL.where((links_NL >= 0) & (links_NL < blocks), blocks)
 
         def both(x_BT: Tensor) -> tuple[Tensor, Tensor]:
             """Of queries and of the keys they meet: x_BNQ and x_BNK."""
             x_B1T1 = x_BT[:, None, :, None]
-            return cut(x_B1T1, self.block)[:, 0, ..., 0], gathered(x_B1T1, links_NL, self.block)[:, 0, ..., 0]
+            return split_into_row_blocks(x_B1T1, self.block)[:, 0, ..., 0], gather_linked_blocks(
+                x_B1T1, links_NL, self.block
+            )[:, 0, ..., 0]
 
         places = both(place_BT)
         keep_BNQK = self.keep(both(segment_BT), places)
-        return BlockLook(keep_BNQK[:, None], gap=relate.gap(*places), links_NL=links_NL)
+        return BlockMask(keep_BNQK[:, None], gap=relate.gap(*places), links_NL=links_NL)
 
     def forward(
-        self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, look: Look, relate: Relate, kernel: Kernel
+        self,
+        q_BHTD: Tensor,
+        k_BHTD: Tensor,
+        v_BHTD: Tensor,
+        look: AttentionMask,
+        relate: AttentionPosition,
+        kernel: Kernel,
     ) -> Tensor:
-        if not isinstance(look, BlockLook):
+        if not isinstance(look, BlockMask):
             return super().forward(q_BHTD, k_BHTD, v_BHTD, look, relate, kernel)
-        q_BHNQD = cut(q_BHTD, self.block)
-        k_BHNKD, v_BHNKD = (gathered(x_BHTD, look.links_NL, self.block) for x_BHTD in (k_BHTD, v_BHTD))
+        q_BHNQD = split_into_row_blocks(q_BHTD, self.block)
+        k_BHNKD, v_BHNKD = (gather_linked_blocks(x_BHTD, look.links_NL, self.block) for x_BHTD in (k_BHTD, v_BHTD))
         out_BHNQD = relate.attend(kernel, q_BHNQD, k_BHNKD, v_BHNKD, look)
         return out_BHNQD.flatten(2, 3)[:, :, : q_BHTD.size(2)]
 
 
-class Local(Blocked):
+class LocalAttention(BlockedAttention):
     """Everyone looks at the `window` tokens on either side; in a decoder, at those before."""
 
     uses = ("window",)
@@ -136,10 +156,10 @@ class Local(Blocked):
         return (query_Q[..., :, None] - key_K[..., None, :]).abs() <= self.settings.window
 
     def links(self, blocks: int, device: torch.device) -> Tensor:
-        return neighbours(blocks, 1, self.ahead, device)
+        return list_neighbour_blocks(blocks, 1, self.ahead, device)
 
 
-class BigBird(Blocked):
+class BigBird(BlockedAttention):
     """Blocks look at their neighbours, at the first blocks and at random ones; the first look at all (Zaheer 2020).
 
     Blocks count from the start of the sentence, and a block's random links depend on its number alone: neither padding
@@ -176,38 +196,44 @@ class BigBird(Blocked):
         number_N1 = before_N1 + block_N1 + 1 if self.ahead else before_N1
         part_R = torch.arange(count, device=block_N.device)
         begin_NR, end_NR = (part * number_N1 // max(count, 1) for part in (part_R, part_R + 1))
-        chance_NR = scrambled(scrambled(scrambled(self.settings.random_seed) ^ block_N1) ^ part_R)
+        chance_NR = hash_integers(hash_integers(hash_integers(self.settings.random_seed) ^ block_N1) ^ part_R)
         drawn_NR = begin_NR + ((end_NR - begin_NR) * chance_NR >> 32)
         link_NR = drawn_NR + torch.where(drawn_NR < before_N1, first, block_N1 + window + 1 - before_N1)
         return link_NR.where(begin_NR < end_NR, -1)
 
     def links(self, blocks: int, device: torch.device) -> Tensor:
         first_NL = torch.arange(self.settings.global_blocks, device=device).expand(blocks, -1)
-        window_NL = neighbours(blocks, self.settings.window_blocks, self.ahead, device)
+        window_NL = list_neighbour_blocks(blocks, self.settings.window_blocks, self.ahead, device)
         window_NL = window_NL.where(window_NL >= self.settings.global_blocks, -1)
         return torch.cat([first_NL, window_NL, self.drawn(torch.arange(blocks, device=device))], -1)
 
-    def look(self, rows: Rows, relate: Relate) -> Look:
+    def look(self, rows: RowLayout, relate: AttentionPosition) -> AttentionMask:
         assert rows.alone
         look = super().look(rows, relate)
-        if not self.ahead or not self.settings.global_blocks or not isinstance(look, BlockLook):
+        if not self.ahead or not self.settings.global_blocks or not isinstance(look, BlockMask):
             return look
         place_1T = rows.places_BT
         gap = relate.gap(place_1T[:, : self.settings.global_blocks * self.block], place_1T)
-        return replace(look, everywhere=replace(within(rows, ahead=True), gap=gap))
+        return replace(look, everywhere=replace(make_self_attention_mask(rows, ahead=True), gap=gap))
 
     def forward(
-        self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, look: Look, relate: Relate, kernel: Kernel
+        self,
+        q_BHTD: Tensor,
+        k_BHTD: Tensor,
+        v_BHTD: Tensor,
+        look: AttentionMask,
+        relate: AttentionPosition,
+        kernel: Kernel,
     ) -> Tensor:
         out_BHTD = super().forward(q_BHTD, k_BHTD, v_BHTD, look, relate, kernel)
-        if not isinstance(look, BlockLook) or look.everywhere is None:
+        if not isinstance(look, BlockMask) or look.everywhere is None:
             return out_BHTD
         few = self.settings.global_blocks * self.block
         first_BHQD = relate.attend(kernel, q_BHTD[:, :, :few], k_BHTD, v_BHTD, look.everywhere)
         return torch.cat([first_BHQD, out_BHTD[:, :, few:]], 2)
 
 
-class Linformer(Full):
+class Linformer(FullAttention):
     """Keys and values are squeezed to `rank` of each by learned weights for every place (Wang 2020).
 
     One pair of matrices serves all heads of a layer. What is squeezed holds the whole sentence, so that no query could
@@ -230,7 +256,7 @@ class Linformer(Full):
         """Squeezing costs as much as looking."""
         return np.full_like(length_N, 2 * self.settings.rank)
 
-    def look(self, rows: Rows, relate: Relate) -> Look:
+    def look(self, rows: RowLayout, relate: AttentionPosition) -> AttentionMask:
         assert rows.alone
         most, real_BT = self.settings.max_length, rows.real_BT
         if real_BT.device.type == "cpu" and real_BT[:, most:].any():
@@ -241,7 +267,13 @@ class Linformer(Full):
         return super().look(rows, relate)
 
     def forward(
-        self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, look: Look, relate: Relate, kernel: Kernel
+        self,
+        q_BHTD: Tensor,
+        k_BHTD: Tensor,
+        v_BHTD: Tensor,
+        look: AttentionMask,
+        relate: AttentionPosition,
+        kernel: Kernel,
     ) -> Tensor:
         assert look.keep is not None
         real_B1T1 = look.keep.mT
@@ -251,32 +283,37 @@ class Linformer(Full):
             return (real_BHTD.mT @ weight_TR[: real_BHTD.size(2)].to(x_BHTD.dtype)).mT.contiguous()
 
         k_BHRD, v_BHRD = squeezed(k_BHTD, self.key_TR), squeezed(v_BHTD, self.value_TR)
-        return relate.attend(kernel, q_BHTD, k_BHRD, v_BHRD, Look())
+        return relate.attend(kernel, q_BHTD, k_BHRD, v_BHRD, AttentionMask())
 
 
-def neighbours(blocks: int, window: int, ahead: bool, device: torch.device) -> Tensor:
+def list_neighbour_blocks(blocks: int, window: int, ahead: bool, device: torch.device) -> Tensor:
     """Each block with so many before it and, looking ahead, after it: links_NL."""
     offset_L = torch.arange(-window, window + 1 if ahead else 1, device=device)
     return torch.arange(blocks, device=device)[:, None] + offset_L
 
 
-def cut(x_BHTD: Tensor, block: int) -> Tensor:
+def split_into_row_blocks(x_BHTD: Tensor, block: int) -> Tensor:
     """Rows in blocks, the last one filled up with zeros: x_BHNQD."""
     filled_BHTD = F.pad(x_BHTD, (0, 0, 0, -x_BHTD.size(2) % block))
     return filled_BHTD.view(*x_BHTD.shape[:2], -1, block, x_BHTD.size(-1))
 
 
-def gathered(x_BHTD: Tensor, links_NL: Tensor, block: int) -> Tensor:
+def gather_linked_blocks(x_BHTD: Tensor, links_NL: Tensor, block: int) -> Tensor:
     """The blocks that each block is linked to, end to end: x_BHNKD. One block of zeros is put behind the last one."""
-    met_BHMQD = cut(F.pad(x_BHTD, (0, 0, 0, block)), block).index_select(2, links_NL.flatten())
+    met_BHMQD = split_into_row_blocks(F.pad(x_BHTD, (0, 0, 0, block)), block).index_select(2, links_NL.flatten())
     return met_BHMQD.view(*x_BHTD.shape[:2], len(links_NL), -1, x_BHTD.size(-1))
 
 
-def scrambled(x: Whole) -> Whole:
+def hash_integers(x: IntOrTensor) -> IntOrTensor:
     """Whole numbers below 2 ** 32 into others of the same size, without a pattern."""
     for factor in (0x7FEB352D, 0x45D9F3B):
         x = ((x ^ (x >> 16)) * factor) & 0xFFFFFFFF
     return x ^ (x >> 16)
 
 
-PATTERNS: dict[str, type[Full]] = {"full": Full, "linformer": Linformer, "bigbird": BigBird, "local": Local}
+PATTERNS: dict[str, type[FullAttention]] = {
+    "full": FullAttention,
+    "linformer": Linformer,
+    "bigbird": BigBird,
+    "local": LocalAttention,
+}

@@ -1,12 +1,11 @@
-"""Position schemes: how a token knows its place. A scheme has two halves, and most use only one of them:
+"""Position encodings. A scheme has two parts, and most schemes use only one of them:
 
-    Embed    adds something to the embeddings, once, below the first layer
-    Relate   has a say in every self-attention: in what queries and keys are, or in how they meet
+    PositionEmbedding   is added to the token embeddings below the first layer
+    AttentionPosition   changes self-attention: it rotates queries and keys, or biases their scores
 
-Each half is a module of its own, since every layer has its own `Relate`. To add a scheme: one or two classes below
-and a line in POSITIONS.
+Every layer has its own AttentionPosition. To add a scheme, write one or two classes and a line in POSITIONS.
 
-Shapes   B batch   H heads   T tokens   Q queries   K keys   D head width   C model width   R distances
+Shapes   B batch   H heads   T tokens   Q queries   K keys   D head width   C model width   R relative positions
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.errors import UserError
-from dragoman.kernels.attention import Kernel, weights
-from dragoman.kernels.masks import Look, Rows
+from dragoman.kernels.attention import Kernel, compute_attention_weights
+from dragoman.kernels.masks import AttentionMask, RowLayout
 from dragoman.modules.settings import AttentionSettings
 from dragoman.types import NO_WAY
 
 
-class Embed(nn.Module):
+class PositionEmbedding(nn.Module):
     """Nothing is added."""
 
     limited = False  # knows no place beyond settings.max_length
@@ -38,11 +37,11 @@ class Embed(nn.Module):
     def check(cls, settings: AttentionSettings) -> None:
         """Refuse settings that cannot work."""
 
-    def forward(self, x_BTC: Tensor, rows: Rows) -> Tensor:  # noqa: ARG002 - the hook's shape
+    def forward(self, x_BTC: Tensor, rows: RowLayout) -> Tensor:  # noqa: ARG002 - the hook's shape
         return x_BTC
 
 
-class Sinusoidal(Embed):
+class Sinusoidal(PositionEmbedding):
     """Waves of growing length, sine and cosine interleaved, as in the paper (Vaswani 2017, section 3.5)."""
 
     @classmethod
@@ -50,18 +49,18 @@ class Sinusoidal(Embed):
         if settings.width % 2:
             raise UserError(f"model.position={settings.position} needs an even model.width, got {settings.width}")
 
-    def forward(self, x_BTC: Tensor, rows: Rows) -> Tensor:
+    def forward(self, x_BTC: Tensor, rows: RowLayout) -> Tensor:
         return x_BTC + self.waves(rows.position_BT).to(x_BTC.dtype)
 
     def waves(self, position_BT: Tensor) -> Tensor:
         """In a grid no place lies beyond its width, so each is computed once; a step of a search may stand anywhere."""
         T = position_BT.size(1)
         if T == 1:
-            return sinusoids(position_BT, self.settings.width)
-        return sinusoids(torch.arange(T, device=position_BT.device), self.settings.width)[position_BT]
+            return make_sinusoids(position_BT, self.settings.width)
+        return make_sinusoids(torch.arange(T, device=position_BT.device), self.settings.width)[position_BT]
 
 
-class Learned(Embed):
+class Learned(PositionEmbedding):
     """A vector for every place, learned like those of the words. It knows no place beyond its table."""
 
     limited = True
@@ -71,7 +70,7 @@ class Learned(Embed):
         super().__init__(settings)
         self.table = nn.Embedding(settings.max_length, settings.width)
 
-    def forward(self, x_BTC: Tensor, rows: Rows) -> Tensor:
+    def forward(self, x_BTC: Tensor, rows: RowLayout) -> Tensor:
         position_BT = rows.position_BT
         if position_BT.device.type == "cpu" and int(position_BT.max()) >= len(self.table.weight):
             raise UserError(
@@ -82,7 +81,7 @@ class Learned(Embed):
         return out
 
 
-class Depth(Sinusoidal):
+class TreeDepth(Sinusoidal):
     """Waves, and a learned vector for how far a token's word lies below the root of its tree (Wang 2019).
 
     The root is at depth 1. Depth 0 says that no tree is known, and adds nothing: then the waves are all there is.
@@ -94,7 +93,7 @@ class Depth(Sinusoidal):
         super().__init__(settings)
         self.table = nn.Embedding(settings.reach, settings.width)
 
-    def forward(self, x_BTC: Tensor, rows: Rows) -> Tensor:
+    def forward(self, x_BTC: Tensor, rows: RowLayout) -> Tensor:
         x_BTC = super().forward(x_BTC, rows)
         if rows.depth_BT is None:
             return x_BTC
@@ -103,7 +102,7 @@ class Depth(Sinusoidal):
         return out
 
 
-class Relate(nn.Module):
+class AttentionPosition(nn.Module):
     """Queries meet keys wherever both stand."""
 
     needs = "nothing"  # of what a pattern can tell: "nothing", "distance" or "tree" (modules/patterns.py)
@@ -121,7 +120,7 @@ class Relate(nn.Module):
         """What the scheme must know of queries and keys at these positions, if anything."""
         return None
 
-    def between(self, rows: Rows) -> Tensor | None:
+    def between(self, rows: RowLayout) -> Tensor | None:
         """The same for all tokens of these rows."""
         return self.gap(rows.places_BT, rows.places_BT)
 
@@ -129,12 +128,12 @@ class Relate(nn.Module):
         """What becomes of queries and keys when they are made."""
         return x_BHTD
 
-    def attend(self, kernel: Kernel, q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, look: Look) -> Tensor:
+    def attend(self, kernel: Kernel, q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, look: AttentionMask) -> Tensor:
         """How they meet."""
         return kernel(q_BHQD, k_BHKD, v_BHKD, look)
 
 
-class Rotary(Relate):
+class Rotary(AttentionPosition):
     """Queries and keys turned by angles that grow with their place: their products know the distance (Su 2021)."""
 
     @classmethod
@@ -143,13 +142,13 @@ class Rotary(Relate):
             raise UserError(f"model.position=rotary needs an even width of a head's queries, got {settings.key_width}")
 
     def turn(self, x_BHTD: Tensor, position_BT: Tensor) -> Tensor:
-        wave = sinusoids(position_BT, x_BHTD.size(-1)).to(x_BHTD.dtype)[:, None]
+        wave = make_sinusoids(position_BT, x_BHTD.size(-1)).to(x_BHTD.dtype)[:, None]
         sine, cosine = wave[..., 0::2], wave[..., 1::2]
         even, odd = x_BHTD[..., 0::2], x_BHTD[..., 1::2]
         return torch.stack([even * cosine - odd * sine, even * sine + odd * cosine], -1).flatten(-2)
 
 
-class Distant(Relate):
+class DistancePosition(AttentionPosition):
     """The common part of schemes that ask how far a key is from a query."""
 
     needs = "distance"
@@ -158,10 +157,10 @@ class Distant(Relate):
         return key_BK[..., None, :] - query_BQ[..., :, None]
 
 
-class Alibi(Distant):
+class Alibi(DistancePosition):
     """The further, the lower the score, in a line, steeper in some heads than in others (Press 2022)."""
 
-    def attend(self, kernel: Kernel, q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, look: Look) -> Tensor:
+    def attend(self, kernel: Kernel, q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, look: AttentionMask) -> Tensor:
         if look.gap is None:
             raise TypeError("ALiBi needs distances")
         heads = torch.arange(1, self.settings.heads + 1, device=q_BHQD.device, dtype=torch.float32)
@@ -170,7 +169,7 @@ class Alibi(Distant):
         return kernel(q_BHQD, k_BHKD, v_BHKD, replace(look, bias=bias.to(q_BHQD.dtype)))
 
 
-class Relative(Distant):
+class Relative(DistancePosition):
     """A learned vector for each distance up to `reach`, met by the query and handed on with the value (Shaw 2018).
 
     A query meets every distance's vector once, and each pair picks its own from those products: no vector is written
@@ -195,18 +194,18 @@ class Relative(Distant):
         """One for each bucket: what queries meet, and what is handed on."""
         return self.key_RD, self.value_RD
 
-    def attend(self, kernel: Kernel, q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, look: Look) -> Tensor:  # noqa: ARG002 - its own
+    def attend(self, kernel: Kernel, q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, look: AttentionMask) -> Tensor:  # noqa: ARG002 - its own
         if look.gap is None:
             raise TypeError("relative positions need distances")
         key_RD, value_RD = self.vectors()
         bucket = self.bucket(look.gap)[:, None].expand(*q_BHQD.shape[:-1], -1)
         met = (q_BHQD @ key_RD.to(q_BHQD.dtype).T).gather(-1, bucket) * q_BHQD.size(-1) ** -0.5
-        weight = weights(q_BHQD, k_BHKD, replace(look, bias=met)).to(v_BHKD.dtype)
+        weight = compute_attention_weights(q_BHQD, k_BHKD, replace(look, bias=met)).to(v_BHKD.dtype)
         share = weight.new_zeros(*weight.shape[:-1], len(value_RD)).scatter_add(-1, bucket, weight)
         return weight @ v_BHKD + share @ value_RD.to(v_BHKD.dtype)
 
 
-class Arcs(Relative):
+class TreeRelative(Relative):
     """The same over a dependency tree: how many arcs lie between two words, and which of them comes first (Wang 2019).
 
     Where no way is known, because there is no tree, the vector is zero and stays so.
@@ -214,7 +213,7 @@ class Arcs(Relative):
 
     needs = "tree"
 
-    def between(self, rows: Rows) -> Tensor:
+    def between(self, rows: RowLayout) -> Tensor:
         if rows.tree_BTT is None:
             return torch.full((1, 1, rows.segment_BT.size(1)), NO_WAY, device=rows.segment_BT.device)
         return rows.tree_BTT
@@ -227,15 +226,15 @@ class Arcs(Relative):
         return key_RD, value_RD
 
 
-def sinusoids(position_BT: Tensor, width: int) -> Tensor:
+def make_sinusoids(position_BT: Tensor, width: int) -> Tensor:
     even = torch.arange(0, width, 2, device=position_BT.device, dtype=torch.float32)
     angle = position_BT[..., None].float() * 10_000.0 ** (-even / width)
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :width]
 
 
-class Scheme(NamedTuple):
-    embed: type[Embed] = Embed
-    relate: type[Relate] = Relate
+class PositionScheme(NamedTuple):
+    embed: type[PositionEmbedding] = PositionEmbedding
+    relate: type[AttentionPosition] = AttentionPosition
 
     @property
     def uses(self) -> tuple[str, ...]:
@@ -248,11 +247,11 @@ class Scheme(NamedTuple):
 
 
 POSITIONS = {
-    "none": Scheme(),
-    "sinusoidal": Scheme(embed=Sinusoidal),
-    "learned": Scheme(embed=Learned),
-    "relative": Scheme(relate=Relative),
-    "rotary": Scheme(relate=Rotary),
-    "alibi": Scheme(relate=Alibi),
-    "tree": Scheme(embed=Depth, relate=Arcs),
+    "none": PositionScheme(),
+    "sinusoidal": PositionScheme(embed=Sinusoidal),
+    "learned": PositionScheme(embed=Learned),
+    "relative": PositionScheme(relate=Relative),
+    "rotary": PositionScheme(relate=Rotary),
+    "alibi": PositionScheme(relate=Alibi),
+    "tree": PositionScheme(embed=TreeDepth, relate=TreeRelative),
 }

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.kernels.masks import Rows
+from dragoman.kernels.masks import RowLayout
 from dragoman.modules.dropout import Dropout
 
-State = tuple[Tensor, ...]  # of one layer: what it says, h_NC; and what else it remembers
-States = list[State]  # of a stack, lowest layer first
+CellState = tuple[Tensor, ...]  # of one layer: what it says, h_NC; and what else it remembers
+StackState = list[CellState]  # of a stack, lowest layer first
 
 
 class Cell(nn.Module, ABC):
@@ -39,13 +39,13 @@ class Cell(nn.Module, ABC):
         for weight_CC in self.hidden_weight.data.chunk(self.gates):
             nn.init.orthogonal_(weight_CC)  # neither shrinks nor blows up what it carries
 
-    def first(self, rows: int) -> State:
+    def first(self, rows: int) -> CellState:
         """The state before anything is read: zeros, or learned."""
         if self.start is None:
             return (self.bias.new_zeros(rows, self.width),) * self.parts
         return tuple(start_C.expand(rows, -1) for start_C in self.start)
 
-    def step(self, x_NI: Tensor, state: State) -> State:
+    def step(self, x_NI: Tensor, state: CellState) -> CellState:
         """One more token."""
         return self.advance(self.read(x_NI), state)
 
@@ -54,14 +54,14 @@ class Cell(nn.Module, ABC):
         return F.linear(x, self.input_weight, self.bias)
 
     @abstractmethod
-    def advance(self, read_NG: Tensor, state: State) -> State:
+    def advance(self, read_NG: Tensor, state: CellState) -> CellState:
         """The new state, from what the input says and the last state."""
 
     @abstractmethod
-    def forward(self, x_BTI: Tensor, state: State) -> Tensor:
+    def forward(self, x_BTI: Tensor, state: CellState) -> Tensor:
         """What it says after each token of whole sentences: h_BTC."""
 
-    def loop(self, x_BTI: Tensor, state: State) -> Tensor:
+    def loop(self, x_BTI: Tensor, state: CellState) -> Tensor:
         """The same, step by step: on a CPU the readable twin."""
         said = []
         for read_BG in self.read(x_BTI).unbind(1):
@@ -73,7 +73,7 @@ class Cell(nn.Module, ABC):
         """Fused kernels want a second bias, which would say nothing that the first does not."""
         return torch.zeros_like(self.bias)
 
-    def fused(self, kernel: Callable[..., tuple[Tensor, ...]], x_BTI: Tensor, state: State) -> Tensor:
+    def fused(self, kernel: Callable[..., tuple[Tensor, ...]], x_BTI: Tensor, state: CellState) -> Tensor:
         device = x_BTI.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.bias.dtype
         held = [self.input_weight, self.hidden_weight, self.bias, self.hidden_bias()]
@@ -89,20 +89,20 @@ class Cell(nn.Module, ABC):
         return said
 
 
-class Vanilla(Cell):
+class VanillaCell(Cell):
     """h' = f(W h + U x + b)."""
 
     plain = True
 
-    def advance(self, read_NG: Tensor, state: State) -> State:
+    def advance(self, read_NG: Tensor, state: CellState) -> CellState:
         return (NONLINEARITIES[self.nonlinearity](read_NG + F.linear(state[0], self.hidden_weight)),)
 
-    def forward(self, x_BTI: Tensor, state: State) -> Tensor:
+    def forward(self, x_BTI: Tensor, state: CellState) -> Tensor:
         kernel = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}.get(self.nonlinearity)
         return self.fused(kernel, x_BTI, state) if kernel else self.loop(x_BTI, state)
 
 
-class Gru(Cell):
+class GruCell(Cell):
     """A gate z keeps the old state or takes new content; a gate r says how much of the old the new content sees."""
 
     gates = 3
@@ -114,7 +114,7 @@ class Gru(Cell):
     def hidden_bias(self) -> Tensor:
         return F.pad(self.content_bias, (2 * self.width, 0))
 
-    def advance(self, read_NG: Tensor, state: State) -> State:
+    def advance(self, read_NG: Tensor, state: CellState) -> CellState:
         (h_NC,) = state
         reset, update, content = read_NG.chunk(3, -1)
         reset_h, update_h, content_h = F.linear(h_NC, self.hidden_weight, self.hidden_bias()).chunk(3, -1)
@@ -122,11 +122,11 @@ class Gru(Cell):
         new_NC = torch.tanh(content + r_NC * content_h)
         return ((1 - z_NC) * new_NC + z_NC * h_NC,)
 
-    def forward(self, x_BTI: Tensor, state: State) -> Tensor:
+    def forward(self, x_BTI: Tensor, state: CellState) -> Tensor:
         return self.fused(torch.gru, x_BTI, state)
 
 
-class Lstm(Cell):
+class LstmCell(Cell):
     """A cell c beside the state: gates say what it forgets, what it takes in and what it lets out."""
 
     gates, parts = 4, 2
@@ -135,7 +135,7 @@ class Lstm(Cell):
         super().__init__(inputs, width, nonlinearity=nonlinearity, learned=learned)
         nn.init.ones_(self.bias.data[width : 2 * width])  # remember, until taught to forget
 
-    def advance(self, read_NG: Tensor, state: State) -> State:
+    def advance(self, read_NG: Tensor, state: CellState) -> CellState:
         h_NC, c_NC = state
         if read_NG.is_cuda:  # all that follows the product in one kernel
             h_NG = F.linear(h_NC, self.hidden_weight)
@@ -147,11 +147,11 @@ class Lstm(Cell):
         c_NC = f_NC * c_NC + i_NC * torch.tanh(content)
         return o_NC * torch.tanh(c_NC), c_NC
 
-    def forward(self, x_BTI: Tensor, state: State) -> Tensor:
+    def forward(self, x_BTI: Tensor, state: CellState) -> Tensor:
         return self.fused(torch.lstm, x_BTI, state)
 
 
-class Reader(nn.Module):
+class RecurrentLayer(nn.Module):
     """One layer that reads whole sentences, from the left or, each with half of the width, from both ends."""
 
     def __init__(self, cell: Callable[[int, int], Cell], inputs: int, width: int, *, bidirectional: bool) -> None:
@@ -159,7 +159,7 @@ class Reader(nn.Module):
         self.ahead = cell(inputs, width // 2 if bidirectional else width)
         self.back = cell(inputs, width // 2) if bidirectional else None
 
-    def forward(self, x_BTI: Tensor, ends: Ends) -> tuple[Tensor, Tensor]:
+    def forward(self, x_BTI: Tensor, ends: SentenceEnds) -> tuple[Tensor, Tensor]:
         """What it says of every token, said_BTC, and after the last one, last_BC."""
         B = len(x_BTI)
         said_BTC = self.ahead(x_BTI, self.ahead.first(B))
@@ -174,13 +174,13 @@ class Reader(nn.Module):
         return said_BTC, last_BC
 
 
-class Ends:
+class SentenceEnds:
     """Where sentences end, one to a row: to turn them round inside their own length, and to find their last tokens.
 
     Padding is at the right, so what reads from the left never meets it before the sentence is over.
     """
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: RowLayout) -> None:
         assert rows.alone
         B, T = rows.segment_BT.shape
         place_T = torch.arange(T, device=rows.segment_BT.device)
@@ -197,7 +197,7 @@ class Ends:
         return x_BTC.flatten(0, 1).index_select(0, self.last_B)
 
 
-class Stack(nn.Module):
+class CellStack(nn.Module):
     """Cells one above the other, each reading what the one below says; none looks ahead."""
 
     def __init__(self, cells: Sequence[Cell], dropout: float) -> None:
@@ -205,24 +205,24 @@ class Stack(nn.Module):
         self.cells = nn.ModuleList(cells)
         self.dropout = Dropout(dropout)
 
-    def first(self, rows: int) -> States:
+    def first(self, rows: int) -> StackState:
         return [cell.first(rows) for cell in self.each()]
 
     def each(self) -> list[Cell]:
         return [cell for cell in self.cells if isinstance(cell, Cell)]
 
-    def forward(self, x_BTI: Tensor, states: States) -> Tensor:
+    def forward(self, x_BTI: Tensor, states: StackState) -> Tensor:
         """What the top says after each token of whole sentences."""
         for number, (cell, state) in enumerate(zip(self.each(), states, strict=True)):
             x_BTI = cell(self.dropout(x_BTI) if number else x_BTI, state)
         return x_BTI
 
-    def step(self, x_NI: Tensor, states: States) -> tuple[Tensor, States]:
+    def step(self, x_NI: Tensor, states: StackState) -> tuple[Tensor, StackState]:
         """One more token: what the top says, and the new states."""
         bottom = self.each()[0]
         return self.advance(bottom.read(x_NI), states)
 
-    def advance(self, read_NG: Tensor, states: States) -> tuple[Tensor, States]:
+    def advance(self, read_NG: Tensor, states: StackState) -> tuple[Tensor, StackState]:
         """The same from what the input says to the lowest cell."""
         bottom, *higher = self.each()
         after = [bottom.advance(read_NG, states[0])]
@@ -237,4 +237,4 @@ NONLINEARITIES: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
     "identity": lambda x: x,
 }
-CELLS: dict[str, type[Cell]] = {"vanilla": Vanilla, "gru": Gru, "lstm": Lstm}
+CELLS: dict[str, type[Cell]] = {"vanilla": VanillaCell, "gru": GruCell, "lstm": LstmCell}

@@ -29,7 +29,7 @@ from dragoman.data.batches import FORMS
 from dragoman.data.stream import Place
 from dragoman.errors import UserError
 from dragoman.io import move_into_place, sweep, temporary_beside
-from dragoman.models.base import tensors_of
+from dragoman.models.base import collect_tensors
 from dragoman.run_dir import (
     RunFolder,
     load_tensors,
@@ -234,7 +234,7 @@ def load(path: Path) -> Progress:
 
 def restore(path: Path, stepper: Stepper) -> None:
     """However many processes wrote it, and however it was shared out among them."""
-    like = tensors_of(stepper.model)
+    like = collect_tensors(stepper.model)
 
     def tensors(name: str) -> dict[str, Tensor]:
         if (path / name).is_dir():

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from dragoman.config.settings import Settings, TrainSettings, pick
 from dragoman.errors import UserError
-from dragoman.modules.dropout import drawn
-from dragoman.modules.linear import product
+from dragoman.modules.dropout import sample_dropout_mask
+from dragoman.modules.linear import fast_linear
 from dragoman.training import loss
 from dragoman.types import BOS, EOS, Batch
 
@@ -51,7 +51,7 @@ def twice(batch: Batch, method: Consistency, cut: float) -> Batch:
 
 def seen(ids_BT: Tensor, rate: float) -> Tensor:
     """False for tokens of the second half that are hidden, all but their places: never <s> or </s>, perhaps a tag."""
-    keep_BT = drawn(tuple(ids_BT.shape), rate, torch.ones((), device=ids_BT.device)) > 0
+    keep_BT = sample_dropout_mask(tuple(ids_BT.shape), rate, torch.ones((), device=ids_BT.device)) > 0
     keep_BT = keep_BT | (ids_BT == BOS) | (ids_BT == EOS)
     keep_BT[: len(ids_BT) // 2] = True
     return keep_BT
@@ -136,11 +136,11 @@ class _Chunked(torch.autograd.Function):
         for start in range(0, len(target_N), chunk):
             part = slice(start, start + chunk)
             rows_MC = states[:, part].flatten(0, 1)
-            logits_2NV = product(rows_MC, table_VC).view(2, -1, len(table_VC))
+            logits_2NV = fast_linear(rows_MC, table_VC).view(2, -1, len(table_VC))
             losses, slope_2NV = slopes(logits_2NV, target_N[part])
             sums_3 += losses
             slope_MV = slope_2NV.to(dtype).flatten(0, 1)
-            grad_states[:, part] = product(slope_MV, table_VC.T).view(2, -1, states.size(-1))
+            grad_states[:, part] = fast_linear(slope_MV, table_VC.T).view(2, -1, states.size(-1))
             grad_weight = loss.added(grad_weight, slope_MV, rows_MC)
         ctx.save_for_backward(grad_states, grad_weight)
         total, likelihood, divergence = sums_3.unbind()

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dragoman.modules.linear import outer, product
+from dragoman.modules.linear import compute_weight_gradient, fast_linear
 
 CHUNK = {"cpu": 512, "cuda": 8192}  # tokens whose logits are held at a time: few enough for a CPU's cache
 NOT_COUNTED = -1  # or any target below 0
@@ -52,11 +52,11 @@ class _Chunked(torch.autograd.Function):
         chunk = CHUNK[device]
         for start in range(0, len(target_N), chunk):
             part = slice(start, start + chunk)
-            losses, slope_NV = softened(product(states[part], weight), target_N[part], smoothing)
+            losses, slope_NV = softened(fast_linear(states[part], weight), target_N[part], smoothing)
             sums += losses
             if grad_states is not None and grad_weight is not None:
                 counts_N1 = (target_N[part, None] >= 0).to(dtype)
-                grad_states[part] = product(slope_NV, weight.T) * counts_N1
+                grad_states[part] = fast_linear(slope_NV, weight.T) * counts_N1
                 grad_weight = added(grad_weight, slope_NV, states[part] * counts_N1)
         if grad_states is not None and grad_weight is not None:
             ctx.save_for_backward(grad_states, grad_weight)
@@ -74,7 +74,7 @@ def added(sum_VC: Tensor, slope_NV: Tensor, states_NC: Tensor) -> Tensor:
     """The sum, with what these tokens owe to the weights; on a GPU products in half precision are added up wide."""
     if slope_NV.is_cuda and slope_NV.dtype != sum_VC.dtype:
         return torch.addmm(sum_VC, slope_NV.T, states_NC, out_dtype=sum_VC.dtype)
-    return sum_VC.add_(outer(slope_NV, states_NC))
+    return sum_VC.add_(compute_weight_gradient(slope_NV, states_NC))
 
 
 def softened(logits_NV: Tensor, target_N: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
@@ -83,9 +83,9 @@ def softened(logits_NV: Tensor, target_N: Tensor, smoothing: float) -> tuple[Ten
     On a GPU the slopes take the place of the logits, which are read once (loss_triton.py).
     """
     if logits_NV.is_cuda and logits_NV.dtype != torch.float64:
-        from dragoman.kernels.rowwise_triton import soften
+        from dragoman.kernels.rowwise_triton import cross_entropy_in_place
 
-        return soften(logits_NV, target_N, smoothing), logits_NV
+        return cross_entropy_in_place(logits_NV, target_N, smoothing), logits_NV
     N, V = logits_NV.shape
     logits, real_N, target_N1 = logits_NV.float(), target_N >= 0, target_N.clamp(min=0)[:, None]
     share = logits.softmax(-1)

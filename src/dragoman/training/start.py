@@ -31,7 +31,7 @@ from dragoman.inference.postprocess import check_alignment
 from dragoman.inference.predictor import Door
 from dragoman.io import is_temporary, lock_folder
 from dragoman.metrics.metrics import METRICS, fitting, metric_named, note_on_wer
-from dragoman.models.base import Model, tensors_of
+from dragoman.models.base import Model, collect_tensors
 from dragoman.models.registry import build_model, completed, kind_of, settings_of
 from dragoman.phrasebook.generate import DIRECTIONS, check_request
 from dragoman.process_group import MEETING, Group
@@ -373,7 +373,7 @@ def grown(tensor: Tensor, other: Tensor) -> tuple[int, int] | None:
 def with_new_tags(parent: Door[Model], tokenizers: Tokenizers, model: Model) -> dict[str, Tensor]:
     """The parent's weights. The rows of tags that it did not know are those of the model, as they were drawn."""
     before, now = parent.tokenizers.sizes["source_size"], tokenizers.sizes["source_size"]
-    weights, own = dict(tensors_of(parent.model)), tensors_of(model)
+    weights, own = dict(collect_tensors(parent.model)), collect_tensors(model)
     for name, tensor in weights.items():
         if now > before and name in own and (before, now) == grown(tensor, own[name]):
             weights[name] = torch.cat([tensor, own[name].detach()[before:]])

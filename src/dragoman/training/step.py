@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from dragoman.config.settings import TrainSettings
 from dragoman.errors import UserError
-from dragoman.models.base import Model, tensors_of
-from dragoman.modules.dropout import cut
+from dragoman.models.base import Model, collect_tensors
+from dragoman.modules.dropout import use_row_slice
 from dragoman.process_group import Group
 from dragoman.training import consistency
 from dragoman.training.choices import Choices
@@ -46,7 +46,7 @@ class Learner(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """The loss, with its slope, the plain negative log-likelihood, and how far two passes are apart, if there are
         two: sums over the batch's real target tokens."""
-        with cut(batch.first, batch.height, passes(self.settings)):
+        with use_row_slice(batch.first, batch.height, passes(self.settings)):
             if self.consistency:
                 batch = twice(batch, self.consistency, self.settings.cut)
             states_BTC = self.model(batch)
@@ -133,7 +133,9 @@ class Stepper:
         trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
         self.parameters = list(trained.values())
         self.optimizer = OPTIMIZERS[settings.optimizer](trained, settings)
-        self.ema = {name: each.detach().clone() for name, each in tensors_of(model).items()} if settings.ema else {}
+        self.ema = (
+            {name: each.detach().clone() for name, each in collect_tensors(model).items()} if settings.ema else {}
+        )
         self.count = torch.ones((), device=self.device)  # of target tokens in the step
         self.nearer = torch.zeros((), device=self.device)  # how far the running mean goes towards the weights
         self.captured = Captured(self.at_once) if choices.capture else None
@@ -201,7 +203,7 @@ class Stepper:
                 "smaller, or share it out among more GPUs with train.parallel=fsdp"
             ) from None
         if self.ema:
-            live, nearer = tensors_of(self.model), self.nearer * (1 - bad)
+            live, nearer = collect_tensors(self.model), self.nearer * (1 - bad)
             held, now = [here(mean) for mean in self.ema.values()], [here(live[n].detach()) for n in self.ema]
             torch._foreach_lerp_(held, now, [nearer] * len(held))
         return numbers_4
@@ -223,7 +225,7 @@ class Stepper:
         """What a user of the model gets: the running mean, if there is one. Everyone must ask; the first gets them, one
         after the other out of the way of what is shared out because it does not fit."""
         found: dict[str, Tensor] = {}
-        for name, tensor in (self.ema or tensors_of(self.model)).items():
+        for name, tensor in (self.ema or collect_tensors(self.model)).items():
             all_of_it = whole(tensor)
             if self.group.first:
                 found[name] = all_of_it.cpu() if is_shared(tensor) else all_of_it
@@ -243,7 +245,7 @@ class Stepper:
         if not self.ema:
             yield
             return
-        live = {name: each.detach().clone() for name, each in tensors_of(self.model).items()}
+        live = {name: each.detach().clone() for name, each in collect_tensors(self.model).items()}
         put(self.model, self.ema)
         try:
             yield
@@ -252,7 +254,7 @@ class Stepper:
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """All that the next step depends on."""
-        return {"model": tensors_of(self.model), "optimizer": self.optimizer_tensors(), "ema": self.ema}
+        return {"model": collect_tensors(self.model), "optimizer": self.optimizer_tensors(), "ema": self.ema}
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         names = self.trained_names()
@@ -285,7 +287,7 @@ class Stepper:
 
 @torch.no_grad()
 def put(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    for name, tensor in tensors_of(model).items():
+    for name, tensor in collect_tensors(model).items():
         tensor.copy_(weights[name])
 
 

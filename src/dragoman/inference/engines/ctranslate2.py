@@ -33,10 +33,10 @@ from dragoman.hardware import cpu_features
 from dragoman.inference.engines.base import Engine, in_order
 from dragoman.inference.engines.formats import Holds, check_widths, fingerprint, held, source_vocabulary, vocabulary
 from dragoman.io import keep_folder
-from dragoman.models.transformer import DecoderLayer, EncoderLayer, Stack, Transformer
+from dragoman.models.transformer import DecoderLayer, EncoderLayer, Transformer, TransformerStack
 from dragoman.modules.attention import SelfAttention
-from dragoman.modules.feedforward import FeedForward, Residual, SwiGlu
-from dragoman.modules.positions import Learned, Relative, Sinusoidal, sinusoids
+from dragoman.modules.feedforward import FeedForward, Residual, SwiGluFeedForward
+from dragoman.modules.positions import Learned, Relative, Sinusoidal, make_sinusoids
 from dragoman.types import BOS, EOS, PAD, SPECIALS
 
 NAME = "CTranslate2"
@@ -161,7 +161,7 @@ def specification(model: Transformer, tokenizers: Tokenizers) -> Any:
     return spec
 
 
-def fill_stack(spec: Any, stack: Stack) -> None:
+def fill_stack(spec: Any, stack: TransformerStack) -> None:
     if hasattr(spec, "position_encodings"):
         spec.position_encodings.encodings = place_table(stack)
     if stack.settings.norm_place == "pre":
@@ -179,14 +179,14 @@ def fill_stack(spec: Any, stack: Stack) -> None:
         fill_feedforward(layer_spec.ffn, layer.feedforward)
 
 
-def place_table(stack: Stack) -> Tensor:
+def place_table(stack: TransformerStack) -> Tensor:
     """What is added to embeddings, place by place. CTranslate2's own waves are laid out otherwise than ours."""
     width, embed = stack.settings.width, stack.position
     if isinstance(embed, Learned):
         table_PC: Tensor = number(embed.table.weight) * width**0.5
         return table_PC
     if isinstance(embed, Sinusoidal):
-        return sinusoids(torch.arange(PLACES), width)
+        return make_sinusoids(torch.arange(PLACES), width)
     return torch.zeros(PLACES, width)
 
 
@@ -208,7 +208,7 @@ def set_scale(spec: Any, *, scaled: bool) -> None:
 def fill_feedforward(spec: Any, feedforward: Residual[FeedForward]) -> None:
     own = feedforward.sublayer
     fill_residual(spec, feedforward)
-    if isinstance(own, SwiGlu):
+    if isinstance(own, SwiGluFeedForward):
         for half, place in enumerate((spec.linear_0, spec.linear_0_noact)):
             place.weight, place.bias = (number(each).chunk(2)[half] for each in (own.wide.weight, own.wide.bias))
     else:

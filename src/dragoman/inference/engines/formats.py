@@ -14,7 +14,7 @@ from torch import nn
 from dragoman.data.subword_tokenizers import Subword
 from dragoman.data.tokenizers import Tokenizer, Tokenizers
 from dragoman.errors import UserError
-from dragoman.models.base import tensors_of
+from dragoman.models.base import collect_tensors
 from dragoman.models.transformer import Transformer, TransformerSettings
 from dragoman.types import SPECIALS
 
@@ -81,7 +81,7 @@ def source_vocabulary(tokenizers: Tokenizers) -> list[str]:
 def fingerprint(model: nn.Module, *about: object) -> str:
     """The same for models with the same weights, and for the same that there is to say about them."""
     digest = hashlib.blake2b(repr(about).encode(), digest_size=12)
-    for name, tensor in sorted(tensors_of(model).items()):
+    for name, tensor in sorted(collect_tensors(model).items()):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -36,10 +36,10 @@ from dragoman.errors import UserError
 from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.formats import Holds, check_widths, held, write_json
 from dragoman.inference.engines.huggingface_tokenizer import save_tokenizer
-from dragoman.models.base import tensors_of
+from dragoman.models.base import collect_tensors
 from dragoman.models.registry import build_model, completed
-from dragoman.models.transformer import DecoderLayer, EncoderLayer, Stack, Transformer
-from dragoman.modules.positions import sinusoids
+from dragoman.models.transformer import DecoderLayer, EncoderLayer, Transformer, TransformerStack
+from dragoman.modules.positions import make_sinusoids
 from dragoman.run_dir import RunFolder
 from dragoman.types import BOS, EOS, PAD
 
@@ -90,7 +90,7 @@ def weights(model: Transformer) -> Iterator[Weight]:
         yield Weight("lm_head.weight", model.project.weight, 1)
 
 
-def in_stack(prefix: str, stack: Stack) -> Iterator[Weight]:
+def in_stack(prefix: str, stack: TransformerStack) -> Iterator[Weight]:
     if stack.settings.norm_place == "pre":
         yield from both(f"{prefix}layer_norm.", stack.norm)
     for number, layer in enumerate(stack.layers):
@@ -153,7 +153,7 @@ def save(model: nn.Module, tokenizers: Tokenizers, recipe: Recipe, folder: Path,
     places = max(PLACES, 1 + answer_length(recipe, longest))
     if transformer.settings.norm_place == "pre":  # Pegasus misses them where MarianMT makes them itself
         for side in ("encoder", "decoder"):
-            waves_PC = sinusoids(torch.arange(places), transformer.settings.width)
+            waves_PC = make_sinusoids(torch.arange(places), transformer.settings.width)
             tensors[f"model.{side}.embed_positions.weight"] = waves_PC.index_select(1, order_C)
     tensors["final_logits_bias"] = torch.zeros(1, len(transformer.project.weight))
     save_file(tensors, str(folder / "model.safetensors"), {"format": "pt"})
@@ -243,7 +243,7 @@ def adopt(folder: Path, out: Path) -> None:
     run.begin(recipe)
     tokenizers.save(run.tokenizer)
     longest = config.get("longest_source", min(LONGEST, config["max_position_embeddings"] - 1))
-    run.save_model(tensors_of(model), tokenizer=tokenizers.fingerprint(), longest=str(longest))
+    run.save_model(collect_tensors(model), tokenizer=tokenizers.fingerprint(), longest=str(longest))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -353,7 +353,7 @@ def fill(model: Transformer, tensors: dict[str, Tensor]) -> None:
 
 
 def check_waves(name: str, found_PC: Tensor) -> None:
-    waves_PC = sinusoids(torch.arange(len(found_PC)), found_PC.size(1))
+    waves_PC = make_sinusoids(torch.arange(len(found_PC)), found_PC.size(1))
     if not torch.allclose(found_PC.float(), waves_PC.index_select(1, halves(found_PC.size(1))), atol=CLOSE):
         raise UserError(f"the weight {name!r} does not hold the usual sinusoids, which are all that can be imported")
 

@@ -35,9 +35,9 @@ from dragoman.errors import UserError
 from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.formats import Holds, held, source_vocabulary, vocabulary, write_json
 from dragoman.kernels.attention import KERNELS
-from dragoman.kernels.masks import Rows
+from dragoman.kernels.masks import RowLayout
 from dragoman.models.transformer import Transformer
-from dragoman.modules.attention import Attention
+from dragoman.modules.attention import MultiHeadAttention
 from dragoman.types import PAD
 
 NAME = "ONNX"
@@ -55,7 +55,7 @@ class Reading(nn.Module):
         self.model = model
 
     def forward(self, source_BS: Tensor) -> Tensor:
-        memory_BSC: Tensor = self.model.encoder(source_BS, Rows.one_each(source_BS != PAD))
+        memory_BSC: Tensor = self.model.encoder(source_BS, RowLayout.one_each(source_BS != PAD))
         return memory_BSC
 
 
@@ -63,7 +63,7 @@ class Writing(Reading):
     """The same sources, their states and target prefixes in, each with its <s>; log-probabilities of what follows."""
 
     def forward(self, source_BS: Tensor, memory_BSC: Tensor, target_BT: Tensor) -> Tensor:  # type: ignore[override]
-        rows, source = Rows.one_each(target_BT >= 0), Rows.one_each(source_BS != PAD)
+        rows, source = RowLayout.one_each(target_BT >= 0), RowLayout.one_each(source_BS != PAD)
         states_BTC = self.model.decoder(target_BT, rows, memory_BSC, source)
         logp_BV: Tensor = self.model.project(states_BTC[:, -1]).log_softmax(-1)
         return logp_BV[:, : self.model.spoken]
@@ -76,7 +76,7 @@ def checked(model: nn.Module) -> Transformer:
 def save(model: nn.Module, tokenizers: Tokenizers, folder: Path) -> None:
     plain = copy.deepcopy(checked(model)).cpu().float().eval()
     for module in plain.modules():
-        if isinstance(module, Attention):
+        if isinstance(module, MultiHeadAttention):
             module.kernel = KERNELS["reference"]  # the others are made for training, or for one device
     rows, places, words = (torch.export.Dim.DYNAMIC,) * 3
     source_BS, target_BT = torch.full((2, 7), 4), torch.full((2, 5), 4)
