@@ -35,8 +35,8 @@ from dragoman.config.settings import read_recipe
 from dragoman.data.corpus import read_pairs
 from dragoman.evaluation.predictions import predict_own_tests
 from dragoman.hardware import cpu_name
-from dragoman.inference.loading import load, put_weights, with_engine
-from dragoman.inference.model_card import card, rank, read_events
+from dragoman.inference.loading import copy_weights, load, with_engine
+from dragoman.inference.model_card import card, rank_validation, read_events
 from dragoman.inference.translator import Translator
 from dragoman.metrics.metrics import metric_named
 from dragoman.models.registry import kind_of
@@ -163,11 +163,11 @@ def curve(run: Path) -> Iterator[dict[str, Any]]:
     events = [event for event in read_events(folder.metrics) if event["event"] == "validate"]
     known: dict[tuple[int, ...], float] = {}  # by the checkpoints that a model is the mean of
     for number, event in enumerate(events, 1):
-        ranked = sorted(events[:number], key=lambda one: rank(one, recipe), reverse=True)
+        ranked = sorted(events[:number], key=lambda one: rank_validation(one, recipe), reverse=True)
         steps = tuple(one["step"] for one in ranked[: max(recipe.train.average, 1)])
         if steps not in known:
             weights = mean(load_tensors(best_file(folder, step))[0] for step in steps)
-            put_weights(translator.model, weights, "a checkpoint", "its run")
+            copy_weights(translator.model, weights, "a checkpoint", "its run")
             name = recipe.data.metrics[:1] or ("bleu",)
             answered = next(iter(predict_own_tests(with_engine(translator, "torch"), metrics=name)))
             known[steps] = answered.result()[name[0]]["value"]

@@ -21,7 +21,7 @@ from dragoman.decoding.request import Job
 from dragoman.hardware import cpu_features, cpu_name
 from dragoman.inference.engines import ctranslate2 as to_ctranslate2
 from dragoman.inference.engines import huggingface as to_huggingface
-from dragoman.inference.engines.formats import vocabulary
+from dragoman.inference.engines.formats import list_vocabulary
 from dragoman.inference.engines.select import Parts, engine_of
 from dragoman.inference.translator import Translator
 from dragoman.types import BOS, EOS, PAD
@@ -77,7 +77,7 @@ def huggingface(translator: Translator, beam: int, batch: int, dtype: torch.dtyp
     from transformers import AutoModelForSeq2SeqLM
 
     with tempfile.TemporaryDirectory() as folder:
-        to_huggingface.save(
+        to_huggingface.save_huggingface(
             translator.model, translator.tokenizers, translator.recipe, Path(folder), translator.longest
         )
         model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype).eval().to(translator.device)
@@ -109,12 +109,12 @@ def ctranslate2(translator: Translator, beam: int, batch: int, precision: str) -
     import ctranslate2 as library
 
     folder = tempfile.mkdtemp()
-    to_ctranslate2.save(translator.model, translator.tokenizers, Path(folder), precision)
+    to_ctranslate2.save_ctranslate2(translator.model, translator.tokenizers, Path(folder), precision)
     threads = torch.get_num_threads()
     model = library.Translator(
         folder, device=translator.device.type, compute_type=precision, inter_threads=threads, intra_threads=1
     )
-    pieces, said = vocabulary(translator.tokenizers.source), vocabulary(translator.tokenizers.target)
+    pieces, said = list_vocabulary(translator.tokenizers.source), list_vocabulary(translator.tokenizers.target)
     numbers = {piece: number for number, piece in enumerate(said)}
 
     def search(ids: Ids) -> Ids:

@@ -7,7 +7,7 @@ import pytest
 from dragoman.config.settings import SearchSettings, TokenizerSettings
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
-from dragoman.inference.constraints import limit_of, settings_for, to_find, wish_of
+from dragoman.inference.constraints import limit_length, make_constraints, merge_search, widen_nbest
 from dragoman.types import Line, Pair
 
 OWN = SearchSettings(beam=6, nbest=2)
@@ -15,33 +15,38 @@ BYTES = Tokenizers.train(lambda: [Pair("a", "b")], TokenizerSettings(kind="byte"
 
 
 def test_settings_are_laid_over_the_runs_own() -> None:
-    assert settings_for(OWN) == OWN
-    assert settings_for(OWN, {"no_repeat": 3}, beam=5, count=1) == SearchSettings(beam=5, nbest=1, no_repeat=3)
-    greedy = settings_for(OWN, {"method": "greedy"}, count=1)
+    assert merge_search(OWN) == OWN
+    assert merge_search(OWN, {"no_repeat": 3}, beam=5, count=1) == SearchSettings(beam=5, nbest=1, no_repeat=3)
+    greedy = merge_search(OWN, {"method": "greedy"}, count=1)
     assert (greedy.beam, greedy.stop) == (1, "enough")
     for wrong, complaint in (({"beem": 3}, "did you mean 'beam'"), ({"unknown": "drip"}, "did you mean 'drop'")):
         with pytest.raises(UserError, match=complaint):
-            settings_for(OWN, wrong)
+            merge_search(OWN, wrong)
 
 
 def test_more_is_found_where_some_may_fall_away() -> None:
     """One text spelt in two ways is one answer; coverage may put another first."""
-    assert to_find(SearchSettings(beam=6)).nbest == 1
-    assert to_find(SearchSettings(beam=6, nbest=2)).nbest == 6
-    assert to_find(SearchSettings(beam=6, coverage=0.1)).nbest == 6
-    assert to_find(SearchSettings(beam=6, nbest=2, method="sample")).nbest == 2
+    assert widen_nbest(SearchSettings(beam=6)).nbest == 1
+    assert widen_nbest(SearchSettings(beam=6, nbest=2)).nbest == 6
+    assert widen_nbest(SearchSettings(beam=6, coverage=0.1)).nbest == 6
+    assert widen_nbest(SearchSettings(beam=6, nbest=2, method="sample")).nbest == 2
 
 
 def test_what_is_asked_for_has_room_of_its_own() -> None:
     search = SearchSettings(max_ratio=1.0, max_extra=2, min_ratio=0.5)
     line = Line("abc", ("dog",), ("cat",), "ab ")
-    wish = wish_of(line, line.text, 3, BYTES, search, first=True)
+    wish = make_constraints(line, line.text, 3, BYTES, search, first=True)
     assert BYTES.target.decode(wish.prefix) == "ab"
     assert [term.text for term in wish.must] == ["dog"]
     assert [term.text for term in wish.avoid] == ["cat"]
     assert wish.minimum == 2
-    assert limit_of(wish, 3, search, 100) == (3 + 2 + 1) + 2 + 4  # "dog" and what ends the word
-    assert limit_of(wish, 3, search, 9) == 9
-    later = wish_of(line, "x", 1, BYTES, search, first=False)
+    assert limit_length(wish, 3, search, 100) == (3 + 2 + 1) + 2 + 4  # "dog" and what ends the word
+    assert limit_length(wish, 3, search, 9) == 9
+    later = make_constraints(line, "x", 1, BYTES, search, first=False)
     assert (later.prefix, later.must, len(later.avoid), later.minimum) == ((), (), 1, 1)
-    assert limit_of(wish_of(Line("a"), "a", 1, BYTES, SearchSettings(min_ratio=50.0), first=True), 1, search, 100) == 51
+    assert (
+        limit_length(
+            make_constraints(Line("a"), "a", 1, BYTES, SearchSettings(min_ratio=50.0), first=True), 1, search, 100
+        )
+        == 51
+    )

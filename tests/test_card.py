@@ -12,7 +12,15 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from dragoman.config.settings import CorpusSettings, Recipe, build
-from dragoman.inference.model_card import card, card_markdown, card_table, corpus_name, goodness, languages, read_events
+from dragoman.inference.model_card import (
+    card,
+    card_markdown,
+    card_table,
+    corpus_name,
+    goodness,
+    list_languages,
+    read_events,
+)
 from dragoman.metrics.metrics import metric_named
 from dragoman.models.registry import MODELS, settings_in_use
 from dragoman.modules.patterns import PATTERNS
@@ -165,7 +173,7 @@ def test_only_settings_that_apply_are_shown(toy: Toy) -> None:
 
 def test_languages_are_told_by_file_names() -> None:
     def told(**corpus: object) -> list[str]:
-        return languages(build(Recipe, {"data": {"train": corpus}}))
+        return list_languages(build(Recipe, {"data": {"train": corpus}}))
 
     assert told(source="a/train.en.gz", target="a/train.de.gz") == ["en-de"]
     assert told(source="a/train.en", target="a/train.de", reverse=True) == ["de-en"]

@@ -28,8 +28,8 @@ from dragoman.config.settings import CorpusSettings, read_recipe
 from dragoman.data.corpus import read_pairs
 from dragoman.errors import UserError
 from dragoman.inference.loading import load, load_as
-from dragoman.inference.postprocess import REPEATS, kinds
-from dragoman.inference.translator import TREELESS, Translator
+from dragoman.inference.postprocess import FLAG_REPEATS, warning_kinds
+from dragoman.inference.translator import NO_TREE, Translator
 from dragoman.metrics.metrics import METRICS
 from dragoman.models.flops import Cost
 from dragoman.models.registry import build_model
@@ -298,7 +298,7 @@ def test_what_a_teacher_does_wrong_is_left_out_and_said(toy: Toy, recipe: Path, 
     ear = Ear()
     run = distil(teacher, recipe, out=tmp_path / "run", overrides=SHORT, report=ear)
     answers = load_as(Translator, teacher).translate(sentences(LINES, seed=5))
-    wanted = Counter(kinds(faults(one))[0] for one in answers if faults(one))
+    wanted = Counter(warning_kinds(faults(one))[0] for one in answers if faults(one))
     kept = LINES - wanted.total()
     assert wanted["cut"] > 0
     assert len(taught(run)) == kept > 0
@@ -392,9 +392,9 @@ def test_answers_are_kept_as_they_were(tmp_path_factory: pytest.TempPathFactory,
 
 
 def test_what_looks_odd_is_a_fault_and_a_missing_tree_is_none() -> None:
-    odd = Hypothesis("x", 0.0, [], [], [], 0.0, warnings=(TREELESS, "cut at 6 tokens"), flags=(REPEATS,))
-    assert faults(odd) == ["cut at 6 tokens", REPEATS]
-    assert faults(replace(odd, warnings=(TREELESS,), flags=())) == []
+    odd = Hypothesis("x", 0.0, [], [], [], 0.0, warnings=(NO_TREE, "cut at 6 tokens"), flags=(FLAG_REPEATS,))
+    assert faults(odd) == ["cut at 6 tokens", FLAG_REPEATS]
+    assert faults(replace(odd, warnings=(NO_TREE,), flags=())) == []
 
 
 REFUSED = {

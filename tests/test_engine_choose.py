@@ -12,7 +12,7 @@ from dragoman.inference.engines import select as choose
 from dragoman.inference.engines.ctranslate2 import CTranslate2Engine
 from dragoman.inference.engines.select import ENGINES, Parts, engine_of
 from dragoman.inference.engines.torch import TorchEngine
-from dragoman.inference.loading import Together
+from dragoman.inference.loading import EnsembleModel
 from toy_exchange import letters, model_of
 from toy_models import Section
 from toy_run import Call, Toy
@@ -31,7 +31,7 @@ def test_asked_for_by_name(tmp_path: Path) -> None:
         engine_of("torhc", parts(tmp_path))
     with pytest.raises(UserError, match="norm=scale cannot be exported to CTranslate2"):
         engine_of("ctranslate2", parts(tmp_path, {"norm": "scale"}))
-    several = parts(tmp_path)._replace(model=Together([model_of({}), model_of({})]))
+    several = parts(tmp_path)._replace(model=EnsembleModel([model_of({}), model_of({})]))
     with pytest.raises(UserError, match="what several runs say as one cannot be exported to CTranslate2"):
         engine_of("ctranslate2", several)
 

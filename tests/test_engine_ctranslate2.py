@@ -18,7 +18,7 @@ from dragoman.hardware import CpuFeatures, cpu_features
 from dragoman.inference.engines import ctranslate2
 from dragoman.inference.engines import ctranslate2 as engines_ctranslate2
 from dragoman.inference.engines.ctranslate2 import CTranslate2Engine
-from dragoman.inference.engines.formats import vocabulary
+from dragoman.inference.engines.formats import list_vocabulary
 from dragoman.models.transformer import Transformer
 from dragoman.types import EOS, SPECIALS
 from toy_exchange import WithoutMarks, answers, assert_same, combinations, letters, model_of, refused, some_jobs
@@ -27,8 +27,8 @@ from toy_run import Call, Toy
 
 pytest_plugins = ["toy_fixtures"]
 CPU = torch.device("cpu")
-HELD = combinations(**{name: ctranslate2.HOLDS[name] for name in ("norm", "activation", "position")})
-REFUSED = refused(ctranslate2.HOLDS)
+HELD = combinations(**{name: ctranslate2.CTRANSLATE2_HOLDS[name] for name in ("norm", "activation", "position")})
+REFUSED = refused(ctranslate2.CTRANSLATE2_HOLDS)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_widths_apart_are_refused_by_name(name: str, tokenizers: Tokenizers, tmp
 def test_another_kind_of_model_is_refused_by_name(name: str, tokenizers: Tokenizers, tmp_path: Path) -> None:
     section = cases()[name]
     with pytest.raises(UserError, match=rf"^model\.kind={section['kind']} cannot be exported to CTranslate2"):
-        ctranslate2.save(built(section), tokenizers, tmp_path, "float32")
+        ctranslate2.save_ctranslate2(built(section), tokenizers, tmp_path, "float32")
 
 
 def test_two_vocabularies(tmp_path: Path) -> None:
@@ -227,8 +227,8 @@ def test_int8_is_near(
 
 def test_without_vnni_weights_stay_within_64(tokenizers: Tokenizers) -> None:
     """And every row of them has the scale that gives it back."""
-    narrow = ctranslate2.specification(model_of({}), tokenizers)
-    weights = ctranslate2.weights_of(narrow)
+    narrow = ctranslate2.make_specification(model_of({}), tokenizers)
+    weights = ctranslate2.copy_weights_by_name(narrow)
     narrow.optimize("int8")
     ctranslate2.narrow_weights(narrow, weights)
     variables = narrow.variables()
@@ -237,7 +237,7 @@ def test_without_vnni_weights_stay_within_64(tokenizers: Tokenizers) -> None:
     for name, value in found.items():
         whole_OI, scale_O = value.numpy(), variables[f"{name}_scale"].numpy()
         assert whole_OI.dtype.name == "int8"
-        assert (abs(whole_OI).max(1) == ctranslate2.NARROW).all()
+        assert (abs(whole_OI).max(1) == ctranslate2.NARROW_INT8).all()
         assert abs(whole_OI / scale_O[:, None] - weights[name]).max() <= 0.51 / scale_O.min()
 
 
@@ -255,6 +255,6 @@ def test_weights_for_cpus_with_and_without_vnni_are_kept_apart(
 def test_pieces_are_no_two_alike(kind: str) -> None:
     text = ["<s> </s> <pad> <unk> a b", "a ▁ ▁a <0x41> A , a , <0x0A> ▁, \n"] * 20
     tokenizer = train_tokenizer(text, TokenizerSettings(kind=kind, size=270))
-    pieces = vocabulary(tokenizer)
+    pieces = list_vocabulary(tokenizer)
     assert len(pieces) == len(set(pieces)) == tokenizer.size
     assert tuple(pieces[:4]) == SPECIALS

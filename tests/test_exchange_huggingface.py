@@ -21,8 +21,8 @@ from dragoman.decoding.protocol import Found
 from dragoman.decoding.request import Job
 from dragoman.errors import UserError
 from dragoman.inference.engines import huggingface
-from dragoman.inference.engines.huggingface import HuggingFaceEngine, adopt
-from dragoman.inference.engines.huggingface_tokenizer import described
+from dragoman.inference.engines.huggingface import HuggingFaceEngine, import_huggingface
+from dragoman.inference.engines.huggingface_tokenizer import describe_tokenizer
 from dragoman.inference.loading import open_run
 from dragoman.models.base import collect_tensors
 from dragoman.models.transformer import Transformer
@@ -34,15 +34,15 @@ from toy_models import differences
 
 HELD = [
     {**section, "scaled": True, "tied": section["tied"] or section["norm_place"] == "pre"}
-    for section in combinations(activation=huggingface.HOLDS["activation"], dropout=[0.0, 0.1])
+    for section in combinations(activation=huggingface.HUGGINGFACE_HOLDS["activation"], dropout=[0.0, 0.1])
 ]
-REFUSED = refused(huggingface.HOLDS)
+REFUSED = refused(huggingface.HUGGINGFACE_HOLDS)
 
 
 def written(model: Transformer, folder: Path, tokenizers: Tokenizers | None = None) -> Path:
     folder.mkdir()
     tokenizers = tokenizers or letters()
-    huggingface.save(model, tokenizers, recipe_of(model), folder, longest=9)
+    huggingface.save_huggingface(model, tokenizers, recipe_of(model), folder, longest=9)
     tokenizers.save(folder / "tokenizer")
     return folder
 
@@ -57,7 +57,7 @@ def test_every_model_that_it_holds_answers_as_ours_and_comes_back(section: dict[
     other.model.save_pretrained(tmp_path / "again")
     letters().save(tmp_path / "again" / "tokenizer")
     for name in ("there", "again"):
-        adopt(tmp_path / name, tmp_path / f"run {name}")
+        import_huggingface(tmp_path / name, tmp_path / f"run {name}")
         back = open_run(tmp_path / f"run {name}", device="cpu")
         assert back.longest == 9
         for one, other_tensor in zip(every(model), every(back.model), strict=True):
@@ -83,7 +83,7 @@ def whole(ours: list[list[Found]], theirs: list[list[Found]]) -> tuple[list[list
 
 def every(model: Any) -> list[torch.Tensor]:
     """The weights of all layers, also where several layers share theirs."""
-    return [weight.tensor for weight in huggingface.weights(model)]
+    return [weight.tensor for weight in huggingface.list_weights(model)]
 
 
 def test_two_vocabularies(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_two_vocabularies(tmp_path: Path) -> None:
     folder = written(model, tmp_path / "there", Tokenizers(one.source, two.target))
     jobs, search = [Job([4, 5, 9], 9), Job([6], 9)], SearchSettings(beam=2)
     assert_same(*whole(answers(model, jobs, search), HuggingFaceEngine(folder).search(jobs, search)))
-    adopt(folder, tmp_path / "back")
+    import_huggingface(folder, tmp_path / "back")
     back = open_run(tmp_path / "back", device="cpu")
     assert all(torch.equal(a, b) for a, b in zip(every(model), every(back.model), strict=True))
 
@@ -102,7 +102,7 @@ def test_two_vocabularies(tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [2, 8, 14])
 def test_halves_are_the_waves_in_their_order(width: int) -> None:
     """What the order does to our sinusoids is what they have; and there is a way back."""
-    order_C = huggingface.halves(width)
+    order_C = huggingface.half_order(width)
     waves_TC = make_sinusoids(torch.arange(50), width)
     angle_TC = torch.arange(50.0)[:, None] * 10_000 ** (-torch.arange(0, width, 2) / width)
     assert torch.allclose(waves_TC[:, order_C], torch.cat([angle_TC.sin(), angle_TC.cos()], 1), atol=1e-5)
@@ -111,9 +111,9 @@ def test_halves_are_the_waves_in_their_order(width: int) -> None:
 
 def test_every_weight_has_one_name() -> None:
     model = model_of({})
-    names = [weight.name for weight in huggingface.weights(model)]
+    names = [weight.name for weight in huggingface.list_weights(model)]
     assert len(names) == len(set(names))
-    assert sum(weight.tensor.numel() for weight in huggingface.weights(model)) == sum(
+    assert sum(weight.tensor.numel() for weight in huggingface.list_weights(model)) == sum(
         tensor.numel() for tensor in collect_tensors(model).values()
     )
 
@@ -121,12 +121,12 @@ def test_every_weight_has_one_name() -> None:
 @pytest.mark.parametrize("setting", REFUSED)
 def test_a_model_that_it_cannot_hold_is_refused_by_name(setting: str) -> None:
     with pytest.raises(UserError, match=rf"^model\.{setting} cannot be exported to Hugging Face, which holds "):
-        huggingface.checked(model_of(REFUSED[setting]))
+        huggingface.check_huggingface(model_of(REFUSED[setting]))
 
 
 def test_two_tables_before_the_norm_are_refused() -> None:
     with pytest.raises(UserError, match="norm_place=pre with two tables"):
-        huggingface.checked(model_of({"tied": False, "norm_place": "pre"}))
+        huggingface.check_huggingface(model_of({"tied": False, "norm_place": "pre"}))
 
 
 CORPUS = [side for pair in generate_pairs("train", 400) for side in (pair.source, pair.target)]
@@ -141,7 +141,7 @@ def both(request: pytest.FixtureRequest) -> tuple[Subword, Any]:
     assert isinstance(ours, Subword)
     from tokenizers import Tokenizer
 
-    theirs = Tokenizer.from_str(json.dumps(described(ours)))
+    theirs = Tokenizer.from_str(json.dumps(describe_tokenizer(ours)))
     theirs.encode_special_tokens = True  # what split_special_tokens of tokenizer_config.json does
     return ours, theirs
 
@@ -180,7 +180,9 @@ def test_auto_tokenizer_reads_the_folder(tmp_path: Path) -> None:
 
 def test_a_tokenizer_that_it_cannot_hold_is_said(tmp_path: Path) -> None:
     model = model_of({})
-    assert huggingface.save(model, letters(), recipe_of(model), tmp_path, 9)[0].startswith("the tokenizer is no bpe")
+    assert huggingface.save_huggingface(model, letters(), recipe_of(model), tmp_path, 9)[0].startswith(
+        "the tokenizer is no bpe"
+    )
     assert not (tmp_path / "tokenizer.json").exists()
 
 
@@ -209,7 +211,7 @@ def test_a_folder_that_we_cannot_hold_is_refused_by_name(
     folder = written(model_of({}), tmp_path / "there")
     changed(folder, **change)
     with pytest.raises(UserError, match=complaint):
-        adopt(folder, tmp_path / "run")
+        import_huggingface(folder, tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -226,18 +228,18 @@ def test_weights_that_we_cannot_hold_are_refused_by_name(name: str, complaint: s
     tensors[name] = tensors.get(name, torch.zeros(2)) + 1
     save_file(tensors, str(folder / "model.safetensors"))
     with pytest.raises(UserError, match=complaint):
-        adopt(folder, tmp_path / "run")
+        import_huggingface(folder, tmp_path / "run")
 
 
 def test_pickled_weights_are_read_as_weights_alone(tmp_path: Path) -> None:
     folder = written(model_of({}), tmp_path / "there")
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    adopt(folder, tmp_path / "run")
+    import_huggingface(folder, tmp_path / "run")
     assert open_run(tmp_path / "run", device="cpu").longest == 9
     torch.save({"x": Path("code")}, folder / "pytorch_model.bin")
     with pytest.raises(UserError, match=r"pytorch_model\.bin' is damaged or holds more than weights"):
-        adopt(folder, tmp_path / "other")
+        import_huggingface(folder, tmp_path / "other")
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer/tokenizer.json"])
@@ -250,4 +252,4 @@ def test_a_folder_that_is_not_whole_is_refused(name: str, damage: str, tmp_path:
     else:
         path.unlink()
     with pytest.raises(UserError):
-        adopt(folder, tmp_path / "run")
+        import_huggingface(folder, tmp_path / "run")

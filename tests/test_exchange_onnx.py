@@ -11,7 +11,7 @@ from dragoman.errors import UserError
 from dragoman.inference.engines import onnx
 from toy_exchange import answers, assert_same, letters, model_of, refused, some_jobs
 
-REFUSED = refused(onnx.HOLDS)
+REFUSED = refused(onnx.ONNX_HOLDS)
 
 
 def test_a_model_answers_as_ours(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_a_model_answers_as_ours(tmp_path: Path) -> None:
     model = model_of(
         {"norm": "scale", "activation": "swiglu", "position": "relative", "decoder_attention": "local", "layers": 1}
     )
-    onnx.save(model, letters(), tmp_path)
+    onnx.save_onnx(model, letters(), tmp_path)
     engine = OnnxEngine(tmp_path, letters().target.decode)
     for count in (1, 5):
         for search in (SearchSettings(beam=1), SearchSettings(beam=3, nbest=3)):
@@ -33,4 +33,4 @@ def test_a_model_answers_as_ours(tmp_path: Path) -> None:
 @pytest.mark.parametrize("setting", REFUSED)
 def test_a_model_that_it_cannot_hold_is_refused_by_name(setting: str) -> None:
     with pytest.raises(UserError, match=rf"^model\.{setting} cannot be exported to ONNX, which holds "):
-        onnx.checked(model_of(REFUSED[setting]))
+        onnx.check_onnx(model_of(REFUSED[setting]))

@@ -12,7 +12,7 @@ import torch
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.inference import export as trade
 from dragoman.inference.engines import ctranslate2, huggingface, onnx
-from dragoman.inference.engines.formats import Holds, shown
+from dragoman.inference.engines.formats import Holds, format_setting
 from dragoman.inference.loading import load
 from dragoman.inference.model_card import card_markdown
 from dragoman.run_dir import RunFolder
@@ -26,7 +26,7 @@ pytest.importorskip("transformers", reason="the extra huggingface is not install
 def agreeing(out: str) -> int:
     """Return for how many beams nearly all translations are the same: a near-tie may go either way."""
     shares = re.findall(r"beam \d+: (\d+) of 100 translations are the same(?: and (\d+) as good)?", out)
-    return sum(int(same) + int(near or 0) >= 100 * trade.EXACT for same, near in shares)
+    return sum(int(same) + int(near or 0) >= 100 * trade.EXACT_SHARE for same, near in shares)
 
 
 @pytest.mark.parametrize("to", [name for name in trade.FORMATS if name != "onnx"])  # which has a test of its own
@@ -124,7 +124,7 @@ def test_in_less_precision_texts_must_be_alike() -> None:
     """However few are equal: a model of middling quality has many hypotheses that are nearly as good."""
     few = trade.Agreement(4, 100, 18, 0, 0.1, 80.0, 90.0)
     assert not few.lack(exact=False)
-    said = few._replace(same=60, chrf=trade.ALIKE - 0.1).lack(exact=False)
+    said = few._replace(same=60, chrf=trade.MIN_CHRF - 0.1).lack(exact=False)
     assert said.startswith(
         "beam 4: 60 of 100 translations are the same, BLEU 80.0 and chrF 69.9 against those of the run"
     )
@@ -164,7 +164,7 @@ def test_a_folder_that_is_not_there_is_named(toy: Toy, call: Call, tmp_path: Pat
 def test_the_sample_is_the_runs_own_or_the_phrasebook(toy: Toy) -> None:
     translator = load(toy.run, device="cpu")
     own = (toy.folder / "dev.src").read_text().splitlines()
-    assert [line.text for line in trade.sample(translator, 100)] == own
+    assert [line.text for line in trade.sample_lines(translator, 100)] == own
     data = translator.recipe.data
     gone = data.model_copy(update={"dev": tuple(c.model_copy(update={"source": "gone"}) for c in data.dev)})
     moved = type(translator)(
@@ -174,15 +174,17 @@ def test_the_sample_is_the_runs_own_or_the_phrasebook(toy: Toy) -> None:
         9,
         translator.device,
     )
-    assert len(trade.sample(moved, 30)) == 30
+    assert len(trade.sample_lines(moved, 30)) == 30
 
 
 PAGE = (Path(__file__).parents[1] / "docs/exchange.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(("column", "holds"), [(2, ctranslate2.HOLDS), (3, huggingface.HOLDS), (4, onnx.HOLDS)])
+@pytest.mark.parametrize(
+    ("column", "holds"), [(2, ctranslate2.CTRANSLATE2_HOLDS), (3, huggingface.HUGGINGFACE_HOLDS), (4, onnx.ONNX_HOLDS)]
+)
 def test_what_a_format_holds_is_told(column: int, holds: Holds) -> None:
     rows = [line.split("|") for line in PAGE.splitlines() if line.startswith("|")]
     for setting, choices in holds.items():
         (cell,) = (row[column] for row in rows if f"`{setting}`" in row[1])
-        assert cell.strip() == ", ".join(f"`{shown(choice)}`" for choice in choices)
+        assert cell.strip() == ", ".join(f"`{format_setting(choice)}`" for choice in choices)

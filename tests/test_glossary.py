@@ -9,8 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.errors import UserError
-from dragoman.inference.constraints import MOST, Glossary, read_dictionary, read_glossary, said, stands, wanted
-from dragoman.inference.postprocess import kinds
+from dragoman.inference.constraints import (
+    MAX_TERMS,
+    Glossary,
+    output_contains,
+    read_dictionary,
+    read_glossary,
+    select_terms,
+    source_contains,
+)
+from dragoman.inference.postprocess import warning_kinds
 from dragoman.inference.translator import Translator
 from dragoman.types import Line
 from toy_run import WORDS, Call, Toy, sentences, translated, write_lines
@@ -40,17 +48,17 @@ MISSING, PRESENT, OTHERWISE = (
     ],
 )
 def test_where_a_term_stands(term: str, text: str, source: bool, answer: bool) -> None:
-    assert stands(term, text) == source
-    assert said(term, text) == answer
-    assert said(term, text, loud=True) or not answer
+    assert source_contains(term, text) == source
+    assert output_contains(term, text) == answer
+    assert output_contains(term, text, loud=True) or not answer
 
 
 def test_terms_of_a_line_and_of_its_parts() -> None:
     terms = ("always", ("dog", "Hund"), ("cat", "Katze"), ("dog", "Hund"))
-    assert wanted(terms, "the dog", first=True) == ["always", "Hund"]
-    assert wanted(terms, "the cat", first=False) == ["Katze"]
+    assert select_terms(terms, "the dog", first=True) == ["always", "Hund"]
+    assert select_terms(terms, "the cat", first=False) == ["Katze"]
     with pytest.raises(UserError, match="must not be empty"):
-        wanted((" ",), "the dog", first=True)
+        select_terms((" ",), "the dog", first=True)
 
 
 def test_a_glossary_file(tmp_path: Path) -> None:
@@ -88,15 +96,17 @@ def test_a_line_that_is_none(tmp_path: Path, line: str) -> None:
 
 def test_more_than_a_search_can_bear_is_refused(tmp_path: Path) -> None:
     """Before it begins, where a file says so; each term is a machine with a row for every letter of it."""
-    most = [f"!x{number}" for number in range(MOST)]
-    assert len(read_glossary(write_lines(tmp_path / "g", most)).never) == MOST
-    with pytest.raises(UserError, match=f"g: {MOST + 1} terms cannot all be asked of one answer; name {MOST} at most"):
+    most = [f"!x{number}" for number in range(MAX_TERMS)]
+    assert len(read_glossary(write_lines(tmp_path / "g", most)).never) == MAX_TERMS
+    with pytest.raises(
+        UserError, match=f"g: {MAX_TERMS + 1} terms cannot all be asked of one answer; name {MAX_TERMS} at most"
+    ):
         read_glossary(write_lines(tmp_path / "g", [*most, "!y"]))
     for line in (f"dog\t{'x' * 201}", f"dog\t!{'x' * 201}", "!" + "x" * 201, "x" * 201 + "\t"):
         with pytest.raises(UserError, match=r"g, line 2: a term has 200 characters at most, and '.+'\.\.\. has 20"):
             read_glossary(write_lines(tmp_path / "g", ["cat\tKatze", line]))
     with pytest.raises(UserError, match=r"the line 'the dog': 129 terms"):
-        wanted([("dog", str(number)) for number in range(MOST + 1)], "the dog", first=True)
+        select_terms([("dog", str(number)) for number in range(MAX_TERMS + 1)], "the dog", first=True)
 
 
 def test_a_dictionary_file(tmp_path: Path) -> None:
@@ -119,15 +129,15 @@ def test_what_is_asked_is_met_or_reported(
     line = Line(sentences(201, seed=31)[number], tuple(terms), tuple(avoid), begin)
     [one] = translator.translate([line])
     assert one.text
-    missing = [term for term in terms if not said(term, one.text)]
-    present = [term for term in avoid if said(term, one.text, loud=True)]
+    missing = [term for term in terms if not output_contains(term, one.text)]
+    present = [term for term in avoid if output_contains(term, one.text, loud=True)]
     assert sum(warning.startswith(MISSING) for warning in one.warnings) == len(missing)
     assert sum(warning.startswith(PRESENT) for warning in one.warnings) == len(present)
     assert one.text.startswith(begin) or any(warning.startswith(OTHERWISE) for warning in one.warnings)
     if not set(terms) & set(avoid):
-        assert not missing or "cut" in kinds(one.warnings)
+        assert not missing or "cut" in warning_kinds(one.warnings)
     if not begin and not terms:
-        assert not present or "cut" in kinds(one.warnings)
+        assert not present or "cut" in warning_kinds(one.warnings)
 
 
 def test_a_line_without_terms_has_its_usual_answer_beside_one_with_terms(translator: Translator) -> None:
@@ -136,7 +146,7 @@ def test_a_line_without_terms_has_its_usual_answer_beside_one_with_terms(transla
     mixed = translator.translate([Line(line, ("yim",)) if i % 3 == 1 else line for i, line in enumerate(lines)])
     for i, (one, other) in enumerate(zip(plain, mixed, strict=True)):
         assert (i % 3 == 1) or one == other
-        assert (i % 3 != 1) or said("yim", other.text)
+        assert (i % 3 != 1) or output_contains("yim", other.text)
 
 
 def test_a_term_that_is_there_anyway_changes_nothing_for_the_worse(translator: Translator) -> None:
@@ -148,7 +158,7 @@ def test_a_term_that_is_there_anyway_changes_nothing_for_the_worse(translator: T
 def test_parts_of_a_long_line_have_the_terms_of_their_own_words(translator: Translator) -> None:
     parts = sentences(12, seed=34)
     [one] = translator.translate([Line(" ".join(parts), (("ne", "wex"), ("nowhere", "xx"), "zu"))])
-    assert MISSING not in kinds(one.warnings)
+    assert MISSING not in warning_kinds(one.warnings)
     [other] = translator.translate([Line(" ".join(parts), (), ("ebi",))])
     assert "ebi" not in other.text.rstrip(".!?").split()
 
@@ -168,7 +178,7 @@ def test_a_glossary_on_the_command_line(toy: Toy, tmp_path: Path, call: Call) ->
 
 
 def test_a_line_counts_once_however_many_terms_it_lacks() -> None:
-    assert kinds([f"{MISSING}: 'a'", f"{MISSING}: 'b'", "cut at 9 tokens"]) == [MISSING, "cut"]
+    assert warning_kinds([f"{MISSING}: 'a'", f"{MISSING}: 'b'", "cut at 9 tokens"]) == [MISSING, "cut"]
 
 
 def test_no_glossary_asks_nothing() -> None:

@@ -16,8 +16,16 @@ from dragoman.data.batches import Grid, Widths, lay
 from dragoman.data.tokenizers import TOKENIZERS, Tokenizers, train_tokenizer
 from dragoman.decoding.protocol import Found
 from dragoman.errors import UserError
-from dragoman.inference.loading import Together
-from dragoman.inference.postprocess import UNKNOWN, UNKNOWN_WORDS, by_coverage, filled_in, missed, saying, source_words
+from dragoman.inference.loading import EnsembleModel
+from dragoman.inference.postprocess import (
+    FLAG_UNKNOWN,
+    UNKNOWN_WORD_METHODS,
+    coverage_penalty,
+    fill_unknowns,
+    rerank_by_coverage,
+    source_words,
+    unknown_replacer,
+)
 from dragoman.inference.translator import Translator
 from dragoman.models.registry import build_model, completed
 from dragoman.modules.attention_scores import SCORES
@@ -44,16 +52,18 @@ def test_coverage_ranks_by_what_was_looked_at() -> None:
     """Two answers to a source of two tokens; the likelier one never looked at the second."""
     half, whole = [[1.0, 0.0], [0.9, 0.1]], [[0.9, 0.1], [0.1, 0.9]]
     pairs = [(answer(-1.0), half), (answer(-1.2), whole)]
-    assert missed(whole) == 0
-    assert missed(half) == pytest.approx(math.log(0.1))
-    assert [one.score for one, _ in by_coverage(pairs, 0.01)] == pytest.approx([-1.0 + 0.01 * math.log(0.1), -1.2])
-    assert [one.score for one, _ in by_coverage(pairs, 1.0)] == pytest.approx([-1.2, -1.0 + math.log(0.1)])
-    assert by_coverage([(answer(-9.0), half), (answer(-0.1, finished=False), whole)], 1.0)[0][0].finished
+    assert coverage_penalty(whole) == 0
+    assert coverage_penalty(half) == pytest.approx(math.log(0.1))
+    assert [one.score for one, _ in rerank_by_coverage(pairs, 0.01)] == pytest.approx(
+        [-1.0 + 0.01 * math.log(0.1), -1.2]
+    )
+    assert [one.score for one, _ in rerank_by_coverage(pairs, 1.0)] == pytest.approx([-1.2, -1.0 + math.log(0.1)])
+    assert rerank_by_coverage([(answer(-9.0), half), (answer(-0.1, finished=False), whole)], 1.0)[0][0].finished
 
 
 def test_nothing_looked_at_is_bad_but_not_the_end() -> None:
-    assert missed([[1.0, 0.0]]) == pytest.approx(math.log(1e-4))
-    assert missed([]) == 0
+    assert coverage_penalty([[1.0, 0.0]]) == pytest.approx(math.log(1e-4))
+    assert coverage_penalty([]) == 0
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
@@ -75,23 +85,23 @@ def test_unknown_words_are_filled_in_where_they_stand() -> None:
     words = ["the", "dwarf", "(", "Gimli", ")", "walks", "."]
 
     def text(name: str, **dictionary: str) -> str:
-        say = saying(name, dictionary)
+        say = unknown_replacer(name, dictionary)
         assert say
-        return filled_in(ids, looks, tokenizer, words, say)
+        return fill_unknowns(ids, looks, tokenizer, words, say)
 
     assert text("keep") == "der <unk> (<unk>) geht."
     assert text("copy") == "der dwarf (Gimli) geht."
     assert text("dictionary", dwarf="Zwerg") == "der Zwerg (Gimli) geht."
     assert text("dictionary", gimli="Sohn Glóins") == "der dwarf (Sohn Glóins) geht."
-    assert saying("drop", {}) is None
-    assert set(UNKNOWN) == {"drop", "keep", "copy", "dictionary"}
+    assert unknown_replacer("drop", {}) is None
+    assert set(UNKNOWN_WORD_METHODS) == {"drop", "keep", "copy", "dictionary"}
 
 
 @given(ids=st.lists(st.integers(4, 11), max_size=9))
 def test_where_nothing_is_unknown_the_text_is_the_text(ids: list[int]) -> None:
     for kind in ("word", "space"):
         tokenizer = train_tokenizer(["der Mann , ( geht ) . !"], TokenizerSettings(kind=kind, size=8))
-        assert filled_in(ids, [[1.0]] * len(ids), tokenizer, ["x"], lambda _: "y") == tokenizer.decode(ids)
+        assert fill_unknowns(ids, [[1.0]] * len(ids), tokenizer, ["x"], lambda _: "y") == tokenizer.decode(ids)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +114,7 @@ def forgetful() -> Translator:
         torch.manual_seed(seed)
         model = build_model(recipe, source_size=tokenizers.source.size, target_size=tokenizers.target.size)
         found = Translator(model.eval(), tokenizers, recipe, 20, torch.device("cpu"))  # type: ignore[arg-type]
-        if all(UNKNOWN_WORDS in one.flags for one in found.translate(ASKED)):
+        if all(FLAG_UNKNOWN in one.flags for one in found.translate(ASKED)):
             return found
     raise AssertionError
 
@@ -117,8 +127,8 @@ def test_unknown_words_through_the_door(forgetful: Translator) -> None:
     assert any("<unk>" in one.text for one in kept)
     for line, one, two, three, four in zip(ASKED, dropped, kept, copied, looked, strict=True):
         assert two.text.replace("<unk>", "").split() == one.text.split()
-        assert (UNKNOWN_WORDS in one.flags) == ("<unk>" in two.text)
-        assert UNKNOWN_WORDS not in three.flags
+        assert (FLAG_UNKNOWN in one.flags) == ("<unk>" in two.text)
+        assert FLAG_UNKNOWN not in three.flags
         assert set(three.text.split()) <= {*line.split(), *one.text.split()}
         assert len(three.text.split()) == len(two.text.split())
         assert four.text == " ".join({"Ada": "Eva", "b": "B"}.get(word, word) for word in three.text.split())
@@ -165,8 +175,8 @@ def test_attention_that_cannot_tell_words_apart_gives_no_alignment(kind: tuple[s
 def test_an_ensemble_aligns_by_those_who_can() -> None:
     able, unable = (translator_of([Pair("a b", "c d")], kind="rnn", attention=name).model for name in ("dot", "none"))
     batch = lay(Grid([[0]], Widths(4, 4)), [Example(np.array([4, 5]), np.array([4, 5]), 0, None)])
-    assert torch.equal(Together([able, unable]).alignment(batch), able.alignment(batch))
-    assert not Together([unable, unable]).aligns
+    assert torch.equal(EnsembleModel([able, unable]).alignment(batch), able.alignment(batch))
+    assert not EnsembleModel([unable, unable]).aligns
 
 
 def test_a_recipe_whose_search_needs_an_alignment_is_refused(small: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from dragoman.errors import UserError
 from dragoman.inference import loading
 from dragoman.inference.classifier import Classifier
 from dragoman.inference.generator import Generator
-from dragoman.inference.loading import DOORS, load_as, open_run
+from dragoman.inference.loading import PREDICTORS, load_as, open_run
 from dragoman.inference.translator import Translator
 from dragoman.models.registry import MODELS
 from toy_heads import classifier_recipe, lm_recipe
@@ -42,13 +42,13 @@ def test_a_run_does_not_choose_where_files_are_written(
 
 
 def test_every_task_of_a_model_has_a_door() -> None:
-    assert {kind.task for backbones in MODELS.values() for kind in backbones.values()} == set(DOORS)
+    assert {kind.task for backbones in MODELS.values() for kind in backbones.values()} == set(PREDICTORS)
 
 
-@pytest.mark.parametrize("task", DOORS)
+@pytest.mark.parametrize("task", PREDICTORS)
 def test_a_run_opens_the_door_of_its_task(runs: dict[str, Path], task: str) -> None:
     found = dragoman.load(runs[task], device="cpu")
-    assert type(found) is DOORS[task]
+    assert type(found) is PREDICTORS[task]
     assert callable(getattr(found, task))
     assert open_run(runs[task], device="cpu").recipe == found.recipe
     for door in (Translator, Generator, Classifier):

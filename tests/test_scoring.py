@@ -124,7 +124,7 @@ def test_what_the_model_has_no_places_for(toy: Toy, monkeypatch: pytest.MonkeyPa
     assert math.isnan(lost.mean)
     assert lost.token_logps == []
     assert [warning.partition(":")[0] for warning in lost.warnings] == ["without a score"]
-    monkeypatch.setattr(scoring, "MOST", 8)
+    monkeypatch.setattr(scoring, "MAX_SCORED", 8)
     assert math.isnan(toy.translator.score(["ba " * 20], ["ak."])[0].logp)
 
 
@@ -132,8 +132,8 @@ def test_wide_grids_have_fewer_rows(translator: Translator, monkeypatch: pytest.
     """Which is how long lines fit into memory; the scores are the same but for rounding."""
     targets = [translated(line) for line in SOURCES]
     whole = translator.score(SOURCES, targets)
-    monkeypatch.setattr(scoring, "CELLS", 1)
-    monkeypatch.setattr(scoring, "CHUNK", 3)
+    monkeypatch.setattr(scoring, "ATTENTION_CELLS", 1)
+    monkeypatch.setattr(scoring, "LOGIT_CHUNK", 3)
     for one, other in zip(whole, translator.score(SOURCES, targets), strict=True):
         assert one.logp == pytest.approx(other.logp, abs=1e-4)
 

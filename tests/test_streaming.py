@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from dragoman.decoding.beam import Beams, beam_search
 from dragoman.decoding.methods import METHODS
 from dragoman.errors import UserError
-from dragoman.inference.translator import Translator, Watch, certain, ripe, told
+from dragoman.inference.translator import (
+    BeamObserver,
+    Translator,
+    find_certain_prefix,
+    keep_complete_words,
+    stream_text,
+)
 from dragoman.types import Hypothesis, Line
 from toy_run import Call, Toy, sentences, translated
 from toy_steps import Toy as Steps
@@ -37,7 +43,7 @@ def test_what_is_certain_stays(seed: int, width: int, limit: int, sharp: float) 
     seen: list[list[int]] = []
 
     def watch(beams: Beams) -> None:
-        seen.append(certain(beams))
+        seen.append(find_certain_prefix(beams))
 
     model = Steps(seed=seed, sharp=sharp)
     [found] = beam_search(model, *sources(4), torch.tensor([limit]), width=width, watch=watch)
@@ -62,7 +68,7 @@ def test_what_is_certain_stays(seed: int, width: int, limit: int, sharp: float) 
     ],
 )
 def test_words_that_can_still_grow_are_held_back(text: str, part: str) -> None:
-    assert ripe(text) == part
+    assert keep_complete_words(text) == part
 
 
 @pytest.mark.parametrize("beam", [1, 4])
@@ -104,7 +110,7 @@ def test_words_come_one_by_one(translator: Translator) -> None:
 def test_whoever_stops_listening_stops_the_work(translator: Translator) -> None:
     before, steps = threading.active_count(), 0
 
-    def endless(watch: Watch) -> Hypothesis:
+    def endless(watch: BeamObserver) -> Hypothesis:
         nonlocal steps
         shown: list[Beams] = []
         beam_search(Steps(), *sources(4), torch.tensor([5]), width=1, watch=shown.append)
@@ -113,7 +119,7 @@ def test_whoever_stops_listening_stops_the_work(translator: Translator) -> None:
             watch(shown[-1])
         return translator.translate(["ba."])[0]
 
-    stream = told(endless, lambda tokens: "a b " * len(tokens))
+    stream = stream_text(endless, lambda tokens: "a b " * len(tokens))
     assert next(stream)
     stream.close()
     assert 0 < steps < 100_000

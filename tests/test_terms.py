@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dragoman.config.settings import TokenizerSettings
 from dragoman.data.tokenizers import TOKENIZERS, train_tokenizer
 from dragoman.decoding.request import FAR, Spelling, Term
-from dragoman.inference.constraints import Speller, said
+from dragoman.inference.constraints import TermCompiler, output_contains
 
 SPELT = [b""] * 4 + [
     b" a",
@@ -69,17 +69,17 @@ def test_what_is_left_is_the_shortest_way(ids: list[int], body: str) -> None:
 def test_every_kind_of_vocabulary_spells_it(kind: str, text: str) -> None:
     """In a sentence as in one that only looks like it."""
     tokenizer = train_tokenizer(LINES, TokenizerSettings(kind=kind, size=290))
-    term = Speller(tokenizer).term(text)
+    term = TermCompiler(tokenizer).term(text)
     assert term.possible or kind == "space"
     for line in (f"a {text} runs", text, f"the {text}", "a hotdog", "heißer Hunde", "dogs", "a dog, a hot bird", ""):
         ids = tokenizer.encode(line)
         if tokenizer.decode(ids) == line:
-            assert run(term, ids)[0] == said(text, line), line
+            assert run(term, ids)[0] == output_contains(text, line), line
 
 
 def test_a_term_of_unknown_words_cannot_be_said() -> None:
     tokenizer = train_tokenizer(LINES, TokenizerSettings(kind="word", size=290))
-    term = Speller(tokenizer).term("zebra")
+    term = TermCompiler(tokenizer).term("zebra")
     assert not term.possible
     assert term.left_S[0] == FAR
     assert not run(term, tokenizer.encode("a dog and a hot dog"))[0]
@@ -90,10 +90,10 @@ def test_a_term_of_unknown_words_cannot_be_said() -> None:
 )
 def test_words_end_where_their_script_says(text: str, line: str, there: bool) -> None:
     tokenizer = train_tokenizer(LINES, TokenizerSettings(kind="byte"))
-    assert run(Speller(tokenizer).term(text), tokenizer.encode(line))[0] == said(text, line) == there
+    assert run(TermCompiler(tokenizer).term(text), tokenizer.encode(line))[0] == output_contains(text, line) == there
 
 
 def test_the_last_terms_are_kept() -> None:
-    speller = Speller(train_tokenizer(LINES, TokenizerSettings(kind="byte")))
+    speller = TermCompiler(train_tokenizer(LINES, TokenizerSettings(kind="byte")))
     assert speller.term("dog") is speller.term("dog")
     assert speller.term("dog") is not speller.term("dog", loud=True)

@@ -17,9 +17,9 @@ from dragoman.decoding.beam import beam_search
 from dragoman.decoding.sampling import greedy
 from dragoman.errors import UserError
 from dragoman.inference.loading import load
-from dragoman.inference.postprocess import different, joined, kinds
-from dragoman.inference.postprocess import sentences as sentences_of
-from dragoman.inference.predictor import WHOLE
+from dragoman.inference.postprocess import drop_duplicates, join_hypotheses, warning_kinds
+from dragoman.inference.postprocess import split_sentences as sentences_of
+from dragoman.inference.predictor import MAX_UNSPLIT
 from dragoman.inference.translator import Translator
 from dragoman.types import EOS, PAD, Hypothesis
 from toy_run import Call, Toy, process, sentences, translated, write_lines
@@ -139,7 +139,7 @@ def test_a_long_line_is_translated_sentence_by_sentence(translator: Translator) 
     assert whole.text == " ".join(one.text for one in alone)
     assert whole.logp == pytest.approx(sum(one.logp for one in alone))
     assert whole.tokens == [token for one in alone for token in one.tokens]
-    assert kinds(whole.warnings)[0] == "longer than any sentence of training"
+    assert warning_kinds(whole.warnings)[0] == "longer than any sentence of training"
     assert "40 parts" in whole.warnings[0]
     assert [mark for mark in whole.text if mark in ".!?"] == [part[-1] for part in parts]
 
@@ -203,7 +203,7 @@ def test_an_endless_sentence_is_cut_but_not_short(translator: Translator, line: 
     """No memory holds the attention of a book over itself."""
     pieces = list(translator.cut(0, line))
     assert "".join("".join(piece.text for piece in pieces).split()) == "".join(line.split())
-    assert max(len(piece.ids) for piece in pieces) <= WHOLE
+    assert max(len(piece.ids) for piece in pieces) <= MAX_UNSPLIT
     assert len(pieces) > 100
 
 
@@ -215,7 +215,7 @@ def test_an_answer_at_its_limit_says_so(toy: Toy) -> None:
     short = Translator(held.model, held.tokenizers, recipe, held.longest, held.device)
     [one] = short.translate(["ba del fo gri."])
     assert len(one.tokens) <= 3
-    assert kinds(one.warnings) == ["cut"]
+    assert warning_kinds(one.warnings) == ["cut"]
     [one] = held.translate(["ba del fo gri."])
     assert one.warnings == ()
 
@@ -244,7 +244,7 @@ def test_alignments_are_shares_of_the_source(translator: Translator) -> None:
 
 def test_a_split_line_aligns_along_the_diagonal(translator: Translator) -> None:
     one, other = translator.translate(["ba del.", "fo gri mun!"])
-    both = joined([one, other])
+    both = join_hypotheses([one, other])
     width = len(one.source_tokens)
     for row in both.alignment[: len(one.tokens)]:
         assert sum(row[:width]) == pytest.approx(1, abs=1e-5)
@@ -256,7 +256,7 @@ def test_an_alignment_is_missed_only_where_there_was_one() -> None:
     tokens = ["a"] * 4000
     for alignment, said in (([], False), ([[1.0]], True)):
         part = Hypothesis("a", 0.0, tokens, alignment, tokens, 0.0)
-        both = joined([part, part])
+        both = join_hypotheses([part, part])
         assert both.alignment == []
         assert ("too long for an alignment" in both.warnings) is said
 
@@ -285,7 +285,7 @@ def test_nbest_is_sorted_and_without_repeats(translator: Translator) -> None:
 def test_one_text_is_one_answer(translator: Translator) -> None:
     """Two ways to spell a text in pieces are not two answers."""
     one, other = translator.translate(["ba.", "fo."])
-    assert different([one, other, one]) == [one, other]
+    assert drop_duplicates([one, other, one]) == [one, other]
 
 
 @pytest.mark.parametrize(("count", "beam"), [(5, None), (3, 2), (2, 1), (0, 4), (1, 0), (1, -1)])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dragoman.config.settings import Recipe, TrainSettings
-from dragoman.inference.model_card import rank, shown_validation
+from dragoman.inference.model_card import format_validation, rank_validation
 from dragoman.metrics.metrics import METRICS
 from dragoman.run_dir import RunFolder
 from dragoman.training.checkpoint import Progress
@@ -42,8 +42,8 @@ def test_only_sequences_have_a_perplexity() -> None:
         one = Validation(1.5, 20.0, metric, "how")
         assert "perplexity 4.48" in one.describe("translate")
         assert "perplexity" not in one.describe("classify")
-        assert "perplexity 4.48" in shown_validation(one.record(), "translate")
-        assert "perplexity" not in shown_validation(one.record(), "classify")
+        assert "perplexity 4.48" in format_validation(one.record(), "translate")
+        assert "perplexity" not in format_validation(one.record(), "classify")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_while_a_model_has_hardly_learned_the_loss_decides(
             progress = replace(progress, step=step).validated(validation, metric, 2)
         assert found[progress.best[0][1]] is expected
         recipe = Recipe(train=TrainSettings(metric=metric))
-        assert max(found, key=lambda one: rank(one.record(), recipe)) is expected
+        assert max(found, key=lambda one: rank_validation(one.record(), recipe)) is expected
 
 
 def test_auto_is_the_first_of_the_recipes_metrics(small: Path, tmp_path: Path) -> None:

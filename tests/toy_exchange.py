@@ -17,7 +17,7 @@ from dragoman.decoding.beam import beam_search
 from dragoman.decoding.protocol import NEVER, Found
 from dragoman.decoding.request import Job
 from dragoman.decoding.sampling import greedy
-from dragoman.inference.engines.formats import Holds, shown
+from dragoman.inference.engines.formats import Holds, format_setting
 from dragoman.models.transformer import Transformer
 from dragoman.modules.feedforward import NORM_PLACES
 from dragoman.types import BOS, EOS, PAD
@@ -63,7 +63,7 @@ def combinations(**menus: Sequence[Any]) -> list[Section]:
 def refused(holds: Holds) -> dict[str, Section]:
     """Every choice of a Transformer that a format cannot hold, by the words that name it."""
     return {
-        f"{name}={shown(choice)}": {name: choice}
+        f"{name}={format_setting(choice)}": {name: choice}
         for name, menu in TRANSFORMER.items()
         for choice in menu
         if choice not in holds.get(name, menu) and (name, choice) != ("decoder_attention", "linformer")  # none has it

@@ -20,10 +20,10 @@ from dragoman.augmentation.jobs import Record, Worthless, digest_of_runs, own_de
 from dragoman.config.settings import CorpusSettings
 from dragoman.data.corpus import fingerprint
 from dragoman.errors import UserError
-from dragoman.inference.constraints import settings_for
+from dragoman.inference.constraints import merge_search
 from dragoman.inference.loading import load_as
-from dragoman.inference.postprocess import kinds
-from dragoman.inference.translator import TREELESS, Translator
+from dragoman.inference.postprocess import warning_kinds
+from dragoman.inference.translator import NO_TREE, Translator
 from dragoman.io import read_lines
 from dragoman.process_group import joined
 from dragoman.progress import Report
@@ -32,7 +32,7 @@ from dragoman.types import Hypothesis
 
 def faults(answer: Hypothesis) -> list[str]:
     """Why nobody should learn from an answer. That a model of trees had none for it is no reason."""
-    return [*(why for why in answer.warnings if why != TREELESS), *answer.flags]
+    return [*(why for why in answer.warnings if why != NO_TREE), *answer.flags]
 
 
 class Lessons:
@@ -51,7 +51,7 @@ class Lessons:
             worded = bool(record["source"].strip() or record["target"].strip())  # nothing answers nothing
             self.asked += worded
             if record["faults"]:
-                self.left_out.update(kinds(record["faults"])[:1])
+                self.left_out.update(warning_kinds(record["faults"])[:1])
             else:
                 self.good += 1
                 self.useful += worded
@@ -102,7 +102,7 @@ def backtranslate(
         report = report or Report(quiet=not group.first)
         where = own_device(device, group)
         translator = group.in_turn(lambda: load_as(Translator, run, device=where, engine=engine))
-        settings = group.each(lambda: settings_for(translator.recipe.search, search, beam=beam, count=1))
+        settings = group.each(lambda: merge_search(translator.recipe.search, search, beam=beam, count=1))
         group.each(lambda: translator.before(tag))  # what is not there is refused before any work
         group.told(lambda: check_apart(mono, Path(out)))
         mark = group.told(lambda: fingerprint(CorpusSettings(text=str(mono))))

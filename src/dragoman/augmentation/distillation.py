@@ -26,7 +26,7 @@ from dragoman.config.settings import Amount, CorpusSettings, Listed, Recipe, Set
 from dragoman.data.corpus import fingerprint, read_pairs
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
-from dragoman.inference.loading import Runs, load_as, runs_of
+from dragoman.inference.loading import RunPaths, list_runs, load_as
 from dragoman.inference.translator import Translator
 from dragoman.io import cache_folder, share_folder
 from dragoman.metrics.metrics import METRICS
@@ -53,7 +53,7 @@ class DistilSettings(Settings):
 
 
 def distil(
-    run: Runs,
+    run: RunPaths,
     recipe: str | Path,
     *,
     out: str | Path,
@@ -180,13 +180,13 @@ class Teacher:
     closest: bool
 
     @classmethod
-    def load(cls, run: Runs, recipe: Recipe, settings: DistilSettings, group: Group) -> Teacher:
+    def load(cls, run: RunPaths, recipe: Recipe, settings: DistilSettings, group: Group) -> Teacher:
         translator = load_as(Translator, run, device=own_device(recipe.train.device, group))
         own = translator.recipe
         beam = settings.beam or own.search.beam
         if settings.closest and beam == 1:
             raise UserError("--closest chooses among the answers in a beam, so it needs --beam 2 or more")
-        runs = runs_of(run)
+        runs = list_runs(run)
         way = [digest_of_runs(runs), own.search.model_dump(mode="json", exclude_defaults=True, exclude={"beam"})]
         digest = hashlib.blake2b(json.dumps(way, sort_keys=True).encode(), digest_size=16).hexdigest()
         return cls(translator, " and ".join(map(str, runs)), digest, beam, settings.closest)

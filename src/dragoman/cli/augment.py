@@ -82,13 +82,13 @@ def backtranslate(
     check_runs([run])
     check_files([input_file])
     from dragoman.augmentation.backtranslation import backtranslate as translate_back
-    from dragoman.inference.constraints import search_changes
+    from dragoman.inference.constraints import parse_search_overrides
 
     translate_back(
         run,
         input_file,
         output_file,
-        search=search_changes(overrides or [], {}),
+        search=parse_search_overrides(overrides or [], {}),
         beam=beam,
         tag=tag,
         batch=batch,

@@ -251,13 +251,13 @@ class Warned:
         self.lines: Counter[str] = Counter()  # of each kind
 
     def tell(self, number: int, warnings: Sequence[str]) -> None:
-        from dragoman.inference.postprocess import kinds
+        from dragoman.inference.postprocess import warning_kinds
 
-        self.lines.update(kinds(warnings))
+        self.lines.update(warning_kinds(warnings))
         for warning in warnings:
-            if self.lines[kinds([warning])[0]] <= self.few:
+            if self.lines[warning_kinds([warning])[0]] <= self.few:
                 self.say(f"line {number}: {warning}", WARNING)
-        for kind in kinds(warnings):
+        for kind in warning_kinds(warnings):
             if self.lines[kind] == self.few + 1:
                 self.say(
                     f"further lines {kind} are only counted; answers with --json have the warnings of every line",

@@ -14,7 +14,7 @@ from dragoman.config.reference import CORPUS, Reference, Setting, find_settings,
 from dragoman.config.settings import CorpusSettings, Menus, Recipe, Settings, build, override
 from dragoman.data.tokenizers import TOKENIZERS
 from dragoman.decoding.methods import MENUS as SEARCH
-from dragoman.inference.postprocess import UNKNOWN
+from dragoman.inference.postprocess import UNKNOWN_WORD_METHODS
 from dragoman.metrics.metrics import fitting
 from dragoman.models.registry import MODELS, kind_of, settings_of
 from dragoman.phrasebook.generate import DIRECTIONS
@@ -77,7 +77,7 @@ def menus(recipe: Recipe) -> dict[str, Menus]:
             "parallel": PARALLEL,
             "metric": {"auto": None, "loss": None, **answers},
         },
-        "search": {**SEARCH, "unknown": UNKNOWN},
+        "search": {**SEARCH, "unknown": UNKNOWN_WORD_METHODS},
     }
 
 

@@ -17,10 +17,10 @@ from dragoman.config.settings import CorpusSettings
 from dragoman.data.corpus import fingerprint
 from dragoman.data.trees import Grove
 from dragoman.errors import UserError
-from dragoman.inference.constraints import read_dictionary, read_glossary, search_changes, settings_for
+from dragoman.inference.constraints import merge_search, parse_search_overrides, read_dictionary, read_glossary
 from dragoman.inference.loading import load_as
-from dragoman.inference.postprocess import kinds
-from dragoman.inference.translator import TREELESS, Translator
+from dragoman.inference.postprocess import warning_kinds
+from dragoman.inference.translator import NO_TREE, Translator
 from dragoman.io import digest_bytes, read_lines
 from dragoman.process_group import Group, joined
 from dragoman.progress import DETAIL, WARNING, Report, say
@@ -82,7 +82,7 @@ def carry_out(order: Order) -> None:
     begun = time.monotonic()
     with joined() as group:
         unknown = {"unknown": "dictionary"} if order.dictionary else {}
-        changes = group.each(lambda: search_changes(order.overrides, unknown))
+        changes = group.each(lambda: parse_search_overrides(order.overrides, unknown))
         kept = order.resume or group.several
         group.told(lambda: order.check(kept=kept))
         way = {"device": own_device(order.device, group), "engine": order.engine}
@@ -105,7 +105,7 @@ class Asking:
     def __init__(self, translator: Translator, changes: dict[str, Any], order: Order) -> None:
         self.translator, self.order = translator, order
         translator.before(order.tag)
-        self.settings = settings_for(translator.recipe.search, changes, beam=order.beam, count=order.nbest)
+        self.settings = merge_search(translator.recipe.search, changes, beam=order.beam, count=order.nbest)
         self.glossary = read_glossary(order.glossary) if order.glossary else None
         self.dictionary = read_dictionary(order.dictionary) if order.dictionary else None
 
@@ -121,7 +121,7 @@ class Asking:
             trees = [grove.tree_of(line) for line in lines] if grove else None
             for said, best in self.answered(before, lines, trees):
                 flags.update(unwarned(best))
-                yield said, [one for one in best.warnings if grove or one != TREELESS]  # said of all lines, above
+                yield said, [one for one in best.warnings if grove or one != NO_TREE]  # said of all lines, above
 
         answer_lines(answer, order.given, order.output_file, order.batch)
         say_counts(flags)
@@ -155,7 +155,7 @@ class Asking:
             records = []
             for number, (said, best) in enumerate(self.answered(before, lines), before + 1):
                 warned.tell(number, best.warnings)
-                records.append({"said": said, "odd": [*kinds(best.warnings), *unwarned(best)]})
+                records.append({"said": said, "odd": [*warning_kinds(best.warnings), *unwarned(best)]})
             return records
 
         def said(records: Iterator[Record]) -> Iterator[str]:
@@ -197,7 +197,7 @@ class Asking:
 
 def unwarned(answer: Hypothesis) -> list[str]:
     """The flags of an answer that none of its warnings names already, so that a line is counted once for each."""
-    return [flag for flag in answer.flags if flag not in kinds(answer.warnings)]
+    return [flag for flag in answer.flags if flag not in warning_kinds(answer.warnings)]
 
 
 def spoken(pieces: Generator[str, None, Hypothesis], sink: IO[str]) -> Hypothesis:

@@ -23,7 +23,7 @@ from dragoman.evaluation.scorer import Bounds
 from dragoman.evaluation.tables import scores_of
 from dragoman.inference.loading import load
 from dragoman.inference.model_card import read_events
-from dragoman.inference.predictor import evaluating
+from dragoman.inference.predictor import eval_mode
 from dragoman.inference.translator import Translator
 from dragoman.inspection.gradient_flow import gradient_by_distance
 from dragoman.metrics.metrics import of_answers
@@ -226,6 +226,6 @@ def measure_gradients(translator: Translator, pairs: Sequence[Pair]) -> dict[str
     ]
     widths = Widths(*(max(len(getattr(e, side)) for e in examples) + 1 for side in ("source", "target")))
     batch = lay(Grid([[line] for line in range(len(examples))], widths), examples).to(translator.device)
-    with evaluating(translator.model), torch.enable_grad():
+    with eval_mode(translator.model), torch.enable_grad():
         flow = gradient_by_distance(translator.model, batch)
     return {"target": flow.target, "source": flow.source}

@@ -12,8 +12,8 @@ from dragoman.errors import UserError
 from dragoman.evaluation.systems import SystemOutput, Ticker, no_progress, read_test
 from dragoman.inference.classifier import Classifier, Verdict
 from dragoman.inference.generator import Generator
-from dragoman.inference.postprocess import kinds
-from dragoman.inference.predictor import Door
+from dragoman.inference.postprocess import warning_kinds
+from dragoman.inference.predictor import Predictor
 from dragoman.inference.translator import Translator
 from dragoman.metrics.metrics import Lines, chosen, confusion
 from dragoman.phrasebook.generate import Phrase, count_correct_phenomena, generate_phrases
@@ -23,7 +23,7 @@ PROGRESS_LINES = 512  # lines translated between two reports of progress
 
 
 def predict_own_tests(
-    door: Door[Any], *, metrics: Sequence[str] = (), beam: int | None = None, ticker: Ticker = no_progress
+    door: Predictor[Any], *, metrics: Sequence[str] = (), beam: int | None = None, ticker: Ticker = no_progress
 ) -> Iterator[SystemOutput]:
     """Yield the outputs on every corpus of `data.test`, each by itself."""
     recipe = door.recipe
@@ -38,7 +38,7 @@ def predict_own_tests(
 
 
 def predict_lines(
-    door: Door[Any],
+    door: Predictor[Any],
     sources: Lines,
     references: Sequence[Lines],
     *,
@@ -116,7 +116,7 @@ def translate_lines(
 
 def count_warnings(found: Sequence[Hypothesis | Verdict]) -> dict[str, int]:
     """Return how many outputs have each warning."""
-    return dict(Counter(kind for one in found for kind in kinds(one.warnings)))
+    return dict(Counter(kind for one in found for kind in warning_kinds(one.warnings)))
 
 
 def measure_lm(generator: Generator, lines: Lines, metrics: Sequence[str]) -> SystemOutput:

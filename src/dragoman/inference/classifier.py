@@ -17,7 +17,7 @@ import torch
 
 from dragoman.data.batches import Grid, Widths, grouped, lay_labels, rung
 from dragoman.errors import UserError
-from dragoman.inference.predictor import Door, check_texts, evaluating
+from dragoman.inference.predictor import Predictor, check_texts, eval_mode
 from dragoman.models.base import Model
 from dragoman.types import Example
 
@@ -35,21 +35,21 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Classifier(Door[Model]):
+class Classifier(Predictor[Model]):
     """Models that put a label on a text."""
 
     def classify(self, lines: Sequence[str]) -> list[Verdict]:
         """The label of every line, in order. An empty line has none."""
         lines = check_texts(lines, "classify")
         parts = [self.cut(line) for line in lines]
-        with evaluating(self.model):
+        with eval_mode(self.model):
             found = iter(self.shares([part for some in parts for part in some]))
         return [self.verdict(some, [next(found) for _ in some]) for some in parts]
 
     def cut(self, line: str) -> list[list[int]]:
         """The ids of a line; of one that is too long for any memory, in parts as long as the model learnt from."""
         ids = self.tokenizers.source.encode(line) if line.strip() else []
-        if len(ids) <= self.whole:
+        if len(ids) <= self.max_unsplit:
             return [ids] if ids else []
         return [ids[at : at + self.longest] for at in range(0, len(ids), self.longest)]
 

@@ -29,53 +29,53 @@ from dragoman.decoding.constrained import needed
 from dragoman.decoding.methods import check
 from dragoman.decoding.request import FAR, Spelling, Term, Wish
 from dragoman.errors import UserError
-from dragoman.inference.postprocess import UNKNOWN
+from dragoman.inference.postprocess import UNKNOWN_WORD_METHODS
 from dragoman.io import read_lines
 from dragoman.types import Line
 
-MOST = 128  # terms that one answer may be asked to have, or not to have
-LONGEST = 200  # characters of a term
-HELD = 2 * MOST  # terms of a vocabulary whose machines are kept: those of one line, and others
+MAX_TERMS = 128  # terms that one answer may be asked to have, or not to have
+MAX_TERM_CHARACTERS = 200  # characters of a term
+CACHED_TERMS = 2 * MAX_TERMS  # terms of a vocabulary whose machines are kept: those of one line, and others
 NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\ua4cf\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
-SPACELESS = re.compile(f"[{NO_SPACES}]")  # letters of scripts that put no spaces between words
+SPACELESS_LETTER = re.compile(f"[{NO_SPACES}]")  # letters of scripts that put no spaces between words
 FIRST_WORD = re.compile(rf"[{NO_SPACES}]|[^\W{NO_SPACES}]+|\S")
 
 
-class Edges(NamedTuple):
+class TermEdges(NamedTuple):
     """Whether something that is no letter must stand before and after a term."""
 
     before: bool
     after: bool
 
 
-def edges(term: str) -> Edges:
+def term_edges(term: str) -> TermEdges:
     """Letters at its edges must not run on; but there are scripts that write no spaces between words."""
-    return Edges(*(each.isalnum() and not SPACELESS.match(each) for each in (term[0], term[-1])))
+    return TermEdges(*(each.isalnum() and not SPACELESS_LETTER.match(each) for each in (term[0], term[-1])))
 
 
 @lru_cache(maxsize=4096)
-def pattern(term: str) -> re.Pattern[str]:
+def compile_term(term: str) -> re.Pattern[str]:
     """Where a term stands in a text."""
-    before, after = edges(term)
+    before, after = term_edges(term)
     return re.compile((r"(?<!\w)" if before else "") + re.escape(term) + (r"(?!\w)" if after else ""))
 
 
-def stands(term: str, text: str) -> bool:
+def source_contains(term: str, text: str) -> bool:
     """Whether a source has a term, in capital letters or small ones."""
-    return bool(pattern(term.casefold()).search(text.casefold()))
+    return bool(compile_term(term.casefold()).search(text.casefold()))
 
 
-def said(term: str, text: str, *, loud: bool = False) -> bool:
+def output_contains(term: str, text: str, *, loud: bool = False) -> bool:
     """Whether an answer has a term, in one of the ways to write it."""
-    return any(pattern(way).search(text) for way in ways(term, loud=loud))
+    return any(compile_term(way).search(text) for way in spell_term(term, loud=loud))
 
 
-def ways(term: str, *, loud: bool = False) -> list[str]:
+def spell_term(term: str, *, loud: bool = False) -> list[str]:
     """As it is, and as at the beginning of a sentence; with `loud`, also in capital letters."""
     return list(dict.fromkeys([term, term[0].upper() + term[1:], *([term.upper()] if loud else [])]))
 
 
-class Speller:
+class TermCompiler:
     """Makes machines of terms for one vocabulary, and keeps those that were asked for last."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -87,44 +87,48 @@ class Speller:
         key = (text, loud)
         if key not in self.held:
             self.held[key] = self.made(text, loud=loud)
-            if len(self.held) > HELD:
+            if len(self.held) > CACHED_TERMS:
                 self.held.popitem(last=False)
         self.held.move_to_end(key)
         return self.held[key]
 
     def made(self, text: str, *, loud: bool) -> Term:
         """A term that holds what the vocabulary does not know is one that cannot be said."""
-        spelt = [way for way in ways(text, loud=loud) if self.tokenizer.decode(self.tokenizer.encode(way)) == way]
+        spelt = [way for way in spell_term(text, loud=loud) if self.tokenizer.decode(self.tokenizer.encode(way)) == way]
         if not spelt:
             never_SV = np.zeros((2, len(self.spelt)), dtype=np.int16)
             return Term(text, never_SV, np.array([FAR, 0], dtype=np.int32), np.array([False, True]))
         bodies = [b"".join(self.spelt[i] for i in self.tokenizer.encode(way)).lstrip(b" ") for way in spelt]
-        before, after = edges(text)
+        before, after = term_edges(text)
         return self.spelling.term(text, bodies, before=before, after=after)
 
 
 @lru_cache(maxsize=2)
-def speller(tokenizer: Tokenizer) -> Speller:
-    return Speller(tokenizer)
+def term_compiler(tokenizer: Tokenizer) -> TermCompiler:
+    return TermCompiler(tokenizer)
 
 
-def wanted(terms: Sequence[str | tuple[str, str]], text: str, *, first: bool) -> list[str]:
+def select_terms(terms: Sequence[str | tuple[str, str]], text: str, *, first: bool) -> list[str]:
     """The terms that are asked of the answer to a text; those without a place of their own, where it is the first."""
     found = [term for term in terms if isinstance(term, str)] if first else []
-    found += [term for place, term in (pair for pair in terms if not isinstance(pair, str)) if stands(place, text)]
+    found += [
+        term for place, term in (pair for pair in terms if not isinstance(pair, str)) if source_contains(place, text)
+    ]
     for term in found:
         if not term.strip():
             raise UserError("a term must not be empty; leave it out, or write what must appear")
-    return within_reason(list(dict.fromkeys(term.strip() for term in found)), f"the line {text[:40]!r}")
+    return check_terms(list(dict.fromkeys(term.strip() for term in found)), f"the line {text[:40]!r}")
 
 
-def within_reason(terms: list[str], place: str) -> list[str]:
+def check_terms(terms: list[str], place: str) -> list[str]:
     """The terms, unless they are more or longer than a search comes to an end with."""
-    if len(terms) > MOST:
-        raise UserError(f"{place}: {len(terms)} terms cannot all be asked of one answer; name {MOST} at most")
+    if len(terms) > MAX_TERMS:
+        raise UserError(f"{place}: {len(terms)} terms cannot all be asked of one answer; name {MAX_TERMS} at most")
     for term in terms:
-        if len(term) > LONGEST:
-            raise UserError(f"{place}: a term has {LONGEST} characters at most, and {term[:40]!r}... has {len(term)}")
+        if len(term) > MAX_TERM_CHARACTERS:
+            raise UserError(
+                f"{place}: a term has {MAX_TERM_CHARACTERS} characters at most, and {term[:40]!r}... has {len(term)}"
+            )
     return terms
 
 
@@ -132,17 +136,17 @@ class Glossary:
     """Pairs of a term in the source and one in the answer, found by the first word of the former."""
 
     def __init__(self, must: Sequence[tuple[str, str]], avoid: Sequence[tuple[str, str]], never: Sequence[str]) -> None:
-        self.must, self.avoid, self.never = by_first_word(must), by_first_word(avoid), tuple(never)
+        self.must, self.avoid, self.never = index_by_first_word(must), index_by_first_word(avoid), tuple(never)
 
     def line(self, line: Line) -> Line:
         """Return the line with the glossary's terms added to its own; its tag and all else stay as they are."""
         words = {match[0].casefold() for match in FIRST_WORD.finditer(line.text)}
-        must = [pair for word in words for pair in self.must.get(word, ()) if stands(pair[0], line.text)]
-        avoid = [pair for word in words for pair in self.avoid.get(word, ()) if stands(pair[0], line.text)]
+        must = [pair for word in words for pair in self.must.get(word, ()) if source_contains(pair[0], line.text)]
+        avoid = [pair for word in words for pair in self.avoid.get(word, ()) if source_contains(pair[0], line.text)]
         return replace(line, terms=(*line.terms, *sorted(must)), avoid=(*line.avoid, *self.never, *sorted(avoid)))
 
 
-def by_first_word(pairs: Sequence[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
+def index_by_first_word(pairs: Sequence[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
     found = defaultdict(list)
     for source, target in pairs:
         found[FIRST_WORD.findall(source)[0].casefold()].append((source, target))
@@ -169,8 +173,8 @@ def read_glossary(path: Path) -> Glossary:
             must.append((source, target))
         else:
             avoid.append((source, source))
-        within_reason([target or source], f"{path}, line {number}")
-    return Glossary(must, avoid, within_reason(never, str(path)))
+        check_terms([target or source], f"{path}, line {number}")
+    return Glossary(must, avoid, check_terms(never, str(path)))
 
 
 def read_dictionary(path: Path) -> dict[str, str]:
@@ -188,7 +192,7 @@ def _entries(path: Path) -> Iterator[tuple[str, str]]:
         yield word.strip(), translation.strip()
 
 
-def settings_for(
+def merge_search(
     own: SearchSettings, changes: Mapping[str, Any] | None = None, *, beam: int | None = None, count: int | None = None
 ) -> SearchSettings:
     """The run's own settings with changes laid over them, all of them checked."""
@@ -200,18 +204,18 @@ def settings_for(
     }
     settings = build(SearchSettings, values, where="search")
     check(settings)
-    pick(UNKNOWN, settings.unknown, "search.unknown")
+    pick(UNKNOWN_WORD_METHODS, settings.unknown, "search.unknown")
     return settings.model_copy(update={"beam": 1, "stop": "enough"}) if settings.method == "greedy" else settings
 
 
-def as_line(line: str | Line, tag: str) -> Line:
+def to_line(line: str | Line, tag: str) -> Line:
     """Return a line with its own tag, or else with this one."""
     if isinstance(line, str):
         return Line(line, tag=tag)
     return line if line.tag or not tag else replace(line, tag=tag)
 
 
-def search_changes(overrides: Sequence[str], begun: Mapping[str, Any]) -> dict[str, Any]:
+def parse_search_overrides(overrides: Sequence[str], begun: Mapping[str, Any]) -> dict[str, Any]:
     """`search.a=b` laid over what was begun; what else a run was trained with cannot be changed any more."""
     values: dict[str, Any] = {"search": dict(begun)}
     for item in overrides:
@@ -222,20 +226,22 @@ def search_changes(overrides: Sequence[str], begun: Mapping[str, Any]) -> dict[s
     return changes
 
 
-def to_find(settings: SearchSettings) -> SearchSettings:
+def widen_nbest(settings: SearchSettings) -> SearchSettings:
     """The same for the search itself, which must find more answers where some will have the same text, or be ranked
     anew."""
     more = settings.method == "beam" and (settings.nbest > 1 or settings.coverage > 0)
     return settings.model_copy(update={"nbest": settings.beam}) if more else settings
 
 
-def wish_of(line: Line, text: str, tokens: int, tokenizers: Tokenizers, search: SearchSettings, *, first: bool) -> Wish:
+def make_constraints(
+    line: Line, text: str, tokens: int, tokenizers: Tokenizers, search: SearchSettings, *, first: bool
+) -> Wish:
     """What is asked of the answer to a part of a line, of so many tokens, or to all of it. How the answer begins, and
     terms without a place of their own, are asked of the first part."""
     if not (line.terms or line.avoid or line.begin or search.min_ratio):
         return Wish(text=text)
-    terms, avoid = wanted(line.terms, text, first=first), wanted(line.avoid, text, first=True)
-    spell = speller(tokenizers.target).term if terms or avoid else None
+    terms, avoid = select_terms(line.terms, text, first=first), select_terms(line.avoid, text, first=True)
+    spell = term_compiler(tokenizers.target).term if terms or avoid else None
     return Wish(
         prefix=tuple(tokenizers.target.encode(line.begin.rstrip())) if first and line.begin.strip() else (),
         must=tuple(spell(term) for term in terms) if spell else (),
@@ -245,16 +251,24 @@ def wish_of(line: Line, text: str, tokens: int, tokenizers: Tokenizers, search: 
     )
 
 
-def limit_of(wish: Wish, tokens: int, search: SearchSettings, places: int) -> int:
+def limit_length(wish: Wish, tokens: int, search: SearchSettings, places: int) -> int:
     """The most tokens that an answer may have, its end mark counted: what was asked for needs room of its own."""
     usual = int(search.max_ratio * tokens) + search.max_extra + 1
     return min(max(usual, wish.minimum + 1) + len(wish.prefix) + needed(wish), places)
 
 
-def unmet(line: Line, wish: Wish, text: str) -> list[str]:
+def list_unmet(line: Line, wish: Wish, text: str) -> list[str]:
     """What an answer does not have, by its text, as warnings."""
-    found = [f"without a term that was asked for: {term.text!r}" for term in wish.must if not said(term.text, text)]
-    found += [f"with a term to be avoided: {term.text!r}" for term in wish.avoid if said(term.text, text, loud=True)]
+    found = [
+        f"without a term that was asked for: {term.text!r}"
+        for term in wish.must
+        if not output_contains(term.text, text)
+    ]
+    found += [
+        f"with a term to be avoided: {term.text!r}"
+        for term in wish.avoid
+        if output_contains(term.text, text, loud=True)
+    ]
     if wish.prefix and not text.startswith(line.begin.rstrip()):
         found.append(f"not beginning as it was asked to: {line.begin!r}")
     return found

@@ -15,7 +15,7 @@ from dragoman.errors import UserError
 from dragoman.inference.engines import ctranslate2, huggingface, onnx
 from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.ctranslate2 import CTranslate2Engine
-from dragoman.inference.engines.huggingface import HuggingFaceEngine, adopt
+from dragoman.inference.engines.huggingface import HuggingFaceEngine, import_huggingface
 from dragoman.inference.engines.onnx import OnnxEngine
 from dragoman.inference.loading import load_as
 from dragoman.inference.model_card import card_markdown
@@ -26,17 +26,17 @@ from dragoman.progress import say
 from dragoman.run_dir import RunFolder, write_text, write_whole
 from dragoman.types import Line
 
-SAMPLE, SLOW_SAMPLE = 100, 20  # sentences that are compared, and where that takes long
-NEAR = 1e-3  # of scores: answers that are no nearer in score than this differ by more than rounding
-EXACT = 0.99  # the share of translations that must be the same in full precision
-ALIKE = 70  # the chrF that translations in less precision must have, the run's own being the reference
+SAMPLE_LINES, SLOW_SAMPLE_LINES = 100, 20  # sentences that are compared, and where that takes long
+NEAR_SCORE = 1e-3  # of scores: answers that are no nearer in score than this differ by more than rounding
+EXACT_SHARE = 0.99  # the share of translations that must be the same in full precision
+MIN_CHRF = 70  # the chrF that translations in less precision must have, the run's own being the reference
 
 
 class Format(NamedTuple):
     write: Callable[[Translator, Path, str], list[str]]  # what it had to leave out comes back, for people to read
     engine: Callable[[Translator, Path, str], Engine]  # what answers from the folder
     quantizations: tuple[str, ...]
-    sample: int = SAMPLE  # sentences that are compared
+    sample: int = SAMPLE_LINES  # sentences that are compared
 
 
 class Agreement(NamedTuple):
@@ -56,10 +56,10 @@ class Agreement(NamedTuple):
         In full precision the texts must be the same. In less they must be alike: equality says little of a model of
         middling quality, many of whose hypotheses are nearly as good.
         """
-        asked = math.ceil(EXACT * self.lines)
+        asked = math.ceil(EXACT_SHARE * self.lines)
         if exact:
             return f"{self}; {asked} must be the same" if self.same + self.near < asked else ""
-        return f"{self}; chrF must be {ALIKE} at least" if self.chrf < ALIKE else ""
+        return f"{self}; chrF must be {MIN_CHRF} at least" if self.chrf < MIN_CHRF else ""
 
     def __str__(self) -> str:
         near = f" and {self.near} as good within rounding" if self.near else ""
@@ -93,7 +93,7 @@ def export(
         raise UserError(
             f"quantization {quantization!r} is not something that {to} has; it has {', '.join(kind.quantizations)}"
         )
-    free(out)
+    check_free(out)
     translator = load_as(Translator, run, device="cpu")
     found: list[Agreement] = []
 
@@ -110,20 +110,22 @@ def export(
             raise UserError(
                 f"cannot write {str(out)!r} ({error.strerror}); make room or choose another folder"
             ) from None
-        lines = sample(translator, kind.sample)
+        lines = sample_lines(translator, kind.sample)
         say(f"comparing the translations of {len(lines)} sentences")
         engine = kind.engine(translator, beside, quantization)
         if isinstance(engine, CTranslate2Engine) and (note := engine.other_precision(quantization)):
             say(note)
         theirs = replace(translator, engine=engine)
         try:
-            found.extend(agreements(translator, theirs, lines))
-            check(found, exact=quantization == "float32", override=", and --force (force=True) writes it in any case")
+            found.extend(compare_translations(translator, theirs, lines))
+            check_agreements(
+                found, exact=quantization == "float32", override=", and --force (force=True) writes it in any case"
+            )
         except Disagreement as difference:
             if not force:
                 raise
             say(f"written because of --force: {difference.lack}")
-        free(out)  # minutes have passed, and what is there now would be replaced
+        check_free(out)  # minutes have passed, and what is there now would be replaced
 
     write_whole(out, write)
     return found
@@ -131,34 +133,34 @@ def export(
 
 def import_run(folder: Path, out: Path, *, say: Callable[[str], None]) -> list[Agreement]:
     """A run folder from a model that `transformers` has saved; compared with it, where that is installed."""
-    free(out)
+    check_free(out)
     found: list[Agreement] = []
 
     def write(beside: Path) -> None:
-        adopt(folder, beside)
+        import_huggingface(folder, beside)
         try:
             engine = HuggingFaceEngine(folder)
         except UserError as fault:
             say(f"not compared: {fault}")
             return
         ours = load_as(Translator, beside, device="cpu")
-        lines = sample(ours, SAMPLE)
+        lines = sample_lines(ours, SAMPLE_LINES)
         say(f"comparing the translations of {len(lines)} sentences")
-        found.extend(agreements(ours, replace(ours, engine=engine), lines))
-        check(found, exact=True)
+        found.extend(compare_translations(ours, replace(ours, engine=engine), lines))
+        check_agreements(found, exact=True)
 
     write_whole(out, write)
     return found
 
 
-def free(out: Path) -> None:
+def check_free(out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{str(out)!r} is there already; remove it or choose another folder")
     if not out.absolute().parent.is_dir():
         raise UserError(f"there is no folder {str(out.absolute().parent)!r} to write into; make it first")
 
 
-def sample(translator: Translator, count: int) -> list[Line]:
+def sample_lines(translator: Translator, count: int) -> list[Line]:
     """Sentences of the run's own dev and test corpora, where those are still there; else of the phrasebook."""
     data = translator.recipe.data
     try:
@@ -185,7 +187,7 @@ class Disagreement(UserError):
         self.lack = lack
 
 
-def check(found: list[Agreement], *, exact: bool, override: str = "") -> None:
+def check_agreements(found: list[Agreement], *, exact: bool, override: str = "") -> None:
     """Raise a Disagreement where translations agree too little; `override` is what lets the user have it anyway."""
     for lack in filter(None, (each.lack(exact=exact) for each in found)):
         longer = "a model that was trained for longer"
@@ -193,16 +195,16 @@ def check(found: list[Agreement], *, exact: bool, override: str = "") -> None:
         raise Disagreement(lack, remedy + override)
 
 
-def agreements(ours: Translator, theirs: Translator, lines: list[Line]) -> list[Agreement]:
+def compare_translations(ours: Translator, theirs: Translator, lines: list[Line]) -> list[Agreement]:
     """Compare greedy translations, and those with the run's own beam."""
-    return [agreement(ours, theirs, lines, beam) for beam in sorted({1, ours.recipe.search.beam})]
+    return [compare_at_beam(ours, theirs, lines, beam) for beam in sorted({1, ours.recipe.search.beam})]
 
 
-def agreement(ours: Translator, theirs: Translator, lines: list[Line], beam: int) -> Agreement:
+def compare_at_beam(ours: Translator, theirs: Translator, lines: list[Line], beam: int) -> Agreement:
     answers = (each.translate(lines, beam=beam, align=False) for each in (ours, theirs))
     pairs = list(zip(*answers, strict=True))
     same = sum(a.text == b.text for a, b in pairs)
-    near = sum(a.text != b.text and abs(a.score - b.score) <= NEAR for a, b in pairs)
+    near = sum(a.text != b.text and abs(a.score - b.score) <= NEAR_SCORE for a, b in pairs)
     references, hypotheses = ([one.text for one in side] for side in zip(*pairs, strict=True))
     bleu, chrf = (METRICS[name](hypotheses, [references]).value for name in ("bleu", "chrf"))
     alike = (100.0, 100.0) if same == len(lines) else (bleu, chrf)  # neither metric is 100 for empty texts
@@ -211,18 +213,20 @@ def agreement(ours: Translator, theirs: Translator, lines: list[Line], beam: int
 
 def to_ctranslate2(translator: Translator, folder: Path, quantization: str) -> list[str]:
     """Weights in 8 bits are those for CPUs without VNNI: the folder may be opened on any CPU."""
-    ctranslate2.save(translator.model, translator.tokenizers, folder, quantization, narrow_int8=True)
+    ctranslate2.save_ctranslate2(translator.model, translator.tokenizers, folder, quantization, narrow_int8=True)
     return []
 
 
 def from_ctranslate2(translator: Translator, folder: Path, quantization: str) -> Engine:
-    model = ctranslate2.checked(translator.model)
+    model = ctranslate2.check_ctranslate2(translator.model)
     device = translator.device
     return CTranslate2Engine(folder, model, translator.tokenizers, device=device, quantization=quantization)
 
 
 def to_huggingface(translator: Translator, folder: Path, quantization: str) -> list[str]:  # noqa: ARG001 - the menu's shape
-    return huggingface.save(translator.model, translator.tokenizers, translator.recipe, folder, translator.longest)
+    return huggingface.save_huggingface(
+        translator.model, translator.tokenizers, translator.recipe, folder, translator.longest
+    )
 
 
 def from_huggingface(translator: Translator, folder: Path, quantization: str) -> Engine:  # noqa: ARG001
@@ -230,7 +234,7 @@ def from_huggingface(translator: Translator, folder: Path, quantization: str) ->
 
 
 def to_onnx(translator: Translator, folder: Path, quantization: str) -> list[str]:  # noqa: ARG001
-    onnx.save(translator.model, translator.tokenizers, folder)
+    onnx.save_onnx(translator.model, translator.tokenizers, folder)
     return []
 
 
@@ -241,5 +245,5 @@ def from_onnx(translator: Translator, folder: Path, quantization: str) -> Engine
 FORMATS = {
     "ctranslate2": Format(to_ctranslate2, from_ctranslate2, tuple(ctranslate2.QUANTIZATIONS)),
     "huggingface": Format(to_huggingface, from_huggingface, ("float32",)),
-    "onnx": Format(to_onnx, from_onnx, ("float32",), SLOW_SAMPLE),
+    "onnx": Format(to_onnx, from_onnx, ("float32",), SLOW_SAMPLE_LINES),
 }

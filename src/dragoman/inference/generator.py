@@ -25,7 +25,7 @@ from dragoman.data.stream import Cut
 from dragoman.decoding.protocol import Found
 from dragoman.decoding.sampling import sample
 from dragoman.errors import UserError
-from dragoman.inference.predictor import Door, check_texts, evaluating
+from dragoman.inference.predictor import Predictor, check_texts, eval_mode
 from dragoman.models.heads import LanguageModel
 from dragoman.types import BOS, EOS, PAD, UNK, Batch, Example
 
@@ -44,7 +44,7 @@ class Continuation:
 
 
 @dataclass(frozen=True, slots=True)
-class Surprise:
+class TextLikelihood:
     """How well a text was foreseen; loss is in nats per token, an end of line counted as a token and as a character."""
 
     lines: int
@@ -63,7 +63,7 @@ class Surprise:
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
+class PartialText:
     """A text on its way: all tokens so far, how many of them are the prompt's, and the draws for those to come."""
 
     ids: list[int]
@@ -76,16 +76,16 @@ class Writing:
     def left(self) -> int:
         return len(self.draw_T)
 
-    def plus(self, found: Found, limit: int) -> Writing:
+    def plus(self, found: Found, limit: int) -> PartialText:
         """With what was found when up to `limit` tokens were asked for; who gave fewer is at an end."""
         rest_T = self.draw_T[limit:] if len(found.tokens) == limit else self.draw_T[:0]
-        return Writing(
+        return PartialText(
             self.ids + found.tokens, self.prompt, rest_T, self.logp + found.logp, self.finished or found.finished
         )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Generator(Door[LanguageModel]):
+class Generator(Predictor[LanguageModel]):
     """Models that know what comes next."""
 
     def generate(
@@ -103,7 +103,7 @@ class Generator(Door[LanguageModel]):
         """
         prompts = check_texts(prompts, "generate")
         texts = [self.begun(prompt, tokens, (seed, n)) for prompt in prompts for n in range(count)]
-        with evaluating(self.model):
+        with eval_mode(self.model):
             grids = [texts[at : at + self.rows] for at in range(0, len(texts), self.rows)]
             done = [one for grid in grids for one in self.written(grid, settings or SampleSettings())]
         return [
@@ -111,15 +111,15 @@ class Generator(Door[LanguageModel]):
             for i, prompt in enumerate(prompts)
         ]
 
-    def begun(self, prompt: str, tokens: int, key: tuple[int, int]) -> Writing:
+    def begun(self, prompt: str, tokens: int, key: tuple[int, int]) -> PartialText:
         if self.whole_files:
             ids = [EOS, *self.encoded(prompt.split("\n"))[:-1]]
         else:
             ids = [BOS, *self.tokenizers.target.encode(prompt)]
             tokens = min(tokens, max(self.recipe.data.max_length + 1 - len(ids), 0))
-        return Writing(ids, len(ids), np.random.default_rng(key).random(tokens))
+        return PartialText(ids, len(ids), np.random.default_rng(key).random(tokens))
 
-    def written(self, texts: list[Writing], settings: SampleSettings) -> list[Writing]:
+    def written(self, texts: list[PartialText], settings: SampleSettings) -> list[PartialText]:
         """These texts to their end, a window at a time."""
         context = self.model.settings.context
         back = context - 1
@@ -128,7 +128,7 @@ class Generator(Door[LanguageModel]):
             back = context // 2  # from now on: half a window to look back at, half to write in
         return texts
 
-    def window(self, texts: list[Writing], settings: SampleSettings, back: int) -> list[Writing]:
+    def window(self, texts: list[PartialText], settings: SampleSettings, back: int) -> list[PartialText]:
         """Read the end of each text and go on until the window is full.
 
         A model that carries all it has read in its state has no such end, and a line is read from its beginning.
@@ -148,7 +148,7 @@ class Generator(Door[LanguageModel]):
         found = sample(self.model, prompt_BP, length_B, draw_BT, limit_B, settings, ends=not self.whole_files)
         return [one.plus(got, limit) for one, got, limit in zip(texts, found, limits)]
 
-    def continuation(self, prompt: str, one: Writing) -> Continuation:
+    def continuation(self, prompt: str, one: PartialText) -> Continuation:
         warnings = []
         if UNK in one.ids[: one.prompt]:
             warnings.append("the prompt holds what the tokenizer does not know")
@@ -171,21 +171,21 @@ class Generator(Door[LanguageModel]):
         """A text of several lines, each with its end mark."""
         return [token for ids in self.tokenizers.target.encode_all(lines) for token in (*ids, EOS)]
 
-    def measure(self, lines: Sequence[str]) -> Surprise:
+    def measure(self, lines: Sequence[str]) -> TextLikelihood:
         """How likely the model holds this text, read in windows or line by line as at training."""
         lines = check_texts(lines, "measure")
         examples, form = (self.windows(lines), "windows") if self.whole_files else (self.lines(lines), "lines")
         if not examples:
             raise UserError("there is no text to measure")
         total, count = 0.0, 0
-        with evaluating(self.model), torch.inference_mode():
+        with eval_mode(self.model), torch.inference_mode():
             for batch in self.batches(examples, form):
                 real_BT = batch.target_segment_BT > 0
                 logits_NV = self.model.project(self.model(batch)[real_BT]).float()
                 total += float(F.cross_entropy(logits_NV, batch.target_out_BT[real_BT], reduction="sum"))
                 count += batch.target_tokens
         tokens = sum(len(ids) + 1 for ids in self.tokenizers.target.encode_all(lines))
-        return Surprise(len(lines), tokens, sum(len(line) + 1 for line in lines), total / count)
+        return TextLikelihood(len(lines), tokens, sum(len(line) + 1 for line in lines), total / count)
 
     def windows(self, lines: Sequence[str]) -> list[Example]:
         ids = np.array(self.encoded(lines), dtype=np.int64)

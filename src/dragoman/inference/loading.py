@@ -25,8 +25,8 @@ from dragoman.hardware import choose_device
 from dragoman.inference.classifier import Classifier
 from dragoman.inference.engines.select import Parts, engine_of
 from dragoman.inference.generator import Generator
-from dragoman.inference.postprocess import Usual
-from dragoman.inference.predictor import Door
+from dragoman.inference.postprocess import PairStatistics
+from dragoman.inference.predictor import Predictor
 from dragoman.inference.translator import Translator
 from dragoman.io import cache_folder
 from dragoman.models.base import Model, Seq2Seq, collect_tensors
@@ -35,7 +35,7 @@ from dragoman.run_dir import RunFolder, load_tensors, naming
 from dragoman.types import Batch, PairScore
 
 
-class Together(Seq2Seq):
+class EnsembleModel(Seq2Seq):
     """Models with one vocabulary, as one model. What it gives before the projection are log-probabilities already."""
 
     def __init__(self, models: Sequence[Seq2Seq]) -> None:
@@ -63,7 +63,7 @@ class Together(Seq2Seq):
         return self.search.step(token_N, state)
 
 
-def together(doors: Sequence[Door[Model]], names: Sequence[str]) -> Door[Model]:
+def combine_runs(doors: Sequence[Predictor[Model]], names: Sequence[str]) -> Predictor[Model]:
     """Opened runs as one, which searches as the first is set to. Refused where they do not speak the same tokens."""
     first, *others = doors
     for door, name in zip(others, names[1:], strict=True):
@@ -77,22 +77,22 @@ def together(doors: Sequence[Door[Model]], names: Sequence[str]) -> Door[Model]:
     for door, name in zip(doors, names, strict=True):
         if not isinstance(door.model, Seq2Seq):
             raise UserError(f"{name!r} does not translate, so it cannot be one of several that do")
-    tightest = min(doors, key=lambda door: door.places)  # an answer must have a place in every model
+    tightest = min(doors, key=lambda door: door.max_tokens)  # an answer must have a place in every model
     recipe = tightest.recipe.model_copy(update={"search": first.recipe.search})
-    model = Together([door.model for door in doors if isinstance(door.model, Seq2Seq)])
+    model = EnsembleModel([door.model for door in doors if isinstance(door.model, Seq2Seq)])
     longest = min(door.longest for door in doors)
-    return Door(model.eval(), first.tokenizers, recipe, longest, first.device, usual=first.usual)
+    return Predictor(model.eval(), first.tokenizers, recipe, longest, first.device, statistics=first.statistics)
 
 
 D = TypeVar("D", Translator, Generator, Classifier)
 
 
-def open_run(run: str | Path, *, device: str = "auto") -> Door[Model]:
+def open_run(run: str | Path, *, device: str = "auto") -> Predictor[Model]:
     """The model in a run folder. It needs nothing else, and nothing in the folder is run."""
     folder = RunFolder(run)
     recipe = folder.recipe()
     if not folder.model.exists():
-        raise UserError(why_no_model(folder))
+        raise UserError(explain_missing_model(folder))
     weights, about = load_tensors(folder.model)
     for name, tensor in weights.items():
         if not tensor.isfinite().all():
@@ -104,38 +104,41 @@ def open_run(run: str | Path, *, device: str = "auto") -> Door[Model]:
         raise UserError(f"{str(folder.tokenizer)!r} is damaged, or not the tokenizer that the model was trained with")
     with naming(folder.config):
         model = build_model(recipe, **tokenizers.sizes)
-    put_weights(model, renamed(weights, folder.check()), repr(str(folder.model)), "its config.yaml")
+    copy_weights(model, renamed(weights, folder.check()), repr(str(folder.model)), "its config.yaml")
     where = choose_device(device)
-    longest, usual = read_notes(about, folder.model)
-    return Door(model.to(where).eval(), tokenizers, recipe, longest, where, usual=usual, run=str(run))
+    longest, statistics = read_header(about, folder.model)
+    return Predictor(model.to(where).eval(), tokenizers, recipe, longest, where, statistics=statistics, run=str(run))
 
 
-def read_notes(about: Mapping[str, str], path: Path) -> tuple[int, Usual | None]:
-    """Return the length of the longest source in training and the usual ratios, from the header of the weights."""
+def read_header(about: Mapping[str, str], path: Path) -> tuple[int, PairStatistics | None]:
+    """Return the longest source of training and the statistics of its pairs, from the header of the weights."""
     try:
-        longest, usual = int(about["longest"]), Usual.read(about["usual"]) if "usual" in about else None
-        if longest in range(1 << 31) and (usual is None or all(map(math.isfinite, usual))):
-            return longest, usual
+        longest, statistics = (
+            int(about["longest"]),
+            PairStatistics.read(about["usual"]) if "usual" in about else None,
+        )
+        if longest in range(1 << 31) and (statistics is None or all(map(math.isfinite, statistics))):
+            return longest, statistics
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
         pass
     raise UserError(f"the notes in the header of {str(path)!r} are damaged; copy it again or restore it")
 
 
-def why_no_model(folder: RunFolder) -> str:
+def explain_missing_model(folder: RunFolder) -> str:
     """The first checkpoint comes with a model, so where there is one, the model was taken away."""
     if folder.state():
         return f"{str(folder.model)!r} is missing; restore it, or make it again: dragoman train --resume"
     return f"{str(folder.path)!r} has no model yet: training has not come to its first checkpoint"
 
 
-Runs = str | Path | Sequence[str | Path]
+RunPaths = str | Path | Sequence[str | Path]
 
 
-def runs_of(run: Runs) -> list[str | Path]:
+def list_runs(run: RunPaths) -> list[str | Path]:
     return [run] if isinstance(run, str | Path) else list(run)
 
 
-def load(run: Runs, *, device: str = "auto", engine: str = "auto") -> Translator | Generator | Classifier:
+def load(run: RunPaths, *, device: str = "auto", engine: str = "auto") -> Translator | Generator | Classifier:
     """Load a run folder as a Translator, a Generator or a Classifier, by what the model was trained to do.
 
     Several runs with one vocabulary are loaded as one translator, which averages their probabilities. `engine` is what
@@ -145,15 +148,15 @@ def load(run: Runs, *, device: str = "auto", engine: str = "auto") -> Translator
         [hypothesis] = translator.translate(["A man walks his dog."])
         print(hypothesis.text)
     """
-    runs = runs_of(run)
+    runs = list_runs(run)
     if not runs:
         raise UserError("there is no run to load; name a run folder, or several")
     doors = [open_run(one, device=device) for one in runs]
-    opened = doors[0] if len(doors) == 1 else together(doors, [str(one) for one in runs])
-    door = DOORS[kind_of(opened.recipe.model).task]
+    opened = doors[0] if len(doors) == 1 else combine_runs(doors, [str(one) for one in runs])
+    door = PREDICTORS[kind_of(opened.recipe.model).task]
     parts = (opened.model, opened.tokenizers, opened.recipe, opened.longest, opened.device)
     name = ", ".join(str(one) for one in runs)
-    found = door(*parts, usual=opened.usual, run=name)  # type: ignore[arg-type]
+    found = door(*parts, statistics=opened.statistics, run=name)  # type: ignore[arg-type]
     return with_engine(found, engine) if isinstance(found, Translator) else found
 
 
@@ -164,17 +167,19 @@ def with_engine(translator: Translator, name: str) -> Translator:
     return replace(translator, engine=engine_of(name, parts))
 
 
-def load_as(door: type[D], run: Runs, *, device: str = "auto", engine: str = "auto") -> D:
+def load_as(door: type[D], run: RunPaths, *, device: str = "auto", engine: str = "auto") -> D:
     """Load a run as `load` does, and refuse one of another task than `door` is for."""
     found = load(run, device=device, engine=engine)
     if isinstance(found, door):
         return found
-    wanted, there = (next(task for task, each in DOORS.items() if issubclass(one, each)) for one in (door, type(found)))
-    names = ", ".join(repr(str(one)) for one in runs_of(run))
+    wanted, there = (
+        next(task for task, each in PREDICTORS.items() if issubclass(one, each)) for one in (door, type(found))
+    )
+    names = ", ".join(repr(str(one)) for one in list_runs(run))
     raise UserError(f"the model in {names} does not {wanted}: it was trained to {there}; use dragoman {there}")
 
 
-def put_weights(model: nn.Module, weights: dict[str, Tensor], name: str, place: str) -> None:
+def copy_weights(model: nn.Module, weights: dict[str, Tensor], name: str, place: str) -> None:
     own = collect_tensors(model)
     for one in sorted(set(own) ^ set(weights)):
         raise UserError(f"{name} does not fit {place}: tensor {one!r} is only in one of them")
@@ -187,7 +192,7 @@ def put_weights(model: nn.Module, weights: dict[str, Tensor], name: str, place: 
             tensor.copy_(weights[one])
 
 
-DOORS: dict[str, type[Translator] | type[Generator] | type[Classifier]] = {  # by the task of a model's kind
+PREDICTORS: dict[str, type[Translator] | type[Generator] | type[Classifier]] = {  # by the task of a model's kind
     "translate": Translator,
     "generate": Generator,
     "classify": Classifier,

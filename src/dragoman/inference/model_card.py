@@ -35,7 +35,7 @@ RENAMED = {  # keys of records that earlier releases wrote
     **{f"{old}_by_corpus": f"{new}_by_corpus" for old, new in METRIC_ALIASES.items()},
 }
 LANGUAGE = re.compile(r"\.([a-z]{2})(?:\.(?:gz|xz|zst))?$")  # such as train.en.gz
-UNKNOWN = "unknown"
+NOT_RECORDED = "unknown"
 R = TypeVar("R", bound=BaseModel)
 Sections = dict[str, dict[str, str]]  # by title: what the card says, by name
 
@@ -106,7 +106,7 @@ def card(run: str | Path) -> dict[str, Any]:
     trained = [event for event in events if event["event"] == "train"]
     validated = [event for event in events if event["event"] == "validate"]
     task = kind_of(recipe.model).task
-    best = max(validated, key=lambda event: rank(event, recipe), default=None)
+    best = max(validated, key=lambda event: rank_validation(event, recipe), default=None)
     state, provenance = folder.state(), check_record(Provenance, folder.provenance(), folder.provenance_file)
     parent = provenance.parent.model_dump() if provenance.parent else None
     last = state or (trained[-1] if trained else {})  # a folder may come without its checkpoints
@@ -123,11 +123,11 @@ def card(run: str | Path) -> dict[str, Any]:
         "tokenizer": recipe.tokenizer.model_dump(),
         "vocabulary": {"source": opened.tokenizers.source.size, "target": target.size},
         "vocabulary_shared": opened.tokenizers.joint if task == "translate" else None,
-        "languages": languages(recipe) if task == "translate" else [],
+        "languages": list_languages(recipe) if task == "translate" else [],
         "tags": [tag for tag in recipe.data.tags if tag],
         "direction": recipe.data.direction if any(c.phrasebook for c in recipe.data.train) else "",
         "data": {name: [corpus_name(c) for c in getattr(recipe.data, name)] for name in ("train", "dev")},
-        "corpora": corpora(recipe, provenance),
+        "corpora": list_corpora(recipe, provenance),
         "unit": provenance.unit or ("pairs" if task == "translate" else "texts"),
         "labels": target.pieces(range(target.size)) if task == "classify" else [],
         "teacher": folder.teacher(),
@@ -182,7 +182,7 @@ def goodness(event: dict[str, Any], metric: Metric | None) -> tuple[float, float
     return (metric.goodness(score) if metric and score is not None else loss), loss
 
 
-def rank(event: dict[str, Any], recipe: Recipe) -> tuple[float, float]:
+def rank_validation(event: dict[str, Any], recipe: Recipe) -> tuple[float, float]:
     """Return the key by which a run ranked its validations, best last: with train.metric=auto, by the metric that the
     record holds, and by the loss alone while that is hardly above nothing."""
     auto = recipe.train.metric == "auto"
@@ -199,7 +199,7 @@ def corpus_name(corpus: CorpusSettings) -> str:
     return " + ".join(Path(name).name for name in corpus.files) + corpus.chosen + weight
 
 
-def corpora(recipe: Recipe, provenance: Provenance) -> list[dict[str, Any]]:
+def list_corpora(recipe: Recipe, provenance: Provenance) -> list[dict[str, Any]]:
     """Return the corpora of training and validation; counts are None where the run did not record them."""
     data = recipe.data
     named = [("train", corpus) for corpus in data.learned] + [("dev", corpus) for corpus in data.dev]
@@ -212,7 +212,7 @@ def corpora(recipe: Recipe, provenance: Provenance) -> list[dict[str, Any]]:
     ]
 
 
-def languages(recipe: Recipe) -> list[str]:
+def list_languages(recipe: Recipe) -> list[str]:
     """Return the directions that the corpora's file names tell, such as "en-de"; none where they do not."""
     found = []
     for corpus in recipe.data.learned:
@@ -223,35 +223,35 @@ def languages(recipe: Recipe) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def lineage(about: dict[str, Any]) -> list[str]:
+def list_ancestors(about: dict[str, Any]) -> list[str]:
     """Return the run's ancestors as sentences, nearest first. A card goes to others: names, not paths of a machine."""
     found, parent = [], about["parent"]
     while parent:
         digest = f", weights {parent['digest'][:12]}" if parent.get("digest") else ""
         steps = f" after {parent['steps']:,} steps" if parent.get("steps") else ""
-        student = f", a student of {names_of(parent['teacher'])}" if parent.get("teacher") else ""
-        found.append(f"{names_of(parent['run'])}{steps}{digest}{student}")
+        student = f", a student of {run_names(parent['teacher'])}" if parent.get("teacher") else ""
+        found.append(f"{run_names(parent['run'])}{steps}{digest}{student}")
         parent = parent.get("parent")
     return found
 
 
-def names_of(paths: str) -> str:
+def run_names(paths: str) -> str:
     """Return the names of run folders or files, such as "a and b" for "/x/a and /x/b"."""
     return " and ".join(Path(path).name or path for path in paths.split(" and "))
 
 
-def taught_by(teacher: dict[str, Any]) -> dict[str, str]:
+def describe_teacher(teacher: dict[str, Any]) -> dict[str, str]:
     """Whose student a run is, where it is one."""
     if not teacher:
         return {}
     good = sum(corpus["answers"] for corpus in teacher["corpora"])
     total = good + sum(sum(corpus["left_out"].values()) for corpus in teacher["corpora"])
     return {
-        "student of": f"{names_of(teacher['teacher'])}, {good:,} of {total:,} answers of a beam of {teacher['beam']}"
+        "student of": f"{run_names(teacher['teacher'])}, {good:,} of {total:,} answers of a beam of {teacher['beam']}"
     }
 
 
-def sections(about: dict[str, Any]) -> Sections:
+def card_sections(about: dict[str, Any]) -> Sections:
     """Return the card as text: sections of names and what there is to say under each."""
     settings, sizes = about["settings"], about["vocabulary"]
     size = f"{sizes['source']:,}"
@@ -269,56 +269,58 @@ def sections(about: dict[str, Any]) -> Sections:
     }
     backbone = f" ({settings['backbone']})" if "backbone" in settings else ""
     versions = ", ".join(f"{name} {said}" for name, said in about["versions"].items() if said)
-    dates = " to ".join(date.replace("T", " ").replace("+00:00", " UTC") for date in dates_of(about))
+    dates = " to ".join(date.replace("T", " ").replace("+00:00", " UTC") for date in list_dates(about))
     epochs = "" if about["epochs"] is None else f", {about['epochs']:.4g} epochs"
-    parents = lineage(about)
-    validated = "; ".join(shown_corpora(about, "dev"))
+    parents = list_ancestors(about)
+    validated = "; ".join(format_corpora(about, "dev"))
     return {
         "Model": {
             "run": f"{about['run']} (format {about['format']}, weights {about['digest'][:12]})",
             "model": f"{settings['kind']}{backbone}, {about['parameters']:,} parameters",
-            "settings": ", ".join(f"{k} {shown(v)}" for k, v in settings.items() if k not in ("kind", "backbone")),
+            "settings": ", ".join(
+                f"{k} {format_value(v)}" for k, v in settings.items() if k not in ("kind", "backbone")
+            ),
             "tokenizer": f"{about['tokenizer']['kind']}, {size} entries",
             **reach[about["task"]],
         },
         "Data": {
             **({"languages": ", ".join(about["languages"])} if about["languages"] else {}),
             **({"tags": ", ".join(about["tags"])} if about["tags"] else {}),
-            "trained on": "; ".join(shown_corpora(about, "train")),
+            "trained on": "; ".join(format_corpora(about, "train")),
             "validated on": validated or "nothing",
         },
         "Training": {
             "training": f"{about['steps']:,} steps{epochs}, {about['tokens_read']:,} tokens, "
             f"{timedelta(seconds=round(about['train_seconds']))}, {about['tokens_per_second']:,} tokens/s",
-            "date": dates or UNKNOWN,
-            "versions": versions or UNKNOWN,
+            "date": dates or NOT_RECORDED,
+            "versions": versions or NOT_RECORDED,
             **({"fine-tuned from": "; before that ".join(parents)} if parents else {}),
-            **taught_by(about["teacher"]),
+            **describe_teacher(about["teacher"]),
         },
-        "Scores": ({"best on dev": shown_validation(best, about["task"])} if best and best["loss"] is not None else {})
-        | shown_tests(about["tests"]),
+        "Scores": ({"best on dev": format_validation(best, about["task"])} if best and best["loss"] is not None else {})
+        | format_tests(about["tests"]),
     }
 
 
-def dates_of(about: dict[str, Any]) -> list[str]:
+def list_dates(about: dict[str, Any]) -> list[str]:
     return [date for date in (about["started"], about["ended"]) if date]
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def shown_corpora(about: dict[str, Any], split: str) -> list[str]:
+def format_corpora(about: dict[str, Any], split: str) -> list[str]:
     found = []
     for one in about["corpora"]:
         if one["split"] == split:
             left_out = sum(one["left_out"].values())
-            count = f"{UNKNOWN} number of" if one["count"] is None else f"{one['count']:,}"
+            count = f"{NOT_RECORDED} number of" if one["count"] is None else f"{one['count']:,}"
             found.append(f"{one['name']} ({count} {about['unit']}{f', {left_out:,} left out' if left_out else ''})")
     return found
 
 
-def shown_validation(best: dict[str, Any], task: str) -> str:
+def format_validation(best: dict[str, Any], task: str) -> str:
     """Return the loss and scores of a validation with their signatures."""
     said = f"loss {best['loss']:.4f}"
     if task != "classify":  # a classifier predicts one label, so it has no perplexity
@@ -329,17 +331,17 @@ def shown_validation(best: dict[str, Any], task: str) -> str:
     return said + (f", {best['bits_per_character']:.4f} bits per character" if "bits_per_character" in best else "")
 
 
-def shown_tests(tests: Sequence[dict[str, Any]]) -> dict[str, str]:
+def format_tests(tests: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return the scores of all tests by name; of several results of one test, the later ones are numbered."""
     rows: dict[str, str] = {}
     for one in tests:
         name = f"test {Path(one['test']).name or one['test']}"
         again = sum(other == name or other.startswith(f"{name} (") for other in rows)
-        rows[f"{name} ({again + 1})" if again else name] = shown_scores(one)
+        rows[f"{name} ({again + 1})" if again else name] = format_scores(one)
     return rows
 
 
-def shown_scores(one: dict[str, Any]) -> str:
+def format_scores(one: dict[str, Any]) -> str:
     """Return the scores of one test with their signatures."""
     beam = f"; beam {one['beam']}" if one["beam"] else ""
     beam += f"; engine {one['engine']}" if one["engine"] != "torch" else ""
@@ -356,7 +358,7 @@ def shown_scores(one: dict[str, Any]) -> str:
 def card_table(about: dict[str, Any]) -> Group:
     """Return the card for a terminal."""
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for rows in sections(about).values():
+    for rows in card_sections(about).values():
         for name, value in rows.items():
             table.add_row(name, Text(value, overflow="fold"))
     return Group(table)
@@ -379,10 +381,10 @@ def card_markdown(run: str | Path, *, exported: str = "") -> str:
     first = [f"dragoman import {shlex.quote(exported)} --out {shlex.quote(name)}"] if exported else []
     way = f" ({', '.join(about['languages'])})" if about["languages"] else ""
     lines = [f"# {name}", "", f"A {about['settings']['kind']} model that {VERBS[task]}{way}, made with Dragoman."]
-    for title, rows in sections(about).items():
+    for title, rows in card_sections(about).items():
         if rows:
             lines += ["", f"## {title}", "", "| | |", "|---|---|"]
-            lines += [f"| {cell(key)} | {cell(value)} |" for key, value in rows.items()]
+            lines += [f"| {escape_cell(key)} | {escape_cell(value)} |" for key, value in rows.items()]
     lines += [
         *("", "## Use", "", "```sh", *first, f"dragoman {task} {shlex.quote(name)} {INPUTS[task]}", "```"),
         *("", "```python", "import dragoman", "", f"model = dragoman.load({name!r})"),
@@ -391,6 +393,6 @@ def card_markdown(run: str | Path, *, exported: str = "") -> str:
     return "\n".join(lines)
 
 
-def cell(text: str) -> str:
+def escape_cell(text: str) -> str:
     """Return a text that cannot break out of a cell of a Markdown table."""
     return text.replace("|", "\\|").replace("\n", " ")

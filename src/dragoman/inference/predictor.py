@@ -25,18 +25,18 @@ from dragoman.data.batches import Grid, Widths, grouped, lay, rung
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
 from dragoman.hardware import ROWS
-from dragoman.inference.postprocess import Usual
+from dragoman.inference.postprocess import PairStatistics
 from dragoman.models.base import Model, Seq2Seq
 from dragoman.models.registry import most_tokens, parameters
 from dragoman.types import EOS, UNK, Example, Line, PairScore
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Model)
-WHOLE = 512  # tokens up to which a text is kept whole, however short those of training were
+MAX_UNSPLIT = 512  # tokens up to which a text is kept whole, however short those of training were
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Door(Generic[M]):
+class Predictor(Generic[M]):
     """A model with its tokenizers. `longest` is the longest source, in tokens, that it was trained on."""
 
     model: M
@@ -44,14 +44,16 @@ class Door(Generic[M]):
     recipe: Recipe
     longest: int
     device: torch.device
-    usual: Usual | None = field(default=None, kw_only=True)  # what its pairs of training look like, where that is known
+    statistics: PairStatistics | None = field(
+        default=None, kw_only=True
+    )  # what its pairs of training look like, where that is known
     run: str = field(default="", kw_only=True, compare=False)  # the folder that it was loaded from
-    places: int = field(init=False)  # tokens that a text may have at most, its mark and its tags not counted
+    max_tokens: int = field(init=False)  # tokens that a text may have at most, its mark and its tags not counted
 
     def __post_init__(self) -> None:
         most = most_tokens(self.recipe.model)
         tags = max((len(tag.split()) for tag in self.recipe.data.tags), default=0)
-        object.__setattr__(self, "places", sys.maxsize if most is None else most - 1 - tags)
+        object.__setattr__(self, "max_tokens", sys.maxsize if most is None else most - 1 - tags)
 
     def __repr__(self) -> str:
         """Return such as Translator('runs/demo', transformer, 3.8 M parameters, cpu)."""
@@ -63,12 +65,12 @@ class Door(Generic[M]):
         return ROWS[self.device.type]
 
     @property
-    def whole(self) -> int:
+    def max_unsplit(self) -> int:
         """Tokens up to which a text is kept whole."""
-        return min(max(self.longest, WHOLE), self.places)
+        return min(max(self.longest, MAX_UNSPLIT), self.max_tokens)
 
 
-class evaluating:
+class eval_mode:
     """Dropout off inside, and back as it was after."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -83,7 +85,7 @@ class evaluating:
             self.model.train()
 
 
-class uncollected:
+class pause_garbage_collection:
     """No garbage collection inside: thousands of answers are many small lists, none of which is garbage, and looking
     through them again and again takes longer than making them."""
 
@@ -116,26 +118,26 @@ def _checked(lines: Iterable[T], verb: str, noun: str, types: tuple[type, ...]) 
     return found
 
 
-MOST = 4096  # tokens of a side, its mark counted: beyond, one attention would fill the memory
-CELLS = 4_000_000  # of an attention: wide grids have fewer rows
-CHUNK = 512  # tokens whose logits are held at a time
+MAX_SCORED = 4096  # tokens of a side, its mark counted: beyond, one attention would fill the memory
+ATTENTION_CELLS = 4_000_000  # of an attention: wide grids have fewer rows
+LOGIT_CHUNK = 512  # tokens whose logits are held at a time
 
 
-def scored(door: Door[Seq2Seq], examples: Sequence[Example]) -> list[PairScore]:
+def score_pairs(door: Predictor[Seq2Seq], examples: Sequence[Example]) -> list[PairScore]:
     """The score of every pair. One that the model has no places for has none, and says so."""
-    most = min(MOST - 1, door.places)
+    most = min(MAX_SCORED - 1, door.max_tokens)
     fits = [i for i, one in enumerate(examples) if max(len(one.source), len(one.target)) <= most]
-    with evaluating(door.model):
-        found = dict(zip(fits, logps(door, [examples[i] for i in fits]), strict=True))
-    return [pair_score(door, one, found.get(i), most) for i, one in enumerate(examples)]
+    with eval_mode(door.model):
+        found = dict(zip(fits, compute_logps(door, [examples[i] for i in fits]), strict=True))
+    return [make_pair_score(door, one, found.get(i), most) for i, one in enumerate(examples)]
 
 
 @torch.inference_mode()
-def logps(door: Door[Seq2Seq], examples: Sequence[Example]) -> list[list[float]]:
+def compute_logps(door: Predictor[Seq2Seq], examples: Sequence[Example]) -> list[list[float]]:
     """The log-probability of each target token, the end mark last, given the source and all that stands before it."""
     found: list[list[float]] = [[] for _ in examples]
-    for wide, group in grouped(range(len(examples)), lambda i: widths(examples[i]), len(examples)):
-        height = max(1, min(door.rows, CELLS // max(wide) ** 2))
+    for wide, group in grouped(range(len(examples)), lambda i: bucket_widths(examples[i]), len(examples)):
+        height = max(1, min(door.rows, ATTENTION_CELLS // max(wide) ** 2))
         for _, some in grouped(group, lambda _: 0, height):
             rows = [[i] for i in some] + [[]] * (height - len(some))
             batch = lay(Grid(rows, wide), examples).to(door.device)
@@ -143,24 +145,24 @@ def logps(door: Door[Seq2Seq], examples: Sequence[Example]) -> list[list[float]]
             for row, i in enumerate(some):
                 length = len(examples[i].target) + 1
                 target_L = batch.target_out_BT[row, :length]
-                found[i] = picked(door.model, states_BTC[row, :length], target_L).tolist()
+                found[i] = gather_logps(door.model, states_BTC[row, :length], target_L).tolist()
     return found
 
 
-def widths(example: Example) -> Widths:
+def bucket_widths(example: Example) -> Widths:
     """Of the grid in which a pair is read."""
     return Widths(rung(len(example.source) + 1), rung(len(example.target) + 1))
 
 
-def picked(model: Seq2Seq, states_LC: Tensor, target_L: Tensor) -> Tensor:
+def gather_logps(model: Seq2Seq, states_LC: Tensor, target_L: Tensor) -> Tensor:
     """Of all log-probabilities, those of the targets. Shapes are those of one target, whoever its neighbours are."""
-    parts = zip(torch.split(states_LC, CHUNK), torch.split(target_L, CHUNK), strict=True)
+    parts = zip(torch.split(states_LC, LOGIT_CHUNK), torch.split(target_L, LOGIT_CHUNK), strict=True)
     return torch.cat(
         [model.project(states).float().log_softmax(-1).gather(1, target[:, None])[:, 0] for states, target in parts]
     )
 
 
-def pair_score(door: Door[Seq2Seq], example: Example, found: list[float] | None, most: int) -> PairScore:
+def make_pair_score(door: Predictor[Seq2Seq], example: Example, found: list[float] | None, most: int) -> PairScore:
     longest, target = max(len(example.source), len(example.target)), example.target.tolist()
     warnings = []
     if found is None:

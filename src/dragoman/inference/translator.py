@@ -34,42 +34,59 @@ from dragoman.decoding.methods import find
 from dragoman.decoding.protocol import NEVER, Found
 from dragoman.decoding.request import Job, Wish
 from dragoman.errors import UserError
-from dragoman.inference.constraints import as_line, limit_of, settings_for, to_find, unmet, wish_of
+from dragoman.inference.constraints import (
+    limit_length,
+    list_unmet,
+    make_constraints,
+    merge_search,
+    to_line,
+    widen_nbest,
+)
 from dragoman.inference.engines.base import Engine, in_order
 from dragoman.inference.engines.torch import TorchEngine
 from dragoman.inference.postprocess import (
-    LAST_WORD,
-    LETTER,
-    UNKNOWN_WORDS,
-    Look,
-    Say,
-    by_coverage,
+    FLAG_UNKNOWN,
+    NON_SPACE,
+    NON_SPACES,
+    AlignmentRows,
+    ReplaceUnknown,
     check_alignment,
+    check_placeholders,
     check_unknown,
-    different,
-    filled_in,
-    flags_of,
-    joined,
-    kinds,
-    placeholder_warnings,
-    saying,
-    sentences,
+    drop_duplicates,
+    fill_unknowns,
+    find_flags,
+    join_hypotheses,
+    rerank_by_coverage,
     source_words,
+    split_sentences,
+    unknown_replacer,
+    warning_kinds,
 )
-from dragoman.inference.predictor import Door, check_lines, check_texts, evaluating, scored, uncollected, widths
+from dragoman.inference.predictor import (
+    Predictor,
+    bucket_widths,
+    check_lines,
+    check_texts,
+    eval_mode,
+    pause_garbage_collection,
+    score_pairs,
+)
 from dragoman.models.base import Seq2Seq
 from dragoman.models.registry import asks_for_trees
 from dragoman.types import UNK, Example, Hypothesis, Line, Links, PairScore, Tree
 
-Watch = Callable[[Beams], None]
-RIPE = re.compile(r".*(?:(?=\s)|(?<=[\u2e80-\ua4cf])(?=.))", re.DOTALL)  # whole words; where none have spaces, letters
+BeamObserver = Callable[[Beams], None]
+COMPLETE_WORDS = re.compile(
+    r".*(?:(?=\s)|(?<=[\u2e80-\ua4cf])(?=.))", re.DOTALL
+)  # whole words; where none have spaces, letters
 
 
-class GivenUp(Exception):
+class StreamClosed(Exception):
     """Nobody listens any more."""
 
 
-def certain(beams: Beams) -> list[int]:
+def find_certain_prefix(beams: Beams) -> list[int]:
     """The tokens that the answer to the first sentence begins with, whatever happens."""
     live, whole = beams.live, beams.whole
     length = int(live.length_B[0])
@@ -81,13 +98,15 @@ def certain(beams: Beams) -> list[int]:
     return [tokens[0] for tokens in same]
 
 
-def ripe(text: str) -> str:
+def keep_complete_words(text: str) -> str:
     """The part of a text that more tokens will not change: a word may still grow, half a character become whole."""
-    found = RIPE.match(text)
+    found = COMPLETE_WORDS.match(text)
     return found[0] if found else ""
 
 
-def told(work: Callable[[Watch], Hypothesis], text_of: Callable[[list[int]], str]) -> Generator[str, None, Hypothesis]:
+def stream_text(
+    work: Callable[[BeamObserver], Hypothesis], text_of: Callable[[list[int]], str]
+) -> Generator[str, None, Hypothesis]:
     """Pieces of the text of an answer, which `work` makes under the eyes of someone who watches; then the answer.
 
     The work is done in a thread of its own, and given up when nobody takes the pieces any more.
@@ -97,8 +116,8 @@ def told(work: Callable[[Watch], Hypothesis], text_of: Callable[[list[int]], str
 
     def watch(beams: Beams) -> None:
         if over.is_set():
-            raise GivenUp
-        heard.put(ripe(text_of(certain(beams))))
+            raise StreamClosed
+        heard.put(keep_complete_words(text_of(find_certain_prefix(beams))))
 
     busy = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     gpu = torch.cuda.current_device() if busy else None  # a new thread begins with the first
@@ -130,11 +149,11 @@ def told(work: Callable[[Watch], Hypothesis], text_of: Callable[[list[int]], str
         thread.join()
 
 
-TREELESS = "read without a tree"  # a warning
-NOTHING = Hypothesis("", 0.0, [], [], [], 0.0)  # the answer to an empty line
+NO_TREE = "read without a tree"  # a warning
+EMPTY_HYPOTHESIS = Hypothesis("", 0.0, [], [], [], 0.0)  # the answer to an empty line
 
 
-class Piece(NamedTuple):
+class Segment(NamedTuple):
     """A line, or one sentence of a line that is longer than what the model learnt from."""
 
     line: int
@@ -154,7 +173,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Translator(Door[Seq2Seq]):
+class Translator(Predictor[Seq2Seq]):
     """Sequence-to-sequence models of every kind. Without an `engine` of its own, the model is asked as it is."""
 
     engine: Engine | None = None
@@ -196,11 +215,11 @@ class Translator(Door[Seq2Seq]):
         lines = check_lines(lines, "translate")
         if trees is not None:
             self.check_trees(trees, len(lines))
-        settings = settings_for(self.recipe.search, search, beam=beam, count=count)
+        settings = merge_search(self.recipe.search, search, beam=beam, count=count)
         check_unknown(settings.unknown, self.tokenizers.target, dictionary)
         check_alignment(settings, aligns=self.model.aligns)
-        asked = [as_line(line, tag) for line in lines]
-        with uncollected():
+        asked = [to_line(line, tag) for line in lines]
+        with pause_garbage_collection():
             return self.answers(asked, trees, settings, dictionary or {}, align=align)
 
     def answers(
@@ -216,15 +235,17 @@ class Translator(Door[Seq2Seq]):
         pieces = [
             piece for number, ids in encoded for piece in self._wished(number, asked[number], trees, settings, ids)
         ]
-        with evaluating(self.model):
+        with eval_mode(self.model):
             answers = self.answer(pieces, asked, settings, dictionary, align=align)
-        out: list[list[Hypothesis]] = [[NOTHING] for _ in asked]
+        out: list[list[Hypothesis]] = [[EMPTY_HYPOTHESIS] for _ in asked]
         parts: dict[int, list[list[Hypothesis]]] = {}
         for piece, answer in zip(pieces, answers, strict=True):
             parts.setdefault(piece.line, []).append(answer)
         for number, some in parts.items():
             one = len(some) == 1
-            out[number] = different(some[0])[: settings.nbest] if one else [joined([answer[0] for answer in some])]
+            out[number] = (
+                drop_duplicates(some[0])[: settings.nbest] if one else [join_hypotheses([answer[0] for answer in some])]
+            )
         return out
 
     def stream(
@@ -242,24 +263,24 @@ class Translator(Door[Seq2Seq]):
         greedy, terms that must appear, ranks by coverage, unknown words that are filled in, an engine that cannot be
         watched), it comes as one piece, or as one for each sentence of a line that had to be split.
         """
-        settings = settings_for(self.recipe.search, search, beam=beam, count=1)
+        settings = merge_search(self.recipe.search, search, beam=beam, count=1)
         check_unknown(settings.unknown, self.tokenizers.target, dictionary)
         check_alignment(settings, aligns=self.model.aligns)
-        asked = as_line(line, tag)
+        asked = to_line(line, tag)
         parts: list[Hypothesis] = []
         for piece in self._wished(0, asked, None, settings):
             if parts:
                 yield " "
             work = partial(self._watched, piece, asked, settings, dictionary or {})
-            parts.append((yield from told(work, self.tokenizers.target.decode)))
-        return NOTHING if not parts else parts[0] if len(parts) == 1 else joined(parts)
+            parts.append((yield from stream_text(work, self.tokenizers.target.decode)))
+        return EMPTY_HYPOTHESIS if not parts else parts[0] if len(parts) == 1 else join_hypotheses(parts)
 
     def _watched(
-        self, piece: Piece, line: Line, search: SearchSettings, dictionary: Mapping[str, str], watch: Watch
+        self, piece: Segment, line: Line, search: SearchSettings, dictionary: Mapping[str, str], watch: BeamObserver
     ) -> Hypothesis:
         """The answer to a piece. Whoever watches sees how it comes about, where that tells anything."""
         clear = search.method in ("beam", "greedy") and not (search.coverage or piece.wish.must)
-        with evaluating(self.model):
+        with eval_mode(self.model):
             engine = self.engine or TorchEngine(self.model, self.device, self.tokenizers.target.decode)
             if not clear or not isinstance(engine, TorchEngine) or search.unknown != "drop":
                 return self.answer([piece], [line], search, dictionary)[0][0]
@@ -284,11 +305,13 @@ class Translator(Door[Seq2Seq]):
         sources, targets = ([line if line.strip() else "" for line in side] for side in (sources, targets))
         encoded = zip(sources, self.tokenizers.source.encode_all(sources), strict=True)
         before = self.before(tag)
-        pieces = [Piece(number, line, ids, before=before if ids else ()) for number, (line, ids) in enumerate(encoded)]
+        pieces = [
+            Segment(number, line, ids, before=before if ids else ()) for number, (line, ids) in enumerate(encoded)
+        ]
         if self.asks_for_trees:
             pieces = [self._grown(piece, trees, whole=True) for piece in pieces]
         wanted = self.tokenizers.target.encode_all(targets)
-        return scored(self, [piece.example(ids) for piece, ids in zip(pieces, wanted, strict=True)])
+        return score_pairs(self, [piece.example(ids) for piece, ids in zip(pieces, wanted, strict=True)])
 
     def before(self, tag: str) -> Sequence[int]:
         """The ids of a tag. Where there is only one that it can be, it need not be named."""
@@ -320,7 +343,7 @@ class Translator(Door[Seq2Seq]):
 
     def cut(
         self, number: int, line: str, trees: Sequence[Tree | None] | None = None, ids: list[int] | None = None
-    ) -> list[Piece]:
+    ) -> list[Segment]:
         """The line as it is, or, if it is longer than any the model learnt from, sentence by sentence.
 
         A sentence that is itself longer stays whole, up to a limit; beyond, it is cut between words, or anywhere.
@@ -329,13 +352,13 @@ class Translator(Door[Seq2Seq]):
             return []
         encode = self.tokenizers.source.encode
         ids = encode(line) if ids is None else ids
-        if len(ids) <= min(self.longest, self.whole):
-            pieces = [Piece(number, line, ids)]
+        if len(ids) <= min(self.longest, self.max_unsplit):
+            pieces = [Segment(number, line, ids)]
         else:
-            texts = sentences(line) if len(ids) > self.longest else [line]
-            for part in (LAST_WORD, LETTER):
+            texts = split_sentences(line) if len(ids) > self.longest else [line]
+            for part in (NON_SPACES, NON_SPACE):
                 texts = [run for text in texts for run in self._runs(text, part)]
-            pieces = [Piece(number, text, encode(text)) for text in texts]
+            pieces = [Segment(number, text, encode(text)) for text in texts]
         return (
             [self._grown(piece, trees, whole=len(pieces) == 1) for piece in pieces] if self.asks_for_trees else pieces
         )
@@ -347,14 +370,14 @@ class Translator(Door[Seq2Seq]):
         trees: Sequence[Tree | None] | None,
         search: SearchSettings,
         ids: list[int] | None = None,
-    ) -> list[Piece]:
+    ) -> list[Segment]:
         """The pieces of a line, each with what is asked of its answer."""
         before = self.before(line.tag)
         pieces = enumerate(self.cut(number, line.text, trees, ids))
-        wish = partial(wish_of, line, tokenizers=self.tokenizers, search=search)
+        wish = partial(make_constraints, line, tokenizers=self.tokenizers, search=search)
         return [p._replace(wish=wish(p.text, len(p.ids), first=place == 0), before=before) for place, p in pieces]
 
-    def _grown(self, piece: Piece, trees: Sequence[Tree | None] | None, *, whole: bool) -> Piece:
+    def _grown(self, piece: Segment, trees: Sequence[Tree | None] | None, *, whole: bool) -> Segment:
         """The piece with the tree of its line. Where that cannot be, words are known by their places alone."""
         tree = trees[piece.line] if trees is not None else None
         roots = rooted(tree if whole else None, piece.text)
@@ -362,12 +385,12 @@ class Translator(Door[Seq2Seq]):
         if len(links.head):
             return piece._replace(links=links)
         why = ": its words do not spell the line" if whole else ": the line was cut into parts"
-        return piece._replace(links=links, warning=TREELESS + (why if tree else ""))
+        return piece._replace(links=links, warning=NO_TREE + (why if tree else ""))
 
     def _runs(self, text: str, part: re.Pattern[str]) -> list[str]:
         """The text, or, where it is too long for any memory, runs of its parts as long as the model learnt from."""
         encode = self.tokenizers.source.encode
-        if len(encode(text)) <= self.whole:
+        if len(encode(text)) <= self.max_unsplit:
             return [text]
         first, *rest = (match.span() for match in part.finditer(text))
         runs = [first]
@@ -380,7 +403,7 @@ class Translator(Door[Seq2Seq]):
 
     def answer(
         self,
-        pieces: Sequence[Piece],
+        pieces: Sequence[Segment],
         lines: Sequence[Line],
         search: SearchSettings,
         dictionary: Mapping[str, str],
@@ -389,12 +412,12 @@ class Translator(Door[Seq2Seq]):
     ) -> list[list[Hypothesis]]:
         """What the engine finds for each piece, as answers."""
         engine = self.engine or TorchEngine(self.model, self.device, self.tokenizers.target.decode)
-        found = engine.each([self._job(piece, search) for piece in pieces], to_find(search))
+        found = engine.each([self._job(piece, search) for piece in pieces], widen_nbest(search))
         return self._ranked(pieces, lines, found, search, dictionary, align=align)
 
     def _ranked(
         self,
-        pieces: Sequence[Piece],
+        pieces: Sequence[Segment],
         lines: Sequence[Line],
         found: Iterable[tuple[int, list[Found]]],
         search: SearchSettings,
@@ -405,28 +428,28 @@ class Translator(Door[Seq2Seq]):
         """What was found for each piece, as answers for users; with alignments, if they are wanted here or there.
 
         Without them answers are made one by one, while the engine looks for others."""
-        say = saying(search.unknown, dictionary)
+        say = unknown_replacer(search.unknown, dictionary)
 
-        def made(i: int, some: Iterable[tuple[Found, Look]]) -> list[Hypothesis]:
+        def made(i: int, some: Iterable[tuple[Found, AlignmentRows]]) -> list[Hypothesis]:
             return [self._hypothesis(pieces[i], lines[pieces[i].line], one, look, say) for one, look in some]
 
         if not (align or search.coverage or say):
             return in_order((i, made(i, ((one, []) for one in some))) for i, some in found)
         flat = [(i, one) for i, some in enumerate(in_order(found)) for one in some]
         looks = self._looks([(pieces[i], one.tokens) for i, one in flat])
-        ranked: list[list[tuple[Found, Look]]] = [[] for _ in pieces]
+        ranked: list[list[tuple[Found, AlignmentRows]]] = [[] for _ in pieces]
         for (i, one), look in zip(flat, looks, strict=True):
             ranked[i].append((one, look))
         if search.coverage:
-            ranked = [by_coverage(some, search.coverage) for some in ranked]
+            ranked = [rerank_by_coverage(some, search.coverage) for some in ranked]
         return [made(i, some) for i, some in enumerate(ranked)]
 
-    def _job(self, piece: Piece, search: SearchSettings) -> Job:
-        limit = limit_of(piece.wish, len(piece.ids), search, self.places)
+    def _job(self, piece: Segment, search: SearchSettings) -> Job:
+        limit = limit_length(piece.wish, len(piece.ids), search, self.max_tokens)
         return Job(piece.read, limit, piece.wish, piece.links)
 
     @torch.inference_mode()
-    def _looks(self, answers: Sequence[tuple[Piece, Sequence[int]]]) -> list[Look]:
+    def _looks(self, answers: Sequence[tuple[Segment, Sequence[int]]]) -> list[AlignmentRows]:
         """Return how much each target token attends to each source token, from one pass over the whole hypothesis.
 
         Where the model's attention does not tell source tokens apart, there is nothing to return.
@@ -434,8 +457,8 @@ class Translator(Door[Seq2Seq]):
         if not self.model.aligns:
             return [[] for _ in answers]
         examples = [piece.example(tokens) for piece, tokens in answers]
-        looks: list[Look] = [[] for _ in examples]
-        for wide, some in grouped(range(len(examples)), lambda i: widths(examples[i]), self.rows):
+        looks: list[AlignmentRows] = [[] for _ in examples]
+        for wide, some in grouped(range(len(examples)), lambda i: bucket_widths(examples[i]), self.rows):
             rows = [[i] for i in some] + [[]] * (self.rows - len(some))
             look_BTS = self.model.alignment(lay(Grid(rows, wide), examples).to(self.device)).cpu()
             for row, i in enumerate(some):
@@ -444,11 +467,13 @@ class Translator(Door[Seq2Seq]):
                 looks[i] = (look_TS / look_TS.sum(-1, keepdim=True).clamp(min=1e-9)).tolist()
         return looks
 
-    def _hypothesis(self, piece: Piece, line: Line, found: Found, look: Look, say: Say | None) -> Hypothesis:
+    def _hypothesis(
+        self, piece: Segment, line: Line, found: Found, look: AlignmentRows, say: ReplaceUnknown | None
+    ) -> Hypothesis:
         text = self._text_of(piece, found.tokens, look, say)
         lost = UNK in found.tokens and say is None
-        flags = flags_of(piece.text, text, (len(piece.ids), len(found.tokens)), self.usual)
-        changed = placeholder_warnings(piece.text, text, self.usual)
+        flags = find_flags(piece.text, text, (len(piece.ids), len(found.tokens)), self.statistics)
+        changed = check_placeholders(piece.text, text, self.statistics)
         return Hypothesis(
             text=text,
             score=found.score,
@@ -456,23 +481,23 @@ class Translator(Door[Seq2Seq]):
             alignment=look,
             source_tokens=self.tokenizers.source.pieces(piece.ids),
             logp=found.logp,
-            warnings=(*self._warnings(piece, found), *unmet(line, piece.wish, text), *changed),
-            flags=(*flags, *([UNKNOWN_WORDS] if lost else []), *kinds(changed)),
+            warnings=(*self._warnings(piece, found), *list_unmet(line, piece.wish, text), *changed),
+            flags=(*flags, *([FLAG_UNKNOWN] if lost else []), *warning_kinds(changed)),
         )
 
-    def _text_of(self, piece: Piece, tokens: list[int], look: Look, say: Say | None) -> str:
+    def _text_of(self, piece: Segment, tokens: list[int], look: AlignmentRows, say: ReplaceUnknown | None) -> str:
         """The text of an answer; unknown words in it become what is said for the source words that they looked at."""
         if UNK not in tokens or say is None:
             return self.tokenizers.target.decode(tokens)
         words = source_words(self.tokenizers.source, piece.text, piece.ids)
-        return filled_in(tokens, look or [[]] * len(tokens), self.tokenizers.target, words, say)
+        return fill_unknowns(tokens, look or [[]] * len(tokens), self.tokenizers.target, words, say)
 
-    def _warnings(self, piece: Piece, found: Found) -> list[str]:
+    def _warnings(self, piece: Segment, found: Found) -> list[str]:
         warnings = [piece.warning] if piece.warning else []
         if len(piece.ids) > self.longest:
             warnings.append(f"longer than any sentence of training ({len(piece.ids)} tokens against {self.longest})")
         if not found.finished:
-            full = len(found.tokens) == self.places
+            full = len(found.tokens) == self.max_tokens
             why = "model.max_length allows" if full else "search.max_ratio and max_extra allow"
             warnings.append(f"cut at {len(found.tokens)} tokens, the most that {why}")
         return warnings

@@ -21,7 +21,7 @@ from dragoman.data.stream import Stream, Weighted, Windows
 from dragoman.data.token_store import TokenStore, open_store
 from dragoman.data.tokenizers import Tokenizers, train_tokenizer
 from dragoman.errors import UserError
-from dragoman.inference.postprocess import Usual
+from dragoman.inference.postprocess import PairStatistics
 from dragoman.io import LONGEST_LINE, cache_folder, keep_folder, read_lines
 from dragoman.models.registry import asks_for_trees, kind_of, layout_of, most_tokens
 from dragoman.process_group import Group
@@ -47,7 +47,7 @@ class Prepared:
         return max(part.store.longest for part in self.train)
 
     @cached_property
-    def usual(self) -> Usual:
+    def usual(self) -> PairStatistics:
         """What pairs look like: lengths from all over each corpus, and the texts of some pairs."""
         lengths, texts = [], []
         for part in self.train:
@@ -56,7 +56,7 @@ class Prepared:
                 pair = part.store.example(line)
                 source = pair.source[len(self.tokenizers.before(part.store.tag)) :]
                 texts.append((self.tokenizers.source.decode(source), self.tokenizers.target.decode(pair.target)))
-        return Usual.of(lengths, texts)
+        return PairStatistics.of(lengths, texts)
 
     @property
     def digests(self) -> dict[str, str]:

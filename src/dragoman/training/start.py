@@ -25,10 +25,10 @@ from dragoman.config.settings import (
 )
 from dragoman.data.tokenizers import TOKENIZERS, Tokenizers, target_side
 from dragoman.errors import UserError
-from dragoman.inference.constraints import settings_for
-from dragoman.inference.loading import open_run, put_weights
+from dragoman.inference.constraints import merge_search
+from dragoman.inference.loading import copy_weights, open_run
 from dragoman.inference.postprocess import check_alignment
-from dragoman.inference.predictor import Door
+from dragoman.inference.predictor import Predictor
 from dragoman.io import is_temporary, lock_folder
 from dragoman.metrics.metrics import METRICS, fitting, metric_named, note_on_wer
 from dragoman.models.base import Model, collect_tensors
@@ -61,7 +61,7 @@ MAY_CHANGE = {
 class Start(NamedTuple):
     recipe: Recipe  # with every setting written out
     newest: Path | None  # the checkpoint to go on from
-    parent: Door[Model] | None  # the run whose weights a new one begins with
+    parent: Predictor[Model] | None  # the run whose weights a new one begins with
     init_from: str
 
 
@@ -256,7 +256,7 @@ def check(recipe: Recipe) -> None:
     if recipe.train.compile is True and not kind_of(recipe.model).settings.compiles:
         raise UserError("train.compile=true is of no use to recurrent models, whose kernels are compiled; leave it out")
     choose(recipe.train)
-    settings_for(recipe.search)
+    merge_search(recipe.search)
     pick(TOKENIZERS, recipe.tokenizer.kind, "tokenizer.kind")
     check_metrics(recipe, task)
     pick(dict.fromkeys(DIRECTIONS), recipe.data.direction, "data.direction (of the phrasebook)")
@@ -356,12 +356,12 @@ def first_difference(name: str, old: Any, new: Any) -> tuple[str, Any, Any] | No
     return (name, old, new) if old != new else None
 
 
-def new_model(recipe: Recipe, tokenizers: Tokenizers, parent: Door[Model] | None) -> Model:
+def new_model(recipe: Recipe, tokenizers: Tokenizers, parent: Predictor[Model] | None) -> Model:
     """Weights drawn from the seed, or those of the run that this one begins with."""
     torch.manual_seed(recipe.train.seed)
     model = build_model(recipe, **tokenizers.sizes)
     if parent:
-        put_weights(model, with_new_tags(parent, tokenizers, model), "the run of --init-from", "this recipe's model")
+        copy_weights(model, with_new_tags(parent, tokenizers, model), "the run of --init-from", "this recipe's model")
     return model
 
 
@@ -370,7 +370,7 @@ def grown(tensor: Tensor, other: Tensor) -> tuple[int, int] | None:
     return (len(tensor), len(other)) if tensor.dim() and tensor.shape[1:] == other.shape[1:] else None
 
 
-def with_new_tags(parent: Door[Model], tokenizers: Tokenizers, model: Model) -> dict[str, Tensor]:
+def with_new_tags(parent: Predictor[Model], tokenizers: Tokenizers, model: Model) -> dict[str, Tensor]:
     """The parent's weights. The rows of tags that it did not know are those of the model, as they were drawn."""
     before, now = parent.tokenizers.sizes["source_size"], tokenizers.sizes["source_size"]
     weights, own = dict(collect_tensors(parent.model)), collect_tensors(model)

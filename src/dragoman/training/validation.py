@@ -17,7 +17,7 @@ from dragoman.data.batches import FORMS, LAYOUTS, Widths
 from dragoman.data.corpus import all_references
 from dragoman.data.stream import in_order
 from dragoman.inference.engines.torch import TorchEngine
-from dragoman.inference.predictor import evaluating
+from dragoman.inference.predictor import eval_mode
 from dragoman.inference.translator import Translator
 from dragoman.metrics.metrics import AUTO, METRICS, Metric, metric_named
 from dragoman.models.base import Model, Seq2Seq
@@ -111,7 +111,7 @@ class Validator:
             return self.judged(model)
 
     def judged(self, model: Model) -> Validation:
-        with evaluating(model):
+        with eval_mode(model):
             loss = self.loss(model)
         if self.task == "generate":
             return Validation(loss, metric="loss", bits=loss * self.tokens_per_character() / math.log(2))
@@ -157,7 +157,7 @@ class Validator:
     def labels(self, model: Model) -> tuple[list[str], list[list[str]]]:
         """Labels of all of dev, and the right ones."""
         found, wanted = [], []
-        with evaluating(model), self.choices.autocast():
+        with eval_mode(model), self.choices.autocast():
             for batch in self.batches:
                 moved = batch.to(self.device)
                 real_BT = moved.target_segment_BT > 0

@@ -31,7 +31,14 @@ from dragoman.decoding.request import Job
 from dragoman.errors import UserError
 from dragoman.hardware import cpu_features
 from dragoman.inference.engines.base import Engine, in_order
-from dragoman.inference.engines.formats import Holds, check_widths, fingerprint, held, source_vocabulary, vocabulary
+from dragoman.inference.engines.formats import (
+    Holds,
+    check_holds,
+    check_widths,
+    fingerprint_model,
+    list_source_vocabulary,
+    list_vocabulary,
+)
 from dragoman.io import keep_folder
 from dragoman.models.transformer import DecoderLayer, EncoderLayer, Transformer, TransformerStack
 from dragoman.modules.attention import SelfAttention
@@ -39,10 +46,10 @@ from dragoman.modules.feedforward import FeedForward, Residual, SwiGluFeedForwar
 from dragoman.modules.positions import Learned, Relative, Sinusoidal, make_sinusoids
 from dragoman.types import BOS, EOS, PAD, SPECIALS
 
-NAME = "CTranslate2"
-NARROW = 64  # the largest weight in 8 bits whose products cannot saturate: 2 * 255 * 64 < 2**15
-PLACES = 4096  # of a table of sinusoids: the longest source and the longest answer, their marks counted
-HOLDS: Holds = {
+CTRANSLATE2 = "CTranslate2"
+NARROW_INT8 = 64  # the largest weight in 8 bits whose products cannot saturate: 2 * 255 * 64 < 2**15
+TABLE_POSITIONS = 4096  # of a table of sinusoids: the longest source and the longest answer, their marks counted
+CTRANSLATE2_HOLDS: Holds = {
     "norm": ("layer", "rms"),
     "activation": ("relu", "gelu", "swiglu"),
     "position": ("none", "sinusoidal", "learned", "relative", "rotary"),
@@ -64,7 +71,7 @@ QUANTIZATIONS = {  # how weights are kept; CTranslate2 computes in the nearest t
 }
 
 
-def library() -> Any:
+def import_ctranslate2() -> Any:
     try:
         import ctranslate2
     except ImportError:
@@ -74,18 +81,18 @@ def library() -> Any:
     return ctranslate2
 
 
-def checked(model: nn.Module) -> Transformer:
-    transformer = held(model, HOLDS, NAME)
-    check_widths(transformer.settings, NAME)
+def check_ctranslate2(model: nn.Module) -> Transformer:
+    transformer = check_holds(model, CTRANSLATE2_HOLDS, CTRANSLATE2)
+    check_widths(transformer.settings, CTRANSLATE2)
     return transformer
 
 
-def places(model: Transformer) -> int:
+def max_positions(model: Transformer) -> int:
     """Tokens that a source or an answer may have, its mark counted."""
-    return model.settings.most or PLACES
+    return model.settings.most or TABLE_POSITIONS
 
 
-def save(
+def save_ctranslate2(
     model: nn.Module, tokenizers: Tokenizers, folder: Path, quantization: str, *, narrow_int8: bool = False
 ) -> None:
     """Write model and vocabularies into a folder that `ctranslate2.Translator` opens.
@@ -93,15 +100,15 @@ def save(
     With `narrow_int8`, weights of 8 bits are kept within 64, so that sums cannot saturate on a CPU without VNNI.
     """
     pick(QUANTIZATIONS, quantization, "quantization")
-    spec = specification(checked(model), tokenizers)
-    weights = weights_of(spec)
+    spec = make_specification(check_ctranslate2(model), tokenizers)
+    weights = copy_weights_by_name(spec)
     spec.optimize(quantization)
     if narrow_int8 and quantization.startswith("int8"):
         narrow_weights(spec, weights)
     spec.save(str(folder))
 
 
-def weights_of(spec: Any) -> dict[str, Any]:
+def copy_weights_by_name(spec: Any) -> dict[str, Any]:
     """Return a copy of each weight that can be quantised, as an array, by its name."""
     spec.validate()
     return {name: value.numpy().copy() for name, value in spec.variables().items() if name.endswith("/weight")}
@@ -113,22 +120,22 @@ def narrow_weights(spec: Any, weights: Mapping[str, Any]) -> None:
     Its CPU libraries multiply unsigned inputs, at most 255, with these weights, and without VNNI add two products in 16
     signed bits. Weights within 64 leave room for that, see inference/engines/torch.py.
     """
-    spec_module = library().specs.model_spec
+    spec_module = import_ctranslate2().specs.model_spec
 
     def narrow(layer: Any, name: str, value: Any) -> None:
         if name not in weights or isinstance(value, str):  # not quantised, or the name of a weight that it shares
             return
         weight_OI = weights[name]
-        scale_O = NARROW / np.maximum(np.abs(weight_OI).max(1), np.float32(1e-12))
+        scale_O = NARROW_INT8 / np.maximum(np.abs(weight_OI).max(1), np.float32(1e-12))
         layer.weight = spec_module.NumpyVariable(np.rint(weight_OI * scale_O[:, None]).astype(np.int8))
         layer.weight_scale = spec_module.NumpyVariable(scale_O.astype(np.float32))
 
     spec_module.visit_spec(spec, narrow)
 
 
-def specification(model: Transformer, tokenizers: Tokenizers) -> Any:
+def make_specification(model: Transformer, tokenizers: Tokenizers) -> Any:
     """All weights in the places that CTranslate2 has for them."""
-    specs, settings = library().specs, model.settings
+    specs, settings = import_ctranslate2().specs, model.settings
     options = {
         "pre_norm": settings.norm_place == "pre",
         "activation": specs.Activation[ACTIVATIONS[settings.activation]],
@@ -151,11 +158,11 @@ def specification(model: Transformer, tokenizers: Tokenizers) -> Any:
     )
     fill_stack(spec.encoder, model.encoder)
     fill_stack(spec.decoder, model.decoder)
-    spec.encoder.embeddings[0].weight = number(model.encoder.embedding.weight)
-    spec.decoder.embeddings.weight = number(model.decoder.embedding.weight[: model.spoken])
-    spec.decoder.projection.weight = number(model.project.weight[: model.spoken])
-    spec.register_source_vocabulary(source_vocabulary(tokenizers))
-    spec.register_target_vocabulary(vocabulary(tokenizers.target))
+    spec.encoder.embeddings[0].weight = copy_float(model.encoder.embedding.weight)
+    spec.decoder.embeddings.weight = copy_float(model.decoder.embedding.weight[: model.spoken])
+    spec.decoder.projection.weight = copy_float(model.project.weight[: model.spoken])
+    spec.register_source_vocabulary(list_source_vocabulary(tokenizers))
+    spec.register_target_vocabulary(list_vocabulary(tokenizers.target))
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = SPECIALS[1:]
     spec.config.decoder_start_token, spec.config.add_source_eos = spec.config.bos_token, True
     return spec
@@ -163,7 +170,7 @@ def specification(model: Transformer, tokenizers: Tokenizers) -> Any:
 
 def fill_stack(spec: Any, stack: TransformerStack) -> None:
     if hasattr(spec, "position_encodings"):
-        spec.position_encodings.encodings = place_table(stack)
+        spec.position_encodings.encodings = position_table(stack)
     if stack.settings.norm_place == "pre":
         fill_norm(spec.layer_norm, stack.norm)
     for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
@@ -179,15 +186,15 @@ def fill_stack(spec: Any, stack: TransformerStack) -> None:
         fill_feedforward(layer_spec.ffn, layer.feedforward)
 
 
-def place_table(stack: TransformerStack) -> Tensor:
+def position_table(stack: TransformerStack) -> Tensor:
     """What is added to embeddings, place by place. CTranslate2's own waves are laid out otherwise than ours."""
     width, embed = stack.settings.width, stack.position
     if isinstance(embed, Learned):
-        table_PC: Tensor = number(embed.table.weight) * width**0.5
+        table_PC: Tensor = copy_float(embed.table.weight) * width**0.5
         return table_PC
     if isinstance(embed, Sinusoidal):
-        return make_sinusoids(torch.arange(PLACES), width)
-    return torch.zeros(PLACES, width)
+        return make_sinusoids(torch.arange(TABLE_POSITIONS), width)
+    return torch.zeros(TABLE_POSITIONS, width)
 
 
 def fill_attention(spec: Any, attention: Residual[SelfAttention]) -> None:
@@ -196,8 +203,8 @@ def fill_attention(spec: Any, attention: Residual[SelfAttention]) -> None:
     fill_products(spec.linear, own.query_key_value, own.out)
     set_scale(spec, scaled=own.settings.scaled)
     if isinstance(own.relate, Relative):
-        spec.relative_position_keys = number(own.relate.key_RD)
-        spec.relative_position_values = number(own.relate.value_RD)
+        spec.relative_position_keys = copy_float(own.relate.key_RD)
+        spec.relative_position_values = copy_float(own.relate.value_RD)
 
 
 def set_scale(spec: Any, *, scaled: bool) -> None:
@@ -210,7 +217,7 @@ def fill_feedforward(spec: Any, feedforward: Residual[FeedForward]) -> None:
     fill_residual(spec, feedforward)
     if isinstance(own, SwiGluFeedForward):
         for half, place in enumerate((spec.linear_0, spec.linear_0_noact)):
-            place.weight, place.bias = (number(each).chunk(2)[half] for each in (own.wide.weight, own.wide.bias))
+            place.weight, place.bias = (copy_float(each).chunk(2)[half] for each in (own.wide.weight, own.wide.bias))
     else:
         fill_products([spec.linear_0], own.wide)
     fill_products([spec.linear_1], own.narrow)
@@ -221,35 +228,43 @@ def fill_residual(spec: Any, residual: Residual[Any]) -> None:
 
 
 def fill_norm(spec: Any, norm: nn.Module) -> None:
-    spec.gamma = number(norm.weight)
+    spec.gamma = copy_float(norm.weight)
     if hasattr(spec, "beta"):
-        spec.beta = number(norm.bias)
+        spec.beta = copy_float(norm.bias)
 
 
 def fill_products(specs: list[Any], *products: Any) -> None:
     for spec, product in zip(specs, products, strict=True):
-        spec.weight, spec.bias = number(product.weight), number(product.bias)
+        spec.weight, spec.bias = copy_float(product.weight), copy_float(product.bias)
 
 
-def number(tensor: Any) -> Tensor:
+def copy_float(tensor: Any) -> Tensor:
     """A copy, since CTranslate2 quantises in place."""
     out: Tensor = tensor.detach().float().cpu().clone()
     return out
 
 
-LAYOUT = 1  # of the folders in the cache; raised when the same model is written in another way
-ROWS = {"cpu": 32, "cuda": 256}  # sentences of a batch
-AHEAD = 3  # batches for each worker that are asked at a time: who stops waits for those
-METHODS = ("beam", "greedy")
-FOLLOWED = {"method", "beam", "nbest", "length_penalty", "max_ratio", "max_extra", "scores"}  # of the search settings
-IDLE = {  # those of other methods, and those that are seen to when answers have been found
+CACHE_VERSION = 1  # of the folders in the cache; raised when the same model is written in another way
+BATCH_ROWS = {"cpu": 32, "cuda": 256}  # sentences of a batch
+QUEUED_BATCHES = 3  # batches for each worker that are asked at a time: who stops waits for those
+SUPPORTED_METHODS = ("beam", "greedy")
+SUPPORTED_SETTINGS = {
+    "method",
+    "beam",
+    "nbest",
+    "length_penalty",
+    "max_ratio",
+    "max_extra",
+    "scores",
+}  # of the search settings
+UNUSED_SETTINGS = {  # those of other methods, and those that are seen to when answers have been found
     *SampleSettings.model_fields, "seed", "samples", "candidates", "metric", "groups", "diversity", "unknown",
     "coverage",
 }  # fmt: skip
-NOT_QUITE_ZERO = 1e-30  # at a length penalty of 0 CTranslate2 stops before it has looked at all that we look at
+TINY_PENALTY = 1e-30  # at a length penalty of 0 CTranslate2 stops before it has looked at all that we look at
 
 
-class Asked(NamedTuple):
+class PendingBatch(NamedTuple):
     """Jobs by number, and what will be their answers."""
 
     batch: list[int]
@@ -263,12 +278,12 @@ class CTranslate2Engine(Engine):
     def __init__(
         self, folder: Path, model: Transformer, tokenizers: Tokenizers, *, device: torch.device, quantization: str
     ) -> None:
-        self.places = places(model)
-        self.rows = ROWS[device.type]
+        self.places = max_positions(model)
+        self.rows = BATCH_ROWS[device.type]
         threads = torch.get_num_threads()
-        self.ahead = AHEAD * (threads if device.type == "cpu" else 1)
-        able = library().get_supported_compute_types(device.type, device.index or 0)
-        self.translator: Any = library().Translator(
+        self.ahead = QUEUED_BATCHES * (threads if device.type == "cpu" else 1)
+        able = import_ctranslate2().get_supported_compute_types(device.type, device.index or 0)
+        self.translator: Any = import_ctranslate2().Translator(
             str(folder),
             device=device.type,
             device_index=device.index or 0,
@@ -277,7 +292,7 @@ class CTranslate2Engine(Engine):
             **({"inter_threads": threads, "intra_threads": 1} if device.type == "cpu" else {}),
         )
         torch.set_num_threads(threads)  # CTranslate2 has changed it
-        self.source, self.target = source_vocabulary(tokenizers), vocabulary(tokenizers.target)
+        self.source, self.target = list_source_vocabulary(tokenizers), list_vocabulary(tokenizers.target)
         self.target_ids = {piece: number for number, piece in enumerate(self.target)}
 
     @classmethod
@@ -288,9 +303,13 @@ class CTranslate2Engine(Engine):
 
         Where the cache cannot be written, it is converted into a temporary folder, which goes when the model is open.
         """
-        transformer = checked(model)
+        transformer = check_ctranslate2(model)
         make = partial(
-            converted, transformer, tokenizers, quantization=quantization, narrow_int8=narrow_on(device, quantization)
+            convert_cached,
+            transformer,
+            tokenizers,
+            quantization=quantization,
+            narrow_int8=needs_narrow_int8(device, quantization),
         )
         opened = partial(cls, model=transformer, tokenizers=tokenizers, device=device, quantization=quantization)
         try:
@@ -331,7 +350,7 @@ class CTranslate2Engine(Engine):
         """A batch is asked with the highest limit in it. What came to its end within its own limit is what that limit
         would have given: it is the best of all that end by then. The others are asked again, each with its own.
         """
-        for why in (refused(search), *map(self.lacks, jobs)):
+        for why in (explain_refusal(search), *map(self.lacks, jobs)):
             if why:
                 raise UserError(f"{why}; use --engine torch")
         search = search.model_copy(update={"beam": 1}) if search.method == "greedy" else search
@@ -353,7 +372,9 @@ class CTranslate2Engine(Engine):
             for _, some in groupby(late, lambda i: jobs[i].limit):
                 waiting.append(self.ask(jobs, list(some), search, again=True))
 
-    def ask(self, jobs: Sequence[Job], batch: list[int], search: SearchSettings, *, again: bool = False) -> Asked:
+    def ask(
+        self, jobs: Sequence[Job], batch: list[int], search: SearchSettings, *, again: bool = False
+    ) -> PendingBatch:
         """`again` is for sentences that reach their limit, fewer than a beam of answers being whole: twice the patience
         then changes nothing but that cut answers do not push whole ones off the list."""
         patience = 2 if again and search.beam > 1 else 1
@@ -362,21 +383,21 @@ class CTranslate2Engine(Engine):
             beam_size=search.beam,
             patience=patience,
             num_hypotheses=patience * search.beam if again else search.nbest,
-            length_penalty=search.length_penalty or NOT_QUITE_ZERO,
+            length_penalty=search.length_penalty or TINY_PENALTY,
             max_decoding_length=max(jobs[i].limit for i in batch),
             min_decoding_length=0,
             max_input_length=0,
             suppress_sequences=[[self.target[PAD]], [self.target[BOS]]],
-            return_scores=with_scores(search),
+            return_scores=needs_scores(search),
             return_end_token=True,
             asynchronous=True,
         )
-        return Asked(batch, coming, again)
+        return PendingBatch(batch, coming, again)
 
-    def answers(self, asked: Asked, search: SearchSettings) -> Iterator[tuple[int, list[Found]]]:
+    def answers(self, asked: PendingBatch, search: SearchSettings) -> Iterator[tuple[int, list[Found]]]:
         for i, coming in zip(asked.batch, asked.coming, strict=True):
             result = coming.result()
-            each = zip(result.hypotheses, result.scores if with_scores(search) else [math.nan], strict=True)
+            each = zip(result.hypotheses, result.scores if needs_scores(search) else [math.nan], strict=True)
             yield i, [self.found(*one, search) for one in each]
 
     def found(self, pieces: list[str], score: float, search: SearchSettings) -> Found:
@@ -395,36 +416,46 @@ class CTranslate2Engine(Engine):
         return ""
 
 
-def with_scores(search: SearchSettings) -> bool:
+def needs_scores(search: SearchSettings) -> bool:
     """A beam makes them anyway."""
     return search.scores or search.beam > 1
 
 
-def refused(search: SearchSettings) -> str:
+def explain_refusal(search: SearchSettings) -> str:
     """What of the settings CTranslate2 would do otherwise than we do; nothing, where it does the same."""
-    wanted = {name: getattr(search, name) for name in SearchSettings.model_fields if name not in FOLLOWED | IDLE}
+    wanted = {
+        name: getattr(search, name)
+        for name in SearchSettings.model_fields
+        if name not in SUPPORTED_SETTINGS | UNUSED_SETTINGS
+    }
     usual = SearchSettings().model_dump()
     for name, value in wanted.items():
         if value != usual[name]:
             return f"search.{name}={value} is not something that CTranslate2 does"
-    return "" if search.method in METHODS else f"search.method={search.method} is not something that CTranslate2 does"
+    return (
+        ""
+        if search.method in SUPPORTED_METHODS
+        else f"search.method={search.method} is not something that CTranslate2 does"
+    )
 
 
-def converted(
+def convert_cached(
     model: Transformer, tokenizers: Tokenizers, cache: Path, quantization: str, *, narrow_int8: bool = False
 ) -> Path:
     """Return the folder of this model in the cache, made now if it is not there yet."""
-    key = fingerprint(model, tokenizers.fingerprint(), model.settings, quantization, LAYOUT, *["narrow"] * narrow_int8)
+    key = fingerprint_model(
+        model, tokenizers.fingerprint(), model.settings, quantization, CACHE_VERSION, *["narrow"] * narrow_int8
+    )
     folder = cache / f"ctranslate2-{key}"
 
     def write(beside: Path) -> None:
-        save(model, tokenizers, beside, quantization, narrow_int8=narrow_int8)
+        save_ctranslate2(model, tokenizers, beside, quantization, narrow_int8=narrow_int8)
 
     if not (folder / "model.bin").exists():
         keep_folder(folder, "model.bin", write)
     return folder
 
 
-def narrow_on(device: torch.device, quantization: str) -> bool:
+def needs_narrow_int8(device: torch.device, quantization: str) -> bool:
     """Return whether weights of 8 bits must stay within 64, see inference/engines/torch.py."""
     return quantization.startswith("int8") and device.type == "cpu" and not cpu_features().exact_int8

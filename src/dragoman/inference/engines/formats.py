@@ -21,7 +21,7 @@ from dragoman.types import SPECIALS
 Holds = Mapping[str, Sequence[Any]]  # by the name of a model setting: the values of it that a format can hold
 
 
-def held(model: nn.Module, holds: Holds, name: str) -> Transformer:
+def check_holds(model: nn.Module, holds: Holds, name: str) -> Transformer:
     """The model, if the format called `name` can hold it; else a sentence that names the setting it cannot."""
     if not isinstance(model, Transformer):
         settings = getattr(model, "settings", None)
@@ -32,8 +32,8 @@ def held(model: nn.Module, holds: Holds, name: str) -> Transformer:
         value = getattr(settings, setting)
         if value not in choices:
             raise UserError(
-                f"model.{setting}={shown(value)} cannot be exported to {name}, "
-                f"which holds {' or '.join(shown(choice) for choice in choices)}"
+                f"model.{setting}={format_setting(value)} cannot be exported to {name}, "
+                f"which holds {' or '.join(format_setting(choice) for choice in choices)}"
             )
     return model
 
@@ -49,12 +49,12 @@ def check_widths(settings: TransformerSettings, name: str) -> None:
             )
 
 
-def shown(value: Any) -> str:
+def format_setting(value: Any) -> str:
     """As a recipe writes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def vocabulary(tokenizer: Tokenizer) -> list[str]:
+def list_vocabulary(tokenizer: Tokenizer) -> list[str]:
     """Its pieces in the order of their ids, no two alike; those of SentencePiece as SentencePiece writes them."""
     if isinstance(tokenizer, Subword):
         pieces: list[str] = tokenizer.processor.id_to_piece(list(range(tokenizer.size)))
@@ -68,9 +68,9 @@ def vocabulary(tokenizer: Tokenizer) -> list[str]:
     return list(found)
 
 
-def source_vocabulary(tokenizers: Tokenizers) -> list[str]:
+def list_source_vocabulary(tokenizers: Tokenizers) -> list[str]:
     """Pieces that a model reads, and the tags behind them."""
-    found = dict.fromkeys(vocabulary(tokenizers.source))
+    found = dict.fromkeys(list_vocabulary(tokenizers.source))
     for tag in tokenizers.tags:
         while (piece := f"<{tag}>") in found:
             tag += "'"
@@ -78,7 +78,7 @@ def source_vocabulary(tokenizers: Tokenizers) -> list[str]:
     return list(found)
 
 
-def fingerprint(model: nn.Module, *about: object) -> str:
+def fingerprint_model(model: nn.Module, *about: object) -> str:
     """The same for models with the same weights, and for the same that there is to say about them."""
     digest = hashlib.blake2b(repr(about).encode(), digest_size=12)
     for name, tensor in sorted(collect_tensors(model).items()):

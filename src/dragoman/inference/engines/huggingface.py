@@ -34,7 +34,7 @@ from dragoman.decoding.protocol import Found
 from dragoman.decoding.request import Job
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import Engine
-from dragoman.inference.engines.formats import Holds, check_widths, held, write_json
+from dragoman.inference.engines.formats import Holds, check_holds, check_widths, write_json
 from dragoman.inference.engines.huggingface_tokenizer import save_tokenizer
 from dragoman.models.base import collect_tensors
 from dragoman.models.registry import build_model, completed
@@ -43,9 +43,9 @@ from dragoman.modules.positions import make_sinusoids
 from dragoman.run_dir import RunFolder
 from dragoman.types import BOS, EOS, PAD
 
-NAME = "Hugging Face"
-PLACES = 1024  # that its table of sinusoids has at least
-HOLDS: Holds = {
+HUGGING_FACE = "Hugging Face"
+MIN_POSITIONS = 1024  # that its table of sinusoids has at least
+HUGGINGFACE_HOLDS: Holds = {
     "norm": ("layer",),
     "activation": ("relu", "gelu"),
     "position": ("sinusoidal",),
@@ -65,21 +65,21 @@ class Weight(NamedTuple):
     axis: int | None
 
 
-def halves(width: int) -> Tensor:
+def half_order(width: int) -> Tensor:
     """Ours in their order: first the features that a sine is added to, then those of the cosines."""
     return torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
 
 
-def theirs(weight: Weight, order_C: Tensor) -> Tensor:
+def reorder_features(weight: Weight, order_C: Tensor) -> Tensor:
     """As they hold it. With the inverse order, what they hold as we do."""
     tensor = weight.tensor.detach().float().cpu()
     return tensor.clone() if weight.axis is None else tensor.index_select(weight.axis, order_C)
 
 
-def weights(model: Transformer) -> Iterator[Weight]:
+def list_weights(model: Transformer) -> Iterator[Weight]:
     """Every weight of the model with its name there: the table that export and import both read."""
-    yield from in_stack("model.encoder.", model.encoder)
-    yield from in_stack("model.decoder.", model.decoder)
+    yield from list_stack_weights("model.encoder.", model.encoder)
+    yield from list_stack_weights("model.decoder.", model.decoder)
     source, target = model.encoder.embedding.weight, model.decoder.embedding.weight
     if source is target:
         yield Weight("model.shared.weight", target, 1)
@@ -90,48 +90,48 @@ def weights(model: Transformer) -> Iterator[Weight]:
         yield Weight("lm_head.weight", model.project.weight, 1)
 
 
-def in_stack(prefix: str, stack: TransformerStack) -> Iterator[Weight]:
+def list_stack_weights(prefix: str, stack: TransformerStack) -> Iterator[Weight]:
     if stack.settings.norm_place == "pre":
-        yield from both(f"{prefix}layer_norm.", stack.norm)
+        yield from output_weights(f"{prefix}layer_norm.", stack.norm)
     for number, layer in enumerate(stack.layers):
         assert isinstance(layer, EncoderLayer | DecoderLayer)
-        yield from in_layer(f"{prefix}layers.{number}.", layer)
+        yield from list_layer_weights(f"{prefix}layers.{number}.", layer)
 
 
-def in_layer(prefix: str, layer: EncoderLayer | DecoderLayer) -> Iterator[Weight]:
+def list_layer_weights(prefix: str, layer: EncoderLayer | DecoderLayer) -> Iterator[Weight]:
     own = layer.attention.sublayer
-    yield from parts(f"{prefix}self_attn.", own.query_key_value, "q_proj.", "k_proj.", "v_proj.")
-    yield from both(f"{prefix}self_attn.out_proj.", own.out)
-    yield from both(f"{prefix}self_attn_layer_norm.", layer.attention.norm)
+    yield from input_weights(f"{prefix}self_attn.", own.query_key_value, "q_proj.", "k_proj.", "v_proj.")
+    yield from output_weights(f"{prefix}self_attn.out_proj.", own.out)
+    yield from output_weights(f"{prefix}self_attn_layer_norm.", layer.attention.norm)
     if isinstance(layer, DecoderLayer):
         assert layer.cross
         cross = layer.cross.sublayer
-        yield from parts(f"{prefix}encoder_attn.", cross.query, "q_proj.")
-        yield from parts(f"{prefix}encoder_attn.", cross.key_value, "k_proj.", "v_proj.")
-        yield from both(f"{prefix}encoder_attn.out_proj.", cross.out)
-        yield from both(f"{prefix}encoder_attn_layer_norm.", layer.cross.norm)
+        yield from input_weights(f"{prefix}encoder_attn.", cross.query, "q_proj.")
+        yield from input_weights(f"{prefix}encoder_attn.", cross.key_value, "k_proj.", "v_proj.")
+        yield from output_weights(f"{prefix}encoder_attn.out_proj.", cross.out)
+        yield from output_weights(f"{prefix}encoder_attn_layer_norm.", layer.cross.norm)
     assert layer.feedforward
-    yield from parts(prefix, layer.feedforward.sublayer.wide, "fc1.")
-    yield from both(f"{prefix}fc2.", layer.feedforward.sublayer.narrow)
-    yield from both(f"{prefix}final_layer_norm.", layer.feedforward.norm)
+    yield from input_weights(prefix, layer.feedforward.sublayer.wide, "fc1.")
+    yield from output_weights(f"{prefix}fc2.", layer.feedforward.sublayer.narrow)
+    yield from output_weights(f"{prefix}final_layer_norm.", layer.feedforward.norm)
 
 
-def both(prefix: str, module: Any) -> Iterator[Weight]:
+def output_weights(prefix: str, module: Any) -> Iterator[Weight]:
     """Of what writes features: weight and bias count them along the first axis."""
     yield Weight(f"{prefix}weight", module.weight, 0)
     yield Weight(f"{prefix}bias", module.bias, 0)
 
 
-def parts(prefix: str, product: Any, *names: str) -> Iterator[Weight]:
+def input_weights(prefix: str, product: Any, *names: str) -> Iterator[Weight]:
     """Of a product that reads features, cut into as many products as there are names."""
     for name, weight, bias in zip(names, product.weight.chunk(len(names)), product.bias.chunk(len(names)), strict=True):
         yield Weight(f"{prefix}{name}weight", weight, 1)
         yield Weight(f"{prefix}{name}bias", bias, None)
 
 
-def checked(model: nn.Module) -> Transformer:
-    transformer = held(model, HOLDS, NAME)
-    check_widths(transformer.settings, NAME)
+def check_huggingface(model: nn.Module) -> Transformer:
+    transformer = check_holds(model, HUGGINGFACE_HOLDS, HUGGING_FACE)
+    check_widths(transformer.settings, HUGGING_FACE)
     if transformer.settings.norm_place == "pre" and transformer.encoder.embedding is not transformer.decoder.embedding:
         raise UserError(
             "model.norm_place=pre with two tables of embeddings cannot be exported to Hugging Face: Pegasus has one; "
@@ -140,33 +140,33 @@ def checked(model: nn.Module) -> Transformer:
     return transformer
 
 
-def save(model: nn.Module, tokenizers: Tokenizers, recipe: Recipe, folder: Path, longest: int) -> list[str]:
+def save_huggingface(model: nn.Module, tokenizers: Tokenizers, recipe: Recipe, folder: Path, longest: int) -> list[str]:
     """A folder that `transformers` opens; back comes what it cannot hold, for people to read."""
-    transformer = checked(model)
+    transformer = check_huggingface(model)
     if tokenizers.tags:
         raise UserError(
             f"Hugging Face's tokenizers have no place for tags ({', '.join(tokenizers.tags)}), which are no text; "
             "export to ctranslate2 or onnx"
         )
-    order_C = halves(transformer.settings.width)
-    tensors = {weight.name: theirs(weight, order_C) for weight in weights(transformer)}
-    places = max(PLACES, 1 + answer_length(recipe, longest))
+    order_C = half_order(transformer.settings.width)
+    tensors = {weight.name: reorder_features(weight, order_C) for weight in list_weights(transformer)}
+    places = max(MIN_POSITIONS, 1 + max_output_length(recipe, longest))
     if transformer.settings.norm_place == "pre":  # Pegasus misses them where MarianMT makes them itself
         for side in ("encoder", "decoder"):
             waves_PC = make_sinusoids(torch.arange(places), transformer.settings.width)
             tensors[f"model.{side}.embed_positions.weight"] = waves_PC.index_select(1, order_C)
     tensors["final_logits_bias"] = torch.zeros(1, len(transformer.project.weight))
     save_file(tensors, str(folder / "model.safetensors"), {"format": "pt"})
-    write_json(folder / "config.json", configuration(transformer, places, longest))
-    write_json(folder / "generation_config.json", generation(recipe, longest))
+    write_json(folder / "config.json", make_config(transformer, places, longest))
+    write_json(folder / "generation_config.json", make_generation_config(recipe, longest))
     return save_tokenizer(tokenizers, folder, places)
 
 
-def answer_length(recipe: Recipe, longest: int) -> int:
+def max_output_length(recipe: Recipe, longest: int) -> int:
     return int(recipe.search.max_ratio * longest) + recipe.search.max_extra + 1
 
 
-def configuration(model: Transformer, places: int, longest: int) -> dict[str, Any]:
+def make_config(model: Transformer, places: int, longest: int) -> dict[str, Any]:
     settings = model.settings
     post = settings.norm_place == "post"
     shared = model.encoder.embedding is model.decoder.embedding
@@ -203,14 +203,14 @@ def configuration(model: Transformer, places: int, longest: int) -> dict[str, An
     return {**config, **(sides if post else {})}
 
 
-def generation(recipe: Recipe, longest: int) -> dict[str, Any]:
+def make_generation_config(recipe: Recipe, longest: int) -> dict[str, Any]:
     """Our search, as far as they have it: one limit for all answers stands in for limits by the source's length."""
     search = recipe.search
     return {
         "num_beams": search.beam,
         "length_penalty": search.length_penalty,
         "early_stopping": search.beam > 1,
-        "max_length": answer_length(recipe, longest) + 1,  # the begin mark is counted there
+        "max_length": max_output_length(recipe, longest) + 1,  # the begin mark is counted there
         "suppress_tokens": [PAD, BOS],
         "pad_token_id": PAD,
         "bos_token_id": BOS,
@@ -219,30 +219,30 @@ def generation(recipe: Recipe, longest: int) -> dict[str, Any]:
     }
 
 
-PLACE_OF_NORM = {"marian": "post", "pegasus": "pre"}  # by model_type
-MARKS = {"pad_token_id": PAD, "eos_token_id": EOS, "decoder_start_token_id": BOS}
-SAME = {  # what may stand for the one table of embeddings
+NORM_PLACES = {"marian": "post", "pegasus": "pre"}  # by model_type
+SPECIAL_TOKEN_IDS = {"pad_token_id": PAD, "eos_token_id": EOS, "decoder_start_token_id": BOS}
+EMBEDDING_NAMES = {  # what may stand for the one table of embeddings
     "model.shared.weight",
     "model.encoder.embed_tokens.weight",
     "model.decoder.embed_tokens.weight",
     "lm_head.weight",
 }
-LONGEST = 512  # tokens of a source, where the folder does not say what the model was trained on
-CLOSE = 1e-4  # of two tables of sinusoids
+DEFAULT_LONGEST = 512  # tokens of a source, where the folder does not say what the model was trained on
+SINUSOID_TOLERANCE = 1e-4  # of two tables of sinusoids
 
 
-def adopt(folder: Path, out: Path) -> None:
+def import_huggingface(folder: Path, out: Path) -> None:
     """Make a run folder of it, or say by name what of it we do not have."""
     config = read_config(folder)
-    tokenizers = own_tokenizers(folder)
-    recipe = described(config, folder, tokenizers)
+    tokenizers = load_tokenizers(folder)
+    recipe = make_recipe(config, folder, tokenizers)
     model = build_model(recipe, **tokenizers.sizes)
     assert isinstance(model, Transformer)
-    fill(model, read_weights(folder))
+    fill_weights(model, read_weights(folder))
     run = RunFolder(out)
     run.begin(recipe)
     tokenizers.save(run.tokenizer)
-    longest = config.get("longest_source", min(LONGEST, config["max_position_embeddings"] - 1))
+    longest = config.get("longest_source", min(DEFAULT_LONGEST, config["max_position_embeddings"] - 1))
     run.save_model(collect_tensors(model), tokenizer=tokenizers.fingerprint(), longest=str(longest))
 
 
@@ -253,12 +253,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         raise UserError(f"{str(path)!r} is missing or damaged; name a folder that transformers has saved") from None
     wanted: dict[str, tuple[Any, ...]] = {
-        "model_type": tuple(PLACE_OF_NORM),
+        "model_type": tuple(NORM_PLACES),
         "activation_function": ("relu", "gelu"),
         "scale_embedding": (True,),
         "decoder_attention_heads": (config.get("encoder_attention_heads"),),
         "decoder_ffn_dim": (config.get("encoder_ffn_dim"),),
-        **{name: (number,) for name, number in MARKS.items()},
+        **{name: (number,) for name, number in SPECIAL_TOKEN_IDS.items()},
     }
     for name, choices in wanted.items():
         if config.get(name) not in choices or config.get(name) is None:
@@ -269,7 +269,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     return dict(config)
 
 
-def own_tokenizers(folder: Path) -> Tokenizers:
+def load_tokenizers(folder: Path) -> Tokenizers:
     if not (folder / "tokenizer" / "tokenizer.json").exists():
         raise UserError(
             f"{str(folder)!r} has no folder tokenizer/ with Dragoman's own tokenizer, and others number their tokens "
@@ -278,7 +278,7 @@ def own_tokenizers(folder: Path) -> Tokenizers:
     return Tokenizers.load(folder / "tokenizer")
 
 
-def described(config: dict[str, Any], folder: Path, tokenizers: Tokenizers) -> Recipe:
+def make_recipe(config: dict[str, Any], folder: Path, tokenizers: Tokenizers) -> Recipe:
     """The recipe that came with the folder, or an empty one, with the model that is there."""
     path = folder / "config.yaml"
     recipe = read_recipe(path) if path.exists() else Recipe()
@@ -297,7 +297,7 @@ def described(config: dict[str, Any], folder: Path, tokenizers: Tokenizers) -> R
         "feedforward_width": config["encoder_ffn_dim"],
         "activation": config["activation_function"],
         "dropout": float(config.get("dropout", 0.1)),
-        "norm_place": PLACE_OF_NORM[config["model_type"]],
+        "norm_place": NORM_PLACES[config["model_type"]],
         "tied": config.get("tie_word_embeddings", True),
     }
     shared = config.get("share_encoder_decoder_embeddings", True) and model["tied"]
@@ -328,33 +328,39 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def fill(model: Transformer, tensors: dict[str, Tensor]) -> None:
+def fill_weights(model: Transformer, tensors: dict[str, Tensor]) -> None:
     """Every weight of ours from theirs; what is left over must change nothing."""
-    back_C = halves(model.settings.width).argsort()
+    back_C = half_order(model.settings.width).argsort()
     used = {"final_logits_bias"}
-    for weight in weights(model):
-        name = next(iter(sorted(SAME & set(tensors))), "") if weight.name == "model.shared.weight" else weight.name
+    for weight in list_weights(model):
+        name = (
+            next(iter(sorted(EMBEDDING_NAMES & set(tensors))), "")
+            if weight.name == "model.shared.weight"
+            else weight.name
+        )
         found = tensors.get(name)
         if found is None or found.shape != weight.tensor.shape:
             sizes = "missing" if found is None else " x ".join(map(str, found.shape))
             wanted = " x ".join(map(str, weight.tensor.shape))
             raise UserError(f"the weight {weight.name!r} is {sizes}, and config.json asks for {wanted}")
-        weight.tensor.copy_(theirs(weight._replace(tensor=found), back_C))
-        used |= SAME if weight.name == "model.shared.weight" else {name}
+        weight.tensor.copy_(reorder_features(weight._replace(tensor=found), back_C))
+        used |= EMBEDDING_NAMES if weight.name == "model.shared.weight" else {name}
     if model.settings.tied:
         used |= {"model.shared.weight", "lm_head.weight"}
     for name in sorted(set(tensors) - used):
         if not name.endswith("embed_positions.weight"):
             raise UserError(f"the weight {name!r} is one that Dragoman has nothing for")
-        check_waves(name, tensors[name])
+        check_sinusoids(name, tensors[name])
     bias = tensors.get("final_logits_bias")
     if bias is not None and bool(bias.any()):
         raise UserError("'final_logits_bias' is not zero, and Dragoman's output has no bias")
 
 
-def check_waves(name: str, found_PC: Tensor) -> None:
+def check_sinusoids(name: str, found_PC: Tensor) -> None:
     waves_PC = make_sinusoids(torch.arange(len(found_PC)), found_PC.size(1))
-    if not torch.allclose(found_PC.float(), waves_PC.index_select(1, halves(found_PC.size(1))), atol=CLOSE):
+    if not torch.allclose(
+        found_PC.float(), waves_PC.index_select(1, half_order(found_PC.size(1))), atol=SINUSOID_TOLERANCE
+    ):
         raise UserError(f"the weight {name!r} does not hold the usual sinusoids, which are all that can be imported")
 
 
@@ -402,11 +408,11 @@ class HuggingFaceEngine(Engine):
         alone_NT = torch.arange(len(token_NT))[:, None].expand_as(token_NT)
         row_NT = alone_NT if search.beam == 1 else answer.beam_indices[:, : len(step_T)].clamp(min=0)
         logps = logp_TRV[step_T, row_NT, token_NT].tolist()  # the ready scores of cut answers are those of others
-        rows = [found(*row, search) for row in zip(token_NT.tolist(), logps, strict=True)]
+        rows = [to_result(*row, search) for row in zip(token_NT.tolist(), logps, strict=True)]
         return [rows[start : start + search.nbest] for start in range(0, len(rows), search.nbest)]
 
 
-def found(tokens: list[int], logps: list[float], search: SearchSettings) -> Found:
+def to_result(tokens: list[int], logps: list[float], search: SearchSettings) -> Found:
     """What stands behind the end mark is no answer."""
     finished = EOS in tokens
     length = tokens.index(EOS) + 1 if finished else len(tokens)

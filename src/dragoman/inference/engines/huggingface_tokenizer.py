@@ -34,18 +34,18 @@ def save_tokenizer(tokenizers: Tokenizers, folder: Path, places: int) -> list[st
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": True,  # "</s>" in a text is text
     }
-    write_json(folder / "tokenizer.json", described(tokenizer))
+    write_json(folder / "tokenizer.json", describe_tokenizer(tokenizer))
     write_json(folder / "tokenizer_config.json", config)
     return []
 
 
-def described(tokenizer: Subword) -> dict[str, Any]:
+def describe_tokenizer(tokenizer: Subword) -> dict[str, Any]:
     """What we do to a text, step by step: escape, put a mark before every word, cut into pieces, add the end mark."""
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [added(number, piece) for number, piece in enumerate(SPECIALS)],
+        "added_tokens": [describe_special(number, piece) for number, piece in enumerate(SPECIALS)],
         "normalizer": {
             "type": "Sequence",
             "normalizers": [
@@ -54,7 +54,7 @@ def described(tokenizer: Subword) -> dict[str, Any]:
                 {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
             ],
         },
-        "pre_tokenizer": None if isinstance(tokenizer, Bpe) else apart(),
+        "pre_tokenizer": None if isinstance(tokenizer, Bpe) else split_specials(),
         "post_processor": {
             "type": "TemplateProcessing",
             "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": EOS_TOKEN, "type_id": 0}}],
@@ -78,30 +78,30 @@ def described(tokenizer: Subword) -> dict[str, Any]:
                 ),
             ],
         },
-        "model": merging(tokenizer) if isinstance(tokenizer, Bpe) else weighing(tokenizer),
+        "model": describe_bpe(tokenizer) if isinstance(tokenizer, Bpe) else describe_unigram(tokenizer),
     }
 
 
-def apart() -> dict[str, Any]:
+def split_specials() -> dict[str, Any]:
     """Their unigram model would take "</s>" and "<0x41>" in a text for those pieces; a cut after "<" forbids it."""
     names = "|".join(name[1:] for name in SPECIALS)
     pattern = f"<(?={names}|0x[0-9A-F]{{2}}>)"
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
-def added(number: int, piece: str) -> dict[str, Any]:
+def describe_special(number: int, piece: str) -> dict[str, Any]:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": number, "content": piece, "special": True, **flags}
 
 
-def weighing(tokenizer: Subword) -> dict[str, Any]:
+def describe_unigram(tokenizer: Subword) -> dict[str, Any]:
     numbers = list(range(tokenizer.size))
     pieces, scores = tokenizer.processor.id_to_piece(numbers), tokenizer.processor.get_score(numbers)
     vocabulary = [list(pair) for pair in zip(pieces, scores, strict=True)]
     return {"type": "Unigram", "unk_id": UNK, "vocab": vocabulary, "byte_fallback": tokenizer.lossless}
 
 
-def merging(tokenizer: Subword) -> dict[str, Any]:
+def describe_bpe(tokenizer: Subword) -> dict[str, Any]:
     """BPE joins, of all neighbours that make a piece, those that make the earliest: a list of merges in that order."""
     pieces = tokenizer.processor.id_to_piece(list(range(tokenizer.size)))
     ids = tokenizer.sampler.lexicon.ids

@@ -33,21 +33,21 @@ from dragoman.decoding.protocol import Found
 from dragoman.decoding.request import Job, Request
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import Engine
-from dragoman.inference.engines.formats import Holds, held, source_vocabulary, vocabulary, write_json
+from dragoman.inference.engines.formats import Holds, check_holds, list_source_vocabulary, list_vocabulary, write_json
 from dragoman.kernels.attention import KERNELS
 from dragoman.kernels.masks import RowLayout
 from dragoman.models.transformer import Transformer
 from dragoman.modules.attention import MultiHeadAttention
 from dragoman.types import PAD
 
-NAME = "ONNX"
-HOLDS: Holds = {
+ONNX = "ONNX"
+ONNX_HOLDS: Holds = {
     "position": ("none", "sinusoidal", "relative", "rotary", "alibi"),
     "attention": ("full", "bigbird", "local"),
 }
 
 
-class Reading(nn.Module):
+class EncoderGraph(nn.Module):
     """Source ids in, padded with <pad>, each with its </s>; states out."""
 
     def __init__(self, model: Transformer) -> None:
@@ -59,7 +59,7 @@ class Reading(nn.Module):
         return memory_BSC
 
 
-class Writing(Reading):
+class DecoderGraph(EncoderGraph):
     """The same sources, their states and target prefixes in, each with its <s>; log-probabilities of what follows."""
 
     def forward(self, source_BS: Tensor, memory_BSC: Tensor, target_BT: Tensor) -> Tensor:  # type: ignore[override]
@@ -69,12 +69,12 @@ class Writing(Reading):
         return logp_BV[:, : self.model.spoken]
 
 
-def checked(model: nn.Module) -> Transformer:
-    return held(model, HOLDS, NAME)
+def check_onnx(model: nn.Module) -> Transformer:
+    return check_holds(model, ONNX_HOLDS, ONNX)
 
 
-def save(model: nn.Module, tokenizers: Tokenizers, folder: Path) -> None:
-    plain = copy.deepcopy(checked(model)).cpu().float().eval()
+def save_onnx(model: nn.Module, tokenizers: Tokenizers, folder: Path) -> None:
+    plain = copy.deepcopy(check_onnx(model)).cpu().float().eval()
     for module in plain.modules():
         if isinstance(module, MultiHeadAttention):
             module.kernel = KERNELS["reference"]  # the others are made for training, or for one device
@@ -82,23 +82,23 @@ def save(model: nn.Module, tokenizers: Tokenizers, folder: Path) -> None:
     source_BS, target_BT = torch.full((2, 7), 4), torch.full((2, 5), 4)
     source_BS[1, 5:] = PAD
     with torch.no_grad():
-        memory_BSC = Reading(plain)(source_BS)
+        memory_BSC = EncoderGraph(plain)(source_BS)
     source, memory, target = {0: rows, 1: places}, {0: rows, 1: places}, {0: rows, 1: words}
-    graph(Reading(plain), (source_BS,), (source,), folder / "encoder.onnx", ["source"], "memory")
+    export_graph(EncoderGraph(plain), (source_BS,), (source,), folder / "encoder.onnx", ["source"], "memory")
     inputs = ["source", "memory", "target"]
-    graph(
-        Writing(plain),
+    export_graph(
+        DecoderGraph(plain),
         (source_BS, memory_BSC, target_BT),
         (source, memory, target),
         folder / "decoder.onnx",
         inputs,
         "logp",
     )
-    write_json(folder / "source_vocabulary.json", source_vocabulary(tokenizers))
-    write_json(folder / "target_vocabulary.json", vocabulary(tokenizers.target))
+    write_json(folder / "source_vocabulary.json", list_source_vocabulary(tokenizers))
+    write_json(folder / "target_vocabulary.json", list_vocabulary(tokenizers.target))
 
 
-def graph(
+def export_graph(
     model: nn.Module,
     inputs: tuple[Tensor, ...],
     shapes: tuple[dict[int, object], ...],
@@ -128,13 +128,13 @@ def graph(
 
 
 @dataclass(frozen=True)
-class State:
+class OnnxState:
     source_NS: Tensor
     memory_NSC: Tensor
     target_NT: Tensor
 
-    def select(self, rows_N: Tensor) -> State:
-        return State(*(each.index_select(0, rows_N) for each in (self.source_NS, self.memory_NSC, self.target_NT)))
+    def select(self, rows_N: Tensor) -> OnnxState:
+        return OnnxState(*(each.index_select(0, rows_N) for each in (self.source_NS, self.memory_NSC, self.target_NT)))
 
 
 class OnnxEngine(Engine):
@@ -150,12 +150,12 @@ class OnnxEngine(Engine):
         self.decode = decode
         self.reads, self.writes = (onnxruntime.InferenceSession(folder / f"{each}coder.onnx") for each in ("en", "de"))
 
-    def start(self, source_BS: Tensor, keep_BS: Tensor) -> State:  # noqa: ARG002 - padding is known by its id
-        return State(source_BS, asked(self.reads, source=source_BS), source_BS[:, :0])
+    def start(self, source_BS: Tensor, keep_BS: Tensor) -> OnnxState:  # noqa: ARG002 - padding is known by its id
+        return OnnxState(source_BS, run_session(self.reads, source=source_BS), source_BS[:, :0])
 
-    def step(self, token_N: Tensor, state: State) -> tuple[Tensor, State]:
+    def step(self, token_N: Tensor, state: OnnxState) -> tuple[Tensor, OnnxState]:
         state = replace(state, target_NT=torch.cat([state.target_NT, token_N[:, None]], 1))
-        logp_NV = asked(self.writes, source=state.source_NS, memory=state.memory_NSC, target=state.target_NT)
+        logp_NV = run_session(self.writes, source=state.source_NS, memory=state.memory_NSC, target=state.target_NT)
         return logp_NV, state
 
     def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[Found]]:
@@ -165,5 +165,5 @@ class OnnxEngine(Engine):
         return find(Request(self, batch.source_BS, keep_BS, limit_B, search, [job.wish for job in jobs], self.decode))
 
 
-def asked(session: Any, **inputs: Tensor) -> Tensor:
+def run_session(session: Any, **inputs: Tensor) -> Tensor:
     return torch.from_numpy(session.run(None, {name: each.numpy() for name, each in inputs.items()})[0])

@@ -18,7 +18,7 @@ from dragoman.config.settings import pick
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import Engine
-from dragoman.inference.engines.ctranslate2 import CTranslate2Engine, library
+from dragoman.inference.engines.ctranslate2 import CTranslate2Engine, import_ctranslate2
 from dragoman.inference.engines.torch import TorchEngine, ready
 from dragoman.models.base import Model
 
@@ -38,7 +38,7 @@ def by_torch(parts: Parts, precision: str = "float32") -> Engine:
 
 def by_ctranslate2(parts: Parts, quantization: str = "float32") -> Engine:
     model, tokenizers, device, cache = parts
-    if device.type == "cuda" and not library().get_cuda_device_count():
+    if device.type == "cuda" and not import_ctranslate2().get_cuda_device_count():
         raise UserError("the CTranslate2 that is installed cannot use the GPU; write --device cpu or --engine torch")
     return CTranslate2Engine.of(model, tokenizers, cache=cache, device=device, quantization=quantization)
 
