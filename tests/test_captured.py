@@ -12,7 +12,7 @@ from dragoman.config.settings import TrainSettings
 from dragoman.models.base import collect_tensors
 from dragoman.training.choices import Choices
 from dragoman.training.cuda_graph import WARM
-from dragoman.training.optim import OPTIMIZERS
+from dragoman.training.optim import OPTIMIZERS, use
 from dragoman.training.step import Stepper, settled
 from dragoman.types import Batch
 from tolerance import same
@@ -40,7 +40,9 @@ def trained(choices: Choices, section: Section = SECTION, **settings: Any) -> tu
     return stepper, [update.loss for update in settled(done)]
 
 
-@pytest.mark.parametrize("settings", [{}, {"optimizer": "muon"}, {"consistency": "rdrop"}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"optimizer": "muon"}, {"optimizer": "nadam"}, {"consistency": "rdrop"}], ids=str
+)
 def test_captured_updates_are_the_same(settings: dict[str, Any]) -> None:
     compare(SECTION, **settings)
 
@@ -62,7 +64,26 @@ def compare(section: Section, **settings: Any) -> None:
         same(tensor, other.ema[name], torch.bfloat16)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.fixture(autouse=True)
+def _stock_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OPTIMIZERS, "nadam", use(torch.optim.NAdam))
+
+
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "nadam"])
+def test_a_captured_step_that_is_not_finite_changes_nothing(optimizer: str) -> None:
+    one, _ = trained(replace(PLAIN, capture=True), optimizer=optimizer)
+    before = {(kind, name): tensor.clone() for kind, some in one.tensors().items() for name, tensor in some.items()}
+    assert one.captured
+    assert one.captured.kept
+    one.count.fill_(torch.nan)
+    bad = one.captured(batches()[0])
+    assert not bad.isfinite().all()
+    for kind, some in one.tensors().items():
+        for name, tensor in some.items():
+            assert tensor.equal(before[kind, name]), name
+
+
+@pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "nadam"])
 def test_after_a_restore_they_go_on(optimizer: str) -> None:
     """The optimizer's memory stays where it is: else a graph that knows where it was would write into nothing, or read
     an old rate."""

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from dragoman.config.settings import TrainSettings
+from dragoman.models.base import collect_tensors
 from dragoman.training.choices import Choices
+from dragoman.training.optim import OPTIMIZERS, use
 from dragoman.training.step import Stepper, settled
 from dragoman.types import Batch
 from tolerance import differ, same
@@ -55,3 +57,52 @@ def test_a_step_is_as_long_as_the_gradient_but_no_longer_than_clip(share: float)
     assert free.norm().item() == pytest.approx(0.5 * norm, rel=1e-5)
     assert held.norm().item() == pytest.approx(0.5 * min(share * norm, norm), rel=1e-5)
     same(held, min(share, 1.0) * free)
+
+
+def tensors_after(one: Stepper, steps: list[int], *, bad: int = 0) -> list[Tensor]:
+    """Return copies of weights, optimizer state and EMA after these steps, of which step `bad` has a NaN gradient."""
+    weight = one.parameters[0]
+    for step in steps:
+        hook = weight.register_hook(lambda grad, step=step: grad * torch.nan if step == bad else grad)
+        one.update([BATCH], step, 0.01)
+        hook.remove()
+    groups = (collect_tensors(one.model), one.optimizer_tensors(), one.ema)
+    return [tensor.detach().clone() for group in groups for tensor in group.values()]
+
+
+EVERY_OPTIMIZER = pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "nadam"])
+
+
+@pytest.fixture(autouse=True)
+def _stock_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An optimizer that knows nothing of this project is registered with one line."""
+    monkeypatch.setitem(OPTIMIZERS, "nadam", use(torch.optim.NAdam))
+
+
+@EVERY_OPTIMIZER
+def test_a_step_that_is_not_finite_changes_nothing(optimizer: str) -> None:
+    settings = {"optimizer": optimizer, "ema": 0.9, "weight_decay": 0.1}
+    found, expected = tensors_after(stepper(**settings), [1, 2, 3], bad=2), tensors_after(stepper(**settings), [1, 3])
+    assert all(map(torch.equal, found, expected))
+
+
+@EVERY_OPTIMIZER
+def test_every_optimizer_gets_clipped_gradients(optimizer: str) -> None:
+    one = stepper(optimizer=optimizer, clip=1e-3)
+    (update,) = settled([one.update([BATCH], 1, 0.01)])
+    grads = [parameter.grad for parameter in one.parameters if parameter.grad is not None]
+    assert update.norm > 1e-3
+    assert torch.nn.utils.get_total_norm(grads).item() == pytest.approx(1e-3, rel=1e-4)
+    for name, moment in one.optimizer_tensors().items():
+        if name.endswith(("exp_avg", "momentum_buffer")):  # what the optimizer saw, times 1 - momentum
+            assert moment.norm() < 1e-3
+
+
+@EVERY_OPTIMIZER
+def test_a_restored_step_goes_on_to_the_bit(optimizer: str) -> None:
+    settings = {"optimizer": optimizer, "ema": 0.9}
+    before, after = stepper(**settings), stepper(**settings)
+    tensors_after(before, [1, 2])
+    saved = {kind: {name: tensor.clone() for name, tensor in some.items()} for kind, some in before.tensors().items()}
+    after.restore(saved["model"], saved["optimizer"], saved["ema"])
+    assert all(map(torch.equal, tensors_after(after, [3, 4]), tensors_after(before, [3, 4])))

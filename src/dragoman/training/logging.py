@@ -25,7 +25,7 @@ from dragoman.progress import NOTE, WARNING, Report
 from dragoman.run_dir import unwritable, write_text
 from dragoman.training.checkpoint import Progress
 from dragoman.training.choices import Choices, peak_memory
-from dragoman.training.optim import WARM_AT_MOST
+from dragoman.training.optim import MAX_WARMUP
 from dragoman.training.step import Update
 
 
@@ -210,7 +210,7 @@ class Forecast:
         gives = f"at this speed {limit} gives about {steps:,} steps ({few(epochs) or f'{epochs:.2g} epochs'})"
         if steps <= self.settings.warmup:
             return f"{gives}, {self.inside_warmup(limit)}", WARNING
-        if limit.startswith("train.minutes=") and steps * WARM_AT_MOST < self.settings.warmup:
+        if limit.startswith("train.minutes=") and steps * MAX_WARMUP < self.settings.warmup:
             shortened = "so the warm-up is shortened to a tenth of the time"
             return f"{gives}; train.warmup={self.settings.warmup} is more than a tenth of them, {shortened}", WARNING
         return f"{gives} and takes about {lasts}", WARNING if few(epochs) else NOTE

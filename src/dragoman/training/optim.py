@@ -1,18 +1,18 @@
-"""Muon (Jordan 2024): matrices move by their momentum made orthogonal, everything else as AdamW moves it.
+"""Optimizers and learning-rate schedules, each with its registry, and the step that clips and skips for all of them.
 
-A step turns and stretches all directions of a matrix alike, so that rare ones are learned as fast as frequent ones.
-Its size is brought to what AdamW's would be (Liu 2025), so that one rate and one decay serve both kinds. Where matrices
-are shared out among processes, everyone fetches the momentum of all of them to turn it, and moves its own rows.
+Muon (Jordan 2024) updates matrices by their orthogonalized momentum and everything else as AdamW does. All directions
+of a matrix move by the same amount, so rare ones are learned as fast as frequent ones. Updates have the size of AdamW's
+(Liu 2025), so one learning rate and one weight decay serve both kinds of parameter. If matrices are sharded, every
+process gathers the momentum of all of them, orthogonalizes it and updates its own rows.
 
-Shapes   K matrices of one size   R rows that lie here   C columns   A rows in all, split into blocks
-
-Optimizers and learning-rate schedules, each a menu.
+Shapes   K matrices of one size   R local rows   C columns   A rows of the full matrix, split into blocks
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,18 +24,20 @@ from dragoman.errors import UserError
 from dragoman.training.distributed import gathered, here, is_shared, own
 
 MOMENTUM = 0.95
-ROUNDS = 5  # of Newton and Schulz' iteration
-FACTORS = (3.4445, -4.7750, 2.0315)  # of its quintic: all singular values come near 1, quickly rather than exactly
-LIKE_ADAM = 0.2  # root mean square of AdamW's own steps
-BLOCKS = {"query_key_value": 3, "key_value": 2}  # modules whose weights are several matrices in one
-TABLES = ("embedding.weight", "table.weight", "project.weight", "_RD", "start")  # asked for by rows: those are AdamW's
+NEWTON_SCHULZ_STEPS = 5
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic: singular values come near 1, quickly rather than exactly
+ADAMW_RMS = 0.2  # root mean square of AdamW's updates
+BLOCKS = {"query_key_value": 3, "key_value": 2}  # modules whose weight holds several matrices
+TABLES = ("embedding.weight", "table.weight", "project.weight", "_RD", "start")  # looked up by rows: AdamW's
 
 
 class Muon(AdamW):
+    """Muon for matrices, AdamW for the rest. It obeys `found_inf` as fused AdamW does."""
+
     def __init__(
         self, named: Mapping[str, Tensor], *, lr: float | Tensor, beta2: float, weight_decay: float, capturable: bool
     ) -> None:
-        self.blocks = {id(one): blocks_of(name) for name, one in named.items() if is_matrix(name, one)}
+        self.blocks = {id(one): count_blocks(name) for name, one in named.items() if is_matrix(name, one)}
         matrices = [one for one in named.values() if id(one) in self.blocks]
         rest = [one for one in named.values() if id(one) not in self.blocks]
         groups: list[dict[str, Any]] = [{"params": some} for some in (rest, matrices)]
@@ -43,7 +45,7 @@ class Muon(AdamW):
             groups, lr=lr, betas=(0.9, beta2), eps=1e-9, weight_decay=weight_decay, fused=True, capturable=capturable
         )
 
-    __setstate__ = Optimizer.__setstate__  # AdamW's own looks for counts of steps, which matrices do not have
+    __setstate__ = Optimizer.__setstate__  # AdamW's own expects a step count, which matrices do not have
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -53,150 +55,186 @@ class Muon(AdamW):
             super().step(closure)
         finally:
             self.param_groups = [rest, matrices]
-        for some in self.alike([one for one in matrices["params"] if one.grad is not None]):
-            self.move(some, matrices["lr"], matrices["weight_decay"])
+        same_size: dict[tuple[torch.Size, int], list[Tensor]] = {}
+        for one in matrices["params"]:
+            if one.grad is not None:
+                same_size.setdefault((one.shape, self.blocks[id(one)]), []).append(one)
+        for some in same_size.values():
+            self.update_matrices(some, matrices["lr"], matrices["weight_decay"])
 
-    def move(self, some: list[Tensor], lr: float | Tensor, decay: float) -> None:
-        """All matrices of one size at once."""
-        for one in some:
+    def update_matrices(self, matrices: list[Tensor], lr: float | Tensor, decay: float) -> None:
+        """Update matrices of one size in one batch."""
+        for one in matrices:
             if "momentum_buffer" not in self.state[one]:
                 self.state[one]["momentum_buffer"] = torch.zeros_like(one)
-        bad, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
-        good = 1.0 if bad is None else 1 - bad
-        parts, held = [here(one) for one in some], [here(self.state[one]["momentum_buffer"]) for one in some]
-        grad_KRC = torch.stack([here(one.grad) for one in some])  # type: ignore[arg-type]
-        if scale is not None:
-            grad_KRC = grad_KRC / scale
-        if bad is not None:
-            grad_KRC = torch.where(bad > 0, 0.0, grad_KRC)
-        momentum_KRC = torch.stack(held)
-        momentum_KRC = momentum_KRC + (grad_KRC - momentum_KRC) * ((1 - MOMENTUM) * good)
-        ahead_KRC = grad_KRC.lerp(momentum_KRC, MOMENTUM)
-        turned_KRC = self.turned(ahead_KRC, some)
-        torch._foreach_copy_(held, list(momentum_KRC))
-        torch._foreach_mul_(parts, 1 - lr * decay * good)
-        torch._foreach_sub_(parts, list(turned_KRC * (lr * good)))
+        found_inf = getattr(self, "found_inf", None)
+        taken = 1.0 if found_inf is None else 1 - found_inf
+        weights = [here(one) for one in matrices]
+        buffers = [here(self.state[one]["momentum_buffer"]) for one in matrices]
+        grad_KRC = torch.stack([here(one.grad) for one in matrices])  # type: ignore[arg-type]
+        if found_inf is not None:
+            grad_KRC = torch.where(found_inf > 0, 0.0, grad_KRC)
+        momentum_KRC = torch.stack(buffers)
+        momentum_KRC = momentum_KRC + (grad_KRC - momentum_KRC) * ((1 - MOMENTUM) * taken)
+        nesterov_KRC = grad_KRC.lerp(momentum_KRC, MOMENTUM)
+        update_KRC = self.orthogonalize_sharded(nesterov_KRC, matrices)
+        torch._foreach_copy_(buffers, list(momentum_KRC))
+        torch._foreach_mul_(weights, 1 - lr * decay * taken)
+        torch._foreach_sub_(weights, list(update_KRC * (lr * taken)))
 
-    def turned(self, x_KRC: Tensor, some: list[Tensor]) -> Tensor:
-        """What lies here of the orthogonal of all of them, in the size of AdamW's steps."""
-        blocks, shared = self.blocks[id(some[0])], is_shared(some[0])
-        x_KAC = torch.stack([gathered(part, like) for part, like in zip(x_KRC, some, strict=True)]) if shared else x_KRC
+    def orthogonalize_sharded(self, x_KRC: Tensor, like: list[Tensor]) -> Tensor:
+        """Return the local rows of the orthogonalized full matrices, scaled to the size of AdamW's updates."""
+        blocks, sharded = self.blocks[id(like[0])], is_shared(like[0])
+        x_KAC = torch.stack([gathered(*pair) for pair in zip(x_KRC, like, strict=True)]) if sharded else x_KRC
         K, A, C = x_KAC.shape
-        out_KAC: Tensor = orthogonal(x_KAC.view(K * blocks, A // blocks, C)).view(K, A, C)
-        out_KAC = out_KAC * (LIKE_ADAM * max(A // blocks, C) ** 0.5)
-        if not shared:
+        out_KAC: Tensor = orthogonalize(x_KAC.view(K * blocks, A // blocks, C)).view(K, A, C)
+        out_KAC = out_KAC * (ADAMW_RMS * max(A // blocks, C) ** 0.5)
+        if not sharded:
             return out_KAC
-        return torch.stack([here(own(one, like)) for one, like in zip(out_KAC, some, strict=True)])
-
-    def alike(self, matrices: list[Tensor]) -> Iterator[list[Tensor]]:
-        """Those of one size, cut into as many blocks, together."""
-        kinds: dict[tuple[torch.Size, int], list[Tensor]] = {}
-        for one in matrices:
-            kinds.setdefault((one.shape, self.blocks[id(one)]), []).append(one)
-        yield from kinds.values()
+        return torch.stack([here(own(*pair)) for pair in zip(out_KAC, like, strict=True)])
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
     return parameter.dim() == 2 and not name.endswith(TABLES)
 
 
-def blocks_of(name: str) -> int:
+def count_blocks(name: str) -> int:
+    """Return how many matrices a weight holds, one below the other."""
     module, _, parameter = name.rpartition(".")
     return BLOCKS.get(module.rpartition(".")[2], 1) if parameter == "weight" else 1
 
 
-def orthogonal(x_KRC: Tensor) -> Tensor:
-    """The nearest matrices whose singular values are all about 1, whatever those of x are."""
-    a, b, c = FACTORS
+def orthogonalize(x_KRC: Tensor) -> Tensor:
+    """Return the nearest matrices with all singular values about 1, by Newton-Schulz iteration."""
+    a, b, c = COEFFICIENTS
     tall = x_KRC.size(1) > x_KRC.size(2)
     x = (x_KRC.mT if tall else x_KRC).to(torch.bfloat16 if x_KRC.is_cuda else x_KRC.dtype)
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
-    for _ in range(ROUNDS):
+    for _ in range(NEWTON_SCHULZ_STEPS):
         square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x
     out: Tensor = (x.mT if tall else x).to(x_KRC.dtype)
     return out
 
 
-Named = Mapping[str, Tensor]  # parameters by their names
+class CapturableSGD(SGD):
+    """SGD that reads its learning rate from a tensor, so that a CUDA graph can hold it; PyTorch's own cannot."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
+        for group in self.param_groups:
+            parameters = [one for one in group["params"] if one.grad is not None]
+            weights = [here(one) for one in parameters]
+            grads = torch._foreach_add([here(one.grad) for one in parameters], weights, alpha=group["weight_decay"])
+            torch._foreach_sub_(weights, torch._foreach_mul(grads, group["lr"]))
 
 
-def _adam(kind: type[Adam]) -> Callable[[Named, TrainSettings], Optimizer]:
-    def make(named: Named, s: TrainSettings) -> Optimizer:
-        about: dict[str, Any] = {"betas": (0.9, s.beta2), "eps": 1e-9, "weight_decay": s.weight_decay}
-        return kind(list(named.values()), lr=_rate(named, s), fused=True, capturable=_on_gpu(named), **about)
+NamedParameters = Mapping[str, Tensor]
+MakeOptimizer = Callable[[NamedParameters, TrainSettings], Optimizer]
+
+
+def _common_options(named: NamedParameters, settings: TrainSettings) -> dict[str, Any]:
+    """Return the options that many optimizers share. For CUDA graphs the learning rate is a tensor."""
+    parameter = next(iter(named.values()))
+    tensor_lr = parameter.is_cuda and not is_shared(parameter)
+    return {
+        "lr": torch.tensor(settings.lr, device=parameter.device) if tensor_lr else settings.lr,
+        "betas": (0.9, settings.beta2),
+        "weight_decay": settings.weight_decay,
+        "capturable": parameter.is_cuda,
+    }
+
+
+def use(kind: type[Optimizer], **options: Any) -> MakeOptimizer:
+    """Return the registry's entry for a class of `torch.optim`; it gets those settings that it has an argument for."""
+
+    def make(named: NamedParameters, settings: TrainSettings) -> Optimizer:
+        accepted = inspect.signature(kind).parameters
+        common = {k: v for k, v in _common_options(named, settings).items() if k in accepted}
+        return kind(list(named.values()), **common | options)
 
     return make
 
 
-class Sgd(SGD):
-    """PyTorch's own, whose fused kernel does not know tensors that are shared out among processes."""
-
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
-        bad, scale = getattr(self, "found_inf", None), getattr(self, "grad_scale", None)
-        for group in self.param_groups:
-            parameters = [one for one in group["params"] if one.grad is not None]
-            parts = [here(one) for one in parameters]
-            slopes: tuple[Tensor, ...] | list[Tensor] = [here(one.grad) for one in parameters]
-            if scale is not None:
-                slopes = torch._foreach_div(slopes, scale)
-            slopes = torch._foreach_add(slopes, parts, alpha=group["weight_decay"])
-            if bad is not None:
-                slopes = [torch.where(bad > 0, 0.0, slope) for slope in slopes]
-            torch._foreach_sub_(parts, torch._foreach_mul(slopes, group["lr"]))
+def make_muon(named: NamedParameters, settings: TrainSettings) -> Optimizer:
+    common = _common_options(named, settings)
+    del common["betas"]
+    return Muon(named, beta2=settings.beta2, **common)
 
 
-def _sgd(named: Named, s: TrainSettings) -> Optimizer:
-    return Sgd(list(named.values()), lr=_rate(named, s), weight_decay=s.weight_decay)
-
-
-def _muon(named: Named, s: TrainSettings) -> Optimizer:
-    return Muon(named, lr=_rate(named, s), beta2=s.beta2, weight_decay=s.weight_decay, capturable=_on_gpu(named))
-
-
-def _on_gpu(named: Named) -> bool:
-    return any(parameter.is_cuda for parameter in named.values())
-
-
-def _rate(named: Named, s: TrainSettings) -> Any:
-    """A number; on a GPU a tensor, which a captured step reads anew each time."""
-    device = next(iter(named.values())).device
-    return torch.tensor(s.lr, device=device) if device.type == "cuda" else s.lr
-
-
-# Each divides gradients by `grad_scale` and does nothing at all where `found_inf` is 1, if it is given such tensors.
-OPTIMIZERS: dict[str, Callable[[Named, TrainSettings], Optimizer]] = {
-    "sgd": _sgd,
-    "adam": _adam(Adam),
-    "adamw": _adam(AdamW),
-    "muon": _muon,
+OPTIMIZERS: dict[str, MakeOptimizer] = {
+    "sgd": use(CapturableSGD),
+    "adam": use(Adam, eps=1e-9, fused=True),
+    "adamw": use(AdamW, eps=1e-9, fused=True),
+    "muon": make_muon,
 }
 
 
-def set_rate(optimizer: Optimizer, rate: float) -> None:
+def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
+            group["lr"].fill_(lr)
         else:
-            group["lr"] = rate
+            group["lr"] = lr
+
+
+def compute_gradient_norm(parameters: Sequence[Tensor]) -> Tensor:
+    """Return the norm of all gradients together. Sharded if they are."""
+    return torch.nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Sequence[Tensor], norm: Tensor, clip: float) -> None:
+    """Scale all gradients in place so that their norm is at most `clip`. It waits for nothing."""
+    grads = [here(one.grad) for one in parameters if one.grad is not None]
+    torch._foreach_div_(grads, (norm.float() / clip).clamp(min=1.0))
+
+
+@torch.no_grad()
+def step_unless(found_inf: Tensor, optimizer: Optimizer) -> None:
+    """Call `optimizer.step()`; if `found_inf` is 1, leave the weights and the optimizer's state as they are.
+
+    Fused optimizers of PyTorch and Muon read `found_inf` themselves. With any other one, reading it here waits for the
+    GPU. A CUDA graph can neither wait nor branch, so there the step is taken and undone.
+    """
+    if getattr(optimizer, "_step_supports_amp_scaling", False):
+        optimizer.found_inf = found_inf  # type: ignore[attr-defined]
+        optimizer.step()
+    elif not (found_inf.is_cuda and torch.cuda.is_current_stream_capturing()):
+        if not found_inf:
+            optimizer.step()
+    else:
+        held = _tensors_of(optimizer)
+        before = [one.clone() for one in held]
+        optimizer.step()
+        if len(_tensors_of(optimizer)) > len(held):  # replaying the graph would create its state anew each time
+            optimizer.state.clear()
+            raise RuntimeError("the optimizer has taken no step yet")
+        torch._foreach_copy_(held, [torch.where(found_inf > 0, *pair) for pair in zip(before, held, strict=True)])
+
+
+def _tensors_of(optimizer: Optimizer) -> list[Tensor]:
+    """Return all local tensors that a step may change."""
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    state = [value for one in parameters for value in optimizer.state.get(one, {}).values()]
+    return [here(one) for one in (*parameters, *state) if isinstance(one, Tensor)]
 
 
 def inverse_sqrt(step: int, warmup: int, done: float) -> float:  # noqa: ARG001
-    """Down as 1 / sqrt(step) (Vaswani 2017, section 5.3)."""
+    """Decay as 1 / sqrt(step) (Vaswani 2017, section 5.3)."""
     return math.sqrt(warmup / max(step, warmup))
 
 
 def cosine(step: int, warmup: int, done: float) -> float:  # noqa: ARG001
-    """Down to nothing along a half wave that ends with the run.
+    """Decay to zero along a half cosine that ends with the run.
 
-    A run with a limit in minutes comes down with the clock, so it gives the same quality, not the same bits, again.
+    A run limited in minutes decays with the clock, so repeating it gives the same quality, not the same bits.
     """
     return 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
 
 
 def constant(step: int, warmup: int, done: float) -> float:  # noqa: ARG001
-    """Level."""
+    """Do not decay."""
     return 1.0
 
 
@@ -205,10 +243,11 @@ SCHEDULES: dict[str, Callable[[int, int, float], float]] = {
     "cosine": cosine,
     "constant": constant,
 }
-WARM_AT_MOST = 0.1  # of a run with a limit in minutes: one cannot know how many steps it will have
+MAX_WARMUP = 0.1  # share of a run limited in minutes, whose number of steps is unknown
 
 
-def check(settings: TrainSettings, model: Settings) -> None:
+def check_optimization(settings: TrainSettings, model: Settings) -> None:
+    """Raise a UserError if optimizer, schedule, limits or averaging cannot work."""
     pick(OPTIMIZERS, settings.optimizer, "train.optimizer")
     pick(SCHEDULES, settings.schedule, "train.schedule")
     if not settings.limit:
@@ -221,21 +260,16 @@ def check(settings: TrainSettings, model: Settings) -> None:
     query, value = (getattr(model, f"{name}_width", 0) or getattr(model, "width", 0) for name in ("query", "value"))
     if settings.optimizer == "muon" and query != value:
         raise UserError(
-            "train.optimizer=muon cuts the matrix of queries, keys and values into equal parts, so model.query_width "
+            "train.optimizer=muon splits the matrix of queries, keys and values into equal parts, so model.query_width "
             "and model.value_width must be the same; make them so, or take train.optimizer=adamw"
         )
 
 
-def rate(step: int, settings: TrainSettings, *, done: float, clock: float = 0.0) -> float:
-    """The learning rate of a step, counted from 1: up in a line, then as the schedule has it.
+def compute_learning_rate(step: int, settings: TrainSettings, *, done: float, clock: float = 0.0) -> float:
+    """Return the learning rate of a step, counted from 1: a linear warm-up, then the schedule.
 
     `done` is the share of the run's limit that is used up, `clock` that of its minutes alone.
     """
     warmup = max(settings.warmup, 1)
-    warm = min(max(step / warmup, clock / WARM_AT_MOST), 1.0)
+    warm = min(max(step / warmup, clock / MAX_WARMUP), 1.0)
     return settings.lr * warm * SCHEDULES[settings.schedule](step, warmup, done)
-
-
-def gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
-    grads = [p.grad for p in parameters if p.grad is not None]
-    return torch.nn.utils.get_total_norm(grads)

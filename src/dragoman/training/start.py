@@ -249,7 +249,7 @@ def opened(folder: RunFolder, *, resume: bool) -> Path | None:
 def check(recipe: Recipe) -> None:
     """Whatever a menu can refuse is refused before anything is read or written."""
     task = kind_of(recipe.model).task
-    optim.check(recipe.train, settings_of(recipe.model))
+    optim.check_optimization(recipe.train, settings_of(recipe.model))
     pick(LOSSES, recipe.train.loss, "train.loss")
     pick(PARALLEL, recipe.train.parallel, "train.parallel")
     consistency.check(recipe.train, settings_of(recipe.model))

@@ -30,7 +30,7 @@ from dragoman.training.consistency import CONSISTENCY, passes, twice
 from dragoman.training.cuda_graph import Captured
 from dragoman.training.distributed import PARALLEL, here, is_shared, shared, whole
 from dragoman.training.loss import LOSSES
-from dragoman.training.optim import OPTIMIZERS, gradient_norm, set_rate
+from dragoman.training.optim import OPTIMIZERS, clip_gradients, compute_gradient_norm, set_learning_rate, step_unless
 from dragoman.types import Batch
 
 AVOIDED = ("triton.mix_order_reduction",)  # of what the compiler does: it doubles the time that a norm's slopes take
@@ -146,7 +146,7 @@ class Stepper:
         """Add the gradients of all batches up, as if they were one, and take a step; a non-finite one is not taken."""
         if not self.model.training:  # to tell all parts of a model takes a while
             self.model.train()
-        set_rate(self.optimizer, lr)
+        set_learning_rate(self.optimizer, lr)
         self.count.fill_(sum(batch.target_tokens for batch in batches))
         self.nearer.fill_(1 - min(self.settings.ema, (1 + step) / (10 + step)))  # it forgets how it began
         if self.captured and len(batches) == 1 and self.choices.split == 1:
@@ -185,16 +185,14 @@ class Stepper:
         return out
 
     def apply(self, means: Tensor) -> Tensor:
-        """Take the step that the gradients ask for, unless they or the loss are no numbers. Nobody waits for anything:
-        the optimizer is told in tensors what to divide gradients by and whether to do nothing at all."""
-        norm = whole(gradient_norm(self.parameters))
+        """Clip the gradients and take the step; skip it if the loss or a gradient is not finite. Nothing waits."""
+        norm = whole(compute_gradient_norm(self.parameters))
         numbers_4 = torch.stack([*means, norm.float()])
-        bad = (~numbers_4[::3].isfinite().all()).float()
-        self.optimizer.found_inf = bad  # type: ignore[attr-defined]
+        found_inf = (~numbers_4[::3].isfinite().all()).float()
         if self.settings.clip:
-            self.optimizer.grad_scale = (norm.float() / self.settings.clip).clamp(min=1.0)  # type: ignore[attr-defined]
+            clip_gradients(self.parameters, norm, self.settings.clip)
         try:
-            self.optimizer.step()
+            step_unless(found_inf, self.optimizer)
         except torch.OutOfMemoryError:
             if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 raise  # nothing has moved, and there is more room where nothing is recorded
@@ -203,7 +201,7 @@ class Stepper:
                 "smaller, or share it out among more GPUs with train.parallel=fsdp"
             ) from None
         if self.ema:
-            live, nearer = collect_tensors(self.model), self.nearer * (1 - bad)
+            live, nearer = collect_tensors(self.model), self.nearer * (1 - found_inf)
             held, now = [here(mean) for mean in self.ema.values()], [here(live[n].detach()) for n in self.ema]
             torch._foreach_lerp_(held, now, [nearer] * len(held))
         return numbers_4

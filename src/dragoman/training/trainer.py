@@ -255,7 +255,7 @@ class Trainer:
     def try_update(self, some: list[Batch]) -> Pending:
         step = self.progress.step + 1
         clock = self.progress.seconds / self.settings.minutes / 60 if self.settings.minutes else 0.0
-        rate = optim.rate(step, self.settings, done=self.done(), clock=clock)
+        rate = optim.compute_learning_rate(step, self.settings, done=self.done(), clock=clock)
         while True:
             try:
                 return self.stepper.update(some, step, self.progress.scale * rate)
