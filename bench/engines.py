@@ -44,7 +44,7 @@ from dragoman.inference.translator import Translator
 from dragoman.io import read_lines
 from dragoman.metrics.metrics import METRICS
 from dragoman.phrasebook.generate import generate_pairs
-from dragoman.progress import say, ticker
+from dragoman.progress import ProgressBar, log
 from translators import describe_machine
 
 ALIKE, NEAR, BLEU = 0.99, 1e-3, 0.2  # what is required
@@ -81,7 +81,7 @@ def engine(translator: Translator, name: str) -> Answer:
 def exported(translator: Translator, run: Path, folder: Path, to: str, quantization: str) -> Answer:
     """What answers from the folder that `dragoman export` writes."""
     out = folder / f"{to}-{quantization}"
-    export(run, to=to, out=out, quantization=quantization, say=say)
+    export(run, to=to, out=out, quantization=quantization, say=log)
     return texts_of(replace(translator, engine=FORMATS[to].engine(translator, out, quantization)))
 
 
@@ -104,7 +104,7 @@ def transformers_alone(folder: Path) -> Answer:
 
 
 def imported(folder: Path, out: Path) -> Answer:
-    import_run(folder, out, say=say)
+    import_run(folder, out, say=log)
     return texts_of(load(out, device="cpu"))
 
 
@@ -125,10 +125,11 @@ def ways(translator: Translator, run: Path, folder: Path, only: str = "") -> dic
 
 
 def answered(answer: Answer, lines: Sequence[str], name: str) -> list[str]:
-    tick, texts = ticker(name, len(lines)), []
-    for start in range(0, len(lines), PORTION):
-        texts += answer(lines[start : start + PORTION])
-        tick(len(texts))
+    texts: list[str] = []
+    with ProgressBar(name, total=len(lines), unit="lines") as bar:
+        for start in range(0, len(lines), PORTION):
+            texts += answer(lines[start : start + PORTION])
+            bar.update(len(texts))
     return texts
 
 
@@ -155,7 +156,7 @@ def compared(run: Path, lines: Sequence[str], references: Sequence[str], only: s
             try:
                 texts = answered(way.open(), lines, name)
             except UserError as lack:
-                say(f"{name}: {lack}")
+                log(f"{name}: {lack}")
                 results[name] = {"refused": str(lack), "good": not way.full and not isinstance(lack, Disagreement)}
                 continue
             apart = gaps(translator, lines, truth, texts)
@@ -164,7 +165,7 @@ def compared(run: Path, lines: Sequence[str], references: Sequence[str], only: s
             found["bleu_of_the_run"] = METRICS["bleu"](texts, [truth]).value
             exact = found["same"] >= ALIKE and found["gap"] <= NEAR
             results[name] = {**found, "good": exact if way.full else abs(found["bleu"] - bleu) <= BLEU}
-            say(f"{name}: {found['same']:.1%}")
+            log(f"{name}: {found['same']:.1%}")
     return results
 
 
@@ -192,7 +193,7 @@ def by_class(run: Path, lines: int) -> dict[str, dict[str, Any]]:
         with tempfile.TemporaryDirectory() as folder:
             stem = Path(folder) / "result"
             asked = [str(run), "--lines", str(lines), "--only", "engines", "--out", str(stem)]
-            say(f"as on a CPU with {name}")
+            log(f"as on a CPU with {name}")
             subprocess.run([sys.executable, __file__, *asked], env={**os.environ, **limits}, check=False)
             found[name] = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
     return found

@@ -34,7 +34,7 @@ from dragoman.cli import main as cli
 from dragoman.cli.exit_codes import outcome
 from dragoman.cli.options import Warned
 from dragoman.phrasebook.generate import generate_phrases
-from dragoman.progress import paper
+from dragoman.progress import results_console
 from dragoman.run_dir import RunFolder
 from toy_run import Call, Toy, command, environment, files, one_sentence, sentences, started, translated, write_lines
 
@@ -404,7 +404,7 @@ def test_in_a_pipe_no_line_is_padded_or_broken(capsys: pytest.CaptureFixture[str
     table = Table(show_header=False, box=None, padding=(0, 1, 0, 0))
     for name, value in (("short", "x"), ("long", "y " * 10_000)):
         table.add_row(name, Text(value, overflow="fold"))
-    paper().print(table)
+    results_console().print(table)
     assert capsys.readouterr().out == f"short x\nlong  {('y ' * 10_000).rstrip()}\n"
 
 

@@ -21,7 +21,7 @@ from dragoman.progress import Report
 from toy_run import Call, Toy, command, one_sentence, sentences, write_lines
 
 pytest_plugins = ["toy_fixtures"]
-LEVELS = {"error": console.ERROR, "warning": console.WARNING, "note": console.NOTE, "detail": console.DETAIL}
+LEVELS = {"error": console.ERROR, "warning": console.WARNING, "note": console.INFO, "detail": console.DETAIL}
 
 
 def leaves(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -53,7 +53,7 @@ def test_files_have_short_options(call: Call, path: tuple[str, ...]) -> None:
 @pytest.fixture
 def verbosity() -> Iterator[None]:
     yield
-    console.set_verbosity(console.NOTE)
+    console.set_verbosity(console.INFO)
 
 
 @pytest.mark.usefixtures("verbosity")
@@ -62,8 +62,8 @@ def test_a_level_shows_itself_and_all_below(capsys: pytest.CaptureFixture[str], 
     console.set_verbosity(level)
     report = Report()
     for name, each in LEVELS.items():
-        console.say(f"said {name}", each)
-        report.say(f"reported {name}", each)
+        console.log(f"said {name}", each)
+        report.log(f"reported {name}", each)
     shown = [name for name, each in LEVELS.items() if each <= level]
     assert capsys.readouterr().err.splitlines() == [f"{how} {name}" for name in shown for how in ("said", "reported")]
 

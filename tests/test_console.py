@@ -19,13 +19,13 @@ from toy_run import files
 def test_without_a_terminal_a_line_now_and_then(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, seldom: float
 ) -> None:
-    monkeypatch.setattr(progress, "SELDOM", seldom)
-    tick = progress.ticker("translating", 1000)
-    for done in (400, 800, 1000):
-        tick(done)
+    monkeypatch.setattr(progress, "LINE_INTERVAL", seldom)
+    with progress.ProgressBar("translating", total=1000, unit="lines") as bar:
+        for done in (400, 800):
+            bar.update(done)
     lines = capsys.readouterr().err.splitlines()
-    assert [line.partition(", ")[0] for line in lines] == [
-        f"translating: {done} of 1,000" for done in (400, 800) if not seldom
+    assert [line.rpartition(" lines, ")[0] for line in lines] == [
+        f"translating: {done // 10}%, {done} of 1,000" for done in (400, 800) if not seldom
     ]
     assert all(line.endswith(" s left") for line in lines)
 
@@ -34,11 +34,12 @@ def test_without_a_terminal_a_line_now_and_then(
 def test_on_a_terminal_it_is_gone_in_the_end(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, quick: float
 ) -> None:
-    monkeypatch.setattr(progress, "QUICK", quick)
+    monkeypatch.setattr(progress, "SHORT", quick)
+    monkeypatch.setattr(progress, "REFRESH", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    tick = progress.ticker("translating", 1000)
-    tick(400)
-    tick(1000)
+    with progress.ProgressBar("translating", total=1000, unit="lines") as bar:
+        bar.update(400)
+        bar.update(1000)
     shown = capsys.readouterr().err
     assert "\n" not in shown
     assert shown.endswith("\r\x1b[K" if not quick else "")
@@ -47,7 +48,7 @@ def test_on_a_terminal_it_is_gone_in_the_end(
 
 HALVES = """
 import os, pathlib, sys
-from dragoman.progress import output_to
+from dragoman.cli.lines import output_to
 
 with output_to(pathlib.Path(sys.argv[1])) as sink:
     sink.write(f"{os.getpid()}\\n" * 1000)

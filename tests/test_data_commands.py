@@ -21,8 +21,7 @@ from dragoman.data.corpus import read_pairs
 from dragoman.data.preparation import parse_corpora
 from dragoman.errors import UserError
 from dragoman.io import OPENERS
-from dragoman.progress import EVERY, set_verbosity
-from dragoman.progress import ProgressBar as Progress
+from dragoman.progress import CHECK_EVERY, ProgressBar, set_verbosity
 from dragoman.types import Pair
 from toy_run import Call, environment, files, one_sentence, pairs, write_lines, write_recipe
 
@@ -237,31 +236,31 @@ def test_a_quick_work_shows_no_progress(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
 ) -> None:
     clock = Clock(monkeypatch, terminal=terminal)
-    for _ in Progress("reading", items=5000).count(range(5000)):
+    for _ in ProgressBar("reading", total=5000).iterate(range(5000)):
         clock.now += 0.0001
     assert capsys.readouterr().err == ""
 
 
 def test_a_bar_with_the_time_left(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock(monkeypatch, terminal=True)
-    for _ in Progress("reading", items=8 * EVERY).count(range(8 * EVERY)):
-        clock.now += 2 / EVERY
+    for _ in ProgressBar("reading", total=8 * CHECK_EVERY).iterate(range(8 * CHECK_EVERY)):
+        clock.now += 2 / CHECK_EVERY
     first, *_, last = capsys.readouterr().err.split("\r")[1:]
-    assert first == f"reading ━━━{'─' * 21} 12%, {EVERY} pairs, {EVERY // 2}/s, 14 s left\x1b[K"
+    assert first == f"reading ━━━{'─' * 21} 12%, {CHECK_EVERY} of 2,048 pairs, {CHECK_EVERY // 2}/s, 14 s left\x1b[K"
     assert last == "\x1b[K"  # it is gone in the end
 
 
 def test_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock(monkeypatch, terminal=False)
-    for _ in Progress("reading", items=8 * EVERY).count(range(8 * EVERY)):
-        clock.now += 6 / EVERY
+    for _ in ProgressBar("reading", total=8 * CHECK_EVERY).iterate(range(8 * CHECK_EVERY)):
+        clock.now += 6 / CHECK_EVERY
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "reading: 25%, 512 pairs, 43/s, 36 s left"
+    assert lines[0] == "reading: 25%, 512 of 2,048 pairs, 43/s, 36 s left"
     assert len(lines) == 4
     set_verbosity(1)
     try:
-        for _ in Progress("reading").count(range(8 * EVERY)):
-            clock.now += 6 / EVERY
+        for _ in ProgressBar("reading").iterate(range(8 * CHECK_EVERY)):
+            clock.now += 6 / CHECK_EVERY
     finally:
         set_verbosity(2)
     assert capsys.readouterr().err == ""
@@ -273,15 +272,15 @@ def test_bytes_of_files_tell_how_far_it_is(tmp_path: Path, suffix: str) -> None:
     text = "".join(f"source {i * i}\ttarget {i * 7919}\n" for i in range(60_000)).encode()
     path = tmp_path / f"c.tsv{suffix}"
     path.write_bytes(packers.get(suffix, bytes)(text))
-    progress = Progress("reading", files=[str(path)], passes=2)
+    progress = ProgressBar("reading", files=[str(path)], passes=2)
     shares = []
-    for number, _ in enumerate(progress.count(read_pairs(CorpusSettings(tsv=str(path)), watch=progress.watch))):
+    for number, _ in enumerate(progress.iterate(read_pairs(CorpusSettings(tsv=str(path)), watch=progress.watch))):
         if number % 1000 == 0:
             shares.append(progress.share())
     assert shares == sorted(shares)
     assert shares[0] < 0.15 < shares[30] < 0.4
     assert progress.share() == 0.5  # of two passes
-    assert Progress("reading", files=[str(tmp_path / "none")]).share() == 0
+    assert ProgressBar("reading", files=[str(tmp_path / "none")]).share() == 0
 
 
 def test_a_list_of_nothing_is_no_corpus() -> None:

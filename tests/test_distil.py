@@ -34,7 +34,7 @@ from dragoman.metrics.metrics import METRICS
 from dragoman.models.flops import Cost
 from dragoman.models.registry import build_model
 from dragoman.process_group import Group
-from dragoman.progress import NOTE, Report
+from dragoman.progress import INFO, Report
 from dragoman.run_dir import CHANGED, DIGEST_LINE, RunFolder
 from dragoman.types import Hypothesis, Pair
 from test_resume import same_runs, until
@@ -94,7 +94,7 @@ class Ear(Report):
         self.batches: list[float] = []
         self.translating = False
 
-    def say(self, message: str, level: int = NOTE) -> None:  # noqa: ARG002
+    def log(self, message: str, level: int = INFO) -> None:  # noqa: ARG002
         self.heard.append(message)
 
     def begin(self, total: int, done: int, what: str = "training") -> None:

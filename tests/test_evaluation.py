@@ -37,7 +37,7 @@ from dragoman.evaluation.scorer import (
     score_by_frequency,
     score_by_length,
 )
-from dragoman.evaluation.systems import SystemOutput, read_texts
+from dragoman.evaluation.systems import SILENT, SystemOutput, read_texts
 from dragoman.evaluation.tables import format_breakdowns, format_scores
 from dragoman.metrics.metrics import METRICS, evaluate
 from dragoman.phrasebook.generate import generate_phrases
@@ -269,12 +269,12 @@ def test_where_words_were_seen(toy: Toy) -> None:
     recipe = toy.translator.recipe
     lost = recipe.data.model_copy(update={"train": (CorpusSettings(tsv="gone.tsv"),)})
     gone = recipe.model_copy(update={"data": lost})
-    found = count_training_words({"moved": gone, "here": recipe}, id)
+    found = count_training_words({"moved": gone, "here": recipe}, SILENT)
     assert found is not None
     assert found.where == "the training data of here"
     lines = (toy.folder / "train.trg").read_text().splitlines()
     assert found.times["ak"] == sum(line.rstrip(".!?").split().count("ak") for line in lines)
-    assert count_training_words({"moved": gone}, id) is None
+    assert count_training_words({"moved": gone}, SILENT) is None
     assert count_words([["a b a.", "c"], ["a"]]) == ({"a": 3, "b": 1, "c": 1}, "the references")
 
 

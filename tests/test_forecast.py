@@ -24,7 +24,7 @@ class Heard(Report):
         super().__init__()
         self.messages: list[tuple[str, ...]] = []
 
-    def say(self, message: str, *level: int) -> None:
+    def log(self, message: str, *level: int) -> None:
         self.messages.append((message, *map(str, level)))
 
 

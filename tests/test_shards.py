@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 from dragoman.augmentation import jobs as room
 from dragoman.augmentation.backtranslation import faults
-from dragoman.augmentation.jobs import Pace, Record, Shards, share_of, write_sharded
+from dragoman.augmentation.jobs import Record, Shards, share_of, write_sharded
 from dragoman.config.settings import CorpusSettings
 from dragoman.data.corpus import read_pairs
 from dragoman.process_group import Group
-from dragoman.progress import Report
+from dragoman.progress import ProgressBar, Report
 from test_resume import until
 from toy_run import (
     SMALL,
@@ -98,8 +98,8 @@ class Answers:
         return [{"said": f"{before + place} {item!r}"} for place, item in enumerate(some)]
 
 
-def pace() -> Pace:
-    return Pace(0, Report(quiet=True))
+def pace() -> ProgressBar:
+    return Report(quiet=True).progress("translating")
 
 
 ITEMS = st.lists(st.text(max_size=3), max_size=30)

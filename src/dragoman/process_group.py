@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dragoman.errors import Stop, UserError
-from dragoman.progress import say
+from dragoman.progress import log
 
 T = TypeVar("T")
 PATIENCE = timedelta(days=30)  # before they are at work: however long it takes one process to prepare the data
@@ -224,7 +224,7 @@ class Waiting:
             )
         if self.silent and waited > SILENT:
             self.silent = False
-            say(f"waiting for {missing} at {where}")
+            log(f"waiting for {missing} at {where}")
 
 
 def meet(store: Any, rank: int, world: int, waiting: Waiting) -> str:

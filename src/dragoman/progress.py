@@ -1,28 +1,33 @@
-"""How commands read and speak: results on stdout, everything else on stderr, files whole or not there.
+"""Messages and progress of long operations, on stderr, and the console for results, on stdout.
 
-Progress of a command that goes through many items: a bar and the time left on a terminal, elsewhere a line now and
-then. Light to import: commands on corpora need no PyTorch.
+Light to import: commands on corpora need no PyTorch.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-UNBROKEN = 1 << 30  # signs of a line: more than any table has
-QUICK = 1.0  # seconds: what takes no longer needs no word about its progress
-SELDOM = 10.0  # seconds between two words where there is no terminal
-ERROR, WARNING, NOTE, DETAIL = range(4)  # levels of messages
+ERROR, WARNING, INFO, DETAIL = range(4)  # levels of messages
 UNDECODED = re.compile(r"\\u(dc[89a-f][0-9a-f])")  # a byte of a file name, as repr() shows it
-_verbosity = NOTE  # messages above this level are not printed
-said = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+NO_WRAP = 1 << 30  # characters of a line: more than any table has
+CLEAR_LINE = "\r\x1b[K"
+BAR_WIDTH = 24  # characters
+SHORT = 1.0  # seconds: on a terminal, shorter operations show no progress
+REFRESH = 0.2  # seconds between two updates on a terminal
+LINE_INTERVAL = 10.0  # seconds between two lines of progress where there is no terminal
+CHECK_EVERY = 256  # items between two looks at the clock
+
+T = TypeVar("T")
+_verbosity = INFO  # messages above this level are not printed
 
 
 def set_verbosity(level: int) -> None:
@@ -32,15 +37,15 @@ def set_verbosity(level: int) -> None:
 
 
 def is_shown(level: int) -> bool:
-    """Tell whether messages of this level are printed. Progress is shown where notes are."""
+    """Tell whether messages of this level are printed. Progress is shown where INFO is."""
     return level <= _verbosity
 
 
-def say(message: str, level: int = NOTE) -> None:
-    """Print a message to stderr, on a line of its own even where a count of lines is running."""
-    if not is_shown(level):
-        return
-    said.print(("\r\x1b[K" if said.is_terminal else "") + decode_names(message), markup=False)
+def log(message: str, level: int = INFO) -> None:
+    """Print a message to stderr. On a terminal it replaces the line of progress, which is drawn again below it."""
+    if is_shown(level):
+        console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+        console.print((CLEAR_LINE if sys.stderr.isatty() else "") + decode_names(message), markup=False)
 
 
 def decode_names(message: str) -> str:
@@ -49,172 +54,156 @@ def decode_names(message: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-class Pipe(Console):
-    """What is printed goes to a file or a program: no line is wrapped, for that breaks programs, or ends in spaces."""
+class PipeConsole(Console):
+    """A console for a file or another program: lines are not wrapped and have no trailing spaces."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        with self.capture() as held:
+        with self.capture() as captured:
             super().print(*objects, **options)
-        self.file.write("\n".join(line.rstrip(" ") for line in held.get().split("\n")))
+        self.file.write("\n".join(line.rstrip(" ") for line in captured.get().split("\n")))
         self.file.flush()
 
 
-def paper() -> Console:
-    """stdout. Tables are fitted to a terminal, and elsewhere as wide as they are."""
+def results_console() -> Console:
+    """Return a console for stdout. Tables are fitted to a terminal, and elsewhere as wide as they need to be."""
     if sys.stdout.isatty():
         return Console(highlight=False, emoji=False, soft_wrap=True)
-    return Pipe(highlight=False, emoji=False, soft_wrap=True, width=UNBROKEN)
-
-
-def ticker(what: str, total: int = 0) -> Callable[[int], None]:
-    """Tells how far a long work is, and how much is left where the total is known. On a terminal it is gone in the end;
-    elsewhere it is a line now and then."""
-    begun = spoke = time.monotonic()
-
-    def tick(done: int) -> None:
-        nonlocal spoke
-        if not is_shown(NOTE):
-            return
-        now, terminal = time.monotonic(), sys.stderr.isatty()
-        left = f" of {total:,}, {(total - done) * (now - begun) / done:.0f} s left" if total else ""
-        if terminal and now - begun >= QUICK:
-            sys.stderr.write("\r\x1b[K" if done == total else f"\r{what}: {done:,}{left}\x1b[K")
-            sys.stderr.flush()
-        elif not terminal and now - spoke >= SELDOM and done != total:
-            spoke = now
-            say(f"{what}: {done:,}{left}")
-
-    return tick
-
-
-T = TypeVar("T")
-EVERY = 256  # items between two looks at the clock
-REFRESH = 0.2  # seconds between two states of the bar
-WIDTH = 24  # characters of the bar
+    return PipeConsole(highlight=False, emoji=False, soft_wrap=True, width=NO_WRAP)
 
 
 class ProgressBar:
-    """Count items as they are taken, and estimate the time left.
+    """Show how far an operation is: a bar with the time left on a terminal, elsewhere a line now and then.
 
-    How much is done is known from the number of items, where `items` says how many there will be, or from how far
-    `files` are read: pass `watch` on to `read_pairs`. Files that are read several times count as `passes` says.
+    The share that is done follows from `total` items or from how far `files` are read: pass `watch` on to
+    `read_pairs`. Files that are read several times count as `passes` says. Without either there is only a count.
 
-    progress = Progress("cleaning", files=["train.en.gz", "train.de.gz"])
-    for pair in progress.count(read_pairs(corpus, watch=progress.watch)):
-        ...
+        with ProgressBar("scoring", total=1000, unit="lines") as bar:
+            bar.update(250)
+
+        bar = ProgressBar("cleaning", files=["train.en.gz", "train.de.gz"])
+        for pair in bar.iterate(read_pairs(corpus, watch=bar.watch)):
+            ...
     """
 
-    def __init__(self, what: str, *, items: int = 0, files: Sequence[str] = (), passes: int = 1) -> None:
-        self.what, self.items, self.passes = what, items * passes, passes
-        paths = [Path(name) for name in files]
+    def __init__(
+        self,
+        name: str,
+        *,
+        total: float = 0,
+        unit: str = "pairs",
+        files: Sequence[str] = (),
+        passes: int = 1,
+        visible: bool = True,
+        log: Callable[[str], None] = log,
+    ) -> None:
+        self.log = log  # prints the lines where there is no terminal
+        self.name, self.total, self.unit, self.passes, self.visible = name, total * passes, unit, passes, visible
+        paths = [Path(file) for file in files]
         regular = all(path.is_file() for path in paths)  # a pipe has no size
         self.bytes = passes * sum(path.stat().st_size for path in paths) if regular else 0
-        self.counted = 0
         self.positions: list[Callable[[], int]] = []
-        self.begun = self.shown = time.monotonic()
+        self.done: float = 0
+        self.skipped: float = 0  # done before: they do not count for the speed
+        self.drawn = False  # on a terminal, and not cleared yet
+        self.start = self.last = time.monotonic()
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def watch(self, position: Callable[[], int]) -> None:
         """Take a function that returns how many bytes of a file are read."""
         self.positions.append(position)
 
-    def count(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield the same items, and show the progress when it takes longer than a second."""
+    def iterate(self, items: Iterable[T]) -> Iterator[T]:
+        """Yield the same items and count them, after those of an earlier pass."""
+        before = count = int(self.done)
         try:
-            for item in items:
+            for count, item in enumerate(items, before + 1):
                 yield item
-                self.counted += 1
-                if self.counted % EVERY == 0:
-                    self.show(time.monotonic())
+                if count % CHECK_EVERY == 0:
+                    self.update(count)
         finally:
-            if sys.stderr.isatty() and self.shown > self.begun:
-                sys.stderr.write("\r\x1b[K")
-                sys.stderr.flush()
+            self.done = count
+            self.close()
+
+    def skip(self, count: int) -> None:
+        """Count items that were done before."""
+        self.done, self.skipped = self.done + count, self.skipped + count
+
+    def advance(self, count: int) -> None:
+        """Count items that were done now."""
+        self.update(self.done + count)
+
+    def update(self, done: float, text: str = "") -> None:
+        """Set how many items are done, and show it from time to time, with `text` instead of counts where given."""
+        self.done = done
+        now, terminal = time.monotonic(), sys.stderr.isatty()
+        if not self.visible or not is_shown(INFO):
+            return
+        if now - self.last <= (REFRESH if terminal else LINE_INTERVAL) or (terminal and now - self.start < SHORT):
+            return
+        self.last = now
+        share = self.share()
+        details = text or self.describe(share, now - self.start)
+        if not terminal:
+            self.log(text or f"{self.name}: {details}")
+            return
+        bar = f" {'━' * round(share * BAR_WIDTH):─<{BAR_WIDTH}}" if share else ""
+        line, width = f"{self.name}{bar} {details}", terminal_width()
+        line = line if len(line) < width else details[: width - 1]  # a line that wraps could not be replaced
+        sys.stderr.write(f"\r{line}\x1b[K")
+        sys.stderr.flush()
+        self.drawn = True
 
     def share(self) -> float:
-        """Return how much is done, from 0 to 1; 0 where that is not known."""
-        if self.items:
-            return min(self.counted / self.items, 1.0)
+        """Return the share that is done, from 0 to 1; 0 where it is not known."""
+        if self.total:
+            return min(self.done / self.total, 1.0)
         return min(sum(position() for position in self.positions) / self.bytes, 1.0) if self.bytes else 0.0
 
-    def show(self, now: float) -> None:
-        terminal = sys.stderr.isatty()
-        soon = now - self.begun < QUICK or now - self.shown < (REFRESH if terminal else SELDOM)
-        if soon or not is_shown(NOTE):
-            return
-        self.shown = now
-        share, seconds = self.share(), now - self.begun
-        told = [f"{share:.0%}"] if share else []
+    def describe(self, share: float, seconds: float) -> str:
+        """Return percentage, count, speed and time left, as far as they are known."""
+        parts = [f"{share:.0%}"] if share else []
         if self.passes == 1:
-            told += [f"{self.counted:,} pairs", f"{self.counted / seconds:,.0f}/s"]
-        told += [f"{seconds * (1 - share) / share:.0f} s left"] if share else []
-        if terminal:
-            bar = f" {'━' * round(share * WIDTH):─<{WIDTH}}" if share else ""
-            sys.stderr.write(f"\r{self.what}{bar} {', '.join(told)}\x1b[K")
+            speed = (self.done - self.skipped) / seconds
+            count = f"{self.done:,} of {self.total:,}" if self.total else f"{self.done:,}"
+            parts += [f"{count} {self.unit}", f"{speed:,.{0 if speed >= 10 else 1}f}/s"]
+        share_now = share - (self.skipped / self.total if self.total else 0)
+        if share_now > 0:
+            left = seconds * (1 - share) / share_now
+            parts.append(f"{left:.0f} s left" if left < 100 else f"{timedelta(seconds=round(left))} left")
+        return ", ".join(parts)
+
+    def close(self) -> None:
+        """Remove the bar from the terminal."""
+        if self.drawn:
+            sys.stderr.write(CLEAR_LINE)
             sys.stderr.flush()
-        else:
-            say(f"{self.what}: {', '.join(told)}")
+            self.drawn = False
 
 
-QUIET_SECONDS = 10.0  # without a terminal, a line at most so often
+def terminal_width() -> int:
+    """Return the columns of the terminal that stderr goes to."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
 
 
 class Report:
-    """Messages go to stderr: results own stdout. Without a terminal there is no bar, only a line now and then."""
+    """Where an operation sends messages and progress. A quiet one prints nothing: another process does."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self.quiet = quiet  # another process prints the messages
-        self.console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
-        self.progress: Progress | None = None
-        self.task = TaskID(0)
-        self.spoke = time.monotonic()
+        self.quiet = quiet
 
-    def say(self, message: str, level: int = NOTE) -> None:
-        """Print a message of one of the levels of console.py."""
-        if is_shown(level) and not self.quiet:
-            self.console.print(message, markup=False)
+    def log(self, message: str, level: int = INFO) -> None:
+        """Print a message of one of the levels above."""
+        if not self.quiet:
+            log(message, level)
 
-    def counted(self, items: Iterable[T], what: str) -> Iterator[T]:
-        """The same items, with a count that is shown when it takes long."""
-        begun = shown = time.monotonic()
-        count = 0
-        for count, item in enumerate(items, 1):
-            yield item
-            if count % 1024 == 0 and time.monotonic() - shown > (0.5 if self.console.is_terminal else QUIET_SECONDS):
-                shown = time.monotonic()
-                self.count(f"{what}: {count:,} ({count / (shown - begun):,.0f}/s)")
-        if shown > begun and self.console.is_terminal:
-            self.count("")
-
-    def count(self, said: str) -> None:
-        """On a terminal the last count gives way to the next; elsewhere each stands on its own line."""
-        if self.quiet or not is_shown(NOTE):
-            return
-        if self.console.is_terminal:
-            sys.stderr.write(f"\r{said}\x1b[K")
-            sys.stderr.flush()
-        else:
-            self.say(said)
-
-    def begin(self, total: int, done: int, what: str = "training") -> None:
-        self.spoke = time.monotonic()  # the first step says little of how long the others take
-        if self.console.is_terminal and not self.quiet and is_shown(NOTE):
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.fields[said]}"),
-            )
-            self.progress = Progress(*columns, console=self.console, transient=True)
-            self.task = self.progress.add_task(what, total=total or None, completed=done, said="")
-            self.progress.start()
-
-    def step(self, done: float, said: str) -> None:
-        if self.progress:
-            self.progress.update(self.task, completed=done, said=said)
-        elif time.monotonic() - self.spoke > QUIET_SECONDS:
-            self.spoke = time.monotonic()
-            self.say(said)
-
-    def end(self) -> None:
-        if self.progress:
-            self.progress.stop()
-            self.progress = None
+    def progress(self, name: str, *, total: float = 0, unit: str = "lines") -> ProgressBar:
+        """Return a progress bar, which is not shown if this report is quiet."""
+        return ProgressBar(name, total=total, unit=unit, visible=not self.quiet, log=self.log)

@@ -128,9 +128,9 @@ def backtranslate(
 
         write_sharded(Path(out), lambda: read_lines(mono), answer, good, about=about, **shared)
         if group.first:
-            report.say(f"{out}: {lessons}")
+            report.log(f"{out}: {lessons}")
             if said := doubt(str(run), lessons.useful, lessons.asked):
-                report.say(said)
+                report.log(said)
     return lessons
 
 

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 from dragoman.augmentation import jobs as shards
 from dragoman.augmentation.backtranslation import Lessons, doubt, faults, remedy
-from dragoman.augmentation.jobs import Pace, Record, Shards, digest_of_runs, own_device, share_of
+from dragoman.augmentation.jobs import Record, Shards, digest_of_runs, own_device, share_of
 from dragoman.config.settings import Amount, CorpusSettings, Listed, Recipe, Settings, read_recipe
 from dragoman.data.corpus import fingerprint, read_pairs
 from dragoman.data.tokenizers import Tokenizers
@@ -244,11 +244,12 @@ class Lesson:
 def translate(lessons: Sequence[Lesson], group: Group, report: Report) -> list[int]:
     """The share of this process. How many shards each lesson has comes back."""
     teacher = lessons[0].teacher
-    sizes = [sum(1 for _ in report.counted(lesson.shards.items(), "reading")) for lesson in lessons]
+    sizes = [sum(1 for _ in report.progress("reading").iterate(lesson.shards.items())) for lesson in lessons]
     verb = "translate" if " and " in teacher.name else "translates"
-    report.say(f"{teacher.name} {verb} {sum(sizes):,} sources with a beam of {teacher.beam}")
-    with Pace(sum(share_of(size, group) for size in sizes), report) as pace:
-        return [lesson.shards.make(group, pace) for lesson in lessons]
+    report.log(f"{teacher.name} {verb} {sum(sizes):,} sources with a beam of {teacher.beam}")
+    total = sum(share_of(size, group) for size in sizes)
+    with report.progress("translating", total=total, unit="sources") as bar:
+        return [lesson.shards.make(group, bar) for lesson in lessons]
 
 
 def write_corpora(
@@ -260,10 +261,10 @@ def write_corpora(
         good, name = write_corpus(lesson, file, count), lesson.corpus.shown
         told.append({"file": file.name, "of": name, "answers": good.good, "left_out": dict(good.left_out)})
         found.append(good)
-        report.say(f"{name}: {good}")
+        report.log(f"{name}: {good}")
     originals = sum(good.asked for lesson, good in zip(lessons, found, strict=True) if not lesson.corpus.text)
     if said := doubts(about["teacher"], found, originals if about["originals"] else 0):
-        report.say(said)
+        report.log(said)
     record(files[0].parent, about, told)
 
 

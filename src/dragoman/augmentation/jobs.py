@@ -12,11 +12,10 @@ import hashlib
 import json
 import re
 import shutil
-import time
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -26,7 +25,7 @@ import torch
 from dragoman.errors import UserError
 from dragoman.io import digest_bytes, digest_file, is_temporary, keep_folder, lock_folder
 from dragoman.process_group import Group
-from dragoman.progress import Report
+from dragoman.progress import ProgressBar, Report
 from dragoman.run_dir import RunFolder, read_json, write_text, write_whole
 
 T = TypeVar("T")
@@ -45,25 +44,25 @@ class Shards(Generic[T]):
     answer: Callable[[int, Sequence[T]], list[Record]]  # is told how many items came before, and given some
     batch: int  # items that it is given at a time
 
-    def make(self, group: Group, pace: Pace) -> int:
+    def make(self, group: Group, bar: ProgressBar) -> int:
         """The shards that fall to this process and are not there yet. How many there are in all comes back."""
         items, number = self.items(), 0
         while some := list(islice(items, SHARD)):
             if number % group.world == group.rank:
                 if read(self.file(number), digest_of(some)) is not None:
-                    pace.skip(len(some))
+                    bar.skip(len(some))
                 else:
                     shutil.rmtree(self.file(number).parent, ignore_errors=True)  # damaged
-                    self.keep(number, some, pace)
+                    self.keep(number, some, bar)
             number += 1
         return number
 
-    def keep(self, number: int, some: Sequence[T], pace: Pace) -> None:
+    def keep(self, number: int, some: Sequence[T], bar: ProgressBar) -> None:
         records: list[Record] = []
         for start in range(0, len(some), self.batch):
             part = some[start : start + self.batch]
             records += self.answer(number * SHARD + start, part)
-            pace.step(len(part))
+            bar.advance(len(part))
         body = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
         head = json.dumps({"of": digest_of(some), "digest": digest_bytes(body)}).encode() + b"\n"
 
@@ -195,47 +194,19 @@ def write_sharded(
     """A file of what is `said` of the answers to all items. It appears when it is whole; until then the answers are
     kept in shards beside it, and whoever starts the same work again goes on with them."""
     output = output.resolve()
-    total = sum(1 for _ in report.counted(items(), "counting")) if report.console.is_terminal and group.first else 0
+    count_first = sys.stderr.isatty() and group.first  # elsewhere nobody needs the time left
+    total = sum(1 for _ in report.progress("counting").iterate(items())) if count_first else 0
 
     def write(beside: Path) -> None:
         with beside.open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(said(shards.records(count)))
 
     def make() -> int:
-        with Pace(share_of(total, group), report) as pace:
-            return shards.make(group, pace)
+        with report.progress("translating", total=share_of(total, group), unit="sources") as bar:
+            return shards.make(group, bar)
 
     with ExitStack() as held:
         folder = group.told(lambda: held.enter_context(folder_beside(output, about)))
         shards = Shards(folder, items, answer, batch)
         count = group.each(make)
         group.told(lambda: write_whole(output, write))
-
-
-class Pace:
-    """How far the work is, and how long it will take where it is known how much there is."""
-
-    def __init__(self, total: int, report: Report) -> None:
-        self.total, self.report = total, report
-        self.done = self.fresh = 0
-        self.begun = time.monotonic()
-
-    def __enter__(self) -> Pace:
-        self.report.begin(self.total, 0, "translating")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.report.end()
-
-    def skip(self, count: int) -> None:
-        """So many were there already."""
-        self.done += count
-
-    def step(self, count: int) -> None:
-        self.done, self.fresh = self.done + count, self.fresh + count
-        speed = self.fresh / (time.monotonic() - self.begun)
-        said = f"{self.done:,} sources  {speed:,.1f}/s"
-        if self.total:
-            left = timedelta(seconds=round((self.total - self.done) / speed))
-            said = f"{self.done:,} of {self.total:,} sources  {speed:,.1f}/s  {left} left"
-        self.report.step(self.done, said)

@@ -12,7 +12,7 @@ import typer
 from dragoman.cli.options import Json
 from dragoman.errors import UserError
 from dragoman.io import CACHE, cache_entries, cache_folder, remove_unused
-from dragoman.progress import WARNING, say
+from dragoman.progress import WARNING, log
 
 
 def cache(
@@ -36,7 +36,7 @@ def cache(
         found["entries"] += 1
         found["bytes"] += size
     if in_use:
-        say(f"not removed, since a command is using it: {', '.join(path.name for path in in_use)}", WARNING)
+        log(f"not removed, since a command is using it: {', '.join(path.name for path in in_use)}", WARNING)
     about = {"folder": str(place), "cleared": clear, "kinds": kinds, "in_use": [path.name for path in in_use]}
     if as_json:
         print(json.dumps(about, ensure_ascii=False))

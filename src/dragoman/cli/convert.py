@@ -10,7 +10,7 @@ import typer
 
 from dragoman.cli.options import FORMATS, Run, check_runs
 from dragoman.config.settings import pick
-from dragoman.progress import DETAIL, say
+from dragoman.progress import DETAIL, log
 
 Quantization = Annotated[str, typer.Option(help="of the weights: float32, int8 and others that CTranslate2 has")]
 
@@ -30,10 +30,10 @@ def export(
     from dragoman.inference.export import export as write
 
     begun = time.monotonic()
-    for each in write(run, to=to, out=folder, quantization=quantization, say=say, force=force):
+    for each in write(run, to=to, out=folder, quantization=quantization, say=log, force=force):
         print(each)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    say(f"{size / 2**20:.1f} MiB in {time.monotonic() - begun:.1f} s", DETAIL)
+    log(f"{size / 2**20:.1f} MiB in {time.monotonic() - begun:.1f} s", DETAIL)
     print(f"done: {folder}")
 
 
@@ -44,6 +44,6 @@ def import_(
     """Make a run folder of a Hugging Face model: MarianMT or Pegasus, such as export writes."""
     from dragoman.inference.export import import_run
 
-    for each in import_run(folder, out_folder, say=say):
+    for each in import_run(folder, out_folder, say=log):
         print(each)
     print(f"done: {out_folder}")

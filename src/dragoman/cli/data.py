@@ -14,7 +14,7 @@ from typer.core import TyperCommand
 from dragoman.cli.options import Commands
 from dragoman.config.settings import CorpusSettings, build
 from dragoman.errors import UserError
-from dragoman.progress import paper, say
+from dragoman.progress import log, results_console
 
 if TYPE_CHECKING:
     from dragoman.data.preparation import CorpusList
@@ -99,7 +99,7 @@ def stats(
     if as_json:
         print(json.dumps(found.as_dict(), ensure_ascii=False))
     else:
-        paper().print(render(found))
+        results_console().print(render(found))
 
 
 @data.command(cls=CleanCommand)
@@ -167,7 +167,7 @@ def phrasebook(
     from dragoman.data.preparation import write_phrasebook
 
     write_phrasebook(out_prefix, count=count, split=split, seed=seed, gold=gold, conllu=conllu)
-    say(f"{count:,} pairs in {out_prefix}.en and {out_prefix}.de")
+    log(f"{count:,} pairs in {out_prefix}.en and {out_prefix}.de")
 
 
 def show_counts(counts: Counter[str], *, as_json: bool) -> None:

@@ -31,7 +31,7 @@ from dragoman.cli.options import (
     check_runs,
     say_counts,
 )
-from dragoman.progress import DETAIL, is_shown, paper, say, ticker
+from dragoman.progress import DETAIL, ProgressBar, Report, is_shown, log, results_console
 from dragoman.run_dir import RunFolder
 from dragoman.types import PairScore
 
@@ -91,24 +91,25 @@ def evaluate(
     names = [one.name for one in chosen(metric)] if metric else []
     options = EvaluationOptions(source, reference or [], conllu, phrasebook, count, names, beam, tag, device, engine)
     recipes = {str(run): RunFolder(run).recipe() for run in runs or []} if breakdown or page else None
-    scorer, results = Scorer(tokenize=bleu_tokenize, recipes=recipes, ticker=ticker), []
+    report = Report()
+    scorer, results = Scorer(tokenize=bleu_tokenize, recipes=recipes, report=report), []
     plain = bleu_tokenize != "none"  # BLEU tokenises lines, and no message yet about lines that are tokens already
-    for name, output in collect_outputs(runs or [], hypotheses or [], options, say, ticker):
+    for name, output in collect_outputs(runs or [], hypotheses or [], options, report):
         results.append(scorer.score(name, output))
         if name in map(str, runs or []):
             folder, test = RunFolder(name), str(source or f"phrasebook {phrasebook}")
             keep_scores(folder, results[-1], test=test, beam=beam, engine=engine, tag=tag)
             if note := note_on_wer(results[-1], folder.recipe().tokenizer):
-                say(note)
+                log(note)
         say_counts(Counter(results[-1]["warnings"]))
         if plain and "bleu" in results[-1] and in_tokens(output.texts):
-            say(f"the answers of {name} look tokenised; --metric bleu_tokens counts tokens as they are")
+            log(f"the answers of {name} look tokenised; --metric bleu_tokens counts tokens as they are")
             plain = False
         if as_json:
             print(json.dumps(results[-1], ensure_ascii=False), flush=True)
     if not as_json:
         shown = [format_scores(results, parts=is_shown(DETAIL)), *([format_breakdowns(results)] if breakdown else [])]
-        paper().print(*shown, sep="\n")
+        results_console().print(*shown, sep="\n")
     if page:
         whole = render_evaluation(scorer.tests)
         with output_to(page) as sink:
@@ -154,8 +155,7 @@ def score(
     sources, [targets] = read_texts(source, [target])
     trees = read_trees(conllu, sources, source) if conllu else None
     warned = Warned()
-    tick = ticker("scoring", len(sources))
-    with output_to(output_file) as sink:
+    with output_to(output_file) as sink, ProgressBar("scoring", total=len(sources)) as bar:
         for begun in range(0, len(sources), batch):
             part = slice(begun, begun + batch)
             found = translator.score(sources[part], targets[part], trees=trees[part] if trees else None, tag=tag)
@@ -163,7 +163,7 @@ def score(
                 print(scored_as(sources[number - 1], targets[number - 1], one, as_json), file=sink)
                 warned.tell(number, one.warnings)
             sink.flush()
-            tick(begun + len(found))
+            bar.update(begun + len(found))
     say_counts(warned.lines)
 
 

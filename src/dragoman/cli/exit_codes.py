@@ -13,7 +13,7 @@ import typer
 
 from dragoman.cli import interrupts
 from dragoman.errors import Stop, UserError
-from dragoman.progress import ERROR, say
+from dragoman.progress import ERROR, log
 
 NO_ROOM = ("can't allocate memory", "can't start new thread", "Resource temporarily unavailable", "std::bad_alloc")
 TERMINATED = 128 + signal.SIGTERM
@@ -30,29 +30,29 @@ def outcome(command: Any, arguments: list[str]) -> int:
         return int(end.exit_code)
     except (UserError, Stop) as end:
         if str(end):  # else another process of this command says it
-            say(f"dragoman: {end}", ERROR)
+            log(f"dragoman: {end}", ERROR)
         return end.code if isinstance(end, Stop) else 2
     except SystemExit as end:
         if end.code == TERMINATED:
-            say("dragoman: stopped by SIGTERM", ERROR)
+            log("dragoman: stopped by SIGTERM", ERROR)
         raise
     except (KeyboardInterrupt, typer.Abort):
-        say("dragoman: stopped", ERROR)
+        log("dragoman: stopped", ERROR)
         return interrupts.STOPPED
     except BrokenPipeError:  # the reader has gone, such as head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        say(f"dragoman: {error.strerror or error}" + (f": {error.filename!r}" if error.filename else ""), ERROR)
+        log(f"dragoman: {error.strerror or error}" + (f": {error.filename!r}" if error.filename else ""), ERROR)
         with suppress(OSError):
             sys.stdout.close()  # what it still holds cannot be written either
         return 2
     except Exception as error:
         if interrupts.came():  # while a library was imported, for example, which made an ImportError of it
-            say("dragoman: stopped", ERROR)
+            log("dragoman: stopped", ERROR)
             return interrupts.STOPPED
         if no_room(error):
-            say(
+            log(
                 "dragoman: out of memory; free what others hold, or ask for less: a smaller model, or smaller batches",
                 ERROR,
             )
@@ -74,13 +74,13 @@ def misused(error: Any) -> int:
     else:
         message = " ".join(error.format_message().split()).rstrip(".")
         where = error.ctx.command_path if getattr(error, "ctx", None) else "dragoman"
-        say(f"dragoman: {message[:1].lower()}{message[1:]}; {where} --help shows what there is", ERROR)
+        log(f"dragoman: {message[:1].lower()}{message[1:]}; {where} --help shows what there is", ERROR)
     return 2
 
 
 def failed() -> int:
     traceback.print_exc()
-    say(
+    log(
         "dragoman: this is our fault, not yours. Please report it with the lines above, the command, and the "
         "output of `pip freeze`.",
         ERROR,

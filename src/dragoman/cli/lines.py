@@ -6,7 +6,6 @@ import io
 import math
 import select
 import sys
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,7 +15,6 @@ from typing import IO, Any
 
 from dragoman.errors import UserError
 from dragoman.io import move_into_place, temporary_beside
-from dragoman.progress import NOTE, is_shown
 
 
 class ArrivingLines:
@@ -128,23 +126,3 @@ def output_to(path: Path | None) -> Iterator[IO[str]]:
         if path.is_symlink():
             raise UserError(f"cannot write {str(path)!r} (it is a link to itself)") from None
         raise
-
-
-@contextmanager
-def counting(given: Input) -> Iterator[Any]:
-    """Lines done, speed and time left on a terminal, when the input is a file."""
-    begun = time.monotonic()
-    shown = isinstance(given, Path) and not is_stdin(given) and sys.stderr.isatty() and is_shown(NOTE)
-    total = sum(1 for _ in input_lines(given)) if shown else 0
-
-    def tick(done: int) -> None:
-        if total:
-            speed = done / (time.monotonic() - begun)
-            sys.stderr.write(
-                f"\r{done:,} of {total:,} lines, {speed:,.1f}/s, {(total - done) / speed:.0f} s left\x1b[K"
-            )
-            sys.stderr.flush()
-
-    yield tick
-    if total:
-        sys.stderr.write("\n")

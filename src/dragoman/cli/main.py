@@ -27,7 +27,7 @@ from dragoman.cli.translate import classify, generate, translate
 from dragoman.config.recipe_files import find_recipe, list_recipes
 from dragoman.errors import UserError
 from dragoman.hardware import keep_to_quota, set_runtime_defaults
-from dragoman.progress import paper
+from dragoman.progress import results_console
 
 app = Commands()
 app.add_typer(data, name="data")
@@ -59,7 +59,7 @@ def demo(
     """Train the default model on the built-in corpus, score it, translate with it."""
     from dragoman.cli.demo import demo as run_demo
 
-    run_demo(out_folder, overrides or [], paper())
+    run_demo(out_folder, overrides or [], results_console())
 
 
 @app.command()
@@ -139,7 +139,7 @@ def compare(
     if as_json:
         print(json.dumps(whole, ensure_ascii=False))
     else:
-        paper().print(format_comparison(whole))
+        results_console().print(format_comparison(whole))
     if failed_runs := [model["name"] for model in whole["models"] if model["failures"]]:
         raise UserError(f"runs of {', '.join(failed_runs)} failed; the report has the others, and says why")
 
@@ -167,7 +167,7 @@ def info(
     elif markdown:
         print(card_markdown(run), end="")
     else:
-        paper().print(card_table(card(run)))
+        results_console().print(card_table(card(run)))
 
 
 @app.command()

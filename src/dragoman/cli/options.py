@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,12 +21,12 @@ from typing import Annotated, Any
 
 import typer
 
-from dragoman.cli.lines import Input, counting, input_groups, is_stdin, output_to
+from dragoman.cli.lines import Input, input_groups, input_lines, is_stdin, output_to
 from dragoman.config.messages import near
 from dragoman.config.recipe_files import list_recipes
 from dragoman.config.settings import CorpusSettings, Recipe, SearchSettings, pick, read_recipe
 from dragoman.errors import UserError
-from dragoman.progress import DETAIL, ERROR, NOTE, WARNING, say, set_verbosity
+from dragoman.progress import DETAIL, ERROR, INFO, WARNING, ProgressBar, is_shown, log, set_verbosity
 from dragoman.run_dir import RunFolder
 
 ENGINES = (
@@ -173,7 +174,7 @@ def with_verbosity(function: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(function)
     def command(*, quiet: int = 0, verbose: bool = False, **arguments: Any) -> None:
-        levels = {0: DETAIL if verbose else NOTE, 1: WARNING}
+        levels = {0: DETAIL if verbose else INFO, 1: WARNING}
         set_verbosity(levels.get(quiet, ERROR))
         function(**arguments)
 
@@ -193,7 +194,10 @@ def answer_lines(
 ) -> None:
     """One answer out for every line in. `answer` is given how many lines came before, and some lines."""
     warned, begun = Warned(), time.monotonic()
-    with output_to(output_file) as sink, counting(given) as tick:
+    is_file = isinstance(given, Path) and not is_stdin(given)
+    total = sum(1 for _ in input_lines(given)) if is_file and sys.stderr.isatty() and is_shown(INFO) else 0
+    bar = ProgressBar("answering", total=total, unit="lines", visible=total > 0)
+    with output_to(output_file) as sink, bar:
         number = 0
         for some in input_groups(given, batch):
             for text, warnings in answer(number, some):
@@ -201,9 +205,9 @@ def answer_lines(
                 print(text, file=sink)
                 warned.tell(number, warnings)
             sink.flush()
-            tick(number)
+            bar.update(number)
     say_counts(warned.lines)
-    say(f"{number:,} line{'s' * (number != 1)} in {time.monotonic() - begun:.1f} s", DETAIL)
+    log(f"{number:,} line{'s' * (number != 1)} in {time.monotonic() - begun:.1f} s", DETAIL)
 
 
 def given_lines(texts: Sequence[str] | None, input_file: Path | None) -> Input:
@@ -218,7 +222,7 @@ def given_lines(texts: Sequence[str] | None, input_file: Path | None) -> Input:
         except UnicodeEncodeError:
             raise UserError(f"{text!r} is not text in UTF-8") from None
         if len(text) < 256 and "\n" not in text and Path(text).is_file():
-            say(f"{text!r} is taken as text; --input {text} would read the file of that name", WARNING)
+            log(f"{text!r} is taken as text; --input {text} would read the file of that name", WARNING)
     return [line for text in texts for line in text.split("\n")]
 
 
@@ -246,7 +250,7 @@ class Warned:
     Of several processes each says its share of them.
     """
 
-    def __init__(self, say: Callable[[str, int], None] = say, processes: int = 1) -> None:
+    def __init__(self, say: Callable[[str, int], None] = log, processes: int = 1) -> None:
         self.say, self.few = say, max(FEW // processes, 1)
         self.lines: Counter[str] = Counter()  # of each kind
 
@@ -267,7 +271,7 @@ class Warned:
 
 def say_counts(warned: Counter[str]) -> None:
     if warned:
-        say("; ".join(f"{count} line{'s' * (count > 1)} {what}" for what, count in warned.items()), WARNING)
+        log("; ".join(f"{count} line{'s' * (count > 1)} {what}" for what, count in warned.items()), WARNING)
 
 
 def one_line(text: str) -> str:

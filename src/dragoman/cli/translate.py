@@ -34,7 +34,7 @@ from dragoman.cli.options import (
 )
 from dragoman.config.settings import SampleSettings, build
 from dragoman.errors import UserError
-from dragoman.progress import WARNING, say
+from dragoman.progress import WARNING, log
 
 TextsAndSettings = Annotated[
     list[str] | None,
@@ -163,7 +163,7 @@ def generate(
                     print(mark + (json.dumps(asdict(one), ensure_ascii=False) if as_json else one.text), file=sink)
                 number += 1
                 for warning in dict.fromkeys(warning for one in found for warning in one.warnings):
-                    say(f"prompt {number}: {warning}", WARNING)
+                    log(f"prompt {number}: {warning}", WARNING)
             sink.flush()
 
 

@@ -23,7 +23,7 @@ from dragoman.inference.postprocess import warning_kinds
 from dragoman.inference.translator import NO_TREE, Translator
 from dragoman.io import digest_bytes, read_lines
 from dragoman.process_group import Group, joined
-from dragoman.progress import DETAIL, WARNING, Report, say
+from dragoman.progress import DETAIL, WARNING, Report, log
 from dragoman.types import Hypothesis, Line, Tree
 
 
@@ -89,7 +89,7 @@ def carry_out(order: Order) -> None:
         translator = group.in_turn(lambda: load_as(Translator, order.runs, **way))
         if group.first:
             engine = "torch" if order.engine == "auto" else order.engine
-            say(f"engine {engine}, device {translator.device}, loaded in {time.monotonic() - begun:.1f} s", DETAIL)
+            log(f"engine {engine}, device {translator.device}, loaded in {time.monotonic() - begun:.1f} s", DETAIL)
         asking = group.each(lambda: Asking(translator, changes, order))
         if kept:
             asking.answer_file(group)
@@ -114,7 +114,7 @@ class Asking:
         name = str(order.given) if isinstance(order.given, Path) else "the input"
         grove = Grove(order.conllu, name) if order.conllu else None
         if self.translator.asks_for_trees and not grove:
-            say("no trees were given with --conllu: words are known by their places alone", WARNING)
+            log("no trees were given with --conllu: words are known by their places alone", WARNING)
         flags: Counter[str] = Counter()
 
         def answer(before: int, lines: list[str]) -> Iterator[Said]:
@@ -149,7 +149,7 @@ class Asking:
         assert output
         counts: Counter[str] = Counter()
         report = Report(quiet=not group.first)
-        warned = Warned(report.say if group.first else say, group.world)  # above the progress, where there is one
+        warned = Warned(report.log if group.first else log, group.world)  # above the progress, where there is one
 
         def answer(before: int, lines: Sequence[str]) -> list[Record]:
             records = []

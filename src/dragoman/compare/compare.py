@@ -54,11 +54,11 @@ def compare(
         raise UserError(f"none of the {len(runs)} runs came to an end; {next(iter(failures.values()))}")
     whole = {"title": questions.title, **summarise(runs, found, failures, jobs=jobs)}
     for warning in whole["warnings"]:
-        report.say(warning, WARNING)
+        report.log(warning, WARNING)
     whole["questions"] = [answer_question(question, whole) for question in questions.questions]
     write_text(out / "report.json", json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
     write_text(out / "report.html", render_comparison(whole))
-    report.say(f"the report is {out / 'report.html'}, its numbers are in {out / 'report.json'}")
+    report.log(f"the report is {out / 'report.html'}, its numbers are in {out / 'report.json'}")
     return whole
 
 
@@ -120,14 +120,14 @@ def run_all(runs: Sequence[PlannedRun], report: Report, *, jobs: int) -> dict[Pa
     """Train and measure all runs, `jobs` at a time; return the messages of those that failed, by folder."""
     waiting = [run for run in runs if read_measurements(run) is None]
     if len(waiting) < len(runs):
-        report.say(f"{len(runs) - len(waiting)} of {len(runs)} runs were done before")
+        report.log(f"{len(runs) - len(waiting)} of {len(runs)} runs were done before")
     active: list[Worker] = []
     failures: dict[Path, str] = {}
     try:
         while waiting or active:
             while waiting and len(active) < jobs:
                 run = waiting.pop(0)
-                report.say(f"run {len(runs) - len(waiting)} of {len(runs)}: {run.name}, seed {run.seed}")
+                report.log(f"run {len(runs) - len(waiting)} of {len(runs)}: {run.name}, seed {run.seed}")
                 active.append(start_worker(run, jobs=jobs))
             time.sleep(POLL_SECONDS)
             for worker in [worker for worker in active if worker.process.poll() is not None]:
@@ -135,9 +135,9 @@ def run_all(runs: Sequence[PlannedRun], report: Report, *, jobs: int) -> dict[Pa
                 run = worker.run
                 if worker.wait():
                     failures[run.folder] = read_last_line(run)
-                    report.say(f"{run.name}, seed {run.seed} failed: {failures[run.folder]}")
+                    report.log(f"{run.name}, seed {run.seed} failed: {failures[run.folder]}")
                 elif jobs > 1:
-                    report.say(f"done: {run.name}, seed {run.seed}")
+                    report.log(f"done: {run.name}, seed {run.seed}")
     finally:
         for worker in active:
             worker.process.terminate()

@@ -46,21 +46,21 @@ DISTANCES = ((1, 1), (2, 2), (3, 4), (5, 6), (7, 8), (9, None))  # words between
 
 
 def measure_run(run: Path, *, device: str) -> dict[str, Any]:
-    door = load(run, device=device)
-    measured = {"version": VERSION, "parameters": parameters(door.model), "training": read_training(run)}
-    if isinstance(door, Translator):
-        return measured | measure_translator(door)
-    return measured | {"tests": score_tests(door)}
+    predictor = load(run, device=device)
+    measured = {"version": VERSION, "parameters": parameters(predictor.model), "training": read_training(run)}
+    if isinstance(predictor, Translator):
+        return measured | measure_translator(predictor)
+    return measured | {"tests": score_tests(predictor)}
 
 
-def score_tests(door: Any) -> dict[str, Any]:
+def score_tests(predictor: Any) -> dict[str, Any]:
     """Return the scores of a classifier or a language model on each test set, or on dev where the recipe has none."""
-    data = door.recipe.data
+    data = predictor.recipe.data
     dev = tuple(corpus.model_copy(update={"split": corpus.split or "dev"}) for corpus in data.dev)
     data = data.model_copy(update={"test": data.test or dev})
-    own = replace(door, recipe=door.recipe.model_copy(update={"data": data}))
+    own = replace(predictor, recipe=predictor.recipe.model_copy(update={"data": data}))
     results = {}
-    for name, output in zip(name_tests(door.recipe), predict_own_tests(own), strict=True):
+    for name, output in zip(name_tests(predictor.recipe), predict_own_tests(own), strict=True):
         result = output.result()
         scores = scores_of(result)
         results[name] = {

@@ -28,7 +28,7 @@ from dragoman.errors import UserError
 from dragoman.io import move_into_place, temporary_beside
 from dragoman.phrasebook.generate import Phrase, generate_phrases
 from dragoman.phrasebook.lexicon import stable_hash
-from dragoman.progress import WARNING, ProgressBar, say
+from dragoman.progress import WARNING, ProgressBar, log
 from dragoman.types import Pair
 
 SIDES = ("source", "target")
@@ -49,12 +49,12 @@ class CorpusList:
         """Return a progress that knows the time left from the sizes of the files."""
         files = [path for corpus in self.corpora for path in corpus.files if path != corpus.conllu]
         made = 0 if files else sum(corpus.phrasebook for corpus in self.corpora)
-        return ProgressBar(what, files=files, passes=passes, items=made)
+        return ProgressBar(what, files=files, passes=passes, total=made)
 
     def read(self, progress: ProgressBar) -> Iterator[Pair]:
         """Yield the pairs of all corpora, one after the other, and tell how far that is."""
         pairs = (read_pairs(corpus, watch=progress.watch) for corpus in self.corpora)
-        return progress.count(chain.from_iterable(pairs))
+        return progress.iterate(chain.from_iterable(pairs))
 
     def check_pairs(self, command: str, *, twice: bool = False) -> None:
         """Refuse plain text, which has no pairs, and pipes where files are read twice."""
@@ -169,7 +169,7 @@ def first_targets(pairs: Iterable[Pair]) -> Iterator[tuple[str, str]]:
         several += bool(pair.alternatives)
         yield pair.source, pair.target
     if several:
-        say(f"{several:,} pairs have several targets; the first of each is written", WARNING)
+        log(f"{several:,} pairs have several targets; the first of each is written", WARNING)
 
 
 def write_phrasebook(prefix: Path, *, count: int, split: str, seed: int, gold: bool, conllu: bool) -> None:
@@ -180,7 +180,7 @@ def write_phrasebook(prefix: Path, *, count: int, split: str, seed: int, gold: b
     if conllu:
         columns["en.conllu"] = lambda p: as_conllu(p.source, p.tree)
         columns["de.conllu"] = lambda p: as_conllu(p.target, p.swap_sides().tree)
-    phrases = ProgressBar("writing", items=count).count(generate_phrases(split, count, seed=seed))
+    phrases = ProgressBar("writing", total=count).iterate(generate_phrases(split, count, seed=seed))
     write_columns(prefix, list(columns), ({ending: made(p) for ending, made in columns.items()} for p in phrases))
 
 
@@ -233,4 +233,4 @@ def write_columns(prefix: Path, endings: Sequence[str], rows: Iterable[Mapping[s
     except OSError as error:
         raise unwritable(prefix, error) from None
     if broken:
-        say(f"{broken} texts held line breaks, which a plain file cannot hold: they are spaces now", WARNING)
+        log(f"{broken} texts held line breaks, which a plain file cannot hold: they are spaces now", WARNING)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.errors import UserError
-from dragoman.evaluation.systems import SystemOutput, Ticker, no_progress, read_test
+from dragoman.evaluation.systems import SILENT, SystemOutput, read_test
 from dragoman.inference.classifier import Classifier, Verdict
 from dragoman.inference.generator import Generator
 from dragoman.inference.postprocess import warning_kinds
@@ -17,28 +17,29 @@ from dragoman.inference.predictor import Predictor
 from dragoman.inference.translator import Translator
 from dragoman.metrics.metrics import Lines, chosen, confusion
 from dragoman.phrasebook.generate import Phrase, count_correct_phenomena, generate_phrases
+from dragoman.progress import Report
 from dragoman.types import Hypothesis, Score, Tree
 
 PROGRESS_LINES = 512  # lines translated between two reports of progress
 
 
 def predict_own_tests(
-    door: Predictor[Any], *, metrics: Sequence[str] = (), beam: int | None = None, ticker: Ticker = no_progress
+    predictor: Predictor[Any], *, metrics: Sequence[str] = (), beam: int | None = None, report: Report = SILENT
 ) -> Iterator[SystemOutput]:
     """Yield the outputs on every corpus of `data.test`, each by itself."""
-    recipe = door.recipe
+    recipe = predictor.recipe
     if not recipe.data.test:
         raise UserError("the run has no data.test; name what to score it on: --source F and --reference F")
     for corpus in recipe.data.test:
-        wanted = isinstance(door, Translator) and door.asks_for_trees
+        wanted = isinstance(predictor, Translator) and predictor.asks_for_trees
         sources, references, trees = read_test(corpus, recipe.data.direction, trees=wanted)
         way: dict[str, Any] = {"beam": beam, "trees": trees, "tag": corpus.tag}
-        found = predict_lines(door, sources, references, metrics=metrics, ticker=ticker, **way)
+        found = predict_lines(predictor, sources, references, metrics=metrics, report=report, **way)
         yield replace(found, test=corpus.shown)
 
 
 def predict_lines(
-    door: Predictor[Any],
+    predictor: Predictor[Any],
     sources: Lines,
     references: Sequence[Lines],
     *,
@@ -46,29 +47,29 @@ def predict_lines(
     beam: int | None = None,
     trees: Sequence[Tree | None] | None = None,
     tag: str = "",
-    ticker: Ticker = no_progress,
+    report: Report = SILENT,
 ) -> SystemOutput:
     """Return the outputs of a translator or a classifier; a language model is measured by the text itself.
 
     `trees` and `tag` of the sources are for translators; one whose model has no tree input ignores the trees.
     """
-    metrics = metrics or door.recipe.data.metrics
+    metrics = metrics or predictor.recipe.data.metrics
     chosen(metrics)  # refuse an unknown metric now, not after the work
-    if tag and not isinstance(door, Translator):
+    if tag and not isinstance(predictor, Translator):
         raise UserError("--tag is for runs that translate; leave it out")
-    if isinstance(door, Generator):
-        return measure_lm(door, references[0] if references else sources, metrics)
+    if isinstance(predictor, Generator):
+        return measure_lm(predictor, references[0] if references else sources, metrics)
     if not references:
         raise UserError("evaluate needs --reference F beside --source F: the reference translations or labels")
-    if isinstance(door, Classifier):
-        return predict_labels(door, sources, references, metrics)
-    if isinstance(door, Translator):
-        wanted = trees if door.asks_for_trees else None
-        found = translate_lines(door, sources, beam=beam, trees=wanted, tag=tag, ticker=ticker)
+    if isinstance(predictor, Classifier):
+        return predict_labels(predictor, sources, references, metrics)
+    if isinstance(predictor, Translator):
+        wanted = trees if predictor.asks_for_trees else None
+        found = translate_lines(predictor, sources, beam=beam, trees=wanted, tag=tag, report=report)
         return SystemOutput(
             sources, references, [one.text for one in found], metrics, {"warnings": count_warnings(found)}
         )
-    raise TypeError(door)
+    raise TypeError(predictor)
 
 
 def predict_phrasebook(
@@ -79,7 +80,7 @@ def predict_phrasebook(
     metrics: Sequence[str] = (),
     beam: int | None = None,
     tag: str = "",
-    ticker: Ticker = no_progress,
+    report: Report = SILENT,
 ) -> SystemOutput:
     """Return the outputs on a split of the built-in corpus, and the share of each phenomenon that is right."""
     recipe = translator.recipe
@@ -88,7 +89,7 @@ def predict_phrasebook(
     phrases = list(generate_phrases(split, count, direction=recipe.data.direction))
     sources, targets = [phrase.source for phrase in phrases], [phrase.target for phrase in phrases]
     trees = [phrase.tree for phrase in phrases] if translator.asks_for_trees else None
-    found = translate_lines(translator, sources, beam=beam, trees=trees, tag=tag, ticker=ticker)
+    found = translate_lines(translator, sources, beam=beam, trees=trees, tag=tag, report=report)
     texts = [one.text for one in found]
     about = {"warnings": count_warnings(found), "phenomena": score_phenomena(phrases, texts)}
     return SystemOutput(sources, [targets], texts, metrics, about)
@@ -101,16 +102,16 @@ def translate_lines(
     beam: int | None,
     trees: Sequence[Tree | None] | None,
     tag: str,
-    ticker: Ticker,
+    report: Report,
 ) -> list[Hypothesis]:
     found: list[Hypothesis] = []
-    tick = ticker("translating", len(sources))
-    for begun in range(0, len(sources), PROGRESS_LINES):
-        part = slice(begun, begun + PROGRESS_LINES)
-        wanted = trees[part] if trees is not None else None
-        way: dict[str, Any] = {"beam": beam, "trees": wanted, "tag": tag, "search": {"scores": False}}
-        found += translator.translate(sources[part], align=False, **way)
-        tick(len(found))
+    with report.progress("translating", total=len(sources)) as bar:
+        for start in range(0, len(sources), PROGRESS_LINES):
+            part = slice(start, start + PROGRESS_LINES)
+            wanted = trees[part] if trees is not None else None
+            way: dict[str, Any] = {"beam": beam, "trees": wanted, "tag": tag, "search": {"scores": False}}
+            found += translator.translate(sources[part], align=False, **way)
+            bar.update(len(found))
     return found
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,9 +18,10 @@ import numpy as np
 
 from dragoman.config.settings import Recipe
 from dragoman.data.corpus import read_pairs
-from dragoman.evaluation.systems import SystemOutput, Ticker, no_progress
+from dragoman.evaluation.systems import SILENT, SystemOutput
 from dragoman.metrics.metrics import METRICS, SPACELESS, chosen, cut_by, eastern, words
-from dragoman.metrics.significance import RANDOMISATION, Counts, Tick, Values, differences, interval, resampled
+from dragoman.metrics.significance import RANDOMISATION, Counts, Values, differences, interval, resampled
+from dragoman.progress import Report
 
 LENGTH_BUCKETS = 6
 TRAINING_DATA = "the training data of "
@@ -57,9 +59,9 @@ class Scorer:
     """
 
     def __init__(
-        self, *, tokenize: str = "", recipes: Mapping[str, Recipe] | None = None, ticker: Ticker = no_progress
+        self, *, tokenize: str = "", recipes: Mapping[str, Recipe] | None = None, report: Report = SILENT
     ) -> None:
-        self.tokenize, self.recipes, self.ticker = tokenize, recipes, ticker
+        self.tokenize, self.recipes, self.report = tokenize, recipes, report
         self.tests: list[list[ScoredSystem]] = []
 
     def score(self, name: str, output: SystemOutput) -> dict[str, Any]:
@@ -76,8 +78,10 @@ class Scorer:
             about = {"value": counted.value, "signature": counted.signature, "interval": bounds}
             scores[metric.name] = {**about, **parts}
         if systems:
-            first, tick = systems[0], self.ticker("swapping answers", RANDOMISATION)
-            for metric_name, one in differences(first.counts, counts, first.values, values, tick=tick).items():
+            first = systems[0]
+            with self.report.progress("comparing with the first system", total=RANDOMISATION, unit="trials") as bar:
+                found = differences(first.counts, counts, first.values, values, tick=bar.update)
+            for metric_name, one in found.items():
                 scores[metric_name]["against"] = {
                     "run": first.name,
                     "difference": one.value,
@@ -106,7 +110,7 @@ class Scorer:
 
     @cached_property
     def training_words(self) -> WordCounts | None:
-        return count_training_words(self.recipes or {}, self.ticker("counting words of training lines", 0))
+        return count_training_words(self.recipes or {}, self.report)
 
 
 def fit_buckets(numbers: Sequence[int], most: int = LENGTH_BUCKETS) -> list[tuple[int, int]]:
@@ -156,7 +160,7 @@ def find_frequency(times: int) -> Bounds:
     return next((low, high) for low, high in FREQUENCIES if low <= times and (high is None or times <= high))
 
 
-def count_training_words(recipes: Mapping[str, Recipe], tick: Tick) -> WordCounts | None:
+def count_training_words(recipes: Mapping[str, Recipe], report: Report) -> WordCounts | None:
     """Count the target words in the training data of the first run whose data is still there.
 
     One count serves all systems, so that they are scored on the same words.
@@ -164,13 +168,10 @@ def count_training_words(recipes: Mapping[str, Recipe], tick: Tick) -> WordCount
     for name, recipe in recipes.items():
         if recipe.data.train and all(Path(file).exists() for corpus in recipe.data.train for file in corpus.files):
             times: Counter[str] = Counter()
-            done = 0
-            for corpus in recipe.data.train:
-                for pair in read_pairs(corpus, split="train", direction=recipe.data.direction):
-                    times.update(words(pair.target))
-                    done += 1
-                    if done % 1000 == 0:
-                        tick(done)
+            corpora = (read_pairs(one, split="train", direction=recipe.data.direction) for one in recipe.data.train)
+            bar = report.progress("counting words of the training data")
+            for pair in bar.iterate(chain.from_iterable(corpora)):
+                times.update(words(pair.target))
             return WordCounts(times, f"{TRAINING_DATA}{name}")
     return None
 

@@ -5,7 +5,7 @@ Needs no PyTorch unless a run is evaluated, so that files are scored at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,10 @@ from dragoman.data.trees import Grove
 from dragoman.errors import UserError
 from dragoman.io import read_lines
 from dragoman.metrics.metrics import Lines, of_answers, refuse_subwords
-from dragoman.metrics.significance import Tick
+from dragoman.progress import Report
 from dragoman.types import Tree
 
-Ticker = Callable[[str, int], Tick]  # from the name of some work and its amount, or 0 where that is unknown
-
-
-def no_progress(_: str, __: int) -> Tick:
-    return id
+SILENT = Report(quiet=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +80,7 @@ class EvaluationOptions:
 
 
 def collect_outputs(
-    runs: Sequence[Path], files: Sequence[Path], options: EvaluationOptions, say: Callable[[str], None], ticker: Ticker
+    runs: Sequence[Path], files: Sequence[Path], options: EvaluationOptions, report: Report
 ) -> Iterator[tuple[str, SystemOutput]]:
     """Yield the name of each system with its outputs, test set by test set.
 
@@ -102,7 +98,7 @@ def collect_outputs(
         references = read_references(options.references)
     others = [read_hypotheses(path, references[0], options.references[0]) for path in files]
     for run in runs:
-        for output in evaluate_run(run, sources, references, trees, options, say, ticker):
+        for output in evaluate_run(run, sources, references, trees, options, report):
             metrics = metrics or (output.metrics if options.source else ())
             yield str(run), output
     for path, lines in zip(files, others, strict=True):
@@ -115,26 +111,25 @@ def evaluate_run(
     references: list[list[str]],
     trees: list[Tree | None] | None,
     options: EvaluationOptions,
-    say: Callable[[str], None],
-    ticker: Ticker,
+    report: Report,
 ) -> Iterator[SystemOutput]:
     """Yield the outputs of a run on the files, on the phrasebook or on its own data.test."""
     from dragoman.evaluation.predictions import predict_lines, predict_own_tests, predict_phrasebook
     from dragoman.inference.loading import load, load_as
     from dragoman.inference.translator import Translator
 
-    way: dict[str, Any] = {"metrics": options.metrics, "beam": options.beam, "ticker": ticker}
+    way: dict[str, Any] = {"metrics": options.metrics, "beam": options.beam, "report": report}
     if options.phrasebook:
         translator = load_as(Translator, run, device=options.device, engine=options.engine)
         yield predict_phrasebook(translator, options.phrasebook, options.count, tag=options.tag, **way)
         return
-    door = load(run, device=options.device, engine=options.engine)
+    predictor = load(run, device=options.device, engine=options.engine)
     if options.source:
-        if trees and not getattr(door, "asks_for_trees", False):
-            say(f"{run} reads no trees: it is scored without them")
-        yield predict_lines(door, sources, references, trees=trees, tag=options.tag, **way)
+        if trees and not getattr(predictor, "asks_for_trees", False):
+            report.log(f"{run} reads no trees: it is scored without them")
+        yield predict_lines(predictor, sources, references, trees=trees, tag=options.tag, **way)
     else:
-        yield from predict_own_tests(door, **way)
+        yield from predict_own_tests(predictor, **way)
 
 
 # Test sets

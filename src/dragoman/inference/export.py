@@ -22,7 +22,7 @@ from dragoman.inference.model_card import card_markdown
 from dragoman.inference.translator import Translator
 from dragoman.metrics.metrics import METRICS
 from dragoman.phrasebook.generate import generate_pairs
-from dragoman.progress import say
+from dragoman.progress import log
 from dragoman.run_dir import RunFolder, write_text, write_whole
 from dragoman.types import Line
 
@@ -77,7 +77,7 @@ def export(
     out: str | Path,
     quantization: str = "float32",
     force: bool = False,
-    say: Callable[[str], None] = say,
+    say: Callable[[str], None] = log,
 ) -> list[Agreement]:
     """Write a run in another format: ctranslate2, huggingface or onnx. Return how its translations compare.
 

@@ -21,7 +21,7 @@ import torch
 from dragoman.config.settings import TrainSettings
 from dragoman.errors import UserError
 from dragoman.hardware import matrix_speed
-from dragoman.progress import NOTE, WARNING, Report
+from dragoman.progress import INFO, WARNING, ProgressBar, Report
 from dragoman.run_dir import unwritable, write_text
 from dragoman.training.checkpoint import Progress
 from dragoman.training.choices import Choices, peak_memory
@@ -107,9 +107,9 @@ class Meter:
     """What has happened since it was last said."""
 
     def __init__(
-        self, report: Report, metrics: Metrics | Unwritten, settings: TrainSettings, choices: Choices, flops: float
+        self, bar: ProgressBar, metrics: Metrics | Unwritten, settings: TrainSettings, choices: Choices, flops: float
     ) -> None:
-        self.report, self.metrics, self.settings = report, metrics, settings
+        self.bar, self.metrics, self.settings = bar, metrics, settings
         self.device = torch.device(choices.device)
         self.fastest = choices.world * matrix_speed(self.device, choices.precision)
         self.reset(flops)
@@ -133,7 +133,7 @@ class Meter:
         speed, loss, nll, divergence = self.tokens / seconds, *progress.running.means()
         epoch = progress.place.epoch + progress.place.passed
         left = timedelta(seconds=round(progress.seconds * max(1 / done - 1, 0)))
-        self.report.step(
+        self.bar.update(
             100 * done,
             f"step {progress.step} ({min(done, 1.0):.0%})  epoch {epoch:.3g}  loss {loss:.3f}  lr {update.lr:.2e}  "
             f"grad norm {update.norm:.2f}  {speed:,.0f} tokens/s  {left} left",
@@ -189,7 +189,7 @@ class Forecast:
             self.begun = now
         elif now.seconds - self.begun.seconds >= MEASURED:
             self.told = True
-            self.report.say(*self.estimate(self.begun, now))
+            self.report.log(*self.estimate(self.begun, now))
 
     def estimate(self, begun: Reached, now: Reached) -> tuple[str, int]:
         """Return the message about the end of training and its level; the limit that comes first decides."""
@@ -200,20 +200,20 @@ class Forecast:
             if share > begun.shares[limit]
         }
         if not left:  # too far away to be seen
-            return f"{next(iter(now.shares))} cannot be estimated yet", NOTE
+            return f"{next(iter(now.shares))} cannot be estimated yet", INFO
         limit = min(left, key=lambda name: left[name])
         steps = now.step + round(left[limit] * (now.step - begun.step) / measured)
         epochs = now.epochs + left[limit] * (now.epochs - begun.epochs) / measured
         lasts = timedelta(seconds=round(now.seconds + left[limit]))
         if limit.startswith("train.steps="):
-            return f"at this speed {limit} takes about {lasts} ({epochs:.2g} epochs)", NOTE
+            return f"at this speed {limit} takes about {lasts} ({epochs:.2g} epochs)", INFO
         gives = f"at this speed {limit} gives about {steps:,} steps ({few(epochs) or f'{epochs:.2g} epochs'})"
         if steps <= self.settings.warmup:
             return f"{gives}, {self.inside_warmup(limit)}", WARNING
         if limit.startswith("train.minutes=") and steps * MAX_WARMUP < self.settings.warmup:
             shortened = "so the warm-up is shortened to a tenth of the time"
             return f"{gives}; train.warmup={self.settings.warmup} is more than a tenth of them, {shortened}", WARNING
-        return f"{gives} and takes about {lasts}", WARNING if few(epochs) else NOTE
+        return f"{gives} and takes about {lasts}", WARNING if few(epochs) else INFO
 
     def inside_warmup(self, limit: str) -> str:
         if limit.startswith("train.minutes="):  # the rate rises by the clock then (training/optim.py)

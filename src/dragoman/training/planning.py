@@ -130,7 +130,7 @@ def fit(recipe: str | Path, overrides: Sequence[str] = (), report: Report | None
         stream = stream_of(whole.model_copy(update={"train": settings}), prepared, few_shapes=True)
         batch, _ = next(stream.batches(Place()))
         needed = memory_of(lambda: settled([stepper.update([batch], 1, 0.0)]), device)
-        report.say(f"{tokens:,} tokens: " + ("too many" if needed is None else f"{needed / 1e9:.1f} GB"))
+        report.log(f"{tokens:,} tokens: " + ("too many" if needed is None else f"{needed / 1e9:.1f} GB"))
         return needed
 
     tokens = largest(needs, SHARE * memory)

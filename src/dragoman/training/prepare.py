@@ -238,16 +238,16 @@ def _tokenizers(recipe: Recipe, folder: RunFolder, report: Report) -> Tokenizers
 def _learned(recipe: Recipe, report: Report) -> Tokenizers:
     def pairs() -> Iterator[Pair]:
         for corpus in recipe.data.train:
-            yield from report.counted(_reader(recipe, corpus, "train")(), "reading for the tokenizer")
+            yield from report.progress("reading for the tokenizer").iterate(_reader(recipe, corpus, "train")())
 
-    report.say(f"learning a {recipe.tokenizer.kind} tokenizer")
+    report.log(f"learning a {recipe.tokenizer.kind} tokenizer")
     settings, seed, form = recipe.tokenizer, recipe.train.seed, form_of(recipe)
     if form == "pairs":
-        return Tokenizers.train(pairs, settings, seed=seed, say=report.say)
+        return Tokenizers.train(pairs, settings, seed=seed, say=report.log)
     if form == "labels":
         labels = Labels.train(pair.target for pair in pairs())
-        return Tokenizers(train_tokenizer((p.source for p in pairs()), settings, seed=seed, say=report.say), labels)
-    one = train_tokenizer((pair.target for pair in pairs()), settings, seed=seed, say=report.say)
+        return Tokenizers(train_tokenizer((p.source for p in pairs()), settings, seed=seed, say=report.log), labels)
+    one = train_tokenizer((pair.target for pair in pairs()), settings, seed=seed, say=report.log)
     return Tokenizers(one, one)
 
 
@@ -268,7 +268,8 @@ def _store(recipe: Recipe, corpus: CorpusSettings, split: str, tokenizers: Token
 
     def pairs() -> Iterator[Pair]:
         nonlocal further
-        for pair in report.counted(_reader(recipe, corpus, split, trees=trees)(), f"encoding {split} {noun}"):
+        bar = report.progress(f"encoding {split}", unit=noun)
+        for pair in bar.iterate(_reader(recipe, corpus, split, trees=trees)()):
             further += len(pair.alternatives)
             yield pair
 
@@ -286,11 +287,11 @@ def _store(recipe: Recipe, corpus: CorpusSettings, split: str, tokenizers: Token
     left_out = ", ".join(f"{n} {why}" for why, n in store.dropped.items())
     several = len(recipe.data.learned if split == "train" else recipe.data.dev) > 1
     which = f"{split}, {corpus.shown}" if several else split
-    report.say(f"{which}: {len(store):,} {noun}" + (f" ({left_out}: left out)" if left_out else ""))
+    report.log(f"{which}: {len(store):,} {noun}" + (f" ({left_out}: left out)" if left_out else ""))
     if further and split == "train":
-        report.say(f"{which}: {further:,} further targets are left out; of several, the first is learned", WARNING)
+        report.log(f"{which}: {further:,} further targets are left out; of several, the first is learned", WARNING)
     if store.treeless:
-        report.say(
+        report.log(
             f"{which}: {store.treeless:,} sentences have no usable tree; their words are known by place alone", WARNING
         )
     return Weighted(store, corpus.weight)

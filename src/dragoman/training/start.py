@@ -111,7 +111,7 @@ def first_begin(order: Order, report: Report, held: ExitStack, group: Group) -> 
         for name in LIMITS:
             was, now = getattr(before, name), getattr(whole.train, name)
             if was != now:
-                report.say(f"train.{name} was {was} and is {now} from here on")
+                report.log(f"train.{name} was {was} and is {now} from here on")
         check_shared(whole, group)
         check_files(whole)
         held.enter_context(alone(folder))
@@ -126,15 +126,15 @@ def first_begin(order: Order, report: Report, held: ExitStack, group: Group) -> 
     check_shared(whole, group)
     check_files(whole)
     if note := note_on_wer([whole.train.metric, *whole.data.metrics], whole.tokenizer):
-        report.say(note)
+        report.log(note)
     if parent:
-        report.say(starting_from(str(init_from), parent.recipe, whole, given))
+        report.log(starting_from(str(init_from), parent.recipe, whole, given))
         for setting in ignored:
-            report.say(f"{setting} has no effect: the tokenizer comes from {init_from}", WARNING)
+            report.log(f"{setting} has no effect: the tokenizer comes from {init_from}", WARNING)
         new_model(whole, tagged(parent.tokenizers, whole), parent)  # what does not fit is said now, not after hours
     held.enter_context(claimed(folder))
     if resume:
-        report.say(f"there is nothing in {str(folder.path)!r} to go on from; beginning")
+        report.log(f"there is nothing in {str(folder.path)!r} to go on from; beginning")
     folder.begin(whole)
     shutil.rmtree(folder.tokenizer, ignore_errors=True)  # of a start that came to nothing
     return Start(whole, None, parent, str(init_from or ""))

@@ -117,6 +117,7 @@ class Trainer:
         self.asked = 0  # the signal that this process got
         self.signal = 0  # the one that all processes know of
         self.forecast = Forecast(report, self.settings)
+        self.bar = report.progress("training", total=100)  # in percent, whatever the limit
         self.waiting: list[Pending] = []  # updates whose numbers have not been looked at
 
     def begin_or_go_on(self, start: Start, saved: Progress | None, choices: Choices) -> Progress:
@@ -131,16 +132,16 @@ class Trainer:
             longest = max(self.prepared.longest, parent.longest if parent else 0)
             return Progress(choices, self.prepared.digests, longest=longest, parent=start.init_from)
         record.restore(newest, self.stepper)
-        self.report.say(f"going on from step {saved.step}")
+        self.report.log(f"going on from step {saved.step}")
         if choices != saved.choices:
-            self.report.say(f"it ran on {saved.choices} before: equal within tolerance from here on, not to the bit")
+            self.report.log(f"it ran on {saved.choices} before: equal within tolerance from here on, not to the bit")
         return replace(saved, choices=choices)
 
     def run(self) -> None:
         why = self.ended()
         try:
             if why:
-                self.report.say(f"this run has already come to its end ({why}); raise it to train on")
+                self.report.log(f"this run has already come to its end ({why}); raise it to train on")
                 self.publish()  # it may have been killed between its last checkpoint and this
             else:
                 self.go()
@@ -152,24 +153,20 @@ class Trainer:
 
     def go(self) -> None:
         way = f" ({self.settings.parallel})" if self.group.several else ""
-        self.report.say(
+        self.report.log(
             f"{parameters(self.stepper.model):,} parameters; {self.progress.choices}{way}; until {self.settings.limit}"
         )
         if 0 < self.settings.steps <= self.settings.warmup:
-            self.report.say(
+            self.report.log(
                 f"the run ends inside its warm-up: train.warmup={self.settings.warmup} should be far lower", WARNING
             )
         if not self.validator.batches:
-            self.report.say(
+            self.report.log(
                 "there is no data.dev: nothing is checked on the way, and the last weights are kept", WARNING
             )
-        self.report.begin(100, round(100 * self.done()))  # in percent, whatever the limit
-        try:
-            with self.signals():
-                while not self.ended():
-                    self.laps()
-        finally:
-            self.report.end()
+        with self.signals(), self.bar:
+            while not self.ended():
+                self.laps()
 
     @contextmanager
     def signals(self) -> Iterator[None]:
@@ -193,7 +190,7 @@ class Trainer:
         """Steps from where we are, until the end or until a roll-back asks to begin the stream anew."""
         place = self.progress.place
         begun, seconds = time.monotonic(), self.progress.seconds
-        meter = Meter(self.report, self.metrics, self.settings, self.stepper.choices, self.progress.flops)
+        meter = Meter(self.bar, self.metrics, self.settings, self.stepper.choices, self.progress.flops)
         with closing(ahead(lambda: self.batches(place), DEPTH[self.stepper.device.type])) as batches:
             while not self.ended():
                 some, place_after = self.gather(batches)
@@ -236,7 +233,7 @@ class Trainer:
         meter.say(self.progress, update, self.done())
         self.forecast.update(Reached(self.shares(), self.progress.step, self.epochs, self.progress.seconds))
         if (captured := self.stepper.captured) and captured.why_not:
-            self.report.say(f"updates cannot be recorded and are launched kernel by kernel ({captured.why_not})")
+            self.report.log(f"updates cannot be recorded and are launched kernel by kernel ({captured.why_not})")
             self.stepper.record_no_more()
         return False
 
@@ -272,7 +269,7 @@ class Trainer:
             choices = self.stepper.shrink()
             self.progress = replace(self.progress, choices=choices)
             tokens, accumulate = self.settings.tokens // choices.split, self.settings.accumulate * choices.split
-            self.report.say(
+            self.report.log(
                 f"out of memory: batches are cut into {choices.split} parts from now on; next time set "
                 f"train.tokens={tokens} train.accumulate={accumulate}",
                 WARNING,
@@ -280,7 +277,7 @@ class Trainer:
 
     def bad_step(self, step: int, update: Update) -> bool:
         """Say that a step was not taken; after several in a row go back to the last checkpoint with a smaller rate."""
-        self.report.say(f"step {step} skipped: loss {update.loss}, gradient norm {update.norm}", WARNING)
+        self.report.log(f"step {step} skipped: loss {update.loss}, gradient norm {update.norm}", WARNING)
         self.metrics.write("skipped", step, count=self.progress.skipped)
         if self.progress.skipped_in_a_row < ROLL_BACK_AFTER:
             return False
@@ -306,7 +303,7 @@ class Trainer:
         self.group.told(lambda: record.save_progress(newest, self.progress))
         self.metrics.cut(back.step)
         self.metrics.write("rolled back", back.step, after=now.step, scale=scale, skipped=now.skipped)
-        self.report.say(
+        self.report.log(
             f"{ROLL_BACK_AFTER} such steps in a row: back to step {back.step}, learning rate times {scale:g}",
             WARNING,
         )
@@ -317,7 +314,7 @@ class Trainer:
         due = bool(settings.validate_every) and step % settings.validate_every == 0
         if self.progress.skipped_in_a_row and not last:
             if due:
-                self.report.say(f"nothing is validated at step {step}, in the midst of bad steps")
+                self.report.log(f"nothing is validated at step {step}, in the midst of bad steps")
             if not self.signal:
                 return  # a checkpoint there would be none to roll back to
             due = False
@@ -342,7 +339,7 @@ class Trainer:
                 "dev; what was saved before is whole. Try a smaller train.lr"
             )
         self.progress = self.progress.validated(validation, self.settings.metric, self.settings.keep)
-        self.report.say(f"step {self.progress.step}: {validation.describe(self.validator.task)}")
+        self.report.log(f"step {self.progress.step}: {validation.describe(self.validator.task)}")
         seconds = round(self.progress.seconds, 2)
         self.metrics.write("validate", self.progress.step, **validation.record(), seconds=seconds)
 
@@ -391,7 +388,7 @@ class Trainer:
         model = f"the mean of the {mean} best models" if mean > 1 else "the model"
         skipped = f"; {progress.skipped} steps skipped" if progress.skipped else ""
         read = f" ({few(self.epochs)})" if few(self.epochs) else ""
-        self.report.say(
+        self.report.log(
             f"done: {progress.step} step{'s' * (progress.step != 1)}, {progress.tokens:,} tokens{read} in "
             f"{progress.seconds:.0f} s{best}{skipped}; {model} is in {self.folder.path}"
         )
