@@ -22,7 +22,7 @@ from dragoman.hardware import cpu_features, cpu_name
 from dragoman.inference.engines import ctranslate2 as to_ctranslate2
 from dragoman.inference.engines import huggingface as to_huggingface
 from dragoman.inference.engines.formats import list_vocabulary
-from dragoman.inference.engines.select import Parts, engine_of
+from dragoman.inference.engines.select import EngineParts, make_engine
 from dragoman.inference.translator import Translator
 from dragoman.types import BOS, EOS, PAD
 
@@ -57,8 +57,8 @@ def through(translator: Translator, search: Callable[[Ids], Ids]) -> System:
 
 def ours(translator: Translator, engine: str, beam: int) -> System:
     """`dragoman translate --engine NAME`."""
-    parts = Parts(translator.model, translator.tokenizers, translator.device, Path("~/.cache/dragoman"))
-    made = engine_of(engine, parts)
+    parts = EngineParts(translator.model, translator.tokenizers, translator.device, Path("~/.cache/dragoman"))
+    made = make_engine(engine, parts)
     door = replace(translator, engine=made)
     settings = translator.recipe.search.model_copy(update={"beam": beam, "nbest": 1})
 

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.decoding.beam import GROUP, STOPS, beam_search, candidates
-from dragoman.decoding.protocol import Found, legal
-from dragoman.decoding.sampling import greedy
+from dragoman.decoding.beam import GROUP_SIZE, STOP_RULES, beam_search, find_candidates
+from dragoman.decoding.protocol import SearchResult, sanitize_logp
+from dragoman.decoding.sampling import search_greedy
 from dragoman.errors import UserError
 from dragoman.types import BOS, EOS, PAD
 from toy_steps import Broken, Script, Toy, exhaustive, rescore, sources
@@ -24,21 +24,21 @@ seeds = st.integers(0, 10_000)
 few = settings(max_examples=25, deadline=None)
 
 
-def search(model: Toy, firsts: list[int], limits: list[int], **options: Any) -> list[list[Found]]:
+def search(model: Toy, firsts: list[int], limits: list[int], **options: Any) -> list[list[SearchResult]]:
     return beam_search(model, *sources(*firsts), torch.tensor(limits, dtype=torch.long), **options)
 
 
-def one(model: Toy, limit: int, **options: Any) -> list[Found]:
+def one(model: Toy, limit: int, **options: Any) -> list[SearchResult]:
     return search(model, [4], [limit], **options)[0]
 
 
-def same(found: list[Found], wanted: list[Found]) -> None:
+def same(found: list[SearchResult], wanted: list[SearchResult]) -> None:
     assert [(f.tokens, f.finished) for f in found] == [(f.tokens, f.finished) for f in wanted]
     assert [f.logp for f in found] == pytest.approx([f.logp for f in wanted], rel=1e-5, abs=1e-6)
     assert [f.score for f in found] == pytest.approx([f.score for f in wanted], rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("stop", STOP_RULES)
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_a_beam_wide_enough_for_everything_finds_everything(alpha: float, stop: str) -> None:
     for first, limit in ((4, 4), (5, 4), (6, 1)):
@@ -72,7 +72,7 @@ def test_the_best_rule_loses_nothing_against_never_stopping(
     seed: int, width: int, alpha: float, limit: int, levels: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(STOPS, "never", lambda _score_BW, hope_B, _nbest: torch.zeros_like(hope_B, dtype=torch.bool))
+        patch.setitem(STOP_RULES, "never", lambda _score_BW, hope_B, _nbest: torch.zeros_like(hope_B, dtype=torch.bool))
         for nbest in {1, width}:
             model = Toy(seed=seed, levels=levels)
             early, late = (one(model, limit, width=width, nbest=nbest, alpha=alpha, stop=s) for s in ("best", "never"))
@@ -83,11 +83,11 @@ def test_the_best_rule_loses_nothing_against_never_stopping(
 @given(seed=seeds, alpha=st.sampled_from(ALPHAS), levels=st.sampled_from([2, 5, 1 << 20]))
 def test_width_one_is_greedy(seed: int, alpha: float, levels: int) -> None:
     model, firsts, limits = Toy(seed=seed, levels=levels), [4, 5, 6, 7], [7, 1, 0, 12]
-    alone = greedy(model, *sources(*firsts), torch.tensor(limits), alpha=alpha)
+    alone = search_greedy(model, *sources(*firsts), torch.tensor(limits), alpha=alpha)
     assert search(model, firsts, limits, width=1, alpha=alpha) == alone
 
 
-@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("stop", STOP_RULES)
 @few
 @given(seed=seeds, width=st.integers(1, 4), alpha=st.sampled_from(ALPHAS), levels=st.sampled_from([3, 1 << 20]))
 def test_neighbours_change_nothing(stop: str, seed: int, width: int, alpha: float, levels: int) -> None:
@@ -102,7 +102,7 @@ def test_neighbours_change_nothing(stop: str, seed: int, width: int, alpha: floa
     assert moved == [together[i] for i in order]
 
 
-@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("stop", STOP_RULES)
 @few
 @given(seed=seeds, width=st.integers(1, 6), alpha=st.sampled_from(ALPHAS))
 def test_answers_are_sorted_distinct_within_the_limit_and_truly_scored(
@@ -134,8 +134,8 @@ SHORT_OR_LONG = Script([NEVER, NEVER, NEVER, -0.5, -0.93], [NEVER, NEVER, NEVER,
 
 def test_enough_is_content_and_best_is_not() -> None:
     enough, longer = one(SHORT_OR_LONG, 9, width=1, stop="enough"), one(SHORT_OR_LONG, 9, width=1, stop="best")
-    same(enough, [Found([], -0.5, -0.5, True)])
-    same(longer, [Found([4], -0.93, -0.465, True)])
+    same(enough, [SearchResult([], -0.5, -0.5, True)])
+    same(longer, [SearchResult([4], -0.93, -0.465, True)])
 
 
 @pytest.mark.parametrize(("stop", "alpha", "steps"), [("enough", 1.0, 2), ("best", 1.0, 2), ("best", 0.0, 1)])
@@ -155,16 +155,16 @@ def test_the_search_stops_with_its_slowest_sentence() -> None:
 
 def test_an_answer_without_an_end_is_marked_and_stands_behind_a_whole_one() -> None:
     endless = Script([NEVER, NEVER, NEVER, NEVER, 0.0])
-    same(one(endless, 3), [Found([4, 4, 4], 0.0, 0.0, False)])
+    same(one(endless, 3), [SearchResult([4, 4, 4], 0.0, 0.0, False)])
     babble = Script(*[[NEVER, NEVER, NEVER, NEVER, -0.02]] * 2, [NEVER, NEVER, NEVER, -4.0, -0.02])
     whole, *cut = one(babble, 3, width=2, nbest=2)
-    same([whole], [Found([4, 4], -4.04, -4.04 / 3, True)])
-    same(cut, [Found([4, 4, 4], -0.06, -0.02, False)])
+    same([whole], [SearchResult([4, 4], -4.04, -4.04 / 3, True)])
+    same(cut, [SearchResult([4, 4, 4], -0.06, -0.02, False)])
 
 
 def test_an_answer_that_must_end_is_found_once() -> None:
     only_road = Script([NEVER, NEVER, NEVER, NEVER, 0.0], [NEVER, NEVER, NEVER, 0.0, NEVER])
-    same(one(only_road, 9, width=3, nbest=3), [Found([4], 0.0, 0.0, True)])
+    same(one(only_road, 9, width=3, nbest=3), [SearchResult([4], 0.0, 0.0, True)])
     assert only_road.steps == 2
 
 
@@ -202,18 +202,18 @@ def test_candidates_are_a_stable_sort_of_all_there_is(
     logp_BW = -(torch.arange(6).view(-1, width) % levels / 4.0)
     total_BC = (logp_BW.view(6, 1) + logp_NV).view(len(logp_BW), -1)
     values, places = (each[:, : 2 * width] for each in total_BC.sort(dim=1, descending=True, stable=True))
-    found = candidates(logp_BW, logp_NV)
+    found = find_candidates(logp_BW, logp_NV)
     assert found.logp_BK.equal(values)
     sure = values > NEVER  # where there is nothing, any place will do
     assert (found.parent_BK * 7 * repeat + found.token_BK)[sure].equal(places[sure])
 
 
 def test_candidates_agree_with_topk_where_nothing_is_equal() -> None:
-    count = 3 * 5 * GROUP + 3
-    logp_NV = -torch.randperm(count, generator=torch.Generator().manual_seed(1))[None].repeat(GROUP, 1).float()
-    logp_BW = -torch.arange(GROUP)[None] / (2 * GROUP)
-    values, places = (logp_BW.view(-1, 1) + logp_NV).view(1, -1).topk(2 * GROUP)
-    found = candidates(logp_BW, logp_NV)
+    count = 3 * 5 * GROUP_SIZE + 3
+    logp_NV = -torch.randperm(count, generator=torch.Generator().manual_seed(1))[None].repeat(GROUP_SIZE, 1).float()
+    logp_BW = -torch.arange(GROUP_SIZE)[None] / (2 * GROUP_SIZE)
+    values, places = (logp_BW.view(-1, 1) + logp_NV).view(1, -1).topk(2 * GROUP_SIZE)
+    found = find_candidates(logp_BW, logp_NV)
     assert found.logp_BK.equal(values)
     assert (found.parent_BK * count + found.token_BK).equal(places)
 
@@ -225,7 +225,7 @@ def test_a_broken_sentence_ends_there_and_the_others_do_not_notice(value: float,
     options: Any = {"width": width, "nbest": width, "stop": "best"}
     healthy = search(Toy(seed=10), firsts, limits, **options)
     at_once = search(Broken(value, 0, 5, seed=10), firsts, limits, **options)
-    assert at_once == [healthy[0], [Found([], 0.0, 0.0, False)], healthy[2]]
+    assert at_once == [healthy[0], [SearchResult([], 0.0, 0.0, False)], healthy[2]]
     later = search(Broken(value, 2, 5, seed=10), firsts, limits, **options)
     assert [later[0], later[2]] == [healthy[0], healthy[2]]
     assert {len(f.tokens) for f in later[1] if not f.finished} == {2}
@@ -235,7 +235,7 @@ def test_a_broken_sentence_ends_there_and_the_others_do_not_notice(value: float,
 def test_what_may_be_said() -> None:
     logp_NV = torch.tensor([[-1.0, -2.0, -3.0, -4.0, math.nan, math.inf], [-1.0, NEVER, -1.0, -1.0, -5.0, 0.0]])
     wanted = [[NEVER, -2.0, NEVER, -4.0, NEVER, NEVER], [NEVER, NEVER, NEVER, -1.0, -5.0, 0.0]]
-    assert legal(logp_NV).tolist() == wanted
+    assert sanitize_logp(logp_NV).tolist() == wanted
     assert logp_NV[1, PAD] == -1.0  # the model's own numbers are left alone
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.decoding.constrained import constrained, needed, width_of
-from dragoman.decoding.exhaustive import exhaustive
-from dragoman.decoding.methods import METHODS, find
-from dragoman.decoding.request import Wish
+from dragoman.decoding.constrained import choose_width, count_needed_tokens, search_constrained
+from dragoman.decoding.methods import METHODS, decode
+from dragoman.decoding.request import DecodingConstraints
+from exhaustive_search import search_exhaustively
 from toy_requests import PIECES, REAL, asked, real_request, term
 from toy_steps import Toy, rescore, sources
 
@@ -37,8 +37,8 @@ def has(text: str, wanted: str) -> bool:
 def test_terms_are_met(seed: int, wanted: list[str], sharp: float) -> None:
     """Where there is room for them, always, whatever the model thinks of them."""
     model = Toy(seed=seed, vocabulary=len(PIECES), sharp=sharp)
-    wish = Wish(must=tuple(map(term, wanted)))
-    found = constrained(asked(model, [4, 5], [20, 20], [Wish(), wish], beam=3, nbest=2))
+    wish = DecodingConstraints(must=tuple(map(term, wanted)))
+    found = search_constrained(asked(model, [4, 5], [20, 20], [DecodingConstraints(), wish], beam=3, nbest=2))
     assert found[0] == []
     assert found[1]
     for one in found[1]:
@@ -52,9 +52,11 @@ def test_terms_are_met(seed: int, wanted: list[str], sharp: float) -> None:
 def test_the_best_answer_that_has_the_term(seed: int, wanted: str) -> None:
     """Wide enough, and never stopped early: what trying everything finds."""
     model = Toy(seed=seed, vocabulary=len(PIECES))
-    everything = exhaustive(model, *sources(4), 4)
+    everything = search_exhaustively(model, *sources(4), 4)
     best = next(one for one in everything if one.finished and has(text_of(one.tokens), wanted))
-    [found] = constrained(asked(model, [4], [4], [Wish(must=(term(wanted),))], beam=600, stop="limit"))
+    [found] = search_constrained(
+        asked(model, [4], [4], [DecodingConstraints(must=(term(wanted),))], beam=600, stop="limit")
+    )
     assert found[0].tokens == best.tokens
 
 
@@ -63,39 +65,43 @@ def test_the_best_answer_that_has_the_term(seed: int, wanted: str) -> None:
 def test_a_term_without_room_is_not_pretended(seed: int, limit: int) -> None:
     """No answer from here: the ordinary search answers, and whoever asked sees that the term is not there."""
     model = Toy(seed=seed, vocabulary=len(PIECES))
-    wishes = [Wish(must=(term("abab"), term("b b a"))), Wish()]
+    wishes = [DecodingConstraints(must=(term("abab"), term("b b a"))), DecodingConstraints()]
     request = asked(model, [4, 5], [limit, limit], wishes)
-    assert constrained(request) == [[], []]
-    assert find(request) == METHODS["beam"](request)
+    assert search_constrained(request) == [[], []]
+    assert decode(request) == METHODS["beam"](request)
 
 
 def test_a_term_that_is_forbidden_as_well_is_not_met() -> None:
     """At most it stands where an answer is cut; none with an end of its own has it."""
-    wish = Wish(must=(term("ab"),), avoid=(term("ab"),))
+    wish = DecodingConstraints(must=(term("ab"),), avoid=(term("ab"),))
     for seed in range(10):
         request = asked(Toy(seed=seed, vocabulary=len(PIECES)), [4], [9], [wish])
-        assert not any(one.finished for one in constrained(request)[0])
-        assert find(request)[0]
+        assert not any(one.finished for one in search_constrained(request)[0])
+        assert decode(request)[0]
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", REAL)
 def test_terms_are_met_by_every_model_and_method_and_neighbours_change_nothing(name: str, method: str) -> None:
     spelt = [b"", b"", b"", b"", b" a", b" b", b"c", b"."]
-    wishes = [Wish(text="x"), Wish(must=(term("ac", spelt),), text="y"), Wish(must=(term("bc a", spelt),), text="z")]
+    wishes = [
+        DecodingConstraints(text="x"),
+        DecodingConstraints(must=(term("ac", spelt),), text="y"),
+        DecodingConstraints(must=(term("bc a", spelt),), text="z"),
+    ]
     options: dict[str, Any] = {"method": method, "samples": 8}
-    together = find(real_request(name, 3, 12, wishes, **options))
+    together = decode(real_request(name, 3, 12, wishes, **options))
     for row, wanted in ((1, " ac"), (2, " bc a")):
         assert wanted in b"".join(spelt[i] for i in together[row][0].tokens).decode()
     for row in range(3):
-        alone = [wish if i == row else Wish() for i, wish in enumerate(wishes)]
+        alone = [wish if i == row else DecodingConstraints() for i, wish in enumerate(wishes)]
         request = real_request(name, 3, 12, alone, **options).only([i == row for i in range(3)])
-        assert find(request)[row] == together[row]
+        assert decode(request)[row] == together[row]
 
 
 def test_rows_are_as_many_as_banks_and_beams() -> None:
-    short, long = Wish(must=(term("a"),)), Wish(must=tuple(map(term, TERMS)))
-    assert needed(short) == 2
-    assert width_of(short, 4) == 8
-    assert width_of(long, 4) >= needed(long) + 4
-    assert width_of(Wish(must=tuple(term("ab" * 30) for _ in range(9))), 4) == 64
+    short, long = DecodingConstraints(must=(term("a"),)), DecodingConstraints(must=tuple(map(term, TERMS)))
+    assert count_needed_tokens(short) == 2
+    assert choose_width(short, 4) == 8
+    assert choose_width(long, 4) >= count_needed_tokens(long) + 4
+    assert choose_width(DecodingConstraints(must=tuple(term("ab" * 30) for _ in range(9))), 4) == 64

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.decoding.diverse import Groups, diverse
-from dragoman.decoding.lockstep import Sentence, in_step, plain
+from dragoman.decoding.diverse import DiverseBeam, search_diverse
+from dragoman.decoding.lockstep import SentenceBeam, run_in_lockstep, search_reference
 from dragoman.decoding.request import Request
 from dragoman.types import EOS
 from toy_requests import asked
@@ -23,8 +23,8 @@ few = settings(max_examples=20)
 @given(seed=seeds, each=st.integers(1, 3), diversity=st.floats(0, 3))
 def test_the_first_group_is_a_beam_search(seed: int, each: int, diversity: float) -> None:
     model = Toy(seed=seed, vocabulary=9)
-    alone = plain(asked(model, [4, 5], [7, 5], beam=each))
-    found = diverse(asked(model, [4, 5], [7, 5], beam=3 * each, groups=3, nbest=3 * each, diversity=diversity))
+    alone = search_reference(asked(model, [4, 5], [7, 5], beam=each))
+    found = search_diverse(asked(model, [4, 5], [7, 5], beam=3 * each, groups=3, nbest=3 * each, diversity=diversity))
     for [best], many in zip(alone, found, strict=True):
         assert best in many
 
@@ -33,7 +33,7 @@ def test_the_first_group_is_a_beam_search(seed: int, each: int, diversity: float
 @given(seed=seeds)
 def test_answers_are_sorted_truly_scored_and_differ(seed: int) -> None:
     model = Toy(seed=seed, vocabulary=9)
-    answers = diverse(asked(model, [4, 5, 6], [7, 0, 5], beam=6, groups=3, nbest=4))
+    answers = search_diverse(asked(model, [4, 5, 6], [7, 0, 5], beam=6, groups=3, nbest=4))
     for first, found in zip((4, 5, 6), answers, strict=True):
         for one in found:
             marked = [*one.tokens, EOS] if one.finished else one.tokens
@@ -54,9 +54,9 @@ def test_without_a_price_all_groups_say_the_same_and_with_one_they_do_not() -> N
     assert first_words(2.0) > 75
 
 
-def groups_of(request: Request[Any]) -> list[Sentence]:
-    search = Groups(request, 0)
-    in_step(request, [search], request.settings.beam)
+def groups_of(request: Request[Any]) -> list[SentenceBeam]:
+    search = DiverseBeam(request, 0)
+    run_in_lockstep(request, [search], request.settings.beam)
     return search.groups
 
 
@@ -65,6 +65,6 @@ def test_a_word_costs_what_it_is_said_to_cost() -> None:
     never = float("-inf")
     model = Script([never, never, never, never, -0.5, -1.0], [never, never, never, 0.0, never, never])
     for diversity, words in ((0.4, [4]), (0.6, [4, 5])):
-        [found] = diverse(asked(model, [4], [5], beam=2, groups=2, nbest=2, diversity=diversity))
+        [found] = search_diverse(asked(model, [4], [5], beam=2, groups=2, nbest=2, diversity=diversity))
         assert [one.tokens for one in found] == [[word] for word in words]
         assert [one.logp for one in found] == [-0.5, -1.0][: len(words)]

@@ -14,7 +14,7 @@ from dragoman.cli.main import app
 from dragoman.cli.translate import translate
 from dragoman.config.settings import SearchSettings, read_recipe
 from dragoman.data.tokenizers import TOKENIZERS
-from dragoman.decoding.methods import MENUS
+from dragoman.decoding.methods import SEARCH_REGISTRIES
 from dragoman.inference.engines.select import ENGINES
 from dragoman.inference.export import FORMATS
 from dragoman.inference.postprocess import UNKNOWN_WORD_METHODS
@@ -61,7 +61,7 @@ def test_every_tokenizer_and_metric_is_told() -> None:
 
 
 def test_every_way_to_search_is_told() -> None:
-    menus = {**MENUS, "unknown": UNKNOWN_WORD_METHODS}
+    menus = {**SEARCH_REGISTRIES, "unknown": UNKNOWN_WORD_METHODS}
     assert all(f"`{name}`" in SEARCH_PAGE for menu in menus.values() for name in menu)
     told = re.findall(r"`(?:search\.)?(\w+)", SEARCH_PAGE)
     assert set(SearchSettings.model_fields) <= set(told)

@@ -12,7 +12,7 @@ import torch
 
 from dragoman.config.settings import SearchSettings, TokenizerSettings
 from dragoman.data.tokenizers import Tokenizers, train_tokenizer
-from dragoman.decoding.request import Job, Wish
+from dragoman.decoding.request import DecodingConstraints, Job
 from dragoman.errors import UserError
 from dragoman.hardware import CpuFeatures, cpu_features
 from dragoman.inference.engines import ctranslate2
@@ -150,7 +150,7 @@ def test_a_search_that_it_does_not_know_is_refused_by_name(
 
 
 def test_wishes_are_refused(tokenizers: Tokenizers, tmp_path: Path) -> None:
-    job = Job([4, 5], 6, wish=Wish(prefix=(6,)))
+    job = Job([4, 5], 6, constraints=DecodingConstraints(prefix=(6,)))
     with pytest.raises(UserError, match=r"how an answer begins .*; use --engine torch$"):
         engine(model_of({}), tokenizers, tmp_path).search([job], SearchSettings())
 

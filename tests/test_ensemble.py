@@ -10,8 +10,8 @@ import pytest
 import torch
 import yaml
 
-from dragoman.decoding.methods import METHODS, find
-from dragoman.decoding.protocol import Ensemble, mean
+from dragoman.decoding.methods import METHODS, decode
+from dragoman.decoding.protocol import Ensemble, mean_logp
 from dragoman.errors import UserError
 from dragoman.inference.loading import load
 from dragoman.inference.translator import Translator
@@ -43,14 +43,14 @@ def test_the_mean_is_of_probabilities() -> None:
     assert torch.allclose(logp_NV.exp(), sum(one.exp() for one in each) / 3)
     assert torch.allclose(logp_NV.exp().sum(-1), torch.ones(2))
     assert len(state.select(torch.tensor([0])).each) == 3
-    assert float(mean([torch.zeros(1)] * 7)) == 0  # never above 0: the stop rules lean on it
+    assert float(mean_logp([torch.zeros(1)] * 7)) == 0  # never above 0: the stop rules lean on it
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_one_model_twice_is_that_model(method: str) -> None:
     single = real_request("transformer", 5, 8, method=method, samples=4)
-    double = find(replace(single, model=Ensemble([real("transformer"), real("transformer")])))
-    for ours, theirs in zip(find(single), double, strict=True):
+    double = decode(replace(single, model=Ensemble([real("transformer"), real("transformer")])))
+    for ours, theirs in zip(decode(single), double, strict=True):
         assert [one.tokens for one in ours] == [one.tokens for one in theirs]
         assert [one.logp for one in ours] == pytest.approx([one.logp for one in theirs], abs=1e-4)
 

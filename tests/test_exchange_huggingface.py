@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from dragoman.config.settings import SearchSettings, TokenizerSettings
 from dragoman.data.subword_tokenizers import Subword
 from dragoman.data.tokenizers import Tokenizers, train_tokenizer
-from dragoman.decoding.protocol import Found
+from dragoman.decoding.protocol import SearchResult
 from dragoman.decoding.request import Job
 from dragoman.errors import UserError
 from dragoman.inference.engines import huggingface
@@ -74,7 +74,9 @@ def test_marks_are_not_answered(tmp_path: Path) -> None:
         assert_same(*whole(answers(model, jobs, search), other.search(jobs, search)), tolerance=1e-3)
 
 
-def whole(ours: list[list[Found]], theirs: list[list[Found]]) -> tuple[list[list[Found]], list[list[Found]]]:
+def whole(
+    ours: list[list[SearchResult]], theirs: list[list[SearchResult]]
+) -> tuple[list[list[SearchResult]], list[list[SearchResult]]]:
     """Without those where only theirs was cut: they put a cut answer before a whole one if its score is higher."""
     kept = [i for i in range(len(ours)) if ours[i][0].finished == theirs[i][0].finished]
     assert kept

@@ -7,17 +7,17 @@ from itertools import product
 import pytest
 import torch
 
-from dragoman.decoding.beam import STOPS, beam_search
-from dragoman.decoding.exhaustive import exhaustive
-from dragoman.decoding.protocol import NORMS, Found
+from dragoman.decoding.beam import STOP_RULES, beam_search
+from dragoman.decoding.protocol import LENGTH_NORMS, SearchResult
 from dragoman.errors import UserError
 from dragoman.types import EOS
+from exhaustive_search import search_exhaustively
 from toy_requests import REAL, real, real_sources
 from toy_steps import Broken, Toy, rescore, sources
 from toy_steps import exhaustive as one_by_one
 
 
-def same(found: list[Found], wanted: list[Found]) -> None:
+def same(found: list[SearchResult], wanted: list[SearchResult]) -> None:
     assert [(f.tokens, f.finished) for f in found] == [(f.tokens, f.finished) for f in wanted]
     assert [f.logp for f in found] == pytest.approx([f.logp for f in wanted], abs=1e-5)
     assert [f.score for f in found] == pytest.approx([f.score for f in wanted], abs=1e-5)
@@ -26,7 +26,7 @@ def same(found: list[Found], wanted: list[Found]) -> None:
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
 def test_every_sequence_is_there_once_and_truly_scored(alpha: float) -> None:
     model, limit, letters = Toy(seed=3), 4, (1, 4, 5)
-    found = exhaustive(model, *sources(4), limit, alpha=alpha)
+    found = search_exhaustively(model, *sources(4), limit, alpha=alpha)
     whole = [list(tokens) for length in range(limit) for tokens in product(letters, repeat=length)]
     cut = [list(tokens) for tokens in product(letters, repeat=limit)]
     assert sorted(f.tokens for f in found if f.finished) == sorted(whole)
@@ -36,14 +36,14 @@ def test_every_sequence_is_there_once_and_truly_scored(alpha: float) -> None:
     same(found, one_by_one(model, 4, limit, alpha))
 
 
-@pytest.mark.parametrize("stop", STOPS)
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("stop", STOP_RULES)
+@pytest.mark.parametrize("norm", LENGTH_NORMS)
 @pytest.mark.parametrize("name", REAL)
 def test_full_width_equals_exhaustive(name: str, norm: str, stop: str) -> None:
     """On recurrent models, Transformers and ensembles of both."""
     model, limit = real(name), 4
     source_BS, keep_BS, _ = real_sources(2)
-    truth = [exhaustive(model, source_BS[b : b + 1], keep_BS[b : b + 1], limit, norm=norm) for b in range(2)]
+    truth = [search_exhaustively(model, source_BS[b : b + 1], keep_BS[b : b + 1], limit, norm=norm) for b in range(2)]
     width = len(truth[0])
     found = beam_search(
         model, source_BS, keep_BS, torch.full((2,), limit), width=width, nbest=width, norm=norm, stop=stop
@@ -55,10 +55,10 @@ def test_full_width_equals_exhaustive(name: str, norm: str, stop: str) -> None:
 
 
 def test_what_cannot_be_is_not_there() -> None:
-    found = exhaustive(Broken(float("nan"), 2, 4), *sources(4), 4)
+    found = search_exhaustively(Broken(float("nan"), 2, 4), *sources(4), 4)
     assert {len(f.tokens) for f in found} == {0, 1}
 
 
 def test_too_many_are_refused() -> None:
     with pytest.raises(UserError, match="too many to try them all"):
-        exhaustive(Toy(vocabulary=2000), *sources(4), 3)
+        search_exhaustively(Toy(vocabulary=2000), *sources(4), 3)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dragoman.config.settings import Recipe, TokenizerSettings
 from dragoman.data.batches import Grid, Widths, lay
 from dragoman.data.tokenizers import TOKENIZERS, Tokenizers, train_tokenizer
-from dragoman.decoding.protocol import Found
+from dragoman.decoding.protocol import SearchResult
 from dragoman.errors import UserError
 from dragoman.inference.loading import EnsembleModel
 from dragoman.inference.postprocess import (
@@ -44,8 +44,8 @@ GOING_BY_ALIGNMENT: list[tuple[dict[str, object], dict[str, str] | None]] = [
 ASKED = ["the man walks a dog", "Ada met Bob", "a b c d e f g h"]
 
 
-def answer(score: float, *, finished: bool = True) -> Found:
-    return Found([4], score, score, finished)
+def answer(score: float, *, finished: bool = True) -> SearchResult:
+    return SearchResult([4], score, score, finished)
 
 
 def test_coverage_ranks_by_what_was_looked_at() -> None:

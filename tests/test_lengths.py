@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.decoding.protocol import NORMS
+from dragoman.decoding.protocol import LENGTH_NORMS
 from dragoman.errors import UserError
 
 
-@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("name", LENGTH_NORMS)
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0, 3.0])
 def test_divisors_never_fall_and_never_favour_the_empty_answer(name: str, alpha: float) -> None:
     """What the stop rule "best" leans on: the most that a prefix can hope for is to be divided by its limit's own."""
-    table = NORMS[name](60, alpha).tolist()
+    table = LENGTH_NORMS[name](60, alpha).tolist()
     assert len(table) == 61
     assert table == sorted(table)
     assert min(table) >= 1
@@ -30,10 +30,10 @@ def test_divisors_never_fall_and_never_favour_the_empty_answer(name: str, alpha:
     ],
 )
 def test_known_divisors(name: str, alpha: float, length: int, divisor: float) -> None:
-    assert float(NORMS[name](20, alpha)[length]) == pytest.approx(divisor)
+    assert float(LENGTH_NORMS[name](20, alpha)[length]) == pytest.approx(divisor)
 
 
 @pytest.mark.parametrize("name", ["length", "gnmt"])
 def test_a_penalty_below_zero_is_refused(name: str) -> None:
     with pytest.raises(UserError, match="length penalty must be 0 or more"):
-        NORMS[name](5, -0.5)
+        LENGTH_NORMS[name](5, -0.5)

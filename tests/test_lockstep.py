@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.decoding.beam import STOPS
-from dragoman.decoding.lockstep import plain
-from dragoman.decoding.methods import by_beam
-from dragoman.decoding.protocol import NORMS
-from dragoman.decoding.request import Wish
+from dragoman.decoding.beam import STOP_RULES
+from dragoman.decoding.lockstep import search_reference
+from dragoman.decoding.methods import decode_beam
+from dragoman.decoding.protocol import LENGTH_NORMS
+from dragoman.decoding.request import DecodingConstraints
 from toy_requests import REAL, asked, real_request
 from toy_steps import Broken, Toy
 
 
-@pytest.mark.parametrize("stop", STOPS)
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("stop", STOP_RULES)
+@pytest.mark.parametrize("norm", LENGTH_NORMS)
 @settings(max_examples=15)
 @given(
     seed=st.integers(0, 10_000),
@@ -30,20 +30,25 @@ from toy_steps import Broken, Toy
 def test_the_twins_agree_to_the_bit(stop: str, norm: str, seed: int, width: int, levels: int, alpha: float) -> None:
     """Ties, limits, dead rows and rules among them."""
     model = Toy(seed=seed, levels=levels)
-    wishes = [Wish(), Wish(minimum=2), Wish(), Wish(prefix=(5,))]
+    wishes = [
+        DecodingConstraints(),
+        DecodingConstraints(minimum=2),
+        DecodingConstraints(),
+        DecodingConstraints(prefix=(5,)),
+    ]
     options: dict[str, Any] = {"stop": stop, "length_norm": norm, "length_penalty": alpha, "no_repeat": 3}
     request = asked(model, [4, 5, 6, 7], [6, 9, 0, 3], wishes, beam=width, nbest=width, **options)
-    assert plain(request) == by_beam(request)
+    assert search_reference(request) == decode_beam(request)
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
 @pytest.mark.parametrize("age", [0, 2])
 def test_the_twins_agree_about_broken_models(value: float, age: int) -> None:
     request = asked(Broken(value, age, 5, seed=10), [4, 5, 6], [7, 7, 7], beam=3, nbest=3, stop="best")
-    assert plain(request) == by_beam(request)
+    assert search_reference(request) == decode_beam(request)
 
 
 @pytest.mark.parametrize("name", REAL)
 def test_the_twins_agree_on_real_models(name: str) -> None:
     request = real_request(name, 5, 9, beam=4, nbest=4)
-    assert plain(request) == by_beam(request)
+    assert search_reference(request) == decode_beam(request)

@@ -10,9 +10,16 @@ import torch
 
 from dragoman.config.settings import SearchSettings
 from dragoman.data.batches import Grid, Widths, lay
-from dragoman.decoding.mbr import agreed
-from dragoman.decoding.methods import MENUS, METHODS, check, drawn, draws, find
-from dragoman.decoding.request import Wish
+from dragoman.decoding.mbr import rank_by_agreement
+from dragoman.decoding.methods import (
+    METHODS,
+    SEARCH_REGISTRIES,
+    check_search_settings,
+    decode,
+    draw_samples,
+    make_uniforms,
+)
+from dragoman.decoding.request import DecodingConstraints
 from dragoman.errors import UserError
 from dragoman.inference.translator import Translator
 from dragoman.types import EOS, Example, Hypothesis
@@ -66,7 +73,7 @@ def test_scores_are_those_of_a_fresh_pass(name: str, method: str) -> None:
     count = 1 if method == "greedy" else 4
     request = real_request(name, 5, 8, method=method, beam=4, nbest=count, samples=6, groups=2, candidates="samples")
     _, _, examples = real_sources(5)
-    for example, found in zip(examples, find(request), strict=True):
+    for example, found in zip(examples, decode(request), strict=True):
         assert 1 <= len(found) <= count
         for one in found:
             assert one.logp == pytest.approx(fresh(request.model, example, one.tokens, one.finished), abs=1e-4)
@@ -84,10 +91,10 @@ def fresh(model: Any, example: Example, tokens: list[int], finished: bool) -> fl
 
 @pytest.mark.parametrize("name", REAL)
 def test_width_one_is_greedy(name: str) -> None:
-    assert find(real_request(name, 5, 9, beam=1, stop="best", length_penalty=0.0)) == find(
+    assert decode(real_request(name, 5, 9, beam=1, stop="best", length_penalty=0.0)) == decode(
         real_request(name, 5, 9, method="greedy", length_penalty=0.0)
     )
-    assert find(real_request(name, 5, 9, beam=1)) == find(real_request(name, 5, 9, method="greedy"))
+    assert decode(real_request(name, 5, 9, beam=1)) == decode(real_request(name, 5, 9, method="greedy"))
 
 
 def test_what_is_drawn_depends_on_seed_text_and_number_alone(translator: Translator) -> None:
@@ -106,8 +113,8 @@ def test_what_is_drawn_depends_on_seed_text_and_number_alone(translator: Transla
 
 def test_draws_are_a_sentences_own() -> None:
     def of(*texts: str, seed: int = 1) -> torch.Tensor:
-        wishes = [Wish(text=text) for text in texts]
-        return draws(asked(Steps(), [4] * len(texts), [5] * len(texts), wishes, seed=seed), range(2))
+        wishes = [DecodingConstraints(text=text) for text in texts]
+        return make_uniforms(asked(Steps(), [4] * len(texts), [5] * len(texts), wishes, seed=seed), range(2))
 
     draw_BWT = of("a", "b", "a")
     assert torch.equal(draw_BWT[0], draw_BWT[2])
@@ -117,14 +124,14 @@ def test_draws_are_a_sentences_own() -> None:
 
 
 def test_cold_samples_are_greedy() -> None:
-    cold = find(asked(Steps(seed=4), [4, 5, 6], [9, 0, 7], method="sample", temperature=0.0))
-    assert cold == find(asked(Steps(seed=4), [4, 5, 6], [9, 0, 7], method="greedy"))
+    cold = decode(asked(Steps(seed=4), [4, 5, 6], [9, 0, 7], method="sample", temperature=0.0))
+    assert cold == decode(asked(Steps(seed=4), [4, 5, 6], [9, 0, 7], method="greedy"))
 
 
 def test_samples_follow_the_probabilities() -> None:
     """A thousand draws of the first token of one sentence, by chance and by count."""
     request = asked(Steps(seed=3), [4], [1], method="sample", nbest=1000)
-    found = find(request)[0]
+    found = decode(request)[0]
     state = request.model.start(request.source_BS, request.keep_BS)
     share_V = request.model.step(torch.tensor([2]), state)[0][0].exp()
     share_V[[0, 2]] = 0
@@ -144,17 +151,17 @@ def test_agreement_can_be_had_from_a_beam(translator: Translator) -> None:
 def test_samples_agree_as_often_as_they_were_drawn() -> None:
     """Every sample counts once, and those of one text together."""
     request = asked(Steps(seed=6, sharp=2.0), [4, 5], [6, 6], method="mbr", samples=12, nbest=12)
-    for found, answers in zip(drawn(request, 12), find(request), strict=True):
+    for found, answers in zip(draw_samples(request, 12), decode(request), strict=True):
         texts = [request.decode(one.tokens) for one in found]
-        assert answers == agreed(found, texts, [1.0] * 12, "chrf")
+        assert answers == rank_by_agreement(found, texts, [1.0] * 12, "chrf")
 
 
 def test_every_menu_is_checked_before_any_work() -> None:
-    for name, menu in MENUS.items():
+    for name, menu in SEARCH_REGISTRIES.items():
         for choice in menu:
-            check(SearchSettings(**{name: choice}))
+            check_search_settings(SearchSettings(**{name: choice}))
         with pytest.raises(UserError, match=f"there is no search.{name} called 'nonsense'"):
-            check(SearchSettings(**{name: "nonsense"}))
+            check_search_settings(SearchSettings(**{name: "nonsense"}))
 
 
 @pytest.mark.parametrize(
@@ -170,8 +177,8 @@ def test_every_menu_is_checked_before_any_work() -> None:
 )
 def test_what_cannot_work_is_refused(settings: dict[str, Any], complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
-        check(SearchSettings(**settings))
-    check(SearchSettings(nbest=500, method="sample"))
+        check_search_settings(SearchSettings(**settings))
+    check_search_settings(SearchSettings(nbest=500, method="sample"))
 
 
 def test_settings_on_the_command_line(toy: Toy, tmp_path: Any, call: Call) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dragoman.config.settings import Recipe, TokenizerSettings, TrainSettings
 from dragoman.data.batches import Widths
 from dragoman.decoding.beam import beam_search
-from dragoman.decoding.sampling import greedy
+from dragoman.decoding.sampling import search_greedy
 from dragoman.errors import UserError
 from dragoman.inference.loading import load_as
 from dragoman.inference.translator import Translator
@@ -152,7 +152,7 @@ def test_search_runs_on_it(feeding: bool) -> None:
     batch = alone(3)
     keep_BS = batch.source_BS != PAD
     limit_B = torch.full((4,), 6)
-    one = greedy(model, batch.source_BS, keep_BS, limit_B, alpha=1.0)
+    one = search_greedy(model, batch.source_BS, keep_BS, limit_B, alpha=1.0)
     wide = beam_search(model, batch.source_BS, keep_BS, limit_B, width=1, nbest=1, alpha=1.0)
     assert [found[0].tokens for found in one] == [found[0].tokens for found in wide]
     five = beam_search(model, batch.source_BS, keep_BS, limit_B, width=5, nbest=5, alpha=1.0)

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.decoding.lockstep import plain
-from dragoman.decoding.methods import METHODS, find
+from dragoman.decoding.lockstep import search_reference
+from dragoman.decoding.methods import METHODS, decode
 from dragoman.decoding.protocol import Prefix
-from dragoman.decoding.request import Wish
-from dragoman.decoding.rules import RULES, rules_of, without_repeats
+from dragoman.decoding.request import DecodingConstraints
+from dragoman.decoding.rules import RULES, forbid_repeats, make_rules
 from dragoman.types import EOS, PAD
 from toy_requests import PIECES, asked, term
 from toy_steps import Toy
@@ -42,7 +42,7 @@ def forbidden(logp_NV: torch.Tensor) -> list[set[int]]:
 def test_no_run_is_said_twice_and_all_else_is_free(said: list[list[int]], lengths: list[int], n: int) -> None:
     """Against the plain way to say it; what stands behind a row's length is no matter."""
     length_N = torch.tensor(lengths[: len(said)])
-    logp_NV = without_repeats(n)(torch.zeros(len(said), 8), Prefix(torch.tensor(said), length_N))
+    logp_NV = forbid_repeats(n)(torch.zeros(len(said), 8), Prefix(torch.tensor(said), length_N))
     for row, length, never in zip(said, length_N.tolist(), forbidden(logp_NV)):
         prefix = row[:length]
         runs = {tuple(prefix[i : i + n]) for i in range(length - n + 1)}
@@ -50,7 +50,7 @@ def test_no_run_is_said_twice_and_all_else_is_free(said: list[list[int]], length
 
 
 def test_rules_are_there_only_where_something_is_asked() -> None:
-    assert rules_of(asked(Toy(), [4, 5], [5, 5])) == ()
+    assert make_rules(asked(Toy(), [4, 5], [5, 5])) == ()
     assert all(make(asked(Toy(), [4, 5], [5, 5])) is None for make in RULES.values())
 
 
@@ -61,12 +61,12 @@ def test_rules_hold_for_every_method(method: str, seed: int, limit: int) -> None
     """A minimum, a prefix, runs that are not repeated and a term that is avoided, each in a sentence of its own."""
     model = Toy(seed=seed, vocabulary=len(PIECES), sharp=6.0)
     wishes = [
-        Wish(text="0"),
-        Wish(minimum=3, text="1"),
-        Wish(prefix=(5, 5, 4), text="2"),
-        Wish(avoid=(term("ab"),), text="3"),
+        DecodingConstraints(text="0"),
+        DecodingConstraints(minimum=3, text="1"),
+        DecodingConstraints(prefix=(5, 5, 4), text="2"),
+        DecodingConstraints(avoid=(term("ab"),), text="3"),
     ]
-    found = find(asked(model, [4, 5, 6, 7], [limit] * 4, wishes, method=method, no_repeat=2, **ENOUGH))
+    found = decode(asked(model, [4, 5, 6, 7], [limit] * 4, wishes, method=method, no_repeat=2, **ENOUGH))
     for some in found:
         for one in some:
             runs = list(zip(one.tokens, one.tokens[1:]))
@@ -80,9 +80,15 @@ def test_rules_hold_for_every_method(method: str, seed: int, limit: int) -> None
 @given(seed=seeds, limit=limits)
 def test_rules_do_not_reach_into_other_sentences(seed: int, limit: int) -> None:
     model = Toy(seed=seed, vocabulary=len(PIECES))
-    free = plain(asked(model, [4, 5, 6], [limit] * 3))
-    for wish in (Wish(prefix=(4, 4)), Wish(avoid=(term("a"), term("b"))), Wish(minimum=4)):
-        found = plain(asked(model, [4, 5, 6], [limit] * 3, [Wish(), wish, Wish()]))
+    free = search_reference(asked(model, [4, 5, 6], [limit] * 3))
+    for wish in (
+        DecodingConstraints(prefix=(4, 4)),
+        DecodingConstraints(avoid=(term("a"), term("b"))),
+        DecodingConstraints(minimum=4),
+    ):
+        found = search_reference(
+            asked(model, [4, 5, 6], [limit] * 3, [DecodingConstraints(), wish, DecodingConstraints()])
+        )
         assert [found[0], found[2]] == [free[0], free[2]]
 
 
@@ -92,15 +98,15 @@ def test_avoiding_takes_the_best_answer_without_the_term(seed: int) -> None:
     """A beam that holds everything: nothing else is lost."""
     model = Toy(seed=seed, vocabulary=len(PIECES))
     wide: dict[str, Any] = {"beam": 400, "nbest": 400, "stop": "limit"}
-    everything = plain(asked(model, [4], [3], **wide))[0]
-    without = plain(asked(model, [4], [3], [Wish(avoid=(term("a"),))], **wide))[0]
+    everything = search_reference(asked(model, [4], [3], **wide))[0]
+    without = search_reference(asked(model, [4], [3], [DecodingConstraints(avoid=(term("a"),))], **wide))[0]
     wanted = [one for one in everything if "a" not in text_of(one.tokens).replace(".", " ").split() and one.finished]
     assert [one.tokens for one in without if one.finished] == [one.tokens for one in wanted]
 
 
 def test_a_prefix_goes_before_the_other_rules() -> None:
-    wish = Wish(prefix=(4, 5, 4, 5), avoid=(term("a"),))
-    [found] = plain(asked(Toy(vocabulary=len(PIECES)), [4], [12], [wish], no_repeat=1, beam=3, nbest=3))
+    wish = DecodingConstraints(prefix=(4, 5, 4, 5), avoid=(term("a"),))
+    [found] = search_reference(asked(Toy(vocabulary=len(PIECES)), [4], [12], [wish], no_repeat=1, beam=3, nbest=3))
     assert found
     for one in found:
         assert one.tokens[:4] == [4, 5, 4, 5]

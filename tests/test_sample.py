@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.config.settings import SampleSettings
-from dragoman.decoding.protocol import Found, legal
-from dragoman.decoding.sampling import FILTERS, drawn, greedy, sample
+from dragoman.decoding.protocol import SearchResult, sanitize_logp
+from dragoman.decoding.sampling import FILTERS, pick_sampled_tokens, sample_continuations, search_greedy
 from dragoman.errors import UserError
 from dragoman.types import BOS, EOS
 from toy_steps import Broken, Script, Toy, ToyState, rescore, sources
@@ -22,7 +22,7 @@ def follow(model: Toy, first: int, limit: int) -> list[int]:
     state, tokens = model.start(*sources(first)), [BOS]
     while len(tokens) <= limit and tokens[-1] != EOS:
         logp_NV, state = model.step(torch.tensor(tokens[-1:]), state)
-        row = legal(logp_NV)[0].tolist()
+        row = sanitize_logp(logp_NV)[0].tolist()
         tokens.append(row.index(max(row)))
     return tokens[1:]
 
@@ -31,7 +31,7 @@ def follow(model: Toy, first: int, limit: int) -> list[int]:
 @given(seed=st.integers(0, 10_000), levels=st.sampled_from([2, 5, 1 << 20]), alpha=st.sampled_from([0.0, 0.6, 1.0]))
 def test_every_token_is_the_likeliest(seed: int, levels: int, alpha: float) -> None:
     model, firsts, limits = Toy(seed=seed, levels=levels), [4, 5, 6, 7], [8, 3, 0, 1]
-    answers = greedy(model, *sources(*firsts), torch.tensor(limits), alpha=alpha)
+    answers = search_greedy(model, *sources(*firsts), torch.tensor(limits), alpha=alpha)
     assert answers[2] == []
     for b in (0, 1, 3):
         (found,) = answers[b]
@@ -44,43 +44,45 @@ def test_every_token_is_the_likeliest(seed: int, levels: int, alpha: float) -> N
 
 def test_neighbours_change_nothing() -> None:
     model, firsts, limits = Toy(seed=5), [4, 5, 6], [9, 2, 5]
-    together = greedy(model, *sources(*firsts), torch.tensor(limits))
+    together = search_greedy(model, *sources(*firsts), torch.tensor(limits))
     for b, (first, limit) in enumerate(zip(firsts, limits)):
-        assert greedy(model, *sources(8, first, 8), torch.tensor([0, limit, 0])) == [[], together[b], []]
+        assert search_greedy(model, *sources(8, first, 8), torch.tensor([0, limit, 0])) == [[], together[b], []]
 
 
 def test_it_stops_when_all_have_ended() -> None:
     never = -math.inf
     model = Script([never, never, never, -2.0, -0.1], [never, never, never, -0.1, -2.0])
-    (found,) = greedy(model, *sources(4), torch.tensor([50]))
-    assert found == [Found([4], pytest.approx(-0.2), pytest.approx(-0.1), True)]
+    (found,) = search_greedy(model, *sources(4), torch.tensor([50]))
+    assert found == [SearchResult([4], pytest.approx(-0.2), pytest.approx(-0.1), True)]
     assert model.steps == 2
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf, math.inf])
 def test_a_broken_sentence_ends_there_and_the_others_do_not_notice(value: float) -> None:
     limit_B = torch.tensor([7, 7])
-    healthy = greedy(Toy(seed=10), *sources(4, 5), limit_B)
+    healthy = search_greedy(Toy(seed=10), *sources(4, 5), limit_B)
     assert len(healthy[1][0].tokens) > 1
-    broken = greedy(Broken(value, 1, 5, seed=10), *sources(4, 5), limit_B)
+    broken = search_greedy(Broken(value, 1, 5, seed=10), *sources(4, 5), limit_B)
     assert broken[0] == healthy[0]
     (found,) = broken[1]
     assert found.tokens == healthy[1][0].tokens[:1]
     assert not found.finished
     assert math.isfinite(found.score)
-    assert greedy(Broken(value, 0, 5, seed=10), *sources(4, 5), limit_B)[1] == [Found([], 0.0, 0.0, False)]
+    assert search_greedy(Broken(value, 0, 5, seed=10), *sources(4, 5), limit_B)[1] == [
+        SearchResult([], 0.0, 0.0, False)
+    ]
 
 
 def test_dead_rows_ask_nothing_of_the_model() -> None:
     model = Toy()
-    assert greedy(model, *sources(4, 5), torch.tensor([0, 0])) == [[], []]
-    assert greedy(model, *sources(), torch.tensor([], dtype=torch.long)) == []
+    assert search_greedy(model, *sources(4, 5), torch.tensor([0, 0])) == [[], []]
+    assert search_greedy(model, *sources(), torch.tensor([], dtype=torch.long)) == []
     assert model.steps == 0
 
 
 def test_a_negative_penalty_is_a_mistake() -> None:
     with pytest.raises(UserError, match="must be 0 or more"):
-        greedy(Toy(), *sources(4), torch.tensor([3]), alpha=-0.5)
+        search_greedy(Toy(), *sources(4), torch.tensor([3]), alpha=-0.5)
 
 
 def prompts(*prompts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -99,7 +101,7 @@ def follow_prompt(model: Toy, prompt: list[int], limit: int) -> list[int]:
     for token in prompt:
         logp_NV, state = model.step(torch.tensor([token]), state)
     while len(tokens) < limit and tokens[-1:] != [EOS]:
-        row = legal(logp_NV)[0].tolist()
+        row = sanitize_logp(logp_NV)[0].tolist()
         tokens.append(row.index(max(row)))
         logp_NV, state = model.step(torch.tensor(tokens[-1:]), state)
     return tokens
@@ -122,23 +124,25 @@ class Spoken(Alone, Script):
 def test_the_coldest_draw_is_greedy(seed: int, levels: int, given_as: dict[str, float]) -> None:
     model, some = Alone(seed=seed, levels=levels), [[BOS, 4], [BOS], [BOS, 5, 4, 5]]
     limits = [7, 0, 3]
-    found = sample(
+    found = sample_continuations(
         model, *prompts(*some), draws(3, 7, seed), torch.tensor(limits), SampleSettings(**given_as), ends=True
     )
     for b in (0, 2):
         wanted = follow_prompt(model, some[b], limits[b])
         assert [*found[b].tokens, EOS][: len(wanted)] == wanted
         assert found[b].finished == (wanted[-1] == EOS)
-    assert found[1] == Found([], 0.0, 0.0, False)
+    assert found[1] == SearchResult([], 0.0, 0.0, False)
 
 
 def test_a_row_depends_on_its_own_draws_alone() -> None:
     model, some, draw_BT = Alone(seed=3), [[BOS], [BOS, 4, 5], [BOS, 5]], draws(3, 12)
     limit_B = torch.tensor([12, 4, 9])
-    together = sample(model, *prompts(*some), draw_BT, limit_B, SampleSettings(), ends=False)
+    together = sample_continuations(model, *prompts(*some), draw_BT, limit_B, SampleSettings(), ends=False)
     assert [len(found.tokens) for found in together] == [12, 4, 9]
     for b in range(3):
-        alone = sample(model, *prompts(some[b]), draw_BT[b : b + 1], limit_B[b : b + 1], SampleSettings(), ends=False)
+        alone = sample_continuations(
+            model, *prompts(some[b]), draw_BT[b : b + 1], limit_B[b : b + 1], SampleSettings(), ends=False
+        )
         assert alone == [together[b]]
 
 
@@ -146,24 +150,24 @@ def test_an_end_mark_ends_a_row_or_is_a_token_like_any_other() -> None:
     always = [-math.inf, -math.inf, -math.inf, 0.0, -math.inf]
     model = Spoken(always)
     rows = (*prompts([BOS]), draws(1, 5), torch.tensor([5]), SampleSettings())
-    assert sample(model, *rows, ends=True) == [Found([], 0.0, 0.0, True)]
-    assert sample(model, *rows, ends=False) == [Found([EOS] * 5, 0.0, 0.0, False)]
+    assert sample_continuations(model, *rows, ends=True) == [SearchResult([], 0.0, 0.0, True)]
+    assert sample_continuations(model, *rows, ends=False) == [SearchResult([EOS] * 5, 0.0, 0.0, False)]
 
 
 def test_a_broken_model_ends_the_row() -> None:
     model = Spoken([math.nan] * 5)
     rows = (*prompts([BOS, 4]), draws(1, 5), torch.tensor([5]), SampleSettings())
-    assert sample(model, *rows, ends=False) == [Found([], 0.0, 0.0, False)]
+    assert sample_continuations(model, *rows, ends=False) == [SearchResult([], 0.0, 0.0, False)]
 
 
 def test_draws_fall_as_often_as_a_token_is_likely() -> None:
     share_V = torch.tensor([0.0, 0.1, 0.25, 0.05, 0.6])
     count = 20_000
-    token_N = drawn(share_V.log().expand(count, 5), draws(1, count)[0])
+    token_N = pick_sampled_tokens(share_V.log().expand(count, 5), draws(1, count)[0])
     found_V = token_N.bincount(minlength=5) / count
     assert (found_V - share_V).abs().max() < 4 * math.sqrt(0.25 / count)
     assert found_V[0] == 0
-    edge_N = drawn(share_V.log().expand(3, 5), torch.tensor([0.0, 0.1, 1 - 2**-53], dtype=torch.float64))
+    edge_N = pick_sampled_tokens(share_V.log().expand(3, 5), torch.tensor([0.0, 0.1, 1 - 2**-53], dtype=torch.float64))
     assert edge_N.tolist() == [1, 2, 4]
 
 

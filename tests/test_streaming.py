@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.decoding.beam import Beams, beam_search
+from dragoman.decoding.beam import BeamState, beam_search
 from dragoman.decoding.methods import METHODS
 from dragoman.errors import UserError
 from dragoman.inference.translator import (
@@ -42,7 +42,7 @@ def streamed(translator: Translator, line: str | Line, **options: Any) -> tuple[
 def test_what_is_certain_stays(seed: int, width: int, limit: int, sharp: float) -> None:
     seen: list[list[int]] = []
 
-    def watch(beams: Beams) -> None:
+    def watch(beams: BeamState) -> None:
         seen.append(find_certain_prefix(beams))
 
     model = Steps(seed=seed, sharp=sharp)
@@ -112,7 +112,7 @@ def test_whoever_stops_listening_stops_the_work(translator: Translator) -> None:
 
     def endless(watch: BeamObserver) -> Hypothesis:
         nonlocal steps
-        shown: list[Beams] = []
+        shown: list[BeamState] = []
         beam_search(Steps(), *sources(4), torch.tensor([5]), width=1, watch=shown.append)
         while steps < 100_000:
             steps += 1

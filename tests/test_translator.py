@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dragoman.data.batches import grouped, rung
 from dragoman.decoding.beam import beam_search
-from dragoman.decoding.sampling import greedy
+from dragoman.decoding.sampling import search_greedy
 from dragoman.errors import UserError
 from dragoman.inference.loading import load
 from dragoman.inference.postprocess import drop_duplicates, join_hypotheses, warning_kinds
@@ -70,7 +70,7 @@ def test_greedy_is_a_beam_of_one(translator: Translator) -> None:
         ids = translator.tokenizers.source.encode(line)
         source_BS[row, : len(ids) + 1] = torch.tensor([*ids, EOS])
     limit_B = torch.full((8,), 24)
-    one_by_one = greedy(translator.model, source_BS, source_BS != PAD, limit_B)
+    one_by_one = search_greedy(translator.model, source_BS, source_BS != PAD, limit_B)
     beam = beam_search(translator.model, source_BS, source_BS != PAD, limit_B, width=1)
     assert one_by_one == beam
     texts = [translator.tokenizers.target.decode(found[0].tokens) for found in one_by_one]

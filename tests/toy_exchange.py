@@ -14,9 +14,9 @@ from torch import Tensor
 from dragoman.config.settings import Recipe, SearchSettings, TokenizerSettings
 from dragoman.data.tokenizers import Tokenizers, train_tokenizer
 from dragoman.decoding.beam import beam_search
-from dragoman.decoding.protocol import NEVER, Found
+from dragoman.decoding.protocol import NEVER, SearchResult
 from dragoman.decoding.request import Job
-from dragoman.decoding.sampling import greedy
+from dragoman.decoding.sampling import search_greedy
 from dragoman.inference.engines.formats import Holds, format_setting
 from dragoman.models.transformer import Transformer
 from dragoman.modules.feedforward import NORM_PLACES
@@ -92,14 +92,14 @@ class WithoutMarks:
         return logp_NV.log_softmax(-1), state
 
 
-def answers(model: Any, jobs: Sequence[Job], search: SearchSettings) -> list[list[Found]]:
+def answers(model: Any, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
     """What our own search says, in its plainest form."""
     source_BS = torch.nn.utils.rnn.pad_sequence(
         [torch.tensor([*job.ids, EOS]) for job in jobs], batch_first=True, padding_value=PAD
     )
     limit_B = torch.tensor([job.limit for job in jobs])
     if search.beam == 1:
-        return greedy(model, source_BS, source_BS != PAD, limit_B, alpha=search.length_penalty)
+        return search_greedy(model, source_BS, source_BS != PAD, limit_B, alpha=search.length_penalty)
     return beam_search(
         model,
         source_BS,
@@ -111,7 +111,7 @@ def answers(model: Any, jobs: Sequence[Job], search: SearchSettings) -> list[lis
     )
 
 
-def assert_same(ours: list[list[Found]], theirs: list[list[Found]], tolerance: float = 1e-4) -> None:
+def assert_same(ours: list[list[SearchResult]], theirs: list[list[SearchResult]], tolerance: float = 1e-4) -> None:
     assert [[one.tokens for one in some] for some in theirs] == [[one.tokens for one in some] for some in ours]
     for a, b in zip((one for some in ours for one in some), (one for some in theirs for one in some), strict=True):
         assert a.finished == b.finished

@@ -10,7 +10,7 @@ import torch
 from dragoman.config.settings import SearchSettings
 from dragoman.data.batches import Grid, Widths, lay
 from dragoman.decoding.protocol import Ensemble
-from dragoman.decoding.request import Request, Spelling, Term, Wish
+from dragoman.decoding.request import DecodingConstraints, Request, SpellingTable, Term
 from dragoman.models.registry import kind_of, settings_of
 from dragoman.types import EOS, Example
 from toy_models import SMALL_RNN, SMALL_TRANSFORMER
@@ -22,7 +22,7 @@ PIECES = [b""] * 4 + [b" a", b" b", b"a", b"b", b" ab", b"."]  # a vocabulary th
 
 
 def term(text: str, pieces: Sequence[bytes] = PIECES) -> Term:
-    return Spelling(pieces).term(text, [text.encode()], before=True, after=True)
+    return SpellingTable(pieces).term(text, [text.encode()], before=True, after=True)
 
 
 def spelt(ids: Sequence[int]) -> str:
@@ -31,9 +31,13 @@ def spelt(ids: Sequence[int]) -> str:
 
 
 def asked(
-    model: Any, firsts: Sequence[int], limits: Sequence[int], wishes: Sequence[Wish] = (), **settings: Any
+    model: Any,
+    firsts: Sequence[int],
+    limits: Sequence[int],
+    wishes: Sequence[DecodingConstraints] = (),
+    **settings: Any,
 ) -> Request[Any]:
-    given = wishes or [Wish(text=str(first)) for first in firsts]
+    given = wishes or [DecodingConstraints(text=str(first)) for first in firsts]
     source_BS, keep_BS = sources(*firsts)
     return Request(model, source_BS, keep_BS, torch.tensor(limits), SearchSettings(**settings), given, spelt)
 
@@ -59,9 +63,11 @@ def real_sources(count: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor,
     return batch.source_BS, batch.source_segment_BS > 0, examples
 
 
-def real_request(name: str, count: int, limit: int, wishes: Sequence[Wish] = (), **settings: Any) -> Request[Any]:
+def real_request(
+    name: str, count: int, limit: int, wishes: Sequence[DecodingConstraints] = (), **settings: Any
+) -> Request[Any]:
     source_BS, keep_BS, _ = real_sources(count)
-    given = wishes or [Wish(text=str(row)) for row in range(count)]
+    given = wishes or [DecodingConstraints(text=str(row)) for row in range(count)]
     return Request(
         real(name), source_BS, keep_BS, torch.full((count,), limit), SearchSettings(**settings), given, spelt
     )

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman.decoding.protocol import Found, legal
+from dragoman.decoding.protocol import SearchResult, sanitize_logp
 from dragoman.types import BOS, EOS
 
 
@@ -95,12 +95,12 @@ def rescore(model: Toy, first: int, tokens: list[int]) -> float:
     return total
 
 
-def exhaustive(model: Toy, first: int, limit: int, alpha: float) -> list[Found]:
+def exhaustive(model: Toy, first: int, limit: int, alpha: float) -> list[SearchResult]:
     """Every answer there is within the limit: whole ones by score, then cut ones by score."""
 
     def every(prefix: list[int], logp: np.float32, state: ToyState) -> Iterator[tuple[list[int], np.float32]]:
         logp_NV, state = model.step(torch.tensor([prefix[-1] if prefix else BOS]), state)
-        for token, more in enumerate(legal(logp_NV)[0].tolist()):
+        for token, more in enumerate(sanitize_logp(logp_NV)[0].tolist()):
             longer, total = [*prefix, token], np.float32(logp + np.float32(more))
             if total == -np.inf:
                 continue
@@ -113,5 +113,5 @@ def exhaustive(model: Toy, first: int, limit: int, alpha: float) -> list[Found]:
     for tokens, logp in every([], np.float32(0), model.start(*sources(first))):
         score = logp / np.float32(len(tokens) ** alpha)
         finished = tokens[-1] == EOS
-        found.append(Found(tokens[:-1] if finished else tokens, float(logp), float(score), finished))
+        found.append(SearchResult(tokens[:-1] if finished else tokens, float(logp), float(score), finished))
     return sorted(found, key=lambda f: (not f.finished, -f.score))

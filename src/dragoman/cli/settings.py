@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 from dragoman.config.reference import CORPUS, Reference, Setting, find_settings, render_settings, save_reference
 from dragoman.config.settings import CorpusSettings, Menus, Recipe, Settings, build, override
 from dragoman.data.tokenizers import TOKENIZERS
-from dragoman.decoding.methods import MENUS as SEARCH
+from dragoman.decoding.methods import SEARCH_REGISTRIES as SEARCH
 from dragoman.inference.postprocess import UNKNOWN_WORD_METHODS
 from dragoman.metrics.metrics import fitting
 from dragoman.models.registry import MODELS, kind_of, settings_of

@@ -20,14 +20,24 @@ import torch
 from torch import Tensor
 
 from dragoman.config.settings import pick
-from dragoman.decoding.protocol import NEVER, NORMS, Found, Prefix, Rule, S, StepModel, barred, ruled
+from dragoman.decoding.protocol import (
+    LENGTH_NORMS,
+    NEVER,
+    Prefix,
+    Rule,
+    S,
+    SearchResult,
+    StepModel,
+    apply_rules,
+    forbid_pad_and_bos,
+)
 from dragoman.errors import UserError
 from dragoman.types import BOS, EOS
 
-GROUP = 64  # places whose maximum is looked at first, see `candidates`
+GROUP_SIZE = 64  # places whose maximum is looked at first, see `candidates`
 
 
-class Live(NamedTuple):
+class ActiveBeams(NamedTuple):
     """The prefixes that still grow, best first; logp is -inf where there is none. A sentence's are equally long."""
 
     token_BWT: Tensor
@@ -40,7 +50,7 @@ class Live(NamedTuple):
         return Prefix(self.token_BWT.flatten(0, 1), self.length_B.repeat_interleave(W))
 
 
-class Whole(NamedTuple):
+class FinishedBeams(NamedTuple):
     """The W best answers so far that came to their end mark, best first; score is -inf where there is none."""
 
     token_BWT: Tensor
@@ -57,17 +67,17 @@ class Candidates(NamedTuple):
     token_BK: Tensor
 
 
-class Beams(NamedTuple):
+class BeamState(NamedTuple):
     """The searches of B sentences. `limit_B`: the most tokens an answer may have, its end mark counted; 0 is none."""
 
-    live: Live
-    whole: Whole
+    live: ActiveBeams
+    whole: FinishedBeams
     limit_B: Tensor
     done_B: Tensor
 
 
 @dataclass(frozen=True)
-class Plan:
+class BeamPlan:
     """What a search is asked for, the same for all of its sentences."""
 
     width: int
@@ -89,14 +99,14 @@ class Plan:
         norm: str,
         stop: str,
         rules: Sequence[Rule] = (),
-    ) -> Plan:
+    ) -> BeamPlan:
         if not 1 <= nbest <= width:
             raise UserError(
                 f"{nbest} answers cannot come from a beam of {width}; nbest must lie between 1 and the beam"
             )
-        penalty_T = pick(NORMS, norm, "length norm")(longest, alpha).to(device)
+        penalty_T = pick(LENGTH_NORMS, norm, "length norm")(longest, alpha).to(device)
         key = (longest, width, nbest, alpha, norm, stop)
-        return cls(width, nbest, penalty_T, pick(STOPS, stop, "stop rule"), rules, key)
+        return cls(width, nbest, penalty_T, pick(STOP_RULES, stop, "stop rule"), rules, key)
 
 
 @torch.inference_mode()
@@ -112,8 +122,8 @@ def beam_search(
     norm: str = "length",
     stop: str = "enough",
     rules: Sequence[Rule] = (),
-    watch: Callable[[Beams], None] = lambda _: None,
-) -> list[list[Found]]:
+    watch: Callable[[BeamState], None] = lambda _: None,
+) -> list[list[SearchResult]]:
     """For every sentence up to `nbest` different answers: whole ones by score, then, if those are too few, cut ones.
 
     A whole answer comes before a cut one whatever their scores, because a model that repeats itself up to the limit
@@ -122,21 +132,21 @@ def beam_search(
     that point come back as cut, and its neighbours do not notice. `watch` is shown the beams after every step.
     """
     B, T, device = len(source_BS), max(limit_B.tolist(), default=0), source_BS.device
-    plan = Plan.of(max(T, 1), device, width=width, nbest=nbest, alpha=alpha, norm=norm, stop=stop, rules=rules)
+    plan = BeamPlan.of(max(T, 1), device, width=width, nbest=nbest, alpha=alpha, norm=norm, stop=stop, rules=rules)
     if T <= 0:
         return [[] for _ in range(B)]
-    beams = begin(limit_B.to(device, torch.long).clamp(min=0), width, T)
+    beams = init_beams(limit_B.to(device, torch.long).clamp(min=0), width, T)
     token_N = torch.full((B * width,), BOS, device=device)
     state = model.start(source_BS, keep_BS).select(torch.arange(B, device=device).repeat_interleave(width))
     while not bool(beams.done_B.all()):  # the one word that the host waits for
         logp_NV, state = model.step(token_N, state)
-        beams, rows_N, token_N = advance(beams, logp_NV, plan)
+        beams, rows_N, token_N = advance_beams(beams, logp_NV, plan)
         state = state.select(rows_N)
         watch(beams)
-    return harvest(beams, plan)
+    return collect_results(beams, plan)
 
 
-def begin(limit_B: Tensor, W: int, T: int) -> Beams:
+def init_beams(limit_B: Tensor, W: int, T: int) -> BeamState:
     """One empty prefix for every sentence that may have an answer, and no answers."""
     B, device = len(limit_B), limit_B.device
     token_BWT = torch.full((B, W, T), EOS, device=device)
@@ -144,29 +154,32 @@ def begin(limit_B: Tensor, W: int, T: int) -> Beams:
     length_BW = torch.zeros(B, W, dtype=torch.long, device=device)
     logp_BW = never_BW.clone()
     logp_BW[:, 0] = torch.where(limit_B > 0, 0.0, NEVER)
-    live, whole = Live(token_BWT, logp_BW, length_BW[:, 0]), Whole(token_BWT, never_BW, never_BW, length_BW)
-    return Beams(live, whole, limit_B, limit_B == 0)
+    live, whole = (
+        ActiveBeams(token_BWT, logp_BW, length_BW[:, 0]),
+        FinishedBeams(token_BWT, never_BW, never_BW, length_BW),
+    )
+    return BeamState(live, whole, limit_B, limit_B == 0)
 
 
-def advance(beams: Beams, logp_NV: Tensor, plan: Plan) -> tuple[Beams, Tensor, Tensor]:
+def advance_beams(beams: BeamState, logp_NV: Tensor, plan: BeamPlan) -> tuple[BeamState, Tensor, Tensor]:
     """One step of every sentence; then which rows go on, in which order, and with which tokens."""
     live, whole, limit_B, done_B = beams
-    logp_NV = barred(logp_NV)
+    logp_NV = forbid_pad_and_bos(logp_NV)
     if plan.rules:
-        logp_NV = ruled(logp_NV, live.prefix, plan.rules)
-    found = candidates(live.logp_BW, logp_NV)
+        logp_NV = apply_rules(logp_NV, live.prefix, plan.rules)
+    found = find_candidates(live.logp_BW, logp_NV)
     done_B = done_B | (found.logp_BK[:, 0] == NEVER)
-    going = growing(found)
-    whole = close(whole, live, found, plan.penalty_T, done_B)
-    live = grow(live, going, done_B)
+    going = drop_finished(found)
+    whole = add_finished(whole, live, found, plan.penalty_T, done_B)
+    live = extend_active(live, going, done_B)
     hope_B = live.logp_BW[:, 0] / plan.penalty_T[limit_B]
     done_B = done_B | (live.length_B >= limit_B) | plan.stopped(whole.score_BW, hope_B, plan.nbest)
     first_B1 = plan.width * torch.arange(len(limit_B), device=limit_B.device)[:, None]  # row of a sentence's first beam
     token_BW = going.token_BK.masked_fill(going.logp_BK == NEVER, EOS)  # a token that every model knows
-    return Beams(live, whole, limit_B, done_B), (first_B1 + going.parent_BK).flatten(), token_BW.flatten()
+    return BeamState(live, whole, limit_B, done_B), (first_B1 + going.parent_BK).flatten(), token_BW.flatten()
 
 
-def candidates(logp_BW: Tensor, logp_NV: Tensor) -> Candidates:
+def find_candidates(logp_BW: Tensor, logp_NV: Tensor) -> Candidates:
     """The 2W best ways to go on. At most W of them are end marks, one for each beam, so W can always grow.
 
     Sorting every place is slow. So: first the maxima of small groups, then only the places of the best groups. No other
@@ -176,31 +189,31 @@ def candidates(logp_BW: Tensor, logp_NV: Tensor) -> Candidates:
     B, W = logp_BW.shape
     N, V = logp_NV.shape
     count = 2 * W
-    peak_NG = peaks(logp_NV)
+    peak_NG = group_maxima(logp_NV)
     broken_N1 = ~(peak_NG.amax(-1, keepdim=True) < torch.inf)
     before_N1 = logp_BW.view(N, 1).masked_fill(broken_N1, NEVER)
     peak_BG = (before_N1 + peak_NG.masked_fill(broken_N1, NEVER)).view(B, -1)
-    group_BK = first_of(peak_BG, count)[1]
-    row_BK, start_BK = group_BK // peak_NG.size(1), group_BK % peak_NG.size(1) * GROUP
-    column_BKG = start_BK[:, :, None] + torch.arange(GROUP, device=logp_NV.device)
+    group_BK = stable_topk(peak_BG, count)[1]
+    row_BK, start_BK = group_BK // peak_NG.size(1), group_BK % peak_NG.size(1) * GROUP_SIZE
+    column_BKG = start_BK[:, :, None] + torch.arange(GROUP_SIZE, device=logp_NV.device)
     row_BKG = (W * torch.arange(B, device=logp_NV.device)[:, None] + row_BK)[:, :, None]
     total_BKG = before_N1[:, 0][row_BKG] + logp_NV[row_BKG, column_BKG.clamp(max=V - 1)]
     total_BKG = total_BKG.nan_to_num(nan=NEVER, posinf=NEVER, neginf=NEVER).masked_fill(column_BKG >= V, NEVER)
     place_BC = (row_BK[:, :, None] * V + column_BKG).flatten(1)
-    logp_BK, order_BK = first_of(total_BKG.flatten(1), count, place_BC)
+    logp_BK, order_BK = stable_topk(total_BKG.flatten(1), count, place_BC)
     place_BK = place_BC.gather(1, order_BK)
     return Candidates(logp_BK, place_BK // V, place_BK % V)
 
 
-def peaks(logp_NV: Tensor) -> Tensor:
+def group_maxima(logp_NV: Tensor) -> Tensor:
     """The maximum of every GROUP places, peak_NG; the last group may be shorter."""
     N, V = logp_NV.shape
-    even = V // GROUP * GROUP
-    parts = [logp_NV[:, :even].view(N, -1, GROUP).amax(-1)] if even else []
+    even = V // GROUP_SIZE * GROUP_SIZE
+    parts = [logp_NV[:, :even].view(N, -1, GROUP_SIZE).amax(-1)] if even else []
     return torch.cat([*parts, logp_NV[:, even:].amax(-1, keepdim=True)] if even < V else parts, 1)
 
 
-def first_of(score_BC: Tensor, count: int, place_BC: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def stable_topk(score_BC: Tensor, count: int, place_BC: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The `count` highest scores and where they stand; among equals the lowest place wins, by default the column.
 
     `torch.topk` leaves open which of several equals it takes. So a score and its place become one whole number, and no
@@ -215,26 +228,28 @@ def first_of(score_BC: Tensor, count: int, place_BC: Tensor | None = None) -> tu
     return score_BC.gather(1, column_BK), column_BK
 
 
-def growing(found: Candidates) -> Candidates:
+def drop_finished(found: Candidates) -> Candidates:
     """The W best candidates that are not at their end."""
     W = found.token_BK.size(1) // 2
     order_BW = (found.token_BK == EOS).int().sort(dim=1, stable=True).indices[:, :W]
     return Candidates(*(each_BK.gather(1, order_BW) for each_BK in found))
 
 
-def grow(live: Live, going: Candidates, done_B: Tensor) -> Live:
+def extend_active(live: ActiveBeams, going: Candidates, done_B: Tensor) -> ActiveBeams:
     """Every prefix one token longer; those of a sentence that is done stay as they were."""
     token_BWT = _rows(live.token_BWT, going.parent_BK)
     at_BW1 = live.length_B.clamp(max=token_BWT.size(2) - 1)[:, None, None].expand(-1, token_BWT.size(1), 1)
     token_BWT.scatter_(2, at_BW1, going.token_BK[:, :, None])
-    return Live(
+    return ActiveBeams(
         torch.where(done_B[:, None, None], live.token_BWT, token_BWT),
         torch.where(done_B[:, None], live.logp_BW, going.logp_BK),
         live.length_B + (~done_B).long(),
     )
 
 
-def close(whole: Whole, live: Live, found: Candidates, penalty_T: Tensor, done_B: Tensor) -> Whole:
+def add_finished(
+    whole: FinishedBeams, live: ActiveBeams, found: Candidates, penalty_T: Tensor, done_B: Tensor
+) -> FinishedBeams:
     """Take in the candidates that end here, and keep the W best answers.
 
     Only those among the W best candidates count: an end mark that could not have held a beam of its own is no
@@ -247,7 +262,7 @@ def close(whole: Whole, live: Live, found: Candidates, penalty_T: Tensor, done_B
     score_BW = torch.where(ends_BW, logp_BW / penalty_T[length_B1], NEVER)
     score_BK, order_BK = torch.cat([whole.score_BW, score_BW], 1).sort(dim=1, descending=True, stable=True)
     order_BW = order_BK[:, :W]
-    return Whole(
+    return FinishedBeams(
         _rows(torch.cat([whole.token_BWT, _rows(live.token_BWT, parent_BW)], 1), order_BW),
         torch.cat([whole.logp_BW, logp_BW], 1).gather(1, order_BW),
         score_BK[:, :W],
@@ -259,7 +274,7 @@ def _rows(token_BKT: Tensor, row_BW: Tensor) -> Tensor:
     return token_BKT.gather(1, row_BW[:, :, None].expand(-1, -1, token_BKT.size(2)))
 
 
-def harvest(beams: Beams, plan: Plan) -> list[list[Found]]:
+def collect_results(beams: BeamState, plan: BeamPlan) -> list[list[SearchResult]]:
     """The answers as Python lists; that is slow, so only those that are asked for. A stop rule ends a sentence only
     when `nbest` answers are whole or no prefix lives, so a prefix that gets onto a list is one that was cut."""
     live, whole = beams.live, beams.whole
@@ -268,26 +283,26 @@ def harvest(beams: Beams, plan: Plan) -> list[list[Found]]:
     end_BW, cut_BW = (each.tolist() for each in scores)
     logps = (whole.logp_BW.tolist(), live.logp_BW.tolist())
     lengths, length_B = (whole.length_BW - 1).tolist(), live.length_B.tolist()
-    found: list[list[Found]] = []
+    found: list[list[SearchResult]] = []
     for b in range(len(end_BW)):
         ends = [w for w, score in enumerate(end_BW[b]) if score > NEVER][: plan.nbest]
         cuts = [w for w, logp in enumerate(logps[1][b]) if logp > NEVER][: plan.nbest - len(ends)]
         answers = [(end_BWT[b, w, : lengths[b][w]], logps[0][b][w], end_BW[b][w], True) for w in ends]
         answers += [(cut_BWT[b, w, : length_B[b]], logps[1][b][w], cut_BW[b][w], False) for w in cuts]
-        found.append([Found(tokens.tolist(), *rest) for tokens, *rest in answers])
+        found.append([SearchResult(tokens.tolist(), *rest) for tokens, *rest in answers])
     return found
 
 
-def enough(score_BW: Tensor, hope_B: Tensor, nbest: int) -> Tensor:
+def stop_when_full(score_BW: Tensor, hope_B: Tensor, nbest: int) -> Tensor:
     """Stop when W answers are whole, or earlier where "best" would.
 
     The default: the work is in proportion to the answer, not to its limit, and width 1 is greedy search. A longer
     answer with a better score may be missed.
     """
-    return (score_BW[:, -1] > NEVER) | unbeatable(score_BW, hope_B, nbest)
+    return (score_BW[:, -1] > NEVER) | stop_when_unbeatable(score_BW, hope_B, nbest)
 
 
-def unbeatable(score_BW: Tensor, hope_B: Tensor, nbest: int) -> Tensor:
+def stop_when_unbeatable(score_BW: Tensor, hope_B: Tensor, nbest: int) -> Tensor:
     """Stop when no living prefix can come before the nbest-th answer any more.
 
     No log-probability is above 0, so the most that a prefix can hope for is to reach its limit at no further cost:
@@ -296,9 +311,13 @@ def unbeatable(score_BW: Tensor, hope_B: Tensor, nbest: int) -> Tensor:
     return score_BW[:, nbest - 1] >= hope_B
 
 
-def never(score_BW: Tensor, hope_B: Tensor, nbest: int) -> Tensor:  # noqa: ARG001 - the menu's shape
+def stop_at_limit(score_BW: Tensor, hope_B: Tensor, nbest: int) -> Tensor:  # noqa: ARG001 - the menu's shape
     """Go on until every prefix has reached the limit."""
     return torch.zeros_like(hope_B, dtype=torch.bool)
 
 
-STOPS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {"enough": enough, "best": unbeatable, "limit": never}
+STOP_RULES: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
+    "enough": stop_when_full,
+    "best": stop_when_unbeatable,
+    "limit": stop_at_limit,
+}

@@ -18,26 +18,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dragoman.decoding.lockstep import Sentence, Way, in_step
-from dragoman.decoding.protocol import NEVER, Found
-from dragoman.decoding.request import Request, Term, Wish
+from dragoman.decoding.lockstep import Extension, SentenceBeam, run_in_lockstep
+from dragoman.decoding.protocol import NEVER, SearchResult
+from dragoman.decoding.request import DecodingConstraints, Request, Term
 from dragoman.types import EOS
 
-WIDEST = 64  # rows of a sentence
+MAX_WIDTH = 64  # rows of a sentence
 
 
-class Constrained(Sentence):
+class ConstrainedBeam(SentenceBeam):
     """The search of one sentence. Terms that the vocabulary cannot spell are left out: no search can meet them."""
 
     def __init__(self, request: Request[Any], row: int, *, width: int) -> None:
         super().__init__(request, row, width=width, nbest=min(request.settings.nbest, width))
-        terms = spellable(request.wishes[row])
+        terms = spellable_terms(request.constraints[row])
         self.next = [torch.tensor(term.next_SV, device=request.device) for term in terms]
         self.left = [torch.tensor(term.left_S, device=request.device) for term in terms]
         self.ends = [torch.tensor(term.ends_S, device=request.device) for term in terms]
         self.states: list[list[int]] = [[0] * len(terms)]  # of each row that lives: where its terms stand
 
-    def advance(self, logp_WV: Tensor) -> list[Way]:
+    def advance(self, logp_WV: Tensor) -> list[Extension]:
         total_LV = self.total(logp_WV)
         state_KL = torch.tensor(self.states, device=total_LV.device).T
         left_KLV = torch.stack(
@@ -58,19 +58,19 @@ class Constrained(Sentence):
         self.states = states or self.states
         return ways
 
-    def tried(self, total_LV: Tensor, nearer_KLV: Tensor) -> list[Way]:
+    def tried(self, total_LV: Tensor, nearer_KLV: Tensor) -> list[Extension]:
         """The best ways of all rows, the best of each row, and the best of each row that brings a term nearer."""
         apart_KLV = torch.where(nearer_KLV, total_LV, NEVER)
         logp, token = torch.cat([total_LV[None], apart_KLV]).max(-1)
         each = [
-            Way(row, *one)
+            Extension(row, *one)
             for logps, tokens in zip(logp.tolist(), token.tolist())
             for row, one in enumerate(zip(tokens, logps))
         ]
         every = {way[:2]: way for way in each + self.ranked(total_LV, total_LV, 2 * self.width) if way.logp > NEVER}
         return sorted(every.values(), key=lambda way: (-way.logp, way.row, way.token))
 
-    def answers(self) -> list[Found]:
+    def answers(self) -> list[SearchResult]:
         """Those that have all terms; none, where the search has not come so far. The rows that live are in the order
         of their banks."""
         met = [all(bool(ends[state]) for ends, state in zip(self.ends, states)) for states in self.states]
@@ -78,32 +78,32 @@ class Constrained(Sentence):
         return super().answers()
 
 
-def spellable(wish: Wish) -> list[Term]:
+def spellable_terms(wish: DecodingConstraints) -> list[Term]:
     return [term for term in wish.must if term.possible]
 
 
-def needed(wish: Wish) -> int:
+def count_needed_tokens(wish: DecodingConstraints) -> int:
     """Tokens that the terms of a wish take at least."""
-    return sum(int(term.left_S[0]) for term in spellable(wish))
+    return sum(int(term.left_S[0]) for term in spellable_terms(wish))
 
 
-def width_of(wish: Wish, beam: int) -> int:
+def choose_width(wish: DecodingConstraints, beam: int) -> int:
     """Rows for a sentence: by its own wish alone, so that its neighbours do not matter. A bank has some beams."""
     width = max(beam, 8)
-    while width < min(beam + needed(wish), WIDEST):
+    while width < min(beam + count_needed_tokens(wish), MAX_WIDTH):
         width *= 2
     return width
 
 
-def constrained(request: Request[Any]) -> list[list[Found]]:
+def search_constrained(request: Request[Any]) -> list[list[SearchResult]]:
     """Answers with all their terms, for sentences whose wish names some; the others, and those for which none was
     found, have no answers here."""
-    found: list[list[Found]] = [[] for _ in request.wishes]
-    widths = [width_of(wish, request.settings.beam) if spellable(wish) else 0 for wish in request.wishes]
+    found: list[list[SearchResult]] = [[] for _ in request.constraints]
+    widths = [choose_width(wish, request.settings.beam) if spellable_terms(wish) else 0 for wish in request.constraints]
     for width in sorted(set(widths) - {0}):
         some = request.only([each == width for each in widths])
-        rows = [Constrained(some, row, width=width) if each == width else Idle() for row, each in enumerate(widths)]
-        for row, answers in enumerate(in_step(some, rows, width)):
+        rows = [ConstrainedBeam(some, row, width=width) if each == width else Idle() for row, each in enumerate(widths)]
+        for row, answers in enumerate(run_in_lockstep(some, rows, width)):
             found[row] = found[row] or answers
     return found
 
@@ -113,8 +113,8 @@ class Idle:
 
     done = True
 
-    def advance(self, logp_WV: Tensor) -> list[Way]:  # noqa: ARG002 - the protocol's shape
+    def advance(self, logp_WV: Tensor) -> list[Extension]:  # noqa: ARG002 - the protocol's shape
         return []
 
-    def answers(self) -> list[Found]:
+    def answers(self) -> list[SearchResult]:
         return []

@@ -15,30 +15,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.config.settings import pick
-from dragoman.decoding.protocol import Found
+from dragoman.decoding.protocol import SearchResult
 
 Floats = NDArray[np.float64]
-CHARACTERS, WORDS = 6, 4  # orders of n-grams
-RECALL = 2.0  # chrF: recall counts so many times as much as precision
+CHRF_ORDER, BLEU_ORDER = 6, 4  # orders of n-grams
+CHRF_BETA = 2.0  # chrF: recall counts so many times as much as precision
 
 
-def agreed(found: Sequence[Found], texts: Sequence[str], weights: Sequence[float], metric: str) -> list[Found]:
+def rank_by_agreement(
+    found: Sequence[SearchResult], texts: Sequence[str], weights: Sequence[float], metric: str
+) -> list[SearchResult]:
     """The answers by how much they are like the others, each of which counts by its weight; equal texts once.
 
     The score of an answer becomes its likeness to a whole of 1.
     """
     if not found:
         return []
-    likeness_HH = pick(METRICS, metric, "metric of mbr")(texts)
+    likeness_HH = pick(MBR_METRICS, metric, "metric of mbr")(texts)
     share_H = np.array(weights, dtype=np.float64)
     gain_H = (likeness_HH @ (share_H / share_H.sum())).tolist()
-    first: dict[str, Found] = {}
+    first: dict[str, SearchResult] = {}
     for text, one, gain in zip(texts, found, gain_H, strict=True):
         first.setdefault(text, replace(one, score=gain))
     return sorted(first.values(), key=lambda one: -one.score)
 
 
-def counts_of(items: Sequence[Sequence[str]]) -> Floats:
+def count_ngrams(items: Sequence[Sequence[str]]) -> Floats:
     """How often each answer holds each n-gram: count_HF."""
     number: dict[str, int] = {}
     places = [[number.setdefault(item, len(number)) for item in some] for some in items]
@@ -48,7 +50,7 @@ def counts_of(items: Sequence[Sequence[str]]) -> Floats:
     return count_HF
 
 
-def matches(count_HF: Floats) -> Floats:
+def count_matches(count_HF: Floats) -> Floats:
     """How many n-grams each two answers share, as often as both have them: match_HH."""
     match_HH = np.empty((len(count_HF), len(count_HF)))
     for row, count_F in enumerate(count_HF):
@@ -57,16 +59,16 @@ def matches(count_HF: Floats) -> Floats:
     return match_HH
 
 
-def chrf(texts: Sequence[str]) -> Floats:
+def pairwise_chrf(texts: Sequence[str]) -> Floats:
     """chrF of each answer (row) with each other as its reference (column), as sacreBLEU counts it, from 0 to 1.
 
     Precision and recall are means over the orders that both have.
     """
     bare = ["".join(text.split()) for text in texts]
     precision_HH = recall_HH = orders_HH = np.zeros((len(texts), len(texts)))
-    for n in range(1, CHARACTERS + 1):
-        count_HF = counts_of([[text[i : i + n] for i in range(len(text) - n + 1)] for text in bare])
-        total_H, match_HH = count_HF.sum(1), matches(count_HF)
+    for n in range(1, CHRF_ORDER + 1):
+        count_HF = count_ngrams([[text[i : i + n] for i in range(len(text) - n + 1)] for text in bare])
+        total_H, match_HH = count_HF.sum(1), count_matches(count_HF)
         both_HH = (total_H[:, None] > 0) & (total_H > 0)
         safe_H = np.maximum(total_H, 1)
         precision_HH = precision_HH + match_HH / safe_H[:, None]
@@ -74,11 +76,11 @@ def chrf(texts: Sequence[str]) -> Floats:
         orders_HH = orders_HH + both_HH
     orders_HH = np.maximum(orders_HH, 1)
     precision_HH, recall_HH = precision_HH / orders_HH, recall_HH / orders_HH
-    below_HH = RECALL**2 * precision_HH + recall_HH
-    return (1 + RECALL**2) * precision_HH * recall_HH / np.where(below_HH > 0, below_HH, 1)
+    below_HH = CHRF_BETA**2 * precision_HH + recall_HH
+    return (1 + CHRF_BETA**2) * precision_HH * recall_HH / np.where(below_HH > 0, below_HH, 1)
 
 
-def bleu(texts: Sequence[str]) -> Floats:
+def pairwise_bleu(texts: Sequence[str]) -> Floats:
     """Sentence BLEU likewise, as sacreBLEU counts it: words and marks apart, orders of no match halved in turn."""
     from sacrebleu.metrics.bleu import BLEU
 
@@ -87,9 +89,9 @@ def bleu(texts: Sequence[str]) -> Floats:
     length_H = np.array([len(some) for some in words], dtype=np.float64)
     H = len(texts)
     logs_HH, orders_HH, halved_HH, any_HH = np.zeros((H, H)), np.zeros((H, H)), np.ones((H, H)), np.zeros((H, H))
-    for n in range(1, WORDS + 1):
-        count_HF = counts_of([["\0".join(some[i : i + n]) for i in range(len(some) - n + 1)] for some in words])
-        total_H1, match_HH = count_HF.sum(1)[:, None], matches(count_HF)
+    for n in range(1, BLEU_ORDER + 1):
+        count_HF = count_ngrams([["\0".join(some[i : i + n]) for i in range(len(some) - n + 1)] for some in words])
+        total_H1, match_HH = count_HF.sum(1)[:, None], count_matches(count_HF)
         there_HH = np.broadcast_to(total_H1 > 0, (H, H))
         halved_HH = np.where(match_HH > 0, halved_HH, halved_HH / 2)
         precision_HH = np.where(match_HH > 0, match_HH, halved_HH) / np.maximum(total_H1, 1)
@@ -100,4 +102,4 @@ def bleu(texts: Sequence[str]) -> Floats:
     return np.where(any_HH > 0, np.exp(brevity_HH + logs_HH / np.maximum(orders_HH, 1)), 0)
 
 
-METRICS: dict[str, Callable[[Sequence[str]], Floats]] = {"chrf": chrf, "bleu": bleu}
+MBR_METRICS: dict[str, Callable[[Sequence[str]], Floats]] = {"chrf": pairwise_chrf, "bleu": pairwise_bleu}

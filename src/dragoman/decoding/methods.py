@@ -12,26 +12,26 @@ import torch
 from torch import Tensor
 
 from dragoman.config.settings import Menus, SearchSettings, pick_all
-from dragoman.decoding.beam import STOPS, beam_search
-from dragoman.decoding.constrained import constrained
-from dragoman.decoding.diverse import diverse
-from dragoman.decoding.mbr import METRICS, agreed
-from dragoman.decoding.protocol import NORMS, Found
-from dragoman.decoding.request import Request, key_of
-from dragoman.decoding.rules import rules_of
-from dragoman.decoding.sampling import greedy, samples
+from dragoman.decoding.beam import STOP_RULES, beam_search
+from dragoman.decoding.constrained import search_constrained
+from dragoman.decoding.diverse import search_diverse
+from dragoman.decoding.mbr import MBR_METRICS, rank_by_agreement
+from dragoman.decoding.protocol import LENGTH_NORMS, SearchResult
+from dragoman.decoding.request import Request, sample_key
+from dragoman.decoding.rules import make_rules
+from dragoman.decoding.sampling import sample_translations, search_greedy
 from dragoman.errors import UserError
 
-SIDE_BY_SIDE = 32  # samples of a sentence
+MAX_PARALLEL_SAMPLES = 32  # samples of a sentence
 
 
-def find(request: Request[Any]) -> list[list[Found]]:
+def decode(request: Request[Any]) -> list[list[SearchResult]]:
     """Up to `settings.nbest` answers to every sentence, by the method that the settings name.
 
     Sentences whose wish names terms that must appear are searched for those first; one that cannot have them all is
     answered like the others, and whoever asked for terms looks for them in the text.
     """
-    found = constrained(request)
+    found = search_constrained(request)
     rest = [not answers for answers in found]
     if not any(rest):
         return found
@@ -39,11 +39,11 @@ def find(request: Request[Any]) -> list[list[Found]]:
     return [some or other for some, other in zip(found, others, strict=True)]
 
 
-def by_beam(request: Request[Any]) -> list[list[Found]]:
+def decode_beam(request: Request[Any]) -> list[list[SearchResult]]:
     """The best few prefixes, side by side."""
     settings = request.settings
     if settings.beam == 1 and settings.stop == "enough" and not request.watch:
-        return by_greed(request)
+        return decode_greedy(request)
     return beam_search(
         request.model,
         request.source_BS,
@@ -57,62 +57,64 @@ def by_beam(request: Request[Any]) -> list[list[Found]]:
     )
 
 
-def by_greed(request: Request[Any]) -> list[list[Found]]:
+def decode_greedy(request: Request[Any]) -> list[list[SearchResult]]:
     """The likeliest token, again and again: a beam of one."""
     if request.watch:
-        return by_beam(replace(request, settings=request.settings.model_copy(update={"beam": 1, "stop": "enough"})))
-    return greedy(request.model, request.source_BS, request.keep_BS, request.limit_B, **_scoring(request))
+        return decode_beam(replace(request, settings=request.settings.model_copy(update={"beam": 1, "stop": "enough"})))
+    return search_greedy(request.model, request.source_BS, request.keep_BS, request.limit_B, **_scoring(request))
 
 
-def by_chance(request: Request[Any]) -> list[list[Found]]:
+def decode_samples(request: Request[Any]) -> list[list[SearchResult]]:
     """Each token drawn, by its probability. Answers come in the order they were drawn in."""
-    return drawn(request, request.settings.nbest)
+    return draw_samples(request, request.settings.nbest)
 
 
-def by_agreement(request: Request[Any]) -> list[list[Found]]:
+def decode_mbr(request: Request[Any]) -> list[list[SearchResult]]:
     """The answer that is most like all others: of samples, or of the answers of a beam, weighed by probability."""
     settings = request.settings
     if settings.candidates == "samples":
-        found = drawn(request, settings.samples)
+        found = draw_samples(request, settings.samples)
         weights = [[1.0] * len(some) for some in found]
     else:
-        found = by_beam(replace(request, settings=settings.model_copy(update={"nbest": settings.beam})))
+        found = decode_beam(replace(request, settings=settings.model_copy(update={"nbest": settings.beam})))
         weights = [[math.exp(one.logp - max(each.logp for each in some)) for one in some] for some in found]
     texts = [[request.decode(one.tokens) for one in some] for some in found]
     rows = zip(found, texts, weights, strict=True)
-    return [agreed(some, said, weight, settings.metric)[: settings.nbest] for some, said, weight in rows]
+    return [rank_by_agreement(some, said, weight, settings.metric)[: settings.nbest] for some, said, weight in rows]
 
 
-def drawn(request: Request[Any], count: int) -> list[list[Found]]:
+def draw_samples(request: Request[Any], count: int) -> list[list[SearchResult]]:
     """So many samples of every sentence, a few at a time."""
-    W = min(count, SIDE_BY_SIDE)
-    found: list[list[Found]] = [[] for _ in request.wishes]
+    W = min(count, MAX_PARALLEL_SAMPLES)
+    found: list[list[SearchResult]] = [[] for _ in request.constraints]
     for first in range(0, count, W):
-        draw_BWT = draws(request, range(first, first + W))
+        draw_BWT = make_uniforms(request, range(first, first + W))
         grids = request.source_BS, request.keep_BS, request.limit_B, draw_BWT
-        for answers, some in zip(found, samples(request.model, *grids, request.settings, **_scoring(request))):
+        for answers, some in zip(
+            found, sample_translations(request.model, *grids, request.settings, **_scoring(request))
+        ):
             answers += some[: count - first]
     return found
 
 
-def draws(request: Request[Any], numbers: range) -> Tensor:
+def make_uniforms(request: Request[Any], numbers: range) -> Tensor:
     """What the samples of these numbers are drawn with: by seed, text and number alone, whoever the neighbours are."""
-    draw_BWT = np.zeros((len(request.wishes), len(numbers), request.longest))
-    for row, (wish, limit) in enumerate(zip(request.wishes, request.limit_B.tolist(), strict=True)):
+    draw_BWT = np.zeros((len(request.constraints), len(numbers), request.longest))
+    for row, (wish, limit) in enumerate(zip(request.constraints, request.limit_B.tolist(), strict=True)):
         for place, number in enumerate(numbers):
-            rng = np.random.default_rng(key_of(request.settings.seed, wish.text, number))
+            rng = np.random.default_rng(sample_key(request.settings.seed, wish.text, number))
             draw_BWT[row, place, :limit] = rng.random(limit)
     return torch.from_numpy(draw_BWT)
 
 
 def _scoring(request: Request[Any]) -> dict[str, Any]:
     settings = request.settings
-    return {"alpha": settings.length_penalty, "norm": settings.length_norm, "rules": rules_of(request)}
+    return {"alpha": settings.length_penalty, "norm": settings.length_norm, "rules": make_rules(request)}
 
 
-def check(settings: SearchSettings) -> None:
+def check_search_settings(settings: SearchSettings) -> None:
     """Refuse what cannot work before any work is done."""
-    pick_all(MENUS, settings, "search")
+    pick_all(SEARCH_REGISTRIES, settings, "search")
     count, beam, groups = settings.nbest, settings.beam, settings.groups
     drawing = settings.method == "sample" or (settings.method == "mbr" and settings.candidates == "samples")
     if settings.method == "greedy" and count > 1:
@@ -128,11 +130,11 @@ def check(settings: SearchSettings) -> None:
         raise UserError(f"a beam of {beam} cannot be shared out to search.groups={groups}; ask for --beam {more}")
 
 
-METHODS: dict[str, Callable[[Request[Any]], list[list[Found]]]] = {
-    "beam": by_beam,
-    "greedy": by_greed,
-    "sample": by_chance,
-    "mbr": by_agreement,
-    "diverse": diverse,
+METHODS: dict[str, Callable[[Request[Any]], list[list[SearchResult]]]] = {
+    "beam": decode_beam,
+    "greedy": decode_greedy,
+    "sample": decode_samples,
+    "mbr": decode_mbr,
+    "diverse": search_diverse,
 }
-MENUS: Menus = {"method": METHODS, "length_norm": NORMS, "stop": STOPS, "metric": METRICS}
+SEARCH_REGISTRIES: Menus = {"method": METHODS, "length_norm": LENGTH_NORMS, "stop": STOP_RULES, "metric": MBR_METRICS}

@@ -33,7 +33,7 @@ from dragoman.types import BOS, PAD
 NEVER = float("-inf")  # the log-probability of what cannot be
 
 
-class State(Protocol):
+class SearchState(Protocol):
     """What a model remembers of the prefixes it has read, one row each."""
 
     def select(self, rows_N: Tensor) -> Self:
@@ -41,7 +41,7 @@ class State(Protocol):
         ...
 
 
-S = TypeVar("S", bound=State)
+S = TypeVar("S", bound=SearchState)
 
 
 class StepModel(Protocol[S]):
@@ -57,7 +57,7 @@ class StepModel(Protocol[S]):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """One answer, without begin and end marks.
 
     `logp` is the sum over its tokens, the end mark among them; `score` is logp / length ** alpha, where length
@@ -84,13 +84,13 @@ class Prefix(NamedTuple):
 Rule = Callable[[Tensor, Prefix], Tensor]  # log-probabilities_NV in, the same out with NEVER where it forbids
 
 
-def ruled(logp_NV: Tensor, prefix: Prefix, rules: Sequence[Rule]) -> Tensor:
+def apply_rules(logp_NV: Tensor, prefix: Prefix, rules: Sequence[Rule]) -> Tensor:
     for rule in rules:
         logp_NV = rule(logp_NV, prefix)
     return logp_NV
 
 
-def barred(logp_NV: Tensor) -> Tensor:
+def forbid_pad_and_bos(logp_NV: Tensor) -> Tensor:
     """PAD and BOS never: written into the log-probabilities, which nobody else needs any more."""
     logp_NV = logp_NV.float()
     logp_NV[:, PAD] = NEVER
@@ -98,7 +98,7 @@ def barred(logp_NV: Tensor) -> Tensor:
     return logp_NV
 
 
-def legal(logp_NV: Tensor) -> Tensor:
+def sanitize_logp(logp_NV: Tensor) -> Tensor:
     """The log-probabilities that search goes by: PAD and BOS never; NaN and +inf, marks of a broken model, never.
 
     What is left is not rescaled, so that a score stays the model's own.
@@ -109,17 +109,17 @@ def legal(logp_NV: Tensor) -> Tensor:
     return legal_NV
 
 
-def by_length(longest: int, alpha: float) -> Tensor:
+def divide_by_length(longest: int, alpha: float) -> Tensor:
     """length ** alpha: with 1, the mean log-probability of a token."""
     return torch.tensor([float(max(length, 1)) ** checked(alpha) for length in range(longest + 1)])
 
 
-def gnmt(longest: int, alpha: float) -> Tensor:
+def divide_by_gnmt(longest: int, alpha: float) -> Tensor:
     """((5 + length) / 6) ** alpha, which is kinder to short answers (Wu 2016)."""
     return torch.tensor([((5.0 + max(length, 1)) / 6.0) ** checked(alpha) for length in range(longest + 1)])
 
 
-def by_nothing(longest: int, alpha: float) -> Tensor:  # noqa: ARG001 - the menu's shape
+def divide_by_one(longest: int, alpha: float) -> Tensor:  # noqa: ARG001 - the menu's shape
     return torch.ones(longest + 1)
 
 
@@ -129,26 +129,32 @@ def checked(alpha: float) -> float:
     return alpha
 
 
-NORMS: dict[str, Callable[[int, float], Tensor]] = {"length": by_length, "gnmt": gnmt, "none": by_nothing}
+LENGTH_NORMS: dict[str, Callable[[int, float], Tensor]] = {
+    "length": divide_by_length,
+    "gnmt": divide_by_gnmt,
+    "none": divide_by_one,
+}
 
 
 @dataclass(frozen=True)
-class States:
+class EnsembleState:
     """The state of each model; what is asked of one is asked of all."""
 
     each: tuple[Any, ...]
 
-    def select(self, rows_N: Tensor) -> States:
-        return States(tuple(state.select(rows_N) for state in self.each))
+    def select(self, rows_N: Tensor) -> EnsembleState:
+        return EnsembleState(tuple(state.select(rows_N) for state in self.each))
 
-    def keep(self, sentences_K: Tensor) -> States:
-        return States(tuple(state.keep(sentences_K) for state in self.each))
+    def keep(self, sentences_K: Tensor) -> EnsembleState:
+        return EnsembleState(tuple(state.keep(sentences_K) for state in self.each))
 
-    def put(self, sentences_K: Tensor, fresh: States) -> States:
-        return States(tuple(state.put(sentences_K, new) for state, new in zip(self.each, fresh.each, strict=True)))
+    def put(self, sentences_K: Tensor, fresh: EnsembleState) -> EnsembleState:
+        return EnsembleState(
+            tuple(state.put(sentences_K, new) for state, new in zip(self.each, fresh.each, strict=True))
+        )
 
-    def rest(self, done_B: Tensor) -> States:
-        return States(tuple(state.rest(done_B) for state in self.each))
+    def rest(self, done_B: Tensor) -> EnsembleState:
+        return EnsembleState(tuple(state.rest(done_B) for state in self.each))
 
 
 @dataclass(frozen=True)
@@ -157,14 +163,14 @@ class Ensemble:
 
     models: Sequence[StepModel[Any]]
 
-    def start(self, source_BS: Tensor, keep_BS: Tensor, *more: Tensor) -> States:
-        return States(tuple(model.start(source_BS, keep_BS, *more) for model in self.models))
+    def start(self, source_BS: Tensor, keep_BS: Tensor, *more: Tensor) -> EnsembleState:
+        return EnsembleState(tuple(model.start(source_BS, keep_BS, *more) for model in self.models))
 
-    def step(self, token_N: Tensor, state: States) -> tuple[Tensor, States]:
+    def step(self, token_N: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:
         stepped = [model.step(token_N, one) for model, one in zip(self.models, state.each, strict=True)]
-        return mean([logp_NV for logp_NV, _ in stepped]), States(tuple(one for _, one in stepped))
+        return mean_logp([logp_NV for logp_NV, _ in stepped]), EnsembleState(tuple(one for _, one in stepped))
 
 
-def mean(logps: Sequence[Tensor]) -> Tensor:
+def mean_logp(logps: Sequence[Tensor]) -> Tensor:
     """The logarithm of the mean probability: one model that is sure can outvote several that are not."""
     return (torch.stack([logp.float() for logp in logps]).logsumexp(0) - math.log(len(logps))).clamp(max=0)

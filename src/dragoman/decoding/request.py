@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dragoman.config.settings import SearchSettings
-from dragoman.decoding.beam import Beams
+from dragoman.decoding.beam import BeamState
 from dragoman.decoding.protocol import S, StepModel
 from dragoman.types import Links
 
 Bytes = frozenset[int]
-FAR = 1 << 20  # tokens: it cannot be said at all
+UNREACHABLE = 1 << 20  # tokens: it cannot be said at all
 ANY: Bytes = frozenset(range(256))
 REST: Bytes = frozenset(range(0x80, 0xC0))  # of a character of several bytes
 ASCII: Bytes = frozenset(b for b in range(0x80) if not chr(b).isalnum())
@@ -53,10 +53,10 @@ class Term:
 
     @property
     def possible(self) -> bool:
-        return int(self.left_S[0]) < FAR
+        return int(self.left_S[0]) < UNREACHABLE
 
 
-class Spelling:
+class SpellingTable:
     """What the tokens of a vocabulary spell, longest first, as a table of bytes."""
 
     def __init__(self, spelt: Sequence[bytes]) -> None:
@@ -69,19 +69,19 @@ class Spelling:
 
     def term(self, text: str, bodies: Iterable[bytes], *, before: bool, after: bool) -> Term:
         """`bodies` are the ways to write the term; `before` and `after`: what stands there must be no letter."""
-        delta_S256, ends_S = machine([*bodies], before=before, after=after)
+        delta_S256, ends_S = build_automaton([*bodies], before=before, after=after)
         states = len(delta_S256)
         next_SV = np.repeat(np.arange(states, dtype=np.int16)[:, None], len(self.length_V), axis=1)
         for place, many in enumerate(self.long_L):  # tokens stand by length, so those that have a byte here come first
             next_SV[:, :many] = delta_S256[next_SV[:, :many], self.byte_VL[:many, place]]
         by_token_SV = np.empty_like(next_SV)
         by_token_SV[:, self.order_V] = next_SV
-        return Term(text, by_token_SV, distances(by_token_SV), ends_S)
+        return Term(text, by_token_SV, count_tokens_left(by_token_SV), ends_S)
 
 
-def distances(next_SV: NDArray[np.int16]) -> NDArray[np.int32]:
+def count_tokens_left(next_SV: NDArray[np.int16]) -> NDArray[np.int32]:
     """Tokens that it takes at least from every state to the last."""
-    left_S = np.full(len(next_SV), FAR, dtype=np.int32)
+    left_S = np.full(len(next_SV), UNREACHABLE, dtype=np.int32)
     left_S[-1] = 0
     while True:
         nearer_S = np.minimum(left_S, left_S[next_SV].min(1) + 1)
@@ -90,14 +90,16 @@ def distances(next_SV: NDArray[np.int16]) -> NDArray[np.int32]:
         left_S = nearer_S
 
 
-def machine(bodies: Sequence[bytes], *, before: bool, after: bool) -> tuple[NDArray[np.int16], NDArray[np.bool_]]:
+def build_automaton(
+    bodies: Sequence[bytes], *, before: bool, after: bool
+) -> tuple[NDArray[np.int16], NDArray[np.bool_]]:
     """The state after each byte, and the states that an end of the text completes.
 
     Written first as a machine that is in many states at once: it may always be outside of any term, and at every
     beginning of one it tries. Each set of states that it can be in is then one state.
     """
-    edges, first, last, said = loose(bodies, before=before, after=after)
-    alike = classes(edges)
+    edges, first, last, said = build_nondeterministic(bodies, before=before, after=after)
+    alike = group_bytes(edges)
     begin = frozenset(first)
     number: dict[frozenset[int], int] = {begin: 0}
     queue, rows = [begin], []
@@ -113,13 +115,15 @@ def machine(bodies: Sequence[bytes], *, before: bool, after: bool) -> tuple[NDAr
                 queue.append(there)
             row[some] = number[there]
         rows.append(row)
-    return numbered(rows, [*number], said, last)
+    return number_states(rows, [*number], said, last)
 
 
 Edges = dict[int, list[tuple[Bytes, int]]]
 
 
-def loose(bodies: Sequence[bytes], *, before: bool, after: bool) -> tuple[Edges, set[int], set[int], int]:
+def build_nondeterministic(
+    bodies: Sequence[bytes], *, before: bool, after: bool
+) -> tuple[Edges, set[int], set[int], int]:
     """Edges by state, the states at the beginning, those before an end, and the one that says: it is there."""
     edges: Edges = {0: [(ANY, 0)], 1: [(ANY, 1)]}  # 0 is outside, 1 is there
     first, last, count = {0}, set(), 2
@@ -148,7 +152,7 @@ def loose(bodies: Sequence[bytes], *, before: bool, after: bool) -> tuple[Edges,
     return edges, first, last, 1
 
 
-def classes(edges: Edges) -> list[list[int]]:
+def group_bytes(edges: Edges) -> list[list[int]]:
     """Bytes that no edge tells apart."""
     sets = list({among for each in edges.values() for among, _ in each})
     found: dict[tuple[bool, ...], list[int]] = {}
@@ -157,7 +161,7 @@ def classes(edges: Edges) -> list[list[int]]:
     return list(found.values())
 
 
-def numbered(
+def number_states(
     rows: list[Any], states: list[frozenset[int]], said: int, last: set[int]
 ) -> tuple[NDArray[np.int16], NDArray[np.bool_]]:
     """The same with the state that says it is there put at the end."""
@@ -169,7 +173,7 @@ def numbered(
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class DecodingConstraints:
     """What is asked of the answer to one sentence, beyond that it be likely."""
 
     prefix: tuple[int, ...] = ()  # tokens that it begins with
@@ -179,7 +183,7 @@ class Wish:
     text: str = ""  # of the source: what is drawn for a sentence depends on it, and not on its place in a batch
 
     @property
-    def asks(self) -> bool:
+    def any(self) -> bool:
         """Whether anything is asked at all."""
         return bool(self.prefix or self.must or self.avoid or self.minimum)
 
@@ -193,9 +197,9 @@ class Request(Generic[S]):
     keep_BS: Tensor
     limit_B: Tensor
     settings: SearchSettings
-    wishes: Sequence[Wish]
+    constraints: Sequence[DecodingConstraints]
     decode: Callable[[Sequence[int]], str]  # the text that tokens spell
-    watch: Callable[[Beams], None] | None = None  # is shown the beams of a beam search after every step
+    watch: Callable[[BeamState], None] | None = None  # is shown the beams of a beam search after every step
 
     @property
     def device(self) -> torch.device:
@@ -211,7 +215,7 @@ class Request(Generic[S]):
         return replace(self, limit_B=torch.where(keep_B, self.limit_B, 0))
 
 
-def key_of(seed: int, text: str, number: int) -> list[int]:
+def sample_key(seed: int, text: str, number: int) -> list[int]:
     """What the draws for the `number`-th sample of a sentence are made from."""
     digest = hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
     return [seed, number, *memoryview(digest).cast("I")]
@@ -222,5 +226,5 @@ class Job(NamedTuple):
 
     ids: list[int]
     limit: int
-    wish: Wish = Wish()  # what else is asked of the answer
+    constraints: DecodingConstraints = DecodingConstraints()
     links: Links | None = None  # of the source's tree, for models that ask for trees

@@ -15,21 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman.decoding.protocol import NEVER, Prefix, Rule, ruled
+from dragoman.decoding.protocol import NEVER, Prefix, Rule, apply_rules
 from dragoman.decoding.request import Request, Term
 from dragoman.types import EOS, PAD
 
 
-def rules_of(request: Request[Any]) -> tuple[Rule, ...]:
+def make_rules(request: Request[Any]) -> tuple[Rule, ...]:
     """The rules that settings and wishes ask for. Where a prefix is wanted, one rule that holds the others back."""
     rules = [rule for make in RULES.values() if (rule := make(request))]
-    prefixes = [wish.prefix for wish in request.wishes]
+    prefixes = [wish.prefix for wish in request.constraints]
     if any(prefixes):
-        return (beginning(prefixes, rules, request.device),)
+        return (force_prefixes(prefixes, rules, request.device),)
     return tuple(rules)
 
 
-def beginning(prefixes: Sequence[Sequence[int]], rules: Sequence[Rule], device: torch.device) -> Rule:
+def force_prefixes(prefixes: Sequence[Sequence[int]], rules: Sequence[Rule], device: torch.device) -> Rule:
     """Every answer begins as it was asked to, whatever the other rules say; from there on they hold."""
     P = max(map(len, prefixes))
     wanted_BP = torch.tensor([[*prefix, *[PAD] * (P - len(prefix))] for prefix in prefixes], device=device)
@@ -41,18 +41,18 @@ def beginning(prefixes: Sequence[Sequence[int]], rules: Sequence[Rule], device: 
         place_N1 = prefix.length_N.clamp(max=P - 1)[:, None]
         token_N1 = wanted_BP.repeat_interleave(W, 0).gather(1, place_N1)
         only_NV = torch.full_like(logp_NV, NEVER).scatter(1, token_N1, logp_NV.gather(1, token_N1))
-        return torch.where(inside_N[:, None], only_NV, ruled(logp_NV, prefix, rules))
+        return torch.where(inside_N[:, None], only_NV, apply_rules(logp_NV, prefix, rules))
 
     return rule
 
 
-def no_repeat(request: Request[Any]) -> Rule | None:
+def make_no_repeat(request: Request[Any]) -> Rule | None:
     """No run of n tokens is said twice."""
     n = request.settings.no_repeat
-    return without_repeats(n) if n else None
+    return forbid_repeats(n) if n else None
 
 
-def without_repeats(n: int) -> Rule:
+def forbid_repeats(n: int) -> Rule:
     def rule(logp_NV: Tensor, prefix: Prefix) -> Tensor:
         token_NT, length_N = prefix
         if token_NT.size(1) < n:
@@ -68,13 +68,13 @@ def without_repeats(n: int) -> Rule:
     return rule
 
 
-def minimum(request: Request[Any]) -> Rule | None:
+def make_minimum(request: Request[Any]) -> Rule | None:
     """No end before so many tokens were said."""
-    least_B = torch.tensor([wish.minimum for wish in request.wishes], device=request.device)
-    return not_before(least_B) if any(wish.minimum for wish in request.wishes) else None
+    least_B = torch.tensor([wish.minimum for wish in request.constraints], device=request.device)
+    return forbid_early_end(least_B) if any(wish.minimum for wish in request.constraints) else None
 
 
-def not_before(least_B: Tensor) -> Rule:
+def forbid_early_end(least_B: Tensor) -> Rule:
     def rule(logp_NV: Tensor, prefix: Prefix) -> Tensor:
         early_N = prefix.length_N < least_B.repeat_interleave(len(logp_NV) // len(least_B))
         ends_V = torch.arange(logp_NV.size(1), device=logp_NV.device) == EOS
@@ -83,13 +83,13 @@ def not_before(least_B: Tensor) -> Rule:
     return rule
 
 
-def avoided(request: Request[Any]) -> Rule | None:
+def make_avoided(request: Request[Any]) -> Rule | None:
     """No token that would make a term whole."""
-    terms = [wish.avoid for wish in request.wishes]
-    return without_terms(terms, request.device) if any(terms) else None
+    terms = [wish.avoid for wish in request.constraints]
+    return forbid_terms(terms, request.device) if any(terms) else None
 
 
-def without_terms(terms: Sequence[Sequence[Term]], device: torch.device) -> Rule:
+def forbid_terms(terms: Sequence[Sequence[Term]], device: torch.device) -> Rule:
     """`terms` are those of each sentence. All their machines lie in one table, each with its states behind the last's.
 
     Sentences with fewer terms than others run a machine that never comes to its end.
@@ -120,7 +120,7 @@ def without_terms(terms: Sequence[Sequence[Term]], device: torch.device) -> Rule
 
 
 RULES: dict[str, Callable[[Request[Any]], Rule | None]] = {
-    "no_repeat": no_repeat,
-    "minimum": minimum,
-    "avoid": avoided,
+    "no_repeat": make_no_repeat,
+    "minimum": make_minimum,
+    "avoid": make_avoided,
 }

@@ -25,9 +25,9 @@ import numpy as np
 
 from dragoman.config.settings import SearchSettings, build, override, pick
 from dragoman.data.tokenizers import Tokenizer, Tokenizers
-from dragoman.decoding.constrained import needed
-from dragoman.decoding.methods import check
-from dragoman.decoding.request import FAR, Spelling, Term, Wish
+from dragoman.decoding.constrained import count_needed_tokens
+from dragoman.decoding.methods import check_search_settings
+from dragoman.decoding.request import UNREACHABLE, DecodingConstraints, SpellingTable, Term
 from dragoman.errors import UserError
 from dragoman.inference.postprocess import UNKNOWN_WORD_METHODS
 from dragoman.io import read_lines
@@ -80,7 +80,7 @@ class TermCompiler:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer, self.spelt = tokenizer, tokenizer.spellings()
-        self.spelling = Spelling(self.spelt)
+        self.spelling = SpellingTable(self.spelt)
         self.held: OrderedDict[tuple[str, bool], Term] = OrderedDict()
 
     def term(self, text: str, *, loud: bool = False) -> Term:
@@ -97,7 +97,7 @@ class TermCompiler:
         spelt = [way for way in spell_term(text, loud=loud) if self.tokenizer.decode(self.tokenizer.encode(way)) == way]
         if not spelt:
             never_SV = np.zeros((2, len(self.spelt)), dtype=np.int16)
-            return Term(text, never_SV, np.array([FAR, 0], dtype=np.int32), np.array([False, True]))
+            return Term(text, never_SV, np.array([UNREACHABLE, 0], dtype=np.int32), np.array([False, True]))
         bodies = [b"".join(self.spelt[i] for i in self.tokenizer.encode(way)).lstrip(b" ") for way in spelt]
         before, after = term_edges(text)
         return self.spelling.term(text, bodies, before=before, after=after)
@@ -203,7 +203,7 @@ def merge_search(
         **{name: value for name, value in asked.items() if value is not None},
     }
     settings = build(SearchSettings, values, where="search")
-    check(settings)
+    check_search_settings(settings)
     pick(UNKNOWN_WORD_METHODS, settings.unknown, "search.unknown")
     return settings.model_copy(update={"beam": 1, "stop": "enough"}) if settings.method == "greedy" else settings
 
@@ -235,14 +235,14 @@ def widen_nbest(settings: SearchSettings) -> SearchSettings:
 
 def make_constraints(
     line: Line, text: str, tokens: int, tokenizers: Tokenizers, search: SearchSettings, *, first: bool
-) -> Wish:
+) -> DecodingConstraints:
     """What is asked of the answer to a part of a line, of so many tokens, or to all of it. How the answer begins, and
     terms without a place of their own, are asked of the first part."""
     if not (line.terms or line.avoid or line.begin or search.min_ratio):
-        return Wish(text=text)
+        return DecodingConstraints(text=text)
     terms, avoid = select_terms(line.terms, text, first=first), select_terms(line.avoid, text, first=True)
     spell = term_compiler(tokenizers.target).term if terms or avoid else None
-    return Wish(
+    return DecodingConstraints(
         prefix=tuple(tokenizers.target.encode(line.begin.rstrip())) if first and line.begin.strip() else (),
         must=tuple(spell(term) for term in terms) if spell else (),
         avoid=tuple(spell(term, loud=True) for term in avoid) if spell else (),
@@ -251,13 +251,13 @@ def make_constraints(
     )
 
 
-def limit_length(wish: Wish, tokens: int, search: SearchSettings, places: int) -> int:
+def limit_length(wish: DecodingConstraints, tokens: int, search: SearchSettings, places: int) -> int:
     """The most tokens that an answer may have, its end mark counted: what was asked for needs room of its own."""
     usual = int(search.max_ratio * tokens) + search.max_extra + 1
-    return min(max(usual, wish.minimum + 1) + len(wish.prefix) + needed(wish), places)
+    return min(max(usual, wish.minimum + 1) + len(wish.prefix) + count_needed_tokens(wish), places)
 
 
-def list_unmet(line: Line, wish: Wish, text: str) -> list[str]:
+def list_unmet(line: Line, wish: DecodingConstraints, text: str) -> list[str]:
     """What an answer does not have, by its text, as warnings."""
     found = [
         f"without a term that was asked for: {term.text!r}"

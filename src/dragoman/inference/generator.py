@@ -22,8 +22,8 @@ from torch.nn import functional as F
 from dragoman.config.settings import SampleSettings
 from dragoman.data.batches import FORMS, Grid, Widths, grouped, rung
 from dragoman.data.stream import Cut
-from dragoman.decoding.protocol import Found
-from dragoman.decoding.sampling import sample
+from dragoman.decoding.protocol import SearchResult
+from dragoman.decoding.sampling import sample_continuations
 from dragoman.errors import UserError
 from dragoman.inference.predictor import Predictor, check_texts, eval_mode
 from dragoman.models.heads import LanguageModel
@@ -76,7 +76,7 @@ class PartialText:
     def left(self) -> int:
         return len(self.draw_T)
 
-    def plus(self, found: Found, limit: int) -> PartialText:
+    def plus(self, found: SearchResult, limit: int) -> PartialText:
         """With what was found when up to `limit` tokens were asked for; who gave fewer is at an end."""
         rest_T = self.draw_T[limit:] if len(found.tokens) == limit else self.draw_T[:0]
         return PartialText(
@@ -145,7 +145,9 @@ class Generator(Predictor[LanguageModel]):
             draw_BT[row, :limit] = torch.from_numpy(one.draw_T[:limit])
             length_B[row], limit_B[row] = len(ids), limit
         prompt_BP, length_B, draw_BT, limit_B = (x.to(self.device) for x in (prompt_BP, length_B, draw_BT, limit_B))
-        found = sample(self.model, prompt_BP, length_B, draw_BT, limit_B, settings, ends=not self.whole_files)
+        found = sample_continuations(
+            self.model, prompt_BP, length_B, draw_BT, limit_B, settings, ends=not self.whole_files
+        )
         return [one.plus(got, limit) for one, got, limit in zip(texts, found, limits)]
 
     def continuation(self, prompt: str, one: PartialText) -> Continuation:

@@ -19,11 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.data.tokenizers import Tokenizers
-from dragoman.decoding.protocol import Ensemble, States, mean
+from dragoman.decoding.protocol import Ensemble, EnsembleState, mean_logp
 from dragoman.errors import UserError
 from dragoman.hardware import choose_device
 from dragoman.inference.classifier import Classifier
-from dragoman.inference.engines.select import Parts, engine_of
+from dragoman.inference.engines.select import EngineParts, make_engine
 from dragoman.inference.generator import Generator
 from dragoman.inference.postprocess import PairStatistics
 from dragoman.inference.predictor import Predictor
@@ -46,7 +46,7 @@ class EnsembleModel(Seq2Seq):
         self.project = nn.Identity()  # type: ignore[assignment]
 
     def forward(self, batch: Batch) -> Tensor:
-        return mean([one.project(one(batch)).float().log_softmax(-1) for one in self.members])
+        return mean_logp([one.project(one(batch)).float().log_softmax(-1) for one in self.members])
 
     @property
     def aligns(self) -> bool:
@@ -56,10 +56,10 @@ class EnsembleModel(Seq2Seq):
         """Return the mean of the alignments of those members that have one: weight_BTS."""
         return torch.stack([one.alignment(batch) for one in self.members if one.aligns]).mean(0)
 
-    def start(self, source_BS: Tensor, keep_BS: Tensor, *trees: Tensor) -> States:
+    def start(self, source_BS: Tensor, keep_BS: Tensor, *trees: Tensor) -> EnsembleState:
         return self.search.start(source_BS, keep_BS, *trees)
 
-    def step(self, token_N: Tensor, state: States) -> tuple[Tensor, States]:
+    def step(self, token_N: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:
         return self.search.step(token_N, state)
 
 
@@ -163,8 +163,8 @@ def load(run: RunPaths, *, device: str = "auto", engine: str = "auto") -> Transl
 def with_engine(translator: Translator, name: str) -> Translator:
     """Return the translator with an engine. Converted models go to the user's cache, not to the folder that the run's
     data.cache names: a run may come from anybody and must not decide where files are written."""
-    parts = Parts(translator.model, translator.tokenizers, translator.device, cache_folder())
-    return replace(translator, engine=engine_of(name, parts))
+    parts = EngineParts(translator.model, translator.tokenizers, translator.device, cache_folder())
+    return replace(translator, engine=make_engine(name, parts))
 
 
 def load_as(door: type[D], run: RunPaths, *, device: str = "auto", engine: str = "auto") -> D:

@@ -19,7 +19,7 @@ from typing import NamedTuple, Self
 
 from dragoman.config.settings import SearchSettings
 from dragoman.data.simple_tokenizers import SPACE, Tokenizer, Word, letters
-from dragoman.decoding.protocol import Found
+from dragoman.decoding.protocol import SearchResult
 from dragoman.errors import UserError
 from dragoman.types import SPECIALS, UNK, Hypothesis
 
@@ -214,7 +214,9 @@ def join_alignments(parts: Sequence[Hypothesis], width: int) -> list[list[float]
     return alignment
 
 
-def rerank_by_coverage(found: Sequence[tuple[Found, AlignmentRows]], beta: float) -> list[tuple[Found, AlignmentRows]]:
+def rerank_by_coverage(
+    found: Sequence[tuple[SearchResult, AlignmentRows]], beta: float
+) -> list[tuple[SearchResult, AlignmentRows]]:
     """Answers ranked anew: worse by `beta` times what they did not look at, the sum of log(min(looks, 1)) over the
     source (Wu 2016). Whole answers still come before cut ones."""
     scored = [(replace(one, score=one.score + beta * coverage_penalty(look)), look) for one, look in found]

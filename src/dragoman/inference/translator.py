@@ -29,10 +29,10 @@ from dragoman.config.messages import near
 from dragoman.config.settings import SearchSettings
 from dragoman.data.batches import Grid, grouped, lay, rung
 from dragoman.data.trees import fault, linked, rooted
-from dragoman.decoding.beam import Beams
-from dragoman.decoding.methods import find
-from dragoman.decoding.protocol import NEVER, Found
-from dragoman.decoding.request import Job, Wish
+from dragoman.decoding.beam import BeamState
+from dragoman.decoding.methods import decode
+from dragoman.decoding.protocol import NEVER, SearchResult
+from dragoman.decoding.request import DecodingConstraints, Job
 from dragoman.errors import UserError
 from dragoman.inference.constraints import (
     limit_length,
@@ -76,7 +76,7 @@ from dragoman.models.base import Seq2Seq
 from dragoman.models.registry import asks_for_trees
 from dragoman.types import UNK, Example, Hypothesis, Line, Links, PairScore, Tree
 
-BeamObserver = Callable[[Beams], None]
+BeamObserver = Callable[[BeamState], None]
 COMPLETE_WORDS = re.compile(
     r".*(?:(?=\s)|(?<=[\u2e80-\ua4cf])(?=.))", re.DOTALL
 )  # whole words; where none have spaces, letters
@@ -86,7 +86,7 @@ class StreamClosed(Exception):
     """Nobody listens any more."""
 
 
-def find_certain_prefix(beams: Beams) -> list[int]:
+def find_certain_prefix(beams: BeamState) -> list[int]:
     """The tokens that the answer to the first sentence begins with, whatever happens."""
     live, whole = beams.live, beams.whole
     length = int(live.length_B[0])
@@ -114,7 +114,7 @@ def stream_text(
     heard: SimpleQueue[str | Hypothesis | BaseException] = SimpleQueue()
     over = Event()
 
-    def watch(beams: Beams) -> None:
+    def watch(beams: BeamState) -> None:
         if over.is_set():
             raise StreamClosed
         heard.put(keep_complete_words(text_of(find_certain_prefix(beams))))
@@ -161,7 +161,7 @@ class Segment(NamedTuple):
     ids: list[int]
     links: Links | None = None  # for models that ask for trees
     warning: str = ""
-    wish: Wish = Wish()
+    wish: DecodingConstraints = DecodingConstraints()
     before: Sequence[int] = ()  # ids of the line's tag, which stand before the others where the model reads them
 
     @property
@@ -285,7 +285,7 @@ class Translator(Predictor[Seq2Seq]):
             if not clear or not isinstance(engine, TorchEngine) or search.unknown != "drop":
                 return self.answer([piece], [line], search, dictionary)[0][0]
             request = engine.request([self._job(piece, search)], rung(len(piece.ids) + 1), search)
-            found = find(replace(request, watch=watch))[0]
+            found = decode(replace(request, watch=watch))[0]
             return self._ranked([piece], [line], [(0, found)], search, dictionary)[0][0]
 
     def score(
@@ -419,7 +419,7 @@ class Translator(Predictor[Seq2Seq]):
         self,
         pieces: Sequence[Segment],
         lines: Sequence[Line],
-        found: Iterable[tuple[int, list[Found]]],
+        found: Iterable[tuple[int, list[SearchResult]]],
         search: SearchSettings,
         dictionary: Mapping[str, str],
         *,
@@ -430,14 +430,14 @@ class Translator(Predictor[Seq2Seq]):
         Without them answers are made one by one, while the engine looks for others."""
         say = unknown_replacer(search.unknown, dictionary)
 
-        def made(i: int, some: Iterable[tuple[Found, AlignmentRows]]) -> list[Hypothesis]:
+        def made(i: int, some: Iterable[tuple[SearchResult, AlignmentRows]]) -> list[Hypothesis]:
             return [self._hypothesis(pieces[i], lines[pieces[i].line], one, look, say) for one, look in some]
 
         if not (align or search.coverage or say):
             return in_order((i, made(i, ((one, []) for one in some))) for i, some in found)
         flat = [(i, one) for i, some in enumerate(in_order(found)) for one in some]
         looks = self._looks([(pieces[i], one.tokens) for i, one in flat])
-        ranked: list[list[tuple[Found, AlignmentRows]]] = [[] for _ in pieces]
+        ranked: list[list[tuple[SearchResult, AlignmentRows]]] = [[] for _ in pieces]
         for (i, one), look in zip(flat, looks, strict=True):
             ranked[i].append((one, look))
         if search.coverage:
@@ -468,7 +468,7 @@ class Translator(Predictor[Seq2Seq]):
         return looks
 
     def _hypothesis(
-        self, piece: Segment, line: Line, found: Found, look: AlignmentRows, say: ReplaceUnknown | None
+        self, piece: Segment, line: Line, found: SearchResult, look: AlignmentRows, say: ReplaceUnknown | None
     ) -> Hypothesis:
         text = self._text_of(piece, found.tokens, look, say)
         lost = UNK in found.tokens and say is None
@@ -492,7 +492,7 @@ class Translator(Predictor[Seq2Seq]):
         words = source_words(self.tokenizers.source, piece.text, piece.ids)
         return fill_unknowns(tokens, look or [[]] * len(tokens), self.tokenizers.target, words, say)
 
-    def _warnings(self, piece: Segment, found: Found) -> list[str]:
+    def _warnings(self, piece: Segment, found: SearchResult) -> list[str]:
         warnings = [piece.warning] if piece.warning else []
         if len(piece.ids) > self.longest:
             warnings.append(f"longer than any sentence of training ({len(piece.ids)} tokens against {self.longest})")

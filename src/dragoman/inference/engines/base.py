@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import Protocol, TypeVar
 
 from dragoman.config.settings import SearchSettings
-from dragoman.decoding.protocol import Found
+from dragoman.decoding.protocol import SearchResult
 from dragoman.decoding.request import Job
 
 T = TypeVar("T")
@@ -19,11 +19,11 @@ def in_order(found: Iterable[tuple[int, T]]) -> list[T]:
 
 
 class Engine(Protocol):
-    def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[Found]]:
+    def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
         """For every job up to `search.nbest` different answers, best first."""
         ...
 
-    def each(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[Found]]]:
+    def each(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
         """The same by the numbers of the jobs, in any order: an engine that has some sooner than others gives those
         first, and goes on while they are looked at."""
         yield from enumerate(self.search(jobs, search))

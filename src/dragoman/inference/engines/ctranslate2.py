@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from dragoman.config.settings import SampleSettings, SearchSettings, pick
 from dragoman.data.tokenizers import Tokenizers
-from dragoman.decoding.protocol import Found
+from dragoman.decoding.protocol import SearchResult
 from dragoman.decoding.request import Job
 from dragoman.errors import UserError
 from dragoman.hardware import cpu_features
@@ -342,11 +342,11 @@ class CTranslate2Engine(Engine):
             return ""
         return f"on this {self.translator.device}, CTranslate2 computes {quantization} as {computed}"
 
-    def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[Found]]:
+    def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
         """For every job up to `nbest` answers, best first; an empty source has an empty answer."""
         return in_order(self.each(jobs, search))
 
-    def each(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[Found]]]:
+    def each(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
         """A batch is asked with the highest limit in it. What came to its end within its own limit is what that limit
         would have given: it is the best of all that end by then. The others are asked again, each with its own.
         """
@@ -394,21 +394,21 @@ class CTranslate2Engine(Engine):
         )
         return PendingBatch(batch, coming, again)
 
-    def answers(self, asked: PendingBatch, search: SearchSettings) -> Iterator[tuple[int, list[Found]]]:
+    def answers(self, asked: PendingBatch, search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
         for i, coming in zip(asked.batch, asked.coming, strict=True):
             result = coming.result()
             each = zip(result.hypotheses, result.scores if needs_scores(search) else [math.nan], strict=True)
             yield i, [self.found(*one, search) for one in each]
 
-    def found(self, pieces: list[str], score: float, search: SearchSettings) -> Found:
+    def found(self, pieces: list[str], score: float, search: SearchSettings) -> SearchResult:
         tokens = list(map(self.target_ids.__getitem__, pieces))
         finished = not tokens or tokens[-1] == EOS
         logp = score * max(len(tokens), 1) ** search.length_penalty
-        return Found(tokens[:-1] if finished else tokens, logp, score, finished)
+        return SearchResult(tokens[:-1] if finished else tokens, logp, score, finished)
 
     def lacks(self, job: Job) -> str:
         """What of a job CTranslate2 cannot do; nothing, where it can do all."""
-        if job.wish.asks:
+        if job.constraints.any:
             return "how an answer begins and which terms it has is not something that CTranslate2 can be asked for"
         longest = max(len(job.ids) + 1, job.limit)
         if longest > self.places:

@@ -30,7 +30,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dragoman.config.settings import Recipe, SearchSettings, read_recipe
 from dragoman.data.tokenizers import Tokenizers
-from dragoman.decoding.protocol import Found
+from dragoman.decoding.protocol import SearchResult
 from dragoman.decoding.request import Job
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import Engine
@@ -378,9 +378,9 @@ class HuggingFaceEngine(Engine):
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self.model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
 
-    def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[Found]]:
+    def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
         """One call for all jobs of one limit, since a call has one."""
-        found: list[list[Found]] = [[] for _ in jobs]
+        found: list[list[SearchResult]] = [[] for _ in jobs]
         for limit in sorted({job.limit for job in jobs}):
             some = [i for i, job in enumerate(jobs) if job.limit == limit]
             for i, answers in zip(some, self.generate([jobs[i].ids for i in some], limit, search), strict=True):
@@ -388,7 +388,7 @@ class HuggingFaceEngine(Engine):
         return found
 
     @torch.inference_mode()
-    def generate(self, sources: list[list[int]], limit: int, search: SearchSettings) -> list[list[Found]]:
+    def generate(self, sources: list[list[int]], limit: int, search: SearchSettings) -> list[list[SearchResult]]:
         source_BS = pad_sequence([torch.tensor([*ids, EOS]) for ids in sources], batch_first=True, padding_value=PAD)
         answer = self.model.generate(
             source_BS,
@@ -412,9 +412,9 @@ class HuggingFaceEngine(Engine):
         return [rows[start : start + search.nbest] for start in range(0, len(rows), search.nbest)]
 
 
-def to_result(tokens: list[int], logps: list[float], search: SearchSettings) -> Found:
+def to_result(tokens: list[int], logps: list[float], search: SearchSettings) -> SearchResult:
     """What stands behind the end mark is no answer."""
     finished = EOS in tokens
     length = tokens.index(EOS) + 1 if finished else len(tokens)
     logp = sum(logps[:length])
-    return Found(tokens[: length - finished], logp, logp / length**search.length_penalty, finished)
+    return SearchResult(tokens[: length - finished], logp, logp / length**search.length_penalty, finished)

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 from dragoman.config.settings import SearchSettings
 from dragoman.data.tokenizers import Tokenizers
-from dragoman.decoding.continuous_batching import laid
-from dragoman.decoding.methods import find
-from dragoman.decoding.protocol import Found
+from dragoman.decoding.continuous_batching import collate_sources
+from dragoman.decoding.methods import decode
+from dragoman.decoding.protocol import SearchResult
 from dragoman.decoding.request import Job, Request
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import Engine
@@ -158,11 +158,13 @@ class OnnxEngine(Engine):
         logp_NV = run_session(self.writes, source=state.source_NS, memory=state.memory_NSC, target=state.target_NT)
         return logp_NV, state
 
-    def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[Found]]:
+    def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
         width = max((len(job.ids) + 1 for job in jobs), default=1)
-        batch, limit_B = laid(jobs, width, len(jobs)), torch.tensor([job.limit for job in jobs])
+        batch, limit_B = collate_sources(jobs, width, len(jobs)), torch.tensor([job.limit for job in jobs])
         keep_BS = batch.source_segment_BS > 0
-        return find(Request(self, batch.source_BS, keep_BS, limit_B, search, [job.wish for job in jobs], self.decode))
+        return decode(
+            Request(self, batch.source_BS, keep_BS, limit_B, search, [job.constraints for job in jobs], self.decode)
+        )
 
 
 def run_session(session: Any, **inputs: Tensor) -> Tensor:

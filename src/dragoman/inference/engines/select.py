@@ -19,11 +19,11 @@ from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.ctranslate2 import CTranslate2Engine, import_ctranslate2
-from dragoman.inference.engines.torch import TorchEngine, ready
+from dragoman.inference.engines.torch import TorchEngine, prepare_model
 from dragoman.models.base import Model
 
 
-class Parts(NamedTuple):
+class EngineParts(NamedTuple):
     """What engines are made of."""
 
     model: Model
@@ -32,27 +32,29 @@ class Parts(NamedTuple):
     cache: Path
 
 
-def by_torch(parts: Parts, precision: str = "float32") -> Engine:
-    return TorchEngine(ready(parts.model, parts.device, precision), parts.device, parts.tokenizers.target.decode)
+def make_torch_engine(parts: EngineParts, precision: str = "float32") -> Engine:
+    return TorchEngine(
+        prepare_model(parts.model, parts.device, precision), parts.device, parts.tokenizers.target.decode
+    )
 
 
-def by_ctranslate2(parts: Parts, quantization: str = "float32") -> Engine:
+def make_ctranslate2_engine(parts: EngineParts, quantization: str = "float32") -> Engine:
     model, tokenizers, device, cache = parts
     if device.type == "cuda" and not import_ctranslate2().get_cuda_device_count():
         raise UserError("the CTranslate2 that is installed cannot use the GPU; write --device cpu or --engine torch")
     return CTranslate2Engine.of(model, tokenizers, cache=cache, device=device, quantization=quantization)
 
 
-ENGINES: dict[str, Callable[[Parts], Engine]] = {
-    "auto": by_torch,
-    "torch": by_torch,
-    "torch-bf16": partial(by_torch, precision="bf16"),
-    "torch-int8": partial(by_torch, precision="int8"),
-    "ctranslate2": by_ctranslate2,
-    "ctranslate2-int8": partial(by_ctranslate2, quantization="int8"),
+ENGINES: dict[str, Callable[[EngineParts], Engine]] = {
+    "auto": make_torch_engine,
+    "torch": make_torch_engine,
+    "torch-bf16": partial(make_torch_engine, precision="bf16"),
+    "torch-int8": partial(make_torch_engine, precision="int8"),
+    "ctranslate2": make_ctranslate2_engine,
+    "ctranslate2-int8": partial(make_ctranslate2_engine, quantization="int8"),
 }
 
 
-def engine_of(name: str, parts: Parts) -> Engine:
+def make_engine(name: str, parts: EngineParts) -> Engine:
     """Return the engine of that name for a model."""
     return pick(ENGINES, name, "engine")(parts)

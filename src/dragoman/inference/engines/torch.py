@@ -25,17 +25,17 @@ from torch import Tensor, nn
 
 from dragoman.config.settings import SearchSettings, pick
 from dragoman.data.batches import grouped, rung
-from dragoman.decoding.beam import Plan
-from dragoman.decoding.continuous_batching import Flow, GpuFlow, Queue, laid, roomy
-from dragoman.decoding.methods import find
-from dragoman.decoding.protocol import Found
-from dragoman.decoding.request import Job, Request, Wish
+from dragoman.decoding.beam import BeamPlan
+from dragoman.decoding.continuous_batching import GpuScheduler, JobQueue, Scheduler, collate_sources, round_up_length
+from dragoman.decoding.methods import decode
+from dragoman.decoding.protocol import SearchResult
+from dragoman.decoding.request import DecodingConstraints, Job, Request
 from dragoman.errors import UserError
 from dragoman.hardware import ROWS, CpuFeatures, best_precision, cpu_features, hold_memory, release_memory
 from dragoman.inference.engines.base import Engine
 
 
-class Packed(nn.Module):
+class PackedLinear(nn.Module):
     """x W' + b in float32 or bf16."""
 
     bias: Tensor | None
@@ -51,7 +51,7 @@ class Packed(nn.Module):
         return out
 
 
-class Int8(nn.Module):
+class Int8Linear(nn.Module):
     """The same with weights and inputs of 8 bits: each output has a scale of its own, and each row of inputs too.
 
     A row's scale is its largest number, so it does not depend on the rows beside it. Inputs are unsigned, at most 255.
@@ -94,11 +94,13 @@ class Int8(nn.Module):
         return out_NO.view(*x.shape[:-1], -1)
 
 
-def ready(model: nn.Module, device: torch.device, precision: str, features: CpuFeatures | None = None) -> nn.Module:
+def prepare_model(
+    model: nn.Module, device: torch.device, precision: str, features: CpuFeatures | None = None
+) -> nn.Module:
     """Return the model, or a copy where weights change, in a precision that the device computes correctly."""
     make = pick(PRECISIONS, precision, "precision")
     features = features or cpu_features()
-    packs = device.type == "cpu" and packable()
+    packs = device.type == "cpu" and can_pack_weights()
     if precision == "int8" and not packs:
         raise UserError("int8 needs a CPU and a PyTorch with oneDNN; use float32 (--engine torch)")
     if precision == "bf16" and not supports_bf16(device, features):
@@ -116,7 +118,7 @@ def ready(model: nn.Module, device: torch.device, precision: str, features: CpuF
     return prepared
 
 
-def packable() -> bool:
+def can_pack_weights() -> bool:
     """Return whether this PyTorch has oneDNN's products with packed weights."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
 
@@ -127,12 +129,12 @@ def supports_bf16(device: torch.device, features: CpuFeatures) -> bool:
 
 
 PRECISIONS: dict[str, Callable[[nn.Linear, CpuFeatures], nn.Module]] = {
-    "float32": lambda linear, _: Packed(linear, torch.float32),
-    "bf16": lambda linear, _: Packed(linear, torch.bfloat16),
-    "int8": Int8,
+    "float32": lambda linear, _: PackedLinear(linear, torch.float32),
+    "bf16": lambda linear, _: PackedLinear(linear, torch.bfloat16),
+    "int8": Int8Linear,
 }
 
-CAPTURED = 64  # sentences from which on it pays to capture a step on a GPU
+MIN_GRAPH_JOBS = 64  # sentences from which on it pays to capture a step on a GPU
 
 
 @dataclass(frozen=True)
@@ -156,28 +158,28 @@ class TorchEngine(Engine):
 
     def __init__(self, model: Any, device: torch.device, decode: Callable[[Sequence[int]], str]) -> None:
         self.model, self.device, self.decode = model, device, decode
-        self.flows: dict[type[Flow], Flow] = {}
+        self.flows: dict[type[Scheduler], Scheduler] = {}
         if device.type == "cpu":
             hold_memory()
 
-    def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[Found]]:
-        found: list[list[Found]] = [[] for _ in jobs]
-        flowing = [number for number, job in enumerate(jobs) if flows(job, search)]
+    def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
+        found: list[list[SearchResult]] = [[] for _ in jobs]
+        flowing = [number for number, job in enumerate(jobs) if is_plain_beam(job, search)]
         if flowing:
-            self.flow(queues(jobs, flowing), search, found)
+            self.flow(make_queues(jobs, flowing), search, found)
         rest = sorted(set(range(len(jobs))) - set(flowing))
         for width, some in grouped(rest, lambda number: rung(len(jobs[number].ids) + 1), ROWS[self.device.type]):
-            answers = find(self.request([jobs[number] for number in some], width, search))
+            answers = decode(self.request([jobs[number] for number in some], width, search))
             for number, answer in zip(some, answers, strict=False):
                 found[number] = answer
         if self.device.type == "cpu":
             release_memory()
         return found
 
-    def flow(self, waiting: Sequence[Queue], search: SearchSettings, found: list[list[Found]]) -> None:
+    def flow(self, waiting: Sequence[JobQueue], search: SearchSettings, found: list[list[SearchResult]]) -> None:
         """The queues through as many workers as there are cores, and on a GPU through one."""
-        plan = Plan.of(
-            roomy(max(queue.longest for queue in waiting)),
+        plan = BeamPlan.of(
+            round_up_length(max(queue.longest for queue in waiting)),
             self.device,
             width=1 if search.method == "greedy" else search.beam,
             nbest=search.nbest,
@@ -186,17 +188,17 @@ class TorchEngine(Engine):
             stop=search.stop,
         )
         jobs = sum(len(queue.waiting) for queue in waiting)
-        kind = GpuFlow if worth_capturing(self.model, self.device, jobs) else Flow
+        kind = GpuScheduler if use_cuda_graph(self.model, self.device, jobs) else Scheduler
         if kind not in self.flows:
-            self.flows[kind] = kind(self.model, self.device, side_by_side(self.model, self.device))
+            self.flows[kind] = kind(self.model, self.device, choose_rows(self.model, self.device))
         flow = self.flows[kind]
         workers = min(torch.get_num_threads() if self.device.type == "cpu" else 1, jobs)
 
         over = threading.Event()
 
-        def told(number: int, answers: list[Found]) -> None:
+        def told(number: int, answers: list[SearchResult]) -> None:
             if over.is_set():
-                raise GivenUp
+                raise SearchCancelled
             found[number] = answers
 
         def work() -> None:
@@ -206,11 +208,11 @@ class TorchEngine(Engine):
         if workers == 1:
             work()
         else:
-            alone(work, workers, over)
+            run_workers(work, workers, over)
 
     def request(self, jobs: Sequence[Job], width: int, search: SearchSettings) -> Request[Any]:
         rows = ROWS[self.device.type]
-        batch = laid(jobs, width, rows).to(self.device)
+        batch = collate_sources(jobs, width, rows).to(self.device)
         trees = batch.depth_BS is not None and batch.tree_BSS is not None
         spare = rows - len(jobs)
         return Request(
@@ -219,17 +221,17 @@ class TorchEngine(Engine):
             batch.source_segment_BS > 0,
             torch.tensor([job.limit for job in jobs] + [0] * spare, device=self.device),
             search,
-            [job.wish for job in jobs] + [Wish()] * spare,
+            [job.constraints for job in jobs] + [DecodingConstraints()] * spare,
             self.decode,
         )
 
 
-def flows(job: Job, search: SearchSettings) -> bool:
+def is_plain_beam(job: Job, search: SearchSettings) -> bool:
     """Whether nothing is asked for but the likeliest answers."""
-    return search.method in ("beam", "greedy") and not (job.wish.asks or search.no_repeat)
+    return search.method in ("beam", "greedy") and not (job.constraints.any or search.no_repeat)
 
 
-def side_by_side(model: Any, device: torch.device) -> int:
+def choose_rows(model: Any, device: torch.device) -> int:
     """Rows of the model in one step: enough for its products to be efficient, few enough for a CPU's caches."""
     if device.type == "cuda":
         return 1024
@@ -237,23 +239,23 @@ def side_by_side(model: Any, device: torch.device) -> int:
     return 256 if settings and settings.width <= 256 else 128
 
 
-def worth_capturing(model: Any, device: torch.device, jobs: int) -> bool:
-    return device.type == "cuda" and jobs >= CAPTURED and getattr(model, "indexable", False)
+def use_cuda_graph(model: Any, device: torch.device, jobs: int) -> bool:
+    return device.type == "cuda" and jobs >= MIN_GRAPH_JOBS and getattr(model, "indexable", False)
 
 
-def queues(jobs: Sequence[Job], numbers: Sequence[int]) -> list[Queue]:
+def make_queues(jobs: Sequence[Job], numbers: Sequence[int]) -> list[JobQueue]:
     """One for each width, the widest first."""
     groups: dict[int, list[int]] = {}
     for number in numbers:
         groups.setdefault(rung(len(jobs[number].ids) + 1), []).append(number)
-    return [Queue(jobs, groups[width]) for width in sorted(groups, reverse=True)]
+    return [JobQueue(jobs, groups[width]) for width in sorted(groups, reverse=True)]
 
 
-class GivenUp(Exception):
+class SearchCancelled(Exception):
     """Nobody waits for the answers any more."""
 
 
-def alone(work: Callable[[], None], workers: int, over: threading.Event) -> None:
+def run_workers(work: Callable[[], None], workers: int, over: threading.Event) -> None:
     """The work in so many threads, each of which computes alone; the first that fails speaks for all.
 
     If one fails, or whoever waits is interrupted, `over` tells the others to give up, and they are waited for: a thread

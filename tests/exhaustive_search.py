@@ -9,46 +9,46 @@ import torch
 from torch import Tensor
 
 from dragoman.config.settings import pick
-from dragoman.decoding.protocol import NEVER, NORMS, Found, S, StepModel, legal
+from dragoman.decoding.protocol import LENGTH_NORMS, NEVER, S, SearchResult, StepModel, sanitize_logp
 from dragoman.errors import UserError
 from dragoman.types import BOS, EOS
 
-MOST = 1 << 20  # prefixes
+MAX_PREFIXES = 1 << 20  # prefixes
 
 
 @torch.inference_mode()
-def exhaustive(
+def search_exhaustively(
     model: StepModel[S], source_1S: Tensor, keep_1S: Tensor, limit: int, *, alpha: float = 1.0, norm: str = "length"
-) -> list[Found]:
+) -> list[SearchResult]:
     """All answers to one sentence of up to `limit` tokens, the end mark counted: whole ones by score, then cut ones.
 
     Among equals the shorter comes first, then the one whose prefix was likelier, then the lower token.
     """
-    norm_T = pick(NORMS, norm, "length norm")(limit, alpha).to(source_1S.device)
+    norm_T = pick(LENGTH_NORMS, norm, "length norm")(limit, alpha).to(source_1S.device)
     state = model.start(source_1S, keep_1S)
     said_NT = torch.full((1, 1), BOS, device=source_1S.device)
     logp_N = torch.zeros(1, device=source_1S.device)
-    whole: list[Found] = []
+    whole: list[SearchResult] = []
     for length in range(1, limit + 1):
         logp_NV, state = model.step(said_NT[:, -1], state)
-        total_NV = logp_N[:, None] + legal(logp_NV)
-        whole += listed(said_NT, total_NV[:, EOS], norm_T[length], finished=True)
+        total_NV = logp_N[:, None] + sanitize_logp(logp_NV)
+        whole += list_results(said_NT, total_NV[:, EOS], norm_T[length], finished=True)
         total_NV[:, EOS] = NEVER
         order_N = total_NV.flatten().sort(descending=True, stable=True).indices
         rows_N, token_N = order_N // total_NV.size(1), order_N % total_NV.size(1)
         alive_N = total_NV.flatten()[order_N] > NEVER
         rows_N, token_N = rows_N[alive_N], token_N[alive_N]
-        if len(rows_N) > MOST:
+        if len(rows_N) > MAX_PREFIXES:
             raise UserError(
-                f"there are more than {MOST} sequences of {length} tokens; that is too many to try them all"
+                f"there are more than {MAX_PREFIXES} sequences of {length} tokens; that is too many to try them all"
             )
         logp_N = total_NV[rows_N, token_N]
         said_NT = torch.cat([said_NT[rows_N], token_N[:, None]], 1)
         state = state.select(rows_N)
-    cut = listed(said_NT, logp_N, norm_T[limit], finished=False)
+    cut = list_results(said_NT, logp_N, norm_T[limit], finished=False)
     return [found for some in (whole, cut) for found in sorted(some, key=lambda found: -found.score)]
 
 
-def listed(said_NT: Tensor, logp_N: Tensor, norm: Tensor, *, finished: bool) -> list[Found]:
+def list_results(said_NT: Tensor, logp_N: Tensor, norm: Tensor, *, finished: bool) -> list[SearchResult]:
     rows = zip(said_NT[:, 1:].tolist(), logp_N.tolist(), (logp_N / norm).tolist())
-    return [Found(tokens, logp, score, finished) for tokens, logp, score in rows if logp > NEVER]
+    return [SearchResult(tokens, logp, score, finished) for tokens, logp, score in rows if logp > NEVER]
