@@ -12,7 +12,7 @@ from dragoman import hardware
 from dragoman.config.settings import TrainSettings
 from dragoman.errors import UserError
 from dragoman.hardware import CpuFeatures
-from dragoman.process_group import Group
+from dragoman.process_group import ProcessGroup
 from dragoman.training.choices import Choices, choose, rechosen
 
 BEFORE = Choices(device="cpu", precision="bf16", compile=True, threads=7, split=4)
@@ -111,4 +111,4 @@ def test_the_shapes_of_grids_stay_as_they_were_begun() -> None:
     begun = replace(BEFORE, few_shapes=True)
     assert again(begun, world=2).few_shapes
     assert not again(BEFORE).few_shapes
-    assert begun.shared(Group(rank=0, world=2)).few_shapes
+    assert begun.shared(ProcessGroup(rank=0, world_size=2)).few_shapes

@@ -33,7 +33,7 @@ from dragoman.inference.translator import NO_TREE, Translator
 from dragoman.metrics.metrics import METRICS
 from dragoman.models.flops import Cost
 from dragoman.models.registry import build_model
-from dragoman.process_group import Group
+from dragoman.process_group import ProcessGroup
 from dragoman.progress import INFO, Report
 from dragoman.run_dir import CHANGED, DIGEST_LINE, RunFolder
 from dragoman.types import Hypothesis, Pair
@@ -385,7 +385,7 @@ def test_answers_are_kept_as_they_were(tmp_path_factory: pytest.TempPathFactory,
     answers = [{"source": source, "target": target, "faults": []} for source, target in texts]
     pairs = [Pair(*both) for both in texts]
     kept = Shards(folder, lambda: iter(pairs), lambda before, some: answers[before : before + len(some)], 2)
-    found = list(kept.records(kept.make(Group(), Pace(0, Ear()))))
+    found = list(kept.records(kept.make(ProcessGroup(), Pace(0, Ear()))))
     assert found == answers
     (folder / "1.jsonl").write_bytes("".join(Lessons().lines(found)).encode())
     assert list(read_pairs(CorpusSettings(jsonl=str(folder / "1.jsonl")))) == pairs

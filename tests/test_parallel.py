@@ -29,8 +29,8 @@ from dragoman.config.settings import TrainSettings
 from dragoman.data.batches import FORMS, Grid, Widths, without_trees
 from dragoman.errors import UserError
 from dragoman.models.registry import kind_of
-from dragoman.process_group import Group, Waiting, joined
-from dragoman.process_group import meet as meet_at
+from dragoman.process_group import PeerWait, ProcessGroup, join_process_group
+from dragoman.process_group import agree_on_name as meet_at
 from dragoman.training.distributed import PARALLEL
 from dragoman.training.prepare import check_alike
 from dragoman.training.step import Learner
@@ -236,7 +236,7 @@ def test_who_comes_back_meets_who_is_there_now(monkeypatch: pytest.MonkeyPatch) 
     store, names = dist.HashStore(), dict[int, str]()  # type: ignore[attr-defined]
 
     def meet(rank: int) -> Thread:
-        thread = Thread(target=lambda: names.update({rank: meet_at(store, rank, 2, Waiting(rank, 2, 1.0))}))
+        thread = Thread(target=lambda: names.update({rank: meet_at(store, rank, 2, PeerWait(rank, 2, 1.0))}))
         thread.start()
         return thread
 
@@ -283,7 +283,7 @@ def test_the_wait_for_others_ends(rank: int, monkeypatch: pytest.MonkeyPatch) ->
     for name, value in lonely(rank).items():
         monkeypatch.setenv(name, value)
     sentence = rf"process {rank} of 2 waited 0 minutes for .* at 127.0.0.1:\d+; check their output"
-    with pytest.raises(UserError, match=sentence), joined(lambda: 0.0):
+    with pytest.raises(UserError, match=sentence), join_process_group(lambda: 0.0):
         pass
 
 
@@ -404,12 +404,12 @@ def test_machines_take_turns(monkeypatch: pytest.MonkeyPatch, rank: int, local: 
     """Two of two processes each: the first of a machine does what the others find done."""
     turns: list[int] = []
 
-    def each(_self: Group, work: Callable[[], Any]) -> Any:
+    def run_on_all(_self: ProcessGroup, work: Callable[[], Any]) -> Any:
         turns.append(len(turns))
         return work()
 
-    monkeypatch.setattr(Group, "each", each)
-    assert Group(rank=rank, world=4, local=local).in_turn(lambda: turns[-1]) == turn
+    monkeypatch.setattr(ProcessGroup, "run_on_all", run_on_all)
+    assert ProcessGroup(rank=rank, world_size=4, local_rank=local).in_rank_order(lambda: turns[-1]) == turn
     assert turns == [0, 1, 2]
 
 
@@ -418,13 +418,13 @@ def test_processes_that_read_other_texts_are_told(monkeypatch: pytest.MonkeyPatc
     same = {"data.train (a)": "1", "data.dev (b)": "2"}
     others = [same, same, {**same, "data.dev (b)": "3"}]
     prepared: Any = SimpleNamespace(digests=others[rank])
-    monkeypatch.setattr(Group, "all", lambda _self, work: [*others[:rank], work(), *others[rank + 1 :]])
+    monkeypatch.setattr(ProcessGroup, "gather", lambda _self, work: [*others[:rank], work(), *others[rank + 1 :]])
     with pytest.raises(UserError) as caught:
-        check_alike(prepared, Group(rank=rank, world=3))
+        check_alike(prepared, ProcessGroup(rank=rank, world_size=3))
     sentence = "data.dev (b) is not the same for process 2 as for the first; give all machines the same files"
     assert str(caught.value) == (sentence if rank == 0 else "")
     others[2] = prepared.digests = same
-    check_alike(prepared, Group(rank=rank, world=3))
+    check_alike(prepared, ProcessGroup(rank=rank, world_size=3))
 
 
 @pytest.mark.parametrize("fault", ["model.norm=batch"])

@@ -23,7 +23,7 @@ from dragoman.augmentation.backtranslation import faults
 from dragoman.augmentation.jobs import Record, Shards, share_of, write_sharded
 from dragoman.config.settings import CorpusSettings
 from dragoman.data.corpus import read_pairs
-from dragoman.process_group import Group
+from dragoman.process_group import ProcessGroup
 from dragoman.progress import ProgressBar, Report
 from test_resume import until
 from toy_run import (
@@ -119,12 +119,12 @@ def test_any_processes_killed_anywhere_give_the_answers_of_one(
             answers = Answers(until)
             shards = Shards(folder, lambda: iter(items), answers, batch)
             with suppress(Killed):
-                shards.make(Group(rank % world, world), pace())
+                shards.make(ProcessGroup(rank % world, world), pace())
         kept = sum(len(room.read(file) or []) for file in folder.glob("*/answers.jsonl"))
         asked = 0
         for rank in range(world):
             shards = Shards(folder, lambda: iter(items), answers := Answers(), batch)
-            count = shards.make(Group(rank, world), pace())
+            count = shards.make(ProcessGroup(rank, world), pace())
             asked += len(answers.asked)
             assert all(number % world == rank for number in answers.shards)
         found = list(shards.records(count))
@@ -137,7 +137,7 @@ def test_any_processes_killed_anywhere_give_the_answers_of_one(
 def test_shares_are_of_a_whole(total: int, world: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(room, "SHARD", 4)
-        assert sum(share_of(total, Group(rank, world)) for rank in range(world)) == total
+        assert sum(share_of(total, ProcessGroup(rank, world)) for rank in range(world)) == total
 
 
 @pytest.mark.usefixtures("few")
@@ -145,7 +145,7 @@ def test_shares_are_of_a_whole(total: int, world: int) -> None:
 def test_a_damaged_shard_is_made_again(tmp_path: Path, damage: bytes | str) -> None:
     def make(answers: Answers) -> list[Record]:
         shards = Shards(tmp_path / "shards", lambda: iter("abcdefghij"), answers, 2)
-        return list(shards.records(shards.make(Group(), pace())))
+        return list(shards.records(shards.make(ProcessGroup(), pace())))
 
     whole = make(Answers())
     first, second = (tmp_path / "shards" / name / "answers.jsonl" for name in ("000000", "000001"))
@@ -161,7 +161,7 @@ def written(folder: Path, answers: Answers, **about: str) -> Path:
         return (record["said"] + "\n" for record in records)
 
     out = folder / "out"
-    way: dict[str, Any] = {"batch": 3, "group": Group(), "report": Report(quiet=True)}
+    way: dict[str, Any] = {"batch": 3, "group": ProcessGroup(), "report": Report(quiet=True)}
     write_sharded(out, lambda: iter("abcdefghij"), answers, said, about=about, **way)
     return out
 

@@ -10,11 +10,11 @@ import json
 import sys
 from pathlib import Path
 
-from dragoman.process_group import joined
+from dragoman.process_group import join_process_group
 from dragoman.progress import Report
 from dragoman.training.trainer import train
 
 if __name__ == "__main__":
-    with joined():
+    with join_process_group():
         for job in json.loads(Path(sys.argv[1]).read_text()):
             train(job.pop("recipe"), report=Report(quiet=True), **job)

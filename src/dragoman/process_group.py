@@ -1,7 +1,7 @@
-"""The processes of one command: this one by itself, or several that torchrun started.
+"""The processes of one command: this one alone, or several that torchrun started.
 
-By itself every verb does nothing and costs nothing. Of several, all call the same verbs in the same order; the first
-one speaks and writes, and what it says is true of all. What goes wrong in one ends them all, with one sentence.
+With one process every method is a no-op. With several they are collectives: all ranks call the same methods in the same
+order, and rank 0, the main process, logs and writes. An error in one process ends them all, with one message.
 """
 
 from __future__ import annotations
@@ -25,170 +25,167 @@ from dragoman.errors import Stop, UserError
 from dragoman.progress import log
 
 T = TypeVar("T")
-PATIENCE = timedelta(days=30)  # before they are at work: however long it takes one process to prepare the data
-MEETING = 10.0  # minutes within which all processes have started
-ATTEMPT = timedelta(seconds=1)  # of a connection
-EXCHANGE = timedelta(seconds=30)  # of addresses, once all have met: a process that died since is not waited for
-SILENT = 3.0  # seconds to wait for other processes without a message
-SAVED = "What was saved before is whole: go on with --resume"
+PREPARATION_TIMEOUT = timedelta(days=30)  # until work starts: preparing the data may take one process this long
+DEFAULT_MEETING_MINUTES = 10.0  # within which all processes must have started
+CONNECT_TIMEOUT = timedelta(seconds=1)  # of one attempt
+EXCHANGE_TIMEOUT = timedelta(seconds=30)  # for addresses, once all have met: a process may have died since
+SILENT_SECONDS = 3.0  # of waiting for other processes without a message
+RESUME_HINT = "What was saved before is whole: go on with --resume"
 # Gloo groups are kept until the process exits: the destructor joins their threads while it holds the GIL, and a thread
 # that just finished a collective may be waiting for the GIL to free its tensors, which would be a deadlock.
 GLOO_GROUPS: list[Any] = []
 
 
 @dataclass(frozen=True)
-class Group:
-    """`prompt` carries what is agreed on, `tensors` gradients and weights. Both are there once they are at work."""
+class ProcessGroup:
+    """Rank, world size and, after `start_work`, a control group for decisions and one for gradients and weights."""
 
     rank: int = 0
-    world: int = 1
-    local: int = 0  # the number of this process on its machine, and so of its GPU
-    minutes: float = 0.0  # that `prompt` waits
-    prompt: dist.ProcessGroup | None = None
-    tensors: dist.ProcessGroup | None = None
+    world_size: int = 1
+    local_rank: int = 0  # among the processes of this machine: the index of its GPU
+    minutes: float = 0.0  # timeout of the control group
+    control_group: dist.ProcessGroup | None = None
+    tensor_group: dist.ProcessGroup | None = None
 
     @property
-    def first(self) -> bool:
-        """Whether this process speaks and writes for all."""
+    def is_main(self) -> bool:
+        """Whether this process logs and writes for all."""
         return self.rank == 0
 
     @property
-    def several(self) -> bool:
-        return self.world > 1
+    def is_distributed(self) -> bool:
+        return self.world_size > 1
 
-    def at_work(self, device: torch.device, minutes: float) -> Group:
-        """The same processes, which from now on wait at most so long for each other."""
-        if not self.several:
+    def start_work(self, device: torch.device, minutes: float) -> ProcessGroup:
+        """Return the same processes with groups whose collectives time out after these minutes."""
+        if not self.is_distributed:
             return self
-        patience = timedelta(minutes=minutes)
-        prompt = dist.new_group(backend="gloo", timeout=patience)
-        GLOO_GROUPS.append(prompt)
-        tensors = prompt
-        if device.type == "cuda":  # NCCL ends a process without a word, so `prompt` must be the first to lose patience
+        timeout = timedelta(minutes=minutes)
+        control = dist.new_group(backend="gloo", timeout=timeout)
+        GLOO_GROUPS.append(control)
+        tensors = control
+        if device.type == "cuda":  # NCCL ends a process without a message, so the control group must time out first
             torch.cuda.set_device(device)
-            tensors = dist.new_group(backend="nccl", timeout=2 * patience, device_id=device)
-        return replace(self, minutes=minutes, prompt=prompt, tensors=tensors)
+            tensors = dist.new_group(backend="nccl", timeout=2 * timeout, device_id=device)
+        return replace(self, minutes=minutes, control_group=control, tensor_group=tensors)
 
-    def all(self, work: Callable[[], T]) -> list[T]:
-        """Everyone does it; what came of it in each, by rank. Until they are at work, no one loses patience.
+    def gather(self, work: Callable[[], T]) -> list[T]:
+        """Run `work` on all ranks and return all results, by rank.
 
-        A mistake of one is everybody's, but it is said once: where it has no words, another process has them.
+        A UserError of one rank is raised on all; only the lowest rank that failed has its message, so it is shown once.
         """
-        if not self.several:
+        if not self.is_distributed:
             return [work()]
         value: T | None = None
-        mistake: UserError | None = None
+        own_error: UserError | None = None
         try:
             value = work()
         except UserError as error:
-            mistake = error
-        answers: list[Any] = [None] * self.world
+            own_error = error
+        results: list[Any] = [None] * self.world_size
         try:
-            dist.all_gather_object(answers, (mistake is not None, value), group=self.prompt)
+            dist.all_gather_object(results, (own_error is not None, value), group=self.control_group)
         except RuntimeError:
-            if mistake:
-                raise mistake from None
+            if own_error:
+                raise own_error from None
             raise
-        wrong = [rank for rank, (failed, _) in enumerate(answers) if failed]
-        if wrong:
-            raise mistake if mistake and wrong[0] == self.rank else UserError("")
-        return [answer for _, answer in answers]
+        failed = [rank for rank, (has_failed, _) in enumerate(results) if has_failed]
+        if failed:
+            raise own_error if own_error and failed[0] == self.rank else UserError("")
+        return [result for _, result in results]
 
-    def each(self, work: Callable[[], T]) -> T:
-        """What comes of it here, when all have done it."""
-        kept: list[T] = []
-        self.all(lambda: kept.append(work()))
-        return kept[0]
+    def run_on_all(self, work: Callable[[], T]) -> T:
+        """Run `work` on all ranks, wait for all and return the result of this one."""
+        results: list[T] = []
+        self.gather(lambda: results.append(work()))
+        return results[0]
 
-    def told(self, work: Callable[[], T]) -> T:
-        """What comes of it in the first process, the only one that does it."""
-        found: Any = self.all(lambda: work() if self.first else None)[0]
-        return found  # type: ignore[no-any-return]
+    def broadcast(self, work: Callable[[], T]) -> T:
+        """Run `work` on rank 0 only and return its result on all ranks."""
+        result: Any = self.gather(lambda: work() if self.is_main else None)[0]
+        return result  # type: ignore[no-any-return]
 
-    def in_turn(self, work: Callable[[], T]) -> T:
-        """The first process does it, then the first of each other machine, then all others, who find what was left."""
-        if not self.several:
+    def in_rank_order(self, work: Callable[[], T]) -> T:
+        """Run `work` on rank 0, then on the first rank of other machines, then on the rest, which reuse its files."""
+        if not self.is_distributed:
             return work()
-        own = 0 if self.first else 1 if self.local == 0 else 2
+        own_turn = 0 if self.is_main else 1 if self.local_rank == 0 else 2
 
-        def at(turn: int) -> list[T]:
-            return [work()] if turn == own else []
+        def run_in(turn: int) -> list[T]:
+            return [work()] if turn == own_turn else []
 
-        return [self.each(partial(at, turn)) for turn in range(3)][own][0]
+        return [self.run_on_all(partial(run_in, turn)) for turn in range(3)][own_turn][0]
 
-    def mistake(self, sentence: str) -> UserError:
-        """One that all processes make at the same moment: the first has the words."""
-        return UserError(sentence if self.first else "")
+    def user_error(self, message: str) -> UserError:
+        """Return an error that all ranks raise at once; only rank 0 has the message."""
+        return UserError(message if self.is_main else "")
 
-    def numbers(self, *own: float) -> list[list[float]]:
-        """These numbers of every process, by rank."""
-        if not self.several:
-            return [list(own)]
-        mine = torch.tensor(own, dtype=torch.float64)
-        found = [torch.empty_like(mine) for _ in range(self.world)]
-        dist.all_gather(found, mine, group=self.prompt)
-        return [one.tolist() for one in found]
+    def gather_numbers(self, *numbers: float) -> list[list[float]]:
+        """Return these numbers of every process, by rank."""
+        if not self.is_distributed:
+            return [list(numbers)]
+        local = torch.tensor(numbers, dtype=torch.float64)
+        gathered = [torch.empty_like(local) for _ in range(self.world_size)]
+        dist.all_gather(gathered, local, group=self.control_group)
+        return [one.tolist() for one in gathered]
 
-    def sum(self, tensor: Tensor) -> Tensor:
-        """Of all processes, in place."""
-        if self.several:
-            dist.all_reduce(tensor, group=self.tensors)
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sum a tensor over all processes, in place."""
+        if self.is_distributed:
+            dist.all_reduce(tensor, group=self.tensor_group)
         return tensor
 
     @contextmanager
-    def company(self) -> Iterator[None]:
-        """Another process that is gone, or hangs, ends this one with a sentence."""
+    def handle_peer_failure(self) -> Iterator[None]:
+        """Turn the failure or the hang of another process into a message that ends this one."""
         try:
             yield
         except RuntimeError as error:
-            said = str(error).lower()
-            if not self.several or not (isinstance(error, dist.DistError) or "gloo" in said):
+            message = str(error).lower()
+            if not self.is_distributed or not (isinstance(error, dist.DistError) or "gloo" in message):
                 raise
-            late = "timed out" in said or "timeout" in said
-            raise Stop(f"{self._waited() if late else self._lost()}. {SAVED}", 1) from None
-
-    def _waited(self) -> str:
-        return (
-            f"process {self.rank} of {self.world} waited {self.minutes:g} minutes for another one, which hangs or "
-            "cannot be reached: look at its last lines, its machine and the network; or, if it was at work, raise "
-            "train.timeout"
-        )
-
-    def _lost(self) -> str:
-        return f"process {self.rank} of {self.world} has lost another one, whose own last lines may say why"
+            if "timed out" in message or "timeout" in message:
+                reason = (
+                    f"waited {self.minutes:g} minutes for another one, which hangs or cannot be reached: look at its "
+                    "last lines, its machine and the network; or, if it was at work, raise train.timeout"
+                )
+            else:
+                reason = "has lost another one, whose own last lines may say why"
+            raise Stop(f"process {self.rank} of {self.world_size} {reason}. {RESUME_HINT}", 1) from None
 
 
 @contextmanager
-def joined(minutes: Callable[[], float] = lambda: MEETING) -> Iterator[Group]:
-    """Join all processes that torchrun started for this command, within these minutes; without torchrun stay alone."""
+def join_process_group(minutes: Callable[[], float] = lambda: DEFAULT_MEETING_MINUTES) -> Iterator[ProcessGroup]:
+    """Join the processes that torchrun started for this command; without torchrun there is only this one."""
     launched = dist.is_available() and dist.is_torchelastic_launched()
     world = int(os.environ["WORLD_SIZE"]) if launched else 1
     if world == 1:
-        yield Group()
+        yield ProcessGroup()
         return
-    own = not dist.is_initialized()  # else a command around this one has joined already, and will part
-    if own:
+    joins_here = not dist.is_initialized()  # else an enclosing command has joined, and will leave
+    if joins_here:
         rank = int(os.environ["RANK"])
-        waiting = Waiting(rank, world, minutes())
-        store = connect(rank, waiting)
-        name = meet(store, rank, world, waiting)
-        store.set_timeout(EXCHANGE)
+        waiting = PeerWait(rank, world, minutes())
+        store = connect_to_store(rank, waiting)
+        name = agree_on_name(store, rank, world, waiting)
+        store.set_timeout(EXCHANGE_TIMEOUT)
         store = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=PATIENCE)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=PREPARATION_TIMEOUT)
         GLOO_GROUPS.append(dist.group.WORLD)
-    group = Group(dist.get_rank(), world, int(os.environ["LOCAL_RANK"]))
-    well = False
+    group = ProcessGroup(dist.get_rank(), world, int(os.environ["LOCAL_RANK"]))
+    succeeded = False
     try:
-        with group.company():
+        with group.handle_peer_failure():
             yield group
-        well = True
+        succeeded = True
     finally:
-        if own and (well or not torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]  # NCCL would wait
+        # After a failure NCCL would wait for the others.
+        if joins_here and (succeeded or not torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
             dist.destroy_process_group()
 
 
-def connect(rank: int, waiting: Waiting) -> Any:
-    """Connect to the key-value store that the processes meet at, or serve it.
+def connect_to_store(rank: int, waiting: PeerWait) -> Any:
+    """Connect to the key-value store at which the processes meet, or serve it.
 
     torchrun serves it itself; otherwise rank 0 does. Calls into PyTorch are short: signals are handled between them.
     """
@@ -197,7 +194,7 @@ def connect(rank: int, waiting: Waiting) -> Any:
     while True:
         try:
             return dist.TCPStore(  # type: ignore[attr-defined]
-                host, port, is_master=serve, timeout=ATTEMPT, wait_for_workers=False, multi_tenant=True
+                host, port, is_master=serve, timeout=CONNECT_TIMEOUT, wait_for_workers=False, multi_tenant=True
             )
         except dist.DistError as error:
             if serve:
@@ -208,7 +205,7 @@ def connect(rank: int, waiting: Waiting) -> Any:
             waiting.check("process 0")
 
 
-class Waiting:
+class PeerWait:
     """A wait for other processes: it logs a message after some seconds and ends with an error after some minutes."""
 
     def __init__(self, rank: int, world: int, minutes: float) -> None:
@@ -222,12 +219,12 @@ class Waiting:
                 f"{self.own} waited {self.minutes:g} minutes for {missing} at {where}; check their output, or start "
                 "all WORLD_SIZE processes"
             )
-        if self.silent and waited > SILENT:
+        if self.silent and waited > SILENT_SECONDS:
             self.silent = False
             log(f"waiting for {missing} at {where}")
 
 
-def meet(store: Any, rank: int, world: int, waiting: Waiting) -> str:
+def agree_on_name(store: Any, rank: int, world: int, waiting: PeerWait) -> str:
     """Return a name that all processes agree on for this start of theirs, and for no other.
 
     torchrun keeps one store for all attempts of a job, and an attempt that failed has left its addresses there. A

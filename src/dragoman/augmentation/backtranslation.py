@@ -25,7 +25,7 @@ from dragoman.inference.loading import load_as
 from dragoman.inference.postprocess import warning_kinds
 from dragoman.inference.translator import NO_TREE, Translator
 from dragoman.io import read_lines
-from dragoman.process_group import joined
+from dragoman.process_group import join_process_group
 from dragoman.progress import Report
 from dragoman.types import Hypothesis
 
@@ -98,14 +98,14 @@ def backtranslate(
 ) -> Lessons:
     """Write `out`, a corpus {jsonl: out} whose targets are the lines of `text`; what was left out is counted."""
     mono, lessons = Path(text), Lessons()
-    with joined() as group:
-        report = report or Report(quiet=not group.first)
+    with join_process_group() as group:
+        report = report or Report(quiet=not group.is_main)
         where = own_device(device, group)
-        translator = group.in_turn(lambda: load_as(Translator, run, device=where, engine=engine))
-        settings = group.each(lambda: merge_search(translator.recipe.search, search, beam=beam, count=1))
-        group.each(lambda: translator.before(tag))  # what is not there is refused before any work
-        group.told(lambda: check_apart(mono, Path(out)))
-        mark = group.told(lambda: fingerprint(CorpusSettings(text=str(mono))))
+        translator = group.in_rank_order(lambda: load_as(Translator, run, device=where, engine=engine))
+        settings = group.run_on_all(lambda: merge_search(translator.recipe.search, search, beam=beam, count=1))
+        group.run_on_all(lambda: translator.before(tag))  # what is not there is refused before any work
+        group.broadcast(lambda: check_apart(mono, Path(out)))
+        mark = group.broadcast(lambda: fingerprint(CorpusSettings(text=str(mono))))
 
         def answer(_: int, lines: Sequence[str]) -> list[Record]:
             plainly = {**settings.model_dump(), "scores": False}
@@ -127,7 +127,7 @@ def backtranslate(
                 raise Worthless(f"{lessons}: nothing of {run} is good enough to learn from; {remedy(str(run))}")
 
         write_sharded(Path(out), lambda: read_lines(mono), answer, good, about=about, **shared)
-        if group.first:
+        if group.is_main:
             report.log(f"{out}: {lessons}")
             if said := doubt(str(run), lessons.useful, lessons.asked):
                 report.log(said)

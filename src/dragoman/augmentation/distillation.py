@@ -31,7 +31,7 @@ from dragoman.inference.translator import Translator
 from dragoman.io import cache_folder, share_folder
 from dragoman.metrics.metrics import METRICS
 from dragoman.models.registry import asks_for_trees, completed, kind_of
-from dragoman.process_group import Group, joined
+from dragoman.process_group import ProcessGroup, join_process_group
 from dragoman.progress import Report
 from dragoman.run_dir import RunFolder, write_text, write_whole
 from dragoman.training.prepare import check_files
@@ -65,12 +65,12 @@ def distil(
     """Train the student that a recipe describes on the answers of the model in `run`; the folder `out` is returned.
 
     Several runs with one vocabulary teach as one."""
-    with joined() as group:
-        whole = group.each(lambda: read_recipe(Path(recipe), overrides))
-        report = report or Report(quiet=not group.first)
-        newest = group.told(lambda: opened(RunFolder(out), resume=resume))
-        teacher = group.in_turn(lambda: Teacher.load(run, whole, settings or DistilSettings(), group))
-        goes_on = group.told(lambda: resume and bool(RunFolder(out).teacher()))
+    with join_process_group() as group:
+        whole = group.run_on_all(lambda: read_recipe(Path(recipe), overrides))
+        report = report or Report(quiet=not group.is_main)
+        newest = group.broadcast(lambda: opened(RunFolder(out), resume=resume))
+        teacher = group.in_rank_order(lambda: Teacher.load(run, whole, settings or DistilSettings(), group))
+        goes_on = group.broadcast(lambda: resume and bool(RunFolder(out).teacher()))
         shared: dict[str, Any] = {"newest": newest, "goes_on": goes_on, "group": group, "report": report}
         student, tokenizers = taught(whole, teacher, RunFolder(out), settings or DistilSettings(), **shared)
         return train(student, out=out, resume=resume, tokenizers=tokenizers, report=report)
@@ -84,28 +84,28 @@ def taught(
     *,
     newest: Path | None,
     goes_on: bool,
-    group: Group,
+    group: ProcessGroup,
     report: Report,
 ) -> tuple[Recipe, Tokenizers]:
     """The student's recipe, its corpora written, and its tokenizers. What is in the way is refused before."""
-    lessons = group.each(lambda: lessons_of(recipe, teacher, settings))
+    lessons = group.run_on_all(lambda: lessons_of(recipe, teacher, settings))
     files = [folder.distilled / f"{number}.jsonl" for number in range(1, len(lessons) + 1)]
     answers = [lesson.answered(file) for lesson, file in zip(lessons, files, strict=True)]
     originals = recipe.data.train if settings.originals else ()
-    student = group.each(lambda: student_of(recipe, teacher.translator.recipe, (*answers, *originals)))
+    student = group.run_on_all(lambda: student_of(recipe, teacher.translator.recipe, (*answers, *originals)))
     about = {**teacher.about(), **settings.model_dump(mode="json"), "beam": teacher.beam}
     if newest or goes_on:
-        group.told(lambda: same_lessons(folder, about))
+        group.broadcast(lambda: same_lessons(folder, about))
     with ExitStack() as held:
-        group.told(lambda: held.enter_context(alone(folder)))
+        group.broadcast(lambda: held.enter_context(alone(folder)))
         if not newest:
-            group.told(lambda: begin(folder, student, about))
-        if group.told(lambda: not newest or not all(file.exists() for file in files)):
+            group.broadcast(lambda: begin(folder, student, about))
+        if group.broadcast(lambda: not newest or not all(file.exists() for file in files)):
             for lesson in lessons:  # `dragoman cache --clear` leaves what is in use
                 with suppress(OSError):  # a cache that cannot be written is refused below
                     held.enter_context(share_folder(lesson.shards.folder))
-            counts = group.each(lambda: translate(lessons, group, report))
-            group.told(lambda: write_corpora(lessons, files, counts, about, report))
+            counts = group.run_on_all(lambda: translate(lessons, group, report))
+            group.broadcast(lambda: write_corpora(lessons, files, counts, about, report))
     return student, teacher.translator.tokenizers
 
 
@@ -180,7 +180,7 @@ class Teacher:
     closest: bool
 
     @classmethod
-    def load(cls, run: RunPaths, recipe: Recipe, settings: DistilSettings, group: Group) -> Teacher:
+    def load(cls, run: RunPaths, recipe: Recipe, settings: DistilSettings, group: ProcessGroup) -> Teacher:
         translator = load_as(Translator, run, device=own_device(recipe.train.device, group))
         own = translator.recipe
         beam = settings.beam or own.search.beam
@@ -241,7 +241,7 @@ class Lesson:
         return CorpusSettings(jsonl=str(file.absolute()), weight=self.corpus.weight, tag=self.corpus.tag)
 
 
-def translate(lessons: Sequence[Lesson], group: Group, report: Report) -> list[int]:
+def translate(lessons: Sequence[Lesson], group: ProcessGroup, report: Report) -> list[int]:
     """The share of this process. How many shards each lesson has comes back."""
     teacher = lessons[0].teacher
     sizes = [sum(1 for _ in report.progress("reading").iterate(lesson.shards.items())) for lesson in lessons]

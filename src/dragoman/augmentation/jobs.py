@@ -24,7 +24,7 @@ import torch
 
 from dragoman.errors import UserError
 from dragoman.io import digest_bytes, digest_file, is_temporary, keep_folder, lock_folder
-from dragoman.process_group import Group
+from dragoman.process_group import ProcessGroup
 from dragoman.progress import ProgressBar, Report
 from dragoman.run_dir import RunFolder, read_json, write_text, write_whole
 
@@ -44,11 +44,11 @@ class Shards(Generic[T]):
     answer: Callable[[int, Sequence[T]], list[Record]]  # is told how many items came before, and given some
     batch: int  # items that it is given at a time
 
-    def make(self, group: Group, bar: ProgressBar) -> int:
+    def make(self, group: ProcessGroup, bar: ProgressBar) -> int:
         """The shards that fall to this process and are not there yet. How many there are in all comes back."""
         items, number = self.items(), 0
         while some := list(islice(items, SHARD)):
-            if number % group.world == group.rank:
+            if number % group.world_size == group.rank:
                 if read(self.file(number), digest_of(some)) is not None:
                     bar.skip(len(some))
                 else:
@@ -114,15 +114,15 @@ def digest_of_runs(runs: Iterable[str | Path]) -> str:
     return digest.hexdigest()
 
 
-def share_of(total: int, group: Group) -> int:
+def share_of(total: int, group: ProcessGroup) -> int:
     """How many of all items are in shards that fall to this process."""
-    firsts = range(group.rank * SHARD, total, group.world * SHARD)
+    firsts = range(group.rank * SHARD, total, group.world_size * SHARD)
     return sum(min(SHARD, total - first) for first in firsts)
 
 
-def own_device(name: str, group: Group) -> str:
+def own_device(name: str, group: ProcessGroup) -> str:
     """Of several processes on a machine with several GPUs, each takes its own."""
-    return f"cuda:{group.local}" if name == "auto" and group.several and torch.cuda.is_available() else name
+    return f"cuda:{group.local_rank}" if name == "auto" and group.is_distributed and torch.cuda.is_available() else name
 
 
 class Worthless(UserError):
@@ -188,13 +188,13 @@ def write_sharded(
     *,
     about: Mapping[str, Any],
     batch: int,
-    group: Group,
+    group: ProcessGroup,
     report: Report,
 ) -> None:
     """A file of what is `said` of the answers to all items. It appears when it is whole; until then the answers are
     kept in shards beside it, and whoever starts the same work again goes on with them."""
     output = output.resolve()
-    count_first = sys.stderr.isatty() and group.first  # elsewhere nobody needs the time left
+    count_first = sys.stderr.isatty() and group.is_main  # elsewhere nobody needs the time left
     total = sum(1 for _ in report.progress("counting").iterate(items())) if count_first else 0
 
     def write(beside: Path) -> None:
@@ -206,7 +206,7 @@ def write_sharded(
             return shards.make(group, bar)
 
     with ExitStack() as held:
-        folder = group.told(lambda: held.enter_context(folder_beside(output, about)))
+        folder = group.broadcast(lambda: held.enter_context(folder_beside(output, about)))
         shards = Shards(folder, items, answer, batch)
-        count = group.each(make)
-        group.told(lambda: write_whole(output, write))
+        count = group.run_on_all(make)
+        group.broadcast(lambda: write_whole(output, write))

@@ -22,7 +22,7 @@ from dragoman.inference.loading import load_as
 from dragoman.inference.postprocess import warning_kinds
 from dragoman.inference.translator import NO_TREE, Translator
 from dragoman.io import digest_bytes, read_lines
-from dragoman.process_group import Group, joined
+from dragoman.process_group import ProcessGroup, join_process_group
 from dragoman.progress import DETAIL, WARNING, Report, log
 from dragoman.types import Hypothesis, Line, Tree
 
@@ -80,17 +80,17 @@ def is_plain(path: Path) -> bool:
 
 def carry_out(order: Order) -> None:
     begun = time.monotonic()
-    with joined() as group:
+    with join_process_group() as group:
         unknown = {"unknown": "dictionary"} if order.dictionary else {}
-        changes = group.each(lambda: parse_search_overrides(order.overrides, unknown))
-        kept = order.resume or group.several
-        group.told(lambda: order.check(kept=kept))
+        changes = group.run_on_all(lambda: parse_search_overrides(order.overrides, unknown))
+        kept = order.resume or group.is_distributed
+        group.broadcast(lambda: order.check(kept=kept))
         way = {"device": own_device(order.device, group), "engine": order.engine}
-        translator = group.in_turn(lambda: load_as(Translator, order.runs, **way))
-        if group.first:
+        translator = group.in_rank_order(lambda: load_as(Translator, order.runs, **way))
+        if group.is_main:
             engine = "torch" if order.engine == "auto" else order.engine
             log(f"engine {engine}, device {translator.device}, loaded in {time.monotonic() - begun:.1f} s", DETAIL)
-        asking = group.each(lambda: Asking(translator, changes, order))
+        asking = group.run_on_all(lambda: Asking(translator, changes, order))
         if kept:
             asking.answer_file(group)
         elif order.stream:
@@ -142,14 +142,15 @@ class Asking:
         for number, (line, answers) in enumerate(zip(lines, found, strict=True), before + 1):
             yield said_as(number, line, answers, self.settings.nbest, self.order.as_json), answers[0]
 
-    def answer_file(self, group: Group) -> None:
+    def answer_file(self, group: ProcessGroup) -> None:
         """The same for a file that is too long to be done twice, or by one process."""
         source, output = self.order.given, self.order.output_file
         assert isinstance(source, Path)
         assert output
         counts: Counter[str] = Counter()
-        report = Report(quiet=not group.first)
-        warned = Warned(report.log if group.first else log, group.world)  # above the progress, where there is one
+        report = Report(quiet=not group.is_main)
+        log_above = report.log if group.is_main else log  # above the progress, where there is one
+        warned = Warned(log_above, group.world_size)
 
         def answer(before: int, lines: Sequence[str]) -> list[Record]:
             records = []
@@ -164,7 +165,7 @@ class Asking:
                 yield record["said"] + "\n"
 
         search = {f"search.{name}": value for name, value in self.settings.model_dump(mode="json").items()}
-        mark = group.told(lambda: fingerprint(CorpusSettings(text=str(source))))
+        mark = group.broadcast(lambda: fingerprint(CorpusSettings(text=str(source))))
         write_sharded(
             output,
             lambda: read_lines(source),

@@ -42,7 +42,7 @@ from dragoman.run_dir import (
     write_whole,
 )
 from dragoman.training.choices import Choices
-from dragoman.training.distributed import own
+from dragoman.training.distributed import shard_like
 from dragoman.training.prepare import Prepared
 from dragoman.training.step import Pending, Stepper, Update
 from dragoman.training.validation import Validation
@@ -152,13 +152,13 @@ def save(folder: RunFolder, stepper: Stepper, progress: Progress) -> None:
     group, target = stepper.group, checkpoint(folder, progress.step)
     if any(step == progress.step for _, step in progress.best):
         weights = stepper.weights()
-        group.told(lambda: save_tensors(best_file(folder, progress.step), weights))
-    if not group.told(target.exists):
-        if stepper.shared.sharded:
+        group.broadcast(lambda: save_tensors(best_file(folder, progress.step), weights))
+    if not group.broadcast(target.exists):
+        if stepper.parallel.sharded:
             save_parts(target, stepper, progress)
         else:
-            group.told(lambda: write_whole(target, lambda made: save_whole(made, stepper, progress)))
-    group.told(lambda: tidy(folder, {target, *(best_file(folder, step) for _, step in progress.best)}))
+            group.broadcast(lambda: write_whole(target, lambda made: save_whole(made, stepper, progress)))
+    group.broadcast(lambda: tidy(folder, {target, *(best_file(folder, step) for _, step in progress.best)}))
 
 
 def save_whole(made: Path, stepper: Stepper, progress: Progress) -> None:
@@ -188,10 +188,10 @@ def save_parts(target: Path, stepper: Stepper, progress: Progress) -> None:
             raise unwritable(target, error) from None
 
     with ExitStack() as held:
-        made = group.told(begin)
+        made = group.broadcast(begin)
         for name, tensors in stepper.tensors().items():
-            sharded.save(made / name, tensors, group)
-        group.told(finish)
+            sharded.save_sharded(made / name, tensors, group)
+        group.broadcast(finish)
 
 
 def clear(folder: RunFolder) -> None:
@@ -240,9 +240,11 @@ def restore(path: Path, stepper: Stepper) -> None:
         if (path / name).is_dir():
             from dragoman.training import distributed as sharded
 
-            return sharded.load(path / name, like, stepper.group)
+            return sharded.load_sharded(path / name, like, stepper.group)
         found = load_tensors(path / f"{name}.safetensors")[0]
-        return {one: own(tensor, like.get(one.rpartition(":")[0] or one, tensor)) for one, tensor in found.items()}
+        return {
+            one: shard_like(tensor, like.get(one.rpartition(":")[0] or one, tensor)) for one, tensor in found.items()
+        }
 
     stepper.restore(tensors("model"), tensors("optimizer"), tensors("ema"))
 

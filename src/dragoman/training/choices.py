@@ -17,7 +17,7 @@ import torch
 from dragoman.config.settings import TrainSettings
 from dragoman.errors import UserError
 from dragoman.hardware import best_precision, choose_device, hold_memory, make_current
-from dragoman.process_group import Group
+from dragoman.process_group import ProcessGroup
 
 SWITCH = 1e-4  # seconds after which Python lets another thread run, if one wants to; it has 5e-3 by itself
 COMPILED = "~/.cache/dragoman/compiled"  # where the compiler finds what it made for an earlier run
@@ -58,15 +58,15 @@ class Choices:
         world = f", {self.world} processes" if self.world > 1 else ""
         return f"{self.device}, {self.precision}, {how}{threads}{split}{world}"
 
-    def shared(self, group: Group) -> Choices:
+    def shared(self, group: ProcessGroup) -> Choices:
         """The same for one process of several: a GPU of its own, and no updates that are launched whole."""
-        if not group.several:
+        if not group.is_distributed:
             return replace(self, world=1)
         device, there = torch.device(self.device), torch.cuda.device_count()
-        if device.type == "cuda" and group.local >= there:
+        if device.type == "cuda" and group.local_rank >= there:
             raise UserError(f"this machine has {there} GPUs; start as many processes with --nproc-per-node={there}")
-        name = f"cuda:{group.local}" if device.type == "cuda" else self.device
-        return replace(self, device=name, split=1, capture=False, world=group.world)
+        name = f"cuda:{group.local_rank}" if device.type == "cuda" else self.device
+        return replace(self, device=name, split=1, capture=False, world=group.world_size)
 
 
 def choose(settings: TrainSettings, layout: str = "packed", *, few_shapes: bool = True) -> Choices:

@@ -21,7 +21,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from dragoman.config.settings import Settings, TrainSettings, pick
 from dragoman.errors import UserError
-from dragoman.training.distributed import gathered, here, is_shared, own
+from dragoman.training.distributed import gather_like, is_sharded, shard_like, to_local
 
 MOMENTUM = 0.95
 NEWTON_SCHULZ_STEPS = 5
@@ -69,9 +69,9 @@ class Muon(AdamW):
                 self.state[one]["momentum_buffer"] = torch.zeros_like(one)
         found_inf = getattr(self, "found_inf", None)
         taken = 1.0 if found_inf is None else 1 - found_inf
-        weights = [here(one) for one in matrices]
-        buffers = [here(self.state[one]["momentum_buffer"]) for one in matrices]
-        grad_KRC = torch.stack([here(one.grad) for one in matrices])  # type: ignore[arg-type]
+        weights = [to_local(one) for one in matrices]
+        buffers = [to_local(self.state[one]["momentum_buffer"]) for one in matrices]
+        grad_KRC = torch.stack([to_local(one.grad) for one in matrices])  # type: ignore[arg-type]
         if found_inf is not None:
             grad_KRC = torch.where(found_inf > 0, 0.0, grad_KRC)
         momentum_KRC = torch.stack(buffers)
@@ -84,14 +84,14 @@ class Muon(AdamW):
 
     def orthogonalize_sharded(self, x_KRC: Tensor, like: list[Tensor]) -> Tensor:
         """Return the local rows of the orthogonalized full matrices, scaled to the size of AdamW's updates."""
-        blocks, sharded = self.blocks[id(like[0])], is_shared(like[0])
-        x_KAC = torch.stack([gathered(*pair) for pair in zip(x_KRC, like, strict=True)]) if sharded else x_KRC
+        blocks, sharded = self.blocks[id(like[0])], is_sharded(like[0])
+        x_KAC = torch.stack([gather_like(*pair) for pair in zip(x_KRC, like, strict=True)]) if sharded else x_KRC
         K, A, C = x_KAC.shape
         out_KAC: Tensor = orthogonalize(x_KAC.view(K * blocks, A // blocks, C)).view(K, A, C)
         out_KAC = out_KAC * (ADAMW_RMS * max(A // blocks, C) ** 0.5)
         if not sharded:
             return out_KAC
-        return torch.stack([here(own(*pair)) for pair in zip(out_KAC, like, strict=True)])
+        return torch.stack([to_local(shard_like(*pair)) for pair in zip(out_KAC, like, strict=True)])
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
@@ -124,8 +124,8 @@ class CapturableSGD(SGD):
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
         for group in self.param_groups:
             parameters = [one for one in group["params"] if one.grad is not None]
-            weights = [here(one) for one in parameters]
-            grads = torch._foreach_add([here(one.grad) for one in parameters], weights, alpha=group["weight_decay"])
+            weights = [to_local(one) for one in parameters]
+            grads = torch._foreach_add([to_local(one.grad) for one in parameters], weights, alpha=group["weight_decay"])
             torch._foreach_sub_(weights, torch._foreach_mul(grads, group["lr"]))
 
 
@@ -136,7 +136,7 @@ MakeOptimizer = Callable[[NamedParameters, TrainSettings], Optimizer]
 def _common_options(named: NamedParameters, settings: TrainSettings) -> dict[str, Any]:
     """Return the options that many optimizers share. For CUDA graphs the learning rate is a tensor."""
     parameter = next(iter(named.values()))
-    tensor_lr = parameter.is_cuda and not is_shared(parameter)
+    tensor_lr = parameter.is_cuda and not is_sharded(parameter)
     return {
         "lr": torch.tensor(settings.lr, device=parameter.device) if tensor_lr else settings.lr,
         "betas": (0.9, settings.beta2),
@@ -186,7 +186,7 @@ def compute_gradient_norm(parameters: Sequence[Tensor]) -> Tensor:
 @torch.no_grad()
 def clip_gradients(parameters: Sequence[Tensor], norm: Tensor, clip: float) -> None:
     """Scale all gradients in place so that their norm is at most `clip`. It waits for nothing."""
-    grads = [here(one.grad) for one in parameters if one.grad is not None]
+    grads = [to_local(one.grad) for one in parameters if one.grad is not None]
     torch._foreach_div_(grads, (norm.float() / clip).clamp(min=1.0))
 
 
@@ -217,7 +217,7 @@ def _tensors_of(optimizer: Optimizer) -> list[Tensor]:
     """Return all local tensors that a step may change."""
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
     state = [value for one in parameters for value in optimizer.state.get(one, {}).values()]
-    return [here(one) for one in (*parameters, *state) if isinstance(one, Tensor)]
+    return [to_local(one) for one in (*parameters, *state) if isinstance(one, Tensor)]
 
 
 def inverse_sqrt(step: int, warmup: int, done: float) -> float:  # noqa: ARG001

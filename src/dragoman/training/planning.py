@@ -22,7 +22,7 @@ from dragoman.config.settings import read_recipe
 from dragoman.data.stream import Place, Weighted
 from dragoman.errors import UserError
 from dragoman.models.registry import completed, layout_of, parameters
-from dragoman.process_group import Group, joined
+from dragoman.process_group import ProcessGroup, join_process_group
 from dragoman.progress import Report
 from dragoman.run_dir import RunFolder
 from dragoman.training.choices import choose
@@ -39,12 +39,12 @@ def dry_run(recipe: Path, *, out: Path, overrides: Sequence[str] = (), init_from
 
     Under torchrun the main process does so, and the others return an empty dictionary.
     """
-    with joined(lambda: meeting_minutes(recipe, overrides)) as group:
-        found = group.told(lambda: inspect(Order(recipe, RunFolder(out), overrides, False, init_from), group))
-        return found if group.first else {}
+    with join_process_group(lambda: meeting_minutes(recipe, overrides)) as group:
+        found = group.broadcast(lambda: inspect(Order(recipe, RunFolder(out), overrides, False, init_from), group))
+        return found if group.is_main else {}
 
 
-def inspect(order: Order, group: Group) -> dict[str, Any]:
+def inspect(order: Order, group: ProcessGroup) -> dict[str, Any]:
     """Prepare a run in a temporary folder and return what would be trained.
 
     The cache is temporary too, so the tokenizer is learned and the corpora are encoded anew.
@@ -69,7 +69,7 @@ def inspect(order: Order, group: Group) -> dict[str, Any]:
             "until": train.limit,
             "steps_per_epoch": max(round(slots / (train.tokens * train.accumulate)), 1),
             "memory": count * (BYTES + 4 * bool(train.ema)),
-            "choices": str(chosen(start.recipe, None, Group())),
+            "choices": str(chosen(start.recipe, None, ProcessGroup())),
         }
 
 

@@ -24,7 +24,7 @@ from dragoman.errors import UserError
 from dragoman.inference.postprocess import PairStatistics
 from dragoman.io import LONGEST_LINE, cache_folder, keep_folder, read_lines
 from dragoman.models.registry import asks_for_trees, kind_of, layout_of, most_tokens
-from dragoman.process_group import Group
+from dragoman.process_group import ProcessGroup
 from dragoman.progress import WARNING, Report
 from dragoman.run_dir import RunFolder, write_whole
 from dragoman.types import Pair
@@ -74,12 +74,12 @@ def differing(digests: dict[str, str], others: dict[str, str]) -> str:
     return next((name for name in [*digests, *others] if digests.get(name) != others.get(name)), "")
 
 
-def check_alike(prepared: Prepared, group: Group) -> None:
+def check_alike(prepared: Prepared, group: ProcessGroup) -> None:
     """Processes that read different texts would train side by side, not together."""
-    first, *others = group.all(lambda: prepared.digests)
+    first, *others = group.gather(lambda: prepared.digests)
     for rank, digests in enumerate(others, 1):
         if name := differing(first, digests):
-            raise group.mistake(
+            raise group.user_error(
                 f"{name} is not the same for process {rank} as for the first; give all machines the same files"
             )
 

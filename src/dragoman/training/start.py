@@ -34,7 +34,7 @@ from dragoman.metrics.metrics import METRICS, fitting, metric_named, note_on_wer
 from dragoman.models.base import Model, collect_tensors
 from dragoman.models.registry import build_model, completed, kind_of, settings_of
 from dragoman.phrasebook.generate import DIRECTIONS, check_request
-from dragoman.process_group import MEETING, Group
+from dragoman.process_group import DEFAULT_MEETING_MINUTES, ProcessGroup
 from dragoman.progress import WARNING, Report
 from dragoman.run_dir import RunFolder, unwritable
 from dragoman.training import checkpoint as record
@@ -75,7 +75,7 @@ class Order(NamedTuple):
     init_from: str | Path | None
 
 
-def begin(order: Order, report: Report, held: ExitStack, group: Group) -> Start:
+def begin(order: Order, report: Report, held: ExitStack, group: ProcessGroup) -> Start:
     """Make the folder, or find where the run in it was. It is ours alone until `held` lets go of it.
 
     Of several processes the first does so, and the others are told.
@@ -95,11 +95,11 @@ def begin(order: Order, report: Report, held: ExitStack, group: Group) -> Start:
             )
         return Start(whole, newest, open_run(parent, device="cpu") if parent else None, parent)
 
-    whole, newest, parent = group.told(told)
-    return group.each(lambda: begun[0] if begun else told_of())
+    whole, newest, parent = group.broadcast(told)
+    return group.run_on_all(lambda: begun[0] if begun else told_of())
 
 
-def first_begin(order: Order, report: Report, held: ExitStack, group: Group) -> Start:
+def first_begin(order: Order, report: Report, held: ExitStack, group: ProcessGroup) -> Start:
     recipe, folder, overrides, resume, init_from = order
     whole = laid_over(recipe, overrides) if isinstance(recipe, Recipe) else read_recipe(Path(recipe), overrides)
     newest = opened(folder, resume=resume)
@@ -145,7 +145,7 @@ def meeting_minutes(recipe: str | Path | Recipe, overrides: Sequence[str]) -> fl
     try:
         return laid_over(recipe if isinstance(recipe, Recipe) else read_recipe(Path(recipe)), overrides).train.timeout
     except UserError:
-        return MEETING
+        return DEFAULT_MEETING_MINUTES
 
 
 @contextmanager
@@ -316,9 +316,9 @@ def check_judging(recipe: Recipe) -> None:
         )
 
 
-def check_shared(recipe: Recipe, group: Group) -> None:
+def check_shared(recipe: Recipe, group: ProcessGroup) -> None:
     """What several processes cannot train is refused."""
-    if group.several:
+    if group.is_distributed:
         model = build_model(recipe, source_size=len(SPECIALS), target_size=len(SPECIALS))
         PARALLEL[recipe.train.parallel].check(model)
 

@@ -23,12 +23,12 @@ from dragoman.config.settings import TrainSettings
 from dragoman.errors import UserError
 from dragoman.models.base import Model, collect_tensors
 from dragoman.modules.dropout import use_row_slice
-from dragoman.process_group import Group
+from dragoman.process_group import ProcessGroup
 from dragoman.training import consistency
 from dragoman.training.choices import Choices
 from dragoman.training.consistency import CONSISTENCY, passes, twice
 from dragoman.training.cuda_graph import Captured
-from dragoman.training.distributed import PARALLEL, here, is_shared, shared, whole
+from dragoman.training.distributed import PARALLEL, is_sharded, to_full, to_local, wrap_learner
 from dragoman.training.loss import LOSSES
 from dragoman.training.optim import OPTIMIZERS, clip_gradients, compute_gradient_norm, set_learning_rate, step_unless
 from dragoman.types import Batch
@@ -122,14 +122,18 @@ class Full(UserError):
 class Stepper:
     """A model with its optimizer and the running mean of its weights."""
 
-    def __init__(self, model: Model, settings: TrainSettings, choices: Choices, group: Group | None = None) -> None:
-        self.settings, self.choices, self.group = settings, choices, group or Group()
+    def __init__(
+        self, model: Model, settings: TrainSettings, choices: Choices, group: ProcessGroup | None = None
+    ) -> None:
+        self.settings, self.choices, self.group = settings, choices, group or ProcessGroup()
         self.device = torch.device(choices.device)
         self.model = model.to(self.device)
         freeze(model, settings.freeze)
-        self.spare = copy.deepcopy(model).cpu() if self.group.several and PARALLEL[settings.parallel].sharded else model
+        self.spare = (
+            copy.deepcopy(model).cpu() if self.group.is_distributed and PARALLEL[settings.parallel].sharded else model
+        )
         self.learner = Learner(model, settings)
-        self.shared = shared(self.learner, settings, self.group)
+        self.parallel = wrap_learner(self.learner, settings, self.group)
         trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
         self.parameters = list(trained.values())
         self.optimizer = OPTIMIZERS[settings.optimizer](trained, settings)
@@ -162,9 +166,9 @@ class Stepper:
         some = [(number, part) for number, batch in enumerate(batches) for part in parts(batch, self.choices.split)]
         for left, (number, part) in zip(range(len(some) - 1, -1, -1), some, strict=True):
             torch.manual_seed(seed_of(self.settings.seed, step, number))
-            with self.shared.more_to_come() if left else nullcontext():
+            with self.parallel.no_sync() if left else nullcontext():
                 sums += self.backward(part.to(self.device))
-        return self.apply(self.group.sum(sums) / self.count)
+        return self.apply(self.group.all_reduce(sums) / self.count)
 
     def at_once(self, batch: Batch) -> Tensor:
         self.optimizer.zero_grad()
@@ -178,15 +182,17 @@ class Stepper:
 
     def backward(self, batch: Batch) -> Tensor:
         with self.choices.autocast():
-            sums = self.shared(batch)
-        loss = self.group.world * sums[0] if self.group.several else sums[0]  # they will get the mean of their slopes
+            sums = self.parallel(batch)
+        loss = (
+            self.group.world_size * sums[0] if self.group.is_distributed else sums[0]
+        )  # they will get the mean of their slopes
         (loss / self.count).backward()  # type: ignore[no-untyped-call]
         out: Tensor = sums.detach()
         return out
 
     def apply(self, means: Tensor) -> Tensor:
         """Clip the gradients and take the step; skip it if the loss or a gradient is not finite. Nothing waits."""
-        norm = whole(compute_gradient_norm(self.parameters))
+        norm = to_full(compute_gradient_norm(self.parameters))
         numbers_4 = torch.stack([*means, norm.float()])
         found_inf = (~numbers_4[::3].isfinite().all()).float()
         if self.settings.clip:
@@ -202,7 +208,7 @@ class Stepper:
             ) from None
         if self.ema:
             live, nearer = collect_tensors(self.model), self.nearer * (1 - found_inf)
-            held, now = [here(mean) for mean in self.ema.values()], [here(live[n].detach()) for n in self.ema]
+            held, now = [to_local(mean) for mean in self.ema.values()], [to_local(live[n].detach()) for n in self.ema]
             torch._foreach_lerp_(held, now, [nearer] * len(held))
         return numbers_4
 
@@ -224,9 +230,9 @@ class Stepper:
         after the other out of the way of what is shared out because it does not fit."""
         found: dict[str, Tensor] = {}
         for name, tensor in (self.ema or collect_tensors(self.model)).items():
-            all_of_it = whole(tensor)
-            if self.group.first:
-                found[name] = all_of_it.cpu() if is_shared(tensor) else all_of_it
+            all_of_it = to_full(tensor)
+            if self.group.is_main:
+                found[name] = all_of_it.cpu() if is_sharded(tensor) else all_of_it
         return found
 
     @contextmanager
@@ -235,7 +241,7 @@ class Stepper:
         was, after."""
         if self.spare is not self.model:
             weights = self.weights()
-            if self.group.first:
+            if self.group.is_main:
                 put(self.spare.to(self.device), weights)
             yield
             self.spare.cpu()

@@ -25,7 +25,7 @@ from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import Stop, UserError
 from dragoman.models.flops import Cost
 from dragoman.models.registry import layout_of, parameters
-from dragoman.process_group import Group, joined
+from dragoman.process_group import ProcessGroup, join_process_group
 from dragoman.progress import WARNING, Report
 from dragoman.run_dir import RunFolder
 from dragoman.training import checkpoint as record
@@ -67,26 +67,26 @@ def train(
         print(translator.translate(["A man walks his dog."])[0].text)
     """
     folder = RunFolder(out)
-    with joined(lambda: meeting_minutes(recipe, overrides)) as group, ExitStack() as held:
-        report = report if report and group.first else Report(quiet=not group.first)
+    with join_process_group(lambda: meeting_minutes(recipe, overrides)) as group, ExitStack() as held:
+        report = report if report and group.is_main else Report(quiet=not group.is_main)
         start = begin(Order(recipe, folder, overrides, resume, init_from), report, held, group)
         given = start.parent.tokenizers if start.parent else tokenizers
-        prepared = group.in_turn(lambda: prepare(start.recipe, folder, report, tokenizers=given))
+        prepared = group.in_rank_order(lambda: prepare(start.recipe, folder, report, tokenizers=given))
         check_alike(prepared, group)
         form, resumed = form_of(start.recipe), start.newest is not None
-        group.told(lambda: record_start(folder, prepared, form, init_from=start.init_from, resumed=resumed))
-        saved = group.each(lambda: record.load(start.newest) if start.newest else None)
-        choices = group.each(lambda: chosen(start.recipe, saved, group))
-        trainer = group.each(lambda: Trainer(start, saved, choices, folder, prepared, report, group))
-        with trainer.group.company():
+        group.broadcast(lambda: record_start(folder, prepared, form, init_from=start.init_from, resumed=resumed))
+        saved = group.run_on_all(lambda: record.load(start.newest) if start.newest else None)
+        choices = group.run_on_all(lambda: chosen(start.recipe, saved, group))
+        trainer = group.run_on_all(lambda: Trainer(start, saved, choices, folder, prepared, report, group))
+        with trainer.group.handle_peer_failure():
             trainer.run()
     return folder.path
 
 
-def chosen(recipe: Recipe, saved: Progress | None, group: Group) -> Choices:
+def chosen(recipe: Recipe, saved: Progress | None, group: ProcessGroup) -> Choices:
     """What this process is to run on, and how."""
     now = choose(recipe.train, layout_of(recipe.model), few_shapes=comes_in_few_shapes(recipe))
-    return (rechosen(saved.choices, now, recipe.train, group.world) if saved else now).shared(group)
+    return (rechosen(saved.choices, now, recipe.train, group.world_size) if saved else now).shared(group)
 
 
 class Trainer:
@@ -98,20 +98,20 @@ class Trainer:
         folder: RunFolder,
         prepared: Prepared,
         report: Report,
-        group: Group,
+        group: ProcessGroup,
     ) -> None:
         self.recipe, self.settings, self.folder, self.report = start.recipe, start.recipe.train, folder, report
         self.prepared, self.group = prepared, group
         self.progress = self.begin_or_go_on(start, saved, choices)
         self.cost = Cost.of(self.stepper.model, passes=passes(self.settings))
-        share = Share(group.rank, group.world)
+        share = Share(group.rank, group.world_size)
         few_shapes = self.progress.choices.few_shapes
         self.stream = stream_of(self.recipe, prepared, few_shapes=few_shapes, share=share)
-        if group.several and self.stepper.device.type == "cpu":
+        if group.is_distributed and self.stepper.device.type == "cpu":
             self.stepper.rehearse(self.stream.nothing())
         about = (self.stream.widths, self.progress.choices, self.progress.last)
         self.validator = Validator(self.recipe, prepared, *about)
-        writes = group.first
+        writes = group.is_main
         board = self.settings.tensorboard
         self.metrics = Metrics(folder.metrics, step=self.progress.step, board=board) if writes else Unwritten()
         self.asked = 0  # the signal that this process got
@@ -125,7 +125,7 @@ class Trainer:
         choices.apply()
         if saved and (changed := self.prepared.changed_since(saved.data)):
             raise UserError(f"{changed} is not what this run was begun with; restore it, or begin a new run")
-        self.group = self.group.at_work(torch.device(choices.device), self.settings.timeout)
+        self.group = self.group.start_work(torch.device(choices.device), self.settings.timeout)
         model = new_model(self.recipe, self.prepared.tokenizers, parent)
         self.stepper = Stepper(model, self.settings, choices, self.group)
         if not newest or not saved:
@@ -148,11 +148,11 @@ class Trainer:
         finally:
             self.metrics.close()
             self.stepper.record_no_more()
-        self.group.told(lambda: record_end(self.folder, trained=not why))
+        self.group.broadcast(lambda: record_end(self.folder, trained=not why))
         self.say_how_it_went()
 
     def go(self) -> None:
-        way = f" ({self.settings.parallel})" if self.group.several else ""
+        way = f" ({self.settings.parallel})" if self.group.is_distributed else ""
         self.report.log(
             f"{parameters(self.stepper.model):,} parameters; {self.progress.choices}{way}; until {self.settings.limit}"
         )
@@ -211,7 +211,7 @@ class Trainer:
     def agree(self, flops: float, seconds: float) -> tuple[float, float]:
         """What must be the same everywhere, so that all do the same next: the operations of all, the clock of the
         first, and a signal that any of them got."""
-        known = self.group.numbers(flops, seconds, self.asked)
+        known = self.group.gather_numbers(flops, seconds, self.asked)
         self.signal = int(max(asked for _, _, asked in known))
         return sum(spent for spent, _, _ in known), known[0][1]
 
@@ -257,7 +257,7 @@ class Trainer:
             try:
                 return self.stepper.update(some, step, self.progress.scale * rate)
             except torch.OutOfMemoryError:
-                if self.group.several:
+                if self.group.is_distributed:
                     raise UserError(
                         f"process {self.group.rank} is out of memory; start more processes, so that each has fewer "
                         f"rows, or begin again with train.tokens={self.settings.tokens // 2}"
@@ -281,26 +281,26 @@ class Trainer:
         self.metrics.write("skipped", step, count=self.progress.skipped)
         if self.progress.skipped_in_a_row < ROLL_BACK_AFTER:
             return False
-        newest = self.group.told(lambda: record.newest(self.folder))
+        newest = self.group.broadcast(lambda: record.newest(self.folder))
         if newest is None:
-            raise self.group.mistake(
+            raise self.group.user_error(
                 f"{ROLL_BACK_AFTER} steps in a row were not finite before the first checkpoint; try a smaller train.lr"
             )
         self.roll_back(newest)
         return True
 
     def roll_back(self, newest: Path) -> None:
-        now, back = self.progress, self.group.told(lambda: record.load(newest))
+        now, back = self.progress, self.group.broadcast(lambda: record.load(newest))
         scale = back.scale / 2
         if scale < SMALLEST_SCALE:
-            raise self.group.mistake(
+            raise self.group.user_error(
                 f"the steps after step {back.step} are not finite even at {back.scale:g} of the learning rate; "
                 "look at the data, or begin a new run with a smaller train.lr"
             )
         record.restore(newest, self.stepper)
         kept = {"skipped": now.skipped, "seconds": now.seconds, "flops": now.flops, "choices": now.choices}
         self.progress = replace(back, scale=scale, skipped_in_a_row=0, **kept)  # type: ignore[arg-type]
-        self.group.told(lambda: record.save_progress(newest, self.progress))
+        self.group.broadcast(lambda: record.save_progress(newest, self.progress))
         self.metrics.cut(back.step)
         self.metrics.write("rolled back", back.step, after=now.step, scale=scale, skipped=now.skipped)
         self.report.log(
@@ -324,17 +324,17 @@ class Trainer:
             peak = max(self.progress.peak_memory, peak_memory(self.stepper.device))
             self.progress = replace(self.progress, peak_memory=peak)
             record.save(self.folder, self.stepper, self.progress)
-            if due or last or not self.group.told(self.folder.model.exists):
+            if due or last or not self.group.broadcast(self.folder.model.exists):
                 self.publish()
         if self.signal and not self.ended():
             said = f"stopped by {signal.Signals(self.signal).name} at step {step}, all saved; go on with --resume"
-            raise Stop(said if self.group.first else "", 128 + self.signal)
+            raise Stop(said if self.group.is_main else "", 128 + self.signal)
 
     def validate(self) -> None:
         with self.stepper.averaged():
-            validation = self.group.told(lambda: self.validator(self.stepper.spare))
+            validation = self.group.broadcast(lambda: self.validator(self.stepper.spare))
         if self.progress.skipped_in_a_row and not math.isfinite(validation.loss):
-            raise self.group.mistake(
+            raise self.group.user_error(
                 f"the run ends at step {self.progress.step} amid steps that are not finite, and neither is its loss on "
                 "dev; what was saved before is whole. Try a smaller train.lr"
             )
@@ -346,7 +346,7 @@ class Trainer:
     def publish(self) -> None:
         """The model that users of the folder get, as good as it is known so far; without validation that of now."""
         now = {} if self.progress.best else self.stepper.weights()
-        self.group.told(lambda: self.save_model(now))
+        self.group.broadcast(lambda: self.save_model(now))
 
     def save_model(self, now: dict[str, Tensor]) -> None:
         self.folder.save_model(
