@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 
-def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
-    """A copy of what `make` puts into a folder: the first worker that asks makes it, the others wait for it.
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> tuple[Path, Path]:
+    """Return the folder that `make` filled, and a copy of it for this worker, which tests may write into.
 
-    Every worker has a copy of its own, so tests that write into it do not meet.
+    The first worker that asks makes the original; the others wait for it.
     """
     own = factory.getbasetemp()
     root = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
@@ -26,4 +26,4 @@ def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path],
             original.mkdir()
             make(original)
             made.touch()
-    return Path(shutil.copytree(original, factory.mktemp(name), dirs_exist_ok=True))
+    return original, Path(shutil.copytree(original, factory.mktemp(name), dirs_exist_ok=True))

@@ -537,6 +537,7 @@ def test_a_line_without_end(toy: Toy, tmp_path: Path, call: Call, monkeypatch: p
     """It is refused before a tokenizer sees it, which needs a hundred times its size; but not in a text to learn."""
     monkeypatch.setattr(file_io.read_lines, "__kwdefaults__", {"longest": 1 << 20})
     monkeypatch.setattr(file_io, "LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(corpus, "LONGEST_LINE", 1 << 20)
     bomb = tmp_path / "bomb.gz"
     bomb.write_bytes(gzip.compress(b"ba.\n" + b"x" * (2 << 20)))
     one_sentence(call("translate", toy.run, "--input", bomb), "bomb.gz line 2", "more than the 1 MiB allowed")

@@ -41,9 +41,9 @@ def train_toy(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    folder = made_once(tmp_path_factory, "toy", train_toy)
+    original, folder = made_once(tmp_path_factory, "toy", train_toy)
     said = Answer(*json.loads((folder / "said.json").read_text()))
-    return Toy(folder, write_recipe(folder / "recipe.yaml"), folder / "run", said)
+    return Toy(folder, original / "recipe.yaml", folder / "run", said)  # a run is resumed with the paths it began with
 
 
 @pytest.fixture(scope="module")
