@@ -10,7 +10,7 @@ AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 CT2_FORCE_CPU_ISA=AVX2
 CPU_TESTS := $(addprefix tests/test_, $(addsuffix .py, bench_training bench_translate demo engine_choose \
 	engine_ctranslate2 engine_laws exchange_huggingface exchange_onnx export hardware kernel linear torch_engine translator))
 
-.PHONY: setup demo test test-cpu lint format
+.PHONY: setup demo test test-cpu lint format docs
 
 setup: .venv/ready
 
@@ -38,3 +38,6 @@ lint: setup
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

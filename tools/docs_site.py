@@ -1,0 +1,79 @@
+"""Hooks of mkdocs.yml: generate the references of settings and commands, and adapt links for the site.
+
+The pages are written from the same sources as `dragoman settings --json` and `dragoman COMMAND --help`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+from mkdocs.structure.files import File, Files
+
+from dragoman.cli.main import app
+from dragoman.config.reference import Setting, load_reference
+
+SECTIONS = ["data", "corpus", "tokenizer", "train", "search"]  # the same for every kind of model
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the generated pages."""
+    files.append(File.generated(config, "reference/settings.md", content="\n".join(write_settings())))
+    files.append(File.generated(config, "reference/commands.md", content="\n".join(write_commands())))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Turn links to files outside docs/, which the site does not have, into their paths."""
+    markdown = re.sub(r"!\[([^\]]*)\]\((?:\.\./)+((?:bench|src|recipes|tests)/[^)\s]+)\)", r"\1: `\2`", markdown)
+    return re.sub(r"\[([^\]]*)\]\((?:\.\./)+((?:bench|src|recipes|tests)/[^)\s]+)\)", r"\1 (`\2`)", markdown)
+
+
+def write_settings() -> Iterator[str]:
+    """Yield the lines of the settings reference."""
+    reference = load_reference()
+    yield "# Settings"
+    yield "\nEvery setting of a recipe, generated from the same table as `dragoman settings`."
+    yield "A recipe or `a.b=c` on the command line sets it.\n"
+    common = next(iter(reference.values()))
+    for section in SECTIONS:
+        title = "data.train, data.dev, data.test: each corpus" if section == "corpus" else section
+        yield from write_table(title, [one for one in common if one.section == section])
+    for kind, settings in reference.items():
+        title = "model: kind: " + kind.replace("/", ", backbone: ")
+        yield from write_table(title, [one for one in settings if one.section == "model"])
+
+
+def write_table(title: str, settings: list[Setting]) -> Iterator[str]:
+    yield f"\n## {title}\n"
+    yield "| setting | default | choices | description |\n|---|---|---|---|"
+    for one in settings:
+        choices = ", ".join(f"`{choice}`" for choice in one.choices)
+        cells = [f"`{one.name}`", f"`{json.dumps(one.default)}`", choices, one.meaning]
+        yield "| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;") for cell in cells) + " |"
+
+
+def write_commands() -> Iterator[str]:
+    """Yield the lines of the command reference."""
+    yield "# Commands"
+    yield "\nGenerated from the help of each command (`dragoman COMMAND --help`)."
+    root = typer.main.get_command(app)
+    for name, command in sorted(root.commands.items()):  # type: ignore[attr-defined]
+        yield from write_command(f"dragoman {name}", command)
+
+
+def write_command(name: str, command: Any) -> Iterator[str]:
+    yield f"\n## {name}\n\n{command.help or ''}"
+    for sub, inner in sorted(getattr(command, "commands", {}).items()):
+        yield from write_command(f"{name} {sub}", inner)
+    parameters = [one for one in command.params if not getattr(one, "hidden", False) and one.name != "help"]
+    if parameters:
+        yield "\n| argument or option | default | description |\n|---|---|---|"
+    for one in parameters:
+        names = ", ".join(f"`{option}`" for option in one.opts)
+        default = "" if one.default in (None, False, "", (), []) or callable(one.default) else f"`{one.default}`"
+        text = (getattr(one, "help", None) or "").replace("|", "\\|").replace("\n", " ")
+        yield f"| {names} | {default} | {text} |"
