@@ -110,6 +110,26 @@ def test_recipes_of_a_page_are_recipes(tmp_path: Path) -> None:
         check(completed(read_recipe(tmp_path / "recipe.yaml")))
 
 
+def numbers_in(text: str) -> list[str]:
+    return [number.replace(",", "") for number in re.findall(r"\d[\d,]*(?:\.\d+)?", text)]
+
+
+def test_numbers_of_the_readme_are_measured() -> None:
+    """Every number of the columns Dragoman and fastest peer is in the file that its row links, rounded as needed."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for title, columns in (("Quality", [1]), ("Speed", [1, 2])):
+        rows = [line for line in text.split(f"## {title}\n")[1].split("\n## ")[0].splitlines() if "](" in line]
+        rows = [row for row in rows if row.startswith("| ")]
+        assert len(rows) >= 6
+        for row in rows:
+            cells = row.strip("| ").split(" | ")
+            [file] = re.findall(r"\]\(([\w./-]+)", cells[-1])
+            measured = [float(number) for number in numbers_in((ROOT / file).read_text(encoding="utf-8"))]
+            for shown in numbers_in(" ".join(cells[column] for column in columns)):
+                digits = len(shown.partition(".")[2])
+                assert any(round(number, digits) == float(shown) for number in measured), f"{shown} is not in {file}"
+
+
 @pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
 def test_files_that_a_page_names_are_there(page: str) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")

@@ -46,9 +46,9 @@ def fast_commands(folder: Path) -> Iterator[Path]:
 
 
 def serve(address: str) -> None:
-    import dragoman.translator  # noqa: F401 - what most commands import
     import torch
 
+    import dragoman.inference.translator  # noqa: F401 - what most commands import
     from dragoman.cli import main as cli
 
     torch.set_num_threads(1)
