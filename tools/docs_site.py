@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -17,6 +18,14 @@ from dragoman.cli.main import app
 from dragoman.config.reference import Setting, load_reference
 
 SECTIONS = ["data", "corpus", "tokenizer", "train", "search"]  # the same for every kind of model
+
+
+def on_config(config: Any) -> Any:
+    """Add every decision to the navigation."""
+    explanation = next(item["Explanation"] for item in config.nav if "Explanation" in item)
+    decisions = next(item["Decisions"] for item in explanation if "Decisions" in item)
+    decisions += [f"decisions/{path.name}" for path in sorted(Path(config.docs_dir, "decisions").glob("0*.md"))]
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
