@@ -19,7 +19,7 @@ import torch
 
 from dragoman.config.settings import Recipe, build
 from dragoman.data.preparation import write_phrasebook
-from dragoman.data.stream import Place, Stream, ahead
+from dragoman.data.stream import BatchStream, StreamPosition, prefetch
 from dragoman.progress import Report
 from dragoman.run_dir import RunFolder
 from dragoman.training.prepare import prepare
@@ -80,8 +80,8 @@ def main() -> None:
         begun = time.monotonic()
         prepare(recipe, RunFolder(f"{folder}/run"), Report())
         again_seconds = time.monotonic() - begun
-        stream = Stream(prepared.train, prepared.tokenizers, layout="packed", tokens=8192, seed=1)
-        batches, tokens = ahead(lambda: stream.batches(Place())), 0
+        stream = BatchStream(prepared.train, prepared.tokenizers, layout="packed", tokens=8192, seed=1)
+        batches, tokens = prefetch(lambda: stream.batches(StreamPosition())), 0
         begun = time.monotonic()
         for _ in range(asked.batches):
             tokens += next(batches)[0].tokens

@@ -38,7 +38,7 @@ from dragoman.hardware import cpu_name
 from dragoman.inference.loading import copy_weights, load, with_engine
 from dragoman.inference.model_card import card, rank_validation, read_events
 from dragoman.inference.translator import Translator
-from dragoman.metrics.metrics import metric_named
+from dragoman.metrics.metrics import select_best_metric
 from dragoman.models.registry import kind_of
 from dragoman.run_dir import RunFolder, load_tensors, mean
 from dragoman.training.checkpoint import best_file
@@ -159,7 +159,7 @@ def curve(run: Path) -> Iterator[dict[str, Any]]:
     folder, translator = RunFolder(run), load(run)
     assert isinstance(translator, Translator)
     recipe = translator.recipe
-    metric = metric_named(recipe.train.metric, kind_of(recipe.model).task, recipe.data.metrics)
+    metric = select_best_metric(recipe.train.metric, kind_of(recipe.model).task, recipe.data.metrics)
     events = [event for event in read_events(folder.metrics) if event["event"] == "validate"]
     known: dict[tuple[int, ...], float] = {}  # by the checkpoints that a model is the mean of
     for number, event in enumerate(events, 1):

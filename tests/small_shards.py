@@ -6,5 +6,5 @@ from dragoman.augmentation import jobs as shards
 from dragoman.cli import main as cli
 
 if __name__ == "__main__":
-    shards.SHARD = 4
+    shards.SHARD_SIZE = 4
     cli.main()

@@ -14,7 +14,7 @@ from dragoman.errors import UserError
 from dragoman.inference.classifier import Classifier
 from dragoman.inference.generator import Generator
 from dragoman.inference.translator import Translator
-from dragoman.metrics.metrics import of_answers
+from dragoman.metrics.metrics import compute_metrics
 from dragoman.types import Line
 from toy_run import Toy, sentences, translated
 
@@ -56,7 +56,7 @@ def test_evaluate_and_score_are_those_of_the_model(toy: Toy) -> None:
     sources = sentences(20, seed=9)
     right = [translated(line) for line in sources]
     texts = [one.text for one in toy.translator.translate(sources)]
-    assert dragoman.evaluate(toy.run, sources=sources, references=right) == of_answers(texts, [right])
+    assert dragoman.evaluate(toy.run, sources=sources, references=right) == compute_metrics(texts, [right])
     several = dragoman.evaluate(toy.run, sources=sources, references=[right, texts], metrics=["chrf"])
     assert [(one.name, one.value) for one in several] == [("chrf", 100.0)]
     scores = dragoman.score(toy.run, sources=sources, targets=right, device="cpu")

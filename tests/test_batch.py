@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dragoman.data.batches import (
-    GRAINS,
+    CELLS_PER_WIDTH,
     LAYOUTS,
-    Grid,
-    Shelf,
+    BatchPlan,
+    RowGroup,
     Widths,
     choose_widths,
-    lay,
-    pack,
-    packed,
-    padded,
-    stepped,
+    collate_pairs,
+    pack_rows,
+    plan_packed,
+    plan_padded,
+    plan_stepped,
 )
 from dragoman.phrasebook.generate import generate_pairs
 from dragoman.types import BOS, EOS, PAD, Batch, Example
@@ -40,7 +40,7 @@ KINDS = pytest.mark.parametrize("layout", LAYOUTS)
 
 def planned(
     layout: str, lengths: Sequence[tuple[int, int]], widths: Widths, tokens: int, seed: int = 0
-) -> tuple[list[Grid], Lengths, Lengths]:
+) -> tuple[list[BatchPlan], Lengths, Lengths]:
     source_N, target_N = np.array(lengths).T
     rng = np.random.default_rng(seed)
     return LAYOUTS[layout](source_N, target_N, tokens=tokens, widths=widths, rng=rng), source_N, target_N
@@ -122,9 +122,9 @@ def test_no_two_half_empty_rows(lengths: list[tuple[int, int]], widths: Widths) 
     Pairs wider than a row are not asked: each of them begins one of its own.
     """
     source_N, target_N = np.array(lengths).T
-    spare = np.array([0 if width <= GRAINS else width / GRAINS * 2 for width in widths])
+    spare = np.array([0 if width <= CELLS_PER_WIDTH else width / CELLS_PER_WIDTH * 2 for width in widths])
     before = np.zeros((0, 2))
-    for shelf in reversed(pack(source_N, target_N, widths)):
+    for shelf in reversed(pack_rows(source_N, target_N, widths)):
         for row in shelf.rows:
             first = np.array([source_N[row[0]], target_N[row[0]]])
             assert (first > widths).any() or not (before >= first + spare).all(1).any()
@@ -135,11 +135,11 @@ def test_no_two_half_empty_rows(lengths: list[tuple[int, int]], widths: Widths) 
 
 def test_a_row_is_filled_with_what_fits_best() -> None:
     source_N, target_N = np.array([[6, 6], [4, 3], [4, 4], [3, 4], [1, 1]]).T
-    assert pack(source_N, target_N, Widths(10, 10)) == [Shelf(Widths(10, 10), [[0, 2], [1, 3, 4]])]
+    assert pack_rows(source_N, target_N, Widths(10, 10)) == [RowGroup(Widths(10, 10), [[0, 2], [1, 3, 4]])]
 
 
 def test_short_pairs_fill_what_a_long_one_leaves() -> None:
-    shelves = pack(np.array([3, 20, 3, 3, 3]), np.array([3, 17, 3, 3, 3]), Widths(8, 8))
+    shelves = pack_rows(np.array([3, 20, 3, 3, 3]), np.array([3, 17, 3, 3, 3]), Widths(8, 8))
     assert [(shelf.widths.source, shelf.rows) for shelf in shelves] == [(8, []), (16, []), (32, [[1, 0, 2, 3, 4]])]
 
 
@@ -165,7 +165,7 @@ def test_stepped_rows_hold_one_pair_each(lengths: list[tuple[int, int]], widths:
         assert len(grid.rows) * max(grid.widths) <= max(tokens, max(grid.widths))
 
 
-def fill(grids: list[Grid], source_N: Lengths, target_N: Lengths) -> tuple[float, float]:
+def fill(grids: list[BatchPlan], source_N: Lengths, target_N: Lengths) -> tuple[float, float]:
     room = sum(len(grid.rows) * np.array(grid.widths) for grid in grids)
     return source_N.sum() / room[0], target_N.sum() / room[1]
 
@@ -188,7 +188,7 @@ def chosen(name: str) -> Widths:
 @pytest.mark.parametrize("name", CORPORA)
 def test_hardly_a_place_is_empty(name: str) -> None:
     lengths = CORPORA[name]
-    grids = packed(*lengths, tokens=8192, widths=chosen(name), rng=np.random.default_rng(0))
+    grids = plan_packed(*lengths, tokens=8192, widths=chosen(name), rng=np.random.default_rng(0))
     assert sorted(item for grid in grids for row in grid.rows for item in row) == list(range(20_000))
     assert min(fill(grids, *lengths)) >= 0.93
 
@@ -198,7 +198,7 @@ def test_hardly_a_place_is_empty(name: str) -> None:
 )
 def test_padded_rows_lie_with_their_like(name: str, least: float) -> None:
     lengths = CORPORA[name]
-    sorted_in = padded(*lengths, tokens=2048, widths=Widths(64, 64), rng=np.random.default_rng(0))
+    sorted_in = plan_padded(*lengths, tokens=2048, widths=Widths(64, 64), rng=np.random.default_rng(0))
     assert min(fill(sorted_in, *lengths)) >= least
 
 
@@ -206,12 +206,12 @@ def test_padded_rows_lie_with_their_like(name: str, least: float) -> None:
 def test_stepped_rows_have_few_shapes_and_little_padding(name: str) -> None:
     """Also over many windows, whose longest texts differ."""
     lengths = CORPORA[name]
-    grids = stepped(*lengths, tokens=4096, widths=chosen(name), rng=np.random.default_rng(0))
+    grids = plan_stepped(*lengths, tokens=4096, widths=chosen(name), rng=np.random.default_rng(0))
     assert min(fill(grids, *lengths)) >= 0.8
     shapes = {(grid.widths, len(grid.rows)) for grid in grids}
     for start in range(0, 20_000, 1000):
         some = [side[start : start + 1000] for side in lengths]
-        grids = stepped(*some, tokens=4096, widths=chosen(name), rng=np.random.default_rng(0))
+        grids = plan_stepped(*some, tokens=4096, widths=chosen(name), rng=np.random.default_rng(0))
         shapes |= {(grid.widths, len(grid.rows)) for grid in grids}
     assert len(shapes) <= 25
 
@@ -222,7 +222,7 @@ def test_stepped_rows_are_no_wider_than_the_model_has_places(
 ) -> None:
     source_N, target_N = np.array(lengths).T
     most = max(source_N.max(), target_N.max())
-    grids = stepped(source_N, target_N, tokens=tokens, widths=widths, rng=np.random.default_rng(0), most=most)
+    grids = plan_stepped(source_N, target_N, tokens=tokens, widths=widths, rng=np.random.default_rng(0), most=most)
     assert max(max(grid.widths) for grid in grids) <= most
 
 
@@ -230,7 +230,7 @@ def test_little_of_the_padded_phrasebook_is_padding() -> None:
     """Four characters are about a token."""
     some = [(len(pair.source) // 4 + 2, len(pair.target) // 4 + 2) for pair in generate_pairs("train", 16_000)]
     source_N, target_N = np.array(some).T
-    grids = padded(source_N, target_N, tokens=4096, widths=Widths(64, 64), rng=np.random.default_rng(0))
+    grids = plan_padded(source_N, target_N, tokens=4096, widths=Widths(64, 64), rng=np.random.default_rng(0))
     places = sum(len(grid.rows) * sum(grid.widths) for grid in grids)
     assert (source_N.sum() + target_N.sum()) / places >= 0.95
 
@@ -250,7 +250,7 @@ def test_short_sentences_get_narrow_rows_whatever_their_ratio(ratio: float) -> N
     lengths = log_normal(4000, mean=14, spread=0.35, ratio=ratio, noise=0.15)
     widths = choose_widths(*lengths)
     assert widths.source <= 128
-    grids = packed(*lengths, tokens=2048, widths=widths, rng=np.random.default_rng(0))
+    grids = plan_packed(*lengths, tokens=2048, widths=widths, rng=np.random.default_rng(0))
     assert min(fill(grids, *lengths)) >= 0.93
 
 
@@ -265,7 +265,9 @@ def test_widths_can_be_chosen_for_anything(lengths: list[tuple[int, int]]) -> No
     source_N, target_N = np.array(lengths).T
     widths = choose_widths(source_N, target_N)
     assert min(widths) >= 8
-    assert fill(packed(source_N, target_N, tokens=1, widths=widths, rng=np.random.default_rng(0)), source_N, target_N)
+    assert fill(
+        plan_packed(source_N, target_N, tokens=1, widths=widths, rng=np.random.default_rng(0)), source_N, target_N
+    )
 
 
 IDS = st.lists(st.integers(4, 60), min_size=1, max_size=7)
@@ -288,7 +290,7 @@ def laid(draw: st.DrawFn) -> tuple[Batch, list[list[int]], list[Example]]:
             for side, more in zip(("source", "target"), spare)
         )
     )
-    return lay(Grid(rows, widths), some), rows, some
+    return collate_pairs(BatchPlan(rows, widths), some), rows, some
 
 
 @given(laid())

@@ -21,7 +21,7 @@ from dragoman.inference.model_card import (
     list_languages,
     read_events,
 )
-from dragoman.metrics.metrics import metric_named
+from dragoman.metrics.metrics import select_best_metric
 from dragoman.models.registry import MODELS, settings_in_use
 from dragoman.modules.patterns import PATTERNS
 from dragoman.modules.positions import POSITIONS
@@ -91,7 +91,7 @@ def test_best_is_what_the_run_went_by(small: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_better(better: dict[str, float], worse: dict[str, float], metric: str) -> None:
-    entry = metric_named(metric, "translate")
+    entry = select_best_metric(metric, "translate")
     assert goodness(better, entry) > goodness(worse, entry)
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.data.cleaning import REASONS, CleanSettings, clean
+from dragoman.data.cleaning import DROP_REASONS, CleanSettings, clean_pairs
 from dragoman.errors import UserError
 from dragoman.types import Pair
 
@@ -37,20 +37,20 @@ SETTINGS = st.builds(
 )
 
 
-@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("reason", DROP_REASONS)
 def test_every_reason_is_given_when_asked_for_and_only_then(reason: str) -> None:
     settings, bad = DROPPED[reason]
     counts: Counter[str] = Counter()
     first = GOOD if reason != "long" else Pair("a dog", "ein Hund")
-    assert list(clean([first, bad], settings, counts)) == [first]
+    assert list(clean_pairs([first, bad], settings, counts)) == [first]
     assert counts == {"kept": 1, reason: 1}
     if reason != "empty":
-        assert list(clean([first, bad], OFF, counts)) == [first, bad]
+        assert list(clean_pairs([first, bad], OFF, counts)) == [first, bad]
 
 
 def test_max_characters_holds_without_spaces() -> None:
     settings = OFF.model_copy(update={"max_characters": 5})
-    assert list(clean([Pair("日本語日本", "a"), Pair("日本語日本語", "a")], settings, Counter())) == [
+    assert list(clean_pairs([Pair("日本語日本", "a"), Pair("日本語日本語", "a")], settings, Counter())) == [
         Pair("日本語日本", "a")
     ]
 
@@ -58,18 +58,18 @@ def test_max_characters_holds_without_spaces() -> None:
 @given(st.lists(st.builds(Pair, WORDS, WORDS)), SETTINGS)
 def test_kept_and_dropped_make_the_whole(pairs: list[Pair], settings: CleanSettings) -> None:
     counts: Counter[str] = Counter()
-    kept = list(clean(pairs, settings, counts))
+    kept = list(clean_pairs(pairs, settings, counts))
     assert counts["kept"] == len(kept)
     assert counts.total() == len(pairs)
-    assert set(counts) <= {"kept", *REASONS}
+    assert set(counts) <= {"kept", *DROP_REASONS}
     rest = iter(pairs)
     assert all(pair in rest for pair in kept), "in order"
-    assert list(clean(kept, settings, Counter())) == kept, "clean stays clean"
+    assert list(clean_pairs(kept, settings, Counter())) == kept, "clean stays clean"
 
 
 @given(st.lists(st.builds(Pair, WORDS, WORDS)), SETTINGS)
 def test_what_is_kept_obeys_every_setting(pairs: list[Pair], settings: CleanSettings) -> None:
-    kept = list(clean(pairs, settings, Counter()))
+    kept = list(clean_pairs(pairs, settings, Counter()))
     for pair in kept:
         sizes = [len(side.split()) for side in (pair.source, pair.target)]
         lengths = sorted(len(side.encode()) for side in (pair.source, pair.target))
@@ -83,4 +83,4 @@ def test_what_is_kept_obeys_every_setting(pairs: list[Pair], settings: CleanSett
 
 def test_an_unknown_language_is_refused_with_the_nearest() -> None:
     with pytest.raises(UserError, match=r"source_language 'eng' .*did you mean 'en'"):
-        clean([], CleanSettings(source_language="eng"), Counter())
+        clean_pairs([], CleanSettings(source_language="eng"), Counter())

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.metrics.metrics import confusion, render_confusion_matrix
+from dragoman.metrics.metrics import count_confusion, render_confusion_matrix
 
 LABELS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("abcd")), min_size=1, max_size=40)
 
 
 def test_by_hand() -> None:
-    table = confusion(["a", "a", "b", "a"], ["a", "b", "b", "c"])
+    table = count_confusion(["a", "a", "b", "a"], ["a", "b", "b", "c"])
     assert table["labels"] == ["a", "b", "c"]
     assert table["counts"] == [[1, 0, 0], [1, 1, 0], [1, 0, 0]]
     assert table["each"]["a"] == {"precision": pytest.approx(100 / 3), "recall": 100.0, "f1": 50.0, "texts": 1}
@@ -24,7 +24,7 @@ def test_by_hand() -> None:
 @given(pairs=LABELS)
 def test_every_text_is_counted_once(pairs: list[tuple[str, str]]) -> None:
     wanted, found = zip(*pairs, strict=True)
-    table = confusion(found, wanted)
+    table = count_confusion(found, wanted)
     assert sum(map(sum, table["counts"])) == len(pairs)
     assert [sum(row) for row in table["counts"]] == [wanted.count(label) for label in table["labels"]]
     right = sum(table["counts"][i][i] for i in range(len(table["labels"])))

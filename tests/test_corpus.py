@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.config.settings import CorpusSettings, DataSettings, Recipe
-from dragoman.data.corpus import all_references, fingerprint, read_pairs
+from dragoman.data.corpus import collect_references, fingerprint_corpus, read_pairs
 from dragoman.errors import UserError
 from dragoman.io import OPENERS, read_lines
 from dragoman.training import prepare
@@ -208,9 +208,9 @@ def test_lists_in_jsonl(tmp_path: Path) -> None:
         Pair("One.", "c", tag="de"),
         Pair("", "d", tag="de"),
     ]
-    assert all_references(pairs) == [["a", "c", "d"], ["b b", "c", "d"]]
-    assert all_references(pairs[1:]) == [["c", "d"]]
-    assert all_references([]) == [[]]
+    assert collect_references(pairs) == [["a", "c", "d"], ["b b", "c", "d"]]
+    assert collect_references(pairs[1:]) == [["c", "d"]]
+    assert collect_references([]) == [[]]
     short = read_pairs(CorpusSettings(jsonl=str(path), source_words=2))
     assert next((pair.source, pair.alternatives) for pair in short) == ("One. Two", ("b b",))
     turned = read_pairs(CorpusSettings(jsonl=str(path), reverse=True))
@@ -224,34 +224,37 @@ def test_lists_in_jsonl(tmp_path: Path) -> None:
 def test_a_fingerprint_follows_files_and_settings(tmp_path: Path) -> None:
     path = write(tmp_path / "text.tsv", "a\tb\n")
     corpus = CorpusSettings(tsv=str(path))
-    first = fingerprint(corpus)
-    assert first == fingerprint(corpus) == fingerprint(corpus.model_copy(update={"weight": 2.0}))
-    assert first == fingerprint(CorpusSettings(tsv=str(tmp_path / "." / "text.tsv")))
+    first = fingerprint_corpus(corpus)
+    assert first == fingerprint_corpus(corpus) == fingerprint_corpus(corpus.model_copy(update={"weight": 2.0}))
+    assert first == fingerprint_corpus(CorpusSettings(tsv=str(tmp_path / "." / "text.tsv")))
     prints = [
         first,
-        fingerprint(CorpusSettings(tsv=str(path), columns=(1, 0))),
-        fingerprint(CorpusSettings(tsv=str(path), source_words=3)),
-        fingerprint(CorpusSettings(tsv=str(path), where={"0": "a"})),
-        fingerprint(CorpusSettings(jsonl=str(path))),
+        fingerprint_corpus(CorpusSettings(tsv=str(path), columns=(1, 0))),
+        fingerprint_corpus(CorpusSettings(tsv=str(path), source_words=3)),
+        fingerprint_corpus(CorpusSettings(tsv=str(path), where={"0": "a"})),
+        fingerprint_corpus(CorpusSettings(jsonl=str(path))),
     ]
-    prints.append(fingerprint(CorpusSettings(source=str(path), target=str(path))))
+    prints.append(fingerprint_corpus(CorpusSettings(source=str(path), target=str(path))))
     os.utime(path, ns=(1, 1))
-    prints.append(fingerprint(corpus))
+    prints.append(fingerprint_corpus(corpus))
     write(path, "a\tbc\n")
     os.utime(path, ns=(1, 1))
-    prints.append(fingerprint(corpus))
+    prints.append(fingerprint_corpus(corpus))
     phrasebook = CorpusSettings(phrasebook=10)
     prints += [
-        fingerprint(phrasebook),
-        fingerprint(phrasebook, direction="de-en"),
-        fingerprint(phrasebook, split="dev"),
+        fingerprint_corpus(phrasebook),
+        fingerprint_corpus(phrasebook, direction="de-en"),
+        fingerprint_corpus(phrasebook, split="dev"),
     ]
-    prints += [fingerprint(CorpusSettings(phrasebook=11)), fingerprint(CorpusSettings(phrasebook=10, seed=2))]
+    prints += [
+        fingerprint_corpus(CorpusSettings(phrasebook=11)),
+        fingerprint_corpus(CorpusSettings(phrasebook=10, seed=2)),
+    ]
     assert len(set(prints)) == len(prints)
-    assert fingerprint(CorpusSettings(phrasebook=10, split="dev")) == fingerprint(phrasebook, split="dev")
+    assert fingerprint_corpus(CorpusSettings(phrasebook=10, split="dev")) == fingerprint_corpus(phrasebook, split="dev")
     path.unlink()
     with pytest.raises(UserError, match=r"text\.tsv"):
-        fingerprint(corpus)
+        fingerprint_corpus(corpus)
 
 
 ROWS = ["train\tone\tuno", "test\ttwo\tdos", "train\tthree\ttres"]

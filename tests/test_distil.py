@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from dragoman.augmentation import distillation as room
 from dragoman.augmentation import jobs as shards
-from dragoman.augmentation.backtranslation import Lessons, faults
+from dragoman.augmentation.backtranslation import UsefulPairs, find_faults
 from dragoman.augmentation.distillation import DistilSettings, distil
-from dragoman.augmentation.jobs import Pace, Shards
+from dragoman.augmentation.jobs import ShardedJob, ThroughputMeter
 from dragoman.config.settings import CorpusSettings, read_recipe
 from dragoman.data.corpus import read_pairs
 from dragoman.errors import UserError
@@ -80,8 +80,8 @@ def recipe(tmp_path: Path) -> Path:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards so small that a corpus of a few lines has several."""
-    monkeypatch.setattr(shards, "SHARD", 16)
-    monkeypatch.setattr(room, "BATCH", 8)
+    monkeypatch.setattr(shards, "SHARD_SIZE", 16)
+    monkeypatch.setattr(room, "SOURCES_PER_BATCH", 8)
 
 
 class Ear(Report):
@@ -122,7 +122,7 @@ def test_a_student_learns_what_its_teacher_says(toy: Toy, recipe: Path, tmp_path
     assert f"{toy.run} translates {LINES} sources with a beam of 4" in answer.err
     sources = sentences(LINES, seed=5)
     found = zip(sources, toy.translator.translate(sources), strict=True)
-    wanted = [{"source": source, "target": one.text} for source, one in found if not faults(one)]
+    wanted = [{"source": source, "target": one.text} for source, one in found if not find_faults(one)]
     assert taught(student) == wanted
     assert len(wanted) > LINES // 2
     [corpus] = RunFolder(student).recipe().data.train
@@ -145,7 +145,7 @@ def test_several_teach_as_one(toy: Toy, recipe: Path, tmp_path: Path, call: Call
     assert answer.code == 0, answer.err
     sources = sentences(LINES, seed=5)
     found = zip(sources, load([toy.run, other]).translate(sources), strict=True)
-    assert taught(student) == [{"source": source, "target": one.text} for source, one in found if not faults(one)]
+    assert taught(student) == [{"source": source, "target": one.text} for source, one in found if not find_faults(one)]
     assert RunFolder(student).teacher()["teacher"] == f"{toy.run} and {other}"
 
 
@@ -298,7 +298,7 @@ def test_what_a_teacher_does_wrong_is_left_out_and_said(toy: Toy, recipe: Path, 
     ear = Ear()
     run = distil(teacher, recipe, out=tmp_path / "run", overrides=SHORT, report=ear)
     answers = load_as(Translator, teacher).translate(sentences(LINES, seed=5))
-    wanted = Counter(warning_kinds(faults(one))[0] for one in answers if faults(one))
+    wanted = Counter(warning_kinds(find_faults(one))[0] for one in answers if find_faults(one))
     kept = LINES - wanted.total()
     assert wanted["cut"] > 0
     assert len(taught(run)) == kept > 0
@@ -335,8 +335,8 @@ def test_a_teacher_of_whom_next_to_nothing_is_left_is_refused(
     assert "fewer than half" in with_originals.err
 
 
-def lessons(good: int, bad: int, blank: int = 0) -> Lessons:
-    found = Lessons()
+def lessons(good: int, bad: int, blank: int = 0) -> UsefulPairs:
+    found = UsefulPairs()
     records = [("ba.", [])] * good + [("ba.", ["cut at 2 tokens"])] * bad + [("", ["empty"])] * blank
     assert len(list(found.lines({"source": text, "target": text, "faults": why} for text, why in records))) == good
     return found
@@ -356,10 +356,10 @@ def lessons(good: int, bad: int, blank: int = 0) -> Lessons:
         ([lessons(9, 1, blank=990)], 0, ""),
     ],
 )
-def test_how_many_answers_are_enough(found: list[Lessons], originals: int, said: str) -> None:
+def test_how_many_answers_are_enough(found: list[UsefulPairs], originals: int, said: str) -> None:
     """Blank lines, to which nothing can be said, are no fault of a teacher."""
     try:
-        answer = room.doubts("x", found, originals)
+        answer = room.check_useful("x", found, originals)
     except UserError as refused:
         answer = str(refused)
         assert ("--with-originals" in answer) is (not originals and "only" in answer)
@@ -371,7 +371,7 @@ def test_how_many_answers_are_enough(found: list[Lessons], originals: int, said:
 @pytest.mark.parametrize("good", [0, 1, 30])
 def test_several_teachers_are_spoken_of_as_several(teacher: str, whom: str, good: int) -> None:
     try:
-        said = room.doubts(teacher, [lessons(good, 100 - good)], 0)
+        said = room.check_useful(teacher, [lessons(good, 100 - good)], 0)
     except UserError as refused:
         said = str(refused)
     assert f"of {teacher} " in said
@@ -384,17 +384,17 @@ def test_answers_are_kept_as_they_were(tmp_path_factory: pytest.TempPathFactory,
     folder = tmp_path_factory.mktemp("kept")
     answers = [{"source": source, "target": target, "faults": []} for source, target in texts]
     pairs = [Pair(*both) for both in texts]
-    kept = Shards(folder, lambda: iter(pairs), lambda before, some: answers[before : before + len(some)], 2)
-    found = list(kept.records(kept.make(ProcessGroup(), Pace(0, Ear()))))
+    kept = ShardedJob(folder, lambda: iter(pairs), lambda before, some: answers[before : before + len(some)], 2)
+    found = list(kept.records(kept.make(ProcessGroup(), ThroughputMeter(0, Ear()))))
     assert found == answers
-    (folder / "1.jsonl").write_bytes("".join(Lessons().lines(found)).encode())
+    (folder / "1.jsonl").write_bytes("".join(UsefulPairs().lines(found)).encode())
     assert list(read_pairs(CorpusSettings(jsonl=str(folder / "1.jsonl")))) == pairs
 
 
 def test_what_looks_odd_is_a_fault_and_a_missing_tree_is_none() -> None:
     odd = Hypothesis("x", 0.0, [], [], [], 0.0, warnings=(NO_TREE, "cut at 6 tokens"), flags=(FLAG_REPEATS,))
-    assert faults(odd) == ["cut at 6 tokens", FLAG_REPEATS]
-    assert faults(replace(odd, warnings=(NO_TREE,), flags=())) == []
+    assert find_faults(odd) == ["cut at 6 tokens", FLAG_REPEATS]
+    assert find_faults(replace(odd, warnings=(NO_TREE,), flags=())) == []
 
 
 REFUSED = {

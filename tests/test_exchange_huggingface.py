@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from dragoman.config.settings import SearchSettings, TokenizerSettings
-from dragoman.data.subword_tokenizers import Subword
+from dragoman.data.subword_tokenizers import SubwordTokenizer
 from dragoman.data.tokenizers import Tokenizers, train_tokenizer
 from dragoman.decoding.protocol import SearchResult
 from dragoman.decoding.request import Job
@@ -136,11 +136,11 @@ KINDS = [(kind, fallback) for kind in ("bpe", "unigram") for fallback in (True, 
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda each: f"{each[0]} {each[1]}")
-def both(request: pytest.FixtureRequest) -> tuple[Subword, Any]:
+def both(request: pytest.FixtureRequest) -> tuple[SubwordTokenizer, Any]:
     kind, fallback = request.param
     size = 600 if fallback else 300
     ours = train_tokenizer(CORPUS, TokenizerSettings(kind=kind, size=size, byte_fallback=fallback))
-    assert isinstance(ours, Subword)
+    assert isinstance(ours, SubwordTokenizer)
     from tokenizers import Tokenizer
 
     theirs = Tokenizer.from_str(json.dumps(describe_tokenizer(ours)))
@@ -155,7 +155,7 @@ NAMES = re.compile("<(pad|unk|s|/s|0x[0-9A-F]{2})>")
 @given(text=st.text() | st.sampled_from(CORPUS) | st.text(alphabet="▁ \u2585\ue581abe\n\t<s>/"))
 @example(text="</s> <s> a  b   ")
 @example(text="▁a\ue5810\ue581")
-def test_their_tokenizer_gives_our_ids(both: tuple[Subword, Any], text: str) -> None:
+def test_their_tokenizer_gives_our_ids(both: tuple[SubwordTokenizer, Any], text: str) -> None:
     ours, theirs = both
     *ids, end = theirs.encode(text).ids
     assert end == EOS

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.data.batches import FORMS, LAYOUTS, Grid, Widths, choose_widths
-from dragoman.data.simple_tokenizers import Labels
+from dragoman.data.batches import EXAMPLE_FORMATS, LAYOUTS, BatchPlan, Widths, choose_widths
+from dragoman.data.simple_tokenizers import LabelTokenizer
 from dragoman.data.token_store import TokenStore, open_store
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
@@ -62,10 +62,10 @@ def expected(form: str, example: Example) -> tuple[list[int], list[int], list[in
 
 
 @LAYOUT
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", EXAMPLE_FORMATS)
 @given(lengths=st.lists(st.integers(2, 40), min_size=1, max_size=30), tokens=st.sampled_from([64, 200]))
 def test_every_example_lies_in_a_grid_once_and_whole(layout: str, name: str, lengths: list[int], tokens: int) -> None:
-    form, examples = FORMS[name], made(name, lengths)
+    form, examples = EXAMPLE_FORMATS[name], made(name, lengths)
     held = form.lengths(examples)
     grids = LAYOUTS[layout](*held, tokens=tokens, widths=choose_widths(*held), rng=np.random.default_rng(1))
     batches = [form.lay(grid, examples) for grid in grids]
@@ -77,9 +77,9 @@ def test_every_example_lies_in_a_grid_once_and_whole(layout: str, name: str, len
         assert all(batch.alone for batch in batches)
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", EXAMPLE_FORMATS)
 def test_a_grid_may_be_empty(name: str) -> None:
-    batch = FORMS[name].lay(Grid([[], []], Widths(8, 8)), [])
+    batch = EXAMPLE_FORMATS[name].lay(BatchPlan([[], []], Widths(8, 8)), [])
     assert batch.target_tokens == batch.source_tokens == batch.pairs == 0
     assert batch.target_in_BT.shape == (2, 8)
     assert batch.alone
@@ -100,7 +100,7 @@ def store(cache: Path, form: str, pairs: list[Pair], tokenizers: Tokenizers, max
 
 
 def test_what_does_not_fit_is_counted_by_form(tmp_path: Path) -> None:
-    labels = Tokenizers(ALL["byte"], Labels(["no", "yes"]))
+    labels = Tokenizers(ALL["byte"], LabelTokenizer(["no", "yes"]))
     pairs = [Pair("a", "yes"), Pair("", "yes"), Pair("b", "maybe"), Pair("c" * 9, "no"), Pair("d", " no ")]
     found = store(tmp_path, "labels", pairs, labels)
     assert found.dropped == {

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dragoman.data.batches import Grid, Widths, lay_labels, lay_lines
+from dragoman.data.batches import BatchPlan, Widths, collate_labels, collate_lines
 from dragoman.errors import UserError
 from dragoman.kernels.masks import RowLayout
 from dragoman.models.base import Model, collect_tensors
@@ -44,7 +44,7 @@ def test_the_last_state_of_a_recurrent_classifier_is_its_encoders_final_state(bi
     """Each direction has read the whole text there: no feature is the same for texts without a common token."""
     model = model_of("classifier", "rnn", pool="last", bidirectional=bidirectional)
     some = [Example(np.array(ids), np.array([0]), i) for i, ids in enumerate(([4, 5, 6], [7, 8, 9, 10], [11]))]
-    batch = lay_labels(Grid([[0], [1], [2]], Widths(8, 1)), some)
+    batch = collate_labels(BatchPlan([[0], [1], [2]], Widths(8, 1)), some)
     states_BTC = model(batch)
     same(states_BTC[:, 0], model.encoder.read(batch.source_BS, RowLayout.of_source(batch))[1])  # type: ignore[operator,union-attr]
     for one, other in ((0, 1), (0, 2), (1, 2)):
@@ -56,9 +56,9 @@ def test_the_last_state_of_a_recurrent_classifier_is_its_encoders_final_state(bi
 def test_a_text_is_read_alone(backbone: str, pool: str) -> None:
     """In a row of its own, between others where rows are shared, and with padding behind."""
     model, some = model_of("classifier", backbone, pool=pool), labelled()
-    alone = [model(lay_labels(Grid([[i]], Widths(16, 1)), some))[0, 0] for i in range(9)]
+    alone = [model(collate_labels(BatchPlan([[i]], Widths(16, 1)), some))[0, 0] for i in range(9)]
     rows = [[4], [0], [], [8]] if backbone == "rnn" else [[4, 1, 7], [0, 2], [], [8, 3, 5, 6]]
-    batch = lay_labels(Grid(rows, Widths(48, 5)), some)
+    batch = collate_labels(BatchPlan(rows, Widths(48, 5)), some)
     states_BTC = model(batch)
     for row, items in enumerate(rows):
         for place, item in enumerate(items):
@@ -77,7 +77,7 @@ def test_step_by_step_is_all_at_once(backbone: str) -> None:
     assert isinstance(model, LanguageModel)
     for position in ("sinusoidal", "rotary", "learned") if backbone == "transformer" else ("",):
         model = model_of("lm", backbone, **({"position": position} if position else {}))
-        batch = lay_lines(Grid([[i] for i in range(5)], Widths(0, 48)), some)
+        batch = collate_lines(BatchPlan([[i] for i in range(5)], Widths(0, 48)), some)
         whole_BTV = model.project(model(batch)).log_softmax(-1)
         state = model.start(batch.target_in_BT[:, :0], batch.target_in_BT[:, :0] > 0)
         for t in range(41):
@@ -92,17 +92,17 @@ def test_lines_may_share_a_row() -> None:
     """Where they are read with attention: the recurrent backbone asks for a row each."""
     model, some = model_of("lm", "transformer"), examples(6)
     rows = [[0, 1, 2], [3], [5, 4]]
-    states_BTC = model(batch := lay_lines(Grid(rows, Widths(0, 40)), some))
+    states_BTC = model(batch := collate_lines(BatchPlan(rows, Widths(0, 40)), some))
     for row, items in enumerate(rows):
         for number, item in enumerate(items, 1):
-            alone = lay_lines(Grid([[item]], Widths(0, 12)), some)
+            alone = collate_lines(BatchPlan([[item]], Widths(0, 12)), some)
             same(states_BTC[row][batch.target_segment_BT[row] == number], model(alone)[0, : alone.target_tokens])
 
 
 @BACKBONE
 def test_nothing_ahead_is_seen(backbone: str) -> None:
     model = model_of("lm", backbone)
-    batch = lay_lines(Grid([[0]], Widths(0, 16)), examples(1, longest=15, seed=4))
+    batch = collate_lines(BatchPlan([[0]], Widths(0, 16)), examples(1, longest=15, seed=4))
     length = batch.target_tokens
     before = model(batch)
     for t in range(1, length):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.config.settings import Recipe, TokenizerSettings
-from dragoman.data.batches import Grid, Widths, lay
+from dragoman.data.batches import BatchPlan, Widths, collate_pairs
 from dragoman.data.tokenizers import TOKENIZERS, Tokenizers, train_tokenizer
 from dragoman.decoding.protocol import SearchResult
 from dragoman.errors import UserError
@@ -174,7 +174,7 @@ def test_attention_that_cannot_tell_words_apart_gives_no_alignment(kind: tuple[s
 
 def test_an_ensemble_aligns_by_those_who_can() -> None:
     able, unable = (translator_of([Pair("a b", "c d")], kind="rnn", attention=name).model for name in ("dot", "none"))
-    batch = lay(Grid([[0]], Widths(4, 4)), [Example(np.array([4, 5]), np.array([4, 5]), 0, None)])
+    batch = collate_pairs(BatchPlan([[0]], Widths(4, 4)), [Example(np.array([4, 5]), np.array([4, 5]), 0, None)])
     assert torch.equal(EnsembleModel([able, unable]).alignment(batch), able.alignment(batch))
     assert not EnsembleModel([unable, unable]).aligns
 

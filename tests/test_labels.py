@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.data import simple_tokenizers as labels_module
-from dragoman.data.simple_tokenizers import Labels
+from dragoman.data.simple_tokenizers import LabelTokenizer
 from dragoman.data.tokenizers import TOKENIZERS, Tokenizers
 from dragoman.errors import UserError
 from toy_text import ALL
@@ -19,19 +19,23 @@ NAMES = st.lists(st.text(min_size=1).map(str.strip).filter(bool), min_size=2, ma
 
 @given(names=NAMES, other=st.text())
 def test_a_label_comes_back(names: list[str], other: str) -> None:
-    found = Labels.train(f" {name} " for name in names * 2)
+    found = LabelTokenizer.train(f" {name} " for name in names * 2)
     assert found.size == len(names)
     assert sorted(found.encode(name)[0] for name in names) == list(range(len(names)))
     assert all(found.decode(found.encode(name)) == name for name in names)
     assert (found.encode(other) == []) == (other.strip() not in names)
-    assert found.content() == Labels.train(reversed(names)).content() == Labels.from_content(found.content()).content()
+    assert (
+        found.content()
+        == LabelTokenizer.train(reversed(names)).content()
+        == LabelTokenizer.from_content(found.content()).content()
+    )
 
 
 def test_a_run_keeps_them(tmp_path: Path) -> None:
-    pair = Tokenizers(ALL["char"], Labels(["no", "yes"]))
+    pair = Tokenizers(ALL["char"], LabelTokenizer(["no", "yes"]))
     pair.save(tmp_path)
     assert Tokenizers.load(tmp_path).fingerprint() == pair.fingerprint()
-    assert Labels not in TOKENIZERS.values()  # nobody should cut text with it
+    assert LabelTokenizer not in TOKENIZERS.values()  # nobody should cut text with it
 
 
 @pytest.mark.parametrize(
@@ -39,10 +43,10 @@ def test_a_run_keeps_them(tmp_path: Path) -> None:
 )
 def test_one_label_is_no_choice(given: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        Labels.train(given)
+        LabelTokenizer.train(given)
 
 
 def test_a_column_of_texts_is_not_one_of_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(labels_module, "MOST", 3)
+    monkeypatch.setattr(labels_module, "MAX_LABELS", 3)
     with pytest.raises(UserError, match="more than 3 different labels; check columns"):
-        Labels.train("abcd")
+        LabelTokenizer.train("abcd")

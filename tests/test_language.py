@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from dragoman.data.cleaning import Languages
+from dragoman.data.cleaning import LanguageGuesser
 from dragoman.errors import UserError
 
 ENGLISH = "A man walks his dog through the park in the morning."
@@ -14,7 +14,7 @@ GERMAN = "Ein Mann geht am Morgen mit seinem Hund durch den Park."
 
 
 def test_languages_are_told_apart() -> None:
-    languages = Languages()
+    languages = LanguageGuesser()
     assert [languages.guess(ENGLISH), languages.guess(GERMAN)] == ["en", "de"]
     assert languages.foreign(ENGLISH, "de")
     assert languages.foreign(GERMAN, "en")
@@ -23,11 +23,11 @@ def test_languages_are_told_apart() -> None:
 
 @pytest.mark.parametrize("text", ["", "12:30", "Hi."])
 def test_a_text_without_a_hint_is_not_foreign(text: str) -> None:
-    languages = Languages()
+    languages = LanguageGuesser()
     assert not any(languages.foreign(text, code) for code in languages.codes)
 
 
 def test_without_the_extra_the_sentence_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "py3langid", None)
     with pytest.raises(UserError, match=r"pip install 'dragoman\[clean\]'"):
-        Languages()
+        LanguageGuesser()

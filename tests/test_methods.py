@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dragoman.config.settings import SearchSettings
-from dragoman.data.batches import Grid, Widths, lay
+from dragoman.data.batches import BatchPlan, Widths, collate_pairs
 from dragoman.decoding.mbr import rank_by_agreement
 from dragoman.decoding.methods import (
     METHODS,
@@ -82,7 +82,7 @@ def test_scores_are_those_of_a_fresh_pass(name: str, method: str) -> None:
 def fresh(model: Any, example: Example, tokens: list[int], finished: bool) -> float:
     members = getattr(model, "models", [model])
     whole = example._replace(target=torch.tensor(tokens, dtype=torch.long).numpy())
-    batch = lay(Grid([[0]], Widths(16, 16)), [whole])
+    batch = collate_pairs(BatchPlan([[0]], Widths(16, 16)), [whole])
     with torch.no_grad():
         shares = [one.project(one(batch))[0].float().softmax(-1) for one in members]
     logp_TV = torch.stack(shares).mean(0).log()

@@ -15,7 +15,14 @@ from rouge_score.rouge_scorer import RougeScorer
 
 from dragoman.errors import UserError
 from dragoman.inference.model_card import card
-from dragoman.metrics.metrics import AUTO, METRICS, USUAL, distance, evaluate, metric_named
+from dragoman.metrics.metrics import (
+    AUTO_METRIC,
+    DEFAULT_METRICS,
+    METRICS,
+    compute_edit_distance,
+    score_lines,
+    select_best_metric,
+)
 from dragoman.run_dir import RunFolder
 from dragoman.training.trainer import train
 from toy_run import Call, events, quietly
@@ -83,7 +90,7 @@ def edits(one: str, other: str) -> int:
 
 @given(WORDS, WORDS)
 def test_the_distance_is_the_fewest_edits(one: list[str], other: list[str]) -> None:
-    assert distance(one, other) == distance(other, one) == edits("".join(one), "".join(other))
+    assert compute_edit_distance(one, other) == compute_edit_distance(other, one) == edits("".join(one), "".join(other))
 
 
 @given(TEXTS)
@@ -103,7 +110,7 @@ def test_error_rates_are_per_word_of_the_nearest_reference() -> None:
 def test_every_line_is_right_or_wrong(lines: list[tuple[str, str]]) -> None:
     found, wanted = [f" {line}  " for line, _ in lines], [line for _, line in lines]
     right = sum(line == reference for line, reference in lines)
-    exact, accuracy, wrong = evaluate(found, [wanted], ["exact", "accuracy", "wrong"])
+    exact, accuracy, wrong = score_lines(found, [wanted], ["exact", "accuracy", "wrong"])
     assert exact.value == accuracy.value == pytest.approx(100 * right / len(lines))
     assert exact.value + wrong.value == pytest.approx(100)
 
@@ -118,37 +125,37 @@ def test_rouge_is_the_mean_of_the_best_f1_of_every_line(name: str) -> None:
 
 def test_rouge_by_hand() -> None:
     """Of "cats sat on mats" and "the cat sat": cat and sat are common, and "cat sat" is the one common pair."""
-    values = [s.value for s in evaluate(["cats sat on mats"], [["the cat sat"]], ["rouge1", "rouge2", "rougeL"])]
+    values = [s.value for s in score_lines(["cats sat on mats"], [["the cat sat"]], ["rouge1", "rouge2", "rougeL"])]
     assert values == pytest.approx([100 * 4 / 7, 100 * 2 / 5, 100 * 4 / 7])
 
 
 def test_what_best_means() -> None:
-    assert {task: metric and metric.name for task in AUTO for metric in [metric_named("auto", task)]} == {
+    assert {task: metric and metric.name for task in AUTO_METRIC for metric in [select_best_metric("auto", task)]} == {
         "translate": "bleu",
         "classify": "accuracy",
         "generate": None,
     }
-    assert metric_named("loss", "translate") is None
-    assert metric_named("exact", "classify") is METRICS["exact"]
-    assert all(name in METRICS for names in USUAL.values() for name in names)
+    assert select_best_metric("loss", "translate") is None
+    assert select_best_metric("exact", "classify") is METRICS["exact"]
+    assert all(name in METRICS for names in DEFAULT_METRICS.values() for name in names)
     with pytest.raises(UserError, match=r"no metric of models that generate called 'bleu' \(there are: auto, loss\)"):
-        metric_named("bleu", "generate")
+        select_best_metric("bleu", "generate")
     with pytest.raises(UserError, match="called 'lossy'; did you mean 'loss'"):
-        metric_named("lossy", "translate")
+        select_best_metric("lossy", "translate")
     with pytest.raises(
         UserError, match=r"that classify called 'bleu' \(there are: auto, loss, exact, accuracy, line_error_rate\)"
     ):
-        metric_named("bleu", "classify")
+        select_best_metric("bleu", "classify")
 
 
 def test_evaluate_gives_what_was_asked_for_in_that_order() -> None:
-    assert [s.name for s in evaluate(HYPOTHESES, [REFERENCE])] == ["bleu", "chrf", "ter"]
-    assert evaluate(HYPOTHESES, [REFERENCE], ["ter", "bleu"]) == [
+    assert [s.name for s in score_lines(HYPOTHESES, [REFERENCE])] == ["bleu", "chrf", "ter"]
+    assert score_lines(HYPOTHESES, [REFERENCE], ["ter", "bleu"]) == [
         METRICS["ter"](HYPOTHESES, [REFERENCE]),
         METRICS["bleu"](HYPOTHESES, [REFERENCE]),
     ]
     with pytest.raises(UserError, match="no metric called 'blue'; did you mean 'bleu'"):
-        evaluate(HYPOTHESES, [REFERENCE], ["blue"])
+        score_lines(HYPOTHESES, [REFERENCE], ["blue"])
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -177,19 +184,19 @@ def test_plain_text_that_mentions_a_mark_is_scored() -> None:
         "In subword text a mark such as ▁ or the older @@ says where one word ends and where the next begins, no more."
     )
     lines = [about, *["A line like all others stands here, and it says so."] * 5]
-    assert evaluate(lines, [lines], ["bleu"])[0].value == pytest.approx(100)
+    assert score_lines(lines, [lines], ["bleu"])[0].value == pytest.approx(100)
 
 
 def test_empty_lines_are_scored_as_such() -> None:
-    bleu, ter = evaluate(["", ""], [REFERENCE[:2]], ["bleu", "ter"])
+    bleu, ter = score_lines(["", ""], [REFERENCE[:2]], ["bleu", "ter"])
     assert (bleu.value, ter.value) == (0, 100)
 
 
 def test_the_earlier_name_of_the_line_error_rate_still_works(small: Path, tmp_path: Path, call: Call) -> None:
     """In recipes, on the command line and in records; what is written has today's name."""
     assert METRICS["line_error_rate"].shown == "line error rate"
-    assert [score.name for score in evaluate(["a"], [["b"]], ["wrong"])] == ["line_error_rate"]
-    assert metric_named("wrong", "classify") is METRICS["line_error_rate"]
+    assert [score.name for score in score_lines(["a"], [["b"]], ["wrong"])] == ["line_error_rate"]
+    assert select_best_metric("wrong", "classify") is METRICS["line_error_rate"]
     run = quietly(small, tmp_path / "run", "train.steps=2", "train.metric=wrong", "data.metrics=[wrong, per]")
     assert RunFolder(run).recipe().data.metrics == ("line_error_rate", "per")
     assert "line_error_rate" in next(event for event in events(run) if event["event"] == "validate")

@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from torch import distributed as dist
 
 from dragoman.config.settings import TrainSettings
-from dragoman.data.batches import FORMS, Grid, Widths, without_trees
+from dragoman.data.batches import EXAMPLE_FORMATS, BatchPlan, Widths, add_unknown_trees
 from dragoman.errors import UserError
 from dragoman.models.registry import kind_of
 from dragoman.process_group import PeerWait, ProcessGroup, join_process_group
@@ -295,8 +295,8 @@ def test_all_parameters_get_a_gradient(name: str) -> None:
     """Those of a process that has no row, too: the others wait for it. And it is 0, whatever an empty row looks at."""
     section = cases()[name]
     learner = Learner(built(section, dtype=torch.float32), TrainSettings())
-    empty = FORMS[FORM[kind_of(section).task]].lay(Grid([[]], Widths(12, 12)), [])
-    empty = without_trees(empty) if section.get("position") == "tree" else empty
+    empty = EXAMPLE_FORMATS[FORM[kind_of(section).task]].lay(BatchPlan([[]], Widths(12, 12)), [])
+    empty = add_unknown_trees(empty) if section.get("position") == "tree" else empty
     batches = [laid(section, [[0], [1]], some_examples(section)), *([empty] if section.get("norm") != "batch" else [])]
     for batch in batches:
         learner.zero_grad()

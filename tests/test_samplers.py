@@ -20,9 +20,9 @@ import torch
 from dragoman.config.settings import Recipe, build
 from dragoman.data import sampling_workers as samplers
 from dragoman.data import stream as stream_module
-from dragoman.data.sampling_workers import Samplers, Task, draw
-from dragoman.data.simple_tokenizers import Labels
-from dragoman.data.stream import Place, Stream, Weighted, ahead
+from dragoman.data.sampling_workers import SamplingPool, SamplingTask, sample_task
+from dragoman.data.simple_tokenizers import LabelTokenizer
+from dragoman.data.stream import BatchStream, StreamPosition, WeightedStore, prefetch
 from dragoman.data.token_store import TokenStore, open_store
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
@@ -32,16 +32,16 @@ from dragoman.types import Batch, Pair
 from toy_run import SMALL, environment, last_step, quietly, tensors, write_corpus, write_recipe
 from toy_text import ALL, LINES, ODD, PAIRS
 
-Item = tuple[Batch, Place]
+Item = tuple[Batch, StreamPosition]
 MANY = [*PAIRS, *(Pair(f"{odd}dog", f"{odd} {odd}") for odd in ODD if odd.strip(" "))]
 
 
 @pytest.fixture(autouse=True)
 def _two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many cores there are; and several windows and tasks, however few pairs."""
-    monkeypatch.setattr(samplers, "workers", lambda: 2)
-    monkeypatch.setattr(stream_module, "WINDOW", 100)
-    monkeypatch.setattr(stream_module, "TASK", 13)
+    monkeypatch.setattr(samplers, "count_workers", lambda: 2)
+    monkeypatch.setattr(stream_module, "SHUFFLE_WINDOW", 100)
+    monkeypatch.setattr(stream_module, "PAIRS_PER_TASK", 13)
 
 
 def sampling(source: str, target: str) -> Tokenizers:
@@ -54,13 +54,13 @@ def store(cache: Path, pairs: list[Pair], tokenizers: Tokenizers, tag: str = "")
     return open_store(lambda: iter(tagged), tokenizers, key=key, cache=cache, max_length=500, text=True)
 
 
-def make(cache: Path, source: str = "bpe", target: str = "bpe") -> Stream:
+def make(cache: Path, source: str = "bpe", target: str = "bpe") -> BatchStream:
     tokenizers = sampling(source, target)
     parts = [
-        Weighted(store(cache, MANY, tokenizers, "there back"), 1.0),
-        Weighted(store(cache, PAIRS[:60], tokenizers), 1.5),
+        WeightedStore(store(cache, MANY, tokenizers, "there back"), 1.0),
+        WeightedStore(store(cache, PAIRS[:60], tokenizers), 1.5),
     ]
-    return Stream(parts, tokenizers, layout="packed", tokens=512, seed=3, sampling=0.3)
+    return BatchStream(parts, tokenizers, layout="packed", tokens=512, seed=3, sampling=0.3)
 
 
 def equal(one: Item, other: Item) -> bool:
@@ -69,15 +69,17 @@ def equal(one: Item, other: Item) -> bool:
     return one[1] == other[1] and all(same)
 
 
-def tasks(count: int, size: int = 20) -> list[Task]:
+def tasks(count: int, size: int = 20) -> list[SamplingTask]:
     texts = [line.encode() for line in LINES[:size]]
-    return [Task(0.3, 1, epoch, "back", sys.maxsize, range(size), texts, texts[::-1]) for epoch in range(count)]
+    return [SamplingTask(0.3, 1, epoch, "back", sys.maxsize, range(size), texts, texts[::-1]) for epoch in range(count)]
 
 
 def children(process: int) -> list[int]:
     """The processes that draw for this one."""
     listed = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
-    rows = (line.split(maxsplit=2) for line in listed.stdout.splitlines() if "sampling_workers import serve" in line)
+    rows = (
+        line.split(maxsplit=2) for line in listed.stdout.splitlines() if "sampling_workers import run_worker" in line
+    )
     return [int(pid) for pid, parent, _ in rows if int(parent) == process]
 
 
@@ -100,9 +102,9 @@ def test_who_draws_makes_no_difference(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, target: str
 ) -> None:
     """Both sides, with tags and without, pairs that come twice, all windows of an epoch and some of the next."""
-    drawn = list(islice(make(tmp_path, source, target).batches(Place()), 60))
-    monkeypatch.setattr(samplers, "workers", lambda: 0)
-    here = list(islice(make(tmp_path, source, target).batches(Place()), 60))
+    drawn = list(islice(make(tmp_path, source, target).batches(StreamPosition()), 60))
+    monkeypatch.setattr(samplers, "count_workers", lambda: 0)
+    here = list(islice(make(tmp_path, source, target).batches(StreamPosition()), 60))
     assert here[-1][1].epoch > 0
     assert all(map(equal, drawn, here))
 
@@ -110,15 +112,15 @@ def test_who_draws_makes_no_difference(
 @pytest.mark.parametrize("count", [0, 2])
 def test_samples_stay_within_the_places_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """A text of which a sample would not fit is cut as it always is: with its tags and its mark, it has a place."""
-    monkeypatch.setattr(samplers, "workers", lambda: count)
+    monkeypatch.setattr(samplers, "count_workers", lambda: count)
     tokenizers = sampling("bpe", "bpe")
     kept = store(tmp_path, MANY, tokenizers, "there back")
     places = max(int(side.max()) for side in kept.lengths(len(kept))) + 1
 
     def widths(**places: int) -> list[int]:
-        parts = [Weighted(kept, 1.0)]
-        stream = Stream(parts, tokenizers, layout="padded", tokens=512, seed=3, sampling=0.9, **places)
-        batches = [batch for batch, _ in islice(stream.batches(Place()), 60)]
+        parts = [WeightedStore(kept, 1.0)]
+        stream = BatchStream(parts, tokenizers, layout="padded", tokens=512, seed=3, sampling=0.9, **places)
+        batches = [batch for batch, _ in islice(stream.batches(StreamPosition()), 60)]
         return [max(batch.source_BS.size(1), batch.target_in_BT.size(1)) for batch in batches]
 
     assert max(widths()) > places
@@ -126,7 +128,7 @@ def test_samples_stay_within_the_places_of_a_model(tmp_path: Path, monkeypatch: 
 
 
 def test_from_any_place_on_the_same_batches_follow(tmp_path: Path) -> None:
-    whole = list(islice(make(tmp_path).batches(Place()), 40))
+    whole = list(islice(make(tmp_path).batches(StreamPosition()), 40))
     for at in (5, 16, 30):
         rest = islice(make(tmp_path).batches(whole[at][1]), 6)
         assert all(map(equal, rest, whole[at + 1 :]))
@@ -134,15 +136,15 @@ def test_from_any_place_on_the_same_batches_follow(tmp_path: Path) -> None:
 
 def test_processes_draw_what_the_stream_gives(tmp_path: Path) -> None:
     """They are there while batches are made, and gone when no more are wanted."""
-    with closing(ahead(lambda: make(tmp_path).batches(Place()), 2)) as batches:
+    with closing(prefetch(lambda: make(tmp_path).batches(StreamPosition()), 2)) as batches:
         next(batches)
         assert len(children(os.getpid())) == 2
     assert not children(os.getpid())
 
 
 def test_a_small_corpus_is_drawn_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_module, "TASK", 10_000)
-    batches = make(tmp_path).batches(Place())
+    monkeypatch.setattr(stream_module, "PAIRS_PER_TASK", 10_000)
+    batches = make(tmp_path).batches(StreamPosition())
     next(batches)
     assert not children(os.getpid())
 
@@ -150,33 +152,35 @@ def test_a_small_corpus_is_drawn_here(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("dying", [1, 2])
 def test_what_a_dead_process_leaves_is_drawn_here(dying: int) -> None:
     tokenizers, asked = sampling("bpe", "unigram"), tasks(40)
-    with Samplers(tokenizers, 2) as crew:
+    with SamplingPool(tokenizers, 2) as crew:
         futures = [crew.ask(task) for task in asked]
         futures[0].result()
         for process in crew.processes[:dying]:
             process.kill()
-        assert [future.result() for future in futures] == [draw(tokenizers, task) for task in asked]
+        assert [future.result() for future in futures] == [sample_task(tokenizers, task) for task in asked]
 
 
 @pytest.mark.parametrize("rubbish", [".", "N.", "Warning: something\n", "K\x01K\x02\x86."])
 def test_what_else_a_process_prints_is_no_answer(rubbish: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samplers, "SERVE", f"print({rubbish!r}, end='', flush=True); {samplers.SERVE}")
+    monkeypatch.setattr(
+        samplers, "WORKER_COMMAND", f"print({rubbish!r}, end='', flush=True); {samplers.WORKER_COMMAND}"
+    )
     tokenizers, asked = sampling("bpe", "unigram"), tasks(6)
-    with Samplers(tokenizers, 2) as crew:
+    with SamplingPool(tokenizers, 2) as crew:
         futures = [crew.ask(task) for task in asked]
-        assert [future.result() for future in futures] == [draw(tokenizers, task) for task in asked]
+        assert [future.result() for future in futures] == [sample_task(tokenizers, task) for task in asked]
 
 
 def test_none_that_can_start_is_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     tokenizers, [task] = sampling("bpe", "bpe"), tasks(1)
-    with Samplers(tokenizers, 2) as crew:
-        assert crew.ask(task).result() == draw(tokenizers, task)
+    with SamplingPool(tokenizers, 2) as crew:
+        assert crew.ask(task).result() == sample_task(tokenizers, task)
 
 
 def test_work_that_is_no_longer_wanted_is_not_waited_for() -> None:
     tokenizers = sampling("unigram", "unigram")
-    with Samplers(tokenizers, 2) as crew:
+    with SamplingPool(tokenizers, 2) as crew:
         futures = [crew.ask(task) for task in tasks(10_000)]
         futures[0].result()
         begun = time.monotonic()
@@ -187,7 +191,7 @@ def test_work_that_is_no_longer_wanted_is_not_waited_for() -> None:
 @pytest.mark.parametrize("kind", [*ALL, "labels"])
 def test_a_tokenizer_travels(kind: str) -> None:
     """By its content, without what it remembers; and what both sides share is one thing on the other side too."""
-    one = Labels(["no", "yes"]) if kind == "labels" else ALL[kind]
+    one = LabelTokenizer(["no", "yes"]) if kind == "labels" else ALL[kind]
     there = pickle.loads(pickle.dumps(Tokenizers(one, one, ("back",))))
     assert there.joint
     assert there.tags == ("back",)
@@ -203,16 +207,16 @@ def test_cores_are_left_to_the_trainers(monkeypatch: pytest.MonkeyPatch, cores: 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
     monkeypatch.setattr("dragoman.hardware.quota", lambda: float("inf"))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(trainers))
-    assert samplers.workers() == count
+    assert samplers.count_workers() == count
 
 
 KILLED = """
-from dragoman.data.sampling_workers import Samplers, Task
+from dragoman.data.sampling_workers import SamplingPool, SamplingTask
 from dragoman.data.tokenizers import Tokenizers
 from pathlib import Path
-crew = Samplers(Tokenizers.load(Path("tokenizer")), 2)
+crew = SamplingPool(Tokenizers.load(Path("tokenizer")), 2)
 texts = [b"The dog " * 50] * 1000
-futures = [crew.ask(Task(0.3, 1, epoch, "", 10**9, range(1000), texts, texts)) for epoch in range(100_000)]
+futures = [crew.ask(SamplingTask(0.3, 1, epoch, "", 10**9, range(1000), texts, texts)) for epoch in range(100_000)]
 futures[0].result()
 print("drawing", flush=True)
 futures[-1].result()
@@ -233,7 +237,7 @@ def test_processes_end_with_the_one_that_was_killed(tmp_path: Path) -> None:
 
 def test_a_process_whose_answers_nobody_reads_ends_without_a_word() -> None:
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen([sys.executable, "-c", samplers.SERVE, *sys.path], **pipes) as process:
+    with subprocess.Popen([sys.executable, "-c", samplers.WORKER_COMMAND, *sys.path], **pipes) as process:
         process.stdout.close()
         process.stdin.write(pickle.dumps(sampling("bpe", "bpe")) + pickle.dumps(tasks(1, size=2)[0]))
         process.stdin.close()
@@ -245,9 +249,9 @@ SCRIPT = """
 import sys
 import dragoman
 from dragoman.data import sampling_workers as samplers, stream
-from dragoman.types import Stop
+from dragoman.errors import Stop
 
-samplers.workers, stream.TASK = lambda: 2, 50
+samplers.count_workers, stream.PAIRS_PER_TASK = lambda: 2, 50
 print("once")
 try:
     dragoman.train("recipe.yaml", out="run", overrides=sys.argv[1:])
@@ -272,7 +276,7 @@ def test_a_script_trains_once_and_as_without_processes(tmp_path: Path, monkeypat
         out, said = at_work.communicate(timeout=60)
     assert at_work.returncode == 0, said
     assert out == b"once\n"
-    monkeypatch.setattr(samplers, "workers", lambda: 0)
+    monkeypatch.setattr(samplers, "count_workers", lambda: 0)
     quietly(tmp_path / "recipe.yaml", tmp_path / "here", "train.steps=6")
     assert tensors(tmp_path / "run") == tensors(tmp_path / "here")
 

@@ -8,7 +8,18 @@ import pytest
 from sacrebleu.metrics import BLEU
 
 from dragoman.errors import UserError
-from dragoman.metrics.metrics import METRICS, MOSES, TOKENIZERS, bleu, bleu_of, chosen, cut_by, eastern, moses, words
+from dragoman.metrics.metrics import (
+    BLEU_TOKENIZERS,
+    METRICS,
+    MOSES_LANGUAGES,
+    count_bleu,
+    detect_eastern_script,
+    make_sacrebleu,
+    select_metrics,
+    split_words,
+    tokenize_moses,
+    tokenize_with,
+)
 
 TEXTS = {
     "": ["Der Hund läuft über die Straße.", "A dog, an elephant (and a cat) run in the park: 15 of them!"],
@@ -30,10 +41,10 @@ def without(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("language", TEXTS)
 def test_a_script_is_known(language: str) -> None:
-    assert eastern(TEXTS[language]) == language
-    assert eastern([*TEXTS[""] * 3, "他"]) == ""
-    assert eastern([*TEXTS["zh"], "の"]) == "zh"
-    assert eastern([]) == eastern(["...", ""]) == ""
+    assert detect_eastern_script(TEXTS[language]) == language
+    assert detect_eastern_script([*TEXTS[""] * 3, "他"]) == ""
+    assert detect_eastern_script([*TEXTS["zh"], "の"]) == "zh"
+    assert detect_eastern_script([]) == detect_eastern_script(["...", ""]) == ""
 
 
 def test_chinese_is_cut_as_the_field_cuts_it() -> None:
@@ -51,37 +62,37 @@ def test_chinese_is_cut_as_the_field_cuts_it() -> None:
 def test_a_dictionary_that_is_not_there(language: str) -> None:
     """Who asks for it is told what brings it; who does not gets single signs, and the signature says so."""
     with pytest.raises(UserError, match=rf"{language}-mecab needs .* pip install 'dragoman\[mecab\]'"):
-        bleu(TEXTS[language], [TEXTS[language]], tokenize=f"{language}-mecab")
+        count_bleu(TEXTS[language], [TEXTS[language]], tokenize=f"{language}-mecab")
     score = METRICS["bleu"](TEXTS[language], [TEXTS[language]])
     assert "|tok:char|" in score.signature
     assert score.value == pytest.approx(100)
 
 
-@pytest.mark.parametrize("name", [name for name, extra in TOKENIZERS.items() if not extra])
+@pytest.mark.parametrize("name", [name for name, extra in BLEU_TOKENIZERS.items() if not extra])
 def test_lines_are_cut_as_one_says(name: str) -> None:
-    found = cut_by(METRICS["bleu"], name).counted(TEXTS["zh"], [TEXTS["zh"]])
+    found = tokenize_with(METRICS["bleu"], name).counted(TEXTS["zh"], [TEXTS["zh"]])
     assert f"|tok:{name}|" in found.signature
 
 
 def test_other_metrics_cut_nothing() -> None:
-    for metric in chosen(["chrf", "ter"]):
-        assert cut_by(metric, "zh") is metric
-    assert cut_by(METRICS["bleu"], "") is METRICS["bleu"]
+    for metric in select_metrics(["chrf", "ter"]):
+        assert tokenize_with(metric, "zh") is metric
+    assert tokenize_with(METRICS["bleu"], "") is METRICS["bleu"]
 
 
 def test_a_way_that_is_not_there() -> None:
     with pytest.raises(UserError, match="called 'zhh'; did you mean 'zh'"):
-        bleu_of("zhh", [])
+        make_sacrebleu("zhh", [])
 
 
 def test_lower_case_is_one_word_away() -> None:
     """What the literature prints of lower-cased, tokenised text."""
     lines, right = ["the cat sat on the mat ."], ["The cat sat on the mat ."]
-    found = bleu(lines, [right], tokenize="none", lowercase=True)
+    found = count_bleu(lines, [right], tokenize="none", lowercase=True)
     assert found.value == pytest.approx(100)
     assert "case:lc" in found.signature
     assert "tok:none" in found.signature
-    assert bleu(lines, [right], tokenize="none").value < 100
+    assert count_bleu(lines, [right], tokenize="none").value < 100
 
 
 TOKENS = {  # by language: text, and what the scripts of Moses make of it, by their rules
@@ -92,14 +103,14 @@ TOKENS = {  # by language: text, and what the scripts of Moses make of it, by th
 }
 
 
-@pytest.mark.parametrize("language", MOSES)
+@pytest.mark.parametrize("language", MOSES_LANGUAGES)
 def test_tokens_of_moses(language: str) -> None:
     """BLEU in them is BLEU of those tokens, and neither case nor the kind of quotation marks counts."""
     text, tokens = TOKENS[language]
-    assert moses([text], language) == [tokens]
+    assert tokenize_moses([text], language) == [tokens]
     other, reference = [f"{text} Oh", text], [f"Oh {text}", text.upper().replace("„", '"').replace("“", '"')]
     found = METRICS[f"bleu_moses_{language}"](other, [reference])
-    cut = [moses(lines, language) for lines in (other, reference)]
+    cut = [tokenize_moses(lines, language) for lines in (other, reference)]
     assert (
         found.value
         == METRICS["bleu_tokens"](cut[0], [cut[1]]).value
@@ -116,5 +127,5 @@ def test_moses_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_words() -> None:
-    assert words("Don't, he said: 3.5 Äpfel!") == ["Don", "t", "he", "said", "3", "5", "Äpfel"]
-    assert words("他在跑步, OK") == ["他", "在", "跑", "步", "OK"]
+    assert split_words("Don't, he said: 3.5 Äpfel!") == ["Don", "t", "he", "said", "3", "5", "Äpfel"]
+    assert split_words("他在跑步, OK") == ["他", "在", "跑", "步", "OK"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.data.cleaning import Seen
+from dragoman.data.cleaning import TextSet
 
 
 @given(st.lists(st.tuples(st.text(max_size=2), st.text(max_size=2))))
 def test_it_is_a_set_of_tuples(items: list[tuple[str, str]]) -> None:
-    seen, known = Seen(), set()
+    seen, known = TextSet(), set()
     for item in items:
         assert seen.add(*item) == (item not in known)
         known.add(item)
@@ -18,7 +18,7 @@ def test_it_is_a_set_of_tuples(items: list[tuple[str, str]]) -> None:
 
 
 def test_it_stays_a_set_and_small_while_it_grows() -> None:
-    seen, count = Seen(), 20_000
+    seen, count = TextSet(), 20_000
     assert all(seen.add(str(n)) for n in range(count))
     assert not any(seen.add(str(n)) for n in range(count))
     assert seen.table.itemsize * len(seen.table) <= 32 * count

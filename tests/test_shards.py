@@ -19,8 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.augmentation import jobs as room
-from dragoman.augmentation.backtranslation import faults
-from dragoman.augmentation.jobs import Record, Shards, share_of, write_sharded
+from dragoman.augmentation.backtranslation import find_faults
+from dragoman.augmentation.jobs import Record, ShardedJob, count_own_items, write_sharded
 from dragoman.config.settings import CorpusSettings
 from dragoman.data.corpus import read_pairs
 from dragoman.process_group import ProcessGroup
@@ -62,7 +62,7 @@ SCRIPT = Path(__file__).parent / "small_shards.py"
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "SHARD", 4)
+    monkeypatch.setattr(room, "SHARD_SIZE", 4)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ class Answers:
             raise Killed
         self.until -= 1
         self.asked += some
-        self.shards.add(before // room.SHARD)
+        self.shards.add(before // room.SHARD_SIZE)
         return [{"said": f"{before + place} {item!r}"} for place, item in enumerate(some)]
 
 
@@ -114,16 +114,16 @@ def test_any_processes_killed_anywhere_give_the_answers_of_one(
     """Processes come in any order and die at any batch; then all run once more. What was kept is not asked again."""
     with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name)
-        patch.setattr(room, "SHARD", 4)
+        patch.setattr(room, "SHARD_SIZE", 4)
         for rank, until in deaths:
             answers = Answers(until)
-            shards = Shards(folder, lambda: iter(items), answers, batch)
+            shards = ShardedJob(folder, lambda: iter(items), answers, batch)
             with suppress(Killed):
                 shards.make(ProcessGroup(rank % world, world), pace())
-        kept = sum(len(room.read(file) or []) for file in folder.glob("*/answers.jsonl"))
+        kept = sum(len(room.read_shard(file) or []) for file in folder.glob("*/answers.jsonl"))
         asked = 0
         for rank in range(world):
-            shards = Shards(folder, lambda: iter(items), answers := Answers(), batch)
+            shards = ShardedJob(folder, lambda: iter(items), answers := Answers(), batch)
             count = shards.make(ProcessGroup(rank, world), pace())
             asked += len(answers.asked)
             assert all(number % world == rank for number in answers.shards)
@@ -136,15 +136,15 @@ def test_any_processes_killed_anywhere_give_the_answers_of_one(
 @given(st.integers(0, 100), st.integers(1, 5))
 def test_shares_are_of_a_whole(total: int, world: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "SHARD", 4)
-        assert sum(share_of(total, ProcessGroup(rank, world)) for rank in range(world)) == total
+        patch.setattr(room, "SHARD_SIZE", 4)
+        assert sum(count_own_items(total, ProcessGroup(rank, world)) for rank in range(world)) == total
 
 
 @pytest.mark.usefixtures("few")
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\n", b"[1]\n" * 4, "another", "a letter"])
 def test_a_damaged_shard_is_made_again(tmp_path: Path, damage: bytes | str) -> None:
     def make(answers: Answers) -> list[Record]:
-        shards = Shards(tmp_path / "shards", lambda: iter("abcdefghij"), answers, 2)
+        shards = ShardedJob(tmp_path / "shards", lambda: iter("abcdefghij"), answers, 2)
         return list(shards.records(shards.make(ProcessGroup(), pace())))
 
     whole = make(Answers())
@@ -268,7 +268,7 @@ def test_what_does_not_go_together_is_refused(run: Path, lines: Path, tmp_path: 
     one_sentence(call("translate", run, *both), "out.shards", "another input")
     other = ("--input", tmp_path / "bad", "--output", out, "--resume", *SHORT)
     one_sentence(call("translate", run, *other, "--beam", "2"), "another search.beam")
-    with room.folder_beside(tmp_path / "busy", {}):
+    with room.open_shards_beside(tmp_path / "busy", {}):
         busy = ("--input", lines, "--output", tmp_path / "busy", "--resume")
         one_sentence(call("translate", run, *busy), "another command works in")
 
@@ -284,7 +284,7 @@ def test_backtranslation_makes_pairs(toy: Toy, tmp_path: Path, call: Call, metho
     answer = call("backtranslate", toy.run, *way)
     assert answer.code == 0, answer.err
     found = toy.translator.translate(mono, search={"method": method})
-    good = [(one.text, line) for one, line in zip(found, mono, strict=True) if one.text and not faults(one)]
+    good = [(one.text, line) for one, line in zip(found, mono, strict=True) if one.text and not find_faults(one)]
     assert [(pair.source, pair.target) for pair in read_pairs(CorpusSettings(jsonl=str(out)))] == good
     assert 20 < len(good) < len(mono) - 2
     assert f"{len(good)} of {len(mono)} answers (2 empty" in answer.err.splitlines()[-1]

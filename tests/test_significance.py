@@ -14,7 +14,15 @@ from sacrebleu.significance import PairedTest
 
 from dragoman.metrics import significance
 from dragoman.metrics.metrics import METRICS
-from dragoman.metrics.significance import Counts, bootstrap_p, differences, interval, portions, randomised, resampled
+from dragoman.metrics.significance import (
+    Counts,
+    bootstrap_scores,
+    compare_with_first,
+    compute_bootstrap_p,
+    compute_interval,
+    randomise_systems,
+    split_trials,
+)
 from toy_run import sentences, translated
 
 NAMES = ("bleu", "chrf", "ter")
@@ -74,7 +82,7 @@ def test_p_values_are_those_of_sacrebleu(pair: tuple[Counts, Counts]) -> None:
     sacreBLEU leaves out trials that equal the real difference. TER counts whole edits, so that there are many of them.
     """
     first, second = pair
-    found = differences(first, second, resampled(first), resampled(second))
+    found = compare_with_first(first, second, bootstrap_scores(first), bootstrap_scores(second))
     systems = [("first", spoilt(0.3, 1)), ("second", spoilt(0.3, 4))]
     theirs = {name: metric(references=[REFERENCE]) for name, metric in (("bleu", BLEU), ("chrf", CHRF), ("ter", TER))}
     _, bootstrap = PairedTest(systems, theirs, None, test_type="bs")()
@@ -89,18 +97,18 @@ def test_p_values_are_those_of_sacrebleu(pair: tuple[Counts, Counts]) -> None:
 def test_a_system_against_itself(name: str) -> None:
     """Nothing is the same as nothing: p is 1, and the interval holds the score."""
     one = counted(spoilt(0.3, 1), (name,))
-    values = resampled(one, trials=400)
-    [found] = differences(one, one, values, values).values()
+    values = bootstrap_scores(one, trials=400)
+    [found] = compare_with_first(one, one, values, values).values()
     assert found == (0, 1, 1)
     assert not found.significant
-    low, high = interval(values[name])
+    low, high = compute_interval(values[name])
     assert low <= one[name].value <= high
 
 
 def test_who_comes_first_turns_the_sign_alone(pair: tuple[Counts, Counts]) -> None:
     first, second = pair
-    one, other = resampled(first), resampled(second)
-    forth, back = differences(first, second, one, other), differences(second, first, other, one)
+    one, other = bootstrap_scores(first), bootstrap_scores(second)
+    forth, back = compare_with_first(first, second, one, other), compare_with_first(second, first, other, one)
     for name in NAMES:
         assert forth[name].value == -back[name].value != 0
         assert forth[name].bootstrap == back[name].bootstrap
@@ -111,10 +119,10 @@ def test_more_lines_make_surer() -> None:
     """Four times the lines: half the interval, and a difference that is no longer chance."""
     few, many = (counted(spoilt(0.3, 1), times=times) for times in (1, 4))
     for name in NAMES:
-        wide, narrow = (interval(resampled(one)[name]).half for one in (few, many))
+        wide, narrow = (compute_interval(bootstrap_scores(one)[name]).half for one in (few, many))
         assert narrow == pytest.approx(wide / 2, rel=0.15)
     close = [counted(spoilt(0.3, seed), times=times) for times in (1, 9) for seed in (1, 2)]
-    unsure, sure = (randomised(*two, trials=1000)["bleu"] for two in (close[:2], close[2:]))
+    unsure, sure = (randomise_systems(*two, trials=1000)["bleu"] for two in (close[:2], close[2:]))
     assert unsure > 0.05 > sure
 
 
@@ -127,26 +135,32 @@ def test_chance_is_rarely_called_significant() -> None:
         right = ["a" if good else "b" for good in rng.random(lines) < 0.6]
         return {"exact": METRICS["exact"].counted(right, [["a"] * lines])}
 
-    found = [randomised(system(), system(), trials=300)["exact"] for _ in range(300)]
+    found = [randomise_systems(system(), system(), trials=300)["exact"] for _ in range(300)]
     assert 0.04 < np.mean(np.array(found) <= 0.1) < 0.13
 
 
 def test_the_seed_is_all_there_is_of_chance(pair: tuple[Counts, Counts]) -> None:
     first, second = pair
-    assert resampled(first, trials=50)["bleu"].tolist() == resampled(first, trials=50)["bleu"].tolist()
-    assert resampled(first, trials=50)["bleu"].tolist() != resampled(first, trials=50, seed=2)["bleu"].tolist()
-    assert resampled({"ter": first["ter"]}, trials=50)["ter"].tolist() == resampled(first, trials=50)["ter"].tolist()
-    assert randomised(first, second, trials=200) == randomised(first, second, trials=200)
+    assert bootstrap_scores(first, trials=50)["bleu"].tolist() == bootstrap_scores(first, trials=50)["bleu"].tolist()
+    assert (
+        bootstrap_scores(first, trials=50)["bleu"].tolist()
+        != bootstrap_scores(first, trials=50, seed=2)["bleu"].tolist()
+    )
+    assert (
+        bootstrap_scores({"ter": first["ter"]}, trials=50)["ter"].tolist()
+        == bootstrap_scores(first, trials=50)["ter"].tolist()
+    )
+    assert randomise_systems(first, second, trials=200) == randomise_systems(first, second, trials=200)
 
 
 def test_portions_are_all_of_the_trials(monkeypatch: pytest.MonkeyPatch, pair: tuple[Counts, Counts]) -> None:
     """However little is held at a time; and who waits hears how far it is."""
     told: list[int] = []
-    assert sum(portions(103, 10, told.append)) == told[-1] == 103
-    whole = resampled(pair[0], trials=103)
-    monkeypatch.setattr(significance, "CELLS", 10 * len(REFERENCE))
+    assert sum(split_trials(103, 10, told.append)) == told[-1] == 103
+    whole = bootstrap_scores(pair[0], trials=103)
+    monkeypatch.setattr(significance, "MAX_DRAWS", 10 * len(REFERENCE))
     told.clear()
-    parts = resampled(pair[0], trials=103, tick=told.append)
+    parts = bootstrap_scores(pair[0], trials=103, tick=told.append)
     assert told == [*range(10, 101, 10), 103]
     for name in NAMES:
         np.testing.assert_allclose(parts[name], whole[name])
@@ -154,9 +168,9 @@ def test_portions_are_all_of_the_trials(monkeypatch: pytest.MonkeyPatch, pair: t
 
 def test_metrics_that_only_one_has_are_not_compared(pair: tuple[Counts, Counts]) -> None:
     first, second = {"bleu": pair[0]["bleu"]}, {name: pair[1][name] for name in ("bleu", "ter")}
-    assert set(differences(first, second, resampled(first), resampled(second))) == {"bleu"}
-    assert differences(first, {"ter": pair[1]["ter"]}, resampled(first), resampled(second)) == {}
+    assert set(compare_with_first(first, second, bootstrap_scores(first), bootstrap_scores(second))) == {"bleu"}
+    assert compare_with_first(first, {"ter": pair[1]["ter"]}, bootstrap_scores(first), bootstrap_scores(second)) == {}
 
 
 def test_p_counts_the_real_one_too() -> None:
-    assert bootstrap_p(5.0, np.zeros(99), np.full(99, 5.0)) == pytest.approx(1 / 100)
+    assert compute_bootstrap_p(5.0, np.zeros(99), np.full(99, 5.0)) == pytest.approx(1 / 100)

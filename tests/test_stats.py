@@ -13,7 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from dragoman.data.statistics import histogram, percentiles, render, sparkline, stats
+from dragoman.data.statistics import (
+    compute_histogram,
+    compute_percentiles,
+    compute_statistics,
+    render_sparkline,
+    render_statistics,
+)
 from dragoman.errors import UserError
 from dragoman.types import Pair
 
@@ -33,12 +39,12 @@ TEXT = st.text(st.sampled_from("ab é日"), max_size=8)
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.data.statistics.SAMPLED", 20)
+    monkeypatch.setattr("dragoman.data.statistics.LANGUAGE_SAMPLE", 20)
 
 
 @given(st.lists(st.builds(Pair, TEXT, TEXT), min_size=1, max_size=40))
 def test_counts_are_those_of_a_list(pairs: list[Pair]) -> None:
-    found = stats(pairs)
+    found = compute_statistics(pairs)
     sources, targets = [p.source for p in pairs], [p.target for p in pairs]
     assert found.pairs == len(pairs)
     assert found.repeated_pairs == len(pairs) - len(set(pairs))
@@ -57,7 +63,7 @@ def test_counts_are_those_of_a_list(pairs: list[Pair]) -> None:
 
 
 def test_lengths_that_go_together_and_ratios() -> None:
-    found = stats(PAIRS)
+    found = compute_statistics(PAIRS)
     logs = np.log([[len(p.source.encode()) for p in PAIRS], [len(p.target.encode()) for p in PAIRS]])
     assert found.length_correlation == pytest.approx(np.corrcoef(logs)[0, 1])
     assert found.ratio.mean == pytest.approx(np.exp(logs[1] - logs[0]).mean(), rel=0.01)
@@ -69,45 +75,47 @@ def test_percentiles_are_those_of_a_list(values: list[int], shares: list[float])
     def smallest(share: float) -> int:
         return min(v for v in values if sum(w <= v for w in values) >= share * len(values))
 
-    assert percentiles(Counter(map(float, values)), shares) == [smallest(share) for share in shares]
+    assert compute_percentiles(Counter(map(float, values)), shares) == [smallest(share) for share in shares]
 
 
 def test_a_sound_corpus_gets_no_warning_and_each_fault_gets_one() -> None:
-    assert stats(PAIRS).notes == ["source looks like en (100%), target looks like de (100%)"]
-    swapped = stats(Pair(p.target, p.source) for p in PAIRS).notes
+    assert compute_statistics(PAIRS).notes == ["source looks like en (100%), target looks like de (100%)"]
+    swapped = compute_statistics(Pair(p.target, p.source) for p in PAIRS).notes
     assert swapped == ["source looks like de (100%), target looks like en (100%)"]
-    same = stats(Pair(p.source, p.source + "!") for p in PAIRS).notes
+    same = compute_statistics(Pair(p.source, p.source + "!") for p in PAIRS).notes
     assert any("both sides look like en" in note for note in same)
     shuffled = [Pair(p.source, q.target) for p, q in zip(PAIRS, PAIRS[1:] + PAIRS[:1])]
-    assert any("belong together" in note for note in stats(shuffled).notes)
+    assert any("belong together" in note for note in compute_statistics(shuffled).notes)
     faulty = [*PAIRS, PAIRS[0], Pair("x", ""), Pair("3", "3")]
-    assert {"empty targets: 1", "pairs with two equal sides: 1", "repeated pairs: 1"} <= set(stats(faulty).notes)
+    assert {"empty targets: 1", "pairs with two equal sides: 1", "repeated pairs: 1"} <= set(
+        compute_statistics(faulty).notes
+    )
 
 
 def test_without_the_extra_it_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "py3langid", None)
-    found = stats(PAIRS)
+    found = compute_statistics(PAIRS)
     assert found.source.languages == {}
     assert any("dragoman[clean]" in note for note in found.notes)
 
 
 def test_no_pairs_is_a_mistake() -> None:
     with pytest.raises(UserError, match="no pairs"):
-        stats([])
+        compute_statistics([])
 
 
 @given(st.lists(st.integers(-50, 50), min_size=1), st.integers(-60, 60), st.integers(0, 60))
 def test_a_histogram_holds_everything_once(values: list[int], low: int, width: int) -> None:
-    found = histogram(Counter(map(float, values)), low, low + width)
+    found = compute_histogram(Counter(map(float, values)), low, low + width)
     assert sum(found) == len(values)
-    figure = sparkline(found)
+    figure = render_sparkline(found)
     assert [mark == " " for mark in figure] == [count == 0 for count in found]
     assert figure[found.index(max(found))] == "█"
 
 
 def test_the_table_shows_the_numbers() -> None:
     console = Console(width=160, record=True, file=io.StringIO())
-    console.print(render(stats(PAIRS)))
+    console.print(render_statistics(compute_statistics(PAIRS)))
     text = console.export_text()
     assert "200 pairs" in text
     assert "length correlation" in text

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from dragoman.data import stream as stream_module
-from dragoman.data.batches import LAYOUTS, Share, Widths
-from dragoman.data.stream import Place, Stream, Weighted, ahead
+from dragoman.data.batches import LAYOUTS, RankShare, Widths
+from dragoman.data.stream import BatchStream, StreamPosition, WeightedStore, prefetch
 from dragoman.data.token_store import TokenStore, open_store
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
@@ -25,12 +25,12 @@ from toy_batch import examples, in_rows
 from toy_text import ALL, PAIRS
 
 LAYOUT = pytest.mark.parametrize("layout", LAYOUTS)
-Item = tuple[Batch, Place]
+Item = tuple[Batch, StreamPosition]
 
 
 @pytest.fixture
 def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_module, "WINDOW", 37)
+    monkeypatch.setattr(stream_module, "SHUFFLE_WINDOW", 37)
 
 
 def tokenizers(kind: str) -> Tokenizers:
@@ -48,14 +48,14 @@ def store(cache: Path, pairs: list[Pair], kind: str = "char") -> TokenStore:
     )
 
 
-def make(cache: Path, *, kind: str = "char", pairs: list[Pair] = PAIRS, **settings: object) -> Stream:
+def make(cache: Path, *, kind: str = "char", pairs: list[Pair] = PAIRS, **settings: object) -> BatchStream:
     given = {"layout": "packed", "tokens": 512, "seed": 3} | settings
-    return Stream([Weighted(store(cache, pairs, kind), 1.0)], tokenizers(kind), **given)  # type: ignore[arg-type]
+    return BatchStream([WeightedStore(store(cache, pairs, kind), 1.0)], tokenizers(kind), **given)  # type: ignore[arg-type]
 
 
-def epoch_of(stream: Stream, epoch: int) -> list[Item]:
+def epoch_of(stream: BatchStream, epoch: int) -> list[Item]:
     items = []
-    for batch, place in stream.batches(Place(epoch)):
+    for batch, place in stream.batches(StreamPosition(epoch)):
         items.append((batch, place))
         if place.epoch != epoch:
             return items
@@ -95,8 +95,8 @@ def test_an_epoch_has_every_pair_once(tmp_path: Path, layout: str, sampling: flo
 def test_weights_say_how_often(tmp_path: Path, weights: tuple[float, float]) -> None:
     """2.5: every pair twice, and a random half of them once more; 0.5: a random half."""
     halves = [PAIRS[:80], PAIRS[80:]]
-    parts = [Weighted(store(tmp_path, half), weight) for half, weight in zip(halves, weights)]
-    stream = Stream(parts, tokenizers("char"), layout="packed", tokens=512, seed=3)
+    parts = [WeightedStore(store(tmp_path, half), weight) for half, weight in zip(halves, weights)]
+    stream = BatchStream(parts, tokenizers("char"), layout="packed", tokens=512, seed=3)
     chosen = []
     for epoch in (0, 1):
         found = Counter(pair for batch, _ in epoch_of(stream, epoch) for pair in texts(batch))
@@ -109,8 +109,8 @@ def test_weights_say_how_often(tmp_path: Path, weights: tuple[float, float]) -> 
 
 
 def test_less_than_half_a_pair_comes_in_some_epochs(tmp_path: Path) -> None:
-    parts = [Weighted(store(tmp_path, PAIRS[:80]), 1.0), Weighted(store(tmp_path, PAIRS[80:82]), 0.2)]
-    stream = Stream(parts, tokenizers("char"), layout="packed", tokens=512, seed=3)
+    parts = [WeightedStore(store(tmp_path, PAIRS[:80]), 1.0), WeightedStore(store(tmp_path, PAIRS[80:82]), 0.2)]
+    stream = BatchStream(parts, tokenizers("char"), layout="packed", tokens=512, seed=3)
     counts = Counter(len(stream.order(epoch)) - 80 for epoch in range(500))
     assert set(counts) == {0, 1}
     assert 150 < counts[1] < 250  # two fifths of them
@@ -119,18 +119,20 @@ def test_less_than_half_a_pair_comes_in_some_epochs(tmp_path: Path) -> None:
 
 def test_weights_that_leave_nothing_are_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"weights \(0.001\)"):
-        Stream([Weighted(store(tmp_path, PAIRS), 0.001)], tokenizers("char"), layout="packed", tokens=512, seed=3)
+        BatchStream(
+            [WeightedStore(store(tmp_path, PAIRS), 0.001)], tokenizers("char"), layout="packed", tokens=512, seed=3
+        )
 
 
 @LAYOUT
 @pytest.mark.parametrize("sampling", [0.0, 0.3])
 @pytest.mark.usefixtures("small_windows")
 def test_from_any_place_on_the_same_batches_follow(tmp_path: Path, layout: str, sampling: float) -> None:
-    def begin() -> Stream:
+    def begin() -> BatchStream:
         return make(tmp_path, layout=layout, kind="unigram", sampling=sampling, tokens=256)
 
-    whole = list(islice(begin().batches(Place()), 60))
-    places = [Place(), *(place for _, place in whole)]
+    whole = list(islice(begin().batches(StreamPosition()), 60))
+    places = [StreamPosition(), *(place for _, place in whole)]
     assert {place.epoch for place in places} >= {0, 1}
     assert max(place.window for place in places) > 2
     for at in range(0, 50, 7):
@@ -143,7 +145,7 @@ def test_from_any_place_on_the_same_batches_follow(tmp_path: Path, layout: str, 
 @pytest.mark.parametrize("sampling", [0.0, 0.3])
 def test_examples_come_in_the_order_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: float) -> None:
     """Though they are read in the order of the files, and pages are handed back on the way."""
-    monkeypatch.setattr(stream_module, "FORGET_AFTER", 5)
+    monkeypatch.setattr(stream_module, "RELEASE_EVERY", 5)
     stream = make(tmp_path, kind="bpe", sampling=sampling)
     indices = np.array([7, 3, 199, 3, 0, 42, 7, 150, 8, 9, 1, 2], np.uint32)
     wanted = [0, 1, 2, 3, 4, 6, 7, 9, 11]
@@ -162,10 +164,12 @@ def test_examples_come_in_the_order_asked_for(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.usefixtures("small_windows")
 def test_the_shares_of_several_are_the_whole(tmp_path: Path, layout: str, sampling: float, world: int) -> None:
     """The same grids whatever their number, cut by rows; and each counts what lies in all of them."""
-    shares = [Share(rank, world) for rank in range(world)]
-    streams = [make(tmp_path, layout=layout, kind="bpe", sampling=sampling, share=each) for each in (Share(), *shares)]
+    shares = [RankShare(rank, world) for rank in range(world)]
+    streams = [
+        make(tmp_path, layout=layout, kind="bpe", sampling=sampling, share=each) for each in (RankShare(), *shares)
+    ]
     idle = 0
-    for (whole, place), *parts in islice(zip(*(stream.batches(Place()) for stream in streams)), 25):
+    for (whole, place), *parts in islice(zip(*(stream.batches(StreamPosition()) for stream in streams)), 25):
         height = len(whole.source_BS)
         cuts = [share.cut(height) for share in shares]
         assert {after for _, after in parts} == {place}
@@ -186,7 +190,7 @@ def test_the_shares_of_several_are_the_whole(tmp_path: Path, layout: str, sampli
 
 
 def test_places_never_repeat(tmp_path: Path) -> None:
-    places = [place for _, place in islice(make(tmp_path).batches(Place()), 100)]
+    places = [place for _, place in islice(make(tmp_path).batches(StreamPosition()), 100)]
     order = [(place.epoch, place.window, place.batch) for place in places]
     assert order == sorted(set(order))
 
@@ -209,7 +213,7 @@ def test_sampling_cuts_anew_at_every_epoch_and_side(tmp_path: Path, kind: str) -
     same = [Pair(pair.source, pair.source) for pair in PAIRS]
     stream, plain = (make(tmp_path, kind=kind, pairs=same, sampling=rate) for rate in (0.3, 0.0))
 
-    def cuts(some: Stream, epoch: int, side: str) -> list[list[int]]:
+    def cuts(some: BatchStream, epoch: int, side: str) -> list[list[int]]:
         return [getattr(some.example(i, epoch), side).tolist() for i in range(len(same))]
 
     assert cuts(stream, 0, "source") == cuts(stream, 0, "source")
@@ -227,15 +231,17 @@ def test_kinds_that_know_one_way_are_not_changed_by_sampling(tmp_path: Path) -> 
 
 def test_widths_are_chosen_from_the_corpus_unless_given(tmp_path: Path) -> None:
     chosen = make(tmp_path).widths
-    assert all(batch.source_BS.size(1) % chosen.source == 0 for batch, _ in islice(make(tmp_path).batches(Place()), 9))
+    assert all(
+        batch.source_BS.size(1) % chosen.source == 0 for batch, _ in islice(make(tmp_path).batches(StreamPosition()), 9)
+    )
     given = make(tmp_path, widths=Widths(256, 320))
-    assert all(batch.source_BS.size(1) == 256 for batch, _ in islice(given.batches(Place()), 3))
+    assert all(batch.source_BS.size(1) == 256 for batch, _ in islice(given.batches(StreamPosition()), 3))
 
 
 def items(count: int) -> Iterator[Item]:
     some = examples(count)
     for i in range(count):
-        yield in_rows([[i]], some), Place(0, 0, i + 1)
+        yield in_rows([[i]], some), StreamPosition(0, 0, i + 1)
 
 
 def running() -> list[threading.Thread]:
@@ -244,7 +250,7 @@ def running() -> list[threading.Thread]:
 
 @pytest.mark.parametrize("depth", [1, 4, 100])
 def test_ahead_gives_the_same_items_and_ends(depth: int) -> None:
-    got = list(ahead(lambda: items(20), depth))
+    got = list(prefetch(lambda: items(20), depth))
     assert [place for _, place in got] == [place for _, place in items(20)]
     assert all(equal(batch, other) for (batch, _), (other, _) in zip(got, items(20)))
     assert not running()
@@ -258,7 +264,7 @@ def test_ahead_is_ahead_but_not_further_than_asked() -> None:
             made.append(i)
             yield item
 
-    stream = ahead(count, 3)
+    stream = prefetch(count, 3)
     next(stream)
     limit = time.monotonic() + 5
     while len(made) < 5 and time.monotonic() < limit:
@@ -275,7 +281,7 @@ def test_ahead_passes_on_what_goes_wrong(error: BaseException) -> None:
         yield from items(2)
         raise error
 
-    stream = ahead(breaking)
+    stream = prefetch(breaking)
     assert len(list(islice(stream, 2))) == 2
     with pytest.raises(type(error)) as caught:
         next(stream)
@@ -288,7 +294,7 @@ def test_ahead_ends_its_thread_when_it_is_left() -> None:
         while True:
             yield from items(3)
 
-    stream = ahead(endless)
+    stream = prefetch(endless)
     next(stream)
     assert len(running()) == 1
     stream.close()

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from dragoman.config.settings import TokenizerSettings
 from dragoman.data import subword_tokenizers as subword_sampling
-from dragoman.data.subword_tokenizers import Bpe, Lexicon, Subword, bpe_dropout, escape, uniform, unigram_sample
+from dragoman.data.subword_tokenizers import (
+    BpeTokenizer,
+    SubwordTokenizer,
+    SubwordVocabulary,
+    escape,
+    generate_uniform,
+    segment_bpe,
+    segment_unigram,
+)
 from dragoman.data.tokenizers import train_tokenizer
 from dragoman.types import UNK
 from toy_text import ALL, LINES, TEXT
@@ -23,23 +31,23 @@ WORD = "grideltorverpolmun"
 kinds = pytest.mark.parametrize("kind", ["bpe", "unigram"])
 
 
-def without_dropping(tokenizer: Bpe, text: str) -> list[int]:
+def without_dropping(tokenizer: BpeTokenizer, text: str) -> list[int]:
     words = escape(text).split(" ") if text else []
     lexicon = tokenizer.sampler.lexicon
-    return [i for w in words for i in lexicon.spell(bpe_dropout("▁" + w, lexicon, 0.0, uniform("")))]
+    return [i for w in words for i in lexicon.spell(segment_bpe("▁" + w, lexicon, 0.0, generate_uniform("")))]
 
 
 @given(TEXT | st.lists(st.sampled_from(LINES)).map("".join))
 def test_bpe_that_drops_nothing_is_that_of_sentencepiece(text: str) -> None:
     for tokenizer in (BPE, NO_BYTES):
-        assert isinstance(tokenizer, Bpe)
+        assert isinstance(tokenizer, BpeTokenizer)
         assert without_dropping(tokenizer, text) == tokenizer.encode(text)
 
 
 @given(st.text("abcdog ", max_size=40))
 def test_unigram_that_hardly_spreads_is_as_probable_as_that_of_sentencepiece(text: str) -> None:
     def score(ids: list[int]) -> float:
-        assert isinstance(UNIGRAM, Subword)
+        assert isinstance(UNIGRAM, SubwordTokenizer)
         return math.fsum(UNIGRAM.processor.get_score(ids))
 
     assert score(UNIGRAM.sample(text, rate=1e-9, key=(1, 1, 1))) == pytest.approx(score(UNIGRAM.encode(text)), rel=1e-5)
@@ -64,7 +72,7 @@ def test_seed_epoch_and_line_each_change_the_pieces(kind: str) -> None:
 
 @kinds
 def test_a_sample_does_not_depend_on_what_was_sampled_before(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subword_sampling, "REMEMBERED", 8)
+    monkeypatch.setattr(subword_sampling, "CACHED_VARIANTS", 8)
     tokenizer = ALL[kind]
     forwards = [tokenizer.sample(line, rate=0.3, key=(1, 1, n)) for n, line in enumerate(LINES)]
     tokenizer.sample(LINES[0], rate=0.7, key=(1, 1, 1))
@@ -74,13 +82,13 @@ def test_a_sample_does_not_depend_on_what_was_sampled_before(kind: str, monkeypa
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subword_sampling, "REMEMBERED", 100)
-    assert isinstance(BPE, Bpe)
+    monkeypatch.setattr(subword_sampling, "CACHED_VARIANTS", 100)
+    assert isinstance(BPE, BpeTokenizer)
     for n in range(500):
         BPE.sample(f"word{n} {'x' * 1000}", rate=0.5, key=(1, 1, n))
     sampler = BPE.sampler
     assert len(sampler.recent) + len(sampler.older) <= 100
-    assert all(len(word) <= subword_sampling.LONGEST_REMEMBERED for word, _ in [*sampler.recent, *sampler.older])
+    assert all(len(word) <= subword_sampling.LONGEST_CACHED for word, _ in [*sampler.recent, *sampler.older])
 
 
 def cuts(word: str) -> Iterator[tuple[str, ...]]:
@@ -94,11 +102,11 @@ def cuts(word: str) -> Iterator[tuple[str, ...]]:
 @pytest.mark.parametrize("rate", [0.015, 0.05, 0.2])
 def test_unigram_draws_each_way_as_often_as_it_should(rate: float) -> None:
     scores = {"a": -3.0, "b": -4.0, "ab": -5.0, "ba": -6.0, "aba": -7.5}
-    lexicon = Lexicon(dict.fromkeys(scores, 9), scores, ())
+    lexicon = SubwordVocabulary(dict.fromkeys(scores, 9), scores, ())
     alpha = (1 - rate) / (50 * rate)
     word, count = "ababa", 4000
     ways = {way: math.exp(alpha * sum(scores[p] for p in way)) for way in cuts(word) if all(p in scores for p in way)}
-    drawn = Counter(tuple(unigram_sample(word, lexicon, rate, uniform(f"{rate} {n}"))) for n in range(count))
+    drawn = Counter(tuple(segment_unigram(word, lexicon, rate, generate_uniform(f"{rate} {n}"))) for n in range(count))
     assert set(drawn) <= set(ways)
     for way, weight in ways.items():
         chance = weight / sum(ways.values())
@@ -108,9 +116,9 @@ def test_unigram_draws_each_way_as_often_as_it_should(rate: float) -> None:
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_bpe_drops_each_merge_as_often_as_it_should(rate: float) -> None:
     scores = {"a": -9.0, "b": -9.0, "ab": 0.0, "abab": -1.0}
-    lexicon = Lexicon(dict.fromkeys(scores, 9), scores, ())
+    lexicon = SubwordVocabulary(dict.fromkeys(scores, 9), scores, ())
     count = 4000
-    drawn = Counter(tuple(bpe_dropout("abab", lexicon, rate, uniform(f"{rate} {n}"))) for n in range(count))
+    drawn = Counter(tuple(segment_bpe("abab", lexicon, rate, generate_uniform(f"{rate} {n}"))) for n in range(count))
     keep = 1 - rate
     expected = {
         ("abab",): keep**3,
@@ -127,7 +135,7 @@ def test_bpe_drops_each_merge_as_often_as_it_should(rate: float) -> None:
 def test_all_variants_of_a_word_are_met() -> None:
     tokenizer = ALL["unigram"]
     ways = {tuple(tokenizer.sample(WORD, rate=0.9, key=(1, epoch, 1))) for epoch in range(1000)}
-    assert isinstance(tokenizer, Subword)
+    assert isinstance(tokenizer, SubwordTokenizer)
     sampler = tokenizer.sampler
     variants = {tuple(sampler.make(WORD, v)) for v in range(subword_sampling.VARIANTS)}
     assert ways == variants
@@ -135,4 +143,4 @@ def test_all_variants_of_a_word_are_met() -> None:
 
 
 def test_a_run_of_unknown_characters_is_one_unknown() -> None:
-    assert Lexicon({"a": 7}, {"a": 0.0}, ()).spell(["a", "日", "本", "a", "日"]) == [7, UNK, 7, UNK]
+    assert SubwordVocabulary({"a": 7}, {"a": 0.0}, ()).spell(["a", "日", "本", "a", "日"]) == [7, UNK, 7, UNK]

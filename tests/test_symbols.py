@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.config.settings import TokenizerSettings
-from dragoman.data.simple_tokenizers import Byte, Char, Space, Word
+from dragoman.data.simple_tokenizers import ByteTokenizer, CharTokenizer, SpaceTokenizer, WordTokenizer
 
 MARKED = st.lists(st.sampled_from(["dog", "größer", "don't", "well-known", "हिन्दी", *".,!?()„“\"'-–…。", " "]))
 
 
 @given(MARKED.map(lambda parts: " ".join("".join(parts).split())))
 def test_known_words_and_marks_come_back_with_their_spaces(text: str) -> None:
-    tokenizer = Word.train([text], TokenizerSettings(kind="word"))
+    tokenizer = WordTokenizer.train([text], TokenizerSettings(kind="word"))
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
@@ -28,11 +28,13 @@ def test_known_words_and_marks_come_back_with_their_spaces(text: str) -> None:
     ],
 )
 def test_marks_carry_the_joiners(text: str, tokens: list[str]) -> None:
-    assert Word.cut(text) == tokens
+    assert WordTokenizer.cut(text) == tokens
 
 
-@pytest.mark.parametrize("cls", [Char, Word])
-def test_size_keeps_the_most_frequent_and_ties_do_not_depend_on_order(cls: type[Char] | type[Word]) -> None:
+@pytest.mark.parametrize("cls", [CharTokenizer, WordTokenizer])
+def test_size_keeps_the_most_frequent_and_ties_do_not_depend_on_order(
+    cls: type[CharTokenizer] | type[WordTokenizer],
+) -> None:
     settings = TokenizerSettings(kind="word", size=8, byte_fallback=False)
     lines = ["c c c", "b b", "a", "d e f g h i j k"]
     tokenizer = cls.train(lines, settings)
@@ -42,13 +44,13 @@ def test_size_keeps_the_most_frequent_and_ties_do_not_depend_on_order(cls: type[
 
 
 def test_bytes_are_utf8() -> None:
-    assert Byte().encode("aé") == [4 + byte for byte in "aé".encode()]
-    assert Byte().pieces(Byte().encode("a é")) == ["a", "▁", "<0xC3>", "<0xA9>"]
-    assert Byte().size == 260
+    assert ByteTokenizer().encode("aé") == [4 + byte for byte in "aé".encode()]
+    assert ByteTokenizer().pieces(ByteTokenizer().encode("a é")) == ["a", "▁", "<0xC3>", "<0xA9>"]
+    assert ByteTokenizer().size == 260
 
 
 @given(st.lists(st.text(max_size=5).map(lambda text: "".join(text.split())).filter(bool)))
 def test_what_stands_between_spaces_comes_back_as_it_is(tokens: list[str]) -> None:
-    tokenizer = Space.train([" ".join(tokens)], TokenizerSettings(kind="space"))
+    tokenizer = SpaceTokenizer.train([" ".join(tokens)], TokenizerSettings(kind="space"))
     assert tokenizer.decode(tokenizer.encode("  ".join(tokens))) == " ".join(tokens)
     assert tokenizer.pieces(tokenizer.encode(" ".join(tokens))) == ["▁" + token for token in tokens]

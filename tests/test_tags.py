@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dragoman.augmentation.distillation import DistilSettings, distil
 from dragoman.config.settings import CorpusSettings, Recipe, build, read_recipe
-from dragoman.data.corpus import fingerprint, read_pairs
+from dragoman.data.corpus import fingerprint_corpus, read_pairs
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
 from dragoman.inference.engines.ctranslate2 import CTranslate2Engine
@@ -102,7 +102,10 @@ def test_reverse_turns_pairs_round(corpora: list[CorpusSettings]) -> None:
         turned = corpus.model_copy(update={"reverse": True, "tag": "en"})
         swapped = [Pair(pair.target, pair.source, tag="en") for pair in read_pairs(corpus)]
         assert list(read_pairs(turned)) == swapped
-        marks = [fingerprint(corpus.model_copy(update=u)) for u in ({}, {"reverse": True}, {"tag": "en"}, {"tag": "e"})]
+        marks = [
+            fingerprint_corpus(corpus.model_copy(update=u))
+            for u in ({}, {"reverse": True}, {"tag": "en"}, {"tag": "e"})
+        ]
         assert len(set(marks)) == 4
 
 

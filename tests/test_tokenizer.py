@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.config.settings import TokenizerSettings
-from dragoman.data.tokenizers import TOKENIZERS, Tokenizer, Tokenizers, draw, train_tokenizer
+from dragoman.data.tokenizers import TOKENIZERS, Tokenizer, Tokenizers, sample_reservoir, train_tokenizer
 from dragoman.errors import UserError
 from dragoman.types import SPECIALS, UNK, Pair
 from toy_text import ALL, LINES, ODD, PAIRS, SIZE, SIZES, TEXT
@@ -172,24 +172,24 @@ def test_a_wrong_kind_is_answered_with_the_right_one() -> None:
 
 @given(st.integers(0, 30), st.integers(1, 10), st.integers(0, 5))
 def test_a_draw_is_fair_in_size_and_the_same_again(total: int, count: int, seed: int) -> None:
-    drawn, seen = draw(range(total), count, seed)
+    drawn, seen = sample_reservoir(range(total), count, seed)
     assert seen == total
     assert len(set(drawn)) == min(total, count)
     assert set(drawn) <= set(range(total))
-    assert drawn == draw(iter(range(total)), count, seed)[0]
+    assert drawn == sample_reservoir(iter(range(total)), count, seed)[0]
 
 
 def test_every_item_has_the_same_chance_to_be_drawn() -> None:
     counts = [0] * 20
     for seed in range(2000):
-        for item in draw(range(20), 5, seed)[0]:
+        for item in sample_reservoir(range(20), 5, seed)[0]:
             counts[item] += 1
     assert all(400 < count < 600 for count in counts)
 
 
 def test_a_drawn_corpus_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr("dragoman.data.tokenizers.LINES", 100)
+    monkeypatch.setattr("dragoman.data.tokenizers.MAX_TRAINING_LINES", 100)
     train_tokenizer(LINES, TokenizerSettings(kind="char"), say=said.append)
     assert said == ["the tokenizer learns from 100 of 400 lines, drawn at random"]
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.data import token_store as tokens
-from dragoman.data.simple_tokenizers import Byte
+from dragoman.data.simple_tokenizers import ByteTokenizer
 from dragoman.data.token_store import TokenStore, open_store
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_counted_and_the_rest_comes_back(pairs: list[Pair],
     long = sum(min(both) > 0 and max(both) > limit for both in lengths)
     fits = [pair for pair, both in zip(pairs, lengths) if min(both) > 0 and max(both) <= limit]
     with TemporaryDirectory() as cache, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokens, "CHUNK", chunk)
+        patch.setattr(tokens, "ENCODED_TOGETHER", chunk)
         if not fits:
             assert f"none of {len(pairs)} pairs can be used" in complaint(
                 Path(cache), pairs, kind="byte", max_length=limit, text=True
@@ -270,7 +270,7 @@ def test_a_damaged_store_is_said(tmp_path: Path, name: str, damage: str) -> None
 
 
 def test_ids_take_two_bytes_or_four(tmp_path: Path) -> None:
-    class Many(Byte):
+    class Many(ByteTokenizer):
         def encode(self, text: str) -> list[int]:
             return [2**16 + ord(c) for c in text]
 

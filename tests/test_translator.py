@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.data.batches import grouped, rung
+from dragoman.data.batches import group_by_key, round_to_bucket
 from dragoman.decoding.beam import beam_search
 from dragoman.decoding.sampling import search_greedy
 from dragoman.errors import UserError
@@ -317,12 +317,12 @@ def test_devices_that_are_not_there(toy: Toy) -> None:
 
 
 def test_rungs_depend_on_the_length_alone() -> None:
-    assert [rung(length) for length in (1, 16, 17, 32, 33, 1000)] == [16, 16, 32, 32, 64, 1024]
+    assert [round_to_bucket(length) for length in (1, 16, 17, 32, 33, 1000)] == [16, 16, 32, 32, 64, 1024]
 
 
 @given(items=st.lists(st.integers(0, 9), max_size=40), size=st.integers(1, 5))
 def test_groups_hold_every_item_once(items: list[int], size: int) -> None:
-    groups = list(grouped(range(len(items)), lambda i: items[i] % 3, size))
+    groups = list(group_by_key(range(len(items)), lambda i: items[i] % 3, size))
     assert sorted(i for _, some in groups for i in some) == list(range(len(items)))
     for key, some in groups:
         assert len(some) <= size

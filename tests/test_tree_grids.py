@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dragoman.data.batches import FAR, Grid, Widths, lay
+from dragoman.data.batches import MAX_TREE_DISTANCE, BatchPlan, Widths, collate_pairs
 from dragoman.errors import UserError
 from dragoman.kernels.attention import attend_reference
 from dragoman.kernels.masks import AttentionMask, RowLayout
@@ -21,7 +21,7 @@ from dragoman.models.registry import settings_of
 from dragoman.models.transformer import Transformer, TransformerSettings
 from dragoman.modules.positions import POSITIONS
 from dragoman.modules.settings import AttentionSettings
-from dragoman.types import NO_WAY, Batch, Example, Links
+from dragoman.types import UNKNOWN_DISTANCE, Batch, Example, TokenTree
 from tolerance import differ, same
 from toy_batch import VOCABULARY, examples, in_rows
 from toy_trees import arcs, heads, to_root
@@ -34,7 +34,7 @@ def sources(draw: st.DrawFn, *, most: int = 7) -> Example:
     words = [word for word in range(1, len(found) + 1) for _ in range(draw(st.integers(0, 2)))] or [1]
     if draw(st.integers(0, 3)) == 0:
         found, words = (), [0] * len(words)
-    links = Links(np.array(words, np.int32), np.array(found, np.int32))
+    links = TokenTree(np.array(words, np.int32), np.array(found, np.int32))
     return Example(np.full(len(words), 7), np.full(2, 8), 0, links)
 
 
@@ -43,7 +43,7 @@ def expected(example: Example, one: int, other: int) -> int:
     assert example.links
     words, found = [*example.links.word.tolist(), 0], example.links.head.tolist()
     if not words[one] or not words[other]:
-        return NO_WAY
+        return UNKNOWN_DISTANCE
     length = arcs(words[one], words[other], found)
     return length if words[other] > words[one] else -length
 
@@ -53,9 +53,9 @@ def test_ways_are_those_of_a_walk(rows: list[list[Example]], spare: int) -> None
     some = [example for row in rows for example in row]
     numbers = iter(range(len(some)))
     width = max(sum(len(e.source) + 1 for e in row) for row in rows) + spare
-    batch = lay(Grid([[next(numbers) for _ in row] for row in rows], Widths(width, 9)), some)
+    batch = collate_pairs(BatchPlan([[next(numbers) for _ in row] for row in rows], Widths(width, 9)), some)
     depth = torch.zeros(len(rows), width, dtype=torch.long)
-    ways = torch.full((len(rows), width, width), NO_WAY, dtype=torch.int8)
+    ways = torch.full((len(rows), width, width), UNKNOWN_DISTANCE, dtype=torch.int8)
     for r, row in enumerate(rows):
         at = 0
         for example in row:
@@ -97,7 +97,7 @@ def grid(trees: Sequence[Sequence[int]], widths: Widths | None = None) -> Batch:
 def tree_example(found: Sequence[int], seed: int = 0) -> Example:
     rng, words = np.random.default_rng(seed), np.arange(1, len(found) + 1)
     source, target = rng.integers(4, VOCABULARY, len(found)), rng.integers(4, VOCABULARY, 5)
-    return Example(source, target, 0, Links(words, np.array(found, np.int64)))
+    return Example(source, target, 0, TokenTree(words, np.array(found, np.int64)))
 
 
 def test_ways_that_a_byte_cannot_hold_count_as_the_longest_that_it_can() -> None:
@@ -105,8 +105,8 @@ def test_ways_that_a_byte_cannot_hold_count_as_the_longest_that_it_can() -> None
     assert batch.depth_BS is not None
     assert batch.tree_BSS is not None
     assert batch.depth_BS[0, :-1].tolist() == list(range(1, 301))
-    assert batch.tree_BSS[0, 0, 100:300].tolist() == [min(n, FAR) for n in range(100, 300)]
-    assert batch.tree_BSS[0, 299, :100].tolist() == [-FAR] * 100
+    assert batch.tree_BSS[0, 0, 100:300].tolist() == [min(n, MAX_TREE_DISTANCE) for n in range(100, 300)]
+    assert batch.tree_BSS[0, 299, :100].tolist() == [-MAX_TREE_DISTANCE] * 100
 
 
 def test_examples_without_links_carry_no_trees() -> None:
@@ -143,7 +143,7 @@ def test_without_a_tree_it_is_the_sinusoidal_model() -> None:
     assert len(own) == 1 + 2 * 2  # the depths, and keys and values of the ways in each layer of the encoder
     assert all(name.startswith("encoder.") for name in own)
     some = [tree_example(CHAIN, 1), tree_example(STAR, 2)]
-    without = [example._replace(links=Links(np.zeros(5, int), np.zeros(0, int))) for example in some]
+    without = [example._replace(links=TokenTree(np.zeros(5, int), np.zeros(0, int))) for example in some]
     batch = in_rows([[0, 1]], [example._replace(links=None) for example in some])
     same(model(batch), plain(batch))
     same(model(in_rows([[0, 1]], without)), plain(batch))
@@ -184,13 +184,16 @@ def test_a_way_has_its_vector_and_an_unknown_one_has_none() -> None:
     """Written out for every pair, as in the paper's formulas (Shaw 2018, equations 3 and 4)."""
     torch.manual_seed(3)
     q = torch.randn(1, 2, 4, 4, dtype=torch.float64)
-    gap = torch.tensor([[[0, 1, -2, NO_WAY], [-1, 0, 9, 2], [2, -9, 0, NO_WAY], [NO_WAY] * 4]], dtype=torch.int8)
+    gap = torch.tensor(
+        [[[0, 1, -2, UNKNOWN_DISTANCE], [-1, 0, 9, 2], [2, -9, 0, UNKNOWN_DISTANCE], [UNKNOWN_DISTANCE] * 4]],
+        dtype=torch.int8,
+    )
     found, relate = attended(q, gap, reach=2)
     key, value = (torch.zeros(4, 4, 4, dtype=torch.float64) for _ in range(2))
     for i in range(4):
         for j in range(4):
             way = int(gap[0, i, j])
-            if way != NO_WAY:
+            if way != UNKNOWN_DISTANCE:
                 key[i, j], value[i, j] = (table[max(-2, min(2, way)) + 2] for table in (relate.key_RD, relate.value_RD))
     score = torch.einsum("bhqd,bhqkd->bhqk", q, q[:, :, None] + key) * 4**-0.5
     same(found, torch.einsum("bhqk,bhqkd->bhqd", score.softmax(-1), q[:, :, None] + value))

@@ -12,10 +12,10 @@ import yaml
 
 from dragoman.data.corpus import read_pairs
 from dragoman.data.preparation import write_phrasebook
-from dragoman.data.stream import Stream, Weighted
+from dragoman.data.stream import BatchStream, WeightedStore
 from dragoman.data.token_store import open_store
 from dragoman.data.tokenizers import Tokenizers
-from dragoman.data.trees import linked, read_conllu, rooted
+from dragoman.data.trees import link_tokens, locate_words, read_conllu
 from dragoman.errors import UserError
 from dragoman.evaluation.predictions import predict_own_tests, predict_phrasebook
 from dragoman.inference.loading import load_as
@@ -107,11 +107,15 @@ def test_the_words_of_pieces_follow_however_they_are_cut(corpus: Path, tmp_path:
     store = open_store(
         lambda: iter(some), tokenizers, key="", cache=tmp_path, max_length=999, text=sampling > 0, trees=True
     )
-    stream = Stream([Weighted(store, 1.0)], tokenizers, layout="packed", tokens=512, seed=1, sampling=sampling)
+    stream = BatchStream(
+        [WeightedStore(store, 1.0)], tokenizers, layout="packed", tokens=512, seed=1, sampling=sampling
+    )
     assert store.treeless == 0
     for line, pair in enumerate(some):
         example = stream.example(line, 1)
-        links = linked(rooted(pair.tree, pair.source), pair.source, example.source.tolist(), tokenizers.source)
+        links = link_tokens(
+            locate_words(pair.tree, pair.source), pair.source, example.source.tolist(), tokenizers.source
+        )
         assert example.links
         assert example.links.word.tolist() == links.word.tolist()
         assert example.links.head.tolist() == list(pair.tree.heads if pair.tree else ())

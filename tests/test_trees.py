@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dragoman.config.settings import CorpusSettings, TokenizerSettings
 from dragoman.data.corpus import read_pairs
 from dragoman.data.tokenizers import TOKENIZERS, Tokenizer, train_tokenizer
-from dragoman.data.trees import as_conllu, fault, linked, read_conllu, rooted, with_trees
+from dragoman.data.trees import attach_trees, find_tree_fault, format_conllu, link_tokens, locate_words, read_conllu
 from dragoman.errors import UserError
 from dragoman.phrasebook.generate import generate_phrases
 from dragoman.types import Pair, Tree
@@ -46,7 +46,7 @@ def sentences(draw: st.DrawFn) -> tuple[str, Tree]:
 def test_what_is_written_is_what_is_read(
     some: list[tuple[str, Tree]], blank: int, packed: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    text = ("\n" * blank).join(as_conllu(*one) for one in some)
+    text = ("\n" * blank).join(format_conllu(*one) for one in some)
     path = tmp_path_factory.mktemp("trees") / ("a.conllu.gz" if packed else "a.conllu")
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
     assert list(read_conllu(path)) == [tree for _, tree in some]
@@ -78,7 +78,7 @@ def test_a_token_of_several_words_belongs_to_the_one_nearest_the_root(tmp_path: 
     [tree] = read_conllu(write(tmp_path, *rows))
     assert tree.words == ("", "", "ובבית", "x")
     ids = BYTE.encode("ובבית x")
-    assert linked(rooted(tree, "ובבית x"), "ובבית x", ids, BYTE).word.tolist() == [3] * 10 + [4] * 2
+    assert link_tokens(locate_words(tree, "ובבית x"), "ובבית x", ids, BYTE).word.tolist() == [3] * 10 + [4] * 2
 
 
 BYTE = train_tokenizer(["a"], TokenizerSettings(kind="byte"))
@@ -111,7 +111,7 @@ def test_any_file_is_trees_or_a_mistake(content: bytes, tmp_path_factory: pytest
         trees = list(read_conllu(path))
     except UserError:
         return
-    assert not any(fault(tree) for tree in trees)
+    assert not any(find_tree_fault(tree) for tree in trees)
 
 
 @given(st.lists(st.integers(0, 6), max_size=6))
@@ -122,11 +122,11 @@ def test_a_tree_is_what_leads_to_the_root(some: list[int]) -> None:
         return word == 0
 
     good = all(head <= len(some) for head in some) and all(leads(word) for word in range(1, len(some) + 1))
-    assert bool(fault(Tree(("x",) * len(some), tuple(some)))) != good
+    assert bool(find_tree_fault(Tree(("x",) * len(some), tuple(some)))) != good
 
 
 def test_words_and_heads_are_as_many() -> None:
-    assert fault(Tree(("a", "b"), (0,))) == "there are 2 words but 1 heads"
+    assert find_tree_fault(Tree(("a", "b"), (0,))) == "there are 2 words but 1 heads"
 
 
 def tokenizer_of(kind: str, byte_fallback: bool, lines: list[str]) -> Tokenizer:
@@ -155,7 +155,7 @@ def test_a_piece_belongs_to_the_word_of_its_first_letter(kind: str, fallback: bo
     def law(words: list[str], spaces: int) -> None:
         text, tree = (" " * spaces).join(words), Tree(tuple(words), (0,) + (1,) * (len(words) - 1))
         for ids in (tokenizer.encode(text), tokenizer.sample(text, rate=0.5, key=(1, 2, 3))):
-            links = linked(rooted(tree, text), text, ids, tokenizer)
+            links = link_tokens(locate_words(tree, text), text, ids, tokenizer)
             numbers = links.word.tolist()
             assert numbers == sorted(numbers)
             assert links.head.tolist() == list(tree.heads)
@@ -181,7 +181,10 @@ def test_marks_and_letters_of_many_bytes(kind: str) -> None:
     """Unknown words and letters have their places too."""
     for lines in (["a b"], [TEXT]):
         tokenizer = tokenizer_of(kind, False, lines)
-        assert linked(rooted(TREE, TEXT), TEXT, tokenizer.encode(TEXT), tokenizer).word.tolist() == EXPECTED[kind]
+        assert (
+            link_tokens(locate_words(TREE, TEXT), TEXT, tokenizer.encode(TEXT), tokenizer).word.tolist()
+            == EXPECTED[kind]
+        )
 
 
 def test_the_trees_of_the_phrasebook_fit_its_sentences(german: list[str]) -> None:
@@ -189,9 +192,9 @@ def test_the_trees_of_the_phrasebook_fit_its_sentences(german: list[str]) -> Non
     for direction in ("en-de", "de-en"):
         for pair in read_pairs(CorpusSettings(phrasebook=200), direction=direction, trees=True):
             assert pair.tree
-            assert not fault(pair.tree)
+            assert not find_tree_fault(pair.tree)
             ids = tokenizer.encode(pair.source)
-            assert set(linked(rooted(pair.tree, pair.source), pair.source, ids, tokenizer).word) == set(
+            assert set(link_tokens(locate_words(pair.tree, pair.source), pair.source, ids, tokenizer).word) == set(
                 range(1, len(pair.tree.words) + 1)
             )
             assert all(to_root(word, pair.tree.heads)[-1] == 0 for word in range(1, len(pair.tree.heads) + 1))
@@ -199,7 +202,7 @@ def test_the_trees_of_the_phrasebook_fit_its_sentences(german: list[str]) -> Non
 
 @pytest.mark.parametrize("text", ["Ein Hund", "ein Hündchen, 中文犬 läuft ❤.", "", TEXT + "!"])
 def test_words_that_do_not_spell_the_text_are_no_tree(text: str) -> None:
-    links = linked(rooted(TREE, text), text, BYTE.encode(text), BYTE)
+    links = link_tokens(locate_words(TREE, text), text, BYTE.encode(text), BYTE)
     assert not len(links.head)
     assert not links.word.any()
     assert len(links.word) == len(text.encode())
@@ -207,14 +210,14 @@ def test_words_that_do_not_spell_the_text_are_no_tree(text: str) -> None:
 
 def test_spaces_of_any_kind_do_not_count() -> None:
     text = "10\u00a0000\tDogs  "
-    links = linked(rooted(Tree(("10 000", "Dogs"), (2, 0)), text), text, BYTE.encode(text), BYTE)
+    links = link_tokens(locate_words(Tree(("10 000", "Dogs"), (2, 0)), text), text, BYTE.encode(text), BYTE)
     assert links.word.tolist() == [1] * 8 + [2] * 6
 
 
 def test_an_empty_line_has_no_tree(tmp_path: Path) -> None:
     path = write(tmp_path, row("1", "A", "0"), "", row("1", "B", "0"))
     pairs = [Pair(source, "") for source in ("", "A", " ", "B", "")]
-    assert [pair.tree and pair.tree.words for pair in with_trees(pairs, path, "it")] == [
+    assert [pair.tree and pair.tree.words for pair in attach_trees(pairs, path, "it")] == [
         None,
         ("A",),
         None,
@@ -229,4 +232,4 @@ def test_an_empty_line_has_no_tree(tmp_path: Path) -> None:
 def test_trees_must_be_as_many_as_lines(lines: int, sentence: str, tmp_path: Path) -> None:
     path = write(tmp_path, row("1", "A", "0"), "", row("1", "B", "0"))
     with pytest.raises(UserError, match=re.escape(sentence)):
-        list(with_trees([Pair("A", "")] * lines, path, "it"))
+        list(attach_trees([Pair("A", "")] * lines, path, "it"))

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.data import stream as stream_module
-from dragoman.data.stream import Cut, Place, Weighted, Windows, in_order
+from dragoman.data.stream import StreamPosition, TextWindows, TextWindowStream, WeightedStore, read_in_order
 from dragoman.data.token_store import TokenStore, open_store
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
@@ -35,14 +35,16 @@ def text(cache: Path, lines: list[str]) -> TokenStore:
     )
 
 
-def windows(*stores: TokenStore, context: int = 50, seed: int = 3, weights: tuple[float, ...] = ()) -> Windows:
-    parts = [Weighted(store, weight) for store, weight in zip(stores, weights or (1.0,) * len(stores), strict=True)]
-    return Windows(parts, BOTH, context=context, layout="padded", tokens=400, seed=seed)
+def windows(*stores: TokenStore, context: int = 50, seed: int = 3, weights: tuple[float, ...] = ()) -> TextWindowStream:
+    parts = [
+        WeightedStore(store, weight) for store, weight in zip(stores, weights or (1.0,) * len(stores), strict=True)
+    ]
+    return TextWindowStream(parts, BOTH, context=context, layout="padded", tokens=400, seed=seed)
 
 
 @given(length=st.integers(2, 300), context=st.integers(1, 40), first=st.integers(1, 40))
 def test_a_cut_covers_every_token_but_the_first_once(length: int, context: int, first: int) -> None:
-    cut = Cut(length, context, min(first, context))
+    cut = TextWindows(length, context, min(first, context))
     spans = [cut.span(number) for number in range(len(cut))]
     predicted = [place for start, end in spans for place in range(start + 1, end)]
     assert predicted == list(range(1, length))
@@ -50,14 +52,14 @@ def test_a_cut_covers_every_token_but_the_first_once(length: int, context: int, 
 
 
 def test_an_epoch_predicts_every_token_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_module, "WINDOW", 37)
+    monkeypatch.setattr(stream_module, "SHUFFLE_WINDOW", 37)
     stores = [text(tmp_path, LINES[:150]), text(tmp_path, LINES[150:200])]
     stream = windows(*stores)
     wanted = Counter(token for store in stores for token in store.window(1, store.text_length).tolist())
     begun = set()
     for epoch in (0, 1, 7):
         found: Counter[int] = Counter()
-        for batch, place in stream.batches(Place(epoch)):
+        for batch, place in stream.batches(StreamPosition(epoch)):
             assert batch.alone
             assert batch.target_out_BT.size(1) <= 56
             real_BT = batch.target_segment_BT > 0
@@ -79,23 +81,23 @@ def test_weights_say_how_often(tmp_path: Path) -> None:
 
 
 def test_from_any_place_on_the_same_batches_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_module, "WINDOW", 19)
+    monkeypatch.setattr(stream_module, "SHUFFLE_WINDOW", 19)
     store = text(tmp_path, LINES)
-    whole = list(islice(windows(store).batches(Place()), 90))
-    places = [Place(), *(place for _, place in whole)]
+    whole = list(islice(windows(store).batches(StreamPosition()), 90))
+    places = [StreamPosition(), *(place for _, place in whole)]
     assert {place.epoch for place in places} >= {0, 1}
     for at in range(0, 80, 9):
         rest = islice(windows(store).batches(replace(places[at])), 8)
         for (batch, place), (other, other_place) in zip(rest, whole[at:]):
             assert torch.equal(batch.target_in_BT, other.target_in_BT)
             assert place == other_place
-    other_seed = next(windows(store, seed=4).batches(Place()))[0]
+    other_seed = next(windows(store, seed=4).batches(StreamPosition()))[0]
     assert not torch.equal(whole[0][0].target_in_BT, other_seed.target_in_BT)
 
 
 def test_validation_reads_the_text_as_it_stands(tmp_path: Path) -> None:
     store = text(tmp_path, LINES[:20])
-    found = [token for example in in_order(store, "windows", 16) for token in example.target[1:].tolist()]
+    found = [token for example in read_in_order(store, "windows", 16) for token in example.target[1:].tolist()]
     assert found == store.window(1, store.text_length).tolist()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.batches import Grid, Widths, lay
+from dragoman.data.batches import BatchPlan, Widths, collate_pairs
 from dragoman.types import Batch, Example
 
 VOCABULARY = 40
@@ -26,7 +26,7 @@ def in_rows(rows: Sequence[Sequence[int]], some: Sequence[Example], widths: Widt
     needed = (
         max(sum(len(getattr(some[item], side)) + 1 for item in row) for row in rows) for side in ("source", "target")
     )
-    return lay(Grid([list(row) for row in rows], widths or Widths(*needed)), some)
+    return collate_pairs(BatchPlan([list(row) for row in rows], widths or Widths(*needed)), some)
 
 
 def log_normal(

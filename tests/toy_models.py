@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman.data.batches import FORMS, Grid, Widths
+from dragoman.data.batches import EXAMPLE_FORMATS, BatchPlan, Widths
 from dragoman.errors import UserError
 from dragoman.kernels.attention import KERNELS
 from dragoman.models.base import Model
@@ -23,7 +23,7 @@ from dragoman.modules.norms import NORMS
 from dragoman.modules.patterns import PATTERNS
 from dragoman.modules.positions import POSITIONS
 from dragoman.modules.recurrent import CELLS, NONLINEARITIES
-from dragoman.types import NO_WAY, Batch, Example
+from dragoman.types import UNKNOWN_DISTANCE, Batch, Example
 from pairs import pairwise
 from toy_batch import VOCABULARY
 
@@ -129,10 +129,10 @@ def some_examples(section: Section, count: int = 6, *, seed: int = 3, longest: i
 
 def laid(section: Section, rows: Sequence[Sequence[int]], examples: Sequence[Example], *, spare: int = 0) -> Batch:
     """These examples in these rows, with some room left over; with a tree for each source, where one is asked for."""
-    form = FORMS[FORM[kind_of(section).task]]
+    form = EXAMPLE_FORMATS[FORM[kind_of(section).task]]
     source_N, target_N = form.lengths(examples)
     widths = Widths(*(max(sum(int(n[i]) for i in row) for row in rows) + spare for n in (source_N, target_N)))
-    batch = form.lay(Grid([list(row) for row in rows], widths), examples)
+    batch = form.lay(BatchPlan([list(row) for row in rows], widths), examples)
     return with_chains(batch) if section.get("position") == "tree" else batch
 
 
@@ -140,7 +140,7 @@ def with_chains(batch: Batch) -> Batch:
     """The batch with the simplest of trees: every token hangs on the one before it."""
     segment_BS, position_BS = batch.source_segment_BS, batch.source_position_BS
     same = (segment_BS[:, :, None] == segment_BS[:, None]) & (segment_BS > 0)[:, None]
-    way_BSS = (position_BS[:, None] - position_BS[:, :, None]).masked_fill(~same, NO_WAY)
+    way_BSS = (position_BS[:, None] - position_BS[:, :, None]).masked_fill(~same, UNKNOWN_DISTANCE)
     return replace(batch, depth_BS=(position_BS + 1) * (segment_BS > 0), tree_BSS=way_BSS.to(torch.int8))
 
 

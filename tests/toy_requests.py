@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dragoman.config.settings import SearchSettings
-from dragoman.data.batches import Grid, Widths, lay
+from dragoman.data.batches import BatchPlan, Widths, collate_pairs
 from dragoman.decoding.protocol import Ensemble
 from dragoman.decoding.request import DecodingConstraints, Request, SpellingTable, Term
 from dragoman.models.registry import kind_of, settings_of
@@ -59,7 +59,7 @@ def real_sources(count: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor,
     lengths = torch.randint(2, 8, (count,), generator=generator).tolist()
     ids = [torch.randint(4, SIZE, (length,), generator=generator).numpy() for length in lengths]
     examples = [Example(some, some[:0], i) for i, some in enumerate(ids)]
-    batch = lay(Grid([[i] for i in range(count)], Widths(16, 1)), examples)
+    batch = collate_pairs(BatchPlan([[i] for i in range(count)], Widths(16, 1)), examples)
     return batch.source_BS, batch.source_segment_BS > 0, examples
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")  # every vocabulary begins with these four, in this order
-NO_WAY = -128  # between two tokens of which no tree is known, where ways through a tree are small integers
+UNKNOWN_DISTANCE = -128  # between two tokens of which no tree is known, where ways through a tree are small integers
 
 
 class Tree(NamedTuple):
@@ -48,7 +48,7 @@ class Pair:
     alternatives: tuple[str, ...] = ()
 
 
-class Links(NamedTuple):
+class TokenTree(NamedTuple):
     """A tree as the tokens of a sentence see it: the word that each belongs to, from 1, and the head of each word.
 
     A sentence without a tree has no heads, and its tokens belong to word 0.
@@ -67,7 +67,7 @@ class Example(NamedTuple):
     source: NDArray[np.integer]
     target: NDArray[np.integer]
     line: int
-    links: Links | None = None
+    links: TokenTree | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dragoman.augmentation.jobs import Record, Worthless, digest_of_runs, own_device, write_sharded
+from dragoman.augmentation.jobs import NothingUseful, Record, choose_device_of_rank, digest_runs, write_sharded
 from dragoman.config.settings import CorpusSettings
-from dragoman.data.corpus import fingerprint
+from dragoman.data.corpus import fingerprint_corpus
 from dragoman.errors import UserError
 from dragoman.inference.constraints import merge_search
 from dragoman.inference.loading import load_as
@@ -30,12 +30,12 @@ from dragoman.progress import Report
 from dragoman.types import Hypothesis
 
 
-def faults(answer: Hypothesis) -> list[str]:
+def find_faults(answer: Hypothesis) -> list[str]:
     """Why nobody should learn from an answer. That a model of trees had none for it is no reason."""
     return [*(why for why in answer.warnings if why != NO_TREE), *answer.flags]
 
 
-class Lessons:
+class UsefulPairs:
     """Counts the records that are good to learn from, and those that are left out, by their first fault.
 
     `asked` are those of lines with words in them, and `useful` the good ones among these.
@@ -67,17 +67,17 @@ class Lessons:
         return f"{self.good:,} of {self.total:,} answers" + (f" ({why}: left out)" if why else "")
 
 
-def remedy(model: str) -> str:
+def suggest_remedy(model: str) -> str:
     """What may help a model, or several that answer as one: "seed-1 and seed-2"."""
     them, their = ("them", "their") if " and " in model else ("it", "its")
     return f"train {them} longer, or look at {their} answers with dragoman translate"
 
 
-def doubt(model: str, useful: int, asked: int) -> str:
+def warn_of_poor_answers(model: str, useful: int, asked: int) -> str:
     """What there is to say where fewer than half of a model's answers are good to learn from, else nothing."""
     if 2 * useful >= asked:
         return ""
-    return f"fewer than half of the answers of {model} are good enough to learn from; {remedy(model)}"
+    return f"fewer than half of the answers of {model} are good enough to learn from; {suggest_remedy(model)}"
 
 
 EMPTY = "empty"
@@ -95,45 +95,47 @@ def backtranslate(
     engine: str = "auto",
     device: str = "auto",
     report: Report | None = None,
-) -> Lessons:
+) -> UsefulPairs:
     """Write `out`, a corpus {jsonl: out} whose targets are the lines of `text`; what was left out is counted."""
-    mono, lessons = Path(text), Lessons()
+    mono, lessons = Path(text), UsefulPairs()
     with join_process_group() as group:
         report = report or Report(quiet=not group.is_main)
-        where = own_device(device, group)
+        where = choose_device_of_rank(device, group)
         translator = group.in_rank_order(lambda: load_as(Translator, run, device=where, engine=engine))
         settings = group.run_on_all(lambda: merge_search(translator.recipe.search, search, beam=beam, count=1))
         group.run_on_all(lambda: translator.before(tag))  # what is not there is refused before any work
-        group.broadcast(lambda: check_apart(mono, Path(out)))
-        mark = group.broadcast(lambda: fingerprint(CorpusSettings(text=str(mono))))
+        group.broadcast(lambda: check_output_differs(mono, Path(out)))
+        mark = group.broadcast(lambda: fingerprint_corpus(CorpusSettings(text=str(mono))))
 
         def answer(_: int, lines: Sequence[str]) -> list[Record]:
             plainly = {**settings.model_dump(), "scores": False}
             found = translator.translate(lines, search=plainly, tag=tag, align=False)
             pairs = zip(found, lines, strict=True)
             return [
-                {"source": one.text, "target": line, "faults": faults(one) if one.text.strip() else [EMPTY]}
+                {"source": one.text, "target": line, "faults": find_faults(one) if one.text.strip() else [EMPTY]}
                 for one, line in pairs
             ]
 
         way = {f"search.{name}": value for name, value in settings.model_dump(mode="json").items()}
-        about = {"input": mark, "model": digest_of_runs([run])}
+        about = {"input": mark, "model": digest_runs([run])}
         about |= {"engine": engine, "tag": tag, **way}
         shared: dict[str, Any] = {"batch": batch, "group": group, "report": report}
 
         def good(records: Iterator[Record]) -> Iterator[str]:
             yield from lessons.lines(records)
             if lessons.left_out and not lessons.good:  # said here, so that an earlier file is not written over
-                raise Worthless(f"{lessons}: nothing of {run} is good enough to learn from; {remedy(str(run))}")
+                raise NothingUseful(
+                    f"{lessons}: nothing of {run} is good enough to learn from; {suggest_remedy(str(run))}"
+                )
 
         write_sharded(Path(out), lambda: read_lines(mono), answer, good, about=about, **shared)
         if group.is_main:
             report.log(f"{out}: {lessons}")
-            if said := doubt(str(run), lessons.useful, lessons.asked):
+            if said := warn_of_poor_answers(str(run), lessons.useful, lessons.asked):
                 report.log(said)
     return lessons
 
 
-def check_apart(text: Path, out: Path) -> None:
+def check_output_differs(text: Path, out: Path) -> None:
     if out.exists() and text.exists() and out.samefile(text):
         raise UserError(f"{str(out)!r} is the text itself, which the pairs would replace; choose another --output")

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from dragoman.augmentation import jobs as shards
-from dragoman.augmentation.backtranslation import Lessons, doubt, faults, remedy
-from dragoman.augmentation.jobs import Record, Shards, digest_of_runs, own_device, share_of
+from dragoman.augmentation.backtranslation import UsefulPairs, find_faults, suggest_remedy, warn_of_poor_answers
+from dragoman.augmentation.jobs import Record, ShardedJob, choose_device_of_rank, count_own_items, digest_runs
 from dragoman.config.settings import Amount, CorpusSettings, Listed, Recipe, Settings, read_recipe
-from dragoman.data.corpus import fingerprint, read_pairs
+from dragoman.data.corpus import fingerprint_corpus, read_pairs
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
 from dragoman.inference.loading import RunPaths, list_runs, load_as
@@ -39,9 +39,11 @@ from dragoman.training.start import alone, check, opened
 from dragoman.training.trainer import train
 from dragoman.types import Hypothesis, Line, Pair
 
-BATCH = 256  # sources that the teacher is handed at a time
-ENOUGH = 0.1  # of what a student is to learn from: with less, there would be another student than was asked for
-LIKENESS = METRICS["chrf"]  # of an answer and a reference; unlike BLEU it says something of short sentences too
+SOURCES_PER_BATCH = 256  # sources that the teacher is handed at a time
+MIN_USEFUL_SHARE = (
+    0.1  # of what a student is to learn from: with less, there would be another student than was asked for
+)
+SIMILARITY = METRICS["chrf"]  # of an answer and a reference; unlike BLEU it says something of short sentences too
 
 
 class DistilSettings(Settings):
@@ -72,11 +74,11 @@ def distil(
         teacher = group.in_rank_order(lambda: Teacher.load(run, whole, settings or DistilSettings(), group))
         goes_on = group.broadcast(lambda: resume and bool(RunFolder(out).teacher()))
         shared: dict[str, Any] = {"newest": newest, "goes_on": goes_on, "group": group, "report": report}
-        student, tokenizers = taught(whole, teacher, RunFolder(out), settings or DistilSettings(), **shared)
+        student, tokenizers = prepare_student(whole, teacher, RunFolder(out), settings or DistilSettings(), **shared)
         return train(student, out=out, resume=resume, tokenizers=tokenizers, report=report)
 
 
-def taught(
+def prepare_student(
     recipe: Recipe,
     teacher: Teacher,
     folder: RunFolder,
@@ -88,28 +90,28 @@ def taught(
     report: Report,
 ) -> tuple[Recipe, Tokenizers]:
     """The student's recipe, its corpora written, and its tokenizers. What is in the way is refused before."""
-    lessons = group.run_on_all(lambda: lessons_of(recipe, teacher, settings))
+    lessons = group.run_on_all(lambda: plan_teacher_corpora(recipe, teacher, settings))
     files = [folder.distilled / f"{number}.jsonl" for number in range(1, len(lessons) + 1)]
     answers = [lesson.answered(file) for lesson, file in zip(lessons, files, strict=True)]
     originals = recipe.data.train if settings.originals else ()
-    student = group.run_on_all(lambda: student_of(recipe, teacher.translator.recipe, (*answers, *originals)))
+    student = group.run_on_all(lambda: make_student_recipe(recipe, teacher.translator.recipe, (*answers, *originals)))
     about = {**teacher.about(), **settings.model_dump(mode="json"), "beam": teacher.beam}
     if newest or goes_on:
-        group.broadcast(lambda: same_lessons(folder, about))
+        group.broadcast(lambda: check_same_teacher(folder, about))
     with ExitStack() as held:
         group.broadcast(lambda: held.enter_context(alone(folder)))
         if not newest:
-            group.broadcast(lambda: begin(folder, student, about))
+            group.broadcast(lambda: begin_student(folder, student, about))
         if group.broadcast(lambda: not newest or not all(file.exists() for file in files)):
             for lesson in lessons:  # `dragoman cache --clear` leaves what is in use
                 with suppress(OSError):  # a cache that cannot be written is refused below
                     held.enter_context(share_folder(lesson.shards.folder))
-            counts = group.run_on_all(lambda: translate(lessons, group, report))
+            counts = group.run_on_all(lambda: translate_corpora(lessons, group, report))
             group.broadcast(lambda: write_corpora(lessons, files, counts, about, report))
     return student, teacher.translator.tokenizers
 
 
-def lessons_of(recipe: Recipe, teacher: Teacher, settings: DistilSettings) -> list[Lesson]:
+def plan_teacher_corpora(recipe: Recipe, teacher: Teacher, settings: DistilSettings) -> list[TeacherCorpus]:
     """What the teacher translates. What it cannot is refused before it begins."""
     check_files(recipe)
     extra = [CorpusSettings(text=str(Path(name).absolute()), tag=settings.tag) for name in settings.sources]
@@ -117,32 +119,33 @@ def lessons_of(recipe: Recipe, teacher: Teacher, settings: DistilSettings) -> li
         raise UserError("--tag is that of the lines of --source, of which there are none; leave it out")
     for corpus in (*recipe.data.train, *extra):
         teacher.translator.before(corpus.tag)
-    return [Lesson.of(corpus, recipe, teacher) for corpus in (*recipe.data.train, *extra)]
+    return [TeacherCorpus.of(corpus, recipe, teacher) for corpus in (*recipe.data.train, *extra)]
 
 
-def begin(folder: RunFolder, student: Recipe, about: dict[str, Any]) -> None:
+def begin_student(folder: RunFolder, student: Recipe, about: dict[str, Any]) -> None:
     """The run's folder, with a record of who will teach what."""
     folder.begin(student)
     folder.distilled.mkdir(exist_ok=True)
-    record(folder.distilled, about, [])
+    write_teacher_record(folder.distilled, about, [])
 
 
-def record(folder: Path, about: dict[str, Any], corpora: list[dict[str, Any]]) -> None:
+def write_teacher_record(folder: Path, about: dict[str, Any], corpora: list[dict[str, Any]]) -> None:
     write_text(folder / "teacher.json", json.dumps({**about, "corpora": corpora}, indent=1, ensure_ascii=False) + "\n")
 
 
-def same_lessons(folder: RunFolder, now: dict[str, Any]) -> None:
+def check_same_teacher(folder: RunFolder, now: dict[str, Any]) -> None:
     """A student that goes on does so with the teacher that it began with, and with what that one translates."""
     before = folder.teacher()
     known = {**DistilSettings().model_dump(mode="json"), **before}
     if any(known.get(name) != now[name] for name in ("digest", *DistilSettings.model_fields)):
         raise UserError(
-            f"{str(folder.path)!r} was begun with {described(before)}, and cannot go on with {described(now)}; "
+            f"{str(folder.path)!r} was begun with {describe_teacher(before)}, "
+            f"and cannot go on with {describe_teacher(now)}; "
             "give the same teacher and options again, or choose another --out"
         )
 
 
-def described(about: dict[str, Any]) -> str:
+def describe_teacher(about: dict[str, Any]) -> str:
     if not about:
         return "no teacher at all"
     ways = f"beam {about['beam']}" + (", closest" if about["closest"] else "")
@@ -151,7 +154,7 @@ def described(about: dict[str, Any]) -> str:
     return f"the teacher {about['teacher']} (digest {about['digest'][:8]}, {ways})"
 
 
-def student_of(recipe: Recipe, teacher: Recipe, corpora: tuple[CorpusSettings, ...]) -> Recipe:
+def make_student_recipe(recipe: Recipe, teacher: Recipe, corpora: tuple[CorpusSettings, ...]) -> Recipe:
     """The recipe with the teacher's tokenizer, and with these corpora to learn from."""
     for name in sorted(recipe.tokenizer.model_fields_set - {"sampling"}):
         wanted, there = getattr(recipe.tokenizer, name), getattr(teacher.tokenizer, name)
@@ -181,13 +184,13 @@ class Teacher:
 
     @classmethod
     def load(cls, run: RunPaths, recipe: Recipe, settings: DistilSettings, group: ProcessGroup) -> Teacher:
-        translator = load_as(Translator, run, device=own_device(recipe.train.device, group))
+        translator = load_as(Translator, run, device=choose_device_of_rank(recipe.train.device, group))
         own = translator.recipe
         beam = settings.beam or own.search.beam
         if settings.closest and beam == 1:
             raise UserError("--closest chooses among the answers in a beam, so it needs --beam 2 or more")
         runs = list_runs(run)
-        way = [digest_of_runs(runs), own.search.model_dump(mode="json", exclude_defaults=True, exclude={"beam"})]
+        way = [digest_runs(runs), own.search.model_dump(mode="json", exclude_defaults=True, exclude={"beam"})]
         digest = hashlib.blake2b(json.dumps(way, sort_keys=True).encode(), digest_size=16).hexdigest()
         return cls(translator, " and ".join(map(str, runs)), digest, beam, settings.closest)
 
@@ -201,7 +204,7 @@ class Teacher:
         found = self.translator.nbest(sources, count=most, beam=self.beam, trees=trees, align=False)
         chosen = [self.choose(some, pair.target) for some, pair in zip(found, pairs, strict=True)]
         return [
-            {"source": pair.source, "target": one.text, "faults": faults(one)}
+            {"source": pair.source, "target": one.text, "faults": find_faults(one)}
             for pair, one in zip(pairs, chosen, strict=True)
         ]
 
@@ -209,22 +212,22 @@ class Teacher:
         """The likeliest answer, or the one most like the reference, of equals the likelier."""
         if not self.closest or not reference.strip():
             return found[0]
-        return max(found, key=lambda one: LIKENESS.of_answers([one.text], [[reference]]).value)
+        return max(found, key=lambda one: SIMILARITY.of_answers([one.text], [[reference]]).value)
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TeacherCorpus:
     """A corpus that the teacher translates. Equal keys have equal answers."""
 
     corpus: CorpusSettings
     teacher: Teacher
-    shards: Shards[Pair]
+    shards: ShardedJob[Pair]
 
     @classmethod
-    def of(cls, corpus: CorpusSettings, recipe: Recipe, teacher: Teacher) -> Lesson:
+    def of(cls, corpus: CorpusSettings, recipe: Recipe, teacher: Teacher) -> TeacherCorpus:
         direction = recipe.data.direction
-        mark = fingerprint(corpus, direction=direction)
-        way = [teacher.digest, teacher.beam, teacher.closest, mark, shards.SHARD]
+        mark = fingerprint_corpus(corpus, direction=direction)
+        way = [teacher.digest, teacher.beam, teacher.closest, mark, shards.SHARD_SIZE]
         key = hashlib.blake2b(json.dumps(way).encode(), digest_size=12).hexdigest()
         folder = cache_folder(recipe.data.cache) / f"{key}-answers"
 
@@ -234,26 +237,30 @@ class Lesson:
                 return (Pair(line.target, "", tag=corpus.tag) for line in read_pairs(corpus))
             return read_pairs(corpus, direction=direction, trees=teacher.translator.asks_for_trees)
 
-        return cls(corpus, teacher, Shards(folder, pairs, lambda _, some: teacher.answers(some), BATCH))
+        return cls(corpus, teacher, ShardedJob(folder, pairs, lambda _, some: teacher.answers(some), SOURCES_PER_BATCH))
 
     def answered(self, file: Path) -> CorpusSettings:
         """The corpus that its answers are, once they are written to this file."""
         return CorpusSettings(jsonl=str(file.absolute()), weight=self.corpus.weight, tag=self.corpus.tag)
 
 
-def translate(lessons: Sequence[Lesson], group: ProcessGroup, report: Report) -> list[int]:
+def translate_corpora(lessons: Sequence[TeacherCorpus], group: ProcessGroup, report: Report) -> list[int]:
     """The share of this process. How many shards each lesson has comes back."""
     teacher = lessons[0].teacher
     sizes = [sum(1 for _ in report.progress("reading").iterate(lesson.shards.items())) for lesson in lessons]
     verb = "translate" if " and " in teacher.name else "translates"
     report.log(f"{teacher.name} {verb} {sum(sizes):,} sources with a beam of {teacher.beam}")
-    total = sum(share_of(size, group) for size in sizes)
+    total = sum(count_own_items(size, group) for size in sizes)
     with report.progress("translating", total=total, unit="sources") as bar:
         return [lesson.shards.make(group, bar) for lesson in lessons]
 
 
 def write_corpora(
-    lessons: Sequence[Lesson], files: Sequence[Path], counts: Sequence[int], about: dict[str, Any], report: Report
+    lessons: Sequence[TeacherCorpus],
+    files: Sequence[Path],
+    counts: Sequence[int],
+    about: dict[str, Any],
+    report: Report,
 ) -> None:
     """What the student learns from, each file whole or not there; and a record of it."""
     found, told = [], []
@@ -263,27 +270,28 @@ def write_corpora(
         found.append(good)
         report.log(f"{name}: {good}")
     originals = sum(good.asked for lesson, good in zip(lessons, found, strict=True) if not lesson.corpus.text)
-    if said := doubts(about["teacher"], found, originals if about["originals"] else 0):
+    if said := check_useful(about["teacher"], found, originals if about["originals"] else 0):
         report.log(said)
-    record(files[0].parent, about, told)
+    write_teacher_record(files[0].parent, about, told)
 
 
-def doubts(teacher: str, found: Sequence[Lessons], originals: int) -> str:
+def check_useful(teacher: str, found: Sequence[UsefulPairs], originals: int) -> str:
     """What there is to say of a teacher's answers where many are left out. A student that would have next to nothing to
     learn from is refused; the original pairs count, where it has them too."""
     useful, asked = sum(good.useful for good in found), sum(good.asked for good in found)
     if not useful:
-        raise UserError(f"no answer of {teacher} is good enough to learn from; {remedy(teacher)}")
-    if useful + originals < ENOUGH * (asked + originals):
+        raise UserError(f"no answer of {teacher} is good enough to learn from; {suggest_remedy(teacher)}")
+    if useful + originals < MIN_USEFUL_SHARE * (asked + originals):
         more = "" if originals else "; --with-originals gives the student the original pairs too"
         raise UserError(
-            f"only {useful:,} of {asked:,} answers of {teacher} are good enough to learn from; {remedy(teacher)}{more}"
+            f"only {useful:,} of {asked:,} answers of {teacher} are good enough to learn from; "
+            f"{suggest_remedy(teacher)}{more}"
         )
-    return doubt(teacher, useful, asked)
+    return warn_of_poor_answers(teacher, useful, asked)
 
 
-def write_corpus(lesson: Lesson, file: Path, count: int) -> Lessons:
-    found = Lessons()
+def write_corpus(lesson: TeacherCorpus, file: Path, count: int) -> UsefulPairs:
+    found = UsefulPairs()
 
     def write(made: Path) -> None:
         with made.open("w", encoding="utf-8", newline="\n") as sink:

@@ -28,28 +28,28 @@ from dragoman.process_group import ProcessGroup
 from dragoman.progress import ProgressBar, Report
 from dragoman.run_dir import RunFolder, read_json, write_text, write_whole
 
-T = TypeVar("T")
-SHARD = 4096  # items whose answers are kept together
+ShardItem = TypeVar("ShardItem")
+SHARD_SIZE = 4096  # items whose answers are kept together
 ANSWERS, ABOUT = "answers.jsonl", "about.json"
 
 Record = dict[str, Any]  # an answer, and what there is to say about it
 
 
 @dataclass(frozen=True)
-class Shards(Generic[T]):
+class ShardedJob(Generic[ShardItem]):
     """Items, which can be read again and again, and their answers in a folder, one record for each item."""
 
     folder: Path
-    items: Callable[[], Iterator[T]]
-    answer: Callable[[int, Sequence[T]], list[Record]]  # is told how many items came before, and given some
+    items: Callable[[], Iterator[ShardItem]]
+    answer: Callable[[int, Sequence[ShardItem]], list[Record]]  # is told how many items came before, and given some
     batch: int  # items that it is given at a time
 
     def make(self, group: ProcessGroup, bar: ProgressBar) -> int:
         """The shards that fall to this process and are not there yet. How many there are in all comes back."""
         items, number = self.items(), 0
-        while some := list(islice(items, SHARD)):
+        while some := list(islice(items, SHARD_SIZE)):
             if number % group.world_size == group.rank:
-                if read(self.file(number), digest_of(some)) is not None:
+                if read_shard(self.file(number), digest_items(some)) is not None:
                     bar.skip(len(some))
                 else:
                     shutil.rmtree(self.file(number).parent, ignore_errors=True)  # damaged
@@ -57,14 +57,14 @@ class Shards(Generic[T]):
             number += 1
         return number
 
-    def keep(self, number: int, some: Sequence[T], bar: ProgressBar) -> None:
+    def keep(self, number: int, some: Sequence[ShardItem], bar: ProgressBar) -> None:
         records: list[Record] = []
         for start in range(0, len(some), self.batch):
             part = some[start : start + self.batch]
-            records += self.answer(number * SHARD + start, part)
+            records += self.answer(number * SHARD_SIZE + start, part)
             bar.advance(len(part))
         body = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
-        head = json.dumps({"of": digest_of(some), "digest": digest_bytes(body)}).encode() + b"\n"
+        head = json.dumps({"of": digest_items(some), "digest": digest_bytes(body)}).encode() + b"\n"
 
         def write(beside: Path) -> None:
             (beside / ANSWERS).write_bytes(head + body)
@@ -80,7 +80,7 @@ class Shards(Generic[T]):
     def records(self, count: int) -> Iterator[Record]:
         """All answers, in the order of the items, once so many shards are made."""
         for number in range(count):
-            found = read(self.file(number))
+            found = read_shard(self.file(number))
             if found is None:
                 raise UserError(
                     f"{str(self.file(number))!r} is missing or damaged; start it again, and it is made again"
@@ -91,7 +91,7 @@ class Shards(Generic[T]):
         return self.folder / f"{number:06}" / ANSWERS
 
 
-def read(file: Path, of: str = "") -> list[Record] | None:
+def read_shard(file: Path, of: str = "") -> list[Record] | None:
     """The records of a shard; nothing, where there is none, or a damaged one, or one that answers something else."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         head, _, body = file.read_bytes().partition(b"\n")
@@ -101,11 +101,11 @@ def read(file: Path, of: str = "") -> list[Record] | None:
     return None
 
 
-def digest_of(items: Sequence[Any]) -> str:
+def digest_items(items: Sequence[Any]) -> str:
     return digest_bytes(repr(items).encode())
 
 
-def digest_of_runs(runs: Iterable[str | Path]) -> str:
+def digest_runs(runs: Iterable[str | Path]) -> str:
     """The same for models that answer alike: their weights, vocabularies and settings."""
     digest = hashlib.blake2b(digest_size=16)
     for folder in map(RunFolder, runs):
@@ -114,23 +114,23 @@ def digest_of_runs(runs: Iterable[str | Path]) -> str:
     return digest.hexdigest()
 
 
-def share_of(total: int, group: ProcessGroup) -> int:
+def count_own_items(total: int, group: ProcessGroup) -> int:
     """How many of all items are in shards that fall to this process."""
-    firsts = range(group.rank * SHARD, total, group.world_size * SHARD)
-    return sum(min(SHARD, total - first) for first in firsts)
+    firsts = range(group.rank * SHARD_SIZE, total, group.world_size * SHARD_SIZE)
+    return sum(min(SHARD_SIZE, total - first) for first in firsts)
 
 
-def own_device(name: str, group: ProcessGroup) -> str:
+def choose_device_of_rank(name: str, group: ProcessGroup) -> str:
     """Of several processes on a machine with several GPUs, each takes its own."""
     return f"cuda:{group.local_rank}" if name == "auto" and group.is_distributed and torch.cuda.is_available() else name
 
 
-class Worthless(UserError):
+class NothingUseful(UserError):
     """All answers are there, and none is of use: no file is written, and nobody will want to go on from here."""
 
 
 @contextmanager
-def folder_beside(output: Path, about: Mapping[str, Any]) -> Iterator[Path]:
+def open_shards_beside(output: Path, about: Mapping[str, Any]) -> Iterator[Path]:
     """The folder of shards for a file that is to be written. `about` is all that answers depend on: the shards of
     another work are in the way. Gone when the work is done."""
     folder = output.with_name(output.name + ".shards")
@@ -141,20 +141,20 @@ def folder_beside(output: Path, about: Mapping[str, Any]) -> Iterator[Path]:
             held.enter_context(lock_folder(folder, refusal))
         except OSError as error:
             raise UserError(f"cannot write {str(folder)!r} ({error.strerror}); choose another --output") from None
-        check_ours(folder)
+        check_only_shards(folder)
         try:
-            same_work(folder, json.loads(json.dumps(about)))
+            check_same_job(folder, json.loads(json.dumps(about)))
             yield folder
             done = True
-        except Worthless:
+        except NothingUseful:
             done = True
             raise
         finally:
-            if done or not begun(folder):
+            if done or not has_answers(folder):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def check_ours(folder: Path) -> None:
+def check_only_shards(folder: Path) -> None:
     """Refuse a folder that holds anything but shards: it would be removed in the end."""
     for path in folder.iterdir():
         if not (path.name == ABOUT or re.fullmatch(r"\d{6}", path.name) or is_temporary(path)):
@@ -164,13 +164,13 @@ def check_ours(folder: Path) -> None:
             )
 
 
-def begun(folder: Path) -> bool:
+def has_answers(folder: Path) -> bool:
     return any(folder.glob(f"*/{ANSWERS}"))
 
 
-def same_work(folder: Path, about: dict[str, Any]) -> None:
+def check_same_job(folder: Path, about: dict[str, Any]) -> None:
     path = folder / ABOUT
-    before = read_json(path) if path.exists() and begun(folder) else about
+    before = read_json(path) if path.exists() and has_answers(folder) else about
     for name in [*about, *before]:
         if before.get(name) != about.get(name):
             raise UserError(
@@ -182,8 +182,8 @@ def same_work(folder: Path, about: dict[str, Any]) -> None:
 
 def write_sharded(
     output: Path,
-    items: Callable[[], Iterator[T]],
-    answer: Callable[[int, Sequence[T]], list[Record]],
+    items: Callable[[], Iterator[ShardItem]],
+    answer: Callable[[int, Sequence[ShardItem]], list[Record]],
     said: Callable[[Iterator[Record]], Iterator[str]],
     *,
     about: Mapping[str, Any],
@@ -202,11 +202,11 @@ def write_sharded(
             file.writelines(said(shards.records(count)))
 
     def make() -> int:
-        with report.progress("translating", total=share_of(total, group), unit="sources") as bar:
+        with report.progress("translating", total=count_own_items(total, group), unit="sources") as bar:
             return shards.make(group, bar)
 
     with ExitStack() as held:
-        folder = group.broadcast(lambda: held.enter_context(folder_beside(output, about)))
-        shards = Shards(folder, items, answer, batch)
+        folder = group.broadcast(lambda: held.enter_context(open_shards_beside(output, about)))
+        shards = ShardedJob(folder, items, answer, batch)
         count = group.run_on_all(make)
         group.broadcast(lambda: write_whole(output, write))

@@ -91,15 +91,15 @@ def stats(
     as_json: Json = False,
 ) -> None:
     """Counts, lengths, ratios, duplicates, languages: what a corpus is like, and what is odd about it."""
-    from dragoman.data.preparation import corpus_stats
-    from dragoman.data.statistics import render
+    from dragoman.data.preparation import compute_corpus_statistics
+    from dragoman.data.statistics import render_statistics
 
     corpora = corpora_from(source, target, tsv, jsonl, columns, keys, corpus)
-    found = corpus_stats(corpora, against or [])
+    found = compute_corpus_statistics(corpora, against or [])
     if as_json:
         print(json.dumps(found.as_dict(), ensure_ascii=False))
     else:
-        results_console().print(render(found))
+        results_console().print(render_statistics(found))
 
 
 @data.command(cls=CleanCommand)
@@ -121,10 +121,10 @@ def clean(
     as_json: Json = False,
 ) -> None:
     """Filter pairs by length, ratio, duplicates and language; say how many went, and why."""
-    from dragoman.data.preparation import clean_files
+    from dragoman.data.preparation import write_cleaned
 
     corpora = corpora_from(source, target, tsv, jsonl, columns, keys, corpus)
-    show_counts(clean_files(corpora, out_prefix, settings or []), as_json=as_json)
+    show_counts(write_cleaned(corpora, out_prefix, settings or []), as_json=as_json)
 
 
 @data.command()
@@ -146,10 +146,10 @@ def split(
     as_json: Json = False,
 ) -> None:
     """Split a corpus into train, dev and test that share no source sentence."""
-    from dragoman.data.preparation import split_files
+    from dragoman.data.preparation import write_split
 
     corpora = corpora_from(source, target, tsv, jsonl, columns, keys, corpus)
-    show_counts(split_files(corpora, out_prefix, dev=dev, test=test, seed=seed), as_json=as_json)
+    show_counts(write_split(corpora, out_prefix, dev=dev, test=test, seed=seed), as_json=as_json)
 
 
 @data.command()

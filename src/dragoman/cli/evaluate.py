@@ -85,10 +85,10 @@ def evaluate(
     from dragoman.evaluation.scorer import Scorer
     from dragoman.evaluation.systems import EvaluationOptions, collect_outputs
     from dragoman.evaluation.tables import format_breakdowns, format_scores
-    from dragoman.metrics.metrics import bleu_of, chosen, in_tokens, note_on_wer
+    from dragoman.metrics.metrics import looks_tokenized, make_sacrebleu, note_on_wer, select_metrics
 
-    bleu_of(bleu_tokenize, [])  # what is not there is refused now, not after the work
-    names = [one.name for one in chosen(metric)] if metric else []
+    make_sacrebleu(bleu_tokenize, [])  # what is not there is refused now, not after the work
+    names = [one.name for one in select_metrics(metric)] if metric else []
     options = EvaluationOptions(source, reference or [], conllu, phrasebook, count, names, beam, tag, device, engine)
     recipes = {str(run): RunFolder(run).recipe() for run in runs or []} if breakdown or page else None
     report = Report()
@@ -102,7 +102,7 @@ def evaluate(
             if note := note_on_wer(results[-1], folder.recipe().tokenizer):
                 log(note)
         say_counts(Counter(results[-1]["warnings"]))
-        if plain and "bleu" in results[-1] and in_tokens(output.texts):
+        if plain and "bleu" in results[-1] and looks_tokenized(output.texts):
             log(f"the answers of {name} look tokenised; --metric bleu_tokens counts tokens as they are")
             plain = False
         if as_json:

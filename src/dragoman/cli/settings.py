@@ -15,7 +15,7 @@ from dragoman.config.settings import CorpusSettings, Menus, Recipe, Settings, bu
 from dragoman.data.tokenizers import TOKENIZERS
 from dragoman.decoding.methods import SEARCH_REGISTRIES as SEARCH
 from dragoman.inference.postprocess import UNKNOWN_WORD_METHODS
-from dragoman.metrics.metrics import fitting
+from dragoman.metrics.metrics import metrics_for_task
 from dragoman.models.registry import MODELS, kind_of, settings_of
 from dragoman.phrasebook.generate import DIRECTIONS
 from dragoman.training.consistency import CONSISTENCY
@@ -64,7 +64,7 @@ def menus(recipe: Recipe) -> dict[str, Menus]:
     """What the settings of each section choose from."""
     kind = kind_of(recipe.model)
     backbones = MODELS[recipe.model.get("kind", "transformer")]
-    answers = fitting(kind.task)
+    answers = metrics_for_task(kind.task)
     return {
         "data": {"metrics": answers, "direction": dict.fromkeys(DIRECTIONS)},
         "tokenizer": {"kind": TOKENIZERS, **({"target_kind": TOKENIZERS} if kind.task == "translate" else {})},

@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from dragoman.augmentation.jobs import Record, digest_of_runs, own_device, write_sharded
+from dragoman.augmentation.jobs import Record, choose_device_of_rank, digest_runs, write_sharded
 from dragoman.cli.lines import Input, input_lines, output_to
 from dragoman.cli.options import Said, Warned, answer_lines, one_line, say_counts
 from dragoman.config.settings import CorpusSettings
-from dragoman.data.corpus import fingerprint
-from dragoman.data.trees import Grove
+from dragoman.data.corpus import fingerprint_corpus
+from dragoman.data.trees import TreeReader
 from dragoman.errors import UserError
 from dragoman.inference.constraints import merge_search, parse_search_overrides, read_dictionary, read_glossary
 from dragoman.inference.loading import load_as
@@ -66,7 +66,7 @@ class Order:
         """What answers depend on, beside the lines and the settings of the search."""
         files = {"glossary": self.glossary, "dictionary": self.dictionary}
         return {
-            "model": digest_of_runs(self.runs),
+            "model": digest_runs(self.runs),
             **{name: digest_bytes(path.read_bytes()) if path else "" for name, path in files.items()},
             "engine": self.engine,
             "tag": self.tag,
@@ -85,7 +85,7 @@ def carry_out(order: Order) -> None:
         changes = group.run_on_all(lambda: parse_search_overrides(order.overrides, unknown))
         kept = order.resume or group.is_distributed
         group.broadcast(lambda: order.check(kept=kept))
-        way = {"device": own_device(order.device, group), "engine": order.engine}
+        way = {"device": choose_device_of_rank(order.device, group), "engine": order.engine}
         translator = group.in_rank_order(lambda: load_as(Translator, order.runs, **way))
         if group.is_main:
             engine = "torch" if order.engine == "auto" else order.engine
@@ -112,7 +112,7 @@ class Asking:
     def answer_lines(self) -> None:
         order = self.order
         name = str(order.given) if isinstance(order.given, Path) else "the input"
-        grove = Grove(order.conllu, name) if order.conllu else None
+        grove = TreeReader(order.conllu, name) if order.conllu else None
         if self.translator.asks_for_trees and not grove:
             log("no trees were given with --conllu: words are known by their places alone", WARNING)
         flags: Counter[str] = Counter()
@@ -165,7 +165,7 @@ class Asking:
                 yield record["said"] + "\n"
 
         search = {f"search.{name}": value for name, value in self.settings.model_dump(mode="json").items()}
-        mark = group.broadcast(lambda: fingerprint(CorpusSettings(text=str(source))))
+        mark = group.broadcast(lambda: fingerprint_corpus(CorpusSettings(text=str(source))))
         write_sharded(
             output,
             lambda: read_lines(source),

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from dragoman.config.settings import CorpusSettings, Recipe
-from dragoman.data.batches import Grid, Widths, lay
-from dragoman.data.corpus import all_references, read_pairs, way_of
+from dragoman.data.batches import BatchPlan, Widths, collate_pairs
+from dragoman.data.corpus import collect_references, phrasebook_direction, read_pairs
 from dragoman.evaluation.predictions import predict_own_tests, score_phenomena
 from dragoman.evaluation.scorer import Bounds
 from dragoman.evaluation.tables import scores_of
@@ -26,7 +26,7 @@ from dragoman.inference.model_card import read_events
 from dragoman.inference.predictor import eval_mode
 from dragoman.inference.translator import Translator
 from dragoman.inspection.gradient_flow import gradient_by_distance
-from dragoman.metrics.metrics import of_answers
+from dragoman.metrics.metrics import compute_metrics
 from dragoman.models.registry import kind_of, parameters
 from dragoman.phrasebook.generate import Phrase, generate_phrases, judge_phenomena
 from dragoman.run_dir import RunFolder
@@ -142,7 +142,7 @@ def read_tests(recipe: Recipe, *, trees: bool) -> dict[str, tuple[list[Pair], li
     found: dict[str, tuple[list[Pair], list[Phrase]]] = {}
     for name, corpus in name_tests(recipe).items():
         if corpus.phrasebook:
-            part, direction = corpus.split or split, way_of(corpus, recipe.data.direction)
+            part, direction = corpus.split or split, phrasebook_direction(corpus, recipe.data.direction)
             phrases = list(generate_phrases(part, corpus.phrasebook, seed=corpus.seed, direction=direction))
             found[name] = [Pair(p.source, p.target, p.tree, corpus.tag) for p in phrases], phrases
         else:
@@ -166,7 +166,7 @@ def measure_test(
     begun = time.monotonic()
     texts = translate_pairs(translator, pairs)
     spent = time.monotonic() - begun
-    scores = of_answers(texts, all_references(pairs), names)
+    scores = compute_metrics(texts, collect_references(pairs), names)
     result = {
         "lines": len(pairs),
         "seconds": spent,
@@ -183,8 +183,8 @@ def measure_lengths(pairs: Sequence[Pair], texts: Sequence[str], metric: str) ->
     """Return the metric on the sentences of each length of source, in words."""
     rows = []
     for (low, high), lines in fill_bins([len(pair.source.split()) for pair in pairs], LENGTHS):
-        references = all_references([pairs[line] for line in lines])
-        [score] = of_answers([texts[line] for line in lines], references, [metric])
+        references = collect_references([pairs[line] for line in lines])
+        [score] = compute_metrics([texts[line] for line in lines], references, [metric])
         rows.append({"low": low, "high": high, "lines": len(lines), "value": score.value})
     return rows
 
@@ -225,7 +225,7 @@ def measure_gradients(translator: Translator, pairs: Sequence[Pair]) -> dict[str
         for piece in islice(translator.cut(number, pair.source, trees), 1)
     ]
     widths = Widths(*(max(len(getattr(e, side)) for e in examples) + 1 for side in ("source", "target")))
-    batch = lay(Grid([[line] for line in range(len(examples))], widths), examples).to(translator.device)
+    batch = collate_pairs(BatchPlan([[line] for line in range(len(examples))], widths), examples).to(translator.device)
     with eval_mode(translator.model), torch.enable_grad():
         flow = gradient_by_distance(translator.model, batch)
     return {"target": flow.target, "source": flow.source}

@@ -1,20 +1,22 @@
-"""From examples to grids: whole pairs laid side by side in rows of one width, under a token budget.
+"""Packing: from examples to batches of fixed shape.
 
-A *layout* decides which pairs share a grid (LAYOUTS, at the foot); `lay` writes a planned grid out as a Batch, and
-its sisters do so for what is not a pair Lengths are counted as the grid holds them: a source with its
-</s>, a target with its <s> or its </s>.
+Sentences differ in length, but compiled and captured GPU work wants tensors of few shapes. So a batch is a matrix of
+rows of one width, and whole sentence pairs lie side by side in a row until it is full:
 
-Shapes   B rows   S source width   T target width
+    source_BS           a  dog  </s> | two  men  walk  </s> | <pad>
+    source_segment_BS   1   1    1   |  2    2    2     2   |   0
+    source_position_BS  0   1    2   |  0    1    2     3   |   0
 
-Forms: what the texts of a task look like in a store and in a grid. One record each, on the menu at the foot.
+Segment ids keep attention inside a sentence; positions restart with every sentence; nothing is ever truncated. The
+cost: pairs are chosen for a row by their lengths (best fit, within PACKED_TOGETHER pairs), which takes some CPU time,
+and a few per cent of the slots stay padding (`choose_widths` looks for less than 1 - FULL_ENOUGH).
 
-Dependency trees in grids: how deep each source token lies, and the way from each to each other.
+Two steps: a *layout* (LAYOUTS) plans which examples share which row, from their lengths alone, and a collate
+function, chosen by the task's ExampleFormat (EXAMPLE_FORMATS), writes a planned batch out as tensors. Lengths are
+counted as slots of the batch: a source with its </s>, a target with its <s> or its </s>.
 
-A way is the number of arcs between two words, positive where the second stands to the right of the first and negative
-where it stands to the left; between the tokens of one word it is 0. Ways longer than FAR count as FAR, so that a byte
-holds one. NO_WAY stands where there is none: between sentences, at padding, at </s>, and where no tree is known.
-
-Shapes   B rows   S source width   W words of a row   N tokens of all rows   K words of all rows, from 1; 0 is no word
+Shapes   B rows   S source width   T target width   N examples, or tokens of all rows
+Trees    W words of a row   K words of all rows, counted from 1; 0 is no word
 """
 
 from __future__ import annotations
@@ -29,14 +31,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dragoman.types import BOS, EOS, NO_WAY, PAD, Batch, Example, Links
+from dragoman.types import BOS, EOS, PAD, UNKNOWN_DISTANCE, Batch, Example, TokenTree
 
-T = TypeVar("T")
-FAR = 127
+Key = TypeVar("Key")
+MAX_TREE_DISTANCE = 127
 Numbers = NDArray[np.int64]
 
 
-def lay_trees(links: Sequence[Links], row: Numbers, place_N: Numbers, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
+def collate_trees(
+    links: Sequence[TokenTree], row: Numbers, place_N: Numbers, shape: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
     """depth_BS and tree_BSS of sentences in these rows; `place_N` is where each token lies, every </s> among them.
 
     Two words have as many ancestors in common, themselves included, as the lowest that they share is deep. So one
@@ -53,19 +57,19 @@ def lay_trees(links: Sequence[Links], row: Numbers, place_N: Numbers, shape: tup
         word_N = head_K[word_N]
     depth_BS = ancestor_BSW.sum(-1)
     arcs_BSS = depth_BS[:, :, None] + depth_BS[:, None] - 2 * ancestor_BSW @ ancestor_BSW.mT
-    way_BSS = arcs_BSS.clamp(max=FAR) * (word_BS[:, None] - word_BS[:, :, None]).sign()
+    way_BSS = arcs_BSS.clamp(max=MAX_TREE_DISTANCE) * (word_BS[:, None] - word_BS[:, :, None]).sign()
     known_BSS = (sentence_BS[:, None] == sentence_BS[:, :, None]) & (sentence_BS > 0)[:, None]
-    return depth_BS.long(), way_BSS.masked_fill(~known_BSS, NO_WAY).to(torch.int8)
+    return depth_BS.long(), way_BSS.masked_fill(~known_BSS, UNKNOWN_DISTANCE).to(torch.int8)
 
 
-def without_trees(batch: Batch) -> Batch:
+def add_unknown_trees(batch: Batch) -> Batch:
     """A grid of which no tree is known, for a model that asks for trees."""
     depth_BS = torch.zeros_like(batch.source_BS)
-    tree_BSS = torch.full((*depth_BS.shape, depth_BS.size(1)), NO_WAY, dtype=torch.int8)
+    tree_BSS = torch.full((*depth_BS.shape, depth_BS.size(1)), UNKNOWN_DISTANCE, dtype=torch.int8)
     return replace(batch, depth_BS=depth_BS, tree_BSS=tree_BSS)
 
 
-def _numbered(links: Sequence[Links], row: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+def _numbered(links: Sequence[TokenTree], row: Numbers) -> tuple[Numbers, Numbers, Numbers]:
     """All words numbered through: the word of each token, and of each word its head and its column in its row."""
     size = np.array([len(one.head) for one in links])
     before = np.cumsum(size) - size
@@ -84,7 +88,7 @@ def _grid(values_N: Numbers, place_N: Numbers, shape: tuple[int, int]) -> Tensor
     return torch.from_numpy(out)
 
 
-def rung(length: int) -> int:
+def round_to_bucket(length: int) -> int:
     """The next of 16, 32, 64, 128, ...: a width that depends on the sentence alone."""
     width = 16
     while width < length:
@@ -92,9 +96,9 @@ def rung(length: int) -> int:
     return width
 
 
-def grouped(items: Iterable[int], key: Callable[[int], T], size: int) -> Iterator[tuple[T, list[int]]]:
+def group_by_key(items: Iterable[int], key: Callable[[int], Key], size: int) -> Iterator[tuple[Key, list[int]]]:
     """Items of one key together, at most `size` at a time, in the order they came."""
-    groups: dict[T, list[int]] = {}
+    groups: dict[Key, list[int]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
     for value, some in groups.items():
@@ -103,14 +107,18 @@ def grouped(items: Iterable[int], key: Callable[[int], T], size: int) -> Iterato
             yield value, chunk
 
 
-Lengths = NDArray[np.int64]
+IntArray = NDArray[np.int64]
 Examples = Sequence[Example] | Mapping[int, Example]  # by number
-GRAINS = 128  # that a row's width is divided into when pairs are laid side by side; a narrower one is not divided
-ENOUGH = 0.935  # of the places hold a token
-PRICE = 0.015  # how much fuller rows of twice the width must be, since attention costs grow with it
-POOL = 8192  # pairs packed together: enough to fill rows, few enough to try every row
+CELLS_PER_WIDTH = (
+    128  # that a row's width is divided into when pairs are laid side by side; a narrower one is not divided
+)
+FULL_ENOUGH = 0.935  # of the places hold a token
+DOUBLING_COST = 0.015  # how much fuller rows of twice the width must be, since attention costs grow with it
+PACKED_TOGETHER = 8192  # pairs packed together: enough to fill rows, few enough to try every row
 MANY = 1 << 20  # places: more than any sentence needs
-STEPS = np.array([2.0**octave * part for octave in range(1, 20) for part in (4, 5, 6, 7)])  # 8, 10, 12, 14, 16, 20, ...
+BUCKET_WIDTHS = np.array(
+    [2.0**octave * part for octave in range(1, 20) for part in (4, 5, 6, 7)]
+)  # 8, 10, 12, 14, 16, 20, ...
 
 
 class Widths(NamedTuple):
@@ -121,14 +129,14 @@ class Widths(NamedTuple):
         return Widths(self.source * factor, self.target * factor)
 
 
-class Grid(NamedTuple):
+class BatchPlan(NamedTuple):
     """A planned batch: which examples lie in which row."""
 
     rows: list[list[int]]
     widths: Widths
 
 
-class Share(NamedTuple):
+class RankShare(NamedTuple):
     """Which rows of every grid are ours: those of one process out of several. By itself: all."""
 
     rank: int = 0
@@ -138,18 +146,18 @@ class Share(NamedTuple):
         """From which row to which."""
         return height * self.rank // self.world, height * (self.rank + 1) // self.world
 
-    def rows(self, grid: Grid) -> list[list[int]]:
+    def rows(self, grid: BatchPlan) -> list[list[int]]:
         return grid.rows[slice(*self.cut(len(grid.rows)))]
 
 
-class Shelf(NamedTuple):
+class RowGroup(NamedTuple):
     """Rows of one width."""
 
     widths: Widths
     rows: list[list[int]]
 
 
-class Stock:
+class BestFitTable:
     """Items that are not laid yet, by how many grains of a row's width each of their sides takes.
 
     What fits best into a given room is looked up in a table. It is made anew only when it names what has run out.
@@ -157,7 +165,7 @@ class Stock:
 
     def __init__(self, length_2N: NDArray[np.int64], widths: Widths) -> None:
         self.length_2N, self.widths = length_2N, widths
-        self.grains = [min(GRAINS, width) for width in widths]
+        self.grains = [min(CELLS_PER_WIDTH, width) for width in widths]
         S, T = (count + 1 for count in self.grains)
         self.shape = (S, T)
         fullness_ST = sum(np.ix_(*(np.arange(n) / max(n - 1, 1) for n in self.shape)))
@@ -199,7 +207,7 @@ class Stock:
         return None
 
 
-def pack(source_N: Lengths, target_N: Lengths, widths: Widths) -> list[Shelf]:
+def pack_rows(source_N: IntArray, target_N: IntArray, widths: Widths) -> list[RowGroup]:
     """Row by row, each begun with the longest pair that is left and filled with what fits best.
 
     Pairs wider than a row go to shelves of twice, four times, ... the width; shorter ones fill what is left there.
@@ -208,9 +216,9 @@ def pack(source_N: Lengths, target_N: Lengths, widths: Widths) -> list[Shelf]:
     share_N = (length_2N / np.array(widths)[:, None]).max(0)
     own_N = np.ceil(np.log2(np.maximum(share_N, 1.0))).astype(int).tolist()
     order = np.argsort(-share_N, kind="stable").tolist()
-    stock = Stock(length_2N, widths)
+    stock = BestFitTable(length_2N, widths)
     stock.put(item for item in reversed(order) if not own_N[item])
-    shelves = [Shelf(widths.times(2**k), []) for k in range(max(own_N, default=0) + 1)]
+    shelves = [RowGroup(widths.times(2**k), []) for k in range(max(own_N, default=0) + 1)]
     lengths, laid = length_2N.T.tolist(), [False] * len(order)
     for first in order:
         if laid[first]:
@@ -228,7 +236,7 @@ def pack(source_N: Lengths, target_N: Lengths, widths: Widths) -> list[Shelf]:
     return shelves
 
 
-def choose_widths(source_N: Lengths, target_N: Lengths) -> Widths:
+def choose_widths(source_N: IntArray, target_N: IntArray) -> Widths:
     """The narrowest rows with both grids full enough; where there are none, the fullest that are worth their width.
 
     The longer side gets a power of two, the other what the corpus' own ratio of lengths asks for. Judged by packing a
@@ -237,33 +245,35 @@ def choose_widths(source_N: Lengths, target_N: Lengths) -> Widths:
     if source_N.sum() < target_N.sum():
         target, source = choose_widths(target_N, source_N)
         return Widths(source, target)
-    source_N, target_N = source_N[:POOL], target_N[:POOL]
+    source_N, target_N = source_N[:PACKED_TOGETHER], target_N[:PACKED_TOGETHER]
     ratio = target_N.sum() / source_N.sum()
     worth: dict[Widths, float] = {}
     for doubled, source in enumerate((64, 128, 256, 512)):
         targets = {min(max(8, round(source * ratio * slack / 8) * 8), source) for slack in (0.97, 1.0, 1.03)}
         fill = {Widths(source, target): _fill(source_N, target_N, Widths(source, target)) for target in sorted(targets)}
         best = max(fill, key=fill.__getitem__)
-        if fill[best] >= ENOUGH:
+        if fill[best] >= FULL_ENOUGH:
             return best
-        worth[best] = fill[best] - PRICE * doubled
+        worth[best] = fill[best] - DOUBLING_COST * doubled
     return max(worth, key=worth.__getitem__)
 
 
-def _fill(source_N: Lengths, target_N: Lengths, widths: Widths) -> float:
-    shelves = pack(source_N, target_N, widths)
+def _fill(source_N: IntArray, target_N: IntArray, widths: Widths) -> float:
+    shelves = pack_rows(source_N, target_N, widths)
     room = sum(len(s.rows) * np.array(s.widths) for s in shelves)
     fill_2 = np.array([source_N.sum(), target_N.sum()]) / room
     return float(fill_2[0] if target_N.max() <= 1 else fill_2.min())
 
 
-def packed(
-    source_N: Lengths, target_N: Lengths, *, tokens: int, widths: Widths, rng: np.random.Generator, heights: int = 8
-) -> list[Grid]:
+def plan_packed(
+    source_N: IntArray, target_N: IntArray, *, tokens: int, widths: Widths, rng: np.random.Generator, heights: int = 8
+) -> list[BatchPlan]:
     """Full rows in random order. All grids of a width have one shape, but for the last, some eighths of it."""
     rows_by_times: dict[int, list[list[int]]] = {1: []}  # by how many times as wide as the narrowest they are
-    for start in range(0, len(source_N), POOL):
-        for shelf in pack(source_N[start : start + POOL], target_N[start : start + POOL], widths):
+    for start in range(0, len(source_N), PACKED_TOGETHER):
+        for shelf in pack_rows(
+            source_N[start : start + PACKED_TOGETHER], target_N[start : start + PACKED_TOGETHER], widths
+        ):
             rows = rows_by_times.setdefault(shelf.widths.source // widths.source, [])
             rows.extend([start + i for i in row] for row in shelf.rows)
     grids, narrow = [], rows_by_times[1]
@@ -276,7 +286,7 @@ def packed(
         rng.shuffle(rows)
         for start in range(0, len(rows), height):
             some = rows[start : start + height]
-            grids.append(Grid(some + [[]] * (_few_heights(len(some), height, heights) - len(some)), wide))
+            grids.append(BatchPlan(some + [[]] * (_few_heights(len(some), height, heights) - len(some)), wide))
     rng.shuffle(grids)
     return grids
 
@@ -287,22 +297,24 @@ def _few_heights(rows: int, height: int, heights: int) -> int:
     return min(height, -(-rows // eighth) * eighth)
 
 
-def level(source_N: Lengths, target_N: Lengths, *, tokens: int, widths: Widths, rng: np.random.Generator) -> list[Grid]:
+def plan_level(
+    source_N: IntArray, target_N: IntArray, *, tokens: int, widths: Widths, rng: np.random.Generator
+) -> list[BatchPlan]:
     """The same rows, and all grids of a width have one shape: for work that is recorded once for each shape.
 
     Where wide rows do not fill their last grid, narrow ones are put end to end to fill it.
     """
-    return packed(source_N, target_N, tokens=tokens, widths=widths, rng=rng, heights=1)
+    return plan_packed(source_N, target_N, tokens=tokens, widths=widths, rng=rng, heights=1)
 
 
-def padded(
-    source_N: Lengths,
-    target_N: Lengths,
+def plan_padded(
+    source_N: IntArray,
+    target_N: IntArray,
     *,
     tokens: int,
     widths: Widths,  # noqa: ARG001 - each grid is as wide as its longest
     rng: np.random.Generator,
-) -> list[Grid]:
+) -> list[BatchPlan]:
     """One pair per row, pairs of like length together, so that little is padding.
 
     They are sorted by the longer side, then by how far the sides differ, to and fro, so that neighbours are alike there
@@ -311,26 +323,26 @@ def padded(
     noise = rng.random(len(source_N))
     longer_N, more_N = np.maximum(source_N, target_N), source_N - target_N
     order = np.lexsort((noise, np.where(longer_N % 2, more_N, -more_N), longer_N)).tolist()
-    grids: list[Grid] = []
+    grids: list[BatchPlan] = []
     rows: list[list[int]] = []
     wide = Widths(0, 0)
     for item in order:
         own = Widths(int(source_N[item]), int(target_N[item]))
         wider = Widths(max(wide.source, own.source), max(wide.target, own.target))
         if rows and (len(rows) + 1) * max(wider) > tokens:
-            grids.append(Grid(rows, wide))
+            grids.append(BatchPlan(rows, wide))
             rows, wider = [], own
         rows.append([item])
         wide = wider
     if rows:
-        grids.append(Grid(rows, wide))
+        grids.append(BatchPlan(rows, wide))
     rng.shuffle(grids)
     return grids
 
 
-def stepped(
-    source_N: Lengths, target_N: Lengths, *, tokens: int, widths: Widths, rng: np.random.Generator, most: int = MANY
-) -> list[Grid]:
+def plan_stepped(
+    source_N: IntArray, target_N: IntArray, *, tokens: int, widths: Widths, rng: np.random.Generator, most: int = MANY
+) -> list[BatchPlan]:
     """One pair per row, in grids of few shapes: for work that is recorded once for each shape.
 
     Widths go up in steps, the two sides in the ratio of `widths`, as far as a model has places. What does not fill a
@@ -338,26 +350,26 @@ def stepped(
     """
     length_2N, ratio_2 = np.stack([source_N, target_N]), np.array(widths) / max(widths)
     need_N = (length_2N / ratio_2[:, None]).max(0)
-    step_N = np.searchsorted(STEPS, need_N - 1e-6)
+    step_N = np.searchsorted(BUCKET_WIDTHS, need_N - 1e-6)
     order = rng.permutation(len(step_N))
-    grids: list[Grid] = []
+    grids: list[BatchPlan] = []
     rows: list[list[int]] = []
     for step in np.unique(step_N).tolist():
         rows += [[item] for item in order[step_N[order] == step].tolist()]
         longest_2 = length_2N[:, [item for row in rows for item in row]].max(1)  # samples may outgrow all places
-        stepped_2 = np.maximum(np.minimum(np.ceil(STEPS[step] * ratio_2 - 1e-6), most), longest_2)
+        stepped_2 = np.maximum(np.minimum(np.ceil(BUCKET_WIDTHS[step] * ratio_2 - 1e-6), most), longest_2)
         wide = Widths(*stepped_2.astype(int).tolist())
         height = max(1, tokens // max(wide))
         while len(rows) >= height:
-            grids.append(Grid(rows[:height], wide))
+            grids.append(BatchPlan(rows[:height], wide))
             del rows[:height]
     if rows:
-        grids.append(Grid(rows + [[]] * (height - len(rows)), wide))
+        grids.append(BatchPlan(rows + [[]] * (height - len(rows)), wide))
     rng.shuffle(grids)
     return grids
 
 
-def lay(grid: Grid, examples: Examples) -> Batch:
+def collate_pairs(grid: BatchPlan, examples: Examples) -> Batch:
     """Pairs: a source with its </s>, and a target that begins with <s> as input and ends with </s> as output."""
     places = _Places(grid, examples)
     source = places.side([e.source for e in places.examples], grid.widths.source, end=True)
@@ -365,7 +377,7 @@ def lay(grid: Grid, examples: Examples) -> Batch:
     return _batch(places, source, target, np.where(target.position == 0, BOS, np.roll(target.token, 1)))
 
 
-def lay_lines(grid: Grid, examples: Examples) -> Batch:
+def collate_lines(grid: BatchPlan, examples: Examples) -> Batch:
     """Texts without a source: the same with nothing in the source grid."""
     places = _Places(grid, examples)
     source = places.side([e.source[:0] for e in places.examples], grid.widths.source)
@@ -373,7 +385,7 @@ def lay_lines(grid: Grid, examples: Examples) -> Batch:
     return _batch(places, source, target, np.where(target.position == 0, BOS, np.roll(target.token, 1)))
 
 
-def lay_windows(grid: Grid, examples: Examples) -> Batch:
+def collate_windows(grid: BatchPlan, examples: Examples) -> Batch:
     """Windows of a long text, each with the token that follows it: the last does not go in, the first not out."""
     places = _Places(grid, examples)
     source = places.side([e.source[:0] for e in places.examples], grid.widths.source)
@@ -382,7 +394,7 @@ def lay_windows(grid: Grid, examples: Examples) -> Batch:
     return _batch(places, source, target, before.token)
 
 
-def lay_labels(grid: Grid, examples: Examples) -> Batch:
+def collate_labels(grid: BatchPlan, examples: Examples) -> Batch:
     """Texts and their labels: the n-th place of a target row is the label of the n-th text in the source row."""
     places = _Places(grid, examples)
     source = places.side([e.source for e in places.examples], grid.widths.source, end=True)
@@ -390,7 +402,7 @@ def lay_labels(grid: Grid, examples: Examples) -> Batch:
     return _batch(places, source, target, np.full_like(target.token, PAD))
 
 
-def part_of(batch: Batch, grid: Grid, lengths: tuple[Lengths, Lengths], share: Share) -> Batch:
+def count_all_rows(batch: Batch, grid: BatchPlan, lengths: tuple[IntArray, IntArray], share: RankShare) -> Batch:
     """Our rows, as the part of a grid that they are: what is counted is counted over all of its rows."""
     height, items = len(grid.rows), [item for row in grid.rows for item in row]
     source_N, target_N = lengths
@@ -408,7 +420,7 @@ def part_of(batch: Batch, grid: Grid, lengths: tuple[Lengths, Lengths], share: S
 class _Places:
     """Which row and segment each example of a grid lies in."""
 
-    def __init__(self, grid: Grid, examples: Examples) -> None:
+    def __init__(self, grid: BatchPlan, examples: Examples) -> None:
         self.examples = [examples[item] for row in grid.rows for item in row]
         sizes = [len(row) for row in grid.rows]
         self.height = len(sizes)
@@ -447,7 +459,7 @@ class _Side(NamedTuple):
 
 def _batch(places: _Places, source: _Side, target: _Side, target_in: NDArray[np.int64]) -> Batch:
     links = [one.links for one in places.examples if one.links]
-    depth_BS, tree_BSS = lay_trees(links, places.row_N, source.place, source.shape) if links else (None, None)
+    depth_BS, tree_BSS = collate_trees(links, places.row_N, source.place, source.shape) if links else (None, None)
     return Batch(
         source_BS=source.grid(source.token),
         source_segment_BS=source.grid(source.segment),
@@ -465,22 +477,27 @@ def _batch(places: _Places, source: _Side, target: _Side, target_in: NDArray[np.
     )
 
 
-Layout = Callable[..., list[Grid]]
-LAYOUTS: dict[str, Layout] = {"packed": packed, "level": level, "padded": padded, "stepped": stepped}
+Layout = Callable[..., list[BatchPlan]]
+LAYOUTS: dict[str, Layout] = {
+    "packed": plan_packed,
+    "level": plan_level,
+    "padded": plan_padded,
+    "stepped": plan_stepped,
+}
 BOUNDED = {"stepped"}  # those that make grids wider than their texts, so that they must know how wide they may be
 
 Ids = Sequence[int]
 
 
 @dataclass(frozen=True)
-class Form:
+class ExampleFormat:
     noun: str  # what its examples are called
     refuse: Callable[[Ids, Ids, int], str]  # why source and target are left out, given data.max_length; or nothing
-    held: Callable[[Lengths, Lengths], tuple[Lengths, Lengths]]  # how many places of the two grids they take
-    lay: Callable[[Grid, Examples], Batch]
+    held: Callable[[IntArray, IntArray], tuple[IntArray, IntArray]]  # how many places of the two grids they take
+    lay: Callable[[BatchPlan, Examples], Batch]
     closed: bool = False  # the store keeps the </s> of every line: one text goes on from line to line
 
-    def lengths(self, examples: Sequence[Example]) -> tuple[Lengths, Lengths]:
+    def lengths(self, examples: Sequence[Example]) -> tuple[IntArray, IntArray]:
         """What these examples take in the two grids."""
         return self.held(*(np.array([len(getattr(e, side)) for e in examples]) for side in ("source", "target")))
 
@@ -489,25 +506,27 @@ def too_long(most: int, max_length: int) -> str:
     return f"longer than {max_length} tokens" if most > max_length else ""
 
 
-def pair_refused(source: Ids, target: Ids, max_length: int) -> str:
+def refuse_pair(source: Ids, target: Ids, max_length: int) -> str:
     return too_long(max(len(source), len(target)), max_length) if source and target else "one side empty"
 
 
-def label_refused(source: Ids, target: Ids, max_length: int) -> str:
+def refuse_label(source: Ids, target: Ids, max_length: int) -> str:
     if not target:
         return "with a label that training does not have"
     return too_long(len(source), max_length) if source else "without text"
 
 
-def line_refused(source: Ids, target: Ids, max_length: int) -> str:  # noqa: ARG001 - there is no source
+def refuse_line(source: Ids, target: Ids, max_length: int) -> str:  # noqa: ARG001 - there is no source
     return too_long(len(target), max_length) if target else "empty"
 
 
-FORMS = {
-    "pairs": Form("pairs", pair_refused, lambda source_N, target_N: (source_N + 1, target_N + 1), lay),
-    "labels": Form("texts", label_refused, lambda source_N, target_N: (source_N + 1, target_N), lay_labels),
-    "lines": Form("lines", line_refused, lambda source_N, target_N: (source_N, target_N + 1), lay_lines),
-    "windows": Form(
-        "lines", lambda *_: "", lambda source_N, target_N: (source_N, target_N - 1), lay_windows, closed=True
+EXAMPLE_FORMATS = {
+    "pairs": ExampleFormat(
+        "pairs", refuse_pair, lambda source_N, target_N: (source_N + 1, target_N + 1), collate_pairs
+    ),
+    "labels": ExampleFormat("texts", refuse_label, lambda source_N, target_N: (source_N + 1, target_N), collate_labels),
+    "lines": ExampleFormat("lines", refuse_line, lambda source_N, target_N: (source_N, target_N + 1), collate_lines),
+    "windows": ExampleFormat(
+        "lines", lambda *_: "", lambda source_N, target_N: (source_N, target_N - 1), collate_windows, closed=True
     ),
 }

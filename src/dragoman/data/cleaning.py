@@ -31,10 +31,12 @@ from dragoman.config.settings import Amount, Settings
 from dragoman.errors import UserError
 from dragoman.types import Pair
 
-DOUBT = 5.0  # of a log-probability: how much likelier another language must be before a text is called foreign
+LANGUAGE_MARGIN = (
+    5.0  # of a log-probability: how much likelier another language must be before a text is called foreign
+)
 
 
-class Languages:
+class LanguageGuesser:
     """What py3langid thinks of texts.
 
     languages = Languages()
@@ -59,10 +61,10 @@ class Languages:
         if self.guess(text) in ("", code):
             return False
         scores = dict(self.langid.rank(text))
-        return bool(max(scores.values()) - scores[code] > DOUBT)
+        return bool(max(scores.values()) - scores[code] > LANGUAGE_MARGIN)
 
 
-class Seen:
+class TextSet:
     """A set of texts that can only grow.
 
     seen = Seen()
@@ -112,7 +114,7 @@ def _key(parts: tuple[str, ...]) -> int:
     return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1
 
 
-EXAMPLES = 5  # unknown words that are named
+UNKNOWN_EXAMPLES = 5  # unknown words that are named
 # Between marks and spaces; where a script writes none between words, each sign counts.
 COUNTED_WORD = re.compile(r"[\u2e80-\ua4cf\uac00-\ud7af]|[^\W\u2e80-\ua4cf\uac00-\ud7af]+")
 
@@ -151,7 +153,7 @@ class OverlapCounter:
     """
 
     def __init__(self, pairs: Iterable[Pair], name: str) -> None:
-        self.name, self.other_pairs, self.sources, self.pairs = name, 0, Seen(), Seen()
+        self.name, self.other_pairs, self.sources, self.pairs = name, 0, TextSet(), TextSet()
         self.vocabularies: tuple[set[str], set[str]] = (set(), set())
         for pair in pairs:
             self.other_pairs += 1
@@ -176,7 +178,7 @@ class OverlapCounter:
 
     def result(self) -> Overlap:
         sides = [
-            UnknownWords(words, unknown.total(), [word for word, _ in unknown.most_common(EXAMPLES)])
+            UnknownWords(words, unknown.total(), [word for word, _ in unknown.most_common(UNKNOWN_EXAMPLES)])
             for words, unknown in zip(self.words, self.unknown)
         ]
         return Overlap(self.name, self.other_pairs, self.shared_sources, self.shared_pairs, *sides)
@@ -204,17 +206,17 @@ class CleanSettings(Settings):
     target_language: str = Field("", description="likewise for the target")
 
 
-Test = Callable[[Pair], bool]
+PairTest = Callable[[Pair], bool]
 
 
-def clean(pairs: Iterable[Pair], settings: CleanSettings, counts: Counter[str]) -> Iterator[Pair]:
+def clean_pairs(pairs: Iterable[Pair], settings: CleanSettings, counts: Counter[str]) -> Iterator[Pair]:
     """The pairs worth keeping, as they come; `counts` learns how many were kept, and dropped for which reason.
 
     counts = Counter()
     kept = list(clean([Pair("a dog", "ein Hund"), Pair("a dog", "")], CleanSettings(), counts))
     assert counts == {"kept": 1, "empty": 1}
     """
-    tests = [(name, test) for name, reason in REASONS.items() if (test := reason(settings))]
+    tests = [(name, test) for name, reason in DROP_REASONS.items() if (test := reason(settings))]
 
     def kept() -> Iterator[Pair]:
         for pair in pairs:
@@ -226,23 +228,23 @@ def clean(pairs: Iterable[Pair], settings: CleanSettings, counts: Counter[str]) 
     return kept()
 
 
-def empty(settings: CleanSettings) -> Test:  # noqa: ARG001
+def detect_empty(settings: CleanSettings) -> PairTest:  # noqa: ARG001
     """A side holds no character but spaces."""
     return lambda pair: not pair.source.strip() or not pair.target.strip()
 
 
-def equal(settings: CleanSettings) -> Test | None:
+def detect_equal(settings: CleanSettings) -> PairTest | None:
     """Both sides are the same text, but for spaces around it."""
     return (lambda pair: pair.source.strip() == pair.target.strip()) if settings.drop_equal else None
 
 
-def short(settings: CleanSettings) -> Test | None:
+def detect_short(settings: CleanSettings) -> PairTest | None:
     """A side has fewer words than min_words."""
     least = settings.min_words
     return (lambda pair: any(len(side.split()) < least for side in (pair.source, pair.target))) if least else None
 
 
-def long(settings: CleanSettings) -> Test | None:
+def detect_long(settings: CleanSettings) -> PairTest | None:
     """A side has more words than max_words, or more characters than max_characters."""
     words = settings.max_words or float("inf")
     characters = settings.max_characters or float("inf")
@@ -252,7 +254,7 @@ def long(settings: CleanSettings) -> Test | None:
     )
 
 
-def ratio(settings: CleanSettings) -> Test | None:
+def detect_ratio(settings: CleanSettings) -> PairTest | None:
     """One side is more than max_ratio times as long as the other."""
     most = settings.max_ratio
 
@@ -263,18 +265,18 @@ def ratio(settings: CleanSettings) -> Test | None:
     return lopsided if most else None
 
 
-def duplicate(settings: CleanSettings) -> Test | None:
+def detect_duplicate(settings: CleanSettings) -> PairTest | None:
     """The same pair came before."""
-    seen = Seen()
+    seen = TextSet()
     return (lambda pair: not seen.add(pair.source, pair.target)) if settings.drop_duplicates else None
 
 
-def language(settings: CleanSettings) -> Test | None:
+def detect_language(settings: CleanSettings) -> PairTest | None:
     """A side is clearly in another language than the settings say."""
     wanted = settings.source_language, settings.target_language
     if not any(wanted):
         return None
-    languages = Languages()
+    languages = LanguageGuesser()
     for name, code in zip(("source_language", "target_language"), wanted):
         if code and code not in languages.codes:
             raise UserError(f"{name} {code!r} is not a language that py3langid knows{near(code, languages.codes)}")
@@ -286,12 +288,12 @@ def language(settings: CleanSettings) -> Test | None:
     return foreign
 
 
-REASONS: dict[str, Callable[[CleanSettings], Test | None]] = {
-    "empty": empty,
-    "equal": equal,
-    "short": short,
-    "long": long,
-    "ratio": ratio,
-    "duplicate": duplicate,
-    "language": language,
+DROP_REASONS: dict[str, Callable[[CleanSettings], PairTest | None]] = {
+    "empty": detect_empty,
+    "equal": detect_equal,
+    "short": detect_short,
+    "long": detect_long,
+    "ratio": detect_ratio,
+    "duplicate": detect_duplicate,
+    "language": detect_language,
 }

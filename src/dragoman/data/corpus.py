@@ -23,13 +23,13 @@ from dragoman.io import LONGEST_LINE, Watch, read_lines
 from dragoman.phrasebook.generate import generate_pairs, hash_package
 from dragoman.types import Pair
 
-Lines = Callable[[Path], Iterator[str]]  # of a file
-Field = TypeVar("Field", str, list[str])  # of a row: its text, or several
+ReadLines = Callable[[Path], Iterator[str]]  # of a file
+RowField = TypeVar("RowField", str, list[str])  # of a row: its text, or several
 LINE_BREAK = re.compile(r"\s*[\r\n]\s*")  # inside a text of a list, which is joined
-TURN = " | "  # between the turns of a dialogue
-MOST_DIGITS = 9  # of a turn's number
-SHOWN = 5  # rows that a complaint quotes
-NO_SHAPE = ("weight", "references", "phrasebook", "split", "seed")  # settings that change no pair of a file
+TURN_SEPARATOR = " | "  # between the turns of a dialogue
+MAX_TURN_DIGITS = 9  # of a turn's number
+QUOTED_ROWS = 5  # rows that a complaint quotes
+IRRELEVANT_TO_PAIRS = ("weight", "references", "phrasebook", "split", "seed")  # settings that change no pair of a file
 
 
 def read_pairs(
@@ -48,7 +48,7 @@ def read_pairs(
         print(pair.source, pair.target)
     """
     if corpus.phrasebook:
-        direction = way_of(corpus, direction)
+        direction = phrasebook_direction(corpus, direction)
         split = corpus.split or split
         pairs = generate_pairs(split, corpus.phrasebook, seed=corpus.seed, direction=direction, trees=trees)
     else:
@@ -59,7 +59,7 @@ def read_pairs(
     return (Pair(p.source, p.target, p.tree, corpus.tag, p.alternatives) for p in pairs) if corpus.tag else pairs
 
 
-def all_references(pairs: Sequence[Pair]) -> list[list[str]]:
+def collect_references(pairs: Sequence[Pair]) -> list[list[str]]:
     """Return the targets of pairs as references: one list, or as many as the pair with the most targets has.
 
     A pair with fewer has its first target again, which counts as if it were there once.
@@ -69,7 +69,7 @@ def all_references(pairs: Sequence[Pair]) -> list[list[str]]:
     return [[row[i] if i < len(row) else row[0] for row in rows] for i in range(1 + most)]
 
 
-def way_of(corpus: CorpusSettings, direction: str) -> str:
+def phrasebook_direction(corpus: CorpusSettings, direction: str) -> str:
     """The direction in which a corpus takes the phrasebook."""
     return "-".join(direction.split("-")[::-1]) if corpus.reverse else direction
 
@@ -81,13 +81,13 @@ def _from_files(corpus: CorpusSettings, trees: bool, watch: Watch | None) -> Ite
     if corpus.reverse:
         return (Pair(pair.target, pair.source) for pair in pairs)
     if corpus.conllu and trees:
-        from dragoman.data.trees import with_trees
+        from dragoman.data.trees import attach_trees
 
-        pairs = with_trees(pairs, Path(corpus.conllu), getattr(corpus, kind))
+        pairs = attach_trees(pairs, Path(corpus.conllu), getattr(corpus, kind))
     return pairs
 
 
-def _side_by_side(corpus: CorpusSettings, lines_in: Lines) -> Iterator[Pair]:
+def _side_by_side(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
     source, target = Path(corpus.source), Path(corpus.target)
     sources, targets = lines_in(source), lines_in(target)
     number = 0
@@ -107,7 +107,7 @@ def _side_by_side(corpus: CorpusSettings, lines_in: Lines) -> Iterator[Pair]:
         raise UserError(f"{source} and {target} are empty")
 
 
-def _tsv(corpus: CorpusSettings, lines_in: Lines) -> Iterator[Pair]:
+def _tsv(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
     """Read two columns of a table. Fields are what stands between tabs; there is no quoting."""
     path = Path(corpus.tsv)
     for name in corpus.where:
@@ -128,7 +128,7 @@ def _tsv(corpus: CorpusSettings, lines_in: Lines) -> Iterator[Pair]:
     return (Pair(found[left], found[right]) for found in _chosen(lines_in(path), path, row, corpus.where))
 
 
-def _jsonl(corpus: CorpusSettings, lines_in: Lines) -> Iterator[Pair]:
+def _jsonl(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
     """Read two keys of an object a line. A list of sources is joined; a list of targets is several references."""
     path = Path(corpus.jsonl)
 
@@ -153,8 +153,8 @@ def _jsonl(corpus: CorpusSettings, lines_in: Lines) -> Iterator[Pair]:
 
 
 def _chosen(
-    lines: Iterable[str], path: Path, row: Callable[[str, str], dict[str, Field]], where: dict[str, Field]
-) -> Iterator[dict[str, Field]]:
+    lines: Iterable[str], path: Path, row: Callable[[str, str], dict[str, RowField]], where: dict[str, RowField]
+) -> Iterator[dict[str, RowField]]:
     """Yield the rows of a file whose fields are those that `where` asks for."""
     number = kept = 0
     others: dict[str, None] = {}
@@ -164,7 +164,7 @@ def _chosen(
         if held == where:
             kept += 1
             yield found
-        elif len(others) < SHOWN:
+        elif len(others) < QUOTED_ROWS:
             others[", ".join(f"{name}: {_shown(field)}" for name, field in held.items())] = None
     if not number:
         raise UserError(f"{path} is empty")
@@ -173,7 +173,7 @@ def _chosen(
         raise UserError(f"{path} has no line with {asked}, as where asks; its lines have such as {'; '.join(others)}")
 
 
-def _dialogue(corpus: CorpusSettings, lines_in: Lines) -> Iterator[Pair]:
+def _dialogue(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
     """A pair for every answer: all that was said before it, facts that were looked up included, and the answer.
 
     A line is "3 what they say<tab>the answer" or "4 a fact"; the numbers begin anew with every dialogue.
@@ -185,7 +185,7 @@ def _dialogue(corpus: CorpusSettings, lines_in: Lines) -> Iterator[Pair]:
         if not line.strip():
             continue
         turn, _, text = line.partition(" ")
-        if not turn.isdecimal() or len(turn) > MOST_DIGITS:
+        if not turn.isdecimal() or len(turn) > MAX_TURN_DIGITS:
             raise UserError(
                 f"{path} line {number} must begin with the number of the turn, such as '1 hello', not {turn!r}"
             )
@@ -196,13 +196,13 @@ def _dialogue(corpus: CorpusSettings, lines_in: Lines) -> Iterator[Pair]:
         said.append(utterance)
         if tab:
             answers += 1
-            yield Pair(TURN.join(said), answer.strip())
+            yield Pair(TURN_SEPARATOR.join(said), answer.strip())
             said.append(answer.strip())
     if not answers:
         raise UserError(f"{path} has no line with an answer, which stands behind a tab")
 
 
-def _plain(corpus: CorpusSettings, lines_in: Lines) -> Iterator[Pair]:
+def _plain(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
     """Every line of a text, empty ones too, as a target without a source.
 
     A line is in the part of the text that its first character is in, so that parts that meet share no line.
@@ -250,7 +250,7 @@ def _text(value: Any, key: str, where: str) -> str:
     return value
 
 
-def fingerprint(corpus: CorpusSettings, *, split: str = "train", direction: str = "en-de") -> str:
+def fingerprint_corpus(corpus: CorpusSettings, *, split: str = "train", direction: str = "en-de") -> str:
     """What a corpus is, without reading it: the same as long as its files and the settings that shape its pairs are.
 
     A file counts by its place, size and time of change; the phrasebook by its settings and the files of its package.
@@ -261,7 +261,7 @@ def fingerprint(corpus: CorpusSettings, *, split: str = "train", direction: str 
         parts += [corpus.reverse, corpus.tag]
     else:
         files = [(name, _identity(getattr(corpus, name))) for name in FILES if getattr(corpus, name)]
-        parts = [*files, corpus.model_dump(mode="json", exclude={*FILES, *NO_SHAPE})]
+        parts = [*files, corpus.model_dump(mode="json", exclude={*FILES, *IRRELEVANT_TO_PAIRS})]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
 
@@ -276,7 +276,7 @@ def _identity(name: str) -> tuple[str, int, int]:
     return str(path), stat.st_size, stat.st_mtime_ns
 
 
-READERS: dict[str, Callable[[CorpusSettings, Lines], Iterator[Pair]]] = {
+READERS: dict[str, Callable[[CorpusSettings, ReadLines], Iterator[Pair]]] = {
     "source": _side_by_side,
     "tsv": _tsv,
     "jsonl": _jsonl,

@@ -20,10 +20,10 @@ from typing import Any
 
 from dragoman.config.settings import FILES, SPLITS, CorpusSettings, DataSettings, build, override, pick, read_recipe
 from dragoman.config.yaml import parse_yaml
-from dragoman.data.cleaning import CleanSettings, OverlapCounter, clean
+from dragoman.data.cleaning import CleanSettings, OverlapCounter, clean_pairs
 from dragoman.data.corpus import read_pairs
-from dragoman.data.statistics import Stats, stats, with_overlap
-from dragoman.data.trees import as_conllu
+from dragoman.data.statistics import CorpusStatistics, add_overlap, compute_statistics
+from dragoman.data.trees import format_conllu
 from dragoman.errors import UserError
 from dragoman.io import move_into_place, temporary_beside
 from dragoman.phrasebook.generate import Phrase, generate_phrases
@@ -31,8 +31,8 @@ from dragoman.phrasebook.lexicon import stable_hash
 from dragoman.progress import WARNING, ProgressBar, log
 from dragoman.types import Pair
 
-SIDES = ("source", "target")
-BREAK = re.compile(r"\r?\n|\r\Z")  # inside a text, as JSONL allows, it would shift every line that follows
+CORPUS_SIDES = ("source", "target")
+LINE_END = re.compile(r"\r?\n|\r\Z")  # inside a text, as JSONL allows, it would shift every line that follows
 
 
 @dataclass(frozen=True)
@@ -99,18 +99,18 @@ def _as_in_recipe(corpus: CorpusSettings, part: str, turned: bool) -> CorpusSett
     return corpus.model_copy(update={"split": corpus.split or part, "reverse": corpus.reverse != turned})
 
 
-def corpus_stats(corpora: CorpusList, against: Sequence[str] = ()) -> Stats:
+def compute_corpus_statistics(corpora: CorpusList, against: Sequence[str] = ()) -> CorpusStatistics:
     """Return the statistics of corpora, and what they share with those that `against` describes."""
     others = [corpus for text in against for corpus in parse_corpora(text, "--against").corpora]
     if not others:
-        return stats(corpora.read(corpora.progress("reading")))
+        return compute_statistics(corpora.read(corpora.progress("reading")))
     other = CorpusList(tuple(others))
     counter = OverlapCounter(other.read(other.progress("reading what to compare with")), other.shown)
-    found = stats(counter.watch(corpora.read(corpora.progress("reading"))))
-    return with_overlap(found, counter.result())
+    found = compute_statistics(counter.watch(corpora.read(corpora.progress("reading"))))
+    return add_overlap(found, counter.result())
 
 
-def clean_files(corpora: CorpusList, prefix: Path, settings: Sequence[str]) -> Counter[str]:
+def write_cleaned(corpora: CorpusList, prefix: Path, settings: Sequence[str]) -> Counter[str]:
     """Write the pairs worth keeping to PREFIX.source and PREFIX.target; count what became of the others."""
     values: dict[str, Any] = {}
     for item in settings:
@@ -120,21 +120,21 @@ def clean_files(corpora: CorpusList, prefix: Path, settings: Sequence[str]) -> C
     chosen = build(CleanSettings, values)
     corpora.check_pairs("clean")
     counts: Counter[str] = Counter()
-    pairs = clean(corpora.read(corpora.progress("cleaning")), chosen, counts)
-    write_columns(prefix, SIDES, (dict(zip(SIDES, texts)) for texts in first_targets(pairs)))
+    pairs = clean_pairs(corpora.read(corpora.progress("cleaning")), chosen, counts)
+    write_columns(prefix, CORPUS_SIDES, (dict(zip(CORPUS_SIDES, texts)) for texts in take_first_targets(pairs)))
     return counts
 
 
-def split_files(corpora: CorpusList, prefix: Path, *, dev: int, test: int, seed: int) -> Counter[str]:
+def write_split(corpora: CorpusList, prefix: Path, *, dev: int, test: int, seed: int) -> Counter[str]:
     """Write three parts that share no source: PREFIX.dev.*, PREFIX.test.* and the rest in PREFIX.train.*.
 
     Dev and test have one pair of each source that is sampled for them; its other translations are left out.
     """
     corpora.check_pairs("split", twice=True)
     sizes = {"train": 1, "dev": dev, "test": test}
-    endings = {name: [f"{name}.{side}" for side in SIDES] for name, size in sizes.items() if size}
+    endings = {name: [f"{name}.{side}" for side in CORPUS_SIDES] for name, size in sizes.items() if size}
     columns = [*chain(*endings.values())]
-    outputs(prefix, columns)
+    check_outputs(prefix, columns)
     progress = corpora.progress("splitting", passes=2)
     sources = list(dict.fromkeys(stable_hash(pair.source) for pair in corpora.read(progress)))
     if dev + test >= len(sources):
@@ -147,7 +147,7 @@ def split_files(corpora: CorpusList, prefix: Path, *, dev: int, test: int, seed:
 
     def rows() -> Iterator[dict[str, str]]:
         taken: set[int] = set()
-        for source, target in first_targets(corpora.read(progress)):
+        for source, target in take_first_targets(corpora.read(progress)):
             key = stable_hash(source)
             name = part_of.get(key, "train")
             if key in taken:
@@ -162,7 +162,7 @@ def split_files(corpora: CorpusList, prefix: Path, *, dev: int, test: int, seed:
     return counts
 
 
-def first_targets(pairs: Iterable[Pair]) -> Iterator[tuple[str, str]]:
+def take_first_targets(pairs: Iterable[Pair]) -> Iterator[tuple[str, str]]:
     """Yield the source and the first target of pairs, and say how many have further ones, which files cannot hold."""
     several = 0
     for pair in pairs:
@@ -178,13 +178,13 @@ def write_phrasebook(prefix: Path, *, count: int, split: str, seed: int, gold: b
     if gold:
         columns["jsonl"] = lambda p: json.dumps(asdict(p), ensure_ascii=False)
     if conllu:
-        columns["en.conllu"] = lambda p: as_conllu(p.source, p.tree)
-        columns["de.conllu"] = lambda p: as_conllu(p.target, p.swap_sides().tree)
+        columns["en.conllu"] = lambda p: format_conllu(p.source, p.tree)
+        columns["de.conllu"] = lambda p: format_conllu(p.target, p.swap_sides().tree)
     phrases = ProgressBar("writing", total=count).iterate(generate_phrases(split, count, seed=seed))
     write_columns(prefix, list(columns), ({ending: made(p) for ending, made in columns.items()} for p in phrases))
 
 
-def outputs(prefix: Path, endings: Sequence[str]) -> list[Path]:
+def check_outputs(prefix: Path, endings: Sequence[str]) -> list[Path]:
     """The files PREFIX.ENDING. That they cannot be written is said before anything is read."""
     if prefix.name in ("", ".."):
         raise UserError(f"--out {str(prefix)!r} is a folder; give the beginning of a file name, such as corpus/clean")
@@ -209,7 +209,7 @@ def write_columns(prefix: Path, endings: Sequence[str], rows: Iterable[Mapping[s
     A row holds texts for some or all of the columns; one of CoNLL-U has several lines. The folder is made when there is
     a row to write.
     """
-    paths = outputs(prefix, endings)
+    paths = check_outputs(prefix, endings)
     broken = 0
     rows = iter(rows)
     first = next(rows, None)
@@ -226,7 +226,7 @@ def write_columns(prefix: Path, endings: Sequence[str], rows: Iterable[Mapping[s
                     for ending, text in row.items():
                         line = text
                         if ("\n" in text or text.endswith("\r")) and not ending.endswith("conllu"):
-                            line, broken = BREAK.sub(" ", text), broken + 1
+                            line, broken = LINE_END.sub(" ", text), broken + 1
                         files[ending].write(line + "\n")
             for new, path in zip(made, paths, strict=True):
                 move_into_place(new, path)

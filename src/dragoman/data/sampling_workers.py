@@ -25,19 +25,27 @@ from dragoman.data.tokenizers import Tokenizers
 from dragoman.hardware import cores
 from dragoman.types import Pair
 
-LEFT = 2  # cores that are left to the trainer: one that feeds a GPU and one that lays batches
-MOST = 8  # processes: about as many draw what one thread can lay
-SERVE = "import sys; sys.path[:] = sys.argv[1:]; from dragoman.data.sampling_workers import serve; serve()"
-GONE = (OSError, EOFError, TypeError, ValueError, pickle.UnpicklingError)  # what no answer of the other looks like
+RESERVED_CORES = 2  # cores that are left to the trainer: one that feeds a GPU and one that lays batches
+MAX_WORKERS = 8  # processes: about as many draw what one thread can lay
+WORKER_COMMAND = (
+    "import sys; sys.path[:] = sys.argv[1:]; from dragoman.data.sampling_workers import run_worker; run_worker()"
+)
+WORKER_FAILURES = (
+    OSError,
+    EOFError,
+    TypeError,
+    ValueError,
+    pickle.UnpicklingError,
+)  # what no answer of the other looks like
 
 
-def workers() -> int:
+def count_workers() -> int:
     """How many processes draw: none where cores are few. Trainers that torchrun started here share the cores."""
-    spare = cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1) - LEFT
-    return min(spare, MOST) if spare > 1 else 0
+    spare = cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1) - RESERVED_CORES
+    return min(spare, MAX_WORKERS) if spare > 1 else 0
 
 
-class Task(NamedTuple):
+class SamplingTask(NamedTuple):
     """Pairs of one corpus to be drawn; their texts are in UTF-8, as a store keeps them."""
 
     rate: float
@@ -55,14 +63,14 @@ class Task(NamedTuple):
         return self.epoch, self.indices[0], len(self.indices)
 
 
-class Drawn(NamedTuple):
+class SampledIds(NamedTuple):
     """The ids of one side of a task's pairs, end to end, and where those of each pair end."""
 
     ids: array[int]
     ends: array[int]
 
 
-def sample(
+def sample_pair(
     tokenizers: Tokenizers, pair: Pair, *, rate: float, key: tuple[int, int, int], most: int
 ) -> tuple[list[int], ...]:
     """Both sides of a pair, cut at random, the source after its tag. `key` is (seed, epoch, index).
@@ -80,24 +88,24 @@ def sample(
     )
 
 
-def draw(tokenizers: Tokenizers, task: Task) -> tuple[Drawn, ...]:
+def sample_task(tokenizers: Tokenizers, task: SamplingTask) -> tuple[SampledIds, ...]:
     """Both sides of all pairs of a task."""
-    sides = Drawn(array("I"), array("I")), Drawn(array("I"), array("I"))
+    sides = SampledIds(array("I"), array("I")), SampledIds(array("I"), array("I"))
     for index, source, target in zip(task.indices, task.sources, task.targets, strict=True):
         pair = Pair(source.decode(), target.decode(), tag=task.tag)
-        cut = sample(tokenizers, pair, rate=task.rate, key=(task.seed, task.epoch, index), most=task.most)
+        cut = sample_pair(tokenizers, pair, rate=task.rate, key=(task.seed, task.epoch, index), most=task.most)
         for side, ids in zip(sides, cut, strict=True):
             side.ids.extend(ids)
             side.ends.append(len(side.ids))
     return sides
 
 
-class Samplers:
+class SamplingPool:
     """Processes that draw. What one that has died, or could not start, leaves undone is drawn here instead."""
 
     def __init__(self, tokenizers: Tokenizers, count: int) -> None:
         self.tokenizers, self.alone = tokenizers, threading.Lock()
-        command = [sys.executable or "python", "-c", SERVE, *map(str, sys.path)]
+        command = [sys.executable or "python", "-c", WORKER_COMMAND, *map(str, sys.path)]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.processes: list[subprocess.Popen[bytes]] = []
         with suppress(OSError):  # no more processes are allowed here
@@ -119,19 +127,19 @@ class Samplers:
         pickle.dump(message, process.stdin)
         process.stdin.flush()
 
-    def ask(self, task: Task) -> Future[tuple[Drawn, ...]]:
+    def ask(self, task: SamplingTask) -> Future[tuple[SampledIds, ...]]:
         """Have it drawn. Tasks are begun in the order in which they come."""
         return self.threads.submit(self.answer, task)
 
-    def answer(self, task: Task) -> tuple[Drawn, ...]:
-        with suppress(*GONE):
+    def answer(self, task: SamplingTask) -> tuple[SampledIds, ...]:
+        with suppress(*WORKER_FAILURES):
             self.send(task)
             name, drawn = pickle.load(self.own.process.stdout)
             if name == task.name:
                 return drawn  # type: ignore[no-any-return]
         self.own.process = None  # one that gave no answer, or a wrong one, is not asked again
         with self.alone:  # a tokenizer remembers what it drew, and is not made for several threads
-            return draw(self.tokenizers, task)
+            return sample_task(self.tokenizers, task)
 
     def __enter__(self) -> Self:
         return self
@@ -143,14 +151,14 @@ class Samplers:
                 pass
 
 
-def serve() -> None:
+def run_worker() -> None:
     """What a process does, until its input ends."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever asked is gone: end without a word
     tasks, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what else is printed here is no answer
-    with suppress(*GONE):
+    with suppress(*WORKER_FAILURES):
         tokenizers = pickle.load(tasks)
         while True:
             task = pickle.load(tasks)
-            pickle.dump((task.name, draw(tokenizers, task)), answers)
+            pickle.dump((task.name, sample_task(tokenizers, task)), answers)
             answers.flush()

@@ -21,8 +21,8 @@ from dragoman.config.settings import TokenizerSettings
 from dragoman.errors import UserError
 from dragoman.types import SPECIALS, UNK
 
-SPACE = "▁"  # how a space looks where pieces are shown
-BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+SPACE_MARK = "▁"  # how a space looks where pieces are shown
+BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 class Tokenizer(ABC):
@@ -53,7 +53,7 @@ class Tokenizer(ABC):
 
     def spellings(self) -> list[bytes]:
         """What each id writes, with a space before a word; the four specials write nothing."""
-        shown = [self.pieces([i])[0].replace(SPACE, " ").encode() for i in range(len(SPECIALS), self.size)]
+        shown = [self.pieces([i])[0].replace(SPACE_MARK, " ").encode() for i in range(len(SPECIALS), self.size)]
         return [b""] * len(SPECIALS) + shown
 
     samples: ClassVar[bool] = False  # whether there is more than one way to cut a text
@@ -91,20 +91,24 @@ class Tokenizer(ABC):
         return cls.from_content(path.read_bytes())
 
 
-class Char(Tokenizer):
+class CharTokenizer(Tokenizer):
     """One id per character; a character that is not among the known ones is spelt in bytes, or unknown."""
 
     def __init__(self, symbols: Sequence[str], byte_fallback: bool) -> None:
         reserved = [b""] * len(SPECIALS) + [bytes([byte]) for byte in range(256) if byte_fallback]
         self.symbols = list(symbols)
         self.spelling = reserved + [symbol.encode() for symbol in symbols]
-        self.shown = [*SPECIALS, *(BYTES if byte_fallback else ()), *(s.replace(" ", SPACE) for s in symbols)]
+        self.shown = [
+            *SPECIALS,
+            *(BYTE_TOKENS if byte_fallback else ()),
+            *(s.replace(" ", SPACE_MARK) for s in symbols),
+        ]
         self.ids = {symbol: [len(reserved) + i] for i, symbol in enumerate(symbols)}
         self.size = len(self.spelling)
         self.lossless = byte_fallback
 
     @classmethod
-    def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> Char:
+    def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> CharTokenizer:
         counts: Counter[str] = Counter()
         for line in lines:
             counts.update(line)
@@ -129,34 +133,34 @@ class Char(Tokenizer):
 
     def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:
         spelling = [self.spelling[i] for i in ids] if self.lossless else [character.encode() for character in text]
-        return one_after_another([len(spelt.replace(b" ", b"")) for spelt in spelling], text)
+        return find_starts([len(spelt.replace(b" ", b"")) for spelt in spelling], text)
 
     def content(self) -> bytes:
         return to_json({"byte_fallback": self.lossless, "symbols": self.symbols})
 
     @classmethod
-    def from_content(cls, content: bytes) -> Char:
+    def from_content(cls, content: bytes) -> CharTokenizer:
         record = json.loads(content)
         return cls(record["symbols"], record["byte_fallback"])
 
 
-class Byte(Char):
+class ByteTokenizer(CharTokenizer):
     """One id per byte of UTF-8: no training, 260 ids, every text of every language."""
 
     def __init__(self) -> None:
         super().__init__([], byte_fallback=True)
-        self.shown = [*SPECIALS, *(chr(b) if 0x20 < b < 0x7F else BYTES[b] for b in range(256))]
-        self.shown[len(SPECIALS) + ord(" ")] = SPACE
+        self.shown = [*SPECIALS, *(chr(b) if 0x20 < b < 0x7F else BYTE_TOKENS[b] for b in range(256))]
+        self.shown[len(SPECIALS) + ord(" ")] = SPACE_MARK
 
     @classmethod
-    def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> Byte:  # noqa: ARG003
+    def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> ByteTokenizer:  # noqa: ARG003
         return cls()
 
     def encode(self, text: str) -> list[int]:
         return [len(SPECIALS) + byte for byte in text.encode()]
 
     @classmethod
-    def from_content(cls, content: bytes) -> Byte:  # noqa: ARG003
+    def from_content(cls, content: bytes) -> ByteTokenizer:  # noqa: ARG003
         return cls()
 
 
@@ -164,18 +168,18 @@ PUNCTUATION = (  # ASCII, Latin-1, Arabic, danda, general, symbols, CJK, full-wi
     r"!-/:-@\[-`{-~¡-©«-±´-¸»¿×÷،؛؟।॥\u2010-\u205e\u20a0-\u20cf\u2190-\u2bff\u3001-\u303f\uff01-\uff0f"
     r"\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65\uffe0-\uffee\U0001f000-\U0001faff"
 )
-TOKEN = re.compile(rf"(?P<word>[^\s{PUNCTUATION}]+(?:['’\-][^\s{PUNCTUATION}]+)*)|[{PUNCTUATION}]")
+WORD_OR_MARK = re.compile(rf"(?P<word>[^\s{PUNCTUATION}]+(?:['’\-][^\s{PUNCTUATION}]+)*)|[{PUNCTUATION}]")
 JOINER = "￭"  # on the side of a punctuation mark where no space stands: "walks." is the tokens "walks" and "￭."
 
 
-class Word(Tokenizer):
+class WordTokenizer(Tokenizer):
     """One id per word or punctuation mark. Rare words are unknown and runs of spaces become one: it is not lossless.
 
     Marks carry the knowledge of where spaces stand, so that words look the same beside a mark as anywhere else.
     """
 
     lossless = False
-    token: ClassVar[re.Pattern[str]] = TOKEN
+    token: ClassVar[re.Pattern[str]] = WORD_OR_MARK
 
     def __init__(self, symbols: Sequence[str]) -> None:
         self.symbols = [*SPECIALS, *symbols]
@@ -192,7 +196,7 @@ class Word(Tokenizer):
     @staticmethod
     def cut(text: str) -> list[str]:
         """Words and punctuation marks, a mark with a joiner on each side where no space stands."""
-        found = list(TOKEN.finditer(text))
+        found = list(WORD_OR_MARK.finditer(text))
         is_word = [match["word"] is not None for match in found]
         tokens = [match[0] for match in found]
         for i in range(1, len(found)):
@@ -208,7 +212,7 @@ class Word(Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         known = [i for i in ids if i >= len(SPECIALS)]
-        return "".join(self.pieces(known)).replace(SPACE, " ")[1:]
+        return "".join(self.pieces(known)).replace(SPACE_MARK, " ")[1:]
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         shown: list[str] = []
@@ -217,12 +221,12 @@ class Word(Tokenizer):
             left = len(symbol) > 1 and symbol[0] == JOINER
             right = len(symbol) > 1 + left and symbol[-1] == JOINER
             glued = bool(shown) and (joined or left)
-            shown.append(("" if glued else SPACE) + symbol[left : len(symbol) - right])
+            shown.append(("" if glued else SPACE_MARK) + symbol[left : len(symbol) - right])
             joined = right
         return shown
 
     def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:  # noqa: ARG002 - unknown words have a place too
-        return [letters(text[: found.start()]) for found in self.token.finditer(text)]
+        return [count_letter_bytes(text[: found.start()]) for found in self.token.finditer(text)]
 
     def content(self) -> bytes:
         return to_json({"symbols": self.symbols[len(SPECIALS) :]})
@@ -232,7 +236,7 @@ class Word(Tokenizer):
         return cls(json.loads(content)["symbols"])
 
 
-class Space(Word):
+class SpaceTokenizer(WordTokenizer):
     """One id for whatever stands between spaces: for text that is in tokens already, such as sounds, actions or SQL."""
 
     token = re.compile(r"\S+")
@@ -245,18 +249,18 @@ class Space(Word):
         return " ".join(self.symbols[i] for i in ids if i >= len(SPECIALS))
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        return [SPACE + self.symbols[i] for i in ids]
+        return [SPACE_MARK + self.symbols[i] for i in ids]
 
 
-def letters(text: str) -> int:
+def count_letter_bytes(text: str) -> int:
     """How many bytes a text has, spaces not counted."""
     return len(text.replace(" ", "").encode())
 
 
-def one_after_another(sizes: Sequence[int], text: str) -> list[int] | None:
+def find_starts(sizes: Sequence[int], text: str) -> list[int] | None:
     """Where pieces of these sizes begin, if they make up the text."""
     *starts, end = accumulate(sizes, initial=0)
-    return starts if end == letters(text) else None
+    return starts if end == count_letter_bytes(text) else None
 
 
 def most_frequent(counts: Counter[str], size: int) -> list[str]:
@@ -268,10 +272,10 @@ def to_json(record: dict[str, object]) -> bytes:
     return (json.dumps(record, ensure_ascii=False, indent=0) + "\n").encode()
 
 
-MOST = 10_000  # labels; whoever has more has named the wrong column
+MAX_LABELS = 10_000  # labels; whoever has more has named the wrong column
 
 
-class Labels(Tokenizer):
+class LabelTokenizer(Tokenizer):
     """Ids are counted from 0, in the order of the labels' own letters; there are no marks among them."""
 
     lossless = False
@@ -282,13 +286,15 @@ class Labels(Tokenizer):
         self.size = len(self.names)
 
     @classmethod
-    def train(cls, lines: Iterable[str], settings: TokenizerSettings | None = None) -> Labels:  # noqa: ARG003
+    def train(cls, lines: Iterable[str], settings: TokenizerSettings | None = None) -> LabelTokenizer:  # noqa: ARG003
         """Every label there is. Spaces around it do not count."""
         names: set[str] = set()
         for line in lines:
             names.add(line.strip())
-            if len(names) > MOST:
-                raise UserError(f"there are more than {MOST} different labels; check columns or keys of data.train")
+            if len(names) > MAX_LABELS:
+                raise UserError(
+                    f"there are more than {MAX_LABELS} different labels; check columns or keys of data.train"
+                )
         names.discard("")
         if len(names) < 2:
             only = f"only the label {min(names)!r}" if names else "no label at all"
@@ -310,5 +316,5 @@ class Labels(Tokenizer):
         return to_json({"labels": self.names})
 
     @classmethod
-    def from_content(cls, content: bytes) -> Labels:
+    def from_content(cls, content: bytes) -> LabelTokenizer:
         return cls(json.loads(content)["labels"])

@@ -17,17 +17,17 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from dragoman.data.cleaning import Languages, Overlap, Seen
+from dragoman.data.cleaning import LanguageGuesser, Overlap, TextSet
 from dragoman.errors import UserError
 from dragoman.types import Pair
 
-SAMPLED = 500  # pairs whose languages are guessed
-STEP = 0.02  # ratios are counted in steps of 2 %
+LANGUAGE_SAMPLE = 500  # pairs whose languages are guessed
+RATIO_STEP = 0.02  # ratios are counted in steps of 2 %
 BARS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Distribution:
     """How a quantity is spread: its mean, percentiles and largest value."""
 
     mean: float
@@ -38,14 +38,14 @@ class Spread:
     max: float
 
     @classmethod
-    def of(cls, counts: Counter[float]) -> Spread:
+    def of(cls, counts: Counter[float]) -> Distribution:
         total = counts.total()
         mean = math.fsum(value * count for value, count in counts.items()) / total
-        p5, p50, p95, p99 = percentiles(counts, (0.05, 0.5, 0.95, 0.99))
+        p5, p50, p95, p99 = compute_percentiles(counts, (0.05, 0.5, 0.95, 0.99))
         return cls(mean, p5, p50, p95, p99, max(counts))
 
 
-def percentiles(counts: Counter[float], shares: Sequence[float]) -> list[float]:
+def compute_percentiles(counts: Counter[float], shares: Sequence[float]) -> list[float]:
     """The smallest values that at least these shares of the whole do not exceed."""
     found, total, passed = [], counts.total(), 0
     values = iter(sorted(counts))
@@ -59,9 +59,9 @@ def percentiles(counts: Counter[float], shares: Sequence[float]) -> list[float]:
 
 
 @dataclass(frozen=True, slots=True)
-class SideStats:
-    words: Spread
-    characters: Spread
+class SideStatistics:
+    words: Distribution
+    characters: Distribution
     total_words: int
     total_characters: int
     empty: int
@@ -72,13 +72,13 @@ class SideStats:
 
 
 @dataclass(frozen=True, slots=True)
-class Stats:
+class CorpusStatistics:
     """What `dragoman data stats` shows. Ratio: target to source length in UTF-8 bytes, fair to every script."""
 
     pairs: int
-    source: SideStats
-    target: SideStats
-    ratio: Spread
+    source: SideStatistics
+    target: SideStatistics
+    ratio: Distribution
     ratio_histogram: list[int]  # of log-ratios, from 1:4 to 4:1; the ends hold what lies beyond
     length_correlation: float  # of log-lengths, from -1 to 1; aligned lines have about 0.9, shuffled ones 0
     repeated_pairs: int
@@ -100,7 +100,7 @@ class _Side:
     repeated: int = 0
     longest_line: int = 1
     longest: int = 0
-    seen: Seen = field(default_factory=Seen)
+    seen: TextSet = field(default_factory=TextSet)
 
     def add(self, text: str, number: int) -> None:
         size = len(text)
@@ -111,27 +111,27 @@ class _Side:
         if size > self.longest:
             self.longest, self.longest_line = size, number
 
-    def summary(self, languages: dict[str, float]) -> SideStats:
-        [edge] = percentiles(self.characters, (0.99,))
-        return SideStats(
-            words=Spread.of(self.words),
-            characters=Spread.of(self.characters),
+    def summary(self, languages: dict[str, float]) -> SideStatistics:
+        [edge] = compute_percentiles(self.characters, (0.99,))
+        return SideStatistics(
+            words=Distribution.of(self.words),
+            characters=Distribution.of(self.characters),
             total_words=int(sum(size * count for size, count in self.words.items())),
             total_characters=int(sum(size * count for size, count in self.characters.items())),
             empty=self.empty,
             repeated=self.repeated,
             longest_line=self.longest_line,
             languages=languages,
-            histogram=histogram(self.characters, 0, edge),
+            histogram=compute_histogram(self.characters, 0, edge),
         )
 
 
-def stats(pairs: Iterable[Pair]) -> Stats:
+def compute_statistics(pairs: Iterable[Pair]) -> CorpusStatistics:
     """Look at every pair once.
 
     print(stats(read_pairs(CorpusSettings(phrasebook=1000))).notes)
     """
-    source, target, both = _Side(), _Side(), Seen()
+    source, target, both = _Side(), _Side(), TextSet()
     ratios: Counter[float] = Counter()
     moments = _Moments()
     sample: list[Pair] = []
@@ -144,20 +144,20 @@ def stats(pairs: Iterable[Pair]) -> Stats:
         equal += pair.source == pair.target
         x, y = math.log(len(pair.source.encode()) or 1), math.log(len(pair.target.encode()) or 1)
         moments.add(x, y)
-        ratios[round((y - x) / STEP)] += 1
-        if len(sample) < SAMPLED:
+        ratios[round((y - x) / RATIO_STEP)] += 1
+        if len(sample) < LANGUAGE_SAMPLE:
             sample.append(pair)
-        elif (place := random.randrange(number)) < SAMPLED:
+        elif (place := random.randrange(number)) < LANGUAGE_SAMPLE:
             sample[place] = pair
     if not number:
         raise UserError("there are no pairs to look at")
     spoken, notes = _languages(sample)
-    result = Stats(
+    result = CorpusStatistics(
         pairs=number,
         source=source.summary(spoken[0]),
         target=target.summary(spoken[1]),
-        ratio=Spread.of(Counter({math.exp(STEP * step): count for step, count in ratios.items()})),
-        ratio_histogram=histogram(ratios, -math.log(4) / STEP, math.log(4) / STEP),
+        ratio=Distribution.of(Counter({math.exp(RATIO_STEP * step): count for step, count in ratios.items()})),
+        ratio_histogram=compute_histogram(ratios, -math.log(4) / RATIO_STEP, math.log(4) / RATIO_STEP),
         length_correlation=moments.correlation(),
         repeated_pairs=repeated,
         equal_sides=equal,
@@ -166,7 +166,7 @@ def stats(pairs: Iterable[Pair]) -> Stats:
     return replace(result, notes=[*notes, *_warnings(result)])
 
 
-def with_overlap(found: Stats, against: Overlap) -> Stats:
+def add_overlap(found: CorpusStatistics, against: Overlap) -> CorpusStatistics:
     """Return the statistics with what the corpus shares with another one, and a note about shared sources."""
     shared = against.shared_sources
     note = (
@@ -198,7 +198,7 @@ class _Moments:
 def _languages(sample: Sequence[Pair]) -> tuple[list[dict[str, float]], list[str]]:
     """Shares of the languages guessed on each side, and a sentence about them."""
     try:
-        languages = Languages()
+        languages = LanguageGuesser()
     except UserError as fault:
         return [{}, {}], [str(fault)]
     shares: list[dict[str, float]] = []
@@ -214,7 +214,7 @@ def _languages(sample: Sequence[Pair]) -> tuple[list[dict[str, float]], list[str
     return shares, [", ".join(looks)] if looks else []
 
 
-def _warnings(found: Stats) -> list[str]:
+def _warnings(found: CorpusStatistics) -> list[str]:
     notes = []
     sourced = found.source.empty < found.pairs
     one, other = (next(iter(side.languages), "") for side in (found.source, found.target))
@@ -235,7 +235,7 @@ def _warnings(found: Stats) -> list[str]:
     return notes
 
 
-def histogram(counts: Counter[float], low: float, high: float, bars: int = 20) -> list[int]:
+def compute_histogram(counts: Counter[float], low: float, high: float, bars: int = 20) -> list[int]:
     """Counts in equal steps from low to high; the first and the last hold what lies beyond."""
     found = [0] * bars
     for value, count in counts.items():
@@ -244,7 +244,7 @@ def histogram(counts: Counter[float], low: float, high: float, bars: int = 20) -
     return found
 
 
-def sparkline(counts: Sequence[int]) -> str:
+def render_sparkline(counts: Sequence[int]) -> str:
     """A small figure of bars; only an empty one is blank.
 
     assert sparkline([0, 1, 8]) == " ▁█"
@@ -253,13 +253,13 @@ def sparkline(counts: Sequence[int]) -> str:
     return "".join(BARS[math.ceil(count / most * len(BARS)) - 1] if count else " " for count in counts)
 
 
-def render(found: Stats) -> RenderableType:
+def render_statistics(found: CorpusStatistics) -> RenderableType:
     """The table that people see."""
     table = Table(title=f"{found.pairs:,} pairs", title_justify="left", box=None, padding=(0, 1, 0, 0))
     for name in ("", "total", "mean", "5 %", "median", "95 %", "99 %", "max", "figure"):
         table.add_column(name, justify="left" if name in ("", "figure") else "right", no_wrap=True)
 
-    def row(name: str, spread: Spread, total: str, digits: int, figure: str) -> None:
+    def row(name: str, spread: Distribution, total: str, digits: int, figure: str) -> None:
         values = (spread.mean, spread.p5, spread.median, spread.p95, spread.p99, spread.max)
         shown = [f"{value:,.{digits if i else max(digits, 1)}f}" for i, value in enumerate(values)]
         table.add_row(name, total, *shown, figure)
@@ -267,9 +267,9 @@ def render(found: Stats) -> RenderableType:
     sourced = found.source.empty < found.pairs
     for name, side in [*([("source", found.source)] if sourced else []), ("target", found.target)]:
         row(f"{name} words", side.words, f"{side.total_words:,}", 0, "")
-        row(f"{name} characters", side.characters, f"{side.total_characters:,}", 0, sparkline(side.histogram))
+        row(f"{name} characters", side.characters, f"{side.total_characters:,}", 0, render_sparkline(side.histogram))
     if sourced:
-        row("target : source bytes", found.ratio, "", 2, sparkline(found.ratio_histogram))
+        row("target : source bytes", found.ratio, "", 2, render_sparkline(found.ratio_histogram))
     facts = Table.grid(padding=(0, 2))
     facts.add_row("repeated", f"{found.source.repeated:,} sources, {found.target.repeated:,} targets")
     facts.add_row("longest", f"source line {found.source.longest_line:,}, target line {found.target.longest_line:,}")

@@ -25,29 +25,29 @@ from numpy.typing import NDArray
 from dragoman.data import sampling_workers as samplers
 from dragoman.data.batches import (
     BOUNDED,
-    FORMS,
+    EXAMPLE_FORMATS,
     LAYOUTS,
-    Grid,
-    Lengths,
-    Share,
+    BatchPlan,
+    IntArray,
+    RankShare,
     Widths,
+    add_unknown_trees,
     choose_widths,
-    part_of,
-    without_trees,
+    count_all_rows,
 )
 from dragoman.data.token_store import TokenStore
 from dragoman.data.tokenizers import Tokenizers
-from dragoman.data.trees import linked
+from dragoman.data.trees import link_tokens
 from dragoman.errors import UserError
 from dragoman.types import Batch, Example
 
-WINDOW = 65_536  # pairs packed at a time
-FORGET_AFTER = 8192  # pairs read
-TASK = 1024  # pairs that a process draws at a time: a tenth of a second
+SHUFFLE_WINDOW = 65_536  # pairs packed at a time
+RELEASE_EVERY = 8192  # pairs read
+PAIRS_PER_TASK = 1024  # pairs that a process draws at a time: a tenth of a second
 
 
 @dataclass(frozen=True)
-class Place:
+class StreamPosition:
     """Where the next batch is: enough to go on from."""
 
     epoch: int = 0
@@ -56,20 +56,20 @@ class Place:
     passed: float = 0.0  # share of the epoch that is behind it
 
 
-class Weighted(NamedTuple):
+class WeightedStore(NamedTuple):
     store: TokenStore
     weight: float
 
 
-class Window(NamedTuple):
+class ShuffleWindow(NamedTuple):
     """Pairs that are packed together, where they begin, and where the next ones do."""
 
-    begin: Place
+    begin: StreamPosition
     indices: NDArray[np.uint32]
-    after: Place
+    after: StreamPosition
 
 
-class Stream:
+class BatchStream:
     """Batches from a place on, for ever. `sampling` above 0 draws a new segmentation of every text at every epoch.
 
     `most` is how many places the model has for a text and the mark that goes with it, if there is an end to them.
@@ -77,7 +77,7 @@ class Stream:
 
     def __init__(
         self,
-        parts: Sequence[Weighted],
+        parts: Sequence[WeightedStore],
         tokenizers: Tokenizers,
         *,
         layout: str,
@@ -87,9 +87,9 @@ class Stream:
         form: str = "pairs",
         widths: Widths | None = None,
         most: int | None = None,
-        share: Share = Share(),  # noqa: B008 - a tuple, which nobody can change
+        share: RankShare = RankShare(),  # noqa: B008 - a tuple, which nobody can change
     ) -> None:
-        self.parts, self.tokenizers, self.form = parts, tokenizers, FORMS[form]
+        self.parts, self.tokenizers, self.form = parts, tokenizers, EXAMPLE_FORMATS[form]
         self.layout = partial(LAYOUTS[layout], most=most) if most and layout in BOUNDED else LAYOUTS[layout]
         self.most = most - 1 if most else sys.maxsize
         self.tokens, self.seed, self.sampling, self.share = tokens, seed, sampling, share
@@ -131,8 +131,8 @@ class Stream:
         if not self.sampling:
             return store.example(line)
         pair, key = store.pair(line), (self.seed, epoch, index)
-        source, target = samplers.sample(self.tokenizers, pair, rate=self.sampling, key=key, most=self.most)
-        links = linked(store.roots(line), pair.source, source, self.tokenizers.source) if store.trees else None
+        source, target = samplers.sample_pair(self.tokenizers, pair, rate=self.sampling, key=key, most=self.most)
+        links = link_tokens(store.roots(line), pair.source, source, self.tokenizers.source) if store.trees else None
         return Example(np.asarray(source), np.asarray(target), line, links)
 
     def locate(self, index: int, epoch: int) -> tuple[int, int]:
@@ -148,8 +148,8 @@ class Stream:
         found: dict[int, Example] = {}
         place_N = np.fromiter(wanted, dtype=np.int64)
         place_N = place_N[np.argsort(indices[place_N], kind="stable")]
-        for start in range(0, len(place_N), FORGET_AFTER):
-            some_N = place_N[start : start + FORGET_AFTER]
+        for start in range(0, len(place_N), RELEASE_EVERY):
+            some_N = place_N[start : start + RELEASE_EVERY]
             found.update(zip(some_N.tolist(), self.read(indices[some_N].astype(np.int64), epoch), strict=True))
             self.forget_pages()
         return found
@@ -171,7 +171,7 @@ class Stream:
         for part in self.parts:
             part.store.forget_pages()
 
-    def lengths(self, indices: NDArray[np.uint32], epoch: int) -> tuple[Lengths, Lengths]:
+    def lengths(self, indices: NDArray[np.uint32], epoch: int) -> tuple[IntArray, IntArray]:
         """What these examples take in the two grids, where nothing but the stores need be asked."""
         length_2N, first = np.zeros((2, len(indices)), dtype=np.int64), 0
         for part, size in zip(self.parts, self.sizes(epoch), strict=True):
@@ -180,61 +180,65 @@ class Stream:
             first += size
         return self.form.held(*length_2N)
 
-    def planned(self, window: Window, read: dict[int, Example]) -> tuple[list[Grid], tuple[Lengths, Lengths]]:
+    def planned(
+        self, window: ShuffleWindow, read: dict[int, Example]
+    ) -> tuple[list[BatchPlan], tuple[IntArray, IntArray]]:
         """The grids of a window, and the lengths that they are made of: of what is read already, if anything is."""
         epoch, every = window.begin.epoch, range(len(window.indices))
         lengths = self.form.lengths([read[place] for place in every]) if read else self.lengths(window.indices, epoch)
         rng = np.random.default_rng([self.seed, epoch, window.begin.window])
         return self.layout(*lengths, tokens=self.tokens, widths=self.widths, rng=rng), lengths
 
-    def sampled(self, place: Place) -> Iterator[tuple[Window, dict[int, Example]]]:
+    def sampled(self, place: StreamPosition) -> Iterator[tuple[ShuffleWindow, dict[int, Example]]]:
         """Windows, with all their examples where those are drawn: how long a sample is, none can know before.
 
         Processes that draw are one window ahead. They end with this generator.
         """
-        tasks = min(sum(self.sizes(place.epoch)), WINDOW) // TASK
+        tasks = min(sum(self.sizes(place.epoch)), SHUFFLE_WINDOW) // PAIRS_PER_TASK
         apart = self.sampling and not any(part.store.trees for part in self.parts)
-        if not (count := min(tasks, samplers.workers()) if apart else 0):
+        if not (count := min(tasks, samplers.count_workers()) if apart else 0):
             for window in self.windows(place):
                 every = range(len(window.indices) if self.sampling else 0)
                 yield window, self.examples(window.indices, window.begin.epoch, every)
             return
-        with samplers.Samplers(self.tokenizers, count) as crew:
+        with samplers.SamplingPool(self.tokenizers, count) as crew:
             begun = ((window, self.begin(crew, window)) for window in self.windows(place))
             for (window, drawn), _ in pairwise(begun):
                 yield window, drawn()
 
-    def begin(self, crew: samplers.Samplers, window: Window) -> Callable[[], dict[int, Example]]:
+    def begin(self, crew: samplers.SamplingPool, window: ShuffleWindow) -> Callable[[], dict[int, Example]]:
         """Have all examples of a window drawn; what is returned waits for them."""
         epoch, place_N = window.begin.epoch, np.argsort(window.indices, kind="stable")
         drawing = []
         for store, index_N, first in self.by_part(window.indices[place_N].astype(np.int64), epoch):
-            for start in range(0, len(index_N), TASK):
-                some_N = index_N[start : start + TASK]
+            for start in range(0, len(index_N), PAIRS_PER_TASK):
+                some_N = index_N[start : start + PAIRS_PER_TASK]
                 line_N = some_N - first
                 about = (self.sampling, self.seed, epoch, store.tag, self.most)
-                drawing.append((line_N, crew.ask(samplers.Task(*about, some_N.tolist(), *store.texts(line_N)))))
+                drawing.append((line_N, crew.ask(samplers.SamplingTask(*about, some_N.tolist(), *store.texts(line_N)))))
                 store.forget_pages()
 
         def drawn() -> dict[int, Example]:
-            sides = ((map(texts_of, future.result()), line_N.tolist()) for line_N, future in drawing)
+            sides = ((map(split_ids, future.result()), line_N.tolist()) for line_N, future in drawing)
             examples = (example for (source, target), lines in sides for example in map(Example, source, target, lines))
             return dict(zip(place_N.tolist(), examples, strict=True))
 
         return drawn
 
-    def windows(self, place: Place) -> Iterator[Window]:
+    def windows(self, place: StreamPosition) -> Iterator[ShuffleWindow]:
         """From the one that a place is in."""
         epoch, window = place.epoch, place.window
         while True:
             order = self.order(epoch)
-            count = -(-len(order) // WINDOW)
-            starts = [Place(epoch, number, passed=number * WINDOW / len(order)) for number in range(count)]
-            for begin, after in pairwise([*starts[window:], Place(epoch + 1)]):
-                yield Window(begin, order[begin.window * WINDOW :][:WINDOW], after)
+            count = -(-len(order) // SHUFFLE_WINDOW)
+            starts = [
+                StreamPosition(epoch, number, passed=number * SHUFFLE_WINDOW / len(order)) for number in range(count)
+            ]
+            for begin, after in pairwise([*starts[window:], StreamPosition(epoch + 1)]):
+                yield ShuffleWindow(begin, order[begin.window * SHUFFLE_WINDOW :][:SHUFFLE_WINDOW], after)
             epoch, window = epoch + 1, 0
 
-    def batches(self, place: Place) -> Iterator[tuple[Batch, Place]]:
+    def batches(self, place: StreamPosition) -> Iterator[tuple[Batch, StreamPosition]]:
         """Each batch, our rows of it, with the place that follows it."""
         at = place.batch
         for window, read in self.sampled(place):
@@ -252,47 +256,51 @@ class Stream:
     def nothing(self) -> Batch:
         """A batch of one empty row."""
         none_N = np.zeros(0, dtype=np.int64)
-        return self.lay(Grid([[]], self.widths), (none_N, none_N), {})
+        return self.lay(BatchPlan([[]], self.widths), (none_N, none_N), {})
 
-    def lay(self, grid: Grid, lengths: tuple[Lengths, Lengths], examples: dict[int, Example]) -> Batch:
+    def lay(self, grid: BatchPlan, lengths: tuple[IntArray, IntArray], examples: dict[int, Example]) -> Batch:
         """Our rows of a grid. Where we have none, an empty one, so that all that the others do can be done to it."""
         rows = self.share.rows(grid)
-        batch = self.form.lay(Grid(rows or [[]], grid.widths), examples)
+        batch = self.form.lay(BatchPlan(rows or [[]], grid.widths), examples)
         if self.share.world > 1:
-            batch = part_of(batch, grid, lengths, self.share)
+            batch = count_all_rows(batch, grid, lengths, self.share)
         if batch.depth_BS is None and any(part.store.trees for part in self.parts):
-            batch = without_trees(batch)
+            batch = add_unknown_trees(batch)
         return batch
 
 
-class Windows(Stream):
+class TextWindowStream(BatchStream):
     """Batches from long texts, read in windows of `context` tokens that begin at a new place at every epoch.
 
     Every token but a text's first is predicted once an epoch: the first window is as long as the draw of that epoch
     says, the last as long as what is left.
     """
 
-    def __init__(self, parts: Sequence[Weighted], tokenizers: Tokenizers, *, context: int, **settings: Any) -> None:
+    def __init__(
+        self, parts: Sequence[WeightedStore], tokenizers: Tokenizers, *, context: int, **settings: Any
+    ) -> None:
         self.context = context
-        self.drawn: dict[int, list[Cut]] = {}  # of the epoch at hand
+        self.drawn: dict[int, list[TextWindows]] = {}  # of the epoch at hand
         for part in parts:
             check_text(part.store)
         super().__init__(parts, tokenizers, form="windows", widths=Widths(8, context), **settings)
 
-    def cuts(self, epoch: int) -> list[Cut]:
+    def cuts(self, epoch: int) -> list[TextWindows]:
         """How the text of each part is cut at this epoch."""
         if epoch not in self.drawn:
             firsts = np.random.default_rng([self.seed, epoch, self.context]).integers(
                 self.context, size=len(self.parts)
             )
             lengths = [part.store.text_length for part in self.parts]
-            self.drawn = {epoch: [Cut(n, self.context, int(f) + 1) for n, f in zip(lengths, firsts, strict=True)]}
+            self.drawn = {
+                epoch: [TextWindows(n, self.context, int(f) + 1) for n, f in zip(lengths, firsts, strict=True)]
+            }
         return self.drawn[epoch]
 
     def sizes(self, epoch: int) -> list[int]:
         return [len(cut) for cut in self.cuts(epoch)]
 
-    def lengths(self, indices: NDArray[np.uint32], epoch: int) -> tuple[Lengths, Lengths]:
+    def lengths(self, indices: NDArray[np.uint32], epoch: int) -> tuple[IntArray, IntArray]:
         places = (self.locate(int(index), epoch) for index in indices)
         spans = [self.cuts(epoch)[which].span(number) for which, number in places]
         length_N = np.array([end - start for start, end in spans], dtype=np.int64)
@@ -307,14 +315,14 @@ class Windows(Stream):
         return [self.example(index, epoch) for index in index_N.tolist()]
 
 
-def texts_of(drawn: samplers.Drawn) -> list[NDArray[np.uint32]]:
+def split_ids(drawn: samplers.SampledIds) -> list[NDArray[np.uint32]]:
     """The ids of each text."""
     ids, ends = np.asarray(drawn.ids), drawn.ends.tolist()
     return [ids[start:end] for start, end in pairwise([0, *ends])]
 
 
 @dataclass(frozen=True)
-class Cut:
+class TextWindows:
     """A text of so many tokens cut into windows; the first predicts `first` tokens, the others `context` each."""
 
     length: int
@@ -335,26 +343,26 @@ def check_text(store: TokenStore) -> None:
         raise UserError("a text of fewer than two tokens has nothing to be predicted from; name a longer one")
 
 
-def in_order(store: TokenStore, form: str, context: int) -> Iterator[Example]:
+def read_in_order(store: TokenStore, form: str, context: int) -> Iterator[Example]:
     """All examples as they stand in the corpus: what is the same at every validation."""
     if form != "windows":
         yield from (store.example(line) for line in range(len(store)))
         return
     check_text(store)
-    cut = Cut(store.text_length, context, context)
+    cut = TextWindows(store.text_length, context, context)
     for number in range(len(cut)):
         window = store.window(*cut.span(number))
         yield Example(window[:0], window, number)
 
 
-def ahead(
-    make: Callable[[], Iterator[tuple[Batch, Place]]], depth: int = 4
-) -> Generator[tuple[Batch, Place], None, None]:
+def prefetch(
+    make: Callable[[], Iterator[tuple[Batch, StreamPosition]]], depth: int = 4
+) -> Generator[tuple[Batch, StreamPosition], None, None]:
     """The same items, made in a thread while the caller computes. What goes wrong there is raised here."""
-    items: queue.Queue[tuple[Batch, Place] | BaseException | None] = queue.Queue(depth)
+    items: queue.Queue[tuple[Batch, StreamPosition] | BaseException | None] = queue.Queue(depth)
     stop = threading.Event()
 
-    def hand_over(item: tuple[Batch, Place] | BaseException | None) -> None:
+    def hand_over(item: tuple[Batch, StreamPosition] | BaseException | None) -> None:
         while not stop.is_set():
             with suppress(queue.Full):
                 items.put(item, timeout=0.1)

@@ -31,18 +31,18 @@ from typing import Any, ClassVar, Self
 import sentencepiece
 
 from dragoman.config.settings import TokenizerSettings
-from dragoman.data.simple_tokenizers import BYTES, SPACE, Tokenizer, one_after_another
+from dragoman.data.simple_tokenizers import BYTE_TOKENS, SPACE_MARK, Tokenizer, find_starts
 from dragoman.errors import UserError
 from dragoman.types import BOS, EOS, PAD, SPECIALS, UNK
 
 VARIANTS = 64
-REMEMBERED = 1 << 18  # variants held in memory at most
-LONGEST_REMEMBERED = 32  # characters; longer words hardly come twice
+CACHED_VARIANTS = 1 << 18  # variants held in memory at most
+LONGEST_CACHED = 32  # characters; longer words hardly come twice
 UNKNOWN_PENALTY = 10.0  # how much worse than the worst piece an unknown character is, as in SentencePiece
 
 
 @dataclass(frozen=True)
-class Lexicon:
+class SubwordVocabulary:
     """The ordinary pieces of a model with their ids and scores, and the ids of the 256 bytes, if it has them."""
 
     ids: dict[str, int]
@@ -72,7 +72,7 @@ class Lexicon:
         return found
 
 
-def uniform(name: str) -> Iterator[float]:
+def generate_uniform(name: str) -> Iterator[float]:
     """Endless numbers in [0, 1), a function of their name. Cheap to begin, unlike a random.Random."""
     state = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
     while True:
@@ -80,10 +80,10 @@ def uniform(name: str) -> Iterator[float]:
         yield (state >> 11) * 2**-53
 
 
-Cut = Callable[[str, Lexicon, float, Iterator[float]], list[str]]
+Segment = Callable[[str, SubwordVocabulary, float, Iterator[float]], list[str]]
 
 
-def bpe_dropout(word: str, lexicon: Lexicon, rate: float, draws: Iterator[float]) -> list[str]:
+def segment_bpe(word: str, lexicon: SubwordVocabulary, rate: float, draws: Iterator[float]) -> list[str]:
     """Merge neighbours, best score first and then leftmost, but let each merge slip with probability `rate`.
 
     With rate 0 this is SentencePiece's own way to cut.
@@ -116,7 +116,7 @@ def bpe_dropout(word: str, lexicon: Lexicon, rate: float, draws: Iterator[float]
     return [symbol for symbol in symbols if symbol]
 
 
-def unigram_sample(word: str, lexicon: Lexicon, rate: float, draws: Iterator[float]) -> list[str]:
+def segment_unigram(word: str, lexicon: SubwordVocabulary, rate: float, draws: Iterator[float]) -> list[str]:
     """Draw one of all ways to cut the word, with probability in proportion to p(pieces) ** alpha.
 
     alpha is (1 - rate) / (50 * rate): towards rate 0 always the most probable way; at 0.1 alpha is 0.18, a usual
@@ -151,10 +151,10 @@ def unigram_sample(word: str, lexicon: Lexicon, rate: float, draws: Iterator[flo
     return pieces[::-1]
 
 
-class Sampler:
+class SubwordSampler:
     """Cuts lines into random pieces, word by word, with a memory of the variants it has made."""
 
-    def __init__(self, lexicon: Lexicon, cut: Cut, space: str) -> None:
+    def __init__(self, lexicon: SubwordVocabulary, cut: Segment, space: str) -> None:
         self.lexicon, self.cut, self.space = lexicon, cut, space
         self.forget(0.0)
 
@@ -169,7 +169,7 @@ class Sampler:
         if self.rate != rate:
             self.forget(rate)
         ids: list[int] = []
-        for word, draw in zip(text.split(" "), uniform(f"{seed} {epoch} {line}")):
+        for word, draw in zip(text.split(" "), generate_uniform(f"{seed} {epoch} {line}")):
             at = (word, int(draw * VARIANTS))
             ids += self.recent.get(at) or self.recall(at)
         return ids
@@ -177,20 +177,20 @@ class Sampler:
     def recall(self, at: tuple[str, int]) -> list[int]:
         """A variant from the older memory, or made anew."""
         ids = self.older.get(at) or self.make(*at)
-        if len(at[0]) <= LONGEST_REMEMBERED:
-            if len(self.recent) >= REMEMBERED // 2:
+        if len(at[0]) <= LONGEST_CACHED:
+            if len(self.recent) >= CACHED_VARIANTS // 2:
                 self.older, self.recent = self.recent, {}
             self.recent[at] = ids
         return ids
 
     def make(self, word: str, variant: int) -> list[int]:
-        draws = uniform(f"{self.name} {variant} {word}")
+        draws = generate_uniform(f"{self.name} {variant} {word}")
         return self.lexicon.spell(self.cut(self.space + word, self.lexicon, self.rate, draws))
 
 
-LEARNT_AT_ONCE = 4000  # letters
+MAX_TRAINING_CHUNK = 4000  # letters
 ESCAPE = "\ue581"  # of the private use area; itself escaped, so that the way back is exact
-ESCAPES = {ESCAPE: ESCAPE + "0", SPACE: ESCAPE + "1", "\u2585": ESCAPE + "2"}
+ESCAPES = {ESCAPE: ESCAPE + "0", SPACE_MARK: ESCAPE + "1", "\u2585": ESCAPE + "2"}
 
 
 def escape(text: str) -> str:
@@ -209,10 +209,10 @@ def unescape(text: str) -> str:
 
 def in_parts(line: str) -> list[str]:
     """The line in parts of a size that SentencePiece can learn from: a word of 65,536 letters would abort it."""
-    return [line[start : start + LEARNT_AT_ONCE] for start in range(0, len(line), LEARNT_AT_ONCE)]
+    return [line[start : start + MAX_TRAINING_CHUNK] for start in range(0, len(line), MAX_TRAINING_CHUNK)]
 
 
-class Subword(Tokenizer):
+class SubwordTokenizer(Tokenizer):
     """Pieces of words, from a SentencePiece model."""
 
     suffix = ".model"
@@ -220,7 +220,7 @@ class Subword(Tokenizer):
 
     @staticmethod
     @abstractmethod
-    def cut(word: str, lexicon: Lexicon, rate: float, draws: Iterator[float]) -> list[str]:
+    def cut(word: str, lexicon: SubwordVocabulary, rate: float, draws: Iterator[float]) -> list[str]:
         """One random way to cut a word into pieces."""
 
     def __init__(self, model: bytes) -> None:
@@ -228,15 +228,17 @@ class Subword(Tokenizer):
         self.processor: Any = sentencepiece.SentencePieceProcessor(model_proto=model)
         self.size = self.processor.get_piece_size()
         pieces: list[str] = self.processor.id_to_piece(list(range(self.size)))
-        byte_ids = [self.processor.piece_to_id(name) for name in BYTES] if pieces[4] == BYTES[0] else []
+        byte_ids = [self.processor.piece_to_id(name) for name in BYTE_TOKENS] if pieces[4] == BYTE_TOKENS[0] else []
         ordinary = range(len(SPECIALS) + len(byte_ids), self.size)
         self.lossless = bool(byte_ids)
         self.spelling = [b""] * len(SPECIALS) + [bytes([b]) for b in range(len(byte_ids))]
         self.spelling += [pieces[i].encode() for i in ordinary]
         self.shown = [unescape(piece) for piece in pieces]
         scores: list[float] = self.processor.get_score(list(range(self.size)))
-        lexicon = Lexicon({pieces[i]: i for i in ordinary}, {pieces[i]: scores[i] for i in ordinary}, byte_ids)
-        self.sampler = Sampler(lexicon, self.cut, SPACE)
+        lexicon = SubwordVocabulary(
+            {pieces[i]: i for i in ordinary}, {pieces[i]: scores[i] for i in ordinary}, byte_ids
+        )
+        self.sampler = SubwordSampler(lexicon, self.cut, SPACE_MARK)
 
     @classmethod
     def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> Self:
@@ -275,23 +277,23 @@ class Subword(Tokenizer):
 
     def decode(self, ids: Iterable[int]) -> str:
         text = b"".join(map(self.spelling.__getitem__, ids)).decode(errors="replace")
-        return unescape(text.removeprefix(SPACE).replace(SPACE, " "))
+        return unescape(text.removeprefix(SPACE_MARK).replace(SPACE_MARK, " "))
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         return list(map(self.shown.__getitem__, ids))
 
     def spellings(self) -> list[bytes]:
-        return [spelt.replace(SPACE.encode(), b" ") for spelt in self.spelling]
+        return [spelt.replace(SPACE_MARK.encode(), b" ") for spelt in self.spelling]
 
     def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:
-        sizes = [len(self.spelling[i].replace(SPACE.encode(), b"")) for i in ids]
+        sizes = [len(self.spelling[i].replace(SPACE_MARK.encode(), b"")) for i in ids]
         if not self.lossless:  # an unknown piece is a run of letters that are no pieces
-            lexicon, escaped = self.sampler.lexicon, escape(text).replace(" ", SPACE)
+            lexicon, escaped = self.sampler.lexicon, escape(text).replace(" ", SPACE_MARK)
             unknown = iter(
                 [len("".join(run).encode()) for known, run in groupby(escaped, lexicon.ids.__contains__) if not known]
             )
             sizes = [next(unknown, 0) if i == UNK else size for i, size in zip(ids, sizes)]
-        return one_after_another(sizes, text)
+        return find_starts(sizes, text)
 
     samples = True
 
@@ -308,18 +310,18 @@ class Subword(Tokenizer):
         return cls(content)
 
 
-class Bpe(Subword):
+class BpeTokenizer(SubwordTokenizer):
     """Byte-pair encoding: the most frequent neighbours become one piece, again and again. Sampling: BPE-dropout."""
 
     kind = "bpe"
-    cut = staticmethod(bpe_dropout)
+    cut = staticmethod(segment_bpe)
 
 
-class Unigram(Subword):
+class UnigramTokenizer(SubwordTokenizer):
     """A unigram language model over pieces, pruned to size. Sampling: by the probability of each way to cut."""
 
     kind = "unigram"
-    cut = staticmethod(unigram_sample)
+    cut = staticmethod(segment_unigram)
 
 
 def _mistake(message: str, settings: TokenizerSettings) -> UserError:

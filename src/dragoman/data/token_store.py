@@ -24,16 +24,16 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.batches import FORMS
+from dragoman.data.batches import EXAMPLE_FORMATS
 from dragoman.data.tokenizers import Tokenizer, Tokenizers
-from dragoman.data.trees import Roots, linked, rooted
+from dragoman.data.trees import TextTree, link_tokens, locate_words
 from dragoman.errors import UserError
 from dragoman.io import keep_folder
-from dragoman.types import EOS, Example, Links, Pair
+from dragoman.types import EOS, Example, Pair, TokenTree
 
-SIDES = ("source", "target")
-TREES = ("words", "trees")
-CHUNK = 8192  # pairs encoded at a time
+STORED_SIDES = ("source", "target")
+TREE_COLUMNS = ("words", "trees")
+ENCODED_TOGETHER = 8192  # pairs encoded at a time
 
 
 class TokenStore:
@@ -63,12 +63,14 @@ class TokenStore:
         self.longest: int = about["longest"]  # source tokens
         self.characters: int = about.get("characters", 0)  # of the targets, an end of line counted as one
         self.tag: str = about.get("tag", "")  # of every source: its ids stand before those of the text
-        self.ids = [_open(folder / f"{side}.ids", about["dtype"]) for side in SIDES]
-        self.ends = [_open(folder / f"{side}.ends", "int64") for side in SIDES]
-        self.text = [_open(folder / f"{side}.text", "uint8") for side in SIDES] if about["text"] else []
-        self.text_ends = [_open(folder / f"{side}.text_ends", "int64") for side in SIDES] if about["text"] else []
+        self.ids = [_open(folder / f"{side}.ids", about["dtype"]) for side in STORED_SIDES]
+        self.ends = [_open(folder / f"{side}.ends", "int64") for side in STORED_SIDES]
+        self.text = [_open(folder / f"{side}.text", "uint8") for side in STORED_SIDES] if about["text"] else []
+        self.text_ends = (
+            [_open(folder / f"{side}.text_ends", "int64") for side in STORED_SIDES] if about["text"] else []
+        )
         self.treeless: int | None = about.get("treeless")  # sources without a usable tree; None: trees are not kept
-        names = TREES if self.treeless is not None else ()
+        names = TREE_COLUMNS if self.treeless is not None else ()
         self.trees = [_open(folder / f"source.{name}", "int32") for name in names]
         self.tree_ends = [_open(folder / f"source.{name}_ends", "int64") for name in names]
 
@@ -78,7 +80,9 @@ class TokenStore:
     def example(self, line: int) -> Example:
         source, target = (_slice(ids, ends, line).copy() for ids, ends in zip(self.ids, self.ends, strict=True))
         links = (
-            Links(_slice(self.trees[0], self.tree_ends[0], line).copy(), self.roots(line).heads) if self.trees else None
+            TokenTree(_slice(self.trees[0], self.tree_ends[0], line).copy(), self.roots(line).heads)
+            if self.trees
+            else None
         )
         return Example(source, target, line, links)
 
@@ -89,9 +93,9 @@ class TokenStore:
         sides = (_slices(ids, ends, lines) for ids, ends in zip(self.ids, self.ends, strict=True))
         return list(map(Example, *sides, lines.tolist()))
 
-    def roots(self, line: int) -> Roots:
+    def roots(self, line: int) -> TextTree:
         """The source's tree, where trees are kept."""
-        return Roots(*_slice(self.trees[1], self.tree_ends[1], line).reshape(-1, 2).T.copy())
+        return TextTree(*_slice(self.trees[1], self.tree_ends[1], line).reshape(-1, 2).T.copy())
 
     def pair(self, line: int) -> Pair:
         """The text, where it is kept (for sampling a new segmentation at every epoch)."""
@@ -212,14 +216,14 @@ def open_store(
 
 def _write(folder: Path, stack: ExitStack, pairs: Iterator[Pair], content: _Content, name: str) -> dict[str, Any]:
     """All files but store.json, and what that one is to hold."""
-    form, dtype, text = FORMS[content.form], content.dtype, content.text
+    form, dtype, text = EXAMPLE_FORMATS[content.form], content.dtype, content.text
     dropped: Counter[str] = Counter()
     digest = hashlib.blake2b(digest_size=16)
-    writers = [stack.enter_context(closing(_Writer(folder, side, dtype, text, digest))) for side in SIDES]
+    writers = [stack.enter_context(closing(_Writer(folder, side, dtype, text, digest))) for side in STORED_SIDES]
     tree_writer = stack.enter_context(closing(_TreeWriter(folder, digest))) if content.trees else None
     count = seen = longest = characters = 0
     tag = ""
-    while chunk := list(islice(pairs, CHUNK)):
+    while chunk := list(islice(pairs, ENCODED_TOGETHER)):
         seen += len(chunk)
         tag = chunk[0].tag  # of a corpus, and so of all its pairs
         encoded = content.encoded(chunk)
@@ -230,7 +234,7 @@ def _write(folder: Path, stack: ExitStack, pairs: Iterator[Pair], content: _Cont
         sources, targets = ([ids[i] for i in places] for ids in encoded)
         if form.closed:
             targets = [[*ids, EOS] for ids in targets]
-        for writer, ids, side in zip(writers, (sources, targets), SIDES, strict=True):
+        for writer, ids, side in zip(writers, (sources, targets), STORED_SIDES, strict=True):
             writer.write(ids, [getattr(pair, side) for pair in kept])
         if tree_writer:
             tree_writer.write(kept, sources, content.tokenizers.source)
@@ -281,11 +285,11 @@ class _TreeWriter:
 
     def __init__(self, folder: Path, digest: Any) -> None:
         self.digest, self.treeless = digest, 0
-        self.streams = [_Stream(folder, "source", name, f"{name}_ends") for name in TREES]
+        self.streams = [_Stream(folder, "source", name, f"{name}_ends") for name in TREE_COLUMNS]
 
     def write(self, pairs: list[Pair], ids: list[list[int]], tokenizer: Tokenizer) -> None:
-        roots = [rooted(pair.tree, pair.source) for pair in pairs]
-        links = [linked(r, pair.source, i, tokenizer) for r, pair, i in zip(roots, pairs, ids, strict=True)]
+        roots = [locate_words(pair.tree, pair.source) for pair in pairs]
+        links = [link_tokens(r, pair.source, i, tokenizer) for r, pair, i in zip(roots, pairs, ids, strict=True)]
         self.treeless += sum(not len(one.head) for one in links)
         columns: list[list[NDArray[Any]]] = [[one.word for one in links], [np.stack(r, 1).ravel() for r in roots]]
         for stream, arrays in zip(self.streams, columns, strict=True):

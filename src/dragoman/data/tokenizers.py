@@ -11,15 +11,22 @@ from random import Random
 from typing import Any, TypeVar
 
 from dragoman.config.settings import TokenizerSettings, pick
-from dragoman.data.simple_tokenizers import Byte, Char, Labels, Space, Tokenizer, Word
-from dragoman.data.subword_tokenizers import Bpe, Unigram
+from dragoman.data.simple_tokenizers import (
+    ByteTokenizer,
+    CharTokenizer,
+    LabelTokenizer,
+    SpaceTokenizer,
+    Tokenizer,
+    WordTokenizer,
+)
+from dragoman.data.subword_tokenizers import BpeTokenizer, UnigramTokenizer
 from dragoman.errors import UserError
 from dragoman.types import Pair
 
 __all__ = ["TOKENIZERS", "Tokenizer", "Tokenizers", "train_tokenizer"]
 
-LINES = 1_000_000  # a tokenizer learns from at most so many lines, drawn at random from all
-T = TypeVar("T")
+MAX_TRAINING_LINES = 1_000_000  # a tokenizer learns from at most so many lines, drawn at random from all
+Item = TypeVar("Item")
 
 
 def train_tokenizer(
@@ -35,13 +42,13 @@ def train_tokenizer(
     assert tokenizer.decode(tokenizer.encode("a cat!")) == "a cat!"
     """
     kind = pick(TOKENIZERS, settings.kind, "tokenizer")
-    lines, total = draw(texts, LINES, seed)
+    lines, total = sample_reservoir(texts, MAX_TRAINING_LINES, seed)
     if total > len(lines):
         say(f"the tokenizer learns from {len(lines)} of {total} lines, drawn at random")
     return kind.train(lines, settings)
 
 
-def target_side(settings: TokenizerSettings) -> TokenizerSettings:
+def target_settings(settings: TokenizerSettings) -> TokenizerSettings:
     """The settings of the target side's tokenizer, which one vocabulary for both sides cannot have apart."""
     kind, size = settings.target_kind or settings.kind, settings.target_size or settings.size
     target = settings.model_copy(update={"kind": kind, "size": size})
@@ -50,10 +57,10 @@ def target_side(settings: TokenizerSettings) -> TokenizerSettings:
     return target
 
 
-def draw(items: Iterable[T], count: int, seed: int) -> tuple[list[T], int]:
+def sample_reservoir(items: Iterable[Item], count: int, seed: int) -> tuple[list[Item], int]:
     """At most `count` items, each with the same chance, and how many there were. One pass."""
     random = Random(seed)
-    drawn: list[T] = []
+    drawn: list[Item] = []
     total = 0
     for total, item in enumerate(items, 1):
         if total <= count:
@@ -107,7 +114,7 @@ class Tokenizers:
         say: Callable[[str], None] = lambda _: None,
     ) -> Tokenizers:
         """`pairs` begins the corpus anew at each call."""
-        target = target_side(settings)
+        target = target_settings(settings)
         if settings.joint:
             both = (side for pair in pairs() for side in (pair.source, pair.target))
             joint = train_tokenizer(both, settings, seed=seed, say=say)
@@ -130,7 +137,7 @@ class Tokenizers:
         index: dict[str, Any] = {}
         for name, part in self._sides().items():
             path = part.save(folder, name)
-            kind = next(kind for kind, cls in SAVED.items() if type(part) is cls)
+            kind = next(kind for kind, cls in SAVED_TOKENIZERS.items() if type(part) is cls)
             index[name] = {"kind": kind, "file": path.name, "hash": _hash(part.content())}
         if self.tags:
             index["tags"] = self.tags
@@ -145,7 +152,7 @@ class Tokenizers:
                 content = (folder / Path(entry["file"]).name).read_bytes()
                 if _hash(content) != entry["hash"]:
                     raise UserError(f"{folder / entry['file']} is damaged; copy the whole folder again")
-                parts[name] = SAVED[entry["kind"]].from_content(content)
+                parts[name] = SAVED_TOKENIZERS[entry["kind"]].from_content(content)
             return cls(parts.get("joint") or parts["source"], parts.get("joint") or parts["target"], tags)
         except FileNotFoundError as error:
             raise UserError(f"there is no file {error.filename!r}; copy the whole folder again") from None
@@ -162,11 +169,11 @@ def _hash(*parts: bytes) -> str:
 
 
 TOKENIZERS: dict[str, type[Tokenizer]] = {
-    "bpe": Bpe,
-    "unigram": Unigram,
-    "char": Char,
-    "byte": Byte,
-    "word": Word,
-    "space": Space,
+    "bpe": BpeTokenizer,
+    "unigram": UnigramTokenizer,
+    "char": CharTokenizer,
+    "byte": ByteTokenizer,
+    "word": WordTokenizer,
+    "space": SpaceTokenizer,
 }
-SAVED: dict[str, type[Tokenizer]] = {**TOKENIZERS, "labels": Labels}  # what a run folder may hold
+SAVED_TOKENIZERS: dict[str, type[Tokenizer]] = {**TOKENIZERS, "labels": LabelTokenizer}  # what a run folder may hold

@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 from dragoman.data.simple_tokenizers import Tokenizer
 from dragoman.errors import UserError
 from dragoman.io import read_lines
-from dragoman.types import Links, Pair, Tree
+from dragoman.types import Pair, TokenTree, Tree
 
-COLUMNS = 10
-ID = re.compile(r"(?P<word>[1-9]\d{0,8})|(?P<first>[1-9]\d{0,8})-(?P<last>[1-9]\d{0,8})|\d+\.\d+", re.ASCII)
-HEAD = re.compile(r"\d{1,9}", re.ASCII)
+CONLLU_COLUMNS = 10
+WORD_NUMBER = re.compile(r"(?P<word>[1-9]\d{0,8})|(?P<first>[1-9]\d{0,8})-(?P<last>[1-9]\d{0,8})|\d+\.\d+", re.ASCII)
+HEAD_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 
 
 class _Row(NamedTuple):
@@ -64,19 +64,19 @@ def read_conllu(path: Path) -> Iterator[Tree]:
 
 def _row(line: str, place: str) -> list[_Row]:
     columns = line.split("\t")
-    if len(columns) != COLUMNS:
+    if len(columns) != CONLLU_COLUMNS:
         raise UserError(
             f"{place} has {len(columns)} column{'s' * (len(columns) != 1)}, "
-            f"but CoNLL-U has {COLUMNS}, separated by one tab"
+            f"but CoNLL-U has {CONLLU_COLUMNS}, separated by one tab"
         )
-    found = ID.fullmatch(columns[0])
+    found = WORD_NUMBER.fullmatch(columns[0])
     if not found or (found["first"] and int(found["first"]) >= int(found["last"])):
         raise UserError(f"{place} must begin with the number of a word, such as 3, 3-4 or 3.1, not {columns[0]!r}")
     if found["first"]:
         return [_Row(int(found["first"]), int(found["last"]), columns[1], 0)]
     if not found["word"]:
         return []
-    if not HEAD.fullmatch(columns[6]):
+    if not HEAD_NUMBER.fullmatch(columns[6]):
         raise UserError(f"{place}: the head, in column 7, must be the number of a word, or 0, not {columns[6]!r}")
     return [_Row(int(found["word"]), int(found["word"]), columns[1], int(columns[6]))]
 
@@ -88,7 +88,7 @@ def _tree(rows: Sequence[_Row], place: str) -> Tree:
             f"{place} must have words numbered 1, 2, 3, ..., not {', '.join(str(w.first) for w in words[:9])}"
         )
     heads = tuple(row.head for row in words)
-    if wrong := fault(Tree(("",) * len(heads), heads)):
+    if wrong := find_tree_fault(Tree(("",) * len(heads), heads)):
         raise UserError(f"{place} has no tree: {wrong}")
     forms = [row.form for row in words]
     for row in rows:
@@ -101,7 +101,7 @@ def _tree(rows: Sequence[_Row], place: str) -> Tree:
 
 def _shared(token: _Row, forms: Sequence[str], heads: Sequence[int]) -> Sequence[str]:
     """The letters of a token among the words that it stands for."""
-    if bare("".join(forms)) == bare(token.form):
+    if remove_spaces("".join(forms)) == remove_spaces(token.form):
         return forms
     depth = [_depth(word, heads) for word in range(token.first, token.last + 1)]
     chosen = depth.index(min(depth))
@@ -115,7 +115,7 @@ def _depth(word: int, heads: Sequence[int]) -> int:
     return depth
 
 
-def fault(tree: Tree) -> str:
+def find_tree_fault(tree: Tree) -> str:
     """What is wrong with a tree, or nothing. Several roots are not: they hang on one that is not there."""
     words, heads = tree
     if len(words) != len(heads):
@@ -135,7 +135,7 @@ def fault(tree: Tree) -> str:
     return ""
 
 
-class Grove:
+class TreeReader:
     """The trees of a file, handed out line by line; `what` is how complaints call the lines."""
 
     def __init__(self, path: Path, what: str) -> None:
@@ -163,49 +163,49 @@ class Grove:
             )
 
 
-def with_trees(pairs: Iterable[Pair], path: Path, what: str) -> Iterator[Pair]:
+def attach_trees(pairs: Iterable[Pair], path: Path, what: str) -> Iterator[Pair]:
     """The pairs, each with the tree of its source."""
-    grove = Grove(path, what)
+    grove = TreeReader(path, what)
     for pair in pairs:
         yield replace(pair, tree=grove.tree_of(pair.source))
     grove.end()
 
 
-def bare(text: str) -> str:
+def remove_spaces(text: str) -> str:
     """Without spaces of any kind."""
     return "".join(text.split())
 
 
-class Roots(NamedTuple):
+class TextTree(NamedTuple):
     """A tree on the letters of its text: how many bytes, spaces not counted, stand before each word; its head."""
 
     starts: NDArray[np.int32]
     heads: NDArray[np.int32]
 
 
-NONE = Roots(np.zeros(0, np.int32), np.zeros(0, np.int32))
+NO_TREE = TextTree(np.zeros(0, np.int32), np.zeros(0, np.int32))
 
 
-def rooted(tree: Tree | None, text: str) -> Roots:
+def locate_words(tree: Tree | None, text: str) -> TextTree:
     """NONE where there is no tree, or where its words do not spell the text."""
-    words = [bare(word) for word in tree.words] if tree else []
-    if not tree or "".join(words) != bare(text):
-        return NONE
+    words = [remove_spaces(word) for word in tree.words] if tree else []
+    if not tree or "".join(words) != remove_spaces(text):
+        return NO_TREE
     before = [0, *accumulate(0 if letter == " " else len(letter.encode()) for letter in text)]
     places = [n for n, letter in zip(before, text) if not letter.isspace()] + before[-1:]
     starts = [places[n] for n in accumulate(map(len, words), initial=0)][:-1]
-    return Roots(np.array(starts, np.int32), np.array(tree.heads, np.int32))
+    return TextTree(np.array(starts, np.int32), np.array(tree.heads, np.int32))
 
 
-def linked(roots: Roots, text: str, ids: Sequence[int], tokenizer: Tokenizer) -> Links:
+def link_tokens(roots: TextTree, text: str, ids: Sequence[int], tokenizer: Tokenizer) -> TokenTree:
     """The word of each piece; word 0 where there is no tree, or no telling which letters a piece stands for."""
     starts = tokenizer.starts(text, ids) if len(roots.heads) else None
     if starts is None:
-        return Links(np.zeros(len(ids), np.int32), NONE.heads)
-    return Links(np.searchsorted(roots.starts, starts, side="right").astype(np.int32), roots.heads)
+        return TokenTree(np.zeros(len(ids), np.int32), NO_TREE.heads)
+    return TokenTree(np.searchsorted(roots.starts, starts, side="right").astype(np.int32), roots.heads)
 
 
-def as_conllu(text: str, tree: Tree) -> str:
+def format_conllu(text: str, tree: Tree) -> str:
     """A sentence as the lines of a CoNLL-U file."""
     lines, end = [f"# text = {text}"], 0
     for number, (word, head) in enumerate(zip(*tree, strict=True), 1):

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman.data.batches import Grid, Widths, lay, rung
+from dragoman.data.batches import BatchPlan, Widths, collate_pairs, round_to_bucket
 from dragoman.decoding.beam import (
     ActiveBeams,
     BeamPlan,
@@ -252,7 +252,7 @@ class JobQueue:
     def __init__(self, jobs: Sequence[Job], numbers: Sequence[int]) -> None:
         self.jobs, self.lock = jobs, threading.Lock()
         self.waiting = sorted(numbers, key=lambda number: len(jobs[number].ids))
-        self.width = rung(max(len(jobs[number].ids) for number in numbers) + 1)
+        self.width = round_to_bucket(max(len(jobs[number].ids) for number in numbers) + 1)
         self.longest = max(jobs[number].limit for number in numbers)  # of the answers
 
     def next(self, count: int) -> list[int]:
@@ -418,4 +418,6 @@ def collate_sources(jobs: Sequence[Job], width: int, rows: int) -> Batch:
     """The sources in a grid, one to a row."""
     nothing = np.zeros(0, dtype=np.int64)
     examples = [Example(np.array(job.ids, dtype=np.int64), nothing, i, job.links) for i, job in enumerate(jobs)]
-    return lay(Grid([[row] for row in range(len(jobs))] + [[]] * (rows - len(jobs)), Widths(width, 1)), examples)
+    return collate_pairs(
+        BatchPlan([[row] for row in range(len(jobs))] + [[]] * (rows - len(jobs)), Widths(width, 1)), examples
+    )

@@ -26,7 +26,7 @@ from torch import Tensor
 from dragoman.config.settings import SearchSettings
 from dragoman.decoding.beam import BeamState
 from dragoman.decoding.protocol import S, StepModel
-from dragoman.types import Links
+from dragoman.types import TokenTree
 
 Bytes = frozenset[int]
 UNREACHABLE = 1 << 20  # tokens: it cannot be said at all
@@ -227,4 +227,4 @@ class Job(NamedTuple):
     ids: list[int]
     limit: int
     constraints: DecodingConstraints = DecodingConstraints()
-    links: Links | None = None  # of the source's tree, for models that ask for trees
+    links: TokenTree | None = None  # of the source's tree, for models that ask for trees

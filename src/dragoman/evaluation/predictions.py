@@ -15,7 +15,7 @@ from dragoman.inference.generator import Generator
 from dragoman.inference.postprocess import warning_kinds
 from dragoman.inference.predictor import Predictor
 from dragoman.inference.translator import Translator
-from dragoman.metrics.metrics import Lines, chosen, confusion
+from dragoman.metrics.metrics import TextLines, count_confusion, select_metrics
 from dragoman.phrasebook.generate import Phrase, count_correct_phenomena, generate_phrases
 from dragoman.progress import Report
 from dragoman.types import Hypothesis, Score, Tree
@@ -40,8 +40,8 @@ def predict_own_tests(
 
 def predict_lines(
     predictor: Predictor[Any],
-    sources: Lines,
-    references: Sequence[Lines],
+    sources: TextLines,
+    references: Sequence[TextLines],
     *,
     metrics: Sequence[str] = (),
     beam: int | None = None,
@@ -54,7 +54,7 @@ def predict_lines(
     `trees` and `tag` of the sources are for translators; one whose model has no tree input ignores the trees.
     """
     metrics = metrics or predictor.recipe.data.metrics
-    chosen(metrics)  # refuse an unknown metric now, not after the work
+    select_metrics(metrics)  # refuse an unknown metric now, not after the work
     if tag and not isinstance(predictor, Translator):
         raise UserError("--tag is for runs that translate; leave it out")
     if isinstance(predictor, Generator):
@@ -85,7 +85,7 @@ def predict_phrasebook(
     """Return the outputs on a split of the built-in corpus, and the share of each phenomenon that is right."""
     recipe = translator.recipe
     metrics = metrics or recipe.data.metrics
-    chosen(metrics)
+    select_metrics(metrics)
     phrases = list(generate_phrases(split, count, direction=recipe.data.direction))
     sources, targets = [phrase.source for phrase in phrases], [phrase.target for phrase in phrases]
     trees = [phrase.tree for phrase in phrases] if translator.asks_for_trees else None
@@ -97,7 +97,7 @@ def predict_phrasebook(
 
 def translate_lines(
     translator: Translator,
-    sources: Lines,
+    sources: TextLines,
     *,
     beam: int | None,
     trees: Sequence[Tree | None] | None,
@@ -120,7 +120,7 @@ def count_warnings(found: Sequence[Hypothesis | Verdict]) -> dict[str, int]:
     return dict(Counter(kind for one in found for kind in warning_kinds(one.warnings)))
 
 
-def measure_lm(generator: Generator, lines: Lines, metrics: Sequence[str]) -> SystemOutput:
+def measure_lm(generator: Generator, lines: TextLines, metrics: Sequence[str]) -> SystemOutput:
     if metrics:
         raise UserError(f"a language model has no outputs that {metrics[0]} could score; leave the metric out")
     found = generator.measure(lines)
@@ -133,7 +133,7 @@ def measure_lm(generator: Generator, lines: Lines, metrics: Sequence[str]) -> Sy
 
 
 def predict_labels(
-    classifier: Classifier, sources: Lines, references: Sequence[Lines], metrics: Sequence[str]
+    classifier: Classifier, sources: TextLines, references: Sequence[TextLines], metrics: Sequence[str]
 ) -> SystemOutput:
     """Return labels and their confusion matrix. A reference label that training did not have counts as an error."""
     found = classifier.classify(sources)
@@ -141,11 +141,11 @@ def predict_labels(
     warnings = Counter(count_warnings(found))
     known = classifier.tokenizers.target.encode
     warnings.update("with a reference label that training did not have" for label in wanted if not known(label))
-    about = {"confusion": confusion(labels, wanted), "warnings": dict(warnings - Counter())}
+    about = {"confusion": count_confusion(labels, wanted), "warnings": dict(warnings - Counter())}
     return SystemOutput(sources, [wanted, *references[1:]], labels, metrics or ["accuracy"], about)
 
 
-def score_phenomena(phrases: Sequence[Phrase], texts: Lines) -> dict[str, dict[str, float]]:
+def score_phenomena(phrases: Sequence[Phrase], texts: TextLines) -> dict[str, dict[str, float]]:
     right: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for phrase, text in zip(phrases, texts, strict=True):
@@ -180,7 +180,7 @@ def evaluate(
     from dragoman.inference.loading import load
     from dragoman.inference.predictor import check_texts
     from dragoman.inference.translator import Translator
-    from dragoman.metrics.metrics import of_answers
+    from dragoman.metrics.metrics import compute_metrics
 
     sources = check_texts(sources, "evaluate", "source")
     given = [] if isinstance(references, str) else list(references)
@@ -197,4 +197,4 @@ def evaluate(
         if len(each) != len(sources):
             raise UserError(f"there are {len(sources)} sources but {len(each)} references; give one for each source")
     output = predict_lines(predictor, sources, lists, metrics=metrics, beam=beam, tag=tag)
-    return of_answers(output.texts, output.references, output.metrics)
+    return compute_metrics(output.texts, output.references, output.metrics)

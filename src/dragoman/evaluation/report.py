@@ -30,11 +30,11 @@ from dragoman.evaluation.tables import (
     shorten_names,
     word_count_source,
 )
-from dragoman.metrics.metrics import METRICS, WORD, Array
+from dragoman.metrics.metrics import METRICS, WORD_OR_SIGN, Array
 from dragoman.metrics.significance import Interval
 
 LINES_SHOWN = 40  # on which a system beats the first by most, and as many on which it falls behind by most
-PIECE = re.compile(rf"{WORD.pattern}|\s+|.", re.DOTALL)  # words, spaces, and each punctuation mark by itself
+PIECE = re.compile(rf"{WORD_OR_SIGN.pattern}|\s+|.", re.DOTALL)  # words, spaces, and each punctuation mark by itself
 
 
 class Heading(NamedTuple):

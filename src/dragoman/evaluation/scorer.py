@@ -19,8 +19,22 @@ import numpy as np
 from dragoman.config.settings import Recipe
 from dragoman.data.corpus import read_pairs
 from dragoman.evaluation.systems import SILENT, SystemOutput
-from dragoman.metrics.metrics import METRICS, SPACELESS, chosen, cut_by, eastern, words
-from dragoman.metrics.significance import RANDOMISATION, Counts, Values, differences, interval, resampled
+from dragoman.metrics.metrics import (
+    METRICS,
+    SPACELESS_LANGUAGES,
+    detect_eastern_script,
+    select_metrics,
+    split_words,
+    tokenize_with,
+)
+from dragoman.metrics.significance import (
+    RANDOMISATION,
+    Counts,
+    Values,
+    bootstrap_scores,
+    compare_with_first,
+    compute_interval,
+)
 from dragoman.progress import Report
 
 LENGTH_BUCKETS = 6
@@ -67,20 +81,22 @@ class Scorer:
     def score(self, name: str, output: SystemOutput) -> dict[str, Any]:
         """Return one system's result on one test set, as JSON has it."""
         systems = self.same_test(output)
-        metrics = [cut_by(metric, self.tokenize) for metric in chosen(output.metrics)] if output.texts else []
+        metrics = (
+            [tokenize_with(metric, self.tokenize) for metric in select_metrics(output.metrics)] if output.texts else []
+        )
         counts = {metric.name: metric.counted(output.texts, output.references) for metric in metrics}
-        values = resampled(counts) if counts else {}
+        values = bootstrap_scores(counts) if counts else {}
         scores: dict[str, dict[str, Any]] = {}
         for metric in metrics:
             counted = counts[metric.name]
-            bounds = list(interval(values[metric.name]))
+            bounds = list(compute_interval(values[metric.name]))
             parts = metric.parts(counted.line_NK.sum(0)) if metric.parts else {}
             about = {"value": counted.value, "signature": counted.signature, "interval": bounds}
             scores[metric.name] = {**about, **parts}
         if systems:
             first = systems[0]
             with self.report.progress("comparing with the first system", total=RANDOMISATION, unit="trials") as bar:
-                found = differences(first.counts, counts, first.values, values, tick=bar.update)
+                found = compare_with_first(first.counts, counts, first.values, values, tick=bar.update)
             for metric_name, one in found.items():
                 scores[metric_name]["against"] = {
                     "run": first.name,
@@ -125,7 +141,7 @@ def score_by_length(output: SystemOutput, counts: Counts) -> dict[str, Any]:
     Scores come from sums of the counts of each line, so no line is counted again.
     """
     texts = output.sources or output.references[0]
-    spaceless = eastern(texts) in SPACELESS
+    spaceless = detect_eastern_script(texts) in SPACELESS_LANGUAGES
     lengths = [len(line) if spaceless else len(line.split()) for line in texts]
     rows = []
     for low, high in fit_buckets(lengths):
@@ -142,7 +158,7 @@ def score_by_frequency(output: SystemOutput, word_counts: WordCounts) -> dict[st
     """Return precision, recall and F1 of words by their frequency. Of several references, the first counts."""
     given, wanted, both = Counter[Bounds](), Counter[Bounds](), Counter[Bounds]()
     for text, reference in zip(output.texts, output.references[0], strict=True):
-        here, there = Counter(words(text)), Counter(words(reference))
+        here, there = Counter(split_words(text)), Counter(split_words(reference))
         for tally, counted in ((given, here), (wanted, there), (both, here & there)):
             for word, times in counted.items():
                 tally[find_frequency(word_counts.times.get(word, 0))] += times
@@ -171,11 +187,13 @@ def count_training_words(recipes: Mapping[str, Recipe], report: Report) -> WordC
             corpora = (read_pairs(one, split="train", direction=recipe.data.direction) for one in recipe.data.train)
             bar = report.progress("counting words of the training data")
             for pair in bar.iterate(chain.from_iterable(corpora)):
-                times.update(words(pair.target))
+                times.update(split_words(pair.target))
             return WordCounts(times, f"{TRAINING_DATA}{name}")
     return None
 
 
 def count_words(references: Sequence[Sequence[str]]) -> WordCounts:
     """Count words in the references themselves, where no training data is known."""
-    return WordCounts(Counter(word for lines in references for line in lines for word in words(line)), "the references")
+    return WordCounts(
+        Counter(word for lines in references for line in lines for word in split_words(line)), "the references"
+    )

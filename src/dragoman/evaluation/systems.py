@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.config.settings import CorpusSettings
-from dragoman.data.corpus import all_references, read_pairs
-from dragoman.data.trees import Grove
+from dragoman.data.corpus import collect_references, read_pairs
+from dragoman.data.trees import TreeReader
 from dragoman.errors import UserError
 from dragoman.io import read_lines
-from dragoman.metrics.metrics import Lines, of_answers, refuse_subwords
+from dragoman.metrics.metrics import TextLines, compute_metrics, refuse_subwords
 from dragoman.progress import Report
 from dragoman.types import Tree
 
@@ -31,9 +31,9 @@ class SystemOutput:
     and all findings are in `about`.
     """
 
-    sources: Lines
-    references: Sequence[Lines]
-    texts: Lines
+    sources: TextLines
+    references: Sequence[TextLines]
+    texts: TextLines
     metrics: Sequence[str] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
     test: str = ""
@@ -44,7 +44,7 @@ class SystemOutput:
 
     def result(self) -> dict[str, Any]:
         """Return the scores and all other findings."""
-        scores = of_answers(self.texts, self.references, self.metrics) if self.texts else []
+        scores = compute_metrics(self.texts, self.references, self.metrics) if self.texts else []
         found = {score.name: {"value": score.value, "signature": score.signature} for score in scores}
         return {**self.describe(), **found, **self.about}
 
@@ -175,7 +175,7 @@ def read_hypotheses(path: Path, others: Sequence[str], name: Path) -> list[str]:
 
 def read_trees(conllu: Path, sources: Sequence[str], name: Path) -> list[Tree | None]:
     """Return the trees of these sources, which came from the file `name`."""
-    grove = Grove(conllu, str(name))
+    grove = TreeReader(conllu, str(name))
     trees = [grove.tree_of(line) for line in sources]
     grove.end()
     return trees
@@ -191,5 +191,5 @@ def read_test(
     source, target = corpus.keys
     reads = [corpus.model_copy(update={"keys": (source, key)}) for key in corpus.references or [target]]
     sides = [list(read_pairs(one, split="test", direction=direction, trees=trees)) for one in reads]
-    references = [one for pairs in sides for one in all_references(pairs)]
+    references = [one for pairs in sides for one in collect_references(pairs)]
     return [pair.source for pair in sides[0]], references, [pair.tree for pair in sides[0]]

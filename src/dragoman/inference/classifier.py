@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dragoman.data.batches import Grid, Widths, grouped, lay_labels, rung
+from dragoman.data.batches import BatchPlan, Widths, collate_labels, group_by_key, round_to_bucket
 from dragoman.errors import UserError
 from dragoman.inference.predictor import Predictor, check_texts, eval_mode
 from dragoman.models.base import Model
@@ -58,9 +58,9 @@ class Classifier(Predictor[Model]):
         """Log-probabilities of the labels for every part."""
         examples = [Example(np.array(ids), NO_LABEL, i) for i, ids in enumerate(parts)]
         found: dict[int, list[float]] = {}
-        for width, some in grouped(range(len(parts)), lambda i: rung(len(parts[i]) + 1), self.rows):
+        for width, some in group_by_key(range(len(parts)), lambda i: round_to_bucket(len(parts[i]) + 1), self.rows):
             rows = [[i] for i in some] + [[]] * (self.rows - len(some))
-            batch = lay_labels(Grid(rows, Widths(width, 1)), examples).to(self.device)
+            batch = collate_labels(BatchPlan(rows, Widths(width, 1)), examples).to(self.device)
             logp_BV = self.model.project(self.model(batch)[:, 0]).float().log_softmax(-1)
             found.update(zip(some, logp_BV.tolist()))
         return [found[i] for i in range(len(parts))]

@@ -20,8 +20,8 @@ import torch
 from torch.nn import functional as F
 
 from dragoman.config.settings import SampleSettings
-from dragoman.data.batches import FORMS, Grid, Widths, grouped, rung
-from dragoman.data.stream import Cut
+from dragoman.data.batches import EXAMPLE_FORMATS, BatchPlan, Widths, group_by_key, round_to_bucket
+from dragoman.data.stream import TextWindows
 from dragoman.decoding.protocol import SearchResult
 from dragoman.decoding.sampling import sample_continuations
 from dragoman.errors import UserError
@@ -191,7 +191,7 @@ class Generator(Predictor[LanguageModel]):
 
     def windows(self, lines: Sequence[str]) -> list[Example]:
         ids = np.array(self.encoded(lines), dtype=np.int64)
-        cut = Cut(len(ids), self.model.settings.context, self.model.settings.context)
+        cut = TextWindows(len(ids), self.model.settings.context, self.model.settings.context)
         spans = [cut.span(number) for number in range(len(cut))] if len(ids) > 1 else []
         return [Example(ids[:0], ids[start:end], i) for i, (start, end) in enumerate(spans)]
 
@@ -201,9 +201,11 @@ class Generator(Predictor[LanguageModel]):
         return [Example(nothing, np.array(ids, dtype=np.int64), i) for i, ids in enumerate(encoded)]
 
     def batches(self, examples: Sequence[Example], form: str) -> Iterator[Batch]:
-        for width, some in grouped(range(len(examples)), lambda i: rung(len(examples[i].target) + 1), self.rows):
+        for width, some in group_by_key(
+            range(len(examples)), lambda i: round_to_bucket(len(examples[i].target) + 1), self.rows
+        ):
             rows = [[i] for i in some] + [[]] * (self.rows - len(some))
-            yield FORMS[form].lay(Grid(rows, Widths(0, width)), examples).to(self.device)
+            yield EXAMPLE_FORMATS[form].lay(BatchPlan(rows, Widths(0, width)), examples).to(self.device)
 
     @property
     def whole_files(self) -> bool:

@@ -23,7 +23,7 @@ from rich.text import Text
 from dragoman.config.settings import METRIC_ALIASES, CorpusSettings, Recipe
 from dragoman.errors import UserError
 from dragoman.inference.loading import open_run
-from dragoman.metrics.metrics import METRICS, Metric, metric_named
+from dragoman.metrics.metrics import METRICS, Metric, select_best_metric
 from dragoman.models.registry import kind_of, parameters, settings_in_use
 from dragoman.run_dir import RunFolder, load_tensors, read_digest
 
@@ -187,7 +187,7 @@ def rank_validation(event: dict[str, Any], recipe: Recipe) -> tuple[float, float
     record holds, and by the loss alone while that is hardly above nothing."""
     auto = recipe.train.metric == "auto"
     held = next((metric for metric in METRICS.values() if event.get(metric.name) is not None), None)
-    metric = held if auto else metric_named(recipe.train.metric, kind_of(recipe.model).task)
+    metric = held if auto else select_best_metric(recipe.train.metric, kind_of(recipe.model).task)
     score, loss = goodness(event, metric)
     return max(score, metric.floor) if auto and metric else score, loss
 

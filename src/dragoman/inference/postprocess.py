@@ -18,7 +18,7 @@ from operator import eq
 from typing import NamedTuple, Self
 
 from dragoman.config.settings import SearchSettings
-from dragoman.data.simple_tokenizers import SPACE, Tokenizer, Word, letters
+from dragoman.data.simple_tokenizers import SPACE_MARK, Tokenizer, WordTokenizer, count_letter_bytes
 from dragoman.decoding.protocol import SearchResult
 from dragoman.errors import UserError
 from dragoman.types import SPECIALS, UNK, Hypothesis
@@ -246,7 +246,7 @@ def look_up_word(word: str, dictionary: Mapping[str, str]) -> str:
 
 
 def check_unknown(name: str, tokenizer: Tokenizer, dictionary: Mapping[str, str] | None) -> None:
-    if name != "drop" and not isinstance(tokenizer, Word):
+    if name != "drop" and not isinstance(tokenizer, WordTokenizer):
         raise UserError(f"search.unknown={name} is for word vocabularies, and this run has none; leave it out")
     if (name == "dictionary") != (dictionary is not None):
         raise UserError("search.unknown=dictionary and a dictionary belong together; give both, or neither")
@@ -278,7 +278,7 @@ def fill_unknowns(
     for token, piece, look in zip(ids, target.pieces(ids), looks, strict=True):
         unknown = token == UNK and look
         shown.append(piece.replace(SPECIALS[UNK], say(words[look.index(max(look))])) if unknown else piece)
-    return "".join(shown).replace(SPACE, " ").removeprefix(" ")
+    return "".join(shown).replace(SPACE_MARK, " ").removeprefix(" ")
 
 
 SOURCE_WORD = re.compile(r"\w+(?:['’\-]\w+)*|\S")
@@ -286,9 +286,9 @@ SOURCE_WORD = re.compile(r"\w+(?:['’\-]\w+)*|\S")
 
 def source_words(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[str]:
     """For each token of a source, the word that it is, or that it begins in."""
-    if isinstance(tokenizer, Word):
+    if isinstance(tokenizer, WordTokenizer):
         return [found[0] for found in tokenizer.token.finditer(text)]
-    found = [(letters(text[: match.start()]), match[0]) for match in SOURCE_WORD.finditer(text)]
+    found = [(count_letter_bytes(text[: match.start()]), match[0]) for match in SOURCE_WORD.finditer(text)]
     words, place = [], 0
     for start in tokenizer.starts(text, ids) or [0] * len(ids):
         while place + 1 < len(found) and found[place + 1][0] <= start:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.config.settings import Recipe
-from dragoman.data.batches import Grid, Widths, grouped, lay, rung
+from dragoman.data.batches import BatchPlan, Widths, collate_pairs, group_by_key, round_to_bucket
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
 from dragoman.hardware import ROWS
@@ -136,11 +136,11 @@ def score_pairs(door: Predictor[Seq2Seq], examples: Sequence[Example]) -> list[P
 def compute_logps(door: Predictor[Seq2Seq], examples: Sequence[Example]) -> list[list[float]]:
     """The log-probability of each target token, the end mark last, given the source and all that stands before it."""
     found: list[list[float]] = [[] for _ in examples]
-    for wide, group in grouped(range(len(examples)), lambda i: bucket_widths(examples[i]), len(examples)):
+    for wide, group in group_by_key(range(len(examples)), lambda i: bucket_widths(examples[i]), len(examples)):
         height = max(1, min(door.rows, ATTENTION_CELLS // max(wide) ** 2))
-        for _, some in grouped(group, lambda _: 0, height):
+        for _, some in group_by_key(group, lambda _: 0, height):
             rows = [[i] for i in some] + [[]] * (height - len(some))
-            batch = lay(Grid(rows, wide), examples).to(door.device)
+            batch = collate_pairs(BatchPlan(rows, wide), examples).to(door.device)
             states_BTC = door.model(batch)
             for row, i in enumerate(some):
                 length = len(examples[i].target) + 1
@@ -151,7 +151,7 @@ def compute_logps(door: Predictor[Seq2Seq], examples: Sequence[Example]) -> list
 
 def bucket_widths(example: Example) -> Widths:
     """Of the grid in which a pair is read."""
-    return Widths(rung(len(example.source) + 1), rung(len(example.target) + 1))
+    return Widths(round_to_bucket(len(example.source) + 1), round_to_bucket(len(example.target) + 1))
 
 
 def gather_logps(model: Seq2Seq, states_LC: Tensor, target_L: Tensor) -> Tensor:

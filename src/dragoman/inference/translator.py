@@ -27,8 +27,8 @@ import torch
 
 from dragoman.config.messages import near
 from dragoman.config.settings import SearchSettings
-from dragoman.data.batches import Grid, grouped, lay, rung
-from dragoman.data.trees import fault, linked, rooted
+from dragoman.data.batches import BatchPlan, collate_pairs, group_by_key, round_to_bucket
+from dragoman.data.trees import find_tree_fault, link_tokens, locate_words
 from dragoman.decoding.beam import BeamState
 from dragoman.decoding.methods import decode
 from dragoman.decoding.protocol import NEVER, SearchResult
@@ -74,7 +74,7 @@ from dragoman.inference.predictor import (
 )
 from dragoman.models.base import Seq2Seq
 from dragoman.models.registry import asks_for_trees
-from dragoman.types import UNK, Example, Hypothesis, Line, Links, PairScore, Tree
+from dragoman.types import UNK, Example, Hypothesis, Line, PairScore, TokenTree, Tree
 
 BeamObserver = Callable[[BeamState], None]
 COMPLETE_WORDS = re.compile(
@@ -159,7 +159,7 @@ class Segment(NamedTuple):
     line: int
     text: str
     ids: list[int]
-    links: Links | None = None  # for models that ask for trees
+    links: TokenTree | None = None  # for models that ask for trees
     warning: str = ""
     wish: DecodingConstraints = DecodingConstraints()
     before: Sequence[int] = ()  # ids of the line's tag, which stand before the others where the model reads them
@@ -284,7 +284,7 @@ class Translator(Predictor[Seq2Seq]):
             engine = self.engine or TorchEngine(self.model, self.device, self.tokenizers.target.decode)
             if not clear or not isinstance(engine, TorchEngine) or search.unknown != "drop":
                 return self.answer([piece], [line], search, dictionary)[0][0]
-            request = engine.request([self._job(piece, search)], rung(len(piece.ids) + 1), search)
+            request = engine.request([self._job(piece, search)], round_to_bucket(len(piece.ids) + 1), search)
             found = decode(replace(request, watch=watch))[0]
             return self._ranked([piece], [line], [(0, found)], search, dictionary)[0][0]
 
@@ -338,7 +338,7 @@ class Translator(Predictor[Seq2Seq]):
         if len(trees) != lines:
             raise UserError(f"there are {lines} lines but {len(trees)} trees; give one for each, or None")
         for number, tree in enumerate(trees, 1):
-            if tree and (wrong := fault(tree)):
+            if tree and (wrong := find_tree_fault(tree)):
                 raise UserError(f"the tree of line {number} is none: {wrong}")
 
     def cut(
@@ -380,8 +380,8 @@ class Translator(Predictor[Seq2Seq]):
     def _grown(self, piece: Segment, trees: Sequence[Tree | None] | None, *, whole: bool) -> Segment:
         """The piece with the tree of its line. Where that cannot be, words are known by their places alone."""
         tree = trees[piece.line] if trees is not None else None
-        roots = rooted(tree if whole else None, piece.text)
-        links = linked(roots, piece.text, piece.ids, self.tokenizers.source)
+        roots = locate_words(tree if whole else None, piece.text)
+        links = link_tokens(roots, piece.text, piece.ids, self.tokenizers.source)
         if len(links.head):
             return piece._replace(links=links)
         why = ": its words do not spell the line" if whole else ": the line was cut into parts"
@@ -458,9 +458,9 @@ class Translator(Predictor[Seq2Seq]):
             return [[] for _ in answers]
         examples = [piece.example(tokens) for piece, tokens in answers]
         looks: list[AlignmentRows] = [[] for _ in examples]
-        for wide, some in grouped(range(len(examples)), lambda i: bucket_widths(examples[i]), self.rows):
+        for wide, some in group_by_key(range(len(examples)), lambda i: bucket_widths(examples[i]), self.rows):
             rows = [[i] for i in some] + [[]] * (self.rows - len(some))
-            look_BTS = self.model.alignment(lay(Grid(rows, wide), examples).to(self.device)).cpu()
+            look_BTS = self.model.alignment(collate_pairs(BatchPlan(rows, wide), examples).to(self.device)).cpu()
             for row, i in enumerate(some):
                 first, last = len(answers[i][0].before), len(examples[i].source)  # what looks at a tag is not counted
                 look_TS = look_BTS[row, : len(examples[i].target), first:last]

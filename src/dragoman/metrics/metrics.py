@@ -37,37 +37,39 @@ from dragoman.errors import UserError
 from dragoman.types import Score
 
 KANA, HAN, HANGUL = "\u3040-\u30ff", "\u3400-\u4dbf\u4e00-\u9fff", "\uac00-\ud7af"
-EASTERN = 0.3  # of all letters and digits: from here on a text is Japanese, Chinese or Korean
-APART = 100  # lines that end in a separate full stop: from here on a text is taken for one in tokens
-SPACELESS = ("ja", "zh")
-WORD = re.compile(rf"[{KANA}{HAN}]|[^\W{KANA}{HAN}]+")  # a sign of these scripts; of others what marks and spaces cut
+EASTERN_SHARE = 0.3  # of all letters and digits: from here on a text is Japanese, Chinese or Korean
+TOKENIZED_LINES = 100  # lines that end in a separate full stop: from here on a text is taken for one in tokens
+SPACELESS_LANGUAGES = ("ja", "zh")
+WORD_OR_SIGN = re.compile(
+    rf"[{KANA}{HAN}]|[^\W{KANA}{HAN}]+"
+)  # a sign of these scripts; of others what marks and spaces cut
 
 
-def words(line: str) -> list[str]:
+def split_words(line: str) -> list[str]:
     """The words of a line, without marks between them."""
-    return WORD.findall(line)
+    return WORD_OR_SIGN.findall(line)
 
 
-def eastern(lines: Iterable[str]) -> str:
+def detect_eastern_script(lines: Iterable[str]) -> str:
     """ja, zh or ko where a text is written so, by its script alone; nothing where it is not."""
     text = "".join(lines)
     kana, han, hangul = (len(re.findall(f"[{script}]", text)) for script in (KANA, HAN, HANGUL))
-    if kana + han + hangul <= EASTERN * len(re.findall(r"\w", text)):
+    if kana + han + hangul <= EASTERN_SHARE * len(re.findall(r"\w", text)):
         return ""
     if hangul > kana + han:
         return "ko"
     return "ja" if kana > 0.1 * han else "zh"
 
 
-def bleu_of(tokenize: str, references: Iterable[Iterable[str]], *, lowercase: bool = False) -> Any:
+def make_sacrebleu(tokenize: str, references: Iterable[Iterable[str]], *, lowercase: bool = False) -> Any:
     """sacreBLEU's BLEU, which cuts lines as `tokenize` says: a name of TOKENIZERS, or "" for what fits the references.
 
     Japanese and Korean words need a dictionary; where it is not there, "" means single signs.
     """
     from sacrebleu.metrics.bleu import BLEU
 
-    name = tokenize or BY_SCRIPT[eastern(line for lines in references for line in lines)]
-    extra = pick(TOKENIZERS, name, "way to cut lines for BLEU")
+    name = tokenize or BY_SCRIPT[detect_eastern_script(line for lines in references for line in lines)]
+    extra = pick(BLEU_TOKENIZERS, name, "way to cut lines for BLEU")
     try:
         return BLEU(tokenize=name, lowercase=lowercase, force=True)  # its word on text in tokens is ours to say
     except (RuntimeError, ImportError):  # what sacreBLEU says when a dictionary is missing
@@ -76,12 +78,12 @@ def bleu_of(tokenize: str, references: Iterable[Iterable[str]], *, lowercase: bo
         return BLEU(tokenize="char", lowercase=lowercase, force=True)
 
 
-def in_tokens(lines: Iterable[str]) -> bool:
+def looks_tokenized(lines: Iterable[str]) -> bool:
     """Whether a text looks cut into tokens: in many lines the full stop stands apart, as sacreBLEU tells it."""
-    return sum(line.endswith(" .") for line in lines) >= APART
+    return sum(line.endswith(" .") for line in lines) >= TOKENIZED_LINES
 
 
-def moses(lines: Sequence[str], language: str) -> list[str]:
+def tokenize_moses(lines: Sequence[str], language: str) -> list[str]:
     """Lines as the Moses scripts make tokens of them: lower case, plain punctuation, then cut; dashes stay in words.
 
     From Multi30k's raw test sets this makes, to the byte, the text in tokens that comes with them, in English and in
@@ -94,7 +96,7 @@ def moses(lines: Sequence[str], language: str) -> list[str]:
 
 
 BY_SCRIPT = {"": "13a", "zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}  # as sacreBLEU would, were it told the language
-TOKENIZERS = {  # those of sacreBLEU that need no network, and the extra that brings what they need
+BLEU_TOKENIZERS = {  # those of sacreBLEU that need no network, and the extra that brings what they need
     "13a": "",
     "intl": "",
     "zh": "",
@@ -105,7 +107,7 @@ TOKENIZERS = {  # those of sacreBLEU that need no network, and the extra that br
 }
 
 
-def confusion(found: Sequence[str], wanted: Sequence[str]) -> dict[str, Any]:
+def count_confusion(found: Sequence[str], wanted: Sequence[str]) -> dict[str, Any]:
     """`counts[i][j]` texts of labels[i] were called labels[j]; for each label precision, recall and F1, in per cent.
 
     A label that was never given has precision 0; the mean of F1 counts every label alike, however rare.
@@ -145,44 +147,44 @@ def render_confusion_matrix(table: dict[str, Any]) -> str:
 
 
 Array = NDArray[np.float64]
-ORDERS = 4  # of BLEU
+BLEU_ORDERS = 4  # of BLEU
 TINY = 1e-300  # whose logarithm is still a number
 BETA = 2.0  # of chrF: what is covered counts so much more than what is right
 
 
-def ratio(part: Array, whole: Array, otherwise: Array | float = 0.0) -> Array:
+def divide_or(part: Array, whole: Array, otherwise: Array | float = 0.0) -> Array:
     """part / whole, and `otherwise` where there is nothing to divide by."""
     return np.where(whole > 0, part / np.where(whole > 0, whole, 1.0), otherwise)
 
 
-def shares(total_TK: Array) -> Array:
+def compute_percentages(total_TK: Array) -> Array:
     """Two counts: so many in a hundred. Something of nothing is all of it."""
     part_T, whole_T = total_TK[..., 0], total_TK[..., 1]
-    return 100 * ratio(part_T, whole_T, np.where(part_T > 0, 1.0, 0.0))
+    return 100 * divide_or(part_T, whole_T, np.where(part_T > 0, 1.0, 0.0))
 
 
-def bleus(total_TK: Array) -> Array:
+def compute_bleu(total_TK: Array) -> Array:
     """Counts: length, length of the reference, then n-grams that are right, then all n-grams, of each order.
 
     An order without a hit counts as half a hit, the next such one as a quarter, and so on.
     """
     length_T, wanted_T = total_TK[..., 0], total_TK[..., 1]
-    right_TN, all_TN = total_TK[..., 2 : 2 + ORDERS], total_TK[..., 2 + ORDERS :]
+    right_TN, all_TN = total_TK[..., 2 : 2 + BLEU_ORDERS], total_TK[..., 2 + BLEU_ORDERS :]
     missed_TN = np.cumsum(right_TN == 0, -1)
     hits_TN = np.where(right_TN == 0, 0.5**missed_TN, right_TN)
-    short_T = np.where(length_T < wanted_T, 1 - ratio(wanted_T, length_T), 0.0)
-    log_T = np.log(np.maximum(ratio(hits_TN, all_TN), TINY)).mean(-1)
+    short_T = np.where(length_T < wanted_T, 1 - divide_or(wanted_T, length_T), 0.0)
+    log_T = np.log(np.maximum(divide_or(hits_TN, all_TN), TINY)).mean(-1)
     some_T = (right_TN > 0).any(-1) & (all_TN > 0).all(-1)
     return np.where(some_T, 100 * np.exp(log_T + short_T), 0.0)
 
 
-def bleu_parts(total_K: Array) -> dict[str, Any]:
+def split_bleu(total_K: Array) -> dict[str, Any]:
     """Return what BLEU is the product of, from the same counts, as sacreBLEU prints it: n-gram precisions in per cent,
     smoothed where an order has no match, and the brevity penalty, with the lengths in tokens behind it."""
     length, wanted = int(total_K[0]), int(total_K[1])
-    right_N, all_N = total_K[2 : 2 + ORDERS], total_K[2 + ORDERS :]
+    right_N, all_N = total_K[2 : 2 + BLEU_ORDERS], total_K[2 + BLEU_ORDERS :]
     hits_N = np.where(right_N == 0, 0.5 ** np.cumsum(right_N == 0), right_N)
-    precision_N = 100 * ratio(hits_N, all_N) * bool(right_N.any())
+    precision_N = 100 * divide_or(hits_N, all_N) * bool(right_N.any())
     penalty = 1.0 if length >= wanted else math.exp(1 - wanted / length) if length else 0.0
     return {
         "precisions": precision_N.tolist(),
@@ -192,25 +194,25 @@ def bleu_parts(total_K: Array) -> dict[str, Any]:
     }
 
 
-def chrfs(total_TK: Array) -> Array:
+def compute_chrf(total_TK: Array) -> Array:
     """Counts of each order: n-grams, n-grams of the reference, n-grams in both. Orders that one side lacks are out."""
     given_TN, wanted_TN, both_TN = (total_TK[..., n::3] for n in range(3))
     orders_T = np.maximum(((given_TN > 0) & (wanted_TN > 0)).sum(-1), 1)
-    right_T, covered_T = (ratio(both_TN, side_TN).sum(-1) / orders_T for side_TN in (given_TN, wanted_TN))
-    return 100 * ratio((1 + BETA**2) * right_T * covered_T, BETA**2 * right_T + covered_T)
+    right_T, covered_T = (divide_or(both_TN, side_TN).sum(-1) / orders_T for side_TN in (given_TN, wanted_TN))
+    return 100 * divide_or((1 + BETA**2) * right_T * covered_T, BETA**2 * right_T + covered_T)
 
 
-MOSES = ("cs", "de", "en", "fr")  # languages of Multi30k, whose papers count in Moses's tokens
+MOSES_LANGUAGES = ("cs", "de", "en", "fr")  # languages of Multi30k, whose papers count in Moses's tokens
 SUBWORD_SHARE = 0.05  # of the tokens; in text cut into subwords the share is far higher, in plain text it is about 0
 
-HARDLY = 1.0  # of 100: with a score below it, or an error rate above 99, the loss tells models apart
+UNTRAINED_SCORE = 1.0  # of 100: with a score below it, or an error rate above 99, the loss tells models apart
 
 LIBRARIES = {"moses": "sacremoses", "rouge": "rouge_score"}  # by the extra that brings them
 
-Lines = Sequence[str]
+TextLines = Sequence[str]
 
 
-class Counted(NamedTuple):
+class CountedScore(NamedTuple):
     """A score, how it was counted, and the counts of every line, whose sums the score is a function of."""
 
     value: float
@@ -229,8 +231,8 @@ class Metric:
 
     name: str
     shown: str
-    count: Callable[[Lines, Sequence[Lines]], Counted]
-    values: Callable[[Array], Array] = shares
+    count: Callable[[TextLines, Sequence[TextLines]], CountedScore]
+    values: Callable[[Array], Array] = compute_percentages
     higher: bool = True
     labels: bool = False
     extra: str = ""
@@ -244,19 +246,19 @@ class Metric:
         library = LIBRARIES[self.extra]
         return f"{self.name} needs {library}, which is not there; pip install 'dragoman[{self.extra}]' brings it"
 
-    def __call__(self, hypotheses: Lines, references: Sequence[Lines]) -> Score:
+    def __call__(self, hypotheses: TextLines, references: Sequence[TextLines]) -> Score:
         """The score of lines from anywhere; subword text is refused."""
         refuse_subwords(hypotheses)
         return self.of_answers(hypotheses, references)
 
-    def of_answers(self, hypotheses: Lines, references: Sequence[Lines]) -> Score:
+    def of_answers(self, hypotheses: TextLines, references: Sequence[TextLines]) -> Score:
         """The score of a model's answers: text, whatever marks a model may write that has hardly learned yet."""
         counted = self.counted(hypotheses, references)
         return Score(self.name, counted.value, counted.signature)
 
-    def counted(self, hypotheses: Lines, references: Sequence[Lines]) -> Counted:
+    def counted(self, hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
         """The same with the counts of every line."""
-        check(hypotheses, references)
+        check_line_counts(hypotheses, references)
         if self.lack:
             raise UserError(self.lack)
         return self.count(hypotheses, references)
@@ -268,56 +270,58 @@ class Metric:
     @property
     def floor(self) -> float:
         """The goodness of a model that has hardly learned: below it, one score says no more than another."""
-        return self.goodness(HARDLY if self.higher else 100 - HARDLY)
+        return self.goodness(UNTRAINED_SCORE if self.higher else 100 - UNTRAINED_SCORE)
 
 
-def bleu(hypotheses: Lines, references: Sequence[Lines], *, tokenize: str = "", lowercase: bool = False) -> Counted:
+def count_bleu(
+    hypotheses: TextLines, references: Sequence[TextLines], *, tokenize: str = "", lowercase: bool = False
+) -> CountedScore:
     """Word n-grams up to 4 that occur in a reference, with a penalty for being short. 100 is perfect.
 
     What a word is, the script of the references says, unless `tokenize` does (words.py); the signature tells.
     """
-    return _sacrebleu(bleu_of(tokenize, references, lowercase=lowercase), hypotheses, references)
+    return _sacrebleu(make_sacrebleu(tokenize, references, lowercase=lowercase), hypotheses, references)
 
 
-def bleu_moses(language: str, hypotheses: Lines, references: Sequence[Lines]) -> Counted:
+def count_bleu_moses(language: str, hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
     """BLEU as papers print it that count lower-cased text in Moses's tokens: fairseq's BLEU4 and multi-bleu.
 
     They do not smooth; sacreBLEU does where an order has no hit at all, which no system has that is worth printing.
     """
-    cut = partial(moses, language=language)
-    counted = bleu(cut(hypotheses), [cut(lines) for lines in references], tokenize="none")
+    cut = partial(tokenize_moses, language=language)
+    counted = count_bleu(cut(hypotheses), [cut(lines) for lines in references], tokenize="none")
     signature = counted.signature.replace("case:mixed", "case:lc").replace("tok:none", f"tok:norm+moses-{language}")
     return counted._replace(signature=f"{signature}|sacremoses:{version('sacremoses')}")
 
 
-def chrf(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
+def count_chrf(hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
     """Character n-grams up to 6, found and covered, the covered ones counting double (chrF2). 100 is perfect."""
     from sacrebleu.metrics.chrf import CHRF
 
     return _sacrebleu(CHRF(), hypotheses, references)
 
 
-def ter(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
+def count_ter(hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
     """Edits, among them moves of whole phrases, per hundred words of the reference. 0 is perfect."""
     from sacrebleu.metrics.ter import TER
 
     return _sacrebleu(TER(), hypotheses, references)
 
 
-def _sacrebleu(metric: Any, hypotheses: Lines, references: Sequence[Lines]) -> Counted:
+def _sacrebleu(metric: Any, hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
     """What its `corpus_score` does, in two steps, so that the counts are there."""
     counts = metric._extract_corpus_statistics(list(hypotheses), [list(reference) for reference in references])
     value = metric._aggregate_and_compute(counts).score
-    return Counted(float(value), str(metric.get_signature()), np.array(counts, dtype=np.float64))
+    return CountedScore(float(value), str(metric.get_signature()), np.array(counts, dtype=np.float64))
 
 
-def _shares(counts: Iterable[tuple[float, float]], signature: str) -> Counted:
+def _shares(counts: Iterable[tuple[float, float]], signature: str) -> CountedScore:
     """A score that is a sum of something in a hundred of something else; of shares of lines, the mean."""
     line_N2 = np.array(list(counts), dtype=np.float64)
-    return Counted(float(shares(line_N2.sum(0))), signature, line_N2)
+    return CountedScore(float(compute_percentages(line_N2.sum(0))), signature, line_N2)
 
 
-def rouge(kind: str, hypotheses: Lines, references: Sequence[Lines]) -> Counted:
+def count_rouge(kind: str, hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
     """F1 of stemmed words, pairs of them or their longest common row, averaged over the lines. 100 is perfect.
 
     With several references, each line counts by the one that it is nearest to.
@@ -331,24 +335,24 @@ def rouge(kind: str, hypotheses: Lines, references: Sequence[Lines]) -> Counted:
     return _shares(((share, 1) for share in found), signature)
 
 
-def exact(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
+def count_exact(hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
     """How many lines in a hundred equal a reference, runs of spaces counting as one. 100 is perfect."""
     rows = zip(hypotheses, zip(*references, strict=True), strict=True)
     right = [line.split() in [reference.split() for reference in row] for line, row in rows]
     return _shares(((one, 1) for one in right), f"nrefs:{len(references)}|case:mixed|space:one|unit:line")
 
 
-def line_error_rate(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
-    """Return how many lines in a hundred differ from every reference: 100 minus `exact`. 0 is perfect.
+def count_line_errors(hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
+    """Return how many lines in a hundred differ from every reference: 100 minus `count_exact`. 0 is perfect.
 
     Where a line is a word and its tokens are phones, as in grapheme-to-phoneme conversion, the field calls this the
     word error rate.
     """
-    _, signature, right_N2 = exact(hypotheses, references)
+    _, signature, right_N2 = count_exact(hypotheses, references)
     return _shares(((1 - right, 1) for right, _ in right_N2), signature)
 
 
-def error_rate(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
+def count_word_errors(hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
     """Words (or whatever stands between spaces) to add, drop or change, per hundred of the reference. 0 is perfect.
 
     With several references, each line counts by the one that asks for the fewest edits.
@@ -356,11 +360,11 @@ def error_rate(hypotheses: Lines, references: Sequence[Lines]) -> Counted:
     counts = []
     for line, *row in zip(hypotheses, *references, strict=True):
         words = [reference.split() for reference in row]
-        counts.append(min((distance(line.split(), reference), len(reference)) for reference in words))
+        counts.append(min((compute_edit_distance(line.split(), reference), len(reference)) for reference in words))
     return _shares(counts, f"nrefs:{len(references)}|case:mixed|edits:ins+del+sub|per:reference")
 
 
-def distance(one: Sequence[str], other: Sequence[str]) -> int:
+def compute_edit_distance(one: Sequence[str], other: Sequence[str]) -> int:
     """The fewest tokens to add, drop or change that turn one row into the other (Levenshtein)."""
     above = list(range(len(other) + 1))
     for i, token in enumerate(one, 1):
@@ -371,39 +375,39 @@ def distance(one: Sequence[str], other: Sequence[str]) -> int:
     return above[-1]
 
 
-def evaluate(hypotheses: Lines, references: Sequence[Lines], names: Sequence[str] = ()) -> list[Score]:
+def score_lines(hypotheses: TextLines, references: Sequence[TextLines], names: Sequence[str] = ()) -> list[Score]:
     """The scores called `names`, in that order; by default those that are usual for translations."""
-    return [metric(hypotheses, references) for metric in chosen(names)]
+    return [metric(hypotheses, references) for metric in select_metrics(names)]
 
 
-def of_answers(hypotheses: Lines, references: Sequence[Lines], names: Sequence[str] = ()) -> list[Score]:
+def compute_metrics(hypotheses: TextLines, references: Sequence[TextLines], names: Sequence[str] = ()) -> list[Score]:
     """The same of a model's answers."""
-    return [metric.of_answers(hypotheses, references) for metric in chosen(names)]
+    return [metric.of_answers(hypotheses, references) for metric in select_metrics(names)]
 
 
-def chosen(names: Sequence[str]) -> list[Metric]:
+def select_metrics(names: Sequence[str]) -> list[Metric]:
     """The metrics called so; one that cannot be counted here is refused, so that no work is done for it."""
-    found = [pick(METRICS, metric_name(name), "metric") for name in names or USUAL["translate"]]
+    found = [pick(METRICS, metric_name(name), "metric") for name in names or DEFAULT_METRICS["translate"]]
     if lack := next(filter(None, (metric.lack for metric in found)), ""):
         raise UserError(lack)
     return found
 
 
-def cut_by(metric: Metric, tokenize: str) -> Metric:
+def tokenize_with(metric: Metric, tokenize: str) -> Metric:
     """BLEU that cuts lines in this way; other metrics, and BLEU where no way is named, as they are."""
     if not tokenize or metric.name != "bleu":
         return metric
-    return replace(metric, count=partial(bleu, tokenize=tokenize))
+    return replace(metric, count=partial(count_bleu, tokenize=tokenize))
 
 
-def metric_named(name: str, task: str, own: Sequence[str] = ()) -> Metric | None:
+def select_best_metric(name: str, task: str, own: Sequence[str] = ()) -> Metric | None:
     """Return the metric that `train.metric` names; None where it is the loss that counts.
 
     `auto` is the first of a recipe's `own` metrics (data.metrics), or else the usual one of the task. A language model
     outputs nothing that could be compared with a reference, so it has only the loss.
     """
-    menu: dict[str, Metric | None] = {"loss": None, **fitting(task)}
-    auto = menu[own[0]] if own and own[0] in menu else menu[AUTO[task]]
+    menu: dict[str, Metric | None] = {"loss": None, **metrics_for_task(task)}
+    auto = menu[own[0]] if own and own[0] in menu else menu[AUTO_METRIC[task]]
     return pick({"auto": auto, **menu}, metric_name(name), f"metric of models that {task}")
 
 
@@ -417,14 +421,14 @@ def note_on_wer(names: Iterable[str], tokenizer: TokenizerSettings) -> str:
     )
 
 
-def fitting(task: str) -> dict[str, Metric]:
+def metrics_for_task(task: str) -> dict[str, Metric]:
     """The metrics that say something about the answers of a task."""
     if task == "classify":
         return {name: metric for name, metric in METRICS.items() if metric.labels}
     return METRICS if task == "translate" else {}
 
 
-def check(hypotheses: Lines, references: Sequence[Lines]) -> None:
+def check_line_counts(hypotheses: TextLines, references: Sequence[TextLines]) -> None:
     """Refuse what would give a number that means nothing."""
     if not hypotheses:
         raise UserError("there are no hypotheses to score")
@@ -442,7 +446,7 @@ def check(hypotheses: Lines, references: Sequence[Lines]) -> None:
             )
 
 
-def refuse_subwords(hypotheses: Lines) -> None:
+def refuse_subwords(hypotheses: TextLines) -> None:
     if subword_share(hypotheses) > SUBWORD_SHARE:
         raise UserError(
             "the hypotheses look like subword text ('▁' or '@@' marks); detokenise them first, "
@@ -450,7 +454,7 @@ def refuse_subwords(hypotheses: Lines) -> None:
         )
 
 
-def _lines(reference: Lines) -> str:
+def _lines(reference: TextLines) -> str:
     return "1 line" if len(reference) == 1 else f"{len(reference)} lines"
 
 
@@ -463,30 +467,33 @@ def subword_share(lines: Iterable[str]) -> float:
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("bleu", "BLEU", bleu, bleus, parts=bleu_parts),
-        Metric("bleu_tokens", "BLEU of tokens", partial(bleu, tokenize="none"), bleus, parts=bleu_parts),
+        Metric("bleu", "BLEU", count_bleu, compute_bleu, parts=split_bleu),
+        Metric("bleu_tokens", "BLEU of tokens", partial(count_bleu, tokenize="none"), compute_bleu, parts=split_bleu),
         *(
             Metric(
                 f"bleu_moses_{code}",
                 f"BLEU lc {code}",
-                partial(bleu_moses, code),
-                bleus,
+                partial(count_bleu_moses, code),
+                compute_bleu,
                 extra="moses",
-                parts=bleu_parts,
+                parts=split_bleu,
             )
-            for code in MOSES
+            for code in MOSES_LANGUAGES
         ),
-        Metric("chrf", "chrF", chrf, chrfs),
-        Metric("ter", "TER", ter, higher=False),
-        Metric("rouge1", "ROUGE-1", partial(rouge, "rouge1"), extra="rouge"),
-        Metric("rouge2", "ROUGE-2", partial(rouge, "rouge2"), extra="rouge"),
-        Metric("rougeL", "ROUGE-L", partial(rouge, "rougeL"), extra="rouge"),
-        Metric("exact", "exact match", exact, labels=True),
-        Metric("accuracy", "accuracy", exact, labels=True),
-        Metric("line_error_rate", "line error rate", line_error_rate, higher=False, labels=True),
-        Metric("wer", "word errors", error_rate, higher=False),
-        Metric("per", "phone errors", error_rate, higher=False),
+        Metric("chrf", "chrF", count_chrf, compute_chrf),
+        Metric("ter", "TER", count_ter, higher=False),
+        Metric("rouge1", "ROUGE-1", partial(count_rouge, "rouge1"), extra="rouge"),
+        Metric("rouge2", "ROUGE-2", partial(count_rouge, "rouge2"), extra="rouge"),
+        Metric("rougeL", "ROUGE-L", partial(count_rouge, "rougeL"), extra="rouge"),
+        Metric("exact", "exact match", count_exact, labels=True),
+        Metric("accuracy", "accuracy", count_exact, labels=True),
+        Metric("line_error_rate", "line error rate", count_line_errors, higher=False, labels=True),
+        Metric("wer", "word errors", count_word_errors, higher=False),
+        Metric("per", "phone errors", count_word_errors, higher=False),
     )
 }
-USUAL = {"translate": ("bleu", "chrf", "ter"), "classify": ("accuracy",)}  # what `evaluate` counts, by the task
-AUTO = {"translate": "bleu", "classify": "accuracy", "generate": "loss"}  # what "best" means, by the task
+DEFAULT_METRICS = {
+    "translate": ("bleu", "chrf", "ter"),
+    "classify": ("accuracy",),
+}  # what `evaluate` counts, by the task
+AUTO_METRIC = {"translate": "bleu", "classify": "accuracy", "generate": "loss"}  # what "best" means, by the task

@@ -20,7 +20,7 @@ from dragoman.errors import UserError
 from dragoman.kernels.attention import Kernel, compute_attention_weights
 from dragoman.kernels.masks import AttentionMask, RowLayout
 from dragoman.modules.settings import AttentionSettings
-from dragoman.types import NO_WAY
+from dragoman.types import UNKNOWN_DISTANCE
 
 
 class PositionEmbedding(nn.Module):
@@ -215,11 +215,11 @@ class TreeRelative(Relative):
 
     def between(self, rows: RowLayout) -> Tensor:
         if rows.tree_BTT is None:
-            return torch.full((1, 1, rows.segment_BT.size(1)), NO_WAY, device=rows.segment_BT.device)
+            return torch.full((1, 1, rows.segment_BT.size(1)), UNKNOWN_DISTANCE, device=rows.segment_BT.device)
         return rows.tree_BTT
 
     def bucket(self, gap_BQK: Tensor) -> Tensor:
-        return torch.where(gap_BQK == NO_WAY, self.distances, super().bucket(gap_BQK.long()))
+        return torch.where(gap_BQK == UNKNOWN_DISTANCE, self.distances, super().bucket(gap_BQK.long()))
 
     def vectors(self) -> tuple[Tensor, Tensor]:
         key_RD, value_RD = (nn.functional.pad(table_RD, (0, 0, 0, 1)) for table_RD in super().vectors())

@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from dragoman.data.batches import FORMS
-from dragoman.data.stream import Place
+from dragoman.data.batches import EXAMPLE_FORMATS
+from dragoman.data.stream import StreamPosition
 from dragoman.errors import UserError
 from dragoman.io import move_into_place, sweep, temporary_beside
 from dragoman.models.base import collect_tensors
@@ -78,7 +78,7 @@ class Progress:
     longest: int = 0  # source, in tokens, that the model was trained on
     parent: str = ""  # the run that this one began with
     step: int = 0
-    place: Place = field(default_factory=Place)
+    place: StreamPosition = field(default_factory=StreamPosition)
     seconds: float = 0.0  # trained so far
     tokens: int = 0  # read so far, both sides
     flops: float = 0.0  # spent so far (models/flops.py)
@@ -91,7 +91,7 @@ class Progress:
     last: Validation | None = None
     running: Running = field(default_factory=Running)
 
-    def stepped(self, update: Pending, place: Place, seconds: float, flops: float) -> Progress:
+    def stepped(self, update: Pending, place: StreamPosition, seconds: float, flops: float) -> Progress:
         """One step further, taken or skipped."""
         return replace(
             self,
@@ -131,7 +131,7 @@ class Progress:
             **state
             | {
                 "choices": Choices(**state["choices"]),
-                "place": Place(**state["place"]),
+                "place": StreamPosition(**state["place"]),
                 "best": tuple((tuple(goodness), step) for goodness, step in state["best"]),
                 "last": Validation.from_state(last) if last else None,
                 "running": Running(*state["running"]),
@@ -270,7 +270,7 @@ def record_start(folder: RunFolder, prepared: Prepared, form: str, *, init_from:
         "dragoman": version("dragoman"),
         "torch": torch.__version__,
         "started": None if resumed else now(),  # of a run that an earlier release began it is unknown
-        "unit": FORMS[form].noun,
+        "unit": EXAMPLE_FORMATS[form].noun,
         "corpora": [
             {"split": split, "count": count, "left_out": dropped}
             for split, count, dropped in zip(splits, counts, left_out, strict=True)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from dragoman.config.settings import read_recipe
-from dragoman.data.stream import Place, Weighted
+from dragoman.data.stream import StreamPosition, WeightedStore
 from dragoman.errors import UserError
 from dragoman.models.registry import completed, layout_of, parameters
 from dragoman.process_group import ProcessGroup, join_process_group
@@ -73,7 +73,7 @@ def inspect(order: Order, group: ProcessGroup) -> dict[str, Any]:
         }
 
 
-def epoch_size(part: Weighted) -> tuple[float, int]:
+def epoch_size(part: WeightedStore) -> tuple[float, int]:
     """Return the slots that an epoch takes in batches, padding left out, and its tokens on both sides."""
     source_N, target_N = part.store.lengths_of(np.arange(len(part.store)))
     return part.weight * float(np.maximum(source_N, target_N).sum() + len(source_N)), int((source_N + target_N).sum())
@@ -128,7 +128,7 @@ def fit(recipe: str | Path, overrides: Sequence[str] = (), report: Report | None
     def needs(tokens: int) -> float | None:
         settings = whole.train.model_copy(update={"tokens": tokens})
         stream = stream_of(whole.model_copy(update={"train": settings}), prepared, few_shapes=True)
-        batch, _ = next(stream.batches(Place()))
+        batch, _ = next(stream.batches(StreamPosition()))
         needed = memory_of(lambda: settled([stepper.update([batch], 1, 0.0)]), device)
         report.log(f"{tokens:,} tokens: " + ("too many" if needed is None else f"{needed / 1e9:.1f} GB"))
         return needed

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.config.settings import SPLITS, CorpusSettings, Recipe
-from dragoman.data.batches import FORMS, Share
-from dragoman.data.corpus import READERS, fingerprint, read_pairs
-from dragoman.data.simple_tokenizers import Labels
-from dragoman.data.stream import Stream, Weighted, Windows
+from dragoman.data.batches import EXAMPLE_FORMATS, RankShare
+from dragoman.data.corpus import READERS, fingerprint_corpus, read_pairs
+from dragoman.data.simple_tokenizers import LabelTokenizer
+from dragoman.data.stream import BatchStream, TextWindowStream, WeightedStore
 from dragoman.data.token_store import TokenStore, open_store
 from dragoman.data.tokenizers import Tokenizers, train_tokenizer
 from dragoman.errors import UserError
@@ -37,8 +37,8 @@ LENGTHS, COPIES = 100_000, 1000  # pairs of a corpus that are looked at to know 
 @dataclass(frozen=True)
 class Prepared:
     tokenizers: Tokenizers
-    train: list[Weighted]
-    dev: list[Weighted]
+    train: list[WeightedStore]
+    dev: list[WeightedStore]
     asked: dict[str, list[Pair]]  # the first pairs of each corpus of dev, as text, to be translated
     names: list[str]  # of the corpora, train before dev
 
@@ -153,7 +153,7 @@ def check_files(recipe: Recipe) -> None:
     """
     for split in SPLITS:
         for corpus in getattr(recipe.data, split):
-            fingerprint(corpus, split=split, direction=recipe.data.direction)
+            fingerprint_corpus(corpus, split=split, direction=recipe.data.direction)
             if not corpus.phrasebook:
                 check_first_pair(corpus)
 
@@ -207,23 +207,25 @@ def tagged(tokenizers: Tokenizers, recipe: Recipe) -> Tokenizers:
     return tokenizers.with_tags(word for tag in recipe.data.tags for word in tag.split())
 
 
-def stream_of(recipe: Recipe, prepared: Prepared, *, few_shapes: bool = False, share: Share | None = None) -> Stream:
+def stream_of(
+    recipe: Recipe, prepared: Prepared, *, few_shapes: bool = False, share: RankShare | None = None
+) -> BatchStream:
     """Batches without end, as the model's task and kind want them; their grids, if it is asked for, of few shapes."""
     form, settings, layout = form_of(recipe), recipe.train, layout_for(recipe)
     common: dict[str, Any] = {"layout": layout, "tokens": settings.tokens, "seed": settings.seed}
-    common |= {"share": share or Share(), "most": most_tokens(recipe.model)}
+    common |= {"share": share or RankShare(), "most": most_tokens(recipe.model)}
     if few_shapes and comes_in_few_shapes(recipe):
         common["layout"] = FEW_SHAPES[layout]
     if form == "windows":
-        return Windows(prepared.train, prepared.tokenizers, context=recipe.model["context"], **common)
-    return Stream(prepared.train, prepared.tokenizers, sampling=recipe.tokenizer.sampling, form=form, **common)
+        return TextWindowStream(prepared.train, prepared.tokenizers, context=recipe.model["context"], **common)
+    return BatchStream(prepared.train, prepared.tokenizers, sampling=recipe.tokenizer.sampling, form=form, **common)
 
 
 def _tokenizers(recipe: Recipe, folder: RunFolder, report: Report) -> Tokenizers:
     """The run's own, or those that an earlier run learned from the same corpora in the same way, or new ones."""
     if folder.tokenizer.exists():
         return Tokenizers.load(folder.tokenizer)
-    corpora = [fingerprint(c, split="train", direction=recipe.data.direction) for c in recipe.data.train]
+    corpora = [fingerprint_corpus(c, split="train", direction=recipe.data.direction) for c in recipe.data.train]
     way = [corpora, recipe.tokenizer.model_dump(), form_of(recipe), recipe.train.seed]
     name = hashlib.blake2b(json.dumps(way).encode(), digest_size=12).hexdigest()
     kept = cache_folder(recipe.data.cache) / f"{name}-tokenizer"
@@ -245,7 +247,7 @@ def _learned(recipe: Recipe, report: Report) -> Tokenizers:
     if form == "pairs":
         return Tokenizers.train(pairs, settings, seed=seed, say=report.log)
     if form == "labels":
-        labels = Labels.train(pair.target for pair in pairs())
+        labels = LabelTokenizer.train(pair.target for pair in pairs())
         return Tokenizers(train_tokenizer((p.source for p in pairs()), settings, seed=seed, say=report.log), labels)
     one = train_tokenizer((pair.target for pair in pairs()), settings, seed=seed, say=report.log)
     return Tokenizers(one, one)
@@ -261,9 +263,9 @@ def _reader(recipe: Recipe, corpus: CorpusSettings, split: str, *, trees: bool =
     return read
 
 
-def _store(recipe: Recipe, corpus: CorpusSettings, split: str, tokenizers: Tokenizers, report: Report) -> Weighted:
+def _store(recipe: Recipe, corpus: CorpusSettings, split: str, tokenizers: Tokenizers, report: Report) -> WeightedStore:
     form, trees = form_of(recipe), asks_for_trees(recipe.model)
-    noun = FORMS[form].noun
+    noun = EXAMPLE_FORMATS[form].noun
     further = 0  # targets beside the first of a pair
 
     def pairs() -> Iterator[Pair]:
@@ -276,7 +278,7 @@ def _store(recipe: Recipe, corpus: CorpusSettings, split: str, tokenizers: Token
     store: TokenStore = open_store(
         pairs,
         tokenizers,
-        key=fingerprint(corpus, split=split, direction=recipe.data.direction),
+        key=fingerprint_corpus(corpus, split=split, direction=recipe.data.direction),
         cache=cache_folder(recipe.data.cache),
         max_length=recipe.data.max_length,
         text=split == "train" and recipe.tokenizer.sampling > 0,
@@ -294,4 +296,4 @@ def _store(recipe: Recipe, corpus: CorpusSettings, split: str, tokenizers: Token
         report.log(
             f"{which}: {store.treeless:,} sentences have no usable tree; their words are known by place alone", WARNING
         )
-    return Weighted(store, corpus.weight)
+    return WeightedStore(store, corpus.weight)

@@ -23,14 +23,14 @@ from dragoman.config.settings import (
     pick,
     read_recipe,
 )
-from dragoman.data.tokenizers import TOKENIZERS, Tokenizers, target_side
+from dragoman.data.tokenizers import TOKENIZERS, Tokenizers, target_settings
 from dragoman.errors import UserError
 from dragoman.inference.constraints import merge_search
 from dragoman.inference.loading import copy_weights, open_run
 from dragoman.inference.postprocess import check_alignment
 from dragoman.inference.predictor import Predictor
 from dragoman.io import is_temporary, lock_folder
-from dragoman.metrics.metrics import METRICS, fitting, metric_named, note_on_wer
+from dragoman.metrics.metrics import METRICS, metrics_for_task, note_on_wer, select_best_metric
 from dragoman.models.base import Model, collect_tensors
 from dragoman.models.registry import build_model, completed, kind_of, settings_of
 from dragoman.phrasebook.generate import DIRECTIONS, check_request
@@ -268,8 +268,8 @@ def check(recipe: Recipe) -> None:
             if corpus.phrasebook:
                 check_request(corpus.split or name, corpus.phrasebook, recipe.data.direction)
     check_data(recipe)
-    pick(TOKENIZERS, target_side(recipe.tokenizer).kind, "tokenizer.target_kind")
-    kinds = [recipe.tokenizer.kind, target_side(recipe.tokenizer).kind]
+    pick(TOKENIZERS, target_settings(recipe.tokenizer).kind, "tokenizer.target_kind")
+    kinds = [recipe.tokenizer.kind, target_settings(recipe.tokenizer).kind]
     if recipe.tokenizer.sampling and not any(TOKENIZERS[kind].samples for kind in kinds):
         able = " or ".join(name for name, kind in TOKENIZERS.items() if kind.samples)
         raise UserError(
@@ -282,12 +282,12 @@ def check(recipe: Recipe) -> None:
 
 
 def check_metrics(recipe: Recipe, task: str) -> None:
-    judge = metric_named(recipe.train.metric, task)
+    judge = select_best_metric(recipe.train.metric, task)
     if judge and judge.lack:
         raise UserError(f"train.metric: {judge.lack}")
     for name in recipe.data.metrics:
         pick(METRICS, name, "metric")
-        if name not in fitting(task):
+        if name not in metrics_for_task(task):
             raise UserError(f"data.metrics: {name} cannot judge models that {task}; leave it out")
 
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from dragoman.config.settings import LIMITS, Recipe
-from dragoman.data.batches import Share
-from dragoman.data.stream import Place, ahead
+from dragoman.data.batches import RankShare
+from dragoman.data.stream import StreamPosition, prefetch
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import Stop, UserError
 from dragoman.models.flops import Cost
@@ -104,7 +104,7 @@ class Trainer:
         self.prepared, self.group = prepared, group
         self.progress = self.begin_or_go_on(start, saved, choices)
         self.cost = Cost.of(self.stepper.model, passes=passes(self.settings))
-        share = Share(group.rank, group.world_size)
+        share = RankShare(group.rank, group.world_size)
         few_shapes = self.progress.choices.few_shapes
         self.stream = stream_of(self.recipe, prepared, few_shapes=few_shapes, share=share)
         if group.is_distributed and self.stepper.device.type == "cpu":
@@ -191,7 +191,7 @@ class Trainer:
         place = self.progress.place
         begun, seconds = time.monotonic(), self.progress.seconds
         meter = Meter(self.bar, self.metrics, self.settings, self.stepper.choices, self.progress.flops)
-        with closing(ahead(lambda: self.batches(place), DEPTH[self.stepper.device.type])) as batches:
+        with closing(prefetch(lambda: self.batches(place), DEPTH[self.stepper.device.type])) as batches:
             while not self.ended():
                 some, place_after = self.gather(batches)
                 pending = self.try_update(some)
@@ -237,12 +237,12 @@ class Trainer:
             self.stepper.record_no_more()
         return False
 
-    def batches(self, place: Place) -> Iterator[tuple[Batch, Place]]:
+    def batches(self, place: StreamPosition) -> Iterator[tuple[Batch, StreamPosition]]:
         """From a place on; for a GPU, in memory that it can fetch from by itself."""
         for batch, after in self.stream.batches(place):
             yield (batch if self.stepper.device.type == "cpu" else batch.pin_memory()), after
 
-    def gather(self, batches: Iterator[tuple[Batch, Place]]) -> tuple[list[Batch], Place]:
+    def gather(self, batches: Iterator[tuple[Batch, StreamPosition]]) -> tuple[list[Batch], StreamPosition]:
         some, place = [], self.progress.place
         for _ in range(self.settings.accumulate):
             batch, place = next(batches)

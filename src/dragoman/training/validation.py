@@ -13,13 +13,13 @@ import numpy as np
 import torch
 
 from dragoman.config.settings import Recipe, metric_name
-from dragoman.data.batches import FORMS, LAYOUTS, Widths
-from dragoman.data.corpus import all_references
-from dragoman.data.stream import in_order
+from dragoman.data.batches import EXAMPLE_FORMATS, LAYOUTS, Widths
+from dragoman.data.corpus import collect_references
+from dragoman.data.stream import read_in_order
 from dragoman.inference.engines.torch import TorchEngine
 from dragoman.inference.predictor import eval_mode
 from dragoman.inference.translator import Translator
-from dragoman.metrics.metrics import AUTO, METRICS, Metric, metric_named
+from dragoman.metrics.metrics import AUTO_METRIC, METRICS, Metric, select_best_metric
 from dragoman.models.base import Model, Seq2Seq
 from dragoman.models.registry import kind_of
 from dragoman.training.choices import Choices
@@ -100,7 +100,7 @@ class Validator:
         named = self.recipe.train.metric
         if named == "auto" and self.last and self.last.score is not None:
             return METRICS[self.last.metric]  # though data.metrics may have changed since
-        return metric_named(named, self.task, self.recipe.data.metrics) or METRICS[AUTO[self.task]]
+        return select_best_metric(named, self.task, self.recipe.data.metrics) or METRICS[AUTO_METRIC[self.task]]
 
     def __call__(self, model: Model) -> Validation:
         with torch.compiler.set_stance("force_eager"):  # layers are compiled for training alone
@@ -151,7 +151,7 @@ class Validator:
         trees = [pair.tree for pair in pairs] if translator.asks_for_trees else None
         lines = [Line(pair.source, tag=pair.tag) for pair in pairs]
         found = translator.translate(lines, trees=trees, search=GREEDY, align=False)
-        return [one.text for one in found], all_references(pairs)
+        return [one.text for one in found], collect_references(pairs)
 
     @torch.inference_mode()
     def labels(self, model: Model) -> tuple[list[str], list[list[str]]]:
@@ -168,17 +168,17 @@ class Validator:
 
     def tokens_per_character(self) -> float:
         stores = [part.store for part in self.prepared.dev]
-        marks = 0 if FORMS[form_of(self.recipe)].closed else sum(map(len, stores))  # of the ends of lines
+        marks = 0 if EXAMPLE_FORMATS[form_of(self.recipe)].closed else sum(map(len, stores))  # of the ends of lines
         return (sum(s.text_length for s in stores) + marks) / sum(s.characters for s in stores)
 
 
 def _batches(recipe: Recipe, prepared: Prepared, widths: Widths) -> Sequence[Batch]:
     name = form_of(recipe)
     context = recipe.model.get("context", 0)  # of a language model
-    examples = [example for part in prepared.dev for example in in_order(part.store, name, context)]
+    examples = [example for part in prepared.dev for example in read_in_order(part.store, name, context)]
     if not examples:
         return []
-    form, layout = FORMS[name], LAYOUTS[layout_for(recipe)]
+    form, layout = EXAMPLE_FORMATS[name], LAYOUTS[layout_for(recipe)]
     rng = np.random.default_rng(0)
     grids = layout(*form.lengths(examples), tokens=recipe.train.tokens, widths=widths, rng=rng)
     return [form.lay(grid, examples) for grid in grids]

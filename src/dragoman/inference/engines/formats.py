@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dragoman.data.subword_tokenizers import Subword
+from dragoman.data.subword_tokenizers import SubwordTokenizer
 from dragoman.data.tokenizers import Tokenizer, Tokenizers
 from dragoman.errors import UserError
 from dragoman.models.base import collect_tensors
@@ -56,7 +56,7 @@ def format_setting(value: Any) -> str:
 
 def list_vocabulary(tokenizer: Tokenizer) -> list[str]:
     """Its pieces in the order of their ids, no two alike; those of SentencePiece as SentencePiece writes them."""
-    if isinstance(tokenizer, Subword):
+    if isinstance(tokenizer, SubwordTokenizer):
         pieces: list[str] = tokenizer.processor.id_to_piece(list(range(tokenizer.size)))
         return pieces
     found = dict.fromkeys(SPECIALS)

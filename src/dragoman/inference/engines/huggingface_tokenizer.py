@@ -8,8 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dragoman.data.simple_tokenizers import SPACE
-from dragoman.data.subword_tokenizers import ESCAPES, Bpe, Subword
+from dragoman.data.simple_tokenizers import SPACE_MARK
+from dragoman.data.subword_tokenizers import ESCAPES, BpeTokenizer, SubwordTokenizer
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.inference.engines.formats import write_json
 from dragoman.types import EOS, SPECIALS, UNK
@@ -20,7 +20,7 @@ PAD_TOKEN, UNK_TOKEN, BOS_TOKEN, EOS_TOKEN = SPECIALS
 def save_tokenizer(tokenizers: Tokenizers, folder: Path, places: int) -> list[str]:
     """tokenizer.json where it can be, else nothing; back comes why not."""
     tokenizer = tokenizers.source
-    if not isinstance(tokenizer, Subword):
+    if not isinstance(tokenizer, SubwordTokenizer):
         return ["the tokenizer is no bpe or unigram, which is all that Hugging Face reads: encode with tokenizer/"]
     if not tokenizers.joint:
         return ["there are two vocabularies, and Hugging Face reads one: encode and decode with tokenizer/"]
@@ -39,7 +39,7 @@ def save_tokenizer(tokenizers: Tokenizers, folder: Path, places: int) -> list[st
     return []
 
 
-def describe_tokenizer(tokenizer: Subword) -> dict[str, Any]:
+def describe_tokenizer(tokenizer: SubwordTokenizer) -> dict[str, Any]:
     """What we do to a text, step by step: escape, put a mark before every word, cut into pieces, add the end mark."""
     return {
         "version": "1.0",
@@ -50,11 +50,11 @@ def describe_tokenizer(tokenizer: Subword) -> dict[str, Any]:
             "type": "Sequence",
             "normalizers": [
                 *({"type": "Replace", "pattern": {"String": each}, "content": code} for each, code in ESCAPES.items()),
-                {"type": "Prepend", "prepend": SPACE},
-                {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
+                {"type": "Prepend", "prepend": SPACE_MARK},
+                {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK},
             ],
         },
-        "pre_tokenizer": None if isinstance(tokenizer, Bpe) else split_specials(),
+        "pre_tokenizer": None if isinstance(tokenizer, BpeTokenizer) else split_specials(),
         "post_processor": {
             "type": "TemplateProcessing",
             "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": EOS_TOKEN, "type_id": 0}}],
@@ -68,7 +68,7 @@ def describe_tokenizer(tokenizer: Subword) -> dict[str, Any]:
         "decoder": {
             "type": "Sequence",
             "decoders": [
-                {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+                {"type": "Replace", "pattern": {"String": SPACE_MARK}, "content": " "},
                 {"type": "ByteFallback"},
                 {"type": "Fuse"},
                 {"type": "Strip", "content": " ", "start": 1, "stop": 0},
@@ -78,7 +78,7 @@ def describe_tokenizer(tokenizer: Subword) -> dict[str, Any]:
                 ),
             ],
         },
-        "model": describe_bpe(tokenizer) if isinstance(tokenizer, Bpe) else describe_unigram(tokenizer),
+        "model": describe_bpe(tokenizer) if isinstance(tokenizer, BpeTokenizer) else describe_unigram(tokenizer),
     }
 
 
@@ -94,14 +94,14 @@ def describe_special(number: int, piece: str) -> dict[str, Any]:
     return {"id": number, "content": piece, "special": True, **flags}
 
 
-def describe_unigram(tokenizer: Subword) -> dict[str, Any]:
+def describe_unigram(tokenizer: SubwordTokenizer) -> dict[str, Any]:
     numbers = list(range(tokenizer.size))
     pieces, scores = tokenizer.processor.id_to_piece(numbers), tokenizer.processor.get_score(numbers)
     vocabulary = [list(pair) for pair in zip(pieces, scores, strict=True)]
     return {"type": "Unigram", "unk_id": UNK, "vocab": vocabulary, "byte_fallback": tokenizer.lossless}
 
 
-def describe_bpe(tokenizer: Subword) -> dict[str, Any]:
+def describe_bpe(tokenizer: SubwordTokenizer) -> dict[str, Any]:
     """BPE joins, of all neighbours that make a piece, those that make the earliest: a list of merges in that order."""
     pieces = tokenizer.processor.id_to_piece(list(range(tokenizer.size)))
     ids = tokenizer.sampler.lexicon.ids

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.config.settings import SearchSettings, pick
-from dragoman.data.batches import grouped, rung
+from dragoman.data.batches import group_by_key, round_to_bucket
 from dragoman.decoding.beam import BeamPlan
 from dragoman.decoding.continuous_batching import GpuScheduler, JobQueue, Scheduler, collate_sources, round_up_length
 from dragoman.decoding.methods import decode
@@ -168,7 +168,9 @@ class TorchEngine(Engine):
         if flowing:
             self.flow(make_queues(jobs, flowing), search, found)
         rest = sorted(set(range(len(jobs))) - set(flowing))
-        for width, some in grouped(rest, lambda number: rung(len(jobs[number].ids) + 1), ROWS[self.device.type]):
+        for width, some in group_by_key(
+            rest, lambda number: round_to_bucket(len(jobs[number].ids) + 1), ROWS[self.device.type]
+        ):
             answers = decode(self.request([jobs[number] for number in some], width, search))
             for number, answer in zip(some, answers, strict=False):
                 found[number] = answer
@@ -247,7 +249,7 @@ def make_queues(jobs: Sequence[Job], numbers: Sequence[int]) -> list[JobQueue]:
     """One for each width, the widest first."""
     groups: dict[int, list[int]] = {}
     for number in numbers:
-        groups.setdefault(rung(len(jobs[number].ids) + 1), []).append(number)
+        groups.setdefault(round_to_bucket(len(jobs[number].ids) + 1), []).append(number)
     return [JobQueue(jobs, groups[width]) for width in sorted(groups, reverse=True)]
 
 
