@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.decoding.constrained import choose_width, count_needed_tokens, search_constrained
 from dragoman.decoding.methods import METHODS, decode
 from dragoman.decoding.request import DecodingConstraints
+from dragoman.decoding.sentence_beam import choose_width, count_needed_tokens, search_constrained
 from exhaustive_search import search_exhaustively
 from toy_requests import PIECES, REAL, asked, real_request, term
 from toy_steps import Toy, rescore, sources
@@ -68,7 +68,7 @@ def test_a_term_without_room_is_not_pretended(seed: int, limit: int) -> None:
     wishes = [DecodingConstraints(must=(term("abab"), term("b b a"))), DecodingConstraints()]
     request = asked(model, [4, 5], [limit, limit], wishes)
     assert search_constrained(request) == [[], []]
-    assert decode(request) == METHODS["beam"](request)
+    assert decode(request) == METHODS["beam"].decode(request)
 
 
 def test_a_term_that_is_forbidden_as_well_is_not_met() -> None:

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.decoding.diverse import DiverseBeam, search_diverse
-from dragoman.decoding.lockstep import SentenceBeam, run_in_lockstep, search_reference
 from dragoman.decoding.request import Request
+from dragoman.decoding.sentence_beam import DiverseBeam, SentenceBeam, run_in_lockstep, search_diverse, search_reference
 from dragoman.types import EOS
 from toy_requests import asked
 from toy_steps import Script, Toy, rescore
@@ -47,7 +46,7 @@ def test_without_a_price_all_groups_say_the_same_and_with_one_they_do_not() -> N
         total = 0
         for seed in range(30):
             request = asked(Toy(seed=seed, vocabulary=9), [4], [6], beam=4, groups=4, nbest=4, diversity=diversity)
-            total += len({tuple(group.answers()[0].tokens) for group in groups_of(request)})
+            total += len({tuple(group.results()[0].tokens) for group in groups_of(request)})
         return total
 
     assert first_words(0.0) == 30

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.decoding.beam import STOP_RULES
-from dragoman.decoding.lockstep import search_reference
 from dragoman.decoding.methods import decode_beam
 from dragoman.decoding.protocol import LENGTH_NORMS
 from dragoman.decoding.request import DecodingConstraints
+from dragoman.decoding.sentence_beam import search_reference
 from toy_requests import REAL, asked, real_request
 from toy_steps import Broken, Toy
 

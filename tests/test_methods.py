@@ -70,7 +70,7 @@ def test_a_trained_model_is_right_by_every_method(translator: Translator, method
 @pytest.mark.parametrize("name", REAL)
 def test_scores_are_those_of_a_fresh_pass(name: str, method: str) -> None:
     """log-probabilities, step by step from caches, against the whole answer read at once: to 1e-4 in float32."""
-    count = 1 if method == "greedy" else 4
+    count = METHODS[method].fixed.get("beam", 4)
     request = real_request(name, 5, 8, method=method, beam=4, nbest=count, samples=6, groups=2, candidates="samples")
     _, _, examples = real_sources(5)
     for example, found in zip(examples, decode(request), strict=True):

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.decoding.lockstep import search_reference
 from dragoman.decoding.methods import METHODS, decode
 from dragoman.decoding.protocol import Prefix
 from dragoman.decoding.request import DecodingConstraints
 from dragoman.decoding.rules import RULES, forbid_repeats, make_rules
+from dragoman.decoding.sentence_beam import search_reference
 from dragoman.types import EOS, PAD
 from toy_requests import PIECES, asked, term
 from toy_steps import Toy

@@ -25,9 +25,9 @@ import numpy as np
 
 from dragoman.config.settings import SearchSettings, build, override, pick
 from dragoman.data.tokenizers import Tokenizer, Tokenizers
-from dragoman.decoding.constrained import count_needed_tokens
-from dragoman.decoding.methods import check_search_settings
+from dragoman.decoding.methods import METHODS, apply_fixed_settings, check_search_settings
 from dragoman.decoding.request import UNREACHABLE, DecodingConstraints, SpellingTable, Term
+from dragoman.decoding.sentence_beam import count_needed_tokens
 from dragoman.errors import UserError
 from dragoman.inference.postprocess import UNKNOWN_WORD_METHODS
 from dragoman.io import read_lines
@@ -205,7 +205,7 @@ def merge_search(
     settings = build(SearchSettings, values, where="search")
     check_search_settings(settings)
     pick(UNKNOWN_WORD_METHODS, settings.unknown, "search.unknown")
-    return settings.model_copy(update={"beam": 1, "stop": "enough"}) if settings.method == "greedy" else settings
+    return apply_fixed_settings(settings)
 
 
 def to_line(line: str | Line, tag: str) -> Line:
@@ -229,7 +229,7 @@ def parse_search_overrides(overrides: Sequence[str], begun: Mapping[str, Any]) -
 def widen_nbest(settings: SearchSettings) -> SearchSettings:
     """The same for the search itself, which must find more answers where some will have the same text, or be ranked
     anew."""
-    more = settings.method == "beam" and (settings.nbest > 1 or settings.coverage > 0)
+    more = METHODS[settings.method].reranks and (settings.nbest > 1 or settings.coverage > 0)
     return settings.model_copy(update={"nbest": settings.beam}) if more else settings
 
 

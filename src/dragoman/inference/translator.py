@@ -30,7 +30,7 @@ from dragoman.config.settings import SearchSettings
 from dragoman.data.batches import BatchPlan, collate_pairs, group_by_key, round_to_bucket
 from dragoman.data.trees import find_tree_fault, link_tokens, locate_words
 from dragoman.decoding.beam import BeamState
-from dragoman.decoding.methods import decode
+from dragoman.decoding.methods import METHODS, decode
 from dragoman.decoding.protocol import NEVER, SearchResult
 from dragoman.decoding.request import DecodingConstraints, Job
 from dragoman.errors import UserError
@@ -279,7 +279,7 @@ class Translator(Predictor[Seq2Seq]):
         self, piece: Segment, line: Line, search: SearchSettings, dictionary: Mapping[str, str], watch: BeamObserver
     ) -> Hypothesis:
         """The answer to a piece. Whoever watches sees how it comes about, where that tells anything."""
-        clear = search.method in ("beam", "greedy") and not (search.coverage or piece.wish.must)
+        clear = METHODS[search.method].is_beam_search and not (search.coverage or piece.wish.must)
         with eval_mode(self.model):
             engine = self.engine or TorchEngine(self.model, self.device, self.tokenizers.target.decode)
             if not clear or not isinstance(engine, TorchEngine) or search.unknown != "drop":

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from dragoman.config.settings import SampleSettings, SearchSettings, pick
 from dragoman.data.tokenizers import Tokenizers
+from dragoman.decoding.methods import METHODS, apply_fixed_settings
 from dragoman.decoding.protocol import SearchResult
 from dragoman.decoding.request import Job
 from dragoman.errors import UserError
@@ -247,7 +248,6 @@ def copy_float(tensor: Any) -> Tensor:
 CACHE_VERSION = 1  # of the folders in the cache; raised when the same model is written in another way
 BATCH_ROWS = {"cpu": 32, "cuda": 256}  # sentences of a batch
 QUEUED_BATCHES = 3  # batches for each worker that are asked at a time: who stops waits for those
-SUPPORTED_METHODS = ("beam", "greedy")
 SUPPORTED_SETTINGS = {
     "method",
     "beam",
@@ -353,7 +353,7 @@ class CTranslate2Engine(Engine):
         for why in (explain_refusal(search), *map(self.lacks, jobs)):
             if why:
                 raise UserError(f"{why}; use --engine torch")
-        search = search.model_copy(update={"beam": 1}) if search.method == "greedy" else search
+        search = apply_fixed_settings(search)
         yield from ((i, []) for i, job in enumerate(jobs) if job.limit <= 0)
         order = sorted((i for i, job in enumerate(jobs) if job.limit > 0), key=lambda i: -len(jobs[i].ids))
         batches = (order[start : start + self.rows] for start in range(0, len(order), self.rows))
@@ -434,7 +434,7 @@ def explain_refusal(search: SearchSettings) -> str:
             return f"search.{name}={value} is not something that CTranslate2 does"
     return (
         ""
-        if search.method in SUPPORTED_METHODS
+        if METHODS[search.method].is_beam_search
         else f"search.method={search.method} is not something that CTranslate2 does"
     )
 
