@@ -68,21 +68,21 @@ def test_every_example_lies_in_a_grid_once_and_whole(layout: str, name: str, len
     form, examples = EXAMPLE_FORMATS[name], made(name, lengths)
     held = form.lengths(examples)
     grids = LAYOUTS[layout](*held, tokens=tokens, widths=choose_widths(*held), rng=np.random.default_rng(1))
-    batches = [form.lay(grid, examples) for grid in grids]
+    batches = [form.collate(grid, examples) for grid in grids]
     found = [one for batch in batches for one in read_back(name, batch)]
     assert sorted(found) == sorted(expected(name, example) for example in examples)
     assert sum(batch.target_tokens for batch in batches) == held[1].sum()
     assert sum(batch.source_tokens for batch in batches) == held[0].sum()
     if layout == "padded":
-        assert all(batch.alone for batch in batches)
+        assert all(batch.unpacked for batch in batches)
 
 
 @pytest.mark.parametrize("name", EXAMPLE_FORMATS)
 def test_a_grid_may_be_empty(name: str) -> None:
-    batch = EXAMPLE_FORMATS[name].lay(BatchPlan([[], []], Widths(8, 8)), [])
+    batch = EXAMPLE_FORMATS[name].collate(BatchPlan([[], []], Widths(8, 8)), [])
     assert batch.target_tokens == batch.source_tokens == batch.pairs == 0
     assert batch.target_in_BT.shape == (2, 8)
-    assert batch.alone
+    assert batch.unpacked
 
 
 def test_labels_do_not_widen_rows() -> None:

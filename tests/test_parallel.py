@@ -295,7 +295,7 @@ def test_all_parameters_get_a_gradient(name: str) -> None:
     """Those of a process that has no row, too: the others wait for it. And it is 0, whatever an empty row looks at."""
     section = cases()[name]
     learner = Learner(built(section, dtype=torch.float32), TrainSettings())
-    empty = EXAMPLE_FORMATS[FORM[kind_of(section).task]].lay(BatchPlan([[]], Widths(12, 12)), [])
+    empty = EXAMPLE_FORMATS[FORM[kind_of(section).task]].collate(BatchPlan([[]], Widths(12, 12)), [])
     empty = add_unknown_trees(empty) if section.get("position") == "tree" else empty
     batches = [laid(section, [[0], [1]], some_examples(section)), *([empty] if section.get("norm") != "batch" else [])]
     for batch in batches:

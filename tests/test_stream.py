@@ -171,12 +171,12 @@ def test_the_shares_of_several_are_the_whole(tmp_path: Path, layout: str, sampli
     idle = 0
     for (whole, place), *parts in islice(zip(*(stream.batches(StreamPosition()) for stream in streams)), 25):
         height = len(whole.source_BS)
-        cuts = [share.cut(height) for share in shares]
+        cuts = [share.row_range(height) for share in shares]
         assert {after for _, after in parts} == {place}
         assert [cut[0] for cut in cuts] + [height] == [0] + [cut[1] for cut in cuts]
         for (part, _), (start, end) in zip(parts, cuts):
-            assert part.height == height
-            assert end == start or part.first == start
+            assert part.total_rows == height
+            assert end == start or part.first_row == start
             assert end > start or not part.source_segment_BS.any()
             idle += end == start
         for name in Batch.__slots__:
@@ -184,7 +184,7 @@ def test_the_shares_of_several_are_the_whole(tmp_path: Path, layout: str, sampli
             if isinstance(getattr(whole, name), torch.Tensor):
                 rows = [tensor[: end - start] for tensor, (start, end) in zip(held, cuts)]
                 assert torch.equal(torch.cat(rows), getattr(whole, name)), name
-            elif name not in ("first", "height"):
+            elif name not in ("first_row", "total_rows"):
                 assert set(held) == {getattr(whole, name)}, name
     assert idle or (layout, world) != ("packed", 7)
 

@@ -79,7 +79,7 @@ def test_a_grid_in_parts_draws_as_the_whole(kind: str, rate: str) -> None:
     whole = states(model.train(), batch)
     found = []
     for part in parts(batch, 3):
-        with use_row_slice(part.first, part.height):
+        with use_row_slice(part.first_row, part.total_rows):
             found.append(states(model, part))
     same(torch.cat(found), whole)
 

@@ -132,7 +132,7 @@ def laid(section: Section, rows: Sequence[Sequence[int]], examples: Sequence[Exa
     form = EXAMPLE_FORMATS[FORM[kind_of(section).task]]
     source_N, target_N = form.lengths(examples)
     widths = Widths(*(max(sum(int(n[i]) for i in row) for row in rows) + spare for n in (source_N, target_N)))
-    batch = form.lay(BatchPlan([list(row) for row in rows], widths), examples)
+    batch = form.collate(BatchPlan([list(row) for row in rows], widths), examples)
     return with_chains(batch) if section.get("position") == "tree" else batch
 
 

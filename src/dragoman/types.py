@@ -1,4 +1,4 @@
-"""The nouns that travel through Dragoman, in the order of the walk.
+"""The records that travel through Dragoman, in the order in which they are made.
 
     files -> Pair -> Example -> Batch -> logits -> loss -> run folder -> Hypothesis -> text -> Score
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")  # every vocabulary begins with these four, in this order
-UNKNOWN_DISTANCE = -128  # between two tokens of which no tree is known, where ways through a tree are small integers
+UNKNOWN_DISTANCE = -128  # between two tokens that no known tree joins, in Batch.tree_BSS
 
 
 class Tree(NamedTuple):
@@ -35,10 +35,10 @@ class Tree(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A sentence and its counterpart, as raw text; the tree of the source, where one is known and wanted.
+    """A sentence and its translation as raw text, with the dependency tree of the source where one is known and wanted.
 
-    `tag` stands before the source and says what kind of pair this is. `alternatives` are
-    further right targets: references to evaluate with, beside the first one, which is `target`.
+    `tag` is put before the source and says what kind of pair this is, such as the target language. `alternatives` are
+    further references to evaluate with, besides the first one, which is `target`.
     """
 
     source: str
@@ -49,7 +49,7 @@ class Pair:
 
 
 class TokenTree(NamedTuple):
-    """A tree as the tokens of a sentence see it: the word that each belongs to, from 1, and the head of each word.
+    """A dependency tree over tokens: the word that each token belongs to, from 1, and the head of each word.
 
     A sentence without a tree has no heads, and its tokens belong to word 0.
     """
@@ -59,9 +59,9 @@ class TokenTree(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A pair as token ids, without begin and end marks; `line` is its stable number in the corpus.
+    """A pair as token ids, without <s> and </s>; `line` is its stable number in the corpus.
 
-    `links` is there for all examples or for none: models that do not ask for trees need not carry them.
+    All examples of a batch have `links` or none has: only models with tree positions need them.
     """
 
     source: NDArray[np.integer]
@@ -72,13 +72,13 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A grid of rows. Several pairs may lie side by side in a row; a pair's two sides lie in the same row.
+    """Packed rows: several pairs may lie side by side in a row, and both sides of a pair lie in the same row.
 
     Segments count the pairs of a row from 1; segment 0 is padding. Positions restart at 0 in every segment.
-    The target is shifted already: `target_in` begins with <s>, `target_out` ends with </s>.
-    One sentence per row is the same thing with one segment: `alone` says that no row has more. `tree_BSS` holds, where
-    the model asks for trees, the way from each source token to each other (data/trees.py). A batch may be a part of a
-    grid, some of its rows; pairs and tokens are counted over the whole grid all the same.
+    The target is shifted already: `target_in` begins with <s>, `target_out` ends with </s>. In an `unpacked` batch
+    no row has more than one segment. `tree_BSS` holds the distance in the dependency tree from each source token to
+    each other, for models with tree positions (data/batches.py). A batch may hold only some rows, those of one
+    process; `pairs` and the token counts are those of all rows all the same.
     """
 
     source_BS: Tensor
@@ -91,27 +91,31 @@ class Batch:
     pairs: int
     source_tokens: int
     target_tokens: int
-    alone: bool = False
-    depth_BS: Tensor | None = None  # of each source token in its dependency tree; 0: no tree is known
+    unpacked: bool = False
+    depth_BS: Tensor | None = None  # depth of each source token in its dependency tree; 0: no tree is known
     tree_BSS: Tensor | None = None
-    first: int = 0  # the number of its first row in the whole grid
-    height: int = 0  # rows of the whole grid; 0: these are all
-    source_seen_BS: Tensor | None = None  # False: of this token the model sees the place alone; None: it sees all
+    first_row: int = 0  # index of its first row among all rows
+    total_rows: int = 0  # rows of all processes; 0: this batch has all of them
+    source_seen_BS: Tensor | None = (
+        None  # False: the model sees only the position of this token, not the token; None: it sees all
+    )
     target_seen_BT: Tensor | None = None
 
     @property
     def tokens(self) -> int:
-        """Real tokens on both sides: what a speed is counted in."""
+        """Return the number of tokens on both sides, without padding, in which throughput is measured."""
         return self.source_tokens + self.target_tokens
 
     def to(self, device: torch.device) -> Batch:
-        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
+        """Copy all tensors to a device."""
+        return self.map_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> Batch:
-        """In memory that a GPU can fetch from by itself."""
-        return self.each(lambda tensor: tensor.pin_memory())
+        """Copy all tensors to page-locked memory, from which a GPU can copy asynchronously."""
+        return self.map_tensors(lambda tensor: tensor.pin_memory())
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with every tensor changed."""
         held = {f.name: getattr(self, f.name) for f in fields(self)}
         changed: dict[str, Any] = {k: change(v) for k, v in held.items() if hasattr(v, "pin_memory")}
         return replace(self, **changed)

@@ -34,62 +34,72 @@ from torch import Tensor
 from dragoman.types import BOS, EOS, PAD, UNKNOWN_DISTANCE, Batch, Example, TokenTree
 
 Key = TypeVar("Key")
-MAX_TREE_DISTANCE = 127
-Numbers = NDArray[np.int64]
+IntArray = NDArray[np.int64]
+Examples = Sequence[Example] | Mapping[int, Example]  # by number
+MAX_TREE_DISTANCE = 127  # fits a byte
 
 
 def collate_trees(
-    links: Sequence[TokenTree], row: Numbers, place_N: Numbers, shape: tuple[int, int]
+    links: Sequence[TokenTree], row: IntArray, slot_N: IntArray, shape: tuple[int, int]
 ) -> tuple[Tensor, Tensor]:
-    """depth_BS and tree_BSS of sentences in these rows; `place_N` is where each token lies, every </s> among them.
+    """Return depth_BS and tree_BSS: how deep each source token lies in its tree, and the distances between tokens.
+
+    A distance is the number of arcs between two words, positive where the second stands to the right of the first and
+    negative where it stands to the left; 0 between the tokens of one word; at most MAX_TREE_DISTANCE. It is
+    UNKNOWN_DISTANCE between sentences, at padding, at </s>, and where no tree is known. `slot_N` is the index of each
+    token in the flattened batch, every </s> included.
 
     Two words have as many ancestors in common, themselves included, as the lowest that they share is deep. So one
-    matrix product gives all ways at once.
+    matrix product gives all distances at once.
     """
-    word_N, head_K, column_K = _numbered(links, row)
+    word_N, head_K, column_K = _number_words(links, row)
     sentence_N = np.repeat(np.arange(1, len(links) + 1), [len(one.word) + 1 for one in links])
-    word_BS, sentence_BS = (_grid(each, place_N, shape) for each in (word_N, np.where(word_N, sentence_N, 0)))
+    word_BS, sentence_BS = (_scatter(each, slot_N, shape) for each in (word_N, np.where(word_N, sentence_N, 0)))
     ancestor_BSW = torch.zeros(*shape, int(column_K.max()) + 1)
     flat = ancestor_BSW.flatten(0, 1).numpy()
     while word_N.any():
         known = word_N > 0
-        flat[place_N[known], column_K[word_N[known]]] = 1
+        flat[slot_N[known], column_K[word_N[known]]] = 1
         word_N = head_K[word_N]
     depth_BS = ancestor_BSW.sum(-1)
     arcs_BSS = depth_BS[:, :, None] + depth_BS[:, None] - 2 * ancestor_BSW @ ancestor_BSW.mT
-    way_BSS = arcs_BSS.clamp(max=MAX_TREE_DISTANCE) * (word_BS[:, None] - word_BS[:, :, None]).sign()
+    distance_BSS = arcs_BSS.clamp(max=MAX_TREE_DISTANCE) * (word_BS[:, None] - word_BS[:, :, None]).sign()
     known_BSS = (sentence_BS[:, None] == sentence_BS[:, :, None]) & (sentence_BS > 0)[:, None]
-    return depth_BS.long(), way_BSS.masked_fill(~known_BSS, UNKNOWN_DISTANCE).to(torch.int8)
+    return depth_BS.long(), distance_BSS.masked_fill(~known_BSS, UNKNOWN_DISTANCE).to(torch.int8)
 
 
 def add_unknown_trees(batch: Batch) -> Batch:
-    """A grid of which no tree is known, for a model that asks for trees."""
+    """Return the batch with depths and distances that say no tree is known, for a model that expects trees."""
     depth_BS = torch.zeros_like(batch.source_BS)
     tree_BSS = torch.full((*depth_BS.shape, depth_BS.size(1)), UNKNOWN_DISTANCE, dtype=torch.int8)
     return replace(batch, depth_BS=depth_BS, tree_BSS=tree_BSS)
 
 
-def _numbered(links: Sequence[TokenTree], row: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """All words numbered through: the word of each token, and of each word its head and its column in its row."""
+def _number_words(links: Sequence[TokenTree], row: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Number all words consecutively; return the word of each token, and each word's head and its column in its row."""
     size = np.array([len(one.head) for one in links])
     before = np.cumsum(size) - size
     own_N = np.concatenate([part for one in links for part in (one.word.astype(np.int64), [0])])
     own_K = np.concatenate([[0], *(one.head.astype(np.int64) for one in links)])
     word_N = np.where(own_N, own_N + np.repeat(before, [len(one.word) + 1 for one in links]), 0)
     head_K = np.where(own_K, own_K + np.repeat([0, *before], [1, *size]), 0)
-    first = before[np.searchsorted(row, row)]  # of the row
+    first = before[np.searchsorted(row, row)]  # word of the row
     column_K = np.arange(-1, len(head_K) - 1) - np.repeat([0, *first], [1, *size])
     return word_N, head_K, column_K
 
 
-def _grid(values_N: Numbers, place_N: Numbers, shape: tuple[int, int]) -> Tensor:
+def _scatter(values_N: IntArray, slot_N: IntArray, shape: tuple[int, int]) -> Tensor:
+    """Return a matrix with these values at these slots and zeros, which are PAD, elsewhere."""
     out = np.zeros(shape, dtype=np.int64)
-    out.ravel()[place_N] = values_N
+    out.ravel()[slot_N] = values_N
     return torch.from_numpy(out)
 
 
 def round_to_bucket(length: int) -> int:
-    """The next of 16, 32, 64, 128, ...: a width that depends on the sentence alone."""
+    """Return the smallest of 16, 32, 64, 128, ... that holds `length` tokens.
+
+    The width depends on the sentence alone, so that its neighbours in a batch do not change its scores.
+    """
     width = 16
     while width < length:
         width *= 2
@@ -97,7 +107,7 @@ def round_to_bucket(length: int) -> int:
 
 
 def group_by_key(items: Iterable[int], key: Callable[[int], Key], size: int) -> Iterator[tuple[Key, list[int]]]:
-    """Items of one key together, at most `size` at a time, in the order they came."""
+    """Yield each key with its items, at most `size` at a time, in the order they came."""
     groups: dict[Key, list[int]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -107,47 +117,45 @@ def group_by_key(items: Iterable[int], key: Callable[[int], Key], size: int) -> 
             yield value, chunk
 
 
-IntArray = NDArray[np.int64]
-Examples = Sequence[Example] | Mapping[int, Example]  # by number
-CELLS_PER_WIDTH = (
-    128  # that a row's width is divided into when pairs are laid side by side; a narrower one is not divided
-)
-FULL_ENOUGH = 0.935  # of the places hold a token
+CELLS_PER_WIDTH = 128  # resolution at which lengths are compared when rows are filled
+FULL_ENOUGH = 0.935  # share of slots that hold a token
 DOUBLING_COST = 0.015  # how much fuller rows of twice the width must be, since attention costs grow with it
 PACKED_TOGETHER = 8192  # pairs packed together: enough to fill rows, few enough to try every row
-MANY = 1 << 20  # places: more than any sentence needs
+UNBOUNDED = 1 << 20  # slots: more than any sentence needs
 BUCKET_WIDTHS = np.array(
     [2.0**octave * part for octave in range(1, 20) for part in (4, 5, 6, 7)]
 )  # 8, 10, 12, 14, 16, 20, ...
 
 
 class Widths(NamedTuple):
+    """Row widths of the two sides, in tokens."""
+
     source: int
     target: int
 
-    def times(self, factor: int) -> Widths:
+    def scale(self, factor: int) -> Widths:
         return Widths(self.source * factor, self.target * factor)
 
 
 class BatchPlan(NamedTuple):
-    """A planned batch: which examples lie in which row."""
+    """Which examples lie in which row of a batch, by their numbers."""
 
     rows: list[list[int]]
     widths: Widths
 
 
 class RankShare(NamedTuple):
-    """Which rows of every grid are ours: those of one process out of several. By itself: all."""
+    """The rows of every batch that one rank of `world` processes computes. A single process has all of them."""
 
     rank: int = 0
     world: int = 1
 
-    def cut(self, height: int) -> tuple[int, int]:
-        """From which row to which."""
+    def row_range(self, height: int) -> tuple[int, int]:
+        """Return the first row of this rank and the first row after it."""
         return height * self.rank // self.world, height * (self.rank + 1) // self.world
 
-    def rows(self, grid: BatchPlan) -> list[list[int]]:
-        return grid.rows[slice(*self.cut(len(grid.rows)))]
+    def select_rows(self, plan: BatchPlan) -> list[list[int]]:
+        return plan.rows[slice(*self.row_range(len(plan.rows)))]
 
 
 class RowGroup(NamedTuple):
@@ -158,89 +166,92 @@ class RowGroup(NamedTuple):
 
 
 class BestFitTable:
-    """Items that are not laid yet, by how many grains of a row's width each of their sides takes.
+    """Items not yet placed in a row, and a table of which of them fills a given gap best.
 
-    What fits best into a given room is looked up in a table. It is made anew only when it names what has run out.
+    Lengths are rounded up to cells, CELLS_PER_WIDTH of them per row (fewer where a row is narrower), so that
+    best_ST[s, t] can name the best item length for every gap of s and t cells. The table is rebuilt only when it
+    names a length that has run out.
     """
 
     def __init__(self, length_2N: NDArray[np.int64], widths: Widths) -> None:
         self.length_2N, self.widths = length_2N, widths
-        self.grains = [min(CELLS_PER_WIDTH, width) for width in widths]
-        S, T = (count + 1 for count in self.grains)
+        self.cells = [min(CELLS_PER_WIDTH, width) for width in widths]
+        S, T = (count + 1 for count in self.cells)
         self.shape = (S, T)
         fullness_ST = sum(np.ix_(*(np.arange(n) / max(n - 1, 1) for n in self.shape)))
         self.rank_ST = np.round(fullness_ST * 1000).astype(np.int64) * S * T + np.arange(S * T).reshape(S, T)
         source_N, target_N = (
-            -(-length_N * n // w) for length_N, n, w in zip(length_2N, self.grains, widths, strict=True)
+            -(-length_N * n // w) for length_N, n, w in zip(length_2N, self.cells, widths, strict=True)
         )
         self.cell_N = (source_N * T + target_N).tolist()
         self.left: dict[int, list[int]] = {}
         self.there_ST = np.zeros(self.shape, dtype=bool)  # cells with something left
-        self.best_ST = self.look()
+        self.best_ST = self.rebuild()
 
     def put(self, items: Iterable[int]) -> None:
-        """Those that are put in last are taken first."""
+        """Add items; those added last are taken first."""
         for item in items:
             self.left.setdefault(self.cell_N[item], []).append(item)
         self.there_ST.ravel()[list(self.left)] = True
-        self.best_ST = self.look()
+        self.best_ST = self.rebuild()
 
-    def look(self) -> NDArray[np.int64]:
-        """For every room, the cell that fills it most, of those with something left."""
+    def rebuild(self) -> NDArray[np.int64]:
+        """Return, for every gap, the rank of the fullest item that fits, or -1; the rank modulo size is its cell."""
         rank_ST = np.where(self.there_ST, self.rank_ST, -1)
         return np.maximum.accumulate(np.maximum.accumulate(rank_ST, 0), 1)
 
     def take(self, cell: int) -> int:
+        """Remove and return the last item of a cell."""
         item = self.left[cell].pop()
         if not self.left[cell]:
             self.there_ST.ravel()[cell] = False
         return item
 
-    def fitting(self, source: int, target: int) -> int | None:
-        """What fills this room most is taken out; None if there is nothing that fits."""
-        (S, T), widths = self.grains, self.widths
+    def take_best(self, source: int, target: int) -> int | None:
+        """Remove and return the item that fills a gap of this size best, or None if nothing fits."""
+        (S, T), widths = self.cells, self.widths
         where = min(source * S // widths.source, S), min(target * T // widths.target, T)
         while (rank := int(self.best_ST[where])) >= 0:
             if self.left[cell := rank % self.best_ST.size]:
                 return self.take(cell)
-            self.best_ST = self.look()
+            self.best_ST = self.rebuild()
         return None
 
 
 def pack_rows(source_N: IntArray, target_N: IntArray, widths: Widths) -> list[RowGroup]:
-    """Row by row, each begun with the longest pair that is left and filled with what fits best.
+    """Fill row after row: begin each with the longest pair that is left and add what fits best.
 
-    Pairs wider than a row go to shelves of twice, four times, ... the width; shorter ones fill what is left there.
+    Pairs wider than a row go to rows of twice, four times, ... the width; shorter ones fill what is left there.
     """
     length_2N = np.stack([source_N, target_N])
     share_N = (length_2N / np.array(widths)[:, None]).max(0)
     own_N = np.ceil(np.log2(np.maximum(share_N, 1.0))).astype(int).tolist()
     order = np.argsort(-share_N, kind="stable").tolist()
-    stock = BestFitTable(length_2N, widths)
-    stock.put(item for item in reversed(order) if not own_N[item])
-    shelves = [RowGroup(widths.times(2**k), []) for k in range(max(own_N, default=0) + 1)]
-    lengths, laid = length_2N.T.tolist(), [False] * len(order)
+    table = BestFitTable(length_2N, widths)
+    table.put(item for item in reversed(order) if not own_N[item])
+    groups = [RowGroup(widths.scale(2**k), []) for k in range(max(own_N, default=0) + 1)]
+    lengths, placed = length_2N.T.tolist(), [False] * len(order)
     for first in order:
-        if laid[first]:
+        if placed[first]:
             continue
         if not own_N[first]:
-            stock.take(stock.cell_N[first])  # it is the one of its cell that was put in last
-        shelf, row, item = shelves[own_N[first]], [], first
-        source, target = shelf.widths
+            table.take(table.cell_N[first])  # it was added to its cell last
+        group, row, item = groups[own_N[first]], [], first
+        source, target = group.widths
         while item is not None:
             row.append(item)
-            laid[item] = True
+            placed[item] = True
             source, target = source - lengths[item][0], target - lengths[item][1]
-            item = stock.fitting(source, target)
-        shelf.rows.append(row)
-    return shelves
+            item = table.take_best(source, target)
+        group.rows.append(row)
+    return groups
 
 
 def choose_widths(source_N: IntArray, target_N: IntArray) -> Widths:
-    """The narrowest rows with both grids full enough; where there are none, the fullest that are worth their width.
+    """Return the narrowest widths that fill rows well; if none do, those with the best fill for their width.
 
-    The longer side gets a power of two, the other what the corpus' own ratio of lengths asks for. Judged by packing a
-    sample. A side that has nothing, or a single label for each text, is not judged.
+    The longer side gets a power of two, the other follows the corpus' ratio of lengths. Each candidate is judged by
+    packing a sample. A side that is empty, or holds a single label per text, is not judged.
     """
     if source_N.sum() < target_N.sum():
         target, source = choose_widths(target_N, source_N)
@@ -250,7 +261,10 @@ def choose_widths(source_N: IntArray, target_N: IntArray) -> Widths:
     worth: dict[Widths, float] = {}
     for doubled, source in enumerate((64, 128, 256, 512)):
         targets = {min(max(8, round(source * ratio * slack / 8) * 8), source) for slack in (0.97, 1.0, 1.03)}
-        fill = {Widths(source, target): _fill(source_N, target_N, Widths(source, target)) for target in sorted(targets)}
+        fill = {
+            Widths(source, target): _measure_fill(source_N, target_N, Widths(source, target))
+            for target in sorted(targets)
+        }
         best = max(fill, key=fill.__getitem__)
         if fill[best] >= FULL_ENOUGH:
             return best
@@ -258,51 +272,48 @@ def choose_widths(source_N: IntArray, target_N: IntArray) -> Widths:
     return max(worth, key=worth.__getitem__)
 
 
-def _fill(source_N: IntArray, target_N: IntArray, widths: Widths) -> float:
-    shelves = pack_rows(source_N, target_N, widths)
-    room = sum(len(s.rows) * np.array(s.widths) for s in shelves)
-    fill_2 = np.array([source_N.sum(), target_N.sum()]) / room
+def _measure_fill(source_N: IntArray, target_N: IntArray, widths: Widths) -> float:
+    """Return the share of slots that hold a token, of the emptier side."""
+    groups = pack_rows(source_N, target_N, widths)
+    slots_2 = sum(len(s.rows) * np.array(s.widths) for s in groups)
+    fill_2 = np.array([source_N.sum(), target_N.sum()]) / slots_2
     return float(fill_2[0] if target_N.max() <= 1 else fill_2.min())
 
 
 def plan_packed(
     source_N: IntArray, target_N: IntArray, *, tokens: int, widths: Widths, rng: np.random.Generator, heights: int = 8
 ) -> list[BatchPlan]:
-    """Full rows in random order. All grids of a width have one shape, but for the last, some eighths of it."""
+    """Plan full rows in random order. Batches of a width have one shape, but the last may be some eighths of it."""
     rows_by_times: dict[int, list[list[int]]] = {1: []}  # by how many times as wide as the narrowest they are
     for start in range(0, len(source_N), PACKED_TOGETHER):
-        for shelf in pack_rows(
+        for group in pack_rows(
             source_N[start : start + PACKED_TOGETHER], target_N[start : start + PACKED_TOGETHER], widths
         ):
-            rows = rows_by_times.setdefault(shelf.widths.source // widths.source, [])
-            rows.extend([start + i for i in row] for row in shelf.rows)
-    grids, narrow = [], rows_by_times[1]
+            rows = rows_by_times.setdefault(group.widths.source // widths.source, [])
+            rows.extend([start + i for i in row] for row in group.rows)
+    plans, narrow = [], rows_by_times[1]
     rng.shuffle(narrow)
     for times, rows in sorted(rows_by_times.items(), reverse=True):
-        wide = widths.times(times)
+        wide = widths.scale(times)
         height = max(1, tokens // max(wide))
         while heights == 1 and times > 1 and len(rows) % height and len(narrow) >= times:
             rows.append([item for _ in range(times) for item in narrow.pop()])
         rng.shuffle(rows)
         for start in range(0, len(rows), height):
             some = rows[start : start + height]
-            grids.append(BatchPlan(some + [[]] * (_few_heights(len(some), height, heights) - len(some)), wide))
-    rng.shuffle(grids)
-    return grids
-
-
-def _few_heights(rows: int, height: int, heights: int) -> int:
-    """As many eighths of a full grid as hold these rows: few shapes, little emptiness."""
-    eighth = -(-height // heights)
-    return min(height, -(-rows // eighth) * eighth)
+            step = -(-height // heights)  # heights are multiples of it: few shapes, few empty rows
+            rows_needed = min(height, -(-len(some) // step) * step)
+            plans.append(BatchPlan(some + [[]] * (rows_needed - len(some)), wide))
+    rng.shuffle(plans)
+    return plans
 
 
 def plan_level(
     source_N: IntArray, target_N: IntArray, *, tokens: int, widths: Widths, rng: np.random.Generator
 ) -> list[BatchPlan]:
-    """The same rows, and all grids of a width have one shape: for work that is recorded once for each shape.
+    """Plan packed rows with one shape per width, for CUDA graphs, which are captured once per shape.
 
-    Where wide rows do not fill their last grid, narrow ones are put end to end to fill it.
+    Where wide rows do not fill their last batch, narrow rows are put end to end to fill it.
     """
     return plan_packed(source_N, target_N, tokens=tokens, widths=widths, rng=rng, heights=1)
 
@@ -312,169 +323,172 @@ def plan_padded(
     target_N: IntArray,
     *,
     tokens: int,
-    widths: Widths,  # noqa: ARG001 - each grid is as wide as its longest
+    widths: Widths,  # noqa: ARG001 - each batch is as wide as its longest pair
     rng: np.random.Generator,
 ) -> list[BatchPlan]:
-    """One pair per row, pairs of like length together, so that little is padding.
+    """Plan one pair per row, pairs of similar length together, so that little is padding.
 
-    They are sorted by the longer side, then by how far the sides differ, to and fro, so that neighbours are alike there
-    too where one length ends and the next begins.
+    Pairs are sorted by the longer side, then by the difference of the sides, alternately ascending and descending, so
+    that neighbours stay similar where one length ends and the next begins.
     """
     noise = rng.random(len(source_N))
     longer_N, more_N = np.maximum(source_N, target_N), source_N - target_N
     order = np.lexsort((noise, np.where(longer_N % 2, more_N, -more_N), longer_N)).tolist()
-    grids: list[BatchPlan] = []
+    plans: list[BatchPlan] = []
     rows: list[list[int]] = []
     wide = Widths(0, 0)
     for item in order:
         own = Widths(int(source_N[item]), int(target_N[item]))
         wider = Widths(max(wide.source, own.source), max(wide.target, own.target))
         if rows and (len(rows) + 1) * max(wider) > tokens:
-            grids.append(BatchPlan(rows, wide))
+            plans.append(BatchPlan(rows, wide))
             rows, wider = [], own
         rows.append([item])
         wide = wider
     if rows:
-        grids.append(BatchPlan(rows, wide))
-    rng.shuffle(grids)
-    return grids
+        plans.append(BatchPlan(rows, wide))
+    rng.shuffle(plans)
+    return plans
 
 
 def plan_stepped(
-    source_N: IntArray, target_N: IntArray, *, tokens: int, widths: Widths, rng: np.random.Generator, most: int = MANY
+    source_N: IntArray,
+    target_N: IntArray,
+    *,
+    tokens: int,
+    widths: Widths,
+    rng: np.random.Generator,
+    most: int = UNBOUNDED,
 ) -> list[BatchPlan]:
-    """One pair per row, in grids of few shapes: for work that is recorded once for each shape.
+    """Plan one pair per row in batches of few shapes, for CUDA graphs, which are captured once per shape.
 
-    Widths go up in steps, the two sides in the ratio of `widths`, as far as a model has places. What does not fill a
-    grid goes into wider ones.
+    Widths are those of BUCKET_WIDTHS, the two sides in the ratio of `widths`, up to `most`, the positions that the
+    model has. Rows that do not fill a batch go into a wider one.
     """
     length_2N, ratio_2 = np.stack([source_N, target_N]), np.array(widths) / max(widths)
     need_N = (length_2N / ratio_2[:, None]).max(0)
     step_N = np.searchsorted(BUCKET_WIDTHS, need_N - 1e-6)
     order = rng.permutation(len(step_N))
-    grids: list[BatchPlan] = []
+    plans: list[BatchPlan] = []
     rows: list[list[int]] = []
     for step in np.unique(step_N).tolist():
         rows += [[item] for item in order[step_N[order] == step].tolist()]
-        longest_2 = length_2N[:, [item for row in rows for item in row]].max(1)  # samples may outgrow all places
+        longest_2 = length_2N[:, [item for row in rows for item in row]].max(
+            1
+        )  # a sampled segmentation may be longer than `most`
         stepped_2 = np.maximum(np.minimum(np.ceil(BUCKET_WIDTHS[step] * ratio_2 - 1e-6), most), longest_2)
         wide = Widths(*stepped_2.astype(int).tolist())
         height = max(1, tokens // max(wide))
         while len(rows) >= height:
-            grids.append(BatchPlan(rows[:height], wide))
+            plans.append(BatchPlan(rows[:height], wide))
             del rows[:height]
     if rows:
-        grids.append(BatchPlan(rows + [[]] * (height - len(rows)), wide))
-    rng.shuffle(grids)
-    return grids
+        plans.append(BatchPlan(rows + [[]] * (height - len(rows)), wide))
+    rng.shuffle(plans)
+    return plans
 
 
-def collate_pairs(grid: BatchPlan, examples: Examples) -> Batch:
-    """Pairs: a source with its </s>, and a target that begins with <s> as input and ends with </s> as output."""
-    places = _Places(grid, examples)
-    source = places.side([e.source for e in places.examples], grid.widths.source, end=True)
-    target = places.side([e.target for e in places.examples], grid.widths.target, end=True)
-    return _batch(places, source, target, np.where(target.position == 0, BOS, np.roll(target.token, 1)))
+def collate_pairs(plan: BatchPlan, examples: Examples) -> Batch:
+    """Collate pairs: a source with its </s>; a target that begins with <s> as input and ends with </s> as output."""
+    collator = _Collator(plan, examples)
+    source = collator.flatten([e.source for e in collator.examples], plan.widths.source, eos=True)
+    target = collator.flatten([e.target for e in collator.examples], plan.widths.target, eos=True)
+    return collator.make_batch(source, target, np.where(target.position == 0, BOS, np.roll(target.token, 1)))
 
 
-def collate_lines(grid: BatchPlan, examples: Examples) -> Batch:
-    """Texts without a source: the same with nothing in the source grid."""
-    places = _Places(grid, examples)
-    source = places.side([e.source[:0] for e in places.examples], grid.widths.source)
-    target = places.side([e.target for e in places.examples], grid.widths.target, end=True)
-    return _batch(places, source, target, np.where(target.position == 0, BOS, np.roll(target.token, 1)))
+def collate_lines(plan: BatchPlan, examples: Examples) -> Batch:
+    """Collate texts without a source, for a language model: like pairs whose source side is empty."""
+    collator = _Collator(plan, examples)
+    source = collator.flatten([e.source[:0] for e in collator.examples], plan.widths.source)
+    target = collator.flatten([e.target for e in collator.examples], plan.widths.target, eos=True)
+    return collator.make_batch(source, target, np.where(target.position == 0, BOS, np.roll(target.token, 1)))
 
 
-def collate_windows(grid: BatchPlan, examples: Examples) -> Batch:
-    """Windows of a long text, each with the token that follows it: the last does not go in, the first not out."""
-    places = _Places(grid, examples)
-    source = places.side([e.source[:0] for e in places.examples], grid.widths.source)
-    target = places.side([e.target[1:] for e in places.examples], grid.widths.target)
-    before = places.side([e.target[:-1] for e in places.examples], grid.widths.target)
-    return _batch(places, source, target, before.token)
+def collate_windows(plan: BatchPlan, examples: Examples) -> Batch:
+    """Collate windows of a long text, each with the token that follows it: input all but the last, output all but the
+    first token."""
+    collator = _Collator(plan, examples)
+    source = collator.flatten([e.source[:0] for e in collator.examples], plan.widths.source)
+    target = collator.flatten([e.target[1:] for e in collator.examples], plan.widths.target)
+    before = collator.flatten([e.target[:-1] for e in collator.examples], plan.widths.target)
+    return collator.make_batch(source, target, before.token)
 
 
-def collate_labels(grid: BatchPlan, examples: Examples) -> Batch:
-    """Texts and their labels: the n-th place of a target row is the label of the n-th text in the source row."""
-    places = _Places(grid, examples)
-    source = places.side([e.source for e in places.examples], grid.widths.source, end=True)
-    target = places.side([e.target for e in places.examples], grid.widths.target)
-    return _batch(places, source, target, np.full_like(target.token, PAD))
+def collate_labels(plan: BatchPlan, examples: Examples) -> Batch:
+    """Collate texts and labels: slot n of a target row is the label of text n in the source row."""
+    collator = _Collator(plan, examples)
+    source = collator.flatten([e.source for e in collator.examples], plan.widths.source, eos=True)
+    target = collator.flatten([e.target for e in collator.examples], plan.widths.target)
+    return collator.make_batch(source, target, np.full_like(target.token, PAD))
 
 
-def count_all_rows(batch: Batch, grid: BatchPlan, lengths: tuple[IntArray, IntArray], share: RankShare) -> Batch:
-    """Our rows, as the part of a grid that they are: what is counted is counted over all of its rows."""
-    height, items = len(grid.rows), [item for row in grid.rows for item in row]
+def count_all_rows(batch: Batch, plan: BatchPlan, lengths: tuple[IntArray, IntArray], share: RankShare) -> Batch:
+    """Return one rank's rows with pairs and tokens counted over the rows of all ranks."""
+    height, items = len(plan.rows), [item for row in plan.rows for item in row]
     source_N, target_N = lengths
     return replace(
         batch,
         pairs=len(items),
         source_tokens=int(source_N[items].sum()),
         target_tokens=int(target_N[items].sum()),
-        alone=max(map(len, grid.rows)) <= 1,
-        first=min(share.cut(height)[0], height - 1),
-        height=height,
+        unpacked=max(map(len, plan.rows)) <= 1,
+        first_row=min(share.row_range(height)[0], height - 1),
+        total_rows=height,
     )
 
 
-class _Places:
-    """Which row and segment each example of a grid lies in."""
+class _Side(NamedTuple):
+    """The tokens of one side, one after the other, and the index of each in the flattened batch of this shape."""
 
-    def __init__(self, grid: BatchPlan, examples: Examples) -> None:
-        self.examples = [examples[item] for row in grid.rows for item in row]
-        sizes = [len(row) for row in grid.rows]
+    token: IntArray
+    segment: IntArray
+    position: IntArray
+    slot: IntArray
+    shape: tuple[int, int]
+
+
+class _Collator:
+    """Row and segment of each example of a plan. Sides are handled as flat arrays, without a loop over tokens."""
+
+    def __init__(self, plan: BatchPlan, examples: Examples) -> None:
+        self.examples = [examples[item] for row in plan.rows for item in row]
+        sizes = [len(row) for row in plan.rows]
         self.height = len(sizes)
-        self.alone = max(sizes, default=0) <= 1
+        self.unpacked = max(sizes, default=0) <= 1
         self.row_N = np.repeat(np.arange(len(sizes)), sizes)
         self.first_N = np.repeat(np.cumsum(sizes) - sizes, sizes).astype(np.int64)
         self.segment_N = np.arange(len(self.examples)) - self.first_N + 1
 
-    def side(self, ids: Sequence[NDArray[np.integer]], width: int, *, end: bool = False) -> _Side:
-        """One side on flat arrays: where a token goes is its segment's start plus its position."""
-        mark = np.full(int(end), EOS)
-        length_N = np.array([len(i) + end for i in ids], dtype=np.int64)
-        flat = np.concatenate([mark[:0], *(part for i in ids for part in (i, mark))])
+    def flatten(self, ids: Sequence[NDArray[np.integer]], width: int, *, eos: bool = False) -> _Side:
+        """Concatenate one side of all examples; a token's slot is its segment's start plus its position."""
+        end = np.full(int(eos), EOS)
+        length_N = np.array([len(i) + eos for i in ids], dtype=np.int64)
+        flat = np.concatenate([end[:0], *(part for i in ids for part in (i, end))])
         before_N = np.cumsum(length_N) - length_N
         start_N = self.row_N * width + before_N - before_N[self.first_N]
         position = np.arange(len(flat)) - np.repeat(before_N, length_N)
-        place = np.repeat(start_N, length_N) + position
+        slot = np.repeat(start_N, length_N) + position
         segment = np.repeat(self.segment_N, length_N)
-        return _Side(flat.astype(np.int64), segment, position, place, (self.height, width))
+        return _Side(flat.astype(np.int64), segment, position, slot, (self.height, width))
 
-
-class _Side(NamedTuple):
-    """The tokens of one side, one after the other, and the place of each in a grid of this shape."""
-
-    token: NDArray[np.int64]
-    segment: NDArray[np.int64]
-    position: NDArray[np.int64]
-    place: NDArray[np.int64]
-    shape: tuple[int, int]
-
-    def grid(self, values: NDArray[np.int64]) -> torch.Tensor:
-        out = np.full(self.shape, PAD, dtype=np.int64)
-        out.ravel()[self.place] = values
-        return torch.from_numpy(out)
-
-
-def _batch(places: _Places, source: _Side, target: _Side, target_in: NDArray[np.int64]) -> Batch:
-    links = [one.links for one in places.examples if one.links]
-    depth_BS, tree_BSS = collate_trees(links, places.row_N, source.place, source.shape) if links else (None, None)
-    return Batch(
-        source_BS=source.grid(source.token),
-        source_segment_BS=source.grid(source.segment),
-        source_position_BS=source.grid(source.position),
-        target_in_BT=target.grid(target_in),
-        target_out_BT=target.grid(target.token),
-        target_segment_BT=target.grid(target.segment),
-        target_position_BT=target.grid(target.position),
-        pairs=len(places.examples),
-        source_tokens=len(source.token),
-        target_tokens=len(target.token),
-        alone=places.alone,
-        depth_BS=depth_BS,
-        tree_BSS=tree_BSS,
-    )
+    def make_batch(self, source: _Side, target: _Side, target_in: IntArray) -> Batch:
+        links = [one.links for one in self.examples if one.links]
+        depth_BS, tree_BSS = collate_trees(links, self.row_N, source.slot, source.shape) if links else (None, None)
+        return Batch(
+            source_BS=_scatter(source.token, source.slot, source.shape),
+            source_segment_BS=_scatter(source.segment, source.slot, source.shape),
+            source_position_BS=_scatter(source.position, source.slot, source.shape),
+            target_in_BT=_scatter(target_in, target.slot, target.shape),
+            target_out_BT=_scatter(target.token, target.slot, target.shape),
+            target_segment_BT=_scatter(target.segment, target.slot, target.shape),
+            target_position_BT=_scatter(target.position, target.slot, target.shape),
+            pairs=len(self.examples),
+            source_tokens=len(source.token),
+            target_tokens=len(target.token),
+            unpacked=self.unpacked,
+            depth_BS=depth_BS,
+            tree_BSS=tree_BSS,
+        )
 
 
 Layout = Callable[..., list[BatchPlan]]
@@ -484,40 +498,42 @@ LAYOUTS: dict[str, Layout] = {
     "padded": plan_padded,
     "stepped": plan_stepped,
 }
-BOUNDED = {"stepped"}  # those that make grids wider than their texts, so that they must know how wide they may be
+BOUNDED = {"stepped"}  # layouts that make rows wider than their texts, so they must know the model's positions
 
 Ids = Sequence[int]
 
 
 @dataclass(frozen=True)
 class ExampleFormat:
+    """What the examples of a task look like in a token store and in a batch."""
+
     noun: str  # what its examples are called
-    refuse: Callable[[Ids, Ids, int], str]  # why source and target are left out, given data.max_length; or nothing
-    held: Callable[[IntArray, IntArray], tuple[IntArray, IntArray]]  # how many places of the two grids they take
-    lay: Callable[[BatchPlan, Examples], Batch]
-    closed: bool = False  # the store keeps the </s> of every line: one text goes on from line to line
+    refuse: Callable[[Ids, Ids, int], str]  # why source and target are left out, given data.max_length; or ""
+    count_slots: Callable[[IntArray, IntArray], tuple[IntArray, IntArray]]  # from lengths in the store
+    collate: Callable[[BatchPlan, Examples], Batch]
+    keeps_eos: bool = False  # the store keeps the </s> of every line: one text continues from line to line
 
     def lengths(self, examples: Sequence[Example]) -> tuple[IntArray, IntArray]:
-        """What these examples take in the two grids."""
-        return self.held(*(np.array([len(getattr(e, side)) for e in examples]) for side in ("source", "target")))
+        """Return how many slots these examples take on each side."""
+        return self.count_slots(*(np.array([len(getattr(e, side)) for e in examples]) for side in ("source", "target")))
 
 
-def too_long(most: int, max_length: int) -> str:
-    return f"longer than {max_length} tokens" if most > max_length else ""
+def _refuse_long(length: int, max_length: int) -> str:
+    return f"longer than {max_length} tokens" if length > max_length else ""
 
 
 def refuse_pair(source: Ids, target: Ids, max_length: int) -> str:
-    return too_long(max(len(source), len(target)), max_length) if source and target else "one side empty"
+    return _refuse_long(max(len(source), len(target)), max_length) if source and target else "one side empty"
 
 
 def refuse_label(source: Ids, target: Ids, max_length: int) -> str:
     if not target:
         return "with a label that training does not have"
-    return too_long(len(source), max_length) if source else "without text"
+    return _refuse_long(len(source), max_length) if source else "without text"
 
 
 def refuse_line(source: Ids, target: Ids, max_length: int) -> str:  # noqa: ARG001 - there is no source
-    return too_long(len(target), max_length) if target else "empty"
+    return _refuse_long(len(target), max_length) if target else "empty"
 
 
 EXAMPLE_FORMATS = {
@@ -527,6 +543,6 @@ EXAMPLE_FORMATS = {
     "labels": ExampleFormat("texts", refuse_label, lambda source_N, target_N: (source_N + 1, target_N), collate_labels),
     "lines": ExampleFormat("lines", refuse_line, lambda source_N, target_N: (source_N, target_N + 1), collate_lines),
     "windows": ExampleFormat(
-        "lines", lambda *_: "", lambda source_N, target_N: (source_N, target_N - 1), collate_windows, closed=True
+        "lines", lambda *_: "", lambda source_N, target_N: (source_N, target_N - 1), collate_windows, keeps_eos=True
     ),
 }

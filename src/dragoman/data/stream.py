@@ -100,7 +100,7 @@ class BatchStream:
         self.widths = widths or self._widths()
 
     def _widths(self) -> Widths:
-        lengths = [self.form.held(*part.store.lengths(4096)) for part in self.parts]
+        lengths = [self.form.count_slots(*part.store.lengths(4096)) for part in self.parts]
         return choose_widths(*(np.concatenate(side) for side in zip(*lengths, strict=True)))
 
     def sizes(self, epoch: int) -> list[int]:  # noqa: ARG002 - windows begin elsewhere at every epoch
@@ -178,7 +178,7 @@ class BatchStream:
             here = (indices >= first) & (indices < first + size)
             length_2N[:, here] = part.store.lengths_of(indices[here].astype(np.int64) - first)
             first += size
-        return self.form.held(*length_2N)
+        return self.form.count_slots(*length_2N)
 
     def planned(
         self, window: ShuffleWindow, read: dict[int, Example]
@@ -244,7 +244,7 @@ class BatchStream:
         for window, read in self.sampled(place):
             begin, indices, after = window
             grids, lengths = self.planned(window, read)
-            ours = {item for grid in grids[at:] for row in self.share.rows(grid) for item in row}
+            ours = {item for grid in grids[at:] for row in self.share.select_rows(grid) for item in row}
             read = {item: read[item] for item in ours} if read else self.examples(indices, begin.epoch, ours)
             ahead = (after.passed or 1.0) - begin.passed
             for number, grid in enumerate(grids[at:], at + 1):
@@ -260,8 +260,8 @@ class BatchStream:
 
     def lay(self, grid: BatchPlan, lengths: tuple[IntArray, IntArray], examples: dict[int, Example]) -> Batch:
         """Our rows of a grid. Where we have none, an empty one, so that all that the others do can be done to it."""
-        rows = self.share.rows(grid)
-        batch = self.form.lay(BatchPlan(rows or [[]], grid.widths), examples)
+        rows = self.share.select_rows(grid)
+        batch = self.form.collate(BatchPlan(rows or [[]], grid.widths), examples)
         if self.share.world > 1:
             batch = count_all_rows(batch, grid, lengths, self.share)
         if batch.depth_BS is None and any(part.store.trees for part in self.parts):
@@ -304,7 +304,7 @@ class TextWindowStream(BatchStream):
         places = (self.locate(int(index), epoch) for index in indices)
         spans = [self.cuts(epoch)[which].span(number) for which, number in places]
         length_N = np.array([end - start for start, end in spans], dtype=np.int64)
-        return self.form.held(np.zeros_like(length_N), length_N)
+        return self.form.count_slots(np.zeros_like(length_N), length_N)
 
     def example(self, index: int, epoch: int) -> Example:
         which, number = self.locate(index, epoch)

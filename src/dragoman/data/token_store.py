@@ -232,7 +232,7 @@ def _write(folder: Path, stack: ExitStack, pairs: Iterator[Pair], content: _Cont
         places = [i for i, reason in enumerate(reasons) if not reason]
         kept = [chunk[i] for i in places]
         sources, targets = ([ids[i] for i in places] for ids in encoded)
-        if form.closed:
+        if form.keeps_eos:
             targets = [[*ids, EOS] for ids in targets]
         for writer, ids, side in zip(writers, (sources, targets), STORED_SIDES, strict=True):
             writer.write(ids, [getattr(pair, side) for pair in kept])

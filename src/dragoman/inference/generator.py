@@ -205,7 +205,7 @@ class Generator(Predictor[LanguageModel]):
             range(len(examples)), lambda i: round_to_bucket(len(examples[i].target) + 1), self.rows
         ):
             rows = [[i] for i in some] + [[]] * (self.rows - len(some))
-            yield EXAMPLE_FORMATS[form].lay(BatchPlan(rows, Widths(0, width)), examples).to(self.device)
+            yield EXAMPLE_FORMATS[form].collate(BatchPlan(rows, Widths(0, width)), examples).to(self.device)
 
     @property
     def whole_files(self) -> bool:

@@ -37,7 +37,7 @@ class GradientFlow(NamedTuple):
 
 def gradient_by_distance(model: Seq2Seq, batch: Batch) -> GradientFlow:
     """One sentence to a row. The slope of each target token's loss is taken apart from all others."""
-    assert batch.alone
+    assert batch.unpacked
     with (
         capture_embeddings(model, batch.target_in_BT, batch.source_BS) as held,
         torch.backends.cudnn.flags(enabled=False),

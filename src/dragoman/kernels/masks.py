@@ -32,11 +32,11 @@ class RowLayout:
     @classmethod
     def of_source(cls, batch: Batch) -> RowLayout:
         trees = batch.depth_BS, batch.tree_BSS
-        return cls(batch.source_segment_BS, batch.source_position_BS, batch.alone, *trees, batch.source_seen_BS)
+        return cls(batch.source_segment_BS, batch.source_position_BS, batch.unpacked, *trees, batch.source_seen_BS)
 
     @classmethod
     def of_target(cls, batch: Batch) -> RowLayout:
-        return cls(batch.target_segment_BT, batch.target_position_BT, batch.alone, seen_BT=batch.target_seen_BT)
+        return cls(batch.target_segment_BT, batch.target_position_BT, batch.unpacked, seen_BT=batch.target_seen_BT)
 
     @classmethod
     def one_each(cls, keep_BT: Tensor, depth_BT: Tensor | None = None, tree_BTT: Tensor | None = None) -> RowLayout:

@@ -43,7 +43,7 @@ def passes(settings: TrainSettings) -> int:
 
 def twice(batch: Batch, method: Consistency, cut: float) -> Batch:
     """Every row twice: all of them, then all of them again, a share `cut` of whose tokens is hidden from the model."""
-    both = batch.each(lambda tensor: torch.cat([tensor, tensor]))
+    both = batch.map_tensors(lambda tensor: torch.cat([tensor, tensor]))
     if not method.cuts:
         return both
     return replace(both, source_seen_BS=seen(both.source_BS, cut), target_seen_BT=seen(both.target_in_BT, cut))

@@ -85,4 +85,4 @@ def tensors(batch: Batch) -> dict[str, Tensor]:
 def shape_of(batch: Batch) -> Shape:
     """All that the work on a batch depends on, but for what its tensors hold."""
     shapes = [(name, tuple(tensor.shape)) for name, tensor in tensors(batch).items()]
-    return (*shapes, batch.alone, batch.first, batch.height)
+    return (*shapes, batch.unpacked, batch.first_row, batch.total_rows)

@@ -46,7 +46,7 @@ class Learner(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """The loss, with its slope, the plain negative log-likelihood, and how far two passes are apart, if there are
         two: sums over the batch's real target tokens."""
-        with use_row_slice(batch.first, batch.height, passes(self.settings)):
+        with use_row_slice(batch.first_row, batch.total_rows, passes(self.settings)):
             if self.consistency:
                 batch = twice(batch, self.consistency, self.settings.cut)
             states_BTC = self.model(batch)
@@ -301,9 +301,9 @@ def parts(batch: Batch, count: int) -> list[Batch]:
         return [batch]
     names = [n for n in Batch.__slots__ if isinstance(getattr(batch, n), Tensor)]
     chunks = zip(*(getattr(batch, n).chunk(count) for n in names), strict=True)
-    made, first, height = [], batch.first, batch.height or len(batch.source_BS)
+    made, first, height = [], batch.first_row, batch.total_rows or len(batch.source_BS)
     for chunk in chunks:
-        made.append(replace(batch, first=first, height=height, **dict(zip(names, chunk, strict=True))))
+        made.append(replace(batch, first_row=first, total_rows=height, **dict(zip(names, chunk, strict=True))))
         first += len(chunk[0])
     return [part for part in made if part.target_segment_BT.any()]
 

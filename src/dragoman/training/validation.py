@@ -168,7 +168,7 @@ class Validator:
 
     def tokens_per_character(self) -> float:
         stores = [part.store for part in self.prepared.dev]
-        marks = 0 if EXAMPLE_FORMATS[form_of(self.recipe)].closed else sum(map(len, stores))  # of the ends of lines
+        marks = 0 if EXAMPLE_FORMATS[form_of(self.recipe)].keeps_eos else sum(map(len, stores))  # of the ends of lines
         return (sum(s.text_length for s in stores) + marks) / sum(s.characters for s in stores)
 
 
@@ -181,4 +181,4 @@ def _batches(recipe: Recipe, prepared: Prepared, widths: Widths) -> Sequence[Bat
     form, layout = EXAMPLE_FORMATS[name], LAYOUTS[layout_for(recipe)]
     rng = np.random.default_rng(0)
     grids = layout(*form.lengths(examples), tokens=recipe.train.tokens, widths=widths, rng=rng)
-    return [form.lay(grid, examples) for grid in grids]
+    return [form.collate(grid, examples) for grid in grids]
