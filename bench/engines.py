@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from dragoman.errors import UserError
 from dragoman.inference.engines.select import ENGINES
 from dragoman.inference.export import FORMATS, Disagreement, export, import_run
-from dragoman.inference.loading import load, load_as, with_engine
+from dragoman.inference.loading import load, load_as, open_engine
 from dragoman.inference.translator import Translator
 from dragoman.io import read_lines
 from dragoman.metrics.metrics import METRICS
@@ -75,7 +75,7 @@ def texts_of(translator: Translator) -> Answer:
 
 def engine(translator: Translator, name: str) -> Answer:
     """`dragoman translate --engine NAME`."""
-    return texts_of(with_engine(translator, name))
+    return texts_of(replace(translator, engine=open_engine(name, translator)))
 
 
 def exported(translator: Translator, run: Path, folder: Path, to: str, quantization: str) -> Answer:

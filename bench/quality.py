@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from dragoman.config.settings import read_recipe
 from dragoman.data.corpus import read_pairs
 from dragoman.evaluation.predictions import predict_own_tests
 from dragoman.hardware import cpu_name
-from dragoman.inference.loading import copy_weights, load, with_engine
+from dragoman.inference.loading import copy_weights, load, open_engine
 from dragoman.inference.model_card import card, rank_validation, read_events
 from dragoman.inference.translator import Translator
 from dragoman.metrics.metrics import select_best_metric
@@ -169,7 +170,9 @@ def curve(run: Path) -> Iterator[dict[str, Any]]:
             weights = mean(load_tensors(best_file(folder, step))[0] for step in steps)
             copy_weights(translator.model, weights, "a checkpoint", "its run")
             name = recipe.data.metrics[:1] or ("bleu",)
-            answered = next(iter(predict_own_tests(with_engine(translator, "torch"), metrics=name)))
+            answered = next(
+                iter(predict_own_tests(replace(translator, engine=open_engine("torch", translator)), metrics=name))
+            )
             known[steps] = answered.result()[name[0]]["value"]
         dev = {key: event[key] for key in ("loss", metric.name if metric else "loss") if key in event}
         yield {"step": event["step"], "minutes": event["seconds"] / 60, "dev": dev, "test": known[steps]}

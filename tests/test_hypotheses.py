@@ -22,9 +22,8 @@ from dragoman.inference.postprocess import (
     UNKNOWN_WORD_METHODS,
     coverage_penalty,
     fill_unknowns,
+    list_source_words,
     rerank_by_coverage,
-    source_words,
-    unknown_replacer,
 )
 from dragoman.inference.translator import Translator
 from dragoman.models.registry import build_model, completed
@@ -72,7 +71,7 @@ def test_the_word_behind_every_token(kind: str) -> None:
     tokenizer = train_tokenizer(LINES * 20, TokenizerSettings(kind=kind, size=286))
     for line, words in zip(LINES, WORDS, strict=True):
         ids = tokenizer.encode(line)
-        found = source_words(tokenizer, line, ids)
+        found = list_source_words(tokenizer, line, ids)
         assert len(found) == len(ids)
         assert list(dict.fromkeys(found)) == (words if kind != "space" else line.split())
 
@@ -81,19 +80,17 @@ def test_unknown_words_are_filled_in_where_they_stand() -> None:
     tokenizer = train_tokenizer(["der Mann (geht) geht."], TokenizerSettings(kind="word", size=20))
     ids = tokenizer.encode("der Zwerg (Gimli) geht.")
     assert ids.count(UNK) == 2
-    looks = [[float(i == j) for j in range(len(ids))] for i in range(len(ids))]
+    alignment = [[float(i == j) for j in range(len(ids))] for i in range(len(ids))]
     words = ["the", "dwarf", "(", "Gimli", ")", "walks", "."]
 
     def text(name: str, **dictionary: str) -> str:
-        say = unknown_replacer(name, dictionary)
-        assert say
-        return fill_unknowns(ids, looks, tokenizer, words, say)
+        return fill_unknowns(ids, alignment, tokenizer, words, name, dictionary)
 
     assert text("keep") == "der <unk> (<unk>) geht."
     assert text("copy") == "der dwarf (Gimli) geht."
     assert text("dictionary", dwarf="Zwerg") == "der Zwerg (Gimli) geht."
     assert text("dictionary", gimli="Sohn Glóins") == "der dwarf (Sohn Glóins) geht."
-    assert unknown_replacer("drop", {}) is None
+    assert UNKNOWN_WORD_METHODS["drop"] is None
     assert set(UNKNOWN_WORD_METHODS) == {"drop", "keep", "copy", "dictionary"}
 
 
@@ -101,7 +98,7 @@ def test_unknown_words_are_filled_in_where_they_stand() -> None:
 def test_where_nothing_is_unknown_the_text_is_the_text(ids: list[int]) -> None:
     for kind in ("word", "space"):
         tokenizer = train_tokenizer(["der Mann , ( geht ) . !"], TokenizerSettings(kind=kind, size=8))
-        assert fill_unknowns(ids, [[1.0]] * len(ids), tokenizer, ["x"], lambda _: "y") == tokenizer.decode(ids)
+        assert fill_unknowns(ids, [[1.0]] * len(ids), tokenizer, ["x"], "copy", {}) == tokenizer.decode(ids)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from dragoman.errors import UserError
 from dragoman.inference.loading import load
 from dragoman.inference.translator import Translator
 from dragoman.models.registry import completed, most_tokens
-from dragoman.types import EOS
+from dragoman.types import EOS, Line
 from toy_run import SMALL, quietly, write_corpus, write_recipe
 
 BOUNDED: list[dict[str, object]] = [{"position": "learned"}, {"attention": "linformer", "rank": 4}]
@@ -47,7 +47,7 @@ def test_long_lines_are_cut_to_fit(bounded: dict[str, object], tmp_path: Path, m
     translator = load(quietly(recipe, tmp_path / "run"), device="cpu")
     assert isinstance(translator, Translator)
     lines = [" ".join(["ba"] * count) for count in (1, 5, 10, 15, 18, 19, 20, 21, 22, 40, 600)] + ["q" * 300]
-    pieces = [piece for number, line in enumerate(lines) for piece in translator.cut(number, line)]
+    pieces = [piece for line in lines for piece in translator.split_line(Line(line))]
     assert max(len(piece.ids) for piece in pieces) <= 20
     step = translator.model.step
 

@@ -21,7 +21,7 @@ from dragoman.inference.postprocess import drop_duplicates, join_hypotheses, war
 from dragoman.inference.postprocess import split_sentences as sentences_of
 from dragoman.inference.predictor import MAX_UNSPLIT
 from dragoman.inference.translator import Translator
-from dragoman.types import EOS, PAD, Hypothesis
+from dragoman.types import EOS, PAD, Hypothesis, Line
 from toy_run import Call, Toy, process, sentences, translated, write_lines
 
 pytest_plugins = ["toy_fixtures"]
@@ -134,7 +134,7 @@ def test_a_string_is_no_list_of_lines(translator: Translator) -> None:
 def test_a_long_line_is_translated_sentence_by_sentence(translator: Translator) -> None:
     parts = sentences(40, seed=4)
     [whole] = translator.translate([" ".join(parts)])
-    assert [piece.text for piece in translator.cut(0, " ".join(parts))] == parts
+    assert [piece.text for piece in translator.split_line(Line(" ".join(parts)))] == parts
     alone = translator.translate(parts)
     assert whole.text == " ".join(one.text for one in alone)
     assert whole.logp == pytest.approx(sum(one.logp for one in alone))
@@ -156,13 +156,13 @@ def test_a_long_line_is_translated_sentence_by_sentence(translator: Translator) 
     ],
 )
 def test_nothing_is_lost_where_a_line_is_cut(translator: Translator, line: str) -> None:
-    pieces = [piece.text for piece in translator.cut(0, line)]
+    pieces = [piece.text for piece in translator.split_line(Line(line))]
     assert "".join("".join(pieces).split()) == "".join(line.split())
 
 
 @given(text=st.text(st.sampled_from("ab .!?…\"'”»)。！」\u2028\n🎉"), max_size=200))
 def test_nothing_is_lost_wherever(toy: Toy, text: str) -> None:
-    pieces = [piece.text for piece in toy_translator(toy).cut(0, text)]
+    pieces = [piece.text for piece in toy_translator(toy).split_line(Line(text))]
     assert "".join("".join(pieces).split()) == "".join(text.split())
     assert all(piece.strip() for piece in pieces)
 
@@ -201,7 +201,7 @@ def test_a_sentence_longer_than_training_stays_whole(translator: Translator) -> 
 @pytest.mark.parametrize("line", ["ba " * 1500, "ba" * 1500])
 def test_an_endless_sentence_is_cut_but_not_short(translator: Translator, line: str) -> None:
     """No memory holds the attention of a book over itself."""
-    pieces = list(translator.cut(0, line))
+    pieces = list(translator.split_line(Line(line)))
     assert "".join("".join(piece.text for piece in pieces).split()) == "".join(line.split())
     assert max(len(piece.ids) for piece in pieces) <= MAX_UNSPLIT
     assert len(pieces) > 100

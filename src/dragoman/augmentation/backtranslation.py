@@ -103,7 +103,7 @@ def backtranslate(
         where = choose_device_of_rank(device, group)
         translator = group.in_rank_order(lambda: load_as(Translator, run, device=where, engine=engine))
         settings = group.run_on_all(lambda: merge_search(translator.recipe.search, search, beam=beam, count=1))
-        group.run_on_all(lambda: translator.before(tag))  # what is not there is refused before any work
+        group.run_on_all(lambda: translator.encode_tag(tag))  # what is not there is refused before any work
         group.broadcast(lambda: check_output_differs(mono, Path(out)))
         mark = group.broadcast(lambda: fingerprint_corpus(CorpusSettings(text=str(mono))))
 

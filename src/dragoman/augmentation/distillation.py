@@ -118,7 +118,7 @@ def plan_teacher_corpora(recipe: Recipe, teacher: Teacher, settings: DistilSetti
     if settings.tag and not extra:
         raise UserError("--tag is that of the lines of --source, of which there are none; leave it out")
     for corpus in (*recipe.data.train, *extra):
-        teacher.translator.before(corpus.tag)
+        teacher.translator.encode_tag(corpus.tag)
     return [TeacherCorpus.of(corpus, recipe, teacher) for corpus in (*recipe.data.train, *extra)]
 
 
@@ -199,7 +199,7 @@ class Teacher:
 
     def answers(self, pairs: Sequence[Pair]) -> list[Record]:
         sources = [Line(pair.source, tag=pair.tag) for pair in pairs]
-        trees = [pair.tree for pair in pairs] if self.translator.asks_for_trees else None
+        trees = [pair.tree for pair in pairs] if self.translator.reads_trees else None
         most = self.beam if self.closest else 1
         found = self.translator.nbest(sources, count=most, beam=self.beam, trees=trees, align=False)
         chosen = [self.choose(some, pair.target) for some, pair in zip(found, pairs, strict=True)]
@@ -235,7 +235,7 @@ class TeacherCorpus:
             """Plain text is all sources, and has no references."""
             if corpus.text:
                 return (Pair(line.target, "", tag=corpus.tag) for line in read_pairs(corpus))
-            return read_pairs(corpus, direction=direction, trees=teacher.translator.asks_for_trees)
+            return read_pairs(corpus, direction=direction, trees=teacher.translator.reads_trees)
 
         return cls(corpus, teacher, ShardedJob(folder, pairs, lambda _, some: teacher.answers(some), SOURCES_PER_BATCH))
 

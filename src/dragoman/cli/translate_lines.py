@@ -104,7 +104,7 @@ class Asking:
 
     def __init__(self, translator: Translator, changes: dict[str, Any], order: Order) -> None:
         self.translator, self.order = translator, order
-        translator.before(order.tag)
+        translator.encode_tag(order.tag)
         self.settings = merge_search(translator.recipe.search, changes, beam=order.beam, count=order.nbest)
         self.glossary = read_glossary(order.glossary) if order.glossary else None
         self.dictionary = read_dictionary(order.dictionary) if order.dictionary else None
@@ -113,7 +113,7 @@ class Asking:
         order = self.order
         name = str(order.given) if isinstance(order.given, Path) else "the input"
         grove = TreeReader(order.conllu, name) if order.conllu else None
-        if self.translator.asks_for_trees and not grove:
+        if self.translator.reads_trees and not grove:
             log("no trees were given with --conllu: words are known by their places alone", WARNING)
         flags: Counter[str] = Counter()
 

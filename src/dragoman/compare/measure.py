@@ -73,7 +73,7 @@ def score_tests(predictor: Any) -> dict[str, Any]:
 
 def measure_translator(translator: Translator) -> dict[str, Any]:
     """Return quality, speed and gradients of a model that turns one sentence into another."""
-    held = read_tests(translator.recipe, trees=translator.asks_for_trees)
+    held = read_tests(translator.recipe, trees=translator.reads_trees)
     pairs = [pair for some, _ in held.values() for pair in some]
     translate_pairs(translator, pairs[:8])  # the first call is slow
     names = choose_metrics(translator.recipe)
@@ -93,7 +93,7 @@ def measure_translator(translator: Translator) -> dict[str, Any]:
 
 
 def translate_pairs(translator: Translator, pairs: Sequence[Pair], *, beam: int | None = None) -> list[str]:
-    trees = [pair.tree for pair in pairs] if translator.asks_for_trees else None
+    trees = [pair.tree for pair in pairs] if translator.reads_trees else None
     lines = [Line(pair.source, tag=pair.tag) for pair in pairs]
     found = translator.translate(lines, beam=beam, trees=trees, align=False)
     return [one.text for one in found]
@@ -218,11 +218,10 @@ def fill_bins(numbers: Sequence[int], bins: Sequence[Bounds]) -> list[tuple[Boun
 
 def measure_gradients(translator: Translator, pairs: Sequence[Pair]) -> dict[str, list[float]]:
     """Return gradient norms by distance (inspection/gradient_flow.py) on some sentences, one to a row."""
-    trees = [pair.tree for pair in pairs]
     examples = [
         piece.example(translator.tokenizers.target.encode(pair.target))
         for number, pair in enumerate(pairs)
-        for piece in islice(translator.cut(number, pair.source, trees), 1)
+        for piece in islice(translator.split_line(Line(pair.source), tree=pair.tree, line_index=number), 1)
     ]
     widths = Widths(*(max(len(getattr(e, side)) for e in examples) + 1 for side in ("source", "target")))
     batch = collate_pairs(BatchPlan([[line] for line in range(len(examples))], widths), examples).to(translator.device)

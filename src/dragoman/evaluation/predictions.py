@@ -31,7 +31,7 @@ def predict_own_tests(
     if not recipe.data.test:
         raise UserError("the run has no data.test; name what to score it on: --source F and --reference F")
     for corpus in recipe.data.test:
-        wanted = isinstance(predictor, Translator) and predictor.asks_for_trees
+        wanted = isinstance(predictor, Translator) and predictor.reads_trees
         sources, references, trees = read_test(corpus, recipe.data.direction, trees=wanted)
         way: dict[str, Any] = {"beam": beam, "trees": trees, "tag": corpus.tag}
         found = predict_lines(predictor, sources, references, metrics=metrics, report=report, **way)
@@ -64,7 +64,7 @@ def predict_lines(
     if isinstance(predictor, Classifier):
         return predict_labels(predictor, sources, references, metrics)
     if isinstance(predictor, Translator):
-        wanted = trees if predictor.asks_for_trees else None
+        wanted = trees if predictor.reads_trees else None
         found = translate_lines(predictor, sources, beam=beam, trees=wanted, tag=tag, report=report)
         return SystemOutput(
             sources, references, [one.text for one in found], metrics, {"warnings": count_warnings(found)}
@@ -88,7 +88,7 @@ def predict_phrasebook(
     select_metrics(metrics)
     phrases = list(generate_phrases(split, count, direction=recipe.data.direction))
     sources, targets = [phrase.source for phrase in phrases], [phrase.target for phrase in phrases]
-    trees = [phrase.tree for phrase in phrases] if translator.asks_for_trees else None
+    trees = [phrase.tree for phrase in phrases] if translator.reads_trees else None
     found = translate_lines(translator, sources, beam=beam, trees=trees, tag=tag, report=report)
     texts = [one.text for one in found]
     about = {"warnings": count_warnings(found), "phenomena": score_phenomena(phrases, texts)}

@@ -208,13 +208,6 @@ def merge_search(
     return apply_fixed_settings(settings)
 
 
-def to_line(line: str | Line, tag: str) -> Line:
-    """Return a line with its own tag, or else with this one."""
-    if isinstance(line, str):
-        return Line(line, tag=tag)
-    return line if line.tag or not tag else replace(line, tag=tag)
-
-
 def parse_search_overrides(overrides: Sequence[str], begun: Mapping[str, Any]) -> dict[str, Any]:
     """`search.a=b` laid over what was begun; what else a run was trained with cannot be changed any more."""
     values: dict[str, Any] = {"search": dict(begun)}

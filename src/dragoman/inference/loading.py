@@ -1,32 +1,33 @@
-"""Several runs that answer as one: their probabilities are averaged at every token.
+"""From run folders to predictors: `load` gives the Translator, Generator or Classifier that fits the run's task.
+
+    dragoman.load("runs/demo").translate(["A man walks his dog."])
+
+Several runs are loaded as an ensemble, whose probabilities are averaged at every token.
 
 Shapes   B rows   S source width   T target width   V vocabulary
-
-From a run folder to what it can do: `load` opens the door that fits the run's task.
-
-dragoman.load("runs/demo").translate(["A man walks his dog."])
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from dragoman.config.settings import Recipe
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.decoding.protocol import Ensemble, EnsembleState, mean_logp
 from dragoman.errors import UserError
 from dragoman.hardware import choose_device
 from dragoman.inference.classifier import Classifier
+from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.select import EngineParts, make_engine
 from dragoman.inference.generator import Generator
 from dragoman.inference.postprocess import PairStatistics
-from dragoman.inference.predictor import Predictor
+from dragoman.inference.predictor import limit_tokens
 from dragoman.inference.translator import Translator
 from dragoman.io import cache_folder
 from dragoman.models.base import Model, Seq2Seq, collect_tensors
@@ -34,9 +35,124 @@ from dragoman.models.registry import asks_for_trees, build_model, kind_of, renam
 from dragoman.run_dir import RunFolder, load_tensors, naming
 from dragoman.types import Batch, PairScore
 
+RunPaths = str | Path | Sequence[str | Path]
+PREDICTORS: dict[str, type[Translator] | type[Generator] | type[Classifier]] = {  # by the task of a model's kind
+    "translate": Translator,
+    "generate": Generator,
+    "classify": Classifier,
+}
+_P = TypeVar("_P", Translator, Generator, Classifier)
+
+
+class LoadedRun(NamedTuple):
+    """The content of a run folder, from which a predictor is built."""
+
+    model: Model
+    tokenizers: Tokenizers
+    recipe: Recipe
+    longest: int  # tokens of the longest source in training
+    device: torch.device
+    statistics: PairStatistics | None  # of the training pairs, where they are recorded
+
+
+def load(run: RunPaths, *, device: str = "auto", engine: str = "auto") -> Translator | Generator | Classifier:
+    """Load a run folder as a Translator, a Generator or a Classifier, by what the model was trained to do.
+
+    Several runs with one vocabulary are loaded as one translator, which averages their probabilities. `engine` is what
+    a translator computes with, as `--engine` on the command line (docs/exchange.md).
+
+        translator = dragoman.load("runs/demo")
+        [hypothesis] = translator.translate(["A man walks his dog."])
+        print(hypothesis.text)
+    """
+    runs = list_runs(run)
+    if not runs:
+        raise UserError("there is no run to load; name a run folder, or several")
+    names = [str(one) for one in runs]
+    opened = [open_run(one, device=device) for one in runs]
+    loaded = opened[0] if len(opened) == 1 else combine_runs(opened, names)
+    predictor = PREDICTORS[kind_of(loaded.recipe.model).task]
+    parts = {**loaded._asdict(), "run": ", ".join(names)}
+    if predictor is Translator:
+        parts["engine"] = open_engine(engine, loaded)
+    return predictor(**parts)
+
+
+def load_as(predictor: type[_P], run: RunPaths, *, device: str = "auto", engine: str = "auto") -> _P:
+    """Load a run as `load` does, and refuse one of another task than `predictor` is for."""
+    found = load(run, device=device, engine=engine)
+    if isinstance(found, predictor):
+        return found
+    wanted, there = (
+        next(task for task, each in PREDICTORS.items() if issubclass(one, each)) for one in (predictor, type(found))
+    )
+    names = ", ".join(repr(str(one)) for one in list_runs(run))
+    raise UserError(f"the model in {names} does not {wanted}: it was trained to {there}; use dragoman {there}")
+
+
+def list_runs(run: RunPaths) -> list[str | Path]:
+    return [run] if isinstance(run, str | Path) else list(run)
+
+
+def open_run(run: str | Path, *, device: str = "auto") -> LoadedRun:
+    """Read the model in a run folder. It needs nothing else, and nothing in the folder is executed."""
+    folder = RunFolder(run)
+    recipe = folder.recipe()
+    if not folder.model.exists():
+        if folder.state():  # the first checkpoint comes with a model, so it was removed
+            raise UserError(f"{str(folder.model)!r} is missing; restore it, or make it again: dragoman train --resume")
+        raise UserError(f"{str(folder.path)!r} has no model yet: training has not come to its first checkpoint")
+    weights, header = load_tensors(folder.model)
+    for name, tensor in weights.items():
+        if not tensor.isfinite().all():
+            raise UserError(
+                f"{str(folder.model)!r} has weights that are not finite, in {name!r}; restore it, or train it again"
+            )
+    tokenizers = Tokenizers.load(folder.tokenizer)
+    if header.get("tokenizer") != tokenizers.fingerprint():
+        raise UserError(f"{str(folder.tokenizer)!r} is damaged, or not the tokenizer that the model was trained with")
+    with naming(folder.config):
+        model = build_model(recipe, **tokenizers.sizes)
+    copy_weights(model, renamed(weights, folder.check()), repr(str(folder.model)), "its config.yaml")
+    where = choose_device(device)
+    longest, statistics = read_header(header, folder.model)
+    return LoadedRun(model.to(where).eval(), tokenizers, recipe, longest, where, statistics)
+
+
+def open_engine(name: str, loaded: LoadedRun | Translator) -> Engine:
+    """Return an engine for a model. Converted models go to the user's cache, not to the folder that the run's
+    data.cache names: a run may come from anybody and must not decide where files are written."""
+    return make_engine(name, EngineParts(loaded.model, loaded.tokenizers, loaded.device, cache_folder()))
+
+
+def read_header(header: Mapping[str, str], path: Path) -> tuple[int, PairStatistics | None]:
+    """Return the longest source of training and the statistics of its pairs, from the header of the weights."""
+    try:
+        longest = int(header["longest"])
+        statistics = PairStatistics.read(header["usual"]) if "usual" in header else None
+        if longest in range(1 << 31) and (statistics is None or all(map(math.isfinite, statistics))):
+            return longest, statistics
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
+        pass
+    raise UserError(f"the notes in the header of {str(path)!r} are damaged; copy it again or restore it")
+
+
+def copy_weights(model: nn.Module, weights: dict[str, Tensor], name: str, place: str) -> None:
+    """Copy weights into a model whose tensors have the same names and shapes, or say which one does not fit."""
+    own = collect_tensors(model)
+    for one in sorted(set(own) ^ set(weights)):
+        raise UserError(f"{name} does not fit {place}: tensor {one!r} is only in one of them")
+    for one, tensor in own.items():
+        if tensor.shape != weights[one].shape:
+            sizes = [" x ".join(map(str, held[one].shape)) for held in (weights, own)]
+            raise UserError(f"{name} does not fit {place}: tensor {one!r} is {sizes[0]} there and {sizes[1]} here")
+    with torch.no_grad():
+        for one, tensor in own.items():
+            tensor.copy_(weights[one])
+
 
 class EnsembleModel(Seq2Seq):
-    """Models with one vocabulary, as one model. What it gives before the projection are log-probabilities already."""
+    """Models with one vocabulary as one model. Its states before the projection are log-probabilities already."""
 
     def __init__(self, models: Sequence[Seq2Seq]) -> None:
         super().__init__()
@@ -63,144 +179,30 @@ class EnsembleModel(Seq2Seq):
         return self.search.step(token_N, state)
 
 
-def combine_runs(doors: Sequence[Predictor[Model]], names: Sequence[str]) -> Predictor[Model]:
-    """Opened runs as one, which searches as the first is set to. Refused where they do not speak the same tokens."""
-    first, *others = doors
-    for door, name in zip(others, names[1:], strict=True):
-        if door.tokenizers.fingerprint() != first.tokenizers.fingerprint():
+def combine_runs(runs: Sequence[LoadedRun], names: Sequence[str]) -> LoadedRun:
+    """Return the ensemble of several runs, with the search settings of the first; their vocabularies must be the
+    same."""
+    first = runs[0]
+    models = []
+    for run, name in zip(runs, names, strict=True):
+        if run.tokenizers.fingerprint() != first.tokenizers.fingerprint():
             raise UserError(
                 f"{names[0]!r} and {name!r} have different vocabularies, so they cannot answer as one; train one of "
                 f"them with the other's: dragoman train --init-from, or the same data, tokenizer settings and seed"
             )
-        if asks_for_trees(door.recipe.model) != asks_for_trees(first.recipe.model):
+        if asks_for_trees(run.recipe.model) != asks_for_trees(first.recipe.model):
             raise UserError(f"of {names[0]!r} and {name!r} only one reads trees, so they cannot answer as one")
-    for door, name in zip(doors, names, strict=True):
-        if not isinstance(door.model, Seq2Seq):
+        if not isinstance(run.model, Seq2Seq):
             raise UserError(f"{name!r} does not translate, so it cannot be one of several that do")
-    tightest = min(doors, key=lambda door: door.max_tokens)  # an answer must have a place in every model
+        models.append(run.model)
+    tightest = min(runs, key=lambda run: limit_tokens(run.recipe))  # a translation must fit into every model
     recipe = tightest.recipe.model_copy(update={"search": first.recipe.search})
-    model = EnsembleModel([door.model for door in doors if isinstance(door.model, Seq2Seq)])
-    longest = min(door.longest for door in doors)
-    return Predictor(model.eval(), first.tokenizers, recipe, longest, first.device, statistics=first.statistics)
-
-
-D = TypeVar("D", Translator, Generator, Classifier)
-
-
-def open_run(run: str | Path, *, device: str = "auto") -> Predictor[Model]:
-    """The model in a run folder. It needs nothing else, and nothing in the folder is run."""
-    folder = RunFolder(run)
-    recipe = folder.recipe()
-    if not folder.model.exists():
-        raise UserError(explain_missing_model(folder))
-    weights, about = load_tensors(folder.model)
-    for name, tensor in weights.items():
-        if not tensor.isfinite().all():
-            raise UserError(
-                f"{str(folder.model)!r} has weights that are not finite, in {name!r}; restore it, or train it again"
-            )
-    tokenizers = Tokenizers.load(folder.tokenizer)
-    if about.get("tokenizer") != tokenizers.fingerprint():
-        raise UserError(f"{str(folder.tokenizer)!r} is damaged, or not the tokenizer that the model was trained with")
-    with naming(folder.config):
-        model = build_model(recipe, **tokenizers.sizes)
-    copy_weights(model, renamed(weights, folder.check()), repr(str(folder.model)), "its config.yaml")
-    where = choose_device(device)
-    longest, statistics = read_header(about, folder.model)
-    return Predictor(model.to(where).eval(), tokenizers, recipe, longest, where, statistics=statistics, run=str(run))
-
-
-def read_header(about: Mapping[str, str], path: Path) -> tuple[int, PairStatistics | None]:
-    """Return the longest source of training and the statistics of its pairs, from the header of the weights."""
-    try:
-        longest, statistics = (
-            int(about["longest"]),
-            PairStatistics.read(about["usual"]) if "usual" in about else None,
-        )
-        if longest in range(1 << 31) and (statistics is None or all(map(math.isfinite, statistics))):
-            return longest, statistics
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
-        pass
-    raise UserError(f"the notes in the header of {str(path)!r} are damaged; copy it again or restore it")
-
-
-def explain_missing_model(folder: RunFolder) -> str:
-    """The first checkpoint comes with a model, so where there is one, the model was taken away."""
-    if folder.state():
-        return f"{str(folder.model)!r} is missing; restore it, or make it again: dragoman train --resume"
-    return f"{str(folder.path)!r} has no model yet: training has not come to its first checkpoint"
-
-
-RunPaths = str | Path | Sequence[str | Path]
-
-
-def list_runs(run: RunPaths) -> list[str | Path]:
-    return [run] if isinstance(run, str | Path) else list(run)
-
-
-def load(run: RunPaths, *, device: str = "auto", engine: str = "auto") -> Translator | Generator | Classifier:
-    """Load a run folder as a Translator, a Generator or a Classifier, by what the model was trained to do.
-
-    Several runs with one vocabulary are loaded as one translator, which averages their probabilities. `engine` is what
-    a translator computes with, as `--engine` on the command line (docs/exchange.md).
-
-        translator = dragoman.load("runs/demo")
-        [hypothesis] = translator.translate(["A man walks his dog."])
-        print(hypothesis.text)
-    """
-    runs = list_runs(run)
-    if not runs:
-        raise UserError("there is no run to load; name a run folder, or several")
-    doors = [open_run(one, device=device) for one in runs]
-    opened = doors[0] if len(doors) == 1 else combine_runs(doors, [str(one) for one in runs])
-    door = PREDICTORS[kind_of(opened.recipe.model).task]
-    parts = (opened.model, opened.tokenizers, opened.recipe, opened.longest, opened.device)
-    name = ", ".join(str(one) for one in runs)
-    found = door(*parts, statistics=opened.statistics, run=name)  # type: ignore[arg-type]
-    return with_engine(found, engine) if isinstance(found, Translator) else found
-
-
-def with_engine(translator: Translator, name: str) -> Translator:
-    """Return the translator with an engine. Converted models go to the user's cache, not to the folder that the run's
-    data.cache names: a run may come from anybody and must not decide where files are written."""
-    parts = EngineParts(translator.model, translator.tokenizers, translator.device, cache_folder())
-    return replace(translator, engine=make_engine(name, parts))
-
-
-def load_as(door: type[D], run: RunPaths, *, device: str = "auto", engine: str = "auto") -> D:
-    """Load a run as `load` does, and refuse one of another task than `door` is for."""
-    found = load(run, device=device, engine=engine)
-    if isinstance(found, door):
-        return found
-    wanted, there = (
-        next(task for task, each in PREDICTORS.items() if issubclass(one, each)) for one in (door, type(found))
-    )
-    names = ", ".join(repr(str(one)) for one in list_runs(run))
-    raise UserError(f"the model in {names} does not {wanted}: it was trained to {there}; use dragoman {there}")
-
-
-def copy_weights(model: nn.Module, weights: dict[str, Tensor], name: str, place: str) -> None:
-    own = collect_tensors(model)
-    for one in sorted(set(own) ^ set(weights)):
-        raise UserError(f"{name} does not fit {place}: tensor {one!r} is only in one of them")
-    for one, tensor in own.items():
-        if tensor.shape != weights[one].shape:
-            sizes = [" x ".join(map(str, held[one].shape)) for held in (weights, own)]
-            raise UserError(f"{name} does not fit {place}: tensor {one!r} is {sizes[0]} there and {sizes[1]} here")
-    with torch.no_grad():
-        for one, tensor in own.items():
-            tensor.copy_(weights[one])
-
-
-PREDICTORS: dict[str, type[Translator] | type[Generator] | type[Classifier]] = {  # by the task of a model's kind
-    "translate": Translator,
-    "generate": Generator,
-    "classify": Classifier,
-}
+    longest = min(run.longest for run in runs)
+    return first._replace(model=EnsembleModel(models).eval(), recipe=recipe, longest=longest)
 
 
 def score(
-    run: str | Path | Sequence[str | Path],
+    run: RunPaths,
     *,
     sources: Sequence[str],
     targets: Sequence[str],

@@ -1,9 +1,6 @@
-"""What about an answer looks odd: flags for a reader who cannot read them all. Ordinary text must not raise them.
+"""From search results to what users see: flags and warnings, unknown words, reranking, joining and splitting of lines.
 
-What becomes of answers once they are found: ranked by what they looked at, unknown words filled in, texts that
-differ, the parts of a line in one.
-
-Where sentences end: a line that is too long for a model is cut there.
+Flags point out hypotheses that look wrong, for readers who cannot read them all. Ordinary text must not raise them.
 """
 
 from __future__ import annotations
@@ -33,20 +30,18 @@ FLAG_REPEATS, FLAG_LONG, FLAG_SHORT, FLAG_COPY, FLAG_UNKNOWN, FLAG_LOST, FLAG_AD
     "with placeholders, tags or links not in the source",
 )
 FLAG_WORD = re.compile(r"[\u2e80-\ua4cf\uac00-\ud7af]|[^\W\u2e80-\ua4cf\uac00-\ud7af]+(?:['’\-]\w+)*")
-MAX_LOOP_WORDS = 40  # words of what is repeated
-MIN_COPY_WORDS = 5  # words: so short a line may well be a name that stays as it is
+MAX_LOOP_WORDS = 40  # in the phrase that is repeated
+MIN_COPY_WORDS = 5  # a shorter line may be a name that stays as it is
 COPY_SHARE = 0.8  # share of its words that a copy has from the source
-RARE_COPIES = 0.01  # share of copies in training below which a copy is odd
-RATIO_SMOOTHING = 4  # tokens that are added to both sides before they are compared: short lines vary more
-RATIO_MARGIN = 1.25  # times beyond the most that training had
-OFTEN_REWRITTEN = (
-    0.3  # share of training pairs with other placeholders than their source, from which on that is no fault
-)
-MIN_PLACEHOLDER_PAIRS = 10  # training pairs with placeholders, below which they say little
-MAX_NAMED = 10  # placeholders that a warning names
+RARE_COPIES = 0.01  # share of copies in training below which copies are flagged
+RATIO_SMOOTHING = 4  # tokens added to both lengths before they are divided: short lines vary more
+RATIO_MARGIN = 1.25  # factor beyond the bounds of the training pairs
+OFTEN_REWRITTEN = 0.3  # share of training pairs with changed placeholders from which on they are not checked
+MIN_PLACEHOLDER_PAIRS = 10  # fewer training pairs with placeholders than this count as this many
+MAX_NAMED = 10  # placeholders in one warning
 PLACEHOLDER_MARKS = re.compile(r"[{<%@]|://|www\.")  # a text without any of these has no placeholder, tag or link
-# Every alternative begins with a mark of its own or where a word begins, and its repetitions are possessive: a text is
-# read in linear time, whatever it holds.
+# Every alternative begins with a mark of its own or at the beginning of a word, and its repetitions are possessive, so
+# that any text is read in linear time.
 PLACEHOLDER = re.compile(
     r"""
       (?<!\w)(?:(?:https?|ftp)://|www\.) (?:[\-.~:/?#\[\]@!$&'()*+,;=%] | [^\W\u2e80-\ua4cf\uac00-\ud7af])++
@@ -60,17 +55,16 @@ PLACEHOLDER = re.compile(
 
 
 class PairStatistics(NamedTuple):
-    """What pairs of training look like: bounds of target tokens to source tokens, how many copy their source, and how
-    many of those with placeholders, tags or links have others in the target (runs of earlier releases do not say)."""
+    """What training pairs look like; hypotheses outside of it are flagged. Stored in the header of the weights."""
 
-    least: float
+    least: float  # bounds of target tokens per source token
     most: float
-    copies: float
-    rewritten: float = 0.0
+    copies: float  # share of pairs whose target copies the source
+    rewritten: float = 0.0  # share, of pairs with placeholders, that have others in the target; earlier runs lack it
 
     @classmethod
     def of(cls, lengths: Iterable[tuple[int, int]], texts: Iterable[tuple[str, str]]) -> Self:
-        """Learn from the lengths of many pairs and the texts of some. One pair in a thousand may be out of bounds."""
+        """Measure the lengths of many pairs and the texts of some. One pair in a thousand may be out of bounds."""
         ratios = sorted(length_ratio(source, target) for source, target in lengths)
         outside = len(ratios) // 2000
         copied, kept = [], []
@@ -94,31 +88,35 @@ def length_ratio(source: int, target: int) -> float:
     return (target + RATIO_SMOOTHING) / (source + RATIO_SMOOTHING)
 
 
-def find_flags(source: str, answer: str, tokens: tuple[int, int], usual: PairStatistics | None) -> tuple[str, ...]:
-    """`tokens` are how many the source and the answer have. Without knowledge of training, only loops are odd."""
-    said = split_words(answer)
-    again, copying = count_loops(said), usual is not None and usual.copies < RARE_COPIES
-    given = split_words(source) if again or copying else []
-    found = [FLAG_REPEATS] if again and again > count_loops(given) else []
-    if usual:
-        share = length_ratio(*tokens)
-        found += (
-            [FLAG_LONG]
-            if share > usual.most * RATIO_MARGIN
-            else [FLAG_SHORT]
-            if share < usual.least / RATIO_MARGIN
-            else []
-        )
-        found += [FLAG_COPY] if copying and is_copy(given, said) else []
-    return tuple(found)
+def find_flags(
+    source: str, output: str, lengths: tuple[int, int], statistics: PairStatistics | None
+) -> tuple[str, ...]:
+    """Return what looks wrong with an output. `lengths` are the tokens of source and output.
+
+    Without statistics of the training pairs, only repetitions are flagged.
+    """
+    output_words = split_words(output)
+    repeated = count_loops(output_words)
+    copies_are_rare = statistics is not None and statistics.copies < RARE_COPIES
+    source_words = split_words(source) if repeated or copies_are_rare else []
+    flags = [FLAG_REPEATS] if repeated and repeated > count_loops(source_words) else []
+    if statistics:
+        ratio = length_ratio(*lengths)
+        if ratio > statistics.most * RATIO_MARGIN:
+            flags.append(FLAG_LONG)
+        elif ratio < statistics.least / RATIO_MARGIN:
+            flags.append(FLAG_SHORT)
+        if copies_are_rare and is_copy(source_words, output_words):
+            flags.append(FLAG_COPY)
+    return tuple(flags)
 
 
 def count_placeholders(text: str) -> Counter[str]:
-    """Count what a translation keeps as it is: placeholders, tags, URLs and e-mail addresses."""
+    """Count what a translation should keep as it is: placeholders, tags, URLs and e-mail addresses."""
     found: Counter[str] = Counter()
     for match in PLACEHOLDER.finditer(text):
         span = match[0]
-        if span[0] not in "{<%$":  # a full stop or a bracket behind a link is not part of it
+        if span[0] not in "{<%$":  # a full stop or a bracket after a link is not part of it
             span = span.rstrip(".,;:!?'")
             if span.endswith(")") and span.count(")") > span.count("("):
                 span = span[:-1].rstrip(".,;:!?'")
@@ -127,18 +125,18 @@ def count_placeholders(text: str) -> Counter[str]:
     return found
 
 
-def check_placeholders(source: str, answer: str, usual: PairStatistics | None) -> list[str]:
-    """Name the placeholders, tags and links of the source that the answer lacks, and those that it has too many of.
+def check_placeholders(source: str, output: str, statistics: PairStatistics | None) -> list[str]:
+    """Return warnings that name the placeholders, tags and links that the output lacks, and those it has too many of.
 
-    None are named where training pairs often have others in the target, such as links of a text in its summary.
+    There are none where training pairs often differ in them, such as links of a text and its summary.
     """
-    if not (PLACEHOLDER_MARKS.search(source) or PLACEHOLDER_MARKS.search(answer)) or (
-        usual and usual.rewritten >= OFTEN_REWRITTEN
-    ):
+    if not (PLACEHOLDER_MARKS.search(source) or PLACEHOLDER_MARKS.search(output)):
         return []
-    given, said = count_placeholders(source), count_placeholders(answer)
+    if statistics and statistics.rewritten >= OFTEN_REWRITTEN:
+        return []
+    given, kept = count_placeholders(source), count_placeholders(output)
     warnings = []
-    for flag, names in ((FLAG_LOST, list((given - said).elements())), (FLAG_ADDED, list((said - given).elements()))):
+    for flag, names in ((FLAG_LOST, [*(given - kept).elements()]), (FLAG_ADDED, [*(kept - given).elements()])):
         more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
         warnings += [f"{flag}: {', '.join(names[:MAX_NAMED])}{more}"] if names else []
     return warnings
@@ -148,101 +146,112 @@ def split_words(text: str) -> list[str]:
     return FLAG_WORD.findall(text.casefold())
 
 
-def count_loops(said: Sequence[str]) -> int:
-    """How often a run of words is said too often in a row: three times, or twice where it is of four words or more."""
-    again = len(said) - len(set(said))  # words that were said before, of which loops are made
-    found = 0
-    for period in range(1, min(MAX_LOOP_WORDS, len(said) // 2, again) + 1):
+def count_loops(words: Sequence[str]) -> int:
+    """Count phrases repeated too often in a row: three times, or twice if they have four words or more."""
+    repeated = len(words) - len(set(words))  # words that came before: loops are made of these
+    loops = 0
+    for period in range(1, min(MAX_LOOP_WORDS, len(words) // 2, repeated) + 1):
         enough = period * (1 if period >= 4 else 2)
-        if enough > again or sum(as_before := list(map(eq, said[period:], said))) < enough:
+        if enough > repeated or sum(as_before := list(map(eq, words[period:], words))) < enough:
             continue
         same = 0
-        for repeated in as_before:
-            same = same + 1 if repeated else 0
-            found += same == enough
-    return found
+        for repeats in as_before:
+            same = same + 1 if repeats else 0
+            loops += same == enough
+    return loops
 
 
-def is_copy(source: Sequence[str], answer: Sequence[str]) -> bool:
-    """Whether an answer is made of the words of its source, and leaves few of them out."""
-    if len(source) < MIN_COPY_WORDS or len(answer) < MIN_COPY_WORDS:
+def is_copy(source: Sequence[str], output: Sequence[str]) -> bool:
+    """Return whether an output consists of the words of its source and leaves out few of them."""
+    if len(source) < MIN_COPY_WORDS or len(output) < MIN_COPY_WORDS:
         return False
-    shared = (Counter(source) & Counter(answer)).total()
-    return shared >= COPY_SHARE * max(len(source), len(answer))
+    shared = (Counter(source) & Counter(output)).total()
+    return shared >= COPY_SHARE * max(len(source), len(output))
 
 
-AlignmentRows = list[list[float]]  # of every target token: how much it looked at each source token
-MIN_COVERAGE = 1e-4  # what no word looked at, so that its logarithm is no more than bad
-MAX_ALIGNMENT_CELLS = 4_000_000  # of an alignment; a line of very many parts goes without
+def warning_kinds(warnings: Iterable[str]) -> list[str]:
+    """Return the warnings of a line without their numbers, each kind once: lines are counted by these."""
+    return list(dict.fromkeys(re.split(r" at \d|:| \(", warning)[0] for warning in warnings))
 
 
-def drop_duplicates(answers: Sequence[Hypothesis]) -> list[Hypothesis]:
-    """Without those whose text came before: one text can be spelt in several ways."""
+AlignmentRows = list[list[float]]  # by target token: its attention to each source token
+MIN_COVERAGE = 1e-4  # of a source token without attention, so that its logarithm is finite
+MAX_ALIGNMENT_CELLS = 4_000_000  # a line joined from very many segments has no alignment
+
+
+def drop_duplicates(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
+    """Return the first hypothesis of each text: different subwords can spell the same text."""
     first: dict[str, Hypothesis] = {}
-    for one in answers:
+    for one in hypotheses:
         first.setdefault(one.text, one)
     return list(first.values())
 
 
 def join_hypotheses(parts: Sequence[Hypothesis]) -> Hypothesis:
-    """One answer from the answers to a line's sentences; alignments stand on the diagonal."""
+    """Return one hypothesis from those of a line's segments; the alignment is block-diagonal."""
     tokens = [token for part in parts for token in part.tokens]
     source_tokens = [token for part in parts for token in part.source_tokens]
-    ends = sum(len(part.tokens) + 1 for part in parts)
+    with_eos = sum(len(part.tokens) + 1 for part in parts)
     warnings = [f"longer than any sentence of training: translated in {len(parts)} parts"]
     warnings += dict.fromkeys(warning for part in parts for warning in part.warnings)
-    aligned = any(part.alignment for part in parts)
-    small = len(tokens) * len(source_tokens) <= MAX_ALIGNMENT_CELLS
+    alignment: AlignmentRows = []
+    if any(part.alignment for part in parts):
+        if len(tokens) * len(source_tokens) <= MAX_ALIGNMENT_CELLS:
+            before = 0
+            for part in parts:
+                after = len(source_tokens) - before - len(part.source_tokens)
+                alignment += [[0.0] * before + row + [0.0] * after for row in part.alignment]
+                before += len(part.source_tokens)
+        else:
+            warnings.append("too long for an alignment")
     return Hypothesis(
         text=" ".join(part.text for part in parts),
-        score=sum(part.score * (len(part.tokens) + 1) for part in parts) / ends,
+        score=sum(part.score * (len(part.tokens) + 1) for part in parts) / with_eos,
         tokens=tokens,
-        alignment=join_alignments(parts, len(source_tokens)) if small and aligned else [],
+        alignment=alignment,
         source_tokens=source_tokens,
         logp=sum(part.logp for part in parts),
-        warnings=(*warnings, *(["too long for an alignment"] if aligned and not small else [])),
+        warnings=tuple(warnings),
         flags=tuple(dict.fromkeys(flag for part in parts for flag in part.flags)),
     )
 
 
-def join_alignments(parts: Sequence[Hypothesis], width: int) -> list[list[float]]:
-    alignment, before = [], 0
-    for part in parts:
-        after = width - before - len(part.source_tokens)
-        alignment += [[0.0] * before + row + [0.0] * after for row in part.alignment]
-        before += len(part.source_tokens)
-    return alignment
-
-
 def rerank_by_coverage(
-    found: Sequence[tuple[SearchResult, AlignmentRows]], beta: float
+    results: Sequence[tuple[SearchResult, AlignmentRows]], beta: float
 ) -> list[tuple[SearchResult, AlignmentRows]]:
-    """Answers ranked anew: worse by `beta` times what they did not look at, the sum of log(min(looks, 1)) over the
-    source (Wu 2016). Whole answers still come before cut ones."""
-    scored = [(replace(one, score=one.score + beta * coverage_penalty(look)), look) for one, look in found]
+    """Return results sorted by score plus `beta` times the coverage penalty. Finished ones still come first."""
+    scored = [(replace(one, score=one.score + beta * coverage_penalty(rows)), rows) for one, rows in results]
     return sorted(scored, key=lambda pair: (not pair[0].finished, -pair[0].score))
 
 
-def coverage_penalty(look: AlignmentRows) -> float:
-    return sum(math.log(min(max(sum(column), MIN_COVERAGE), 1.0)) for column in zip(*look))
+def coverage_penalty(alignment: AlignmentRows) -> float:
+    """Return the sum of log(min(attention, 1)) over the source tokens (Wu et al., 2016): 0 if all are covered."""
+    return sum(math.log(min(max(sum(column), MIN_COVERAGE), 1.0)) for column in zip(*alignment))
 
 
-UnknownWordMethod = Callable[[str, Mapping[str, str]], str]  # the source word and a dictionary in, what to say out
-ReplaceUnknown = Callable[[str], str]  # the same with a dictionary in hand
+UnknownWordMethod = Callable[[str, Mapping[str, str]], str]  # from a source word and a dictionary to the output
 
 
-def keep_unknown(word: str, dictionary: Mapping[str, str]) -> str:  # noqa: ARG001 - the menu's shape
+def keep_unknown(word: str, dictionary: Mapping[str, str]) -> str:  # noqa: ARG001 - the registry's signature
     return SPECIALS[UNK]
 
 
 def copy_source_word(word: str, dictionary: Mapping[str, str]) -> str:  # noqa: ARG001
-    """Names and numbers are the same in many languages."""
+    """Return the word itself: names and numbers are the same in many languages."""
     return word
 
 
 def look_up_word(word: str, dictionary: Mapping[str, str]) -> str:
-    """What the dictionary has for it, or for it in small letters; what it does not have is copied."""
+    """Return the dictionary's translation of the word, or of the word in lower case; copy a word it lacks."""
     return dictionary.get(word) or dictionary.get(word.lower()) or word
+
+
+UNKNOWN_WORD_METHODS: dict[str, UnknownWordMethod | None] = {  # search.unknown
+    "drop": None,
+    "keep": keep_unknown,
+    "copy": copy_source_word,
+    "dictionary": look_up_word,
+}
 
 
 def check_unknown(name: str, tokenizer: Tokenizer, dictionary: Mapping[str, str] | None) -> None:
@@ -253,7 +262,7 @@ def check_unknown(name: str, tokenizer: Tokenizer, dictionary: Mapping[str, str]
 
 
 def check_alignment(settings: SearchSettings, *, aligns: bool) -> None:
-    """Refuse settings that go by the alignment where the model's attention gives none."""
+    """Refuse settings that need an alignment if the model's attention gives none."""
     needs = [f"search.coverage={settings.coverage:g}"] if settings.coverage else []
     needs += [f"search.unknown={settings.unknown}"] if settings.unknown in ("copy", "dictionary") else []
     if needs and not aligns:
@@ -263,46 +272,42 @@ def check_alignment(settings: SearchSettings, *, aligns: bool) -> None:
         )
 
 
-def unknown_replacer(name: str, dictionary: Mapping[str, str]) -> ReplaceUnknown | None:
-    """Return the function that gives the output for an unknown source word, or None where such words are left out."""
-    unknown = UNKNOWN_WORD_METHODS[name]
-    return (lambda word: unknown(word, dictionary)) if unknown else None
-
-
 def fill_unknowns(
-    ids: Sequence[int], looks: AlignmentRows, target: Tokenizer, words: Sequence[str], say: ReplaceUnknown
+    ids: Sequence[int],
+    alignment: AlignmentRows,
+    target: Tokenizer,
+    words: Sequence[str],
+    method: str,
+    dictionary: Mapping[str, str],
 ) -> str:
-    """The text of an answer of a word vocabulary, with something said for every unknown word: `words` are those of the
-    source, one for each of its tokens, and the one most looked at is the one that was meant."""
-    shown = []
-    for token, piece, look in zip(ids, target.pieces(ids), looks, strict=True):
-        unknown = token == UNK and look
-        shown.append(piece.replace(SPECIALS[UNK], say(words[look.index(max(look))])) if unknown else piece)
-    return "".join(shown).replace(SPACE_MARK, " ").removeprefix(" ")
+    """Return the text of tokens of a word vocabulary, with unknown words replaced by one of UNKNOWN_WORD_METHODS.
+
+    `words` has the word of each source token; an unknown word stands for the one with the most attention.
+    """
+    replace_word = UNKNOWN_WORD_METHODS[method]
+    texts = []
+    for token, text, row in zip(ids, target.pieces(ids), alignment, strict=True):
+        if token == UNK and row and replace_word:
+            text = text.replace(SPECIALS[UNK], replace_word(words[row.index(max(row))], dictionary))
+        texts.append(text)
+    return "".join(texts).replace(SPACE_MARK, " ").removeprefix(" ")
 
 
 SOURCE_WORD = re.compile(r"\w+(?:['’\-]\w+)*|\S")
 
 
-def source_words(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[str]:
-    """For each token of a source, the word that it is, or that it begins in."""
+def list_source_words(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[str]:
+    """Return, for each token of a source, the word that it is, or that it begins in."""
     if isinstance(tokenizer, WordTokenizer):
         return [found[0] for found in tokenizer.token.finditer(text)]
     found = [(count_letter_bytes(text[: match.start()]), match[0]) for match in SOURCE_WORD.finditer(text)]
-    words, place = [], 0
+    words, index = [], 0
     for start in tokenizer.starts(text, ids) or [0] * len(ids):
-        while place + 1 < len(found) and found[place + 1][0] <= start:
-            place += 1
-        words.append(found[place][1])
+        while index + 1 < len(found) and found[index + 1][0] <= start:
+            index += 1
+        words.append(found[index][1])
     return words
 
-
-UNKNOWN_WORD_METHODS: dict[str, UnknownWordMethod | None] = {
-    "drop": None,
-    "keep": keep_unknown,
-    "copy": copy_source_word,
-    "dictionary": look_up_word,
-}
 
 SENTENCE_END = re.compile(r"[.!?…]+[\"'“”’«»‹›)\]]*(?=\s)|[。！？]+[”’」』)\]]*")
 NON_SPACES = re.compile(r"\S+")
@@ -310,29 +315,20 @@ NON_SPACE = re.compile(r"\S")
 
 
 def split_sentences(line: str) -> list[str]:
-    """A line cut after marks that end sentences. Nothing is lost but the space between them."""
-    found, begun = [], 0
+    """Split a line after punctuation that ends sentences. Nothing is lost but the space between them.
+
+    A full stop after "Dr.", "z. B.", "e.g." or "3." ends none, nor does any mark before a small letter. In doubt the
+    line is not split: two sentences in one segment do less harm than half a sentence.
+    """
+    sentences, start = [], 0
     cased = line != line.lower()
     for mark in SENTENCE_END.finditer(line):
-        if ends_sentence(line, mark, cased):
-            found.append(line[begun : mark.end()])
-            begun = mark.end()
-    return [sentence.strip() for sentence in (*found, line[begun:]) if sentence.strip()]
-
-
-def ends_sentence(line: str, mark: re.Match[str], cased: bool) -> bool:
-    """Whether a mark ends a sentence: not after "Dr.", "z. B.", "e.g." or "3.", nor where small letters go on.
-
-    In doubt it does not: two sentences together do less harm than half of one.
-    """
-    after = NON_SPACES.search(line, mark.end())
-    if cased and after and after[0][0].islower():
-        return False
-    before = line[max(0, mark.start() - 20) : mark.start()].split(" ")[-1].lstrip("\"'“„«(")
-    short = before.isdigit() or len(before) == 1 or "." in before or (len(before) <= 3 and before.istitle())
-    return mark[0] != "." or not short
-
-
-def warning_kinds(warnings: Iterable[str]) -> list[str]:
-    """Warnings of a line without their numbers, each kind once: what lines are counted by."""
-    return list(dict.fromkeys(re.split(r" at \d|:| \(", warning)[0] for warning in warnings))
+        after = NON_SPACES.search(line, mark.end())
+        if cased and after and after[0][0].islower():
+            continue
+        before = line[max(0, mark.start() - 20) : mark.start()].split(" ")[-1].lstrip("\"'“„«(")
+        short = before.isdigit() or len(before) == 1 or "." in before or (len(before) <= 3 and before.istitle())
+        if mark[0] != "." or not short:
+            sentences.append(line[start : mark.end()])
+            start = mark.end()
+    return [sentence.strip() for sentence in (*sentences, line[start:]) if sentence.strip()]

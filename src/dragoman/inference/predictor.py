@@ -1,12 +1,10 @@
-"""What every front door shares: a model that is ready to answer, and grids that make its answers repeatable.
+"""The base class of Translator, Generator and Classifier, and the scoring of given translations.
 
-How floats round depends on the shapes they are computed in. So every grid here has a fixed number of rows, and a
-width that a text's own length decides; rows with nothing to do run empty. The answer to a line is the same
-alone, in a batch of any size and in any order.
+How floats round depends on the shapes they are computed in. So every batch here has a fixed number of rows and a width
+that depends on the length of the text alone; rows without a text are empty. The result for a line is the same whether
+it comes alone or in a batch of any size and order.
 
-How likely a model holds given answers to be: every target is read in one pass, in grids.
-
-Shapes   B rows of a grid   T target width   L tokens of one target, its end mark counted   C model width   V vocabulary
+Shapes   B rows of a batch   T target width   L tokens of one target, EOS included   C model width   V vocabulary
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dragoman.config.settings import Recipe
 from dragoman.data.batches import BatchPlan, Widths, collate_pairs, group_by_key, round_to_bucket
@@ -30,30 +28,29 @@ from dragoman.models.base import Model, Seq2Seq
 from dragoman.models.registry import most_tokens, parameters
 from dragoman.types import EOS, UNK, Example, Line, PairScore
 
-T = TypeVar("T")
-M = TypeVar("M", bound=Model)
+_T = TypeVar("_T")
+_M = TypeVar("_M", bound=Model)
 MAX_UNSPLIT = 512  # tokens up to which a text is kept whole, however short those of training were
+MAX_SCORED = 4096  # tokens of a side, EOS included: beyond, one attention matrix would fill the memory
+ATTENTION_CELLS = 4_000_000  # of the attention in one batch: wide batches have fewer rows
+LOGIT_CHUNK = 512  # tokens whose logits are held at a time
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Predictor(Generic[M]):
-    """A model with its tokenizers. `longest` is the longest source, in tokens, that it was trained on."""
+class Predictor(Generic[_M]):
+    """A model with its tokenizers. `longest` is the length of the longest source in training, in tokens."""
 
-    model: M
+    model: _M
     tokenizers: Tokenizers
     recipe: Recipe
     longest: int
     device: torch.device
-    statistics: PairStatistics | None = field(
-        default=None, kw_only=True
-    )  # what its pairs of training look like, where that is known
+    statistics: PairStatistics | None = field(default=None, kw_only=True)  # of the training pairs, where known
     run: str = field(default="", kw_only=True, compare=False)  # the folder that it was loaded from
-    max_tokens: int = field(init=False)  # tokens that a text may have at most, its mark and its tags not counted
+    max_tokens: int = field(init=False)  # of a text, see `limit_tokens`
 
     def __post_init__(self) -> None:
-        most = most_tokens(self.recipe.model)
-        tags = max((len(tag.split()) for tag in self.recipe.data.tags), default=0)
-        object.__setattr__(self, "max_tokens", sys.maxsize if most is None else most - 1 - tags)
+        object.__setattr__(self, "max_tokens", limit_tokens(self.recipe))
 
     def __repr__(self) -> str:
         """Return such as Translator('runs/demo', transformer, 3.8 M parameters, cpu)."""
@@ -66,49 +63,56 @@ class Predictor(Generic[M]):
 
     @property
     def max_unsplit(self) -> int:
-        """Tokens up to which a text is kept whole."""
+        """The number of tokens up to which a text is kept whole."""
         return min(max(self.longest, MAX_UNSPLIT), self.max_tokens)
 
 
+def limit_tokens(recipe: Recipe) -> int:
+    """Return the most tokens that a text may have, EOS and tags not included: as many as the model has positions."""
+    positions = most_tokens(recipe.model)
+    tags = max((len(tag.split()) for tag in recipe.data.tags), default=0)
+    return sys.maxsize if positions is None else positions - 1 - tags
+
+
 class eval_mode:
-    """Dropout off inside, and back as it was after."""
+    """A context in which dropout is off; the model's mode is restored after it."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model, self.was = model, model.training
+        self.model, self.was_training = model, model.training
 
     def __enter__(self) -> None:
-        if self.was:  # to tell all parts of a model takes milliseconds
+        if self.was_training:  # setting the mode of all modules takes milliseconds
             self.model.eval()
 
     def __exit__(self, *_: object) -> None:
-        if self.was:
+        if self.was_training:
             self.model.train()
 
 
 class pause_garbage_collection:
-    """No garbage collection inside: thousands of answers are many small lists, none of which is garbage, and looking
-    through them again and again takes longer than making them."""
+    """A context without garbage collection: thousands of hypotheses are many small lists, none of which is garbage,
+    and scanning them again and again takes longer than making them."""
 
     def __enter__(self) -> None:
-        self.was = gc.isenabled()
+        self.was_enabled = gc.isenabled()
         gc.disable()
 
     def __exit__(self, *_: object) -> None:
-        if self.was:
+        if self.was_enabled:
             gc.enable()
 
 
 def check_lines(lines: Iterable[str | Line], verb: str) -> list[str | Line]:
     """Return the lines as a list; refuse one line instead of several, and what is no text."""
-    return _checked(lines, verb, "item", (str, Line))
+    return _check_items(lines, verb, "item", (str, Line))
 
 
 def check_texts(texts: Iterable[str], verb: str, noun: str = "item") -> list[str]:
-    """Do the same where a `Line`, which says how to translate a text, is of no use. Messages call a text `noun`."""
-    return _checked(texts, verb, noun, (str,))
+    """Return the texts as a list; refuse one text, and a `Line`, whose constraints have no use here."""
+    return _check_items(texts, verb, noun, (str,))
 
 
-def _checked(lines: Iterable[T], verb: str, noun: str, types: tuple[type, ...]) -> list[T]:
+def _check_items(lines: Iterable[_T], verb: str, noun: str, types: tuple[type, ...]) -> list[_T]:
     if isinstance(lines, str | Line) or not isinstance(lines, Iterable):
         raise UserError(f"{verb} takes a list of lines; put a single line into a list of its own")
     found = list(lines)
@@ -118,63 +122,54 @@ def _checked(lines: Iterable[T], verb: str, noun: str, types: tuple[type, ...]) 
     return found
 
 
-MAX_SCORED = 4096  # tokens of a side, its mark counted: beyond, one attention would fill the memory
-ATTENTION_CELLS = 4_000_000  # of an attention: wide grids have fewer rows
-LOGIT_CHUNK = 512  # tokens whose logits are held at a time
-
-
-def score_pairs(door: Predictor[Seq2Seq], examples: Sequence[Example]) -> list[PairScore]:
-    """The score of every pair. One that the model has no places for has none, and says so."""
-    most = min(MAX_SCORED - 1, door.max_tokens)
-    fits = [i for i, one in enumerate(examples) if max(len(one.source), len(one.target)) <= most]
-    with eval_mode(door.model):
-        found = dict(zip(fits, compute_logps(door, [examples[i] for i in fits]), strict=True))
-    return [make_pair_score(door, one, found.get(i), most) for i, one in enumerate(examples)]
-
-
-@torch.inference_mode()
-def compute_logps(door: Predictor[Seq2Seq], examples: Sequence[Example]) -> list[list[float]]:
-    """The log-probability of each target token, the end mark last, given the source and all that stands before it."""
-    found: list[list[float]] = [[] for _ in examples]
-    for wide, group in group_by_key(range(len(examples)), lambda i: bucket_widths(examples[i]), len(examples)):
-        height = max(1, min(door.rows, ATTENTION_CELLS // max(wide) ** 2))
-        for _, some in group_by_key(group, lambda _: 0, height):
-            rows = [[i] for i in some] + [[]] * (height - len(some))
-            batch = collate_pairs(BatchPlan(rows, wide), examples).to(door.device)
-            states_BTC = door.model(batch)
-            for row, i in enumerate(some):
-                length = len(examples[i].target) + 1
-                target_L = batch.target_out_BT[row, :length]
-                found[i] = gather_logps(door.model, states_BTC[row, :length], target_L).tolist()
-    return found
-
-
 def bucket_widths(example: Example) -> Widths:
-    """Of the grid in which a pair is read."""
+    """Return the widths of the batch in which a pair is read."""
     return Widths(round_to_bucket(len(example.source) + 1), round_to_bucket(len(example.target) + 1))
 
 
-def gather_logps(model: Seq2Seq, states_LC: Tensor, target_L: Tensor) -> Tensor:
-    """Of all log-probabilities, those of the targets. Shapes are those of one target, whoever its neighbours are."""
-    parts = zip(torch.split(states_LC, LOGIT_CHUNK), torch.split(target_L, LOGIT_CHUNK), strict=True)
-    return torch.cat(
-        [model.project(states).float().log_softmax(-1).gather(1, target[:, None])[:, 0] for states, target in parts]
-    )
+def score_pairs(predictor: Predictor[Seq2Seq], examples: Sequence[Example]) -> list[PairScore]:
+    """Return the score of each pair. A pair that is too long for the model has a warning instead of a score."""
+    most = min(MAX_SCORED - 1, predictor.max_tokens)
+    fitting = [i for i, one in enumerate(examples) if max(len(one.source), len(one.target)) <= most]
+    with eval_mode(predictor.model):
+        logps = dict(zip(fitting, compute_logps(predictor, [examples[i] for i in fitting]), strict=True))
+    return [make_pair_score(predictor, one, logps.get(i), most) for i, one in enumerate(examples)]
 
 
-def make_pair_score(door: Predictor[Seq2Seq], example: Example, found: list[float] | None, most: int) -> PairScore:
-    longest, target = max(len(example.source), len(example.target)), example.target.tolist()
+@torch.inference_mode()
+def compute_logps(predictor: Predictor[Seq2Seq], examples: Sequence[Example]) -> list[list[float]]:
+    """Return the log-probability of each target token, EOS last, given the source and the tokens before it."""
+    logps: list[list[float]] = [[] for _ in examples]
+    model = predictor.model
+    for widths, group in group_by_key(range(len(examples)), lambda i: bucket_widths(examples[i]), len(examples)):
+        height = max(1, min(predictor.rows, ATTENTION_CELLS // max(widths) ** 2))
+        for _, some in group_by_key(group, lambda _: 0, height):
+            rows = [[i] for i in some] + [[]] * (height - len(some))
+            batch = collate_pairs(BatchPlan(rows, widths), examples).to(predictor.device)
+            states_BTC = model(batch)
+            for row, i in enumerate(some):  # one target at a time, so that shapes do not depend on its neighbours
+                length = len(examples[i].target) + 1
+                states = torch.split(states_BTC[row, :length], LOGIT_CHUNK)
+                targets = torch.split(batch.target_out_BT[row, :length], LOGIT_CHUNK)
+                for states_LC, target_L in zip(states, targets, strict=True):
+                    logp_LV = model.project(states_LC).float().log_softmax(-1)
+                    logps[i] += logp_LV.gather(1, target_L[:, None])[:, 0].tolist()
+    return logps
+
+
+def make_pair_score(predictor: Predictor[Seq2Seq], example: Example, logps: list[float] | None, most: int) -> PairScore:
+    source, target = len(example.source), example.target.tolist()
     warnings = []
-    if found is None:
-        warnings.append(f"without a score: {longest} tokens, and the most that can be scored are {most}")
-    elif not len(example.source) and target:
+    if logps is None:
+        length = max(source, len(target))
+        warnings.append(f"without a score: {length} tokens, and the most that can be scored are {most}")
+    elif not source and target:
         warnings.append("with an empty source")
-    elif len(example.source) > door.longest:
-        warnings.append(f"longer than any sentence of training ({len(example.source)} tokens against {door.longest})")
+    elif source > predictor.longest:
+        warnings.append(f"longer than any sentence of training ({source} tokens against {predictor.longest})")
     if UNK in target:
         warnings.append(f"with what the tokenizer does not know: {target.count(UNK)} tokens of the target")
-    blank = not len(example.source) and not target
-    token_logps = [0.0] if blank else found or []
+    token_logps = [0.0] if not source and not target else logps or []
     logp = sum(token_logps) if token_logps else float("nan")
-    tokens = [*door.tokenizers.target.pieces(target), *door.tokenizers.target.pieces([EOS])]
+    tokens = [*predictor.tokenizers.target.pieces(target), *predictor.tokenizers.target.pieces([EOS])]
     return PairScore(logp, logp / len(tokens), tokens, token_logps, tuple(warnings))

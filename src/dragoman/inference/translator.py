@@ -1,14 +1,12 @@
-"""Words of an answer as soon as they are certain: said once, they are never taken back.
-
-A word is certain when all that can still become the answer begins with it: every prefix that lives, and the best of the
-answers that are whole. Greedy search is certain of each word at once.
-
-The door to translation: lines in, answers out.
+"""Translation: lines in, hypotheses out.
 
     translator = dragoman.load("runs/demo")
     translator.translate(["A man walks his dog."])
 
-Shapes   B rows of a grid   S source width   T target width
+`Translator.translate_nbest` is the whole path: lines are split into segments that the model can read, an engine decodes
+them, and its results become hypotheses with text, warnings and alignments.
+
+Shapes   B rows of a batch   S source width   T target width
 """
 
 from __future__ import annotations
@@ -34,22 +32,14 @@ from dragoman.decoding.methods import METHODS, decode
 from dragoman.decoding.protocol import NEVER, SearchResult
 from dragoman.decoding.request import DecodingConstraints, Job
 from dragoman.errors import UserError
-from dragoman.inference.constraints import (
-    limit_length,
-    list_unmet,
-    make_constraints,
-    merge_search,
-    to_line,
-    widen_nbest,
-)
-from dragoman.inference.engines.base import Engine, in_order
+from dragoman.inference.constraints import limit_length, list_unmet, make_constraints, merge_search, widen_nbest
+from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.torch import TorchEngine
 from dragoman.inference.postprocess import (
     FLAG_UNKNOWN,
     NON_SPACE,
     NON_SPACES,
     AlignmentRows,
-    ReplaceUnknown,
     check_alignment,
     check_placeholders,
     check_unknown,
@@ -57,10 +47,9 @@ from dragoman.inference.postprocess import (
     fill_unknowns,
     find_flags,
     join_hypotheses,
+    list_source_words,
     rerank_by_coverage,
-    source_words,
     split_sentences,
-    unknown_replacer,
     warning_kinds,
 )
 from dragoman.inference.predictor import (
@@ -77,106 +66,59 @@ from dragoman.models.registry import asks_for_trees
 from dragoman.types import UNK, Example, Hypothesis, Line, PairScore, TokenTree, Tree
 
 BeamObserver = Callable[[BeamState], None]
-COMPLETE_WORDS = re.compile(
-    r".*(?:(?=\s)|(?<=[\u2e80-\ua4cf])(?=.))", re.DOTALL
-)  # whole words; where none have spaces, letters
-
-
-class StreamClosed(Exception):
-    """Nobody listens any more."""
-
-
-def find_certain_prefix(beams: BeamState) -> list[int]:
-    """The tokens that the answer to the first sentence begins with, whatever happens."""
-    live, whole = beams.live, beams.whole
-    length = int(live.length_B[0])
-    rows = zip(live.token_BWT[0].tolist(), live.logp_BW[0].tolist())
-    ways = [tokens[:length] for tokens, logp in rows if logp > NEVER]
-    if float(whole.score_BW[0, 0]) > NEVER:
-        ways.append(whole.token_BWT[0, 0, : int(whole.length_BW[0, 0]) - 1].tolist())
-    same = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*ways))
-    return [tokens[0] for tokens in same]
-
-
-def keep_complete_words(text: str) -> str:
-    """The part of a text that more tokens will not change: a word may still grow, half a character become whole."""
-    found = COMPLETE_WORDS.match(text)
-    return found[0] if found else ""
-
-
-def stream_text(
-    work: Callable[[BeamObserver], Hypothesis], text_of: Callable[[list[int]], str]
-) -> Generator[str, None, Hypothesis]:
-    """Pieces of the text of an answer, which `work` makes under the eyes of someone who watches; then the answer.
-
-    The work is done in a thread of its own, and given up when nobody takes the pieces any more.
-    """
-    heard: SimpleQueue[str | Hypothesis | BaseException] = SimpleQueue()
-    over = Event()
-
-    def watch(beams: BeamState) -> None:
-        if over.is_set():
-            raise StreamClosed
-        heard.put(keep_complete_words(text_of(find_certain_prefix(beams))))
-
-    busy = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    gpu = torch.cuda.current_device() if busy else None  # a new thread begins with the first
-
-    def run() -> None:
-        try:
-            if gpu is not None:
-                torch.cuda.set_device(gpu)
-            heard.put(work(watch))
-        except BaseException as fault:
-            heard.put(fault)
-
-    thread = Thread(target=run, daemon=True)
-    thread.start()
-    said = 0
-    try:
-        while True:
-            news = heard.get()
-            if isinstance(news, BaseException):
-                raise news
-            text = news if isinstance(news, str) else news.text
-            if len(text) > said:
-                yield text[said:]
-                said = len(text)
-            if isinstance(news, Hypothesis):
-                return news
-    finally:
-        over.set()
-        thread.join()
-
-
+COMPLETE_WORDS = re.compile(r".*(?:(?=\s)|(?<=[\u2e80-\ua4cf])(?=.))", re.DOTALL)  # a CJK character is a word
 NO_TREE = "read without a tree"  # a warning
-EMPTY_HYPOTHESIS = Hypothesis("", 0.0, [], [], [], 0.0)  # the answer to an empty line
+EMPTY_HYPOTHESIS = Hypothesis("", 0.0, [], [], [], 0.0)  # the translation of an empty line
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeOptions:
+    """How one call translates. `tag` is for lines without one of their own."""
+
+    search: SearchSettings
+    dictionary: Mapping[str, str]  # for search.unknown=dictionary
+    tag: str = ""
+    align: bool = True
+
+    @property
+    def needs_alignments(self) -> bool:
+        return self.align or self.search.coverage > 0 or self.search.unknown != "drop"
 
 
 class Segment(NamedTuple):
-    """A line, or one sentence of a line that is longer than what the model learnt from."""
+    """A line, or one sentence of a line that is longer than the model was trained on."""
 
-    line: int
     text: str
     ids: list[int]
-    links: TokenTree | None = None  # for models that ask for trees
+    line: Line
+    line_index: int
+    tag_ids: Sequence[int] = ()  # read by the model before the others
+    links: TokenTree | None = None  # of the line's tree, for models that read trees
     warning: str = ""
-    wish: DecodingConstraints = DecodingConstraints()
-    before: Sequence[int] = ()  # ids of the line's tag, which stand before the others where the model reads them
+    constraints: DecodingConstraints = DecodingConstraints()
+    limit: int = 0  # tokens of the translation, EOS included
 
     @property
-    def read(self) -> list[int]:
-        return [*self.before, *self.ids]
+    def job(self) -> Job:
+        return Job([*self.tag_ids, *self.ids], self.limit, self.constraints, self.links)
 
     def example(self, target: Sequence[int] = ()) -> Example:
-        return Example(np.array(self.read, dtype=np.int64), np.array(target, dtype=np.int64), self.line, self.links)
+        """Return the pair of this source and a target, for models that read both."""
+        source = np.array([*self.tag_ids, *self.ids], dtype=np.int64)
+        return Example(source, np.array(target, dtype=np.int64), self.line_index, self.links)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Translator(Predictor[Seq2Seq]):
-    """Sequence-to-sequence models of every kind. Without an `engine` of its own, the model is asked as it is."""
+    """A sequence-to-sequence model of any kind, with the engine that decodes: by default, PyTorch in float32."""
 
-    engine: Engine | None = None
+    engine: Engine = None  # type: ignore[assignment]  # set in __post_init__
+
+    def __post_init__(self) -> None:
+        Predictor.__post_init__(self)  # super() does not work in dataclasses with slots
+        if self.engine is None:
+            engine = TorchEngine(self.model, self.device, self.tokenizers.target.decode)
+            object.__setattr__(self, "engine", engine)
 
     def translate(
         self,
@@ -189,9 +131,12 @@ class Translator(Predictor[Seq2Seq]):
         tag: str = "",
         align: bool = True,
     ) -> list[Hypothesis]:
-        """The best answer to every line, in order. An empty line stays empty. Without `align` they come unaligned."""
-        way: dict[str, Any] = {"beam": beam, "trees": trees, "search": search, "dictionary": dictionary, "tag": tag}
-        return [answers[0] for answers in self.nbest(lines, count=1, align=align, **way)]
+        """Return the best translation of each line, in order; see `nbest` for the options.
+
+        An empty line stays empty. Without `align` the hypotheses have no alignments, which is faster.
+        """
+        options = self.make_options(beam=beam, count=1, search=search, dictionary=dictionary, tag=tag, align=align)
+        return [hypotheses[0] for hypotheses in self.translate_nbest(lines, options, trees=trees)]
 
     def nbest(
         self,
@@ -205,48 +150,49 @@ class Translator(Predictor[Seq2Seq]):
         tag: str = "",
         align: bool = True,
     ) -> list[list[Hypothesis]]:
-        """Up to `count` different answers to every line, best first. A line that had to be split has one.
+        """Return up to `count` different translations of each line, best first; one, if the line had to be split.
 
-        A Line says what is asked of its answer. `search` are settings to be laid over those of the run, such as
+        A `Line` holds constraints on its translation. `search` overrides search settings of the run, such as
         {"no_repeat": 3}; `dictionary` is for search.unknown=dictionary. `trees` are for models with
-        model.position=tree, one for each line, or None where there is none. `tag` is that of lines without one of
+        model.position=tree, one for each line, or None where there is none. `tag` is for lines without one of
         their own, for models that were trained with tags.
         """
-        lines = check_lines(lines, "translate")
-        if trees is not None:
-            self.check_trees(trees, len(lines))
+        options = self.make_options(beam=beam, count=count, search=search, dictionary=dictionary, tag=tag, align=align)
+        return self.translate_nbest(lines, options, trees=trees)
+
+    def make_options(
+        self,
+        *,
+        beam: int | None = None,
+        count: int | None = None,
+        search: Mapping[str, Any] | None = None,
+        dictionary: Mapping[str, str] | None = None,
+        tag: str = "",
+        align: bool = True,
+    ) -> DecodeOptions:
+        """Return the options of a call: the run's search settings with overrides, checked against the model."""
         settings = merge_search(self.recipe.search, search, beam=beam, count=count)
         check_unknown(settings.unknown, self.tokenizers.target, dictionary)
         check_alignment(settings, aligns=self.model.aligns)
-        asked = [to_line(line, tag) for line in lines]
-        with pause_garbage_collection():
-            return self.answers(asked, trees, settings, dictionary or {}, align=align)
+        return DecodeOptions(settings, dictionary or {}, tag, align)
 
-    def answers(
-        self,
-        asked: Sequence[Line],
-        trees: Sequence[Tree | None] | None,
-        settings: SearchSettings,
-        dictionary: Mapping[str, str],
-        *,
-        align: bool,
+    def translate_nbest(
+        self, lines: Sequence[str | Line], options: DecodeOptions, *, trees: Sequence[Tree | None] | None = None
     ) -> list[list[Hypothesis]]:
-        encoded = enumerate(self.tokenizers.source.encode_all([line.text for line in asked]))
-        pieces = [
-            piece for number, ids in encoded for piece in self._wished(number, asked[number], trees, settings, ids)
-        ]
-        with eval_mode(self.model):
-            answers = self.answer(pieces, asked, settings, dictionary, align=align)
-        out: list[list[Hypothesis]] = [[EMPTY_HYPOTHESIS] for _ in asked]
-        parts: dict[int, list[list[Hypothesis]]] = {}
-        for piece, answer in zip(pieces, answers, strict=True):
-            parts.setdefault(piece.line, []).append(answer)
-        for number, some in parts.items():
-            one = len(some) == 1
-            out[number] = (
-                drop_duplicates(some[0])[: settings.nbest] if one else [join_hypotheses([answer[0] for answer in some])]
-            )
-        return out
+        """Return the n best hypotheses for each line, best first."""
+        requests = [as_line(line, options.tag) for line in check_lines(lines, "translate")]
+        if trees is not None:
+            self.check_trees(trees, len(requests))
+        ids = self.tokenizers.source.encode_all([request.text for request in requests])
+        with pause_garbage_collection(), eval_mode(self.model):
+            segments = [
+                segment
+                for index, request in enumerate(requests)
+                for segment in self.make_segments(request, options, ids[index], trees[index] if trees else None, index)
+            ]
+            results = self.engine.each([segment.job for segment in segments], widen_nbest(options.search))
+            hypotheses = self.make_hypotheses(segments, results, options)
+        return merge_segments(len(requests), segments, hypotheses, options.search.nbest)
 
     def stream(
         self,
@@ -257,36 +203,32 @@ class Translator(Predictor[Seq2Seq]):
         dictionary: Mapping[str, str] | None = None,
         tag: str = "",
     ) -> Generator[str, None, Hypothesis]:
-        """The answer to a line in pieces, each said as soon as it is certain; the generator's own value is the answer.
+        """Yield the translation of a line in parts, each as soon as it is certain; return the hypothesis.
 
-        Together they are what translate gives. Where nothing is certain before the end (a method other than beam and
-        greedy, terms that must appear, ranks by coverage, unknown words that are filled in, an engine that cannot be
-        watched), it comes as one piece, or as one for each sentence of a line that had to be split.
+        Joined, the parts are what `translate` gives. Where nothing is certain before the end (a method other than beam
+        and greedy, terms that must appear, coverage, unknown words that are replaced, an engine whose search cannot
+        be observed), there is one part, or one for each sentence of a line that had to be split.
         """
-        settings = merge_search(self.recipe.search, search, beam=beam, count=1)
-        check_unknown(settings.unknown, self.tokenizers.target, dictionary)
-        check_alignment(settings, aligns=self.model.aligns)
-        asked = to_line(line, tag)
+        options = self.make_options(beam=beam, count=1, search=search, dictionary=dictionary, tag=tag)
         parts: list[Hypothesis] = []
-        for piece in self._wished(0, asked, None, settings):
+        for segment in self.make_segments(as_line(line, tag), options):
             if parts:
                 yield " "
-            work = partial(self._watched, piece, asked, settings, dictionary or {})
+            work = partial(self._translate_observed, segment, options)
             parts.append((yield from stream_text(work, self.tokenizers.target.decode)))
-        return EMPTY_HYPOTHESIS if not parts else parts[0] if len(parts) == 1 else join_hypotheses(parts)
+        return join_hypotheses(parts) if len(parts) > 1 else parts[0] if parts else EMPTY_HYPOTHESIS
 
-    def _watched(
-        self, piece: Segment, line: Line, search: SearchSettings, dictionary: Mapping[str, str], watch: BeamObserver
-    ) -> Hypothesis:
-        """The answer to a piece. Whoever watches sees how it comes about, where that tells anything."""
-        clear = METHODS[search.method].is_beam_search and not (search.coverage or piece.wish.must)
+    def _translate_observed(self, segment: Segment, options: DecodeOptions, observe: BeamObserver) -> Hypothesis:
+        """Translate a segment. `observe` sees the beam after each step, where that tells what is certain."""
+        search, engine = options.search, self.engine
+        plain = METHODS[search.method].is_beam_search and not (search.coverage or segment.constraints.must)
         with eval_mode(self.model):
-            engine = self.engine or TorchEngine(self.model, self.device, self.tokenizers.target.decode)
-            if not clear or not isinstance(engine, TorchEngine) or search.unknown != "drop":
-                return self.answer([piece], [line], search, dictionary)[0][0]
-            request = engine.request([self._job(piece, search)], round_to_bucket(len(piece.ids) + 1), search)
-            found = decode(replace(request, watch=watch))[0]
-            return self._ranked([piece], [line], [(0, found)], search, dictionary)[0][0]
+            if plain and search.unknown == "drop" and isinstance(engine, TorchEngine):
+                request = engine.request([segment.job], round_to_bucket(len(segment.job.ids) + 1), search)
+                results: Iterable[tuple[int, list[SearchResult]]] = [(0, decode(replace(request, watch=observe))[0])]
+            else:
+                results = engine.each([segment.job], widen_nbest(search))
+            return self.make_hypotheses([segment], results, options)[0][0]
 
     def score(
         self,
@@ -296,25 +238,26 @@ class Translator(Predictor[Seq2Seq]):
         trees: Sequence[Tree | None] | None = None,
         tag: str = "",
     ) -> list[PairScore]:
-        """How likely the model holds each target as the answer to its source. Long lines are not cut into sentences."""
+        """Return the log-probability of each target as the translation of its source. Long lines are not split."""
         sources, targets = check_texts(sources, "score", "source"), check_texts(targets, "score", "target")
         if len(sources) != len(targets):
             raise UserError("score takes a list of sources and a list of as many targets")
         if trees is not None:
             self.check_trees(trees, len(sources))
         sources, targets = ([line if line.strip() else "" for line in side] for side in (sources, targets))
-        encoded = zip(sources, self.tokenizers.source.encode_all(sources), strict=True)
-        before = self.before(tag)
-        pieces = [
-            Segment(number, line, ids, before=before if ids else ()) for number, (line, ids) in enumerate(encoded)
-        ]
-        if self.asks_for_trees:
-            pieces = [self._grown(piece, trees, whole=True) for piece in pieces]
-        wanted = self.tokenizers.target.encode_all(targets)
-        return score_pairs(self, [piece.example(ids) for piece, ids in zip(pieces, wanted, strict=True)])
+        tag_ids = self.encode_tag(tag)
+        target_ids = self.tokenizers.target.encode_all(targets)
+        examples = []
+        for index, ids in enumerate(self.tokenizers.source.encode_all(sources)):
+            text = sources[index]
+            segment = Segment(text, ids, Line(text), index, tag_ids if ids else ())
+            if self.reads_trees:
+                segment = self._add_tree(segment, trees[index] if trees else None, whole=True)
+            examples.append(segment.example(target_ids[index]))
+        return score_pairs(self, examples)
 
-    def before(self, tag: str) -> Sequence[int]:
-        """The ids of a tag. Where there is only one that it can be, it need not be named."""
+    def encode_tag(self, tag: str) -> Sequence[int]:
+        """Return the ids of a tag, after checking it. Without a name, it is the only one that the model has."""
         if not (tag or self.tokenizers.tags):
             return ()
         known = self.recipe.data.tags
@@ -329,11 +272,11 @@ class Translator(Predictor[Seq2Seq]):
         return self.tokenizers.before(tag)
 
     @property
-    def asks_for_trees(self) -> bool:
+    def reads_trees(self) -> bool:
         return asks_for_trees(self.recipe.model)
 
     def check_trees(self, trees: Sequence[Tree | None], lines: int) -> None:
-        if not self.asks_for_trees:
+        if not self.reads_trees:
             raise UserError("this model reads no trees (those with model.position=tree do); leave them out")
         if len(trees) != lines:
             raise UserError(f"there are {lines} lines but {len(trees)} trees; give one for each, or None")
@@ -341,58 +284,54 @@ class Translator(Predictor[Seq2Seq]):
             if tree and (wrong := find_tree_fault(tree)):
                 raise UserError(f"the tree of line {number} is none: {wrong}")
 
-    def cut(
-        self, number: int, line: str, trees: Sequence[Tree | None] | None = None, ids: list[int] | None = None
-    ) -> list[Segment]:
-        """The line as it is, or, if it is longer than any the model learnt from, sentence by sentence.
-
-        A sentence that is itself longer stays whole, up to a limit; beyond, it is cut between words, or anywhere.
-        """
-        if not line.strip():
-            return []
-        encode = self.tokenizers.source.encode
-        ids = encode(line) if ids is None else ids
-        if len(ids) <= min(self.longest, self.max_unsplit):
-            pieces = [Segment(number, line, ids)]
-        else:
-            texts = split_sentences(line) if len(ids) > self.longest else [line]
-            for part in (NON_SPACES, NON_SPACE):
-                texts = [run for text in texts for run in self._runs(text, part)]
-            pieces = [Segment(number, text, encode(text)) for text in texts]
-        return (
-            [self._grown(piece, trees, whole=len(pieces) == 1) for piece in pieces] if self.asks_for_trees else pieces
-        )
-
-    def _wished(
+    def make_segments(
         self,
-        number: int,
         line: Line,
-        trees: Sequence[Tree | None] | None,
-        search: SearchSettings,
+        options: DecodeOptions,
         ids: list[int] | None = None,
+        tree: Tree | None = None,
+        line_index: int = 0,
     ) -> list[Segment]:
-        """The pieces of a line, each with what is asked of its answer."""
-        before = self.before(line.tag)
-        pieces = enumerate(self.cut(number, line.text, trees, ids))
-        wish = partial(make_constraints, line, tokenizers=self.tokenizers, search=search)
-        return [p._replace(wish=wish(p.text, len(p.ids), first=place == 0), before=before) for place, p in pieces]
+        """Return the segments of a line, each with its constraints and the limit of its translation."""
+        tag_ids, search = self.encode_tag(line.tag), options.search
+        segments: list[Segment] = []
+        for segment in self.split_line(line, ids, tree, line_index):
+            constraints = make_constraints(
+                line, segment.text, len(segment.ids), self.tokenizers, search, first=not segments
+            )
+            limit = limit_length(constraints, len(segment.ids), search, self.max_tokens)
+            segments.append(segment._replace(tag_ids=tag_ids, constraints=constraints, limit=limit))
+        return segments
 
-    def _grown(self, piece: Segment, trees: Sequence[Tree | None] | None, *, whole: bool) -> Segment:
-        """The piece with the tree of its line. Where that cannot be, words are known by their places alone."""
-        tree = trees[piece.line] if trees is not None else None
-        roots = locate_words(tree if whole else None, piece.text)
-        links = link_tokens(roots, piece.text, piece.ids, self.tokenizers.source)
-        if len(links.head):
-            return piece._replace(links=links)
-        why = ": its words do not spell the line" if whole else ": the line was cut into parts"
-        return piece._replace(links=links, warning=NO_TREE + (why if tree else ""))
+    def split_line(
+        self, line: Line, ids: list[int] | None = None, tree: Tree | None = None, line_index: int = 0
+    ) -> list[Segment]:
+        """Return the line as one segment, or sentence by sentence if it is longer than any the model was trained on.
 
-    def _runs(self, text: str, part: re.Pattern[str]) -> list[str]:
-        """The text, or, where it is too long for any memory, runs of its parts as long as the model learnt from."""
+        A sentence that is itself longer is kept whole up to `max_unsplit` tokens; beyond, it is split between words, or
+        anywhere.
+        """
+        text, encode = line.text, self.tokenizers.source.encode
+        if not text.strip():
+            return []
+        ids = encode(text) if ids is None else ids
+        if len(ids) <= min(self.longest, self.max_unsplit):
+            segments = [Segment(text, ids, line, line_index)]
+        else:
+            texts = split_sentences(text) if len(ids) > self.longest else [text]
+            for unit in (NON_SPACES, NON_SPACE):
+                texts = [part for long in texts for part in self._split_units(long, unit)]
+            segments = [Segment(part, encode(part), line, line_index) for part in texts]
+        if self.reads_trees:
+            segments = [self._add_tree(segment, tree, whole=len(segments) == 1) for segment in segments]
+        return segments
+
+    def _split_units(self, text: str, unit: re.Pattern[str]) -> list[str]:
+        """Return the text, or, above `max_unsplit` tokens, runs of its units as long as the model was trained on."""
         encode = self.tokenizers.source.encode
         if len(encode(text)) <= self.max_unsplit:
             return [text]
-        first, *rest = (match.span() for match in part.finditer(text))
+        first, *rest = (match.span() for match in unit.finditer(text))
         runs = [first]
         for start, end in rest:
             if len(encode(text[runs[-1][0] : end])) > self.longest:
@@ -401,103 +340,178 @@ class Translator(Predictor[Seq2Seq]):
                 runs[-1] = (runs[-1][0], end)
         return [text[start:end] for start, end in runs]
 
-    def answer(
-        self,
-        pieces: Sequence[Segment],
-        lines: Sequence[Line],
-        search: SearchSettings,
-        dictionary: Mapping[str, str],
-        *,
-        align: bool = True,
+    def _add_tree(self, segment: Segment, tree: Tree | None, *, whole: bool) -> Segment:
+        """Add the tree of the line, or a warning that the segment is read by word positions alone."""
+        roots = locate_words(tree if whole else None, segment.text)
+        links = link_tokens(roots, segment.text, segment.ids, self.tokenizers.source)
+        if len(links.head):
+            return segment._replace(links=links)
+        why = ": its words do not spell the line" if whole else ": the line was cut into parts"
+        return segment._replace(links=links, warning=NO_TREE + (why if tree else ""))
+
+    def make_hypotheses(
+        self, segments: Sequence[Segment], results: Iterable[tuple[int, list[SearchResult]]], options: DecodeOptions
     ) -> list[list[Hypothesis]]:
-        """What the engine finds for each piece, as answers."""
-        engine = self.engine or TorchEngine(self.model, self.device, self.tokenizers.target.decode)
-        found = engine.each([self._job(piece, search) for piece in pieces], widen_nbest(search))
-        return self._ranked(pieces, lines, found, search, dictionary, align=align)
+        """Return the hypotheses of each segment from search results, which come with its index in any order.
 
-    def _ranked(
-        self,
-        pieces: Sequence[Segment],
-        lines: Sequence[Line],
-        found: Iterable[tuple[int, list[SearchResult]]],
-        search: SearchSettings,
-        dictionary: Mapping[str, str],
-        *,
-        align: bool = True,
-    ) -> list[list[Hypothesis]]:
-        """What was found for each piece, as answers for users; with alignments, if they are wanted here or there.
-
-        Without them answers are made one by one, while the engine looks for others."""
-        say = unknown_replacer(search.unknown, dictionary)
-
-        def made(i: int, some: Iterable[tuple[SearchResult, AlignmentRows]]) -> list[Hypothesis]:
-            return [self._hypothesis(pieces[i], lines[pieces[i].line], one, look, say) for one, look in some]
-
-        if not (align or search.coverage or say):
-            return in_order((i, made(i, ((one, []) for one in some))) for i, some in found)
-        flat = [(i, one) for i, some in enumerate(in_order(found)) for one in some]
-        looks = self._looks([(pieces[i], one.tokens) for i, one in flat])
-        ranked: list[list[tuple[SearchResult, AlignmentRows]]] = [[] for _ in pieces]
-        for (i, one), look in zip(flat, looks, strict=True):
-            ranked[i].append((one, look))
-        if search.coverage:
-            ranked = [rerank_by_coverage(some, search.coverage) for some in ranked]
-        return [made(i, some) for i, some in enumerate(ranked)]
-
-    def _job(self, piece: Segment, search: SearchSettings) -> Job:
-        limit = limit_length(piece.wish, len(piece.ids), search, self.max_tokens)
-        return Job(piece.read, limit, piece.wish, piece.links)
+        Without alignments each result is turned into text as it comes, while the engine decodes others.
+        """
+        aligned: Iterable[tuple[int, list[tuple[SearchResult, AlignmentRows]]]]
+        if options.needs_alignments:
+            aligned = enumerate(self.add_alignments(segments, dict(results), options.search.coverage))
+        else:
+            aligned = ((index, [(one, []) for one in found]) for index, found in results)
+        hypotheses: list[list[Hypothesis]] = [[] for _ in segments]
+        for index, found in aligned:
+            hypotheses[index] = [self.make_hypothesis(segments[index], *one, options) for one in found]
+        return hypotheses
 
     @torch.inference_mode()
-    def _looks(self, answers: Sequence[tuple[Segment, Sequence[int]]]) -> list[AlignmentRows]:
-        """Return how much each target token attends to each source token, from one pass over the whole hypothesis.
+    def add_alignments(
+        self, segments: Sequence[Segment], results: Mapping[int, list[SearchResult]], coverage: float
+    ) -> list[list[tuple[SearchResult, AlignmentRows]]]:
+        """Return each result with the attention of its tokens to the source, from one pass over the hypothesis.
 
-        Where the model's attention does not tell source tokens apart, there is nothing to return.
+        Alignments are empty if the model's attention does not tell source tokens apart.
         """
-        if not self.model.aligns:
-            return [[] for _ in answers]
-        examples = [piece.example(tokens) for piece, tokens in answers]
-        looks: list[AlignmentRows] = [[] for _ in examples]
-        for wide, some in group_by_key(range(len(examples)), lambda i: bucket_widths(examples[i]), self.rows):
+        flat = [(index, found) for index in range(len(segments)) for found in results[index]]
+        alignments: list[AlignmentRows] = [[] for _ in flat]
+        examples = [segments[index].example(found.tokens) for index, found in flat] if self.model.aligns else []
+        for widths, some in group_by_key(range(len(examples)), lambda i: bucket_widths(examples[i]), self.rows):
             rows = [[i] for i in some] + [[]] * (self.rows - len(some))
-            look_BTS = self.model.alignment(collate_pairs(BatchPlan(rows, wide), examples).to(self.device)).cpu()
+            weight_BTS = self.model.alignment(collate_pairs(BatchPlan(rows, widths), examples).to(self.device)).cpu()
             for row, i in enumerate(some):
-                first, last = len(answers[i][0].before), len(examples[i].source)  # what looks at a tag is not counted
-                look_TS = look_BTS[row, : len(examples[i].target), first:last]
-                looks[i] = (look_TS / look_TS.sum(-1, keepdim=True).clamp(min=1e-9)).tolist()
-        return looks
+                tag, length = len(segments[flat[i][0]].tag_ids), len(examples[i].source)
+                weight_TS = weight_BTS[row, : len(examples[i].target), tag:length]  # attention to a tag is left out
+                alignments[i] = (weight_TS / weight_TS.sum(-1, keepdim=True).clamp(min=1e-9)).tolist()
+        aligned: list[list[tuple[SearchResult, AlignmentRows]]] = [[] for _ in segments]
+        for (index, found), alignment in zip(flat, alignments, strict=True):
+            aligned[index].append((found, alignment))
+        return [rerank_by_coverage(some, coverage) for some in aligned] if coverage else aligned
 
-    def _hypothesis(
-        self, piece: Segment, line: Line, found: SearchResult, look: AlignmentRows, say: ReplaceUnknown | None
+    def make_hypothesis(
+        self, segment: Segment, found: SearchResult, alignment: AlignmentRows, options: DecodeOptions
     ) -> Hypothesis:
-        text = self._text_of(piece, found.tokens, look, say)
-        lost = UNK in found.tokens and say is None
-        flags = find_flags(piece.text, text, (len(piece.ids), len(found.tokens)), self.statistics)
-        changed = check_placeholders(piece.text, text, self.statistics)
+        """Return a search result as users see it: text, subwords, alignment, warnings and flags."""
+        source, target, unknown = self.tokenizers.source, self.tokenizers.target, options.search.unknown
+        lengths = len(segment.ids), len(found.tokens)
+        if UNK in found.tokens and unknown != "drop":
+            words = list_source_words(source, segment.text, segment.ids)
+            rows = alignment or [[]] * len(found.tokens)
+            text = fill_unknowns(found.tokens, rows, target, words, unknown, options.dictionary)
+        else:
+            text = target.decode(found.tokens)
+        warnings = [segment.warning] if segment.warning else []
+        if lengths[0] > self.longest:
+            warnings.append(f"longer than any sentence of training ({lengths[0]} tokens against {self.longest})")
+        if not found.finished:
+            full = lengths[1] == self.max_tokens
+            why = "model.max_length allows" if full else "search.max_ratio and max_extra allow"
+            warnings.append(f"cut at {lengths[1]} tokens, the most that {why}")
+        flags = find_flags(segment.text, text, lengths, self.statistics)
+        lost = [FLAG_UNKNOWN] if UNK in found.tokens and unknown == "drop" else []
+        changed = check_placeholders(segment.text, text, self.statistics)
         return Hypothesis(
             text=text,
             score=found.score,
-            tokens=self.tokenizers.target.pieces(found.tokens),
-            alignment=look,
-            source_tokens=self.tokenizers.source.pieces(piece.ids),
+            tokens=target.pieces(found.tokens),
+            alignment=alignment,
+            source_tokens=source.pieces(segment.ids),
             logp=found.logp,
-            warnings=(*self._warnings(piece, found), *list_unmet(line, piece.wish, text), *changed),
-            flags=(*flags, *([FLAG_UNKNOWN] if lost else []), *warning_kinds(changed)),
+            warnings=(*warnings, *list_unmet(segment.line, segment.constraints, text), *changed),
+            flags=(*flags, *lost, *warning_kinds(changed)),
         )
 
-    def _text_of(self, piece: Segment, tokens: list[int], look: AlignmentRows, say: ReplaceUnknown | None) -> str:
-        """The text of an answer; unknown words in it become what is said for the source words that they looked at."""
-        if UNK not in tokens or say is None:
-            return self.tokenizers.target.decode(tokens)
-        words = source_words(self.tokenizers.source, piece.text, piece.ids)
-        return fill_unknowns(tokens, look or [[]] * len(tokens), self.tokenizers.target, words, say)
 
-    def _warnings(self, piece: Segment, found: SearchResult) -> list[str]:
-        warnings = [piece.warning] if piece.warning else []
-        if len(piece.ids) > self.longest:
-            warnings.append(f"longer than any sentence of training ({len(piece.ids)} tokens against {self.longest})")
-        if not found.finished:
-            full = len(found.tokens) == self.max_tokens
-            why = "model.max_length allows" if full else "search.max_ratio and max_extra allow"
-            warnings.append(f"cut at {len(found.tokens)} tokens, the most that {why}")
-        return warnings
+def as_line(line: str | Line, tag: str) -> Line:
+    """Return a line with its own tag, or else with this one."""
+    if isinstance(line, str):
+        return Line(line, tag=tag)
+    return line if line.tag or not tag else replace(line, tag=tag)
+
+
+def merge_segments(
+    lines: int, segments: Sequence[Segment], hypotheses: Sequence[list[Hypothesis]], nbest: int
+) -> list[list[Hypothesis]]:
+    """Return the hypotheses of each line: the n best different ones, or one joined from the best of its segments."""
+    by_line: list[list[list[Hypothesis]]] = [[] for _ in range(lines)]
+    for segment, some in zip(segments, hypotheses, strict=True):
+        by_line[segment.line_index].append(some)
+    merged = []
+    for parts in by_line:
+        if len(parts) == 1:
+            merged.append(drop_duplicates(parts[0])[:nbest])
+        else:
+            merged.append([join_hypotheses([some[0] for some in parts])] if parts else [EMPTY_HYPOTHESIS])
+    return merged
+
+
+class StreamClosed(Exception):
+    """The consumer of a stream has stopped reading."""
+
+
+def find_certain_prefix(beams: BeamState) -> list[int]:
+    """Return the tokens that the first sentence's result will begin with, whatever the search still finds.
+
+    They are the common prefix of all active hypotheses and the best finished one.
+    """
+    live, whole = beams.live, beams.whole
+    length = int(live.length_B[0])
+    rows = zip(live.token_BWT[0].tolist(), live.logp_BW[0].tolist())
+    candidates = [tokens[:length] for tokens, logp in rows if logp > NEVER]
+    if float(whole.score_BW[0, 0]) > NEVER:
+        candidates.append(whole.token_BWT[0, 0, : int(whole.length_BW[0, 0]) - 1].tolist())
+    same = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*candidates))
+    return [tokens[0] for tokens in same]
+
+
+def keep_complete_words(text: str) -> str:
+    """Return the part of a text that further tokens cannot change: the last word may still grow."""
+    found = COMPLETE_WORDS.match(text)
+    return found[0] if found else ""
+
+
+def stream_text(
+    work: Callable[[BeamObserver], Hypothesis], decode: Callable[[list[int]], str]
+) -> Generator[str, None, Hypothesis]:
+    """Yield the text of a hypothesis in parts, each once it is certain; return the hypothesis.
+
+    `work` makes it in a thread of its own and calls an observer after each step. The work is cancelled when the
+    consumer closes the generator.
+    """
+    messages: SimpleQueue[str | Hypothesis | BaseException] = SimpleQueue()
+    closed = Event()
+
+    def observe(beams: BeamState) -> None:
+        if closed.is_set():
+            raise StreamClosed
+        messages.put(keep_complete_words(decode(find_certain_prefix(beams))))
+
+    initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    gpu = torch.cuda.current_device() if initialized else None  # a new thread begins with the first GPU
+
+    def run() -> None:
+        try:
+            if gpu is not None:
+                torch.cuda.set_device(gpu)
+            messages.put(work(observe))
+        except BaseException as error:
+            messages.put(error)
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    sent = 0  # characters
+    try:
+        while True:
+            message = messages.get()
+            if isinstance(message, BaseException):
+                raise message
+            text = message if isinstance(message, str) else message.text
+            if len(text) > sent:
+                yield text[sent:]
+                sent = len(text)
+            if isinstance(message, Hypothesis):
+                return message
+    finally:
+        closed.set()
+        thread.join()

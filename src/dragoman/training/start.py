@@ -26,9 +26,8 @@ from dragoman.config.settings import (
 from dragoman.data.tokenizers import TOKENIZERS, Tokenizers, target_settings
 from dragoman.errors import UserError
 from dragoman.inference.constraints import merge_search
-from dragoman.inference.loading import copy_weights, open_run
+from dragoman.inference.loading import LoadedRun, copy_weights, open_run
 from dragoman.inference.postprocess import check_alignment
-from dragoman.inference.predictor import Predictor
 from dragoman.io import is_temporary, lock_folder
 from dragoman.metrics.metrics import METRICS, metrics_for_task, note_on_wer, select_best_metric
 from dragoman.models.base import Model, collect_tensors
@@ -61,7 +60,7 @@ MAY_CHANGE = {
 class Start(NamedTuple):
     recipe: Recipe  # with every setting written out
     newest: Path | None  # the checkpoint to go on from
-    parent: Predictor[Model] | None  # the run whose weights a new one begins with
+    parent: LoadedRun | None  # the run whose weights a new one begins with
     init_from: str
 
 
@@ -356,7 +355,7 @@ def first_difference(name: str, old: Any, new: Any) -> tuple[str, Any, Any] | No
     return (name, old, new) if old != new else None
 
 
-def new_model(recipe: Recipe, tokenizers: Tokenizers, parent: Predictor[Model] | None) -> Model:
+def new_model(recipe: Recipe, tokenizers: Tokenizers, parent: LoadedRun | None) -> Model:
     """Weights drawn from the seed, or those of the run that this one begins with."""
     torch.manual_seed(recipe.train.seed)
     model = build_model(recipe, **tokenizers.sizes)
@@ -370,7 +369,7 @@ def grown(tensor: Tensor, other: Tensor) -> tuple[int, int] | None:
     return (len(tensor), len(other)) if tensor.dim() and tensor.shape[1:] == other.shape[1:] else None
 
 
-def with_new_tags(parent: Predictor[Model], tokenizers: Tokenizers, model: Model) -> dict[str, Tensor]:
+def with_new_tags(parent: LoadedRun, tokenizers: Tokenizers, model: Model) -> dict[str, Tensor]:
     """The parent's weights. The rows of tags that it did not know are those of the model, as they were drawn."""
     before, now = parent.tokenizers.sizes["source_size"], tokenizers.sizes["source_size"]
     weights, own = dict(collect_tensors(parent.model)), collect_tensors(model)

@@ -144,11 +144,12 @@ class Validator:
     def translations(self, model: Model) -> tuple[list[str], list[list[str]]]:
         """Translate the first lines of each corpus of dev; return the translations and the references."""
         pairs, tokenizers = list(chain.from_iterable(self.prepared.asked.values())), self.prepared.tokenizers
-        if self.choices.capture and self.engine is None:  # what it captures for one validation serves all that follow
-            self.engine = TorchEngine(model, self.device, tokenizers.target.decode)
+        engine = self.engine or TorchEngine(model, self.device, tokenizers.target.decode)
+        if self.choices.capture:
+            self.engine = engine  # its CUDA graphs serve all later validations
         about = (tokenizers, self.recipe, self.prepared.longest, self.device)
-        translator = Translator(cast(Seq2Seq, model), *about, engine=self.engine)
-        trees = [pair.tree for pair in pairs] if translator.asks_for_trees else None
+        translator = Translator(cast(Seq2Seq, model), *about, engine=engine)
+        trees = [pair.tree for pair in pairs] if translator.reads_trees else None
         lines = [Line(pair.source, tag=pair.tag) for pair in pairs]
         found = translator.translate(lines, trees=trees, search=GREEDY, align=False)
         return [one.text for one in found], collect_references(pairs)
