@@ -17,10 +17,11 @@ from pathlib import Path
 
 import torch
 
-from dragoman.config.settings import Recipe, build
+from dragoman.config.settings import build
 from dragoman.data.preparation import write_phrasebook
 from dragoman.data.stream import BatchStream, StreamPosition, prefetch
 from dragoman.progress import Report
+from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
 from dragoman.training.prepare import prepare
 

@@ -32,7 +32,6 @@ from typing import Any
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from dragoman.config.settings import read_recipe
 from dragoman.data.corpus import read_pairs
 from dragoman.evaluation.predictions import predict_own_tests
 from dragoman.hardware import cpu_name
@@ -40,7 +39,7 @@ from dragoman.inference.loading import copy_weights, load, open_engine
 from dragoman.inference.model_card import card, rank_validation, read_events
 from dragoman.inference.translator import Translator
 from dragoman.metrics.metrics import select_best_metric
-from dragoman.models.registry import kind_of
+from dragoman.recipe import read_recipe
 from dragoman.run_dir import RunFolder, load_tensors, mean
 from dragoman.training.checkpoint import best_file
 from tell import ROOT, digest, metrics_of
@@ -160,7 +159,7 @@ def curve(run: Path) -> Iterator[dict[str, Any]]:
     folder, translator = RunFolder(run), load(run)
     assert isinstance(translator, Translator)
     recipe = translator.recipe
-    metric = select_best_metric(recipe.train.metric, kind_of(recipe.model).task, recipe.data.metrics)
+    metric = select_best_metric(recipe.train.metric, recipe.model.task, recipe.data.metrics)
     events = [event for event in read_events(folder.metrics) if event["event"] == "validate"]
     known: dict[tuple[int, ...], float] = {}  # by the checkpoints that a model is the mean of
     for number, event in enumerate(events, 1):

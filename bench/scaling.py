@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from dragoman.kernels.attention import LONG_SCORES
 from dragoman.kernels.masks import RowLayout
-from dragoman.models.rnn import RecurrentEncoder, RnnSettings
-from dragoman.models.transformer import Encoder, TransformerSettings
+from dragoman.models.rnn import RecurrentEncoder
+from dragoman.models.settings import RnnSettings, TransformerSettings
+from dragoman.models.transformer import Encoder
 from dragoman.modules.patterns import PATTERNS
 
 LENGTHS = [2**power for power in range(8, 15)]

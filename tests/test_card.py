@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file
 
-from dragoman.config.settings import CorpusSettings, Recipe, build
+from dragoman.config.settings import CorpusSettings, build
 from dragoman.inference.model_card import (
     card,
     card_markdown,
@@ -22,11 +22,13 @@ from dragoman.inference.model_card import (
     read_events,
 )
 from dragoman.metrics.metrics import select_best_metric
-from dragoman.models.registry import MODELS, settings_in_use
+from dragoman.models.settings import MODEL_KINDS
 from dragoman.modules.patterns import PATTERNS
 from dragoman.modules.positions import POSITIONS
+from dragoman.recipe import Recipe
 from dragoman.run_dir import FORMAT, RunFolder, read_digest
 from toy_run import Call, Toy, events, one_sentence, quietly
+from toy_sections import settings_of
 
 pytest_plugins = ["toy_fixtures"]
 
@@ -155,20 +157,20 @@ def test_a_fine_tuned_run_names_its_parents(small: Path, tmp_path: Path) -> None
 
 
 def test_only_settings_that_apply_are_shown(toy: Toy) -> None:
-    for backbones in MODELS.values():
+    for backbones in MODEL_KINDS.values():
         for backbone, kind in backbones.items():
-            model = kind.settings().model_dump(mode="json")
-            shown = settings_in_use({**model, **({"backbone": backbone} if backbone else {})})
+            model = kind().model_dump(mode="json")
+            shown = settings_of({**model, **({"backbone": backbone} if backbone else {})}).in_use()
             assert not {"rank", "random_blocks", "window", "reach", "max_length"} & set(shown)
             assert not {"encoder_layers", "decoder_layers"} & set(shown) or "layers" not in shown
-    several = settings_in_use({"kind": "transformer", "encoder_layers": 2, "decoder_layers": 3})
+    several = settings_of({"kind": "transformer", "encoder_layers": 2, "decoder_layers": 3}).in_use()
     assert "layers" not in several
     assert (several["encoder_layers"], several["decoder_layers"]) == (2, 3)
     assert "rank" not in said(card(toy.run))
     for name in PATTERNS:
-        assert set(PATTERNS[name].uses) <= set(settings_in_use({"attention": name}))
+        assert set(PATTERNS[name].uses) <= set(settings_of({"attention": name}).in_use())
     for name in POSITIONS:
-        assert set(POSITIONS[name].uses) <= set(settings_in_use({"position": name}))
+        assert set(POSITIONS[name].uses) <= set(settings_of({"position": name}).in_use())
 
 
 def test_languages_are_told_by_file_names() -> None:

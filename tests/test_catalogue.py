@@ -10,16 +10,17 @@ import pytest
 
 from dragoman.cli.settings import catalogue, menus, reference
 from dragoman.config.reference import load_reference
-from dragoman.config.settings import Recipe, build
+from dragoman.config.settings import build
 from dragoman.config.yaml import parse_yaml
 from dragoman.errors import UserError
-from dragoman.models.registry import MODELS, completed
+from dragoman.models.settings import MODEL_KINDS
+from dragoman.recipe import Recipe, check_model
 from dragoman.training.start import check
 from toy_run import Call, one_sentence
 
 pytest_plugins = ["toy_fixtures"]
 
-KINDS = [(kind, backbone) for kind, backbones in MODELS.items() for backbone in backbones]
+KINDS = [(kind, backbone) for kind, backbones in MODEL_KINDS.items() for backbone in backbones]
 
 
 def given(kind: str, backbone: str) -> dict[str, Any]:
@@ -27,13 +28,13 @@ def given(kind: str, backbone: str) -> dict[str, Any]:
 
 
 def recipe_of(kind: str, backbone: str) -> Recipe:
-    return completed(build(Recipe, {"model": given(kind, backbone)}))
+    return check_model(build(Recipe, {"model": given(kind, backbone)}))
 
 
 @pytest.mark.parametrize(("kind", "backbone"), KINDS)
 def test_it_is_a_recipe_of_defaults(kind: str, backbone: str) -> None:
     text = catalogue(overrides=[f"model.{name}={word}" for name, word in given(kind, backbone).items()])
-    assert completed(build(Recipe, parse_yaml(text, "the catalogue"))) == recipe_of(kind, backbone)
+    assert check_model(build(Recipe, parse_yaml(text, "the catalogue"))) == recipe_of(kind, backbone)
 
 
 CHOICES = [
@@ -57,7 +58,7 @@ def test_a_menu_is_what_a_setting_is_held_against(kind: str, backbone: str, sect
     values["tokenizer"]["joint"] = False  # so that there may be two kinds
     values["data"]["train"] = {"phrasebook": 10}
     with pytest.raises(UserError, match="'nonsense'") as caught:
-        check(completed(build(Recipe, values)))
+        check(check_model(build(Recipe, values)))
     listed = re.search(r"\(there are: (.*)\)", str(caught.value))
     assert listed
     assert listed[1].split(", ") == list(menu)
@@ -65,18 +66,18 @@ def test_a_menu_is_what_a_setting_is_held_against(kind: str, backbone: str, sect
 
 @pytest.mark.parametrize(("kind", "backbone"), KINDS)
 def test_every_word_in_a_model_section_is_on_a_menu(kind: str, backbone: str) -> None:
-    record = MODELS[kind][backbone].settings
+    record = MODEL_KINDS[kind][backbone]
     assert {name for name, field in record.model_fields.items() if field.annotation is str} == set(record.menus())
 
 
 def overrides_of(recipe: Recipe) -> list[str]:
-    return [f"model.{name}={recipe.model[name]}" for name in ("kind", "backbone") if name in recipe.model]
+    return [f"model.{name}={value}" for name, value in recipe.model.model_dump(include={"kind", "backbone"}).items()]
 
 
 def test_meanings_and_choices_stand_behind_the_settings() -> None:
     lines = catalogue().splitlines()
     for words in (
-        r"  norm: layer +# layer \| .*\| none$",
+        r"  norm: layer +# layer \| .*\| none; normalization",
         r"  tied: true +# one matrix for target",
         r"  precision: auto +# auto \| float32 \| bf16$",
         r"  compile: auto +# auto \| true \| false",

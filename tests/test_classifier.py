@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
-from dragoman.config.settings import read_recipe
 from dragoman.inference.classifier import Classifier
 from dragoman.inference.loading import load
 from dragoman.io import read_lines
+from dragoman.recipe import read_recipe
 from toy_heads import BACKBONES, classifier_recipe, label
 from toy_run import Call, events, one_sentence, quietly, sentences, tensors, write_lines
 
@@ -180,4 +180,4 @@ def test_labels_of_dev_that_training_lacks_are_said(tmp_path: Path, call: Call) 
     answer = call("train", recipe, "--out", tmp_path / "run")
     assert answer.code == 0, answer.err
     assert "dev: 1 texts (1 with a label that training does not have: left out)" in answer.err
-    assert read_recipe(recipe).model["kind"] == "classifier"
+    assert read_recipe(recipe).model.kind == "classifier"

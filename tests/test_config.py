@@ -15,7 +15,6 @@ from dragoman.config.settings import (
     SPLITS,
     CorpusSettings,
     DataSettings,
-    Recipe,
     SearchSettings,
     Settings,
     TokenizerSettings,
@@ -24,13 +23,13 @@ from dragoman.config.settings import (
     near,
     override,
     pick,
-    read_recipe,
     to_yaml,
 )
 from dragoman.config.yaml import parse_yaml
 from dragoman.errors import UserError
-from dragoman.models.registry import completed, settings_of
-from dragoman.models.transformer import TransformerSettings
+from dragoman.models.settings import ModelSettings, RnnClassifierSettings, TransformerSettings
+from dragoman.recipe import Recipe, check_model, read_recipe
+from toy_sections import settings_of
 
 SECTIONS: dict[str, type[Settings]] = {
     "": Recipe,
@@ -190,7 +189,7 @@ def test_overrides_leave_the_rest_alone() -> None:
     text = "train: {steps: 7, lr: 0.5}\nmodel: {layers: 2}\n"
     recipe = recipe_of(text, "train.lr=0.25", "model.width=64", "search.beam=2", "train.lr=0.125")
     assert recipe.train == TrainSettings(steps=7, lr=0.125)
-    assert recipe.model == {"layers": 2, "width": 64}
+    assert recipe.model == TransformerSettings(layers=2, width=64)
     assert recipe.search == SearchSettings(beam=2)
     assert recipe.tokenizer == TokenizerSettings()
 
@@ -273,7 +272,7 @@ def test_a_key_given_twice_is_refused() -> None:
 
 
 def test_aliases_may_repeat_and_run_round() -> None:
-    assert recipe_of("train: &a {steps: 5}\nmodel: *a\n").model == {"steps": 5}
+    assert recipe_of("train: &a {seed: 5}\nsearch: *a\n").search == SearchSettings(seed=5)
     assert "train.steps (line 1): should be a valid integer" in complaint("train: &a {steps: *a}")
     laughs = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))
     assert "there is no setting 'a0'" in complaint(laughs)
@@ -309,12 +308,12 @@ BROKEN = st.lists(
 def test_any_text_is_a_recipe_or_a_mistake(text: str) -> None:
     """A recipe is the same when it is written out and read again; a mistake is said in one line."""
     try:
-        recipe = completed(recipe_of(text.encode("utf-8", "replace").decode()))
+        recipe = check_model(recipe_of(text.encode("utf-8", "replace").decode()))
     except UserError as mistake:
         said_in_one_line(mistake)
         return
     written = to_yaml(recipe)
-    assert to_yaml(completed(build(Recipe, parse_yaml(written)))) == written
+    assert to_yaml(check_model(build(Recipe, parse_yaml(written, "config.yaml")))) == written
 
 
 def said_in_one_line(mistake: UserError, culprit: str = "") -> None:
@@ -355,10 +354,11 @@ NUMBER = st.floats(1e-300, 1e300)
     freeze=st.lists(WORD, max_size=3),
     optimizer=WORD,
     lr=NUMBER,
-    model=st.dictionaries(WORD, WORD | NUMBER | st.integers() | st.booleans() | st.lists(WORD), max_size=3),
+    model=st.builds(TransformerSettings, norm=WORD, dropout=st.floats(0, 0.9))
+    | st.builds(RnnClassifierSettings, pool=WORD, tied=st.booleans()),
 )
 def test_what_is_written_is_what_is_read(
-    corpora: list[CorpusSettings], freeze: list[str], optimizer: str, lr: float, model: dict[str, Any]
+    corpora: list[CorpusSettings], freeze: list[str], optimizer: str, lr: float, model: ModelSettings
 ) -> None:
     recipe = Recipe(
         data=DataSettings(train=tuple(corpora)),
@@ -388,7 +388,7 @@ def test_where_looks_for_words_as_they_are_written() -> None:
 def test_switches_are_turned_by_yes_and_no(word: str) -> None:
     recipe = recipe_of(f"train: {{compile: {word}}}\ndata: {{both_ways: {word}}}\nmodel: {{residual: {word}}}")
     assert recipe.train.compile is recipe.data.both_ways is False
-    assert completed(recipe).model["residual"] is False
+    assert check_model(recipe).model.residual is False
     assert recipe_of("train: {}", "train.compile=yes", "data.both_ways=on").train.compile is True
 
 
@@ -403,7 +403,7 @@ def test_whole_numbers(text: str, value: int) -> None:
 
 
 def test_every_setting_is_written_out() -> None:
-    recipe = completed(recipe_of("data: {train: {phrasebook: 5}}\nmodel: {kind: transformer}\n"))
+    recipe = check_model(recipe_of("data: {train: {phrasebook: 5}}\nmodel: {kind: transformer}\n"))
     values = parse_yaml(to_yaml(recipe), "config.yaml")
     for section, record in SECTIONS.items():
         spot = values

@@ -18,7 +18,6 @@ from dragoman.config.settings import TrainSettings
 from dragoman.kernels.attention import KERNELS
 from dragoman.models.base import Model, collect_tensors
 from dragoman.models.heads import POOLS
-from dragoman.models.registry import kind_of, settings_of
 from dragoman.modules.attention_scores import SCORES
 from dragoman.modules.feedforward import FEEDFORWARDS
 from dragoman.modules.norms import NORMS
@@ -48,10 +47,11 @@ from toy_models import (
     some_examples,
     states_of,
 )
+from toy_sections import settings_of
 
 CASES = cases()
 EVERY = pytest.mark.parametrize("section", CASES.values(), ids=CASES.keys())
-WRITERS = {name: section for name, section in CASES.items() if kind_of(section).task != "classify"}
+WRITERS = {name: section for name, section in CASES.items() if settings_of(section).task != "classify"}
 EVERY_WRITER = pytest.mark.parametrize("section", WRITERS.values(), ids=WRITERS.keys())
 ALONE = [[item] for item in range(6)]
 PACKED = [[0, 1, 2], [3], [], [4, 5]]

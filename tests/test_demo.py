@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli import demo
-from dragoman.config.settings import read_recipe
+from dragoman.recipe import read_recipe
 from toy_run import Call
 
 pytest_plugins = ["toy_fixtures"]

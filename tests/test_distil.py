@@ -24,7 +24,7 @@ from dragoman.augmentation import jobs as shards
 from dragoman.augmentation.backtranslation import UsefulPairs, find_faults
 from dragoman.augmentation.distillation import DistilSettings, distil
 from dragoman.augmentation.jobs import ShardedJob, ThroughputMeter
-from dragoman.config.settings import CorpusSettings, read_recipe
+from dragoman.config.settings import CorpusSettings
 from dragoman.data.corpus import read_pairs
 from dragoman.errors import UserError
 from dragoman.inference.loading import load, load_as
@@ -35,6 +35,7 @@ from dragoman.models.flops import Cost
 from dragoman.models.registry import build_model
 from dragoman.process_group import ProcessGroup
 from dragoman.progress import INFO, Report
+from dragoman.recipe import read_recipe
 from dragoman.run_dir import CHANGED, DIGEST_LINE, RunFolder
 from dragoman.types import Hypothesis, Pair
 from test_resume import same_runs, until
@@ -439,7 +440,8 @@ def test_another_teacher_is_refused(toy: Toy, recipe: Path, tmp_path: Path, call
 def operations(recipe: Path) -> float:
     """Of a sentence of Multi30k, in millions: 16 source tokens are read, 17 target tokens written in a beam of 5."""
     whole = read_recipe(recipe)
-    cost = Cost.of(build_model(whole, source_size=whole.tokenizer.size, target_size=whole.tokenizer.size))
+    size = whole.tokenizer.size
+    cost = Cost.of(build_model(whole.model, source_size=size, target_size=size, joint=whole.tokenizer.joint))
     read, both = (cost.forward(np.array([16]), np.array([target])) for target in (0, 17))
     return (read + 5 * (both - read)) / 1e6
 

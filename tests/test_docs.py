@@ -12,14 +12,15 @@ import typer
 from dragoman.cli.convert import export
 from dragoman.cli.main import app
 from dragoman.cli.translate import translate
-from dragoman.config.settings import SearchSettings, read_recipe
+from dragoman.config.settings import SearchSettings
 from dragoman.data.tokenizers import TOKENIZERS
 from dragoman.decoding.methods import SEARCH_REGISTRIES
 from dragoman.inference.engines.select import ENGINES
 from dragoman.inference.export import FORMATS
 from dragoman.inference.postprocess import UNKNOWN_WORD_METHODS
 from dragoman.metrics.metrics import METRICS
-from dragoman.models.registry import MODELS, completed
+from dragoman.models.settings import MODEL_KINDS
+from dragoman.recipe import check_model, read_recipe
 from dragoman.training.start import check
 from test_architecture import BASE, MAY_IMPORT
 from toy_models import HYBRID, RNN, TRANSFORMER
@@ -53,7 +54,7 @@ def test_every_choice_of_a_model_is_told(kind: str, menus: dict[str, list[object
 
 
 def test_every_kind_of_model_is_told() -> None:
-    assert all(f"## `kind: {kind}`" in MODELS_PAGE for kind in MODELS)
+    assert all(f"## `kind: {kind}`" in MODELS_PAGE for kind in MODEL_KINDS)
 
 
 def test_every_tokenizer_and_metric_is_told() -> None:
@@ -107,7 +108,7 @@ def test_recipes_of_a_page_are_recipes(tmp_path: Path) -> None:
     assert len(blocks) == 2
     for block in blocks:
         (tmp_path / "recipe.yaml").write_text(block)
-        check(completed(read_recipe(tmp_path / "recipe.yaml")))
+        check(check_model(read_recipe(tmp_path / "recipe.yaml")))
 
 
 def numbers_in(text: str) -> list[str]:

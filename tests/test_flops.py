@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from dragoman.config.settings import Recipe
 from dragoman.models.base import Model
 from dragoman.models.flops import Cost, measure_segments
 from dragoman.models.registry import build_model
+from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
 from toy_batch import VOCABULARY, examples, in_rows
 from toy_run import events, quietly

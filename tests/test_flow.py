@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from dragoman.config.settings import Recipe
 from dragoman.data.batches import Widths
 from dragoman.inspection.gradient_flow import average_columns, gradient_by_distance
 from dragoman.models.base import Seq2Seq
 from dragoman.models.registry import build_model
+from dragoman.recipe import Recipe
 from toy_batch import VOCABULARY, examples, in_rows
 
 RNN = {"kind": "rnn", "width": 8, "dropout": 0.0, "cell": "vanilla", "nonlinearity": "identity", "attention": "none"}

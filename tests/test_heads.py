@@ -15,12 +15,14 @@ from dragoman.errors import UserError
 from dragoman.kernels.masks import RowLayout
 from dragoman.models.base import Model, collect_tensors
 from dragoman.models.heads import POOLS, LanguageModel
-from dragoman.models.registry import MODELS, kind_of, settings_of
+from dragoman.models.registry import build_model
+from dragoman.models.settings import MODEL_KINDS
 from dragoman.types import Example
 from tolerance import differ, same
 from toy_batch import examples
+from toy_sections import settings_of
 
-BACKBONE = pytest.mark.parametrize("backbone", MODELS["lm"])
+BACKBONE = pytest.mark.parametrize("backbone", MODEL_KINDS["lm"])
 SIZES: dict[str, dict[str, Any]] = {"transformer": {"heads": 2, "layers": 2}, "rnn": {"layers": 2}}
 SMALL = {"source_size": 40, "target_size": 40, "joint": True}
 
@@ -28,7 +30,7 @@ SMALL = {"source_size": 40, "target_size": 40, "joint": True}
 def model_of(kind: str, backbone: str, **given: Any) -> Model:
     torch.manual_seed(0)
     model = {"kind": kind, "backbone": backbone, "width": 16, "dropout": 0.0, **SIZES[backbone], **given}
-    return kind_of(model).model(settings_of(model), **SMALL).double().eval()
+    return build_model(settings_of(model), **SMALL).double().eval()
 
 
 def labelled(count: int = 9) -> list[Example]:
@@ -36,7 +38,7 @@ def labelled(count: int = 9) -> list[Example]:
 
 
 def test_every_backbone_serves_both() -> None:
-    assert list(MODELS["lm"]) == list(MODELS["classifier"]) == list(SIZES)
+    assert list(MODEL_KINDS["lm"]) == list(MODEL_KINDS["classifier"]) == list(SIZES)
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])

@@ -9,27 +9,30 @@ import pytest
 import torch
 import yaml
 
-from dragoman.config.settings import Recipe, TrainSettings
+from dragoman.config.settings import TrainSettings
 from dragoman.errors import UserError
 from dragoman.inference.loading import load_as
 from dragoman.inference.translator import Translator
 from dragoman.kernels.masks import RowLayout
-from dragoman.models.hybrid import Hybrid, HybridSettings
-from dragoman.models.registry import build_model, completed, layout_of, settings_of
+from dragoman.models.hybrid import Hybrid
+from dragoman.models.registry import build_model
+from dragoman.models.settings import HybridSettings
 from dragoman.modules.attention_scores import SCORES
 from dragoman.modules.recurrent import CELLS
+from dragoman.recipe import Recipe, check_model
 from dragoman.training.start import check
 from tolerance import same
 from toy_batch import VOCABULARY
 from toy_models import SMALL_HYBRID, laid, some_examples
 from toy_run import quietly, sentences, translated, write_corpus, write_recipe
+from toy_sections import settings_of
 
 MENUS = {"cell": CELLS, "score": SCORES}
 
 
 def model_of(**given: Any) -> Hybrid:
-    whole = completed(Recipe(model={**SMALL_HYBRID, **given}))
-    model = build_model(whole, source_size=VOCABULARY, target_size=VOCABULARY)
+    whole = check_model(Recipe(model={**SMALL_HYBRID, **given}))
+    model = build_model(whole.model, source_size=VOCABULARY, target_size=VOCABULARY, joint=whole.tokenizer.joint)
     assert isinstance(model, Hybrid)
     return model.double().eval()
 
@@ -103,10 +106,10 @@ def test_what_cannot_work_is_refused(given: dict[str, Any], said: str) -> None:
 
 
 def test_it_is_a_kind_of_model() -> None:
-    assert layout_of({"kind": "hybrid"}) == "padded"
+    assert settings_of({"kind": "hybrid"}).layout == "padded"
     assert HybridSettings(width=64, decoder_width=32).of_decoder().width == 32
     with pytest.raises(UserError, match=r"train\.compile=true is of no use to recurrent models"):
-        check(completed(Recipe(model={"kind": "hybrid"}, train=TrainSettings(compile=True))))
+        check(check_model(Recipe(model={"kind": "hybrid"}, train=TrainSettings(compile=True))))
 
 
 def test_it_learns_a_language(tmp_path: Path) -> None:

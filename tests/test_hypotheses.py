@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.config.settings import Recipe, TokenizerSettings
+from dragoman.config.settings import TokenizerSettings
 from dragoman.data.batches import BatchPlan, Widths, collate_pairs
 from dragoman.data.tokenizers import TOKENIZERS, Tokenizers, train_tokenizer
 from dragoman.decoding.protocol import SearchResult
@@ -26,8 +26,9 @@ from dragoman.inference.postprocess import (
     rerank_by_coverage,
 )
 from dragoman.inference.translator import Translator
-from dragoman.models.registry import build_model, completed
+from dragoman.models.registry import build_model
 from dragoman.modules.attention_scores import SCORES
+from dragoman.recipe import Recipe, check_model
 from dragoman.types import UNK, Example, Pair
 from toy_run import quietly
 
@@ -106,10 +107,15 @@ def forgetful() -> Translator:
     """A model that was never taught, with so few words that it says <unk> at every turn."""
     pairs = [Pair("the man walks", "der Mann geht"), Pair("a dog", "ein Hund")]
     tokenizers = Tokenizers.train(lambda: pairs, TokenizerSettings(kind="word", size=8, joint=False))
-    recipe = completed(Recipe(model={"kind": "transformer", "layers": 1, "width": 16, "heads": 2}))
+    recipe = check_model(Recipe(model={"kind": "transformer", "layers": 1, "width": 16, "heads": 2}))
     for seed in range(100):
         torch.manual_seed(seed)
-        model = build_model(recipe, source_size=tokenizers.source.size, target_size=tokenizers.target.size)
+        model = build_model(
+            recipe.model,
+            source_size=tokenizers.source.size,
+            target_size=tokenizers.target.size,
+            joint=recipe.tokenizer.joint,
+        )
         found = Translator(model.eval(), tokenizers, recipe, 20, torch.device("cpu"))  # type: ignore[arg-type]
         if all(FLAG_UNKNOWN in one.flags for one in found.translate(ASKED)):
             return found
@@ -142,9 +148,9 @@ def test_what_does_not_fit_is_refused(forgetful: Translator) -> None:
 def translator_of(pairs: list[Pair], **model: object) -> Translator:
     """A recurrent model with a small word vocabulary that was never taught."""
     tokenizers = Tokenizers.train(lambda: pairs, TokenizerSettings(kind="word", size=8, joint=False))
-    recipe = completed(Recipe(model={"layers": 1, "width": 16, **model}))
+    recipe = check_model(Recipe(model={"layers": 1, "width": 16, **model}))
     torch.manual_seed(1)
-    model_ = build_model(recipe, **tokenizers.sizes)
+    model_ = build_model(recipe.model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
     return Translator(model_.eval(), tokenizers, recipe, 20, torch.device("cpu"))  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ from dragoman.inference.classifier import Classifier
 from dragoman.inference.generator import Generator
 from dragoman.inference.loading import PREDICTORS, load_as, open_run
 from dragoman.inference.translator import Translator
-from dragoman.models.registry import MODELS
+from dragoman.models.settings import MODEL_KINDS
 from toy_heads import classifier_recipe, lm_recipe
 from toy_run import SMALL, quietly, write_corpus, write_recipe
 
@@ -42,7 +42,7 @@ def test_a_run_does_not_choose_where_files_are_written(
 
 
 def test_every_task_of_a_model_has_a_door() -> None:
-    assert {kind.task for backbones in MODELS.values() for kind in backbones.values()} == set(PREDICTORS)
+    assert {kind.task for backbones in MODEL_KINDS.values() for kind in backbones.values()} == set(PREDICTORS)
 
 
 @pytest.mark.parametrize("task", PREDICTORS)

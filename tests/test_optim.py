@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from dragoman.config.settings import TrainSettings
 from dragoman.errors import UserError
-from dragoman.models.rnn import RnnSettings
-from dragoman.models.transformer import TransformerSettings
+from dragoman.models.settings import RnnSettings, TransformerSettings
 from dragoman.training.optim import (
     OPTIMIZERS,
     SCHEDULES,

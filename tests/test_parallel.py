@@ -28,7 +28,6 @@ from torch import distributed as dist
 from dragoman.config.settings import TrainSettings
 from dragoman.data.batches import EXAMPLE_FORMATS, BatchPlan, Widths, add_unknown_trees
 from dragoman.errors import UserError
-from dragoman.models.registry import kind_of
 from dragoman.process_group import PeerWait, ProcessGroup, join_process_group
 from dragoman.process_group import agree_on_name as meet_at
 from dragoman.training.distributed import PARALLEL
@@ -36,6 +35,7 @@ from dragoman.training.prepare import check_alike
 from dragoman.training.step import Learner
 from toy_models import FORM, SMALL_TRANSFORMER, built, cases, laid, some_examples
 from toy_run import SMALL, Answer, environment, events, last_step, quietly, tensors, write_corpus, write_recipe
+from toy_sections import settings_of
 
 pytestmark = pytest.mark.slow
 PAGE = (Path(__file__).parents[1] / "docs/many-machines.md").read_text(encoding="utf-8")
@@ -295,7 +295,7 @@ def test_all_parameters_get_a_gradient(name: str) -> None:
     """Those of a process that has no row, too: the others wait for it. And it is 0, whatever an empty row looks at."""
     section = cases()[name]
     learner = Learner(built(section, dtype=torch.float32), TrainSettings())
-    empty = EXAMPLE_FORMATS[FORM[kind_of(section).task]].collate(BatchPlan([[]], Widths(12, 12)), [])
+    empty = EXAMPLE_FORMATS[FORM[settings_of(section).task]].collate(BatchPlan([[]], Widths(12, 12)), [])
     empty = add_unknown_trees(empty) if section.get("position") == "tree" else empty
     batches = [laid(section, [[0], [1]], some_examples(section)), *([empty] if section.get("norm") != "batch" else [])]
     for batch in batches:

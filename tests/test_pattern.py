@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dragoman.errors import UserError
 from dragoman.kernels.attention import KERNELS, attend_auto, attend_reference
 from dragoman.kernels.masks import AttentionMask, RowLayout, make_causal_mask, make_segment_mask
-from dragoman.models.transformer import TransformerSettings
+from dragoman.models.settings import TransformerSettings
 from dragoman.modules.attention import SelfAttention, StepContext, join_heads
 from dragoman.modules.patterns import PATTERNS, BigBird, BlockedAttention, BlockMask, Linformer
 from dragoman.modules.positions import POSITIONS

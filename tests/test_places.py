@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from dragoman.config.settings import Recipe, build
+from dragoman.config.settings import build
 from dragoman.errors import UserError
 from dragoman.inference.loading import load
 from dragoman.inference.translator import Translator
-from dragoman.models.registry import completed, most_tokens
+from dragoman.recipe import Recipe, check_model
 from dragoman.types import EOS, Line
 from toy_run import SMALL, quietly, write_corpus, write_recipe
+from toy_sections import settings_of
 
 BOUNDED: list[dict[str, object]] = [{"position": "learned"}, {"attention": "linformer", "rank": 4}]
 EVERY = pytest.mark.parametrize("bounded", BOUNDED, ids=str)
@@ -25,14 +26,14 @@ def test_a_recipe_without_places_for_its_sentences_is_refused(bounded: dict[str,
     def recipe(longest: int) -> Recipe:
         return build(Recipe, {"data": {"max_length": longest}, "model": {**bounded, "max_length": 100}})
 
-    assert completed(recipe(99)).model["max_length"] == 100
+    assert check_model(recipe(99)).model.max_length == 100
     with pytest.raises(UserError, match=r"data\.max_length=100 .* model\.max_length=100"):
-        completed(recipe(100))
+        check_model(recipe(100))
 
 
 def test_other_models_have_places_for_all() -> None:
     for model in ({"kind": "transformer"}, {"position": "rotary", "attention": "bigbird"}, {"kind": "rnn"}):
-        assert most_tokens(model) is None
+        assert settings_of(model).most is None
 
 
 @EVERY

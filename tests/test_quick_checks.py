@@ -21,7 +21,7 @@ pytest_plugins = ["toy_fixtures"]
 NOWHERE = Path("/nowhere/at/all")
 PROGRAM = """
 import json, sys
-from dragoman import cli
+from dragoman.cli import main as cli
 for arguments in json.loads(sys.argv[1]):
     sys.argv = ["dragoman", *arguments]
     try:

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from dragoman.config.settings import CorpusSettings, Recipe, build, read_recipe
+from dragoman.config.settings import CorpusSettings, build
 from dragoman.config.yaml import parse_yaml
 from dragoman.data.corpus import read_pairs
 from dragoman.metrics.metrics import METRICS
-from dragoman.models.registry import kind_of, settings_of
+from dragoman.recipe import Recipe, read_recipe
 from dragoman.training.start import check
 from toy_run import Call, pairs, quietly
 
@@ -52,7 +52,7 @@ def test_a_recipe_is_right(path: Path) -> None:
     """Its names are on the menus, and its head says what it is, how it is run and what is to be expected."""
     recipe = read_recipe(path)
     check(recipe)
-    settings_of(recipe.model)
+    recipe.model.check()
     assert all(metric in METRICS for metric in recipe.data.metrics)
     head = path.read_text().split("\ndata:")[0]
     assert all(line.startswith("#") for line in head.splitlines())
@@ -112,9 +112,9 @@ def furnish(folder: Path, recipe: Recipe) -> None:
 
 
 def overrides(recipe: Recipe) -> list[str]:
-    kind = recipe.model["kind"]
+    kind = recipe.model.kind
     size = [SIZES[recipe.tokenizer.kind]] if recipe.tokenizer.kind in SIZES else []
-    return [*FEW, *SMALL[recipe.model.get("backbone", kind)], *EXTRA.get(kind, []), *size]
+    return [*FEW, *SMALL[getattr(recipe.model, "backbone", kind)], *EXTRA.get(kind, []), *size]
 
 
 @pytest.mark.parametrize("path", TASKS + TRANSLATION, ids=name)
@@ -132,7 +132,7 @@ def test_a_task_runs_from_end_to_end(path: Path, tmp_path: Path, monkeypatch: py
         counted = [key for key, held in result.items() if isinstance(held, dict) and "value" in held]
         assert counted
         assert set(recipe.data.metrics) <= set(counted)
-        if kind_of(recipe.model).task != "generate":
+        if recipe.model.task != "generate":
             assert result["lines"] == len(list(read_pairs(corpus)))
 
 

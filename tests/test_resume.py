@@ -13,10 +13,10 @@ from random import Random
 
 import pytest
 
-from dragoman.config.settings import Recipe
 from dragoman.errors import UserError
 from dragoman.inference.loading import load
 from dragoman.io import lock_folder
+from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
 from dragoman.training import checkpoint as provenance
 from dragoman.training import start, trainer

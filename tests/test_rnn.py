@@ -11,7 +11,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from dragoman.config.settings import Recipe, TokenizerSettings, TrainSettings
+from dragoman.config.settings import TokenizerSettings, TrainSettings
 from dragoman.data.batches import Widths
 from dragoman.decoding.beam import beam_search
 from dragoman.decoding.sampling import search_greedy
@@ -19,16 +19,19 @@ from dragoman.errors import UserError
 from dragoman.inference.loading import load_as
 from dragoman.inference.translator import Translator
 from dragoman.kernels.masks import RowLayout
-from dragoman.models.registry import MODELS, build_model, completed, kind_of, layout_of, settings_of
-from dragoman.models.rnn import BRIDGES, RecurrentLmDecoder, Rnn, RnnSettings
+from dragoman.models.registry import build_model
+from dragoman.models.rnn import BRIDGES, RecurrentLmDecoder, Rnn
+from dragoman.models.settings import MODEL_KINDS, RnnSettings
 from dragoman.modules.attention_scores import SCORES
 from dragoman.modules.recurrent import CELLS, NONLINEARITIES
+from dragoman.recipe import Recipe, check_model
 from dragoman.training.start import check
 from dragoman.types import PAD, Batch
 from pairs import in_pairs
 from tolerance import differ, same
 from toy_batch import VOCABULARY, examples, in_rows
 from toy_run import quietly, sentences, translated, write_corpus, write_recipe
+from toy_sections import settings_of
 
 MENUS: dict[str, Any] = {"cell": CELLS, "nonlinearity": NONLINEARITIES, "bridge": BRIDGES, "attention": SCORES}
 SMALL = {"width": 8, "dropout": 0.0}
@@ -206,17 +209,17 @@ def test_what_cannot_work_is_refused(given: dict[str, Any], said: str) -> None:
 
 
 def test_it_is_not_compiled() -> None:
-    recipe = completed(Recipe(model={"kind": "rnn"}, train=TrainSettings(compile=True)))
+    recipe = check_model(Recipe(model={"kind": "rnn"}, train=TrainSettings(compile=True)))
     with pytest.raises(UserError, match=r"train\.compile=true is of no use to recurrent models"):
         check(recipe)
 
 
 def test_it_is_a_kind_of_model() -> None:
-    assert kind_of({"kind": "rnn"}) is MODELS["rnn"][""]
-    assert layout_of({"kind": "rnn"}) == "padded"
-    whole = completed(Recipe(model={"kind": "rnn", **SMALL}, tokenizer=TokenizerSettings(joint=False)))
-    assert whole.model["cell"] == "lstm"
-    model = build_model(whole, source_size=VOCABULARY, target_size=99)
+    assert type(settings_of({"kind": "rnn"})) is MODEL_KINDS["rnn"][""]
+    assert settings_of({"kind": "rnn"}).layout == "padded"
+    whole = check_model(Recipe(model={"kind": "rnn", **SMALL}, tokenizer=TokenizerSettings(joint=False)))
+    assert whole.model.cell == "lstm"
+    model = build_model(whole.model, source_size=VOCABULARY, target_size=99, joint=whole.tokenizer.joint)
     assert model.project.out_features == 99
     assert model(alone(2)).isfinite().all()
 

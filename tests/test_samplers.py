@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.config.settings import Recipe, build
+from dragoman.config.settings import build
 from dragoman.data import sampling_workers as samplers
 from dragoman.data import stream as stream_module
 from dragoman.data.sampling_workers import SamplingPool, SamplingTask, sample_task
@@ -26,7 +26,7 @@ from dragoman.data.stream import BatchStream, StreamPosition, WeightedStore, pre
 from dragoman.data.token_store import TokenStore, open_store
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
-from dragoman.models.registry import completed
+from dragoman.recipe import Recipe, check_model
 from dragoman.training.start import check
 from dragoman.types import Batch, Pair
 from toy_run import SMALL, environment, last_step, quietly, tensors, write_corpus, write_recipe
@@ -298,7 +298,7 @@ def test_an_interrupt_from_a_terminal_is_heard_by_the_trainer_alone(tmp_path: Pa
 )
 def test_what_has_one_way_to_cut_a_text_is_not_sampled(kind: str, target: str, fits: bool) -> None:
     tokenizer = {"kind": kind, "target_kind": target, "joint": False, "sampling": 0.1}
-    recipe = completed(build(Recipe, {"data": {"train": {"phrasebook": 10}}, "tokenizer": tokenizer}))
+    recipe = check_model(build(Recipe, {"data": {"train": {"phrasebook": 10}}, "tokenizer": tokenizer}))
     if fits:
         check(recipe)
     else:

@@ -116,7 +116,7 @@ def test_odd_pairs_have_a_score_each(translator: Translator) -> None:
 
 def test_what_the_model_has_no_places_for(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
     """No score, and a word about it; the others are not disturbed."""
-    model = {**toy.translator.recipe.model, "position": "learned", "max_length": 12}
+    model = toy.translator.recipe.model.model_copy(update={"position": "learned", "max_length": 12})
     bounded = replace(toy.translator, recipe=toy.translator.recipe.model_copy(update={"model": model}))
     one, lost = bounded.score(["ba.", "ba."], ["ak.", "ak " * 20])
     assert one == toy.translator.score(["ba."], ["ak."])[0]

@@ -17,9 +17,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dragoman import io
-from dragoman.config.settings import DataSettings, Recipe, TrainSettings
+from dragoman.config.settings import DataSettings, TrainSettings
 from dragoman.config.yaml import parse_yaml
 from dragoman.errors import UserError
+from dragoman.recipe import Recipe
 from dragoman.run_dir import (
     CHANGED,
     DIGEST_LINE,

@@ -8,25 +8,27 @@ from typing import Any
 import pytest
 
 from dragoman.config.messages import SETTING_SYNONYMS, VALUE_SYNONYMS
-from dragoman.config.settings import CorpusSettings, Recipe, build, pick
+from dragoman.config.settings import CorpusSettings, build, pick
 from dragoman.data.tokenizers import TOKENIZERS
 from dragoman.errors import UserError
 from dragoman.inference.engines.select import ENGINES
 from dragoman.inference.export import FORMATS
-from dragoman.models.registry import MODELS, settings_of
+from dragoman.models.settings import MODEL_KINDS
 from dragoman.modules.attention_scores import SCORES
 from dragoman.modules.positions import POSITIONS
+from dragoman.recipe import Recipe
 from dragoman.training.optim import OPTIMIZERS, SCHEDULES
+from toy_sections import settings_of
 
 REGISTRIES: list[Mapping[str, Any]] = [
-    MODELS, TOKENIZERS, OPTIMIZERS, SCHEDULES, SCORES, POSITIONS, ENGINES, FORMATS,
+    MODEL_KINDS, TOKENIZERS, OPTIMIZERS, SCHEDULES, SCORES, POSITIONS, ENGINES, FORMATS,
 ]  # fmt: skip
 
 
 def fields(section: str) -> set[str]:
     """The settings of a section; of the model, those of any kind."""
     if section == "model":
-        return {name for kinds in MODELS.values() for kind in kinds.values() for name in kind.settings.model_fields}
+        return {name for kinds in MODEL_KINDS.values() for kind in kinds.values() for name in kind.model_fields}
     return set(type(getattr(Recipe(), section)).model_fields) if section else set(CorpusSettings.model_fields)
 
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.augmentation.distillation import DistilSettings, distil
-from dragoman.config.settings import CorpusSettings, Recipe, build, read_recipe
+from dragoman.config.settings import CorpusSettings, build
 from dragoman.data.corpus import fingerprint_corpus, read_pairs
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
@@ -24,6 +24,7 @@ from dragoman.inference.translator import Translator
 from dragoman.models.base import AutoregressiveModel, collect_tensors
 from dragoman.models.registry import build_model
 from dragoman.progress import Report
+from dragoman.recipe import Recipe, read_recipe
 from dragoman.run_dir import RunFolder
 from dragoman.training.prepare import prepare, stream_of
 from dragoman.types import BOS, Line, Pair

@@ -720,7 +720,7 @@ def test_training_by_its_public_name(small: Path, tmp_path: Path) -> None:
 
 
 def test_a_recipe_from_python(small: Path, tmp_path: Path) -> None:
-    from dragoman.config.settings import read_recipe
+    from dragoman.recipe import read_recipe
 
     recipe = read_recipe(small)
     train(recipe, out=tmp_path / "run", overrides=["train.steps=2"], report=Report(quiet=True))

@@ -12,19 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dragoman.config.settings import Recipe, TokenizerSettings
+from dragoman.config.settings import TokenizerSettings
 from dragoman.data.batches import Widths
 from dragoman.errors import UserError
 from dragoman.kernels.attention import KERNELS
-from dragoman.models.registry import MODELS, build_model, completed, kind_of, parameters, settings_of
-from dragoman.models.transformer import CAPACITY_STEP, Transformer, TransformerSettings
+from dragoman.models.registry import build_model, parameters
+from dragoman.models.settings import MODEL_KINDS, TransformerSettings
+from dragoman.models.transformer import CAPACITY_STEP, Transformer
 from dragoman.modules.feedforward import FEEDFORWARDS, NORM_PLACES
 from dragoman.modules.norms import NORMS
 from dragoman.modules.patterns import PATTERNS
 from dragoman.modules.positions import POSITIONS, make_sinusoids
+from dragoman.recipe import Recipe, check_model
 from dragoman.types import BOS, EOS, PAD, Batch
 from tolerance import DEVICES, differ, same
 from toy_batch import VOCABULARY, examples, in_rows
+from toy_sections import settings_of
 
 MENUS: dict[str, Any] = {
     "norm": NORMS,
@@ -389,8 +392,8 @@ def test_an_unknown_name_is_answered_with_the_menu(setting: str) -> None:
 
 def test_an_unknown_kind_is_answered_with_the_menu() -> None:
     with pytest.raises(UserError, match=r"there is no model\.kind called 'transfomer'; did you mean 'transformer'"):
-        kind_of({"kind": "transfomer"})
-    assert kind_of({}) is MODELS["transformer"][""]
+        settings_of({"kind": "transfomer"})
+    assert type(settings_of({})) is MODEL_KINDS["transformer"][""]
 
 
 @pytest.mark.parametrize("name", ["width", "query_width", "value_width"])
@@ -521,10 +524,9 @@ def test_a_new_model_is_calm() -> None:
 
 def test_settings_become_a_model() -> None:
     recipe = Recipe(model={"width": 8, "heads": 2, "layers": 1}, tokenizer=TokenizerSettings(joint=False))
-    model = build_model(recipe, source_size=10, target_size=12)
+    model = build_model(recipe.model, source_size=10, target_size=12, joint=recipe.tokenizer.joint)
     assert isinstance(model, Transformer)
     assert model.settings == TransformerSettings(width=8, heads=2, layers=1)
     assert model.encoder.embedding.num_embeddings == 10
-    assert completed(recipe).model == TransformerSettings(width=8, heads=2, layers=1).model_dump()
-    assert completed(completed(recipe)) == completed(recipe)
+    assert check_model(recipe).model == TransformerSettings(width=8, heads=2, layers=1)
     assert parameters(model) == sum(p.numel() for p in model.parameters())

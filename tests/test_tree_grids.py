@@ -17,13 +17,14 @@ from dragoman.data.batches import MAX_TREE_DISTANCE, BatchPlan, Widths, collate_
 from dragoman.errors import UserError
 from dragoman.kernels.attention import attend_reference
 from dragoman.kernels.masks import AttentionMask, RowLayout
-from dragoman.models.registry import settings_of
-from dragoman.models.transformer import Transformer, TransformerSettings
+from dragoman.models.settings import TransformerSettings
+from dragoman.models.transformer import Transformer
 from dragoman.modules.positions import POSITIONS
 from dragoman.modules.settings import AttentionSettings
 from dragoman.types import UNKNOWN_DISTANCE, Batch, Example, TokenTree
 from tolerance import differ, same
 from toy_batch import VOCABULARY, examples, in_rows
+from toy_sections import settings_of
 from toy_trees import arcs, heads, to_root
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from dragoman.config.settings import Recipe, TrainSettings
+from dragoman.config.settings import TrainSettings
 from dragoman.inference.model_card import format_validation, rank_validation
 from dragoman.metrics.metrics import METRICS
+from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
 from dragoman.training.checkpoint import Progress
 from dragoman.training.choices import Choices

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from dragoman.errors import UserError
 from dragoman.models.base import Model
-from dragoman.models.registry import MODELS, settings_of
+from dragoman.models.settings import MODEL_KINDS
 from dragoman.modules.dropout import HeadDropout, LayerDropout, WordDropout, use_row_slice
 from dragoman.training.step import parts
 from dragoman.types import Batch
 from tolerance import DEVICES, differ, same
 from toy_models import SMALL_HYBRID, SMALL_RNN, SMALL_TRANSFORMER, Section, built, laid, some_examples, states_of
+from toy_sections import settings_of
 
 EVERYWHERE = pytest.mark.parametrize("device", DEVICES)
 BASES = {"rnn": SMALL_RNN, "hybrid": SMALL_HYBRID}
@@ -24,15 +25,15 @@ KINDS: dict[str, Section] = {
     f"{kind} {backbone}".strip(): {
         **BASES.get(backbone or kind, SMALL_TRANSFORMER), "kind": kind, **({"backbone": backbone} if backbone else {})
     }
-    for kind, backbones in MODELS.items()
+    for kind, backbones in MODEL_KINDS.items()
     for backbone in backbones
 }  # fmt: skip
 OF_TRANSFORMERS = ["head_dropout", "layer_dropout", "activation_dropout"]
 RATES = ["dropout", "source_word_dropout", "target_word_dropout", *OF_TRANSFORMERS]
 USELESS = {
     *((kind, rate) for kind in ("rnn", "lm rnn", "classifier rnn") for rate in OF_TRANSFORMERS),
-    *((f"lm {backbone}", "source_word_dropout") for backbone in MODELS["lm"]),
-    *((f"classifier {backbone}", "target_word_dropout") for backbone in MODELS["classifier"]),
+    *((f"lm {backbone}", "source_word_dropout") for backbone in MODEL_KINDS["lm"]),
+    *((f"classifier {backbone}", "target_word_dropout") for backbone in MODEL_KINDS["classifier"]),
 }
 USED = [(kind, rate) for kind in KINDS for rate in RATES if (kind, rate) not in USELESS]
 EVERY = pytest.mark.parametrize(("kind", "rate"), USED)

@@ -9,7 +9,8 @@ import torch
 
 from dragoman.decoding.request import Job
 from dragoman.models.base import Seq2Seq
-from dragoman.models.registry import kind_of, settings_of
+from dragoman.models.registry import build_model
+from toy_sections import settings_of
 
 SIZE = 40  # of the vocabulary
 TRANSFORMERS: list[dict[str, Any]] = [
@@ -37,7 +38,7 @@ def model_of(**settings: Any) -> Seq2Seq:
     if base["kind"] == "hybrid":
         del base["layers"]
     torch.manual_seed(3)
-    model = kind_of(base).model(settings_of(base), source_size=SIZE, target_size=SIZE, joint=True)
+    model = build_model(settings_of(base), source_size=SIZE, target_size=SIZE, joint=True)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2.0)

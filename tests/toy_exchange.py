@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman.config.settings import Recipe, SearchSettings, TokenizerSettings
+from dragoman.config.settings import SearchSettings, TokenizerSettings
 from dragoman.data.tokenizers import Tokenizers, train_tokenizer
 from dragoman.decoding.beam import beam_search
 from dragoman.decoding.protocol import NEVER, SearchResult
@@ -20,6 +20,7 @@ from dragoman.decoding.sampling import search_greedy
 from dragoman.inference.engines.formats import Holds, format_setting
 from dragoman.models.transformer import Transformer
 from dragoman.modules.feedforward import NORM_PLACES
+from dragoman.recipe import Recipe
 from dragoman.types import BOS, EOS, PAD
 from toy_batch import VOCABULARY
 from toy_models import SMALL_TRANSFORMER, TRANSFORMER, Section, built

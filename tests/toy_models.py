@@ -15,8 +15,9 @@ from dragoman.errors import UserError
 from dragoman.kernels.attention import KERNELS
 from dragoman.models.base import Model
 from dragoman.models.heads import POOLS
-from dragoman.models.registry import MODELS, kind_of, settings_of
+from dragoman.models.registry import build_model
 from dragoman.models.rnn import BRIDGES
+from dragoman.models.settings import MODEL_KINDS
 from dragoman.modules.attention_scores import SCORES
 from dragoman.modules.feedforward import FEEDFORWARDS, NORM_PLACES
 from dragoman.modules.norms import NORMS
@@ -26,6 +27,7 @@ from dragoman.modules.recurrent import CELLS, NONLINEARITIES
 from dragoman.types import UNKNOWN_DISTANCE, Batch, Example
 from pairs import pairwise
 from toy_batch import VOCABULARY
+from toy_sections import settings_of
 
 Section = dict[str, Any]
 TRANSFORMER: dict[str, Sequence[Any]] = {
@@ -79,7 +81,7 @@ def cases() -> dict[str, Section]:
         found[" ".join(["rnn", *(f"{name}={choice}" for name, choice in choices.items())])] = {**SMALL_RNN, **choices}
     for section in one_by_one(SMALL_HYBRID, HYBRID):
         found[f"hybrid {differences(section, SMALL_HYBRID)}"] = section
-    for backbone in MODELS["lm"]:
+    for backbone in MODEL_KINDS["lm"]:
         small = SMALL_RNN if backbone == "rnn" else SMALL_TRANSFORMER
         found[f"lm {backbone}"] = {**small, "kind": "lm", "backbone": backbone}
         for pool in POOLS:
@@ -103,9 +105,8 @@ def differences(section: Section, base: Section) -> str:
 def built(section: Section, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> Model:
     """The model, its biases and norms not at rest, so that a fault in them shows."""
     torch.manual_seed(seed)
-    kind = kind_of(section)
-    target_size = LABELS if kind.task == "classify" else VOCABULARY
-    model = kind.model(settings_of(section), source_size=VOCABULARY, target_size=target_size, joint=True)
+    target_size = LABELS if settings_of(section).task == "classify" else VOCABULARY
+    model = build_model(settings_of(section), source_size=VOCABULARY, target_size=target_size, joint=True)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() <= 1:
@@ -116,7 +117,7 @@ def built(section: Section, *, seed: int = 0, dtype: torch.dtype = torch.float64
 
 
 def some_examples(section: Section, count: int = 6, *, seed: int = 3, longest: int = 9) -> list[Example]:
-    rng, task = np.random.default_rng(seed), kind_of(section).task
+    rng, task = np.random.default_rng(seed), settings_of(section).task
 
     def ids() -> Any:
         return rng.integers(4, VOCABULARY, rng.integers(2, longest + 1))
@@ -129,7 +130,7 @@ def some_examples(section: Section, count: int = 6, *, seed: int = 3, longest: i
 
 def laid(section: Section, rows: Sequence[Sequence[int]], examples: Sequence[Example], *, spare: int = 0) -> Batch:
     """These examples in these rows, with some room left over; with a tree for each source, where one is asked for."""
-    form = EXAMPLE_FORMATS[FORM[kind_of(section).task]]
+    form = EXAMPLE_FORMATS[FORM[settings_of(section).task]]
     source_N, target_N = form.lengths(examples)
     widths = Widths(*(max(sum(int(n[i]) for i in row) for row in rows) + spare for n in (source_N, target_N)))
     batch = form.collate(BatchPlan([list(row) for row in rows], widths), examples)

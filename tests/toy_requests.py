@@ -11,9 +11,10 @@ from dragoman.config.settings import SearchSettings
 from dragoman.data.batches import BatchPlan, Widths, collate_pairs
 from dragoman.decoding.protocol import Ensemble
 from dragoman.decoding.request import DecodingConstraints, Request, SpellingTable, Term
-from dragoman.models.registry import kind_of, settings_of
+from dragoman.models.registry import build_model
 from dragoman.types import EOS, Example
 from toy_models import SMALL_RNN, SMALL_TRANSFORMER
+from toy_sections import settings_of
 from toy_steps import sources
 
 REAL = ("transformer", "rnn", "ensemble")
@@ -48,7 +49,7 @@ def real(name: str, *, sharp: float = 3.0) -> Any:
         return Ensemble([real("transformer"), real("rnn")])
     section = SMALL_RNN if name == "rnn" else SMALL_TRANSFORMER
     torch.manual_seed(5)
-    model = kind_of(section).model(settings_of(section), source_size=SIZE, target_size=SIZE, joint=True).eval()
+    model = build_model(settings_of(section), source_size=SIZE, target_size=SIZE, joint=True).eval()
     with torch.no_grad():
         model.project.weight.mul_(sharp)
     return model

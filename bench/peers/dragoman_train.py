@@ -10,8 +10,9 @@ import torch
 from plain import turns_on
 from turns import task
 
-from dragoman.config.settings import Recipe, build
+from dragoman.config.settings import build
 from dragoman.models.registry import parameters
+from dragoman.recipe import Recipe
 from dragoman.training import trainer
 from dragoman.types import SPECIALS, Batch
 

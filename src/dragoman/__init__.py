@@ -10,7 +10,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dragoman.config.settings import Recipe as Recipe
     from dragoman.config.settings import SampleSettings as SampleSettings
     from dragoman.errors import UserError as UserError
     from dragoman.evaluation.predictions import evaluate as evaluate
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from dragoman.inference.loading import load as load
     from dragoman.inference.loading import score as score
     from dragoman.inference.translator import Translator as Translator
+    from dragoman.recipe import Recipe as Recipe
     from dragoman.training.trainer import train as train
     from dragoman.types import Hypothesis as Hypothesis
     from dragoman.types import Line as Line
@@ -37,7 +37,7 @@ _MODULES = {
     "Line": "types",
     "Pair": "types",
     "PairScore": "types",
-    "Recipe": "config.settings",
+    "Recipe": "recipe",
     "SampleSettings": "config.settings",
     "Score": "types",
     "Translator": "inference.translator",

@@ -11,17 +11,18 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from dragoman.config.settings import Recipe, build, to_yaml
+from dragoman.config.settings import build, prefix_errors, to_yaml
 from dragoman.config.yaml import parse_yaml
 from dragoman.errors import UserError
 from dragoman.io import check_plain, digest_bytes, write_atomically
+from dragoman.recipe import Recipe
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -186,7 +187,7 @@ class RunFolder:
                 f"make its last line {DIGEST_LINE + CHANGED!r}"
             )
         values = modernise(parse_yaml(body, str(self.config)), version)
-        with naming(self.config):
+        with prefix_errors(repr(str(self.config))):
             return build(Recipe, values)
 
     def state(self) -> dict[str, Any]:
@@ -223,15 +224,6 @@ def modernise(values: Any, version: int) -> Any:
         old = model.get("bidirectional") and model.get("pool") == "last"
         return {**values, "model": {**model, "pool": "last_token"}} if old else values
     return values
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """What is wrong with settings is said with the name of the file that they were read from."""
-    try:
-        yield
-    except UserError as fault:
-        raise UserError(f"{str(path)!r}: {fault}") from None
 
 
 def read_json(path: Path) -> dict[str, object]:

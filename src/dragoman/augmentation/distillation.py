@@ -22,7 +22,7 @@ from typing import Annotated, Any
 from dragoman.augmentation import jobs as shards
 from dragoman.augmentation.backtranslation import UsefulPairs, find_faults, suggest_remedy, warn_of_poor_answers
 from dragoman.augmentation.jobs import Record, ShardedJob, choose_device_of_rank, count_own_items, digest_runs
-from dragoman.config.settings import Amount, CorpusSettings, Listed, Recipe, Settings, read_recipe
+from dragoman.config.settings import Amount, CorpusSettings, Listed, Settings
 from dragoman.data.corpus import fingerprint_corpus, read_pairs
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
@@ -30,9 +30,9 @@ from dragoman.inference.loading import RunPaths, list_runs, load_as
 from dragoman.inference.translator import Translator
 from dragoman.io import cache_folder, share_folder
 from dragoman.metrics.metrics import METRICS
-from dragoman.models.registry import asks_for_trees, completed, kind_of
 from dragoman.process_group import ProcessGroup, join_process_group
 from dragoman.progress import Report
+from dragoman.recipe import Recipe, check_model, read_recipe
 from dragoman.run_dir import RunFolder, write_text, write_whole
 from dragoman.training.prepare import check_files
 from dragoman.training.start import alone, check, opened
@@ -163,13 +163,13 @@ def make_student_recipe(recipe: Recipe, teacher: Recipe, corpora: tuple[CorpusSe
                 f"the recipe has tokenizer.{name}={wanted}, but a student keeps its teacher's tokenizer, which has "
                 f"{name}={there}; leave it out"
             )
-    if kind_of(recipe.model).task != "translate":
-        raise UserError(f"model.kind={recipe.model['kind']} cannot be a student's: it does not translate")
-    if asks_for_trees(recipe.model):
+    if recipe.model.task != "translate":
+        raise UserError(f"model.kind={recipe.model.kind} cannot be a student's: it does not translate")
+    if recipe.model.reads_trees:
         raise UserError("model.position=tree cannot be a student's: a teacher's answers come without trees")
     tokenizer = teacher.tokenizer.model_copy(update={"sampling": recipe.tokenizer.sampling})
     data = recipe.data.model_copy(update={"train": corpora})
-    student = completed(recipe.model_copy(update={"data": data, "tokenizer": tokenizer}))
+    student = check_model(recipe.model_copy(update={"data": data, "tokenizer": tokenizer}))
     check(student)
     return student
 

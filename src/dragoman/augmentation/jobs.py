@@ -110,7 +110,9 @@ def digest_runs(runs: Iterable[str | Path]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for folder in map(RunFolder, runs):
         digest.update(bytes.fromhex(digest_file(folder.model)))
-        digest.update(json.dumps(folder.recipe().model, sort_keys=True).encode())
+        digest.update(
+            json.dumps(folder.recipe().model.model_dump(mode="json", exclude_unset=True), sort_keys=True).encode()
+        )
     return digest.hexdigest()
 
 

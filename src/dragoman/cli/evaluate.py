@@ -124,7 +124,7 @@ def keep_scores(
     kept = {name: {key: one[key] for key in ("value", "signature") if key in one} for name, one in scores.items()}
     about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "test": result.get("test", test)}
     recipe = folder.recipe()
-    searches = recipe.model["kind"] not in ("classifier", "lm")
+    searches = recipe.model.task == "translate"
     width = (beam or recipe.search.beam) if searches else None
     way = {"beam": width, "engine": "torch" if engine == "auto" else engine, "tag": tag}
     folder.add_scores({**about, "lines": result["lines"], **way, "scores": kept})

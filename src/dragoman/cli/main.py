@@ -28,6 +28,7 @@ from dragoman.config.recipe_files import find_recipe, list_recipes
 from dragoman.errors import UserError
 from dragoman.hardware import keep_to_quota, set_runtime_defaults
 from dragoman.progress import results_console
+from dragoman.run_dir import RunFolder
 
 app = Commands()
 app.add_typer(data, name="data")
@@ -79,8 +80,9 @@ def train(
 ) -> None:
     """Train a model from a recipe into a run folder."""
     recipe = find_recipe(recipe)
-    check_recipe(recipe, overrides or [])
     check_runs([init_from])
+    begun = out_folder if resume and RunFolder(out_folder).format.exists() else None
+    check_recipe(recipe, overrides or [], parent=begun or init_from)
     if dry_run and resume:
         raise UserError("--dry-run shows a new run; leave --resume out")
     if dry_run:

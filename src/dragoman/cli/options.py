@@ -24,9 +24,10 @@ import typer
 from dragoman.cli.lines import Input, input_groups, input_lines, is_stdin, output_to
 from dragoman.config.messages import near
 from dragoman.config.recipe_files import list_recipes
-from dragoman.config.settings import CorpusSettings, Recipe, SearchSettings, pick, read_recipe
+from dragoman.config.settings import CorpusSettings, SearchSettings, pick
 from dragoman.errors import UserError
 from dragoman.progress import DETAIL, ERROR, INFO, WARNING, ProgressBar, is_shown, log, set_verbosity
+from dragoman.recipe import Recipe, read_recipe
 from dragoman.run_dir import RunFolder
 
 ENGINES = (
@@ -77,14 +78,17 @@ def check_engine(name: str) -> None:
     pick(dict.fromkeys(ENGINES), name, "engine")
 
 
-def check_recipe(path: Path, overrides: Iterable[str] = ()) -> None:
-    """Refuse a recipe that cannot be read with `a.b=c` laid over it, or names a file which is not there."""
+def check_recipe(path: Path, overrides: Iterable[str] = (), *, parent: Path | None = None) -> None:
+    """Refuse a recipe that cannot be read with `a.b=c` laid over it, or names a file which is not there.
+
+    `parent` is the run folder that has the settings of the model which the recipe leaves out.
+    """
     if is_distributed():
         return
     if not path.exists():
         names = [name for name, _ in list_recipes()]
         raise UserError(f"there is no recipe file {str(path)!r}{near(str(path), names)}; dragoman recipes lists ours")
-    recipe = read_recipe(path, overrides)
+    recipe = read_recipe(path, overrides, parent=RunFolder(parent).recipe() if parent else None)
     corpora: list[CorpusSettings] = [*recipe.data.train, *recipe.data.dev, *recipe.data.test]
     for file in (Path(name) for corpus in corpora for name in corpus.files):
         try:

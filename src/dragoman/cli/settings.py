@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from dragoman.config.reference import CORPUS, Reference, Setting, find_settings, render_settings, save_reference
-from dragoman.config.settings import CorpusSettings, Menus, Recipe, Settings, build, override
+from dragoman.config.settings import CorpusSettings, Menus, Settings, build, override
 from dragoman.data.tokenizers import TOKENIZERS
 from dragoman.decoding.methods import SEARCH_REGISTRIES as SEARCH
 from dragoman.inference.postprocess import UNKNOWN_WORD_METHODS
 from dragoman.metrics.metrics import metrics_for_task
-from dragoman.models.registry import MODELS, kind_of, settings_of
+from dragoman.models.settings import MODEL_KINDS
 from dragoman.phrasebook.generate import DIRECTIONS
+from dragoman.recipe import Recipe
 from dragoman.training.consistency import CONSISTENCY
 from dragoman.training.distributed import PARALLEL
 from dragoman.training.loss import LOSSES
@@ -38,16 +39,15 @@ def laid_over(overrides: Sequence[str]) -> tuple[Reference, str]:
     for item in overrides:
         override(values, item)
     recipe = build(Recipe, values)
-    kind = str(recipe.model.get("kind", "transformer"))
-    return {kind: list_settings(recipe)}, kind
+    return {recipe.model.kind: list_settings(recipe)}, recipe.model.kind
 
 
 def list_settings(recipe: Recipe) -> list[Setting]:
     """Return every setting of a recipe, with its value in place of the default."""
-    records = {name: getattr(recipe, name) for name in Recipe.model_fields} | {"model": settings_of(recipe.model)}
+    recipe.model.check()
     found: list[Setting] = []
-    for name, record in records.items():
-        found += rows(name, record, menus(recipe)[name])
+    for name in Recipe.model_fields:
+        found += rows(name, getattr(recipe, name), menus(recipe)[name])
         if name == "data":
             found += rows(CORPUS, CorpusSettings(), {})
     return found
@@ -55,20 +55,19 @@ def list_settings(recipe: Recipe) -> list[Setting]:
 
 def reference() -> Reference:
     """Return the settings of every kind of model, as settings.json holds them."""
-    kinds = [(kind, backbone) for kind, backbones in MODELS.items() for backbone in backbones]
+    kinds = [(kind, backbone) for kind, backbones in MODEL_KINDS.items() for backbone in backbones]
     models = {"/".join(filter(None, each)): dict(zip(("kind", "backbone"), filter(None, each))) for each in kinds}
     return {name: list_settings(build(Recipe, {"model": model})) for name, model in models.items()}
 
 
 def menus(recipe: Recipe) -> dict[str, Menus]:
     """What the settings of each section choose from."""
-    kind = kind_of(recipe.model)
-    backbones = MODELS[recipe.model.get("kind", "transformer")]
-    answers = metrics_for_task(kind.task)
+    task, backbones = recipe.model.task, MODEL_KINDS[recipe.model.kind]
+    answers = metrics_for_task(task)
     return {
         "data": {"metrics": answers, "direction": dict.fromkeys(DIRECTIONS)},
-        "tokenizer": {"kind": TOKENIZERS, **({"target_kind": TOKENIZERS} if kind.task == "translate" else {})},
-        "model": {"kind": MODELS, **({} if "" in backbones else {"backbone": backbones}), **kind.settings.menus()},
+        "tokenizer": {"kind": TOKENIZERS, **({"target_kind": TOKENIZERS} if task == "translate" else {})},
+        "model": {"kind": MODEL_KINDS, **({} if "" in backbones else {"backbone": backbones}), **recipe.model.menus()},
         "train": {
             "optimizer": OPTIMIZERS,
             "schedule": SCHEDULES,
@@ -83,13 +82,13 @@ def menus(recipe: Recipe) -> dict[str, Menus]:
 
 def rows(section: str, record: Settings, menus: Menus) -> Iterator[Setting]:
     """Yield the settings of a record, those first that decide which others there are."""
-    meanings = dict(commented(type(record)))
+    meanings, fields = dict(commented(type(record))), type(record).model_fields
     values = sorted(
         record.model_dump(mode="json").items(), key=lambda item: item[0] not in ("kind", "backbone", "method")
     )
     for name, value in values:
-        choices = list(menus.get(name, ())) or literals(type(record).model_fields[name].annotation)
-        yield Setting(section, name, value, choices, meanings.get(name, ""))
+        choices = list(menus.get(name, ())) or literals(fields[name].annotation)
+        yield Setting(section, name, value, choices, fields[name].description or meanings.get(name, ""))
 
 
 def commented(record: type[Settings]) -> Iterator[tuple[str, str]]:

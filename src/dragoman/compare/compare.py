@@ -24,11 +24,12 @@ from dragoman.compare.measure import VERSION, measure_run
 from dragoman.compare.plan import PlannedRun, plan_runs
 from dragoman.compare.questions import answer_question, check_questions, metric_title, read_questions
 from dragoman.compare.report import TABLE_COLUMNS, column_heading, render_comparison, summarise
-from dragoman.config.settings import METRIC_ALIASES, read_recipe, to_yaml
+from dragoman.config.settings import METRIC_ALIASES, to_yaml
 from dragoman.errors import Stop, UserError
 from dragoman.evaluation.tables import align_columns
 from dragoman.hardware import shared_by
 from dragoman.progress import WARNING, Report
+from dragoman.recipe import read_recipe
 from dragoman.run_dir import RunFolder, read_json, write_text
 from dragoman.training.trainer import train
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dragoman.config.settings import CorpusSettings, Recipe
+from dragoman.config.settings import CorpusSettings
 from dragoman.data.batches import BatchPlan, Widths, collate_pairs
 from dragoman.data.corpus import collect_references, phrasebook_direction, read_pairs
 from dragoman.evaluation.predictions import predict_own_tests, score_phenomena
@@ -27,8 +27,9 @@ from dragoman.inference.predictor import eval_mode
 from dragoman.inference.translator import Translator
 from dragoman.inspection.gradient_flow import gradient_by_distance
 from dragoman.metrics.metrics import compute_metrics
-from dragoman.models.registry import kind_of, parameters
+from dragoman.models.registry import parameters
 from dragoman.phrasebook.generate import Phrase, generate_phrases, judge_phenomena
+from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
 from dragoman.types import Line, Pair
 
@@ -133,7 +134,7 @@ def read_curve(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def choose_metrics(recipe: Recipe) -> Sequence[str]:
-    return recipe.data.metrics or DEFAULT_METRICS[kind_of(recipe.model).task]
+    return recipe.data.metrics or DEFAULT_METRICS[recipe.model.task]
 
 
 def read_tests(recipe: Recipe, *, trees: bool) -> dict[str, tuple[list[Pair], list[Phrase]]]:

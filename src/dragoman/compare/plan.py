@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dragoman.config.settings import LIMITS, DataSettings, Recipe, read_recipe
+from dragoman.config.settings import LIMITS, DataSettings
 from dragoman.errors import UserError
-from dragoman.models.registry import completed, kind_of
+from dragoman.recipe import Recipe, check_model, read_recipe
 from dragoman.run_dir import RunFolder
 from dragoman.training.prepare import check_files
 from dragoman.training.start import MAY_CHANGE, check
@@ -42,7 +42,7 @@ def plan_runs(paths: Sequence[Path], out: Path, overrides: Sequence[str], seeds:
         if path.stem in recipes:
             raise UserError(f"two recipes are called {path.stem!r}; rename {str(path)!r}, since runs bear their names")
         try:
-            recipes[path.stem] = completed(read_recipe(path, overrides))
+            recipes[path.stem] = check_model(read_recipe(path, overrides))
             check(recipes[path.stem])
             check_files(recipes[path.stem])
         except UserError as fault:
@@ -78,7 +78,7 @@ def find_recipes(paths: Sequence[Path]) -> list[Path]:
 
 
 def check_same_task(recipes: dict[str, Recipe]) -> None:
-    tasks: dict[str, object] = {name: kind_of(recipe.model).task for name, recipe in recipes.items()}
+    tasks: dict[str, object] = {name: recipe.model.task for name, recipe in recipes.items()}
     check_equal(tasks, "what model.kind is for", "only models that do the same can be compared")
 
 
@@ -122,7 +122,7 @@ def check_same_settings(run: PlannedRun) -> None:
     """Refuse a folder in which an earlier comparison left a run of another recipe."""
     if not RunFolder(run.folder).format.exists():
         return
-    before = completed(RunFolder(run.folder).recipe())  # an older Dragoman may have known fewer settings
+    before = RunFolder(run.folder).recipe()
     old, new = (recipe.model_dump(mode="json") for recipe in (before, run.recipe))
     for section in new:
         free = {"train": FREE_SETTINGS, "data": {"cache"}}.get(section, set())

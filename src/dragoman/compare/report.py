@@ -13,9 +13,10 @@ import torch
 from dragoman.compare.measure import choose_metrics
 from dragoman.compare.plan import PlannedRun
 from dragoman.compare.questions import FIGURES, FigureKind, FigureOptions, metric_title
-from dragoman.config.settings import LIMITS, CorpusSettings, Recipe
+from dragoman.config.settings import LIMITS, CorpusSettings
 from dragoman.evaluation.figures import render_chart
 from dragoman.evaluation.report import MISSING, Heading, Row, TableCell, render_page
+from dragoman.recipe import Recipe
 
 Measurements = Mapping[str, Any]
 SAME_COST = 1.05  # ratio of FLOPs per token up to which two runs should train equally fast
@@ -126,22 +127,20 @@ def summarise_model(
 def model_family(recipe: Recipe) -> str:
     """Return the group that a model is shown in: recurrent models and Transformers by their attention."""
     model = recipe.model
-    kind, attention = str(model["kind"]), str(model.get("attention", ""))
-    if kind == "rnn":
-        return "recurrent, one vector" if attention in ("none", "mean") else "recurrent, attention"
-    if kind != "transformer":
-        return kind
+    if model.kind == "rnn":
+        return "recurrent, one vector" if model.attention in ("none", "mean") else "recurrent, attention"
+    if model.kind != "transformer":
+        return model.kind
     if find_missing_parts(recipe):
         return "Transformer, ablated"
-    return "Transformer" if attention == "full" else "Transformer, efficient attention"
+    return "Transformer" if model.attention == "full" else "Transformer, efficient attention"
 
 
 def find_missing_parts(recipe: Recipe) -> list[str]:
     """Return what a Transformer was built without."""
-    model = recipe.model
-    if model["kind"] != "transformer":
+    if recipe.model.kind != "transformer":
         return []
-    return [part for setting, (without, part) in TRANSFORMER_PARTS.items() if model[setting] == without]
+    return [part for setting, (without, part) in TRANSFORMER_PARTS.items() if getattr(recipe.model, setting) == without]
 
 
 def summarise_values(values: Sequence[float | None]) -> dict[str, float] | None:

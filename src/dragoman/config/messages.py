@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Tag
+
+from dragoman.errors import UserError
 
 # What settings are called in other toolkits and in papers. A target without a section is looked for where the name
 # stands. tests/test_synonyms.py checks that every target exists.
@@ -146,30 +148,32 @@ def suggest_setting(section: str, name: str, menu: Iterable[str], sections: Mapp
     return f"; did you mean {' or '.join(map(repr, homes))}?" if homes else near(name, entries)
 
 
-def sentence(
-    cls: type[BaseModel],
-    faults: Any,
-    where: str,
-    line_of: Mapping[str, int],
-    sections: Mapping[str, Iterable[str]],
-) -> str:
-    """Return what is wrong as a sentence."""
+TAG = "kind="  # how tags of the members of a discriminated union begin
+
+
+def describe_fault(cls: type[BaseModel], faults: Any, where: str, line_of: Mapping[str, int]) -> str:
+    """Return a sentence about the first of the faults that pydantic found in the settings of a record."""
     fault = faults[0]
+    if isinstance(error := fault.get("ctx", {}).get("error"), UserError):
+        return str(error)
     path = _path(fault)
     key = ".".join([*([where] if where else []), *path])
     line = f" (line {line_of[key]})" if key in line_of else ""
     if fault["type"] == "extra_forbidden":
-        menu = _record_at(cls, path[:-1]).model_fields
-        meant = suggest_setting(key.rpartition(".")[0], path[-1], menu, sections)
-        return f"there is no setting {key!r}{line}{meant} (there are: {', '.join(menu)})"
+        section = key.rpartition(".")[0]
+        menu = _record_at(cls, [str(part) for part in fault["loc"][:-1]]).model_fields
+        meant = suggest_setting(section, path[-1], menu, _sections(cls))
+        tag = next((str(part) for part in fault["loc"][:-1] if str(part).startswith(TAG)), "")
+        of_kind = f"with {section}.{tag.partition('/')[0]} " if tag else ""  # another kind may have the setting
+        return f"{of_kind}there is no setting {key!r}{line}{meant} (there are: {', '.join(menu)})"
     wanted = " or ".join(_wanted(other) for other in faults if _path(other) == path)  # a union has a fault per member
     return f"{key}{line}: should be {wanted}, got {short(fault['input'])}"
 
 
 def _path(fault: Any) -> list[str]:
-    """The keys that lead to a fault, without the marks that pydantic leaves of unions and validators."""
+    """Return the keys that lead to a fault, without what pydantic adds for unions and validators."""
     *parents, last = [str(part) for part in fault["loc"]] or [""]
-    marks = ("literal[", "function-", "bool", "tuple[")
+    marks = ("literal[", "function-", "bool", "tuple[", TAG)
     kept = [part for part in parents if not part.startswith(marks)]
     unknown = fault["type"] == "extra_forbidden"
     return [*kept, last] if unknown or not last.startswith(marks) else kept
@@ -178,6 +182,7 @@ def _path(fault: Any) -> list[str]:
 WANTED = {  # by the kind of fault, where pydantic's own words would not do
     "model_type": "settings written as name: value",
     "dict_type": "settings written as name: value",
+    "union_tag_not_found": "settings written as name: value",
     "missing": "set",
     "tuple_type": "a list",
     "too_long": "a list of {max_length}",
@@ -201,12 +206,30 @@ _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 200, 200
 
 
+def _records(kind: Any) -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yield the records in the type of a field, each with its tag if the type is a discriminated union."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        yield "", kind
+    elif tags := [note.tag for note in getattr(kind, "__metadata__", ()) if isinstance(note, Tag)]:
+        yield tags[0], get_args(kind)[0]
+    else:
+        for inner in get_args(kind):
+            yield from _records(inner)
+
+
 def _record_at(cls: type[BaseModel], path: list[str]) -> type[BaseModel]:
+    """Return the record that a path of keys, indices and tags leads to."""
+    members: dict[str, type[BaseModel]] = {}
     for name in path:
-        if name.isdigit():
-            continue
-        kind: Any = cls.model_fields[name].annotation
-        for inner in (kind, *getattr(kind, "__args__", ())):
-            if isinstance(inner, type) and issubclass(inner, BaseModel):
-                cls = inner
+        if name.startswith(TAG):
+            cls = members[name]
+        elif name in cls.model_fields:
+            members = dict(_records(cls.model_fields[name].annotation))
+            cls = members.get("", cls)
     return cls
+
+
+def _sections(cls: type[BaseModel]) -> dict[str, list[str]]:
+    """Return the sections of a recipe with the names of their settings; those of a model depend on its kind."""
+    found = {name: dict(_records(field.annotation)) for name, field in cls.model_fields.items()}
+    return {name: list(records[""].model_fields) if "" in records else [] for name, records in found.items() if records}

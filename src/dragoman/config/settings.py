@@ -8,14 +8,14 @@ adding a variant touches one file.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
-from copy import deepcopy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from dragoman.config.messages import near, sentence, short
+from dragoman.config.messages import describe_fault, near, short
 from dragoman.config.yaml import as_yaml, lines_of_keys, parse_yaml, read_text
 from dragoman.errors import UserError
 
@@ -198,6 +198,25 @@ class DataSettings(Settings):
     max_length: Count = 512  # tokens on either side; longer pairs are left out of training, counted and said
     cache: str = "~/.cache/dragoman"  # token ids, once per corpus and tokenizer
 
+    def check(self) -> None:
+        """Refuse corpora that name no files, or files and options that do not go together."""
+        for split in SPLITS:
+            for corpus in getattr(self, split):
+                corpus.check(f"data.{split}")
+
+    def resolve_paths(self, folder: Path) -> DataSettings:
+        """Return the same with absolute paths: a file is looked up in the working directory, then in `folder`."""
+
+        def resolve(name: str) -> str:
+            here = Path(os.path.expanduser(name))
+            beside = folder / here
+            return str((beside if not os.path.exists(here) and os.path.exists(beside) else here).absolute())
+
+        def resolve_all(corpus: CorpusSettings) -> CorpusSettings:
+            return corpus.model_copy(update={n: resolve(path) for n in FILES if (path := getattr(corpus, n))})
+
+        return self.model_copy(update={split: tuple(map(resolve_all, getattr(self, split))) for split in SPLITS})
+
     @property
     def learned(self) -> tuple[CorpusSettings, ...]:
         """The corpora that a model is trained on."""
@@ -300,16 +319,6 @@ class TrainSettings(Settings):
         return " or ".join(f"{value:g} {name.removesuffix('s') if value == 1 else name}" for value, name in limits)
 
 
-class Recipe(Settings):
-    """A whole run. `model` is filled in and checked by the model kind's own record (models/registry.py)."""
-
-    data: DataSettings = DataSettings()
-    tokenizer: TokenizerSettings = TokenizerSettings()
-    model: dict[str, Any] = Field(default_factory=lambda: {"kind": "transformer"})
-    train: TrainSettings = TrainSettings()
-    search: SearchSettings = SearchSettings()
-
-
 def override(values: dict[str, Any], item: str) -> None:
     """Set `a.b=c` in nested dicts; the right side is YAML."""
     path, equals, value = item.partition("=")
@@ -332,65 +341,35 @@ def build(cls: type[S], values: Any, where: str = "", line_of: Mapping[str, int]
     try:
         return cls.model_validate(values)
     except ValidationError as error:
-        of_recipe = cls is Recipe or where in Recipe.model_fields
-        sections = {name: _names(field.annotation) for name, field in Recipe.model_fields.items()} if of_recipe else {}
-        raise UserError(sentence(cls, error.errors(), where, line_of or {}, sections)) from None
+        raise UserError(describe_fault(cls, error.errors(), where, line_of or {})) from None
 
 
-def _names(kind: Any) -> list[str]:
-    """The settings of a section; those of a model are known to its kind alone."""
-    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, Settings) else []
-
-
-def read_recipe(path: Path, overrides: Iterable[str] = ()) -> Recipe:
-    """A recipe file with `a.b=c` laid over it. Corpus paths are looked up here first, then beside the recipe."""
+def read_values(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return the values of a recipe file, and the line of each key."""
     text = read_text(path, "recipe")
     values = parse_yaml(text, str(path))
     if not isinstance(values, dict):
         raise UserError(f"{path} is not a recipe: it must hold sections such as data:, model: and train:")
-    given, where = list(overrides), str(path)
+    with prefix_errors(path):
+        return values, lines_of_keys(text)
+
+
+def read_data_section(path: Path) -> DataSettings:
+    """Return the data section of a recipe file, with the paths of its corpora resolved."""
+    values, lines = read_values(path)
+    with prefix_errors(path):
+        data = build(DataSettings, values.get("data") or {}, where="data", line_of=lines)
+        data.check()
+    return data.resolve_paths(path.parent)
+
+
+@contextmanager
+def prefix_errors(source: object) -> Iterator[None]:
+    """Name the file in what is wrong with the settings read from it."""
     try:
-        lines, laid_over = lines_of_keys(text), deepcopy(values)
-        if given and _is_recipe(values):  # then what is wrong is wrong with them
-            where = f"{path} with {' '.join(given)}"
-        for item in given:
-            override(laid_over, item)
-            lines.pop(item.partition("=")[0], None)
-        recipe = _checked(laid_over, lines)
+        yield
     except UserError as fault:
-        raise UserError(f"{where}: {fault}") from None
-    return _located(recipe, path.parent)
-
-
-def _checked(values: dict[str, Any], line_of: Mapping[str, int] | None = None) -> Recipe:
-    recipe = build(Recipe, values, line_of=line_of)
-    for name in SPLITS:
-        for corpus in getattr(recipe.data, name):
-            corpus.check(f"data.{name}")
-    return recipe
-
-
-def _is_recipe(values: dict[str, Any]) -> bool:
-    try:
-        _checked(values)
-    except UserError:
-        return False
-    return True
-
-
-def _located(recipe: Recipe, folder: Path) -> Recipe:
-    def locate(name: str) -> str:
-        if not name:
-            return name
-        here = Path(os.path.expanduser(name))
-        beside = folder / here
-        return str((beside if not os.path.exists(here) and os.path.exists(beside) else here).absolute())
-
-    def corpora(many: tuple[CorpusSettings, ...]) -> tuple[CorpusSettings, ...]:
-        return tuple(c.model_copy(update={n: locate(getattr(c, n)) for n in FILES}) for c in many)
-
-    data = recipe.data.model_copy(update={split: corpora(getattr(recipe.data, split)) for split in SPLITS})
-    return recipe.model_copy(update={"data": data})
+        raise UserError(f"{source}: {fault}") from None
 
 
 def to_yaml(settings: Settings) -> str:

@@ -18,7 +18,16 @@ from random import Random
 from tempfile import TemporaryFile
 from typing import Any
 
-from dragoman.config.settings import FILES, SPLITS, CorpusSettings, DataSettings, build, override, pick, read_recipe
+from dragoman.config.settings import (
+    FILES,
+    SPLITS,
+    CorpusSettings,
+    DataSettings,
+    build,
+    override,
+    pick,
+    read_data_section,
+)
 from dragoman.config.yaml import parse_yaml
 from dragoman.data.cleaning import CleanSettings, OverlapCounter, clean_pairs
 from dragoman.data.corpus import read_pairs
@@ -72,11 +81,11 @@ def parse_corpora(text: str, option: str) -> CorpusList:
     parse_corpora("{tsv: pairs.tsv, columns: [1, 0]}", "--corpus")
     """
     if named := re.fullmatch(r"([^{\[]\S*\.ya?ml)(?::(\w+))?", text):
-        recipe, part = read_recipe(Path(named[1])), named[2] or "train"
-        found = pick({name: getattr(recipe.data, name) for name in SPLITS}, part, f"part of {named[1]}")
+        data, part = read_data_section(Path(named[1])), named[2] or "train"
+        found = pick({name: getattr(data, name) for name in SPLITS}, part, f"part of {named[1]}")
         if not found:
             raise UserError(f"{named[1]} has no data.{part}")
-        turned = recipe.data.direction != DataSettings().direction  # the phrasebook goes by the recipe's direction
+        turned = data.direction != DataSettings().direction  # the phrasebook goes by the recipe's direction
         return CorpusList(
             tuple(_as_in_recipe(corpus, part, turned) if corpus.phrasebook else corpus for corpus in found)
         )

@@ -124,7 +124,7 @@ def measure_lm(generator: Generator, lines: TextLines, metrics: Sequence[str]) -
     if metrics:
         raise UserError(f"a language model has no outputs that {metrics[0]} could score; leave the metric out")
     found = generator.measure(lines)
-    way = f"context:{generator.recipe.model['context']}|documents:{generator.recipe.data.documents}"
+    way = f"context:{generator.model.settings.context}|documents:{generator.recipe.data.documents}"
     values = {"loss": found.loss, "perplexity": found.perplexity, "bits_per_character": found.bits_per_character}
     unit = {"loss": "nats per token", "perplexity": "per token", "bits_per_character": "line ends counted"}
     scores = {name: {"value": value, "signature": f"{way}|unit:{unit[name]}"} for name, value in values.items()}

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dragoman.config.settings import Recipe
 from dragoman.data.corpus import read_pairs
 from dragoman.evaluation.systems import SILENT, SystemOutput
 from dragoman.metrics.metrics import (
@@ -36,6 +35,7 @@ from dragoman.metrics.significance import (
     compute_interval,
 )
 from dragoman.progress import Report
+from dragoman.recipe import Recipe
 
 LENGTH_BUCKETS = 6
 TRAINING_DATA = "the training data of "

@@ -125,7 +125,7 @@ def evaluate_run(
         return
     predictor = load(run, device=options.device, engine=options.engine)
     if options.source:
-        if trees and not getattr(predictor, "asks_for_trees", False):
+        if trees and not getattr(predictor, "reads_trees", False):
             report.log(f"{run} reads no trees: it is scored without them")
         yield predict_lines(predictor, sources, references, trees=trees, tag=options.tag, **way)
     else:

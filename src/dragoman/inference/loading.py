@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from dragoman.config.settings import Recipe
+from dragoman.config.settings import prefix_errors
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.decoding.protocol import Ensemble, EnsembleState, mean_logp
 from dragoman.errors import UserError
@@ -31,8 +31,9 @@ from dragoman.inference.predictor import limit_tokens
 from dragoman.inference.translator import Translator
 from dragoman.io import cache_folder
 from dragoman.models.base import Model, Seq2Seq, collect_tensors
-from dragoman.models.registry import asks_for_trees, build_model, kind_of, renamed
-from dragoman.run_dir import RunFolder, load_tensors, naming
+from dragoman.models.registry import build_model, renamed
+from dragoman.recipe import Recipe
+from dragoman.run_dir import RunFolder, load_tensors
 from dragoman.types import Batch, PairScore
 
 RunPaths = str | Path | Sequence[str | Path]
@@ -71,7 +72,7 @@ def load(run: RunPaths, *, device: str = "auto", engine: str = "auto") -> Transl
     names = [str(one) for one in runs]
     opened = [open_run(one, device=device) for one in runs]
     loaded = opened[0] if len(opened) == 1 else combine_runs(opened, names)
-    predictor = PREDICTORS[kind_of(loaded.recipe.model).task]
+    predictor = PREDICTORS[loaded.recipe.model.task]
     parts = {**loaded._asdict(), "run": ", ".join(names)}
     if predictor is Translator:
         parts["engine"] = open_engine(engine, loaded)
@@ -111,8 +112,8 @@ def open_run(run: str | Path, *, device: str = "auto") -> LoadedRun:
     tokenizers = Tokenizers.load(folder.tokenizer)
     if header.get("tokenizer") != tokenizers.fingerprint():
         raise UserError(f"{str(folder.tokenizer)!r} is damaged, or not the tokenizer that the model was trained with")
-    with naming(folder.config):
-        model = build_model(recipe, **tokenizers.sizes)
+    with prefix_errors(repr(str(folder.config))):
+        model = build_model(recipe.model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
     copy_weights(model, renamed(weights, folder.check()), repr(str(folder.model)), "its config.yaml")
     where = choose_device(device)
     longest, statistics = read_header(header, folder.model)
@@ -190,7 +191,7 @@ def combine_runs(runs: Sequence[LoadedRun], names: Sequence[str]) -> LoadedRun:
                 f"{names[0]!r} and {name!r} have different vocabularies, so they cannot answer as one; train one of "
                 f"them with the other's: dragoman train --init-from, or the same data, tokenizer settings and seed"
             )
-        if asks_for_trees(run.recipe.model) != asks_for_trees(first.recipe.model):
+        if run.recipe.model.reads_trees != first.recipe.model.reads_trees:
             raise UserError(f"of {names[0]!r} and {name!r} only one reads trees, so they cannot answer as one")
         if not isinstance(run.model, Seq2Seq):
             raise UserError(f"{name!r} does not translate, so it cannot be one of several that do")

@@ -20,11 +20,12 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from dragoman.config.settings import METRIC_ALIASES, CorpusSettings, Recipe
+from dragoman.config.settings import METRIC_ALIASES, CorpusSettings
 from dragoman.errors import UserError
 from dragoman.inference.loading import open_run
 from dragoman.metrics.metrics import METRICS, Metric, select_best_metric
-from dragoman.models.registry import kind_of, parameters, settings_in_use
+from dragoman.models.registry import parameters
+from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder, load_tensors, read_digest
 
 KEYS = {"train": {"tokens", "seconds"}, "validate": {"loss", "perplexity"}}  # what a record needs
@@ -105,7 +106,7 @@ def card(run: str | Path) -> dict[str, Any]:
     events = list(read_events(folder.metrics))
     trained = [event for event in events if event["event"] == "train"]
     validated = [event for event in events if event["event"] == "validate"]
-    task = kind_of(recipe.model).task
+    task = recipe.model.task
     best = max(validated, key=lambda event: rank_validation(event, recipe), default=None)
     state, provenance = folder.state(), check_record(Provenance, folder.provenance(), folder.provenance_file)
     parent = provenance.parent.model_dump() if provenance.parent else None
@@ -118,8 +119,8 @@ def card(run: str | Path) -> dict[str, Any]:
         "digest": read_digest(folder.model),
         "task": task,
         "parameters": parameters(opened.model),
-        "model": recipe.model,
-        "settings": settings_in_use(recipe.model),
+        "model": recipe.model.model_dump(mode="json", exclude_unset=True),
+        "settings": recipe.model.in_use(),
         "tokenizer": recipe.tokenizer.model_dump(),
         "vocabulary": {"source": opened.tokenizers.source.size, "target": target.size},
         "vocabulary_shared": opened.tokenizers.joint if task == "translate" else None,
@@ -187,7 +188,7 @@ def rank_validation(event: dict[str, Any], recipe: Recipe) -> tuple[float, float
     record holds, and by the loss alone while that is hardly above nothing."""
     auto = recipe.train.metric == "auto"
     held = next((metric for metric in METRICS.values() if event.get(metric.name) is not None), None)
-    metric = held if auto else select_best_metric(recipe.train.metric, kind_of(recipe.model).task)
+    metric = held if auto else select_best_metric(recipe.train.metric, recipe.model.task)
     score, loss = goodness(event, metric)
     return max(score, metric.floor) if auto and metric else score, loss
 

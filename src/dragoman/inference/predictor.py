@@ -18,14 +18,14 @@ from typing import Generic, TypeVar
 import torch
 from torch import nn
 
-from dragoman.config.settings import Recipe
 from dragoman.data.batches import BatchPlan, Widths, collate_pairs, group_by_key, round_to_bucket
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
 from dragoman.hardware import ROWS
 from dragoman.inference.postprocess import PairStatistics
 from dragoman.models.base import Model, Seq2Seq
-from dragoman.models.registry import most_tokens, parameters
+from dragoman.models.registry import parameters
+from dragoman.recipe import Recipe
 from dragoman.types import EOS, UNK, Example, Line, PairScore
 
 _T = TypeVar("_T")
@@ -55,7 +55,7 @@ class Predictor(Generic[_M]):
     def __repr__(self) -> str:
         """Return such as Translator('runs/demo', transformer, 3.8 M parameters, cpu)."""
         size = f"{parameters(self.model) / 1e6:.1f} M parameters"
-        return f"{type(self).__name__}({self.run!r}, {self.recipe.model['kind']}, {size}, {self.device})"
+        return f"{type(self).__name__}({self.run!r}, {self.recipe.model.kind}, {size}, {self.device})"
 
     @property
     def rows(self) -> int:
@@ -69,7 +69,7 @@ class Predictor(Generic[_M]):
 
 def limit_tokens(recipe: Recipe) -> int:
     """Return the most tokens that a text may have, EOS and tags not included: as many as the model has positions."""
-    positions = most_tokens(recipe.model)
+    positions = recipe.model.most
     tags = max((len(tag.split()) for tag in recipe.data.tags), default=0)
     return sys.maxsize if positions is None else positions - 1 - tags
 

@@ -62,7 +62,6 @@ from dragoman.inference.predictor import (
     score_pairs,
 )
 from dragoman.models.base import Seq2Seq
-from dragoman.models.registry import asks_for_trees
 from dragoman.types import UNK, Example, Hypothesis, Line, PairScore, TokenTree, Tree
 
 BeamObserver = Callable[[BeamState], None]
@@ -273,7 +272,7 @@ class Translator(Predictor[Seq2Seq]):
 
     @property
     def reads_trees(self) -> bool:
-        return asks_for_trees(self.recipe.model)
+        return self.recipe.model.reads_trees
 
     def check_trees(self, trees: Sequence[Tree | None], lines: int) -> None:
         if not self.reads_trees:

@@ -6,42 +6,12 @@ Shapes   B rows   S source width   T target width   C model width   N rows of a 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from dragoman.config.settings import Layers, Settings
-from dragoman.errors import UserError
 from dragoman.types import Batch
-
-
-class Depths(Settings):
-    """How many layers a model has."""
-
-    layers: Annotated[Layers, Field(ge=1)] = 6
-    encoder_layers: Layers = 0  # 0: as many as `layers`
-    decoder_layers: Layers = 0
-
-    absent: ClassVar[tuple[str, ...]] = ()  # settings of the half that a model lacks
-
-    @property
-    def aligns(self) -> bool:
-        """Whether attention tells source tokens apart."""
-        return True
-
-    def unused(self) -> set[str]:
-        """Return the names of settings that have no effect in this model."""
-        return set(self.absent)
-
-    @property
-    def encoder_depth(self) -> int:
-        return self.encoder_layers or self.layers
-
-    @property
-    def decoder_depth(self) -> int:
-        return self.decoder_layers or self.layers
 
 
 class Model(nn.Module, ABC):
@@ -101,10 +71,3 @@ def initialize_parameters(model: nn.Module) -> None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
-
-
-def useless(settings: Settings, what: str, *names: str) -> None:
-    """A setting that would change nothing is refused: who sets it expects something of it."""
-    for name in names:
-        if getattr(settings, name) != type(settings).model_fields[name].default:
-            raise UserError(f"model.{name} has no use in {what}; leave it out")

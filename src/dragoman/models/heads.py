@@ -13,19 +13,17 @@ Shapes   B rows   S source width   T target width, or texts of a row   C model w
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dragoman.config.settings import Count, Menus
-from dragoman.errors import UserError
 from dragoman.kernels.masks import RowLayout
-from dragoman.models.base import AutoregressiveModel, Model, initialize_parameters, useless
-from dragoman.models.rnn import RecurrentEncoder, RecurrentLmDecoder, RnnSettings
-from dragoman.models.transformer import Decoder, Encoder, TransformerSettings
+from dragoman.models.base import AutoregressiveModel, Model, initialize_parameters
+from dragoman.models.rnn import RecurrentEncoder, RecurrentLmDecoder
+from dragoman.models.settings import ClassifierSettings, LmSettings, RnnClassifierSettings, RnnLmSettings
+from dragoman.models.transformer import Decoder, Encoder
 from dragoman.modules.dropout import Dropout
-from dragoman.modules.positions import POSITIONS
 from dragoman.types import Batch
 
 
@@ -76,112 +74,19 @@ POOLS: dict[str, Pool] = {
     "last_token": pool_last,
 }
 
-SOURCE_SETTINGS = ("bridge", "attention", "attention_width", "input_feeding")  # how a recurrent decoder meets a source
-TARGET_SETTINGS = ("tied", "target_word_dropout")  # what only those ask that write
-
-
-class TransformerLmSettings(TransformerSettings):
-    kind: Literal["lm"] = "lm"  # type: ignore[assignment]
-    backbone: Literal["transformer"] = "transformer"
-    context: Count = 256  # tokens of a window of the text, and the most that are looked back at
-    bounded: ClassVar[bool] = True  # it looks back no further than its context
-    absent: ClassVar[tuple[str, ...]] = ("encoder_layers", "attention", "source_word_dropout")
-
-    def check(self) -> None:
-        super().check()
-        useless(self, "a language model, which has no encoder", *self.absent)
-        if POSITIONS[self.position].of_trees:
-            raise UserError(
-                f"model.position={self.position} needs whole sentences, which a language model has not read yet"
-            )
-        if self.most is not None and self.most < self.context:
-            raise UserError(
-                f"model.context={self.context} is more than model.position={self.position} reaches; "
-                f"raise model.max_length, which is {self.max_length}"
-            )
-
-    @property
-    def said_width(self) -> int:
-        """Of what goes to the projection."""
-        return self.width
-
-    def decoder(self, size: int) -> nn.Module:
-        return Decoder(self, nn.Embedding(size, self.width), cross=False)
-
-
-class TransformerClassifierSettings(TransformerSettings):
-    kind: Literal["classifier"] = "classifier"  # type: ignore[assignment]
-    backbone: Literal["transformer"] = "transformer"
-    pool: str = "mean"
-    absent: ClassVar[tuple[str, ...]] = ("decoder_layers", "decoder_attention", *TARGET_SETTINGS)
-
-    @classmethod
-    def menus(cls) -> Menus:
-        return {**super().menus(), "pool": POOLS}
-
-    def check(self) -> None:
-        super().check()
-        if POSITIONS[self.position].of_trees:
-            raise UserError(
-                f"model.position={self.position} needs trees beside texts, which only translation takes so far"
-            )
-        useless(self, "a classifier, which has no decoder", *self.absent)
-
-    @property
-    def pooling(self) -> Pool:
-        return POOLS[self.pool]
-
-    def encoder(self, size: int) -> nn.Module:
-        return Encoder(self, nn.Embedding(size, self.width))
-
-
-class RnnLmSettings(RnnSettings):
-    kind: Literal["lm"] = "lm"  # type: ignore[assignment]
-    backbone: Literal["rnn"] = "rnn"
-    context: Count = 256  # tokens of a window of the text at training; a state forgets nothing at its end
-    bounded: ClassVar[bool] = False
-    bidirectional: bool = False
-    absent: ClassVar[tuple[str, ...]] = ("encoder_layers", "bidirectional", "source_word_dropout", *SOURCE_SETTINGS)
-
-    def check(self) -> None:
-        super().check()
-        useless(self, "a language model, which has no encoder", *self.absent)
-
-    def decoder(self, size: int) -> nn.Module:
-        return RecurrentLmDecoder(self, nn.Embedding(size, self.embedded_width))
-
-
-class RnnClassifierSettings(RnnSettings):
-    kind: Literal["classifier"] = "classifier"  # type: ignore[assignment]
-    backbone: Literal["rnn"] = "rnn"
-    pool: str = "mean"
-    absent: ClassVar[tuple[str, ...]] = ("decoder_layers", *TARGET_SETTINGS, *SOURCE_SETTINGS)
-
-    @classmethod
-    def menus(cls) -> Menus:
-        return {**super().menus(), "pool": POOLS}
-
-    def check(self) -> None:
-        super().check()
-        useless(self, "a classifier, which has no decoder", *self.absent)
-
-    @property
-    def pooling(self) -> Pool:
-        """Return the pool; `last` is the encoder's final state, which a backward cell has at the first token."""
-        return pool_final_states if self.bidirectional and self.pool == "last" else POOLS[self.pool]
-
-    def encoder(self, size: int) -> nn.Module:
-        return RecurrentEncoder(self, nn.Embedding(size, self.embedded_width))
-
 
 class LanguageModel(AutoregressiveModel):
     """What comes next, given all that came before."""
 
-    def __init__(self, settings: Any, *, source_size: int, target_size: int, joint: bool) -> None:  # noqa: ARG002
+    def __init__(self, settings: LmSettings, *, source_size: int, target_size: int, joint: bool) -> None:  # noqa: ARG002
         super().__init__()
         settings.check()
         self.settings = settings
-        self.decoder = settings.decoder(target_size)
+        self.decoder: RecurrentLmDecoder | Decoder
+        if isinstance(settings, RnnLmSettings):
+            self.decoder = RecurrentLmDecoder(settings, nn.Embedding(target_size, settings.embedded_width))
+        else:
+            self.decoder = Decoder(settings, nn.Embedding(target_size, settings.width), cross=False)
         self.project = nn.Linear(settings.said_width, target_size, bias=False)
         initialize_parameters(self)
         if settings.tied:
@@ -199,11 +104,24 @@ class LanguageModel(AutoregressiveModel):
 class TextClassifier(Model):
     """One state for every text, pooled from those of its tokens; `project` turns it into a logit for each label."""
 
-    def __init__(self, settings: Any, *, source_size: int, target_size: int, joint: bool) -> None:  # noqa: ARG002
+    def __init__(
+        self,
+        settings: ClassifierSettings,
+        *,
+        source_size: int,
+        target_size: int,
+        joint: bool,  # noqa: ARG002
+    ) -> None:
         super().__init__()
         settings.check()
-        self.settings, self.pool = settings, settings.pooling
-        self.encoder = settings.encoder(source_size)
+        self.settings, self.pool = settings, POOLS[settings.pool]
+        self.encoder: RecurrentEncoder | Encoder
+        if isinstance(settings, RnnClassifierSettings):
+            self.encoder = RecurrentEncoder(settings, nn.Embedding(source_size, settings.embedded_width))
+            if settings.bidirectional and settings.pool == "last":
+                self.pool = pool_final_states
+        else:
+            self.encoder = Encoder(settings, nn.Embedding(source_size, settings.width))
         self.dropout = Dropout(settings.dropout)
         self.project = nn.Linear(settings.width, target_size, bias=False)
         initialize_parameters(self)

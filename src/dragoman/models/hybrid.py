@@ -8,75 +8,14 @@ Shapes   B rows   S source width   C width of a state   V vocabulary
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
-
-from pydantic import Field
 from torch import Tensor, nn
 
-from dragoman.config.settings import Layers, Menus
 from dragoman.kernels.masks import RowLayout
-from dragoman.models.base import initialize_parameters, useless
-from dragoman.models.rnn import RecurrentDecoder, RecurrentSeq2Seq, RnnSettings, Width
-from dragoman.models.transformer import Encoder, TransformerSettings
-from dragoman.modules.attention_scores import SCORES
+from dragoman.models.base import initialize_parameters
+from dragoman.models.rnn import RecurrentDecoder, RecurrentSeq2Seq
+from dragoman.models.settings import HybridSettings
+from dragoman.models.transformer import Encoder
 from dragoman.modules.linear import Linear
-from dragoman.modules.recurrent import CELLS
-
-
-class HybridSettings(TransformerSettings):
-    """The encoder's settings are a Transformer's; those of the decoder follow here."""
-
-    kind: Literal["hybrid"] = "hybrid"  # type: ignore[assignment]
-    decoder_layers: Annotated[Layers, Field(ge=1)] = 1  # of cells
-    cell: str = "lstm"
-    score: str = "additive"  # of the decoder's attention to the source
-    score_width: Width = 0  # of additive scores; 0: decoder_width
-    decoder_width: Width = 0  # of a cell's state; 0: the width
-    embedding_width: Width = 0  # of target embeddings and, if tied, output; 0: the width, and the source's are the same
-    input_feeding: bool = False  # what is said at a step goes into the next one too
-    compiles: ClassVar[bool] = False
-    absent: ClassVar[tuple[str, ...]] = ("decoder_attention",)
-
-    @classmethod
-    def menus(cls) -> Menus:
-        return {**super().menus(), "cell": CELLS, "score": SCORES}
-
-    def check(self) -> None:
-        super().check()
-        useless(self, "a hybrid, whose decoder is recurrent", *self.absent)
-        if not SCORES[self.score].sized:
-            useless(self, f"model.score={self.score}", "score_width")
-
-    @property
-    def layout(self) -> str:
-        return "padded"
-
-    @property
-    def aligns(self) -> bool:
-        return SCORES[self.score].aligns
-
-    @property
-    def state_width(self) -> int:
-        return self.decoder_width or self.width
-
-    @property
-    def embedded_width(self) -> int:
-        return self.embedding_width or self.width
-
-    def of_decoder(self) -> RnnSettings:
-        """The decoder as a recurrent model calls it."""
-        return RnnSettings(
-            cell=self.cell,
-            decoder_layers=self.decoder_layers,
-            width=self.state_width,
-            embedding_width=self.embedded_width,
-            attention=self.score,
-            attention_width=self.score_width,
-            input_feeding=self.input_feeding,
-            dropout=self.dropout,
-            target_word_dropout=self.target_word_dropout,
-            tied=self.tied,
-        )
 
 
 class ReadingEncoder(Encoder):

@@ -10,87 +10,19 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from dragoman.config.settings import Fraction, Layers, Menus, pick_all
-from dragoman.errors import UserError
 from dragoman.kernels.masks import RowLayout
-from dragoman.models.base import Depths, Seq2Seq, expand_to_rows, initialize_parameters, useless
+from dragoman.models.base import Seq2Seq, expand_to_rows, initialize_parameters
+from dragoman.models.settings import RnnSettings
 from dragoman.modules.attention_scores import SCORES, EncodedSource, SourceAttention
 from dragoman.modules.dropout import Dropout, WordDropout
 from dragoman.modules.linear import Linear
-from dragoman.modules.recurrent import CELLS, NONLINEARITIES, Cell, CellStack, RecurrentLayer, SentenceEnds, StackState
+from dragoman.modules.recurrent import CELLS, Cell, CellStack, RecurrentLayer, SentenceEnds, StackState
 from dragoman.types import Batch
-
-Width = Annotated[int, Field(ge=0, le=65_536)]
-
-
-class RnnSettings(Depths):
-    kind: Literal["rnn"] = "rnn"
-    cell: str = "lstm"
-    nonlinearity: str = "tanh"  # of the vanilla cell; the others have their own
-    initial_state: Literal["zero", "learned"] = "zero"
-    layers: Annotated[Layers, Field(ge=1)] = 1
-    width: Annotated[int, Field(ge=1, le=65_536)] = 512  # of a state; both directions of an encoder together
-    embedding_width: Width = 0  # 0: the width
-    bidirectional: bool = True  # the encoder's; a decoder cannot look ahead
-    bridge: str = "linear"  # how the decoder's first state comes from the encoder's last
-    attention: str = "additive"
-    attention_width: Width = 0  # of additive scores; 0: the width
-    input_feeding: bool = False  # what is said at a step goes into the next one too
-    dropout: Fraction = 0.2  # of embeddings, between layers, and of what is said
-    source_word_dropout: Fraction = 0.0  # of whole source tokens
-    target_word_dropout: Fraction = 0.0  # of whole target tokens that are read
-    tied: bool = True  # one matrix for target embeddings and output; for source embeddings too, if they are joint
-
-    @classmethod
-    def menus(cls) -> Menus:
-        """What the settings that are names choose from."""
-        return {"cell": CELLS, "nonlinearity": NONLINEARITIES, "bridge": BRIDGES, "attention": SCORES}
-
-    def check(self) -> None:
-        pick_all(self.menus(), self, "model")
-        if self.bidirectional and self.width % 2:
-            raise UserError(
-                f"model.bidirectional=true gives each direction half of model.width: make it even, got {self.width}"
-            )
-        if not CELLS[self.cell].plain:
-            useless(self, f"model.cell={self.cell}, which has its own", "nonlinearity")
-        if not SCORES[self.attention].sized:
-            useless(self, f"model.attention={self.attention}", "attention_width")
-        if not SCORES[self.attention].reads and not BRIDGES[self.bridge].linked:
-            raise UserError(
-                f"with model.attention={self.attention} and model.bridge={self.bridge} the decoder never sees the "
-                "source; change one of them"
-            )
-
-    def unused(self) -> set[str]:
-        found = super().unused() | (set() if CELLS[self.cell].plain else {"nonlinearity"})
-        return found | (set() if SCORES[self.attention].sized else {"attention_width"})
-
-    most: ClassVar[int | None] = None  # places for a sentence: any length will do
-    compiles: ClassVar[bool] = False  # its loops, unrolled, would be compiled anew for every length
-
-    @property
-    def layout(self) -> str:
-        return "padded"
-
-    @property
-    def aligns(self) -> bool:
-        return SCORES[self.attention].aligns
-
-    @property
-    def embedded_width(self) -> int:
-        return self.embedding_width or self.width
-
-    @property
-    def said_width(self) -> int:
-        """Of what goes to the projection: a tied one has the width of the embeddings."""
-        return self.embedded_width if self.tied else self.width
 
 
 def make_cell_factory(settings: RnnSettings, *, learned: bool) -> Callable[[int, int], Cell]:

@@ -9,123 +9,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import TypeVar
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from dragoman.config.settings import Fraction, Menus, pick_all
-from dragoman.errors import UserError
-from dragoman.kernels.attention import KERNELS, KeyValue
+from dragoman.kernels.attention import KeyValue
 from dragoman.kernels.masks import AttentionMask, RowLayout, make_additive_mask, make_cross_attention_mask
-from dragoman.models.base import Depths, Seq2Seq, initialize_parameters, useless
+from dragoman.models.base import Seq2Seq, initialize_parameters
 from dragoman.models.kv_cache import KVCache
+from dragoman.models.settings import TransformerSettings
 from dragoman.modules.attention import CrossAttention, SelfAttention, StepContext
 from dragoman.modules.dropout import Dropout, LayerDropout, WordDropout
-from dragoman.modules.feedforward import FEEDFORWARDS, NORM_PLACES, FeedForward, Residual
+from dragoman.modules.feedforward import FEEDFORWARDS, FeedForward, Residual
 from dragoman.modules.linear import to_autocast_dtype
 from dragoman.modules.norms import NORMS
-from dragoman.modules.patterns import PATTERNS, FullAttention
 from dragoman.modules.positions import POSITIONS, PositionScheme
-from dragoman.modules.settings import AttentionSettings
 from dragoman.types import Batch
 
 M = TypeVar("M", bound=nn.Module)
 CAPACITY_STEP = 16  # a cache grows by whole vectors of floats, so that places that are masked change no sum
 SMALL_PRODUCT = 400  # multiply-adds below which PyTorch's products on a CPU round in another way
-
-
-class TransformerSettings(AttentionSettings, Depths):
-    kind: Literal["transformer"] = "transformer"
-    shared: bool = False  # one layer's weights at every depth of a stack
-    feedforward_width: Annotated[int, Field(ge=0, le=1_000_000)] = 0  # 0: four times the width
-    activation: str = "relu"  # of the feed-forward net
-    dropout: Fraction = 0.1  # of embeddings and of what each sublayer gives
-    activation_dropout: Fraction = 0.0  # of what stands between the two products of the feed-forward net
-    source_word_dropout: Fraction = 0.0  # of whole source tokens, all but their places
-    target_word_dropout: Fraction = 0.0  # of whole target tokens that are read
-    layer_dropout: Fraction = 0.0  # of layers: a row of a batch goes round one
-    norm: str = "layer"
-    norm_place: str = "pre"
-    residual: bool = True
-    tied: bool = True  # one matrix for target embeddings and output; for source embeddings too, if they are joint
-    compiles: ClassVar[bool] = True
-
-    @classmethod
-    def menus(cls) -> Menus:
-        """What the settings that are names choose from."""
-        return {
-            "norm": NORMS,
-            "norm_place": NORM_PLACES,
-            "activation": FEEDFORWARDS,
-            "kernel": KERNELS,
-            "position": POSITIONS,
-            "attention": PATTERNS,
-            "decoder_attention": {name: pattern for name, pattern in PATTERNS.items() if pattern.causal},
-        }
-
-    def check(self) -> None:
-        for name in ("width", "query_width", "value_width"):
-            if getattr(self, name) % self.heads:
-                raise UserError(
-                    f"model.{name} must be a multiple of model.heads, got {getattr(self, name)} and {self.heads} heads"
-                )
-        if self.decoder_attention in PATTERNS and self.decoder_attention not in self.menus()["decoder_attention"]:
-            raise UserError(
-                f"model.decoder_attention={self.decoder_attention} would look ahead, which a decoder may not; "
-                f"choose one of: {', '.join(self.menus()['decoder_attention'])}"
-            )
-        pick_all(self.menus(), self, "model")
-        scheme = POSITIONS[self.position]
-        scheme.embed.check(self)
-        scheme.relate.check(self)
-        self.check_patterns()
-        if FEEDFORWARDS[self.activation] is None:
-            useless(self, f"a model with model.activation={self.activation}", "activation_dropout")
-        if not self.projections and (self.query_width or self.value_width):
-            raise UserError("model.projections=false leaves queries, keys and values as they are: drop their widths")
-
-    def unused(self) -> set[str]:
-        chosen: tuple[type[FullAttention] | PositionScheme, ...] = (
-            PATTERNS[self.attention],
-            PATTERNS[self.decoder_attention],
-            POSITIONS[self.position],
-        )
-        of_patterns = {name for pattern in PATTERNS.values() for name in pattern.uses}
-        of_positions = {name for scheme in POSITIONS.values() for name in scheme.uses}
-        found = super().unused() | ((of_patterns | of_positions) - {name for each in chosen for name in each.uses})
-        return found | ({"feedforward_width"} if FEEDFORWARDS[self.activation] is None else set())
-
-    def check_patterns(self) -> None:
-        schemes = {"attention": POSITIONS[self.position], "decoder_attention": get_decoder_scheme(self)}
-        for name, scheme in schemes.items():
-            if scheme.relate.needs not in PATTERNS[getattr(self, name)].tells:
-                raise UserError(
-                    f"model.{name}={getattr(self, name)} does not know the {scheme.relate.needs} of two tokens, which "
-                    f"model.position={self.position} asks for; choose another position, such as sinusoidal"
-                )
-
-    @property
-    def layout(self) -> str:
-        """Several sentences to a row, unless one of the patterns cannot tell them apart."""
-        kinds = (PATTERNS[self.attention], PATTERNS[self.decoder_attention])
-        return "packed" if all(kind.shares_rows for kind in kinds) else "padded"
-
-    @property
-    def alignment_layer(self) -> int:
-        """Return the decoder layer, counted from 0, whose cross-attention serves as word alignment.
-
-        It is the last but one of three or more layers, as in Garg et al. (2019), and the last of two: on the
-        phrasebook the first of two finds 81 % of the words' links, the last 98 % (docs/LOG.md).
-        """
-        return self.decoder_depth - (1 if self.decoder_depth <= 2 else 2)
-
-    @property
-    def most(self) -> int | None:
-        """Places that it has for a sentence and the mark that goes with it; None where any length will do."""
-        limited = POSITIONS[self.position].embed.limited or PATTERNS[self.attention].limited
-        return self.max_length if limited else None
 
 
 def wrap_residual(sublayer: M, settings: TransformerSettings) -> Residual[M]:
@@ -158,9 +62,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, settings: TransformerSettings, *, cross: bool) -> None:
         super().__init__()
-        self.attention = wrap_residual(
-            SelfAttention(settings, get_decoder_scheme(settings).relate, ahead=False), settings
-        )
+        self.attention = wrap_residual(SelfAttention(settings, settings.decoder_scheme.relate, ahead=False), settings)
         self.cross = wrap_residual(CrossAttention(settings), settings) if cross else None
         self.feedforward = make_feedforward(settings)
 
@@ -193,12 +95,6 @@ class DecoderLayer(nn.Module):
         assert self.cross
         x_BTC = self.cross.inlet(self.attention(x_BTC, rows.real_BT, rows.position_BT, look), rows.real_BT)
         return self.cross.sublayer.weights(x_BTC, memory, cross_look).float().mean(1)
-
-
-def get_decoder_scheme(settings: TransformerSettings) -> PositionScheme:
-    """A decoder's own position scheme: it has no trees, so there it counts in waves."""
-    scheme = POSITIONS[settings.position]
-    return POSITIONS["sinusoidal"] if scheme.of_trees else scheme
 
 
 def make_layers(make: Callable[[], nn.Module], depth: int, *, shared: bool) -> nn.ModuleList:
@@ -259,7 +155,7 @@ class Decoder(TransformerStack):
         layers = make_layers(
             lambda: DecoderLayer(settings, cross=cross), settings.decoder_depth, shared=settings.shared
         )
-        scheme = get_decoder_scheme(settings)
+        scheme = settings.decoder_scheme
         super().__init__(settings, embedding, scheme, layers, word_dropout=settings.target_word_dropout)
 
     def forward(
@@ -353,7 +249,7 @@ class Transformer(Seq2Seq):
     def indexable(self) -> bool:
         """Whether a search may leave its caches where they are: all of the past counts, and alike."""
         full = self.settings.decoder_attention == "full"
-        return full and get_decoder_scheme(self.settings).relate.needs == "nothing"
+        return full and self.settings.decoder_scheme.relate.needs == "nothing"
 
     def forward(self, batch: Batch) -> Tensor:
         """States of every target position, before the projection to the vocabulary: states_BTC."""

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dragoman.config.settings import read_recipe
 from dragoman.data.stream import StreamPosition, WeightedStore
 from dragoman.errors import UserError
-from dragoman.models.registry import completed, layout_of, parameters
+from dragoman.models.registry import parameters
 from dragoman.process_group import ProcessGroup, join_process_group
 from dragoman.progress import Report
+from dragoman.recipe import check_model, read_recipe
 from dragoman.run_dir import RunFolder
 from dragoman.training.choices import choose
 from dragoman.training.prepare import check_files, prepare, stream_of
@@ -60,7 +60,7 @@ def inspect(order: Order, group: ProcessGroup) -> dict[str, Any]:
         count, train = parameters(model), start.recipe.train
         slots, tokens = (sum(sizes) for sizes in zip(*map(epoch_size, prepared.train), strict=True))
         return {
-            "model": start.recipe.model["kind"],
+            "model": start.recipe.model.kind,
             "parameters": count,
             "vocabulary": prepared.tokenizers.sizes,
             "train_examples": sum(len(part.store) for part in prepared.train),
@@ -108,10 +108,10 @@ class Fit(NamedTuple):
 def fit(recipe: str | Path, overrides: Sequence[str] = (), report: Report | None = None) -> Fit:
     """Try updates of growing batches of the recipe's own data. Nothing is written but the cache."""
     report = report or Report()
-    whole = completed(read_recipe(Path(recipe), overrides))
+    whole = check_model(read_recipe(Path(recipe), overrides))
     check(whole)
     check_files(whole)
-    choices = choose(whole.train, layout_of(whole.model))
+    choices = choose(whole.train, whole.model.layout)
     device = torch.device(choices.device)
     if device.type != "cuda":
         raise UserError(

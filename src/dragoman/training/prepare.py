@@ -13,7 +13,7 @@ from itertools import chain, islice, repeat, zip_longest
 from pathlib import Path
 from typing import Any
 
-from dragoman.config.settings import SPLITS, CorpusSettings, Recipe
+from dragoman.config.settings import SPLITS, CorpusSettings
 from dragoman.data.batches import EXAMPLE_FORMATS, RankShare
 from dragoman.data.corpus import READERS, fingerprint_corpus, read_pairs
 from dragoman.data.simple_tokenizers import LabelTokenizer
@@ -23,9 +23,10 @@ from dragoman.data.tokenizers import Tokenizers, train_tokenizer
 from dragoman.errors import UserError
 from dragoman.inference.postprocess import PairStatistics
 from dragoman.io import LONGEST_LINE, cache_folder, keep_folder, read_lines
-from dragoman.models.registry import asks_for_trees, kind_of, layout_of, most_tokens
+from dragoman.models.settings import LmSettings
 from dragoman.process_group import ProcessGroup
 from dragoman.progress import WARNING, Report
+from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder, write_whole
 from dragoman.types import Pair
 
@@ -86,19 +87,19 @@ def check_alike(prepared: Prepared, group: ProcessGroup) -> None:
 
 def form_of(recipe: Recipe) -> str:
     """What the texts of this recipe look like to its model (data/batches.py)."""
-    task = kind_of(recipe.model).task
+    task = recipe.model.task
     forms = {"translate": "pairs", "classify": "labels", "generate": "windows"}
     return "lines" if task == "generate" and recipe.data.documents == "line" else forms[task]
 
 
 def layout_for(recipe: Recipe) -> str:
     """How its grids are laid out. Windows fill their rows; the short one at the end of a text gets a row of its own."""
-    return "padded" if form_of(recipe) == "windows" else layout_of(recipe.model)
+    return "padded" if form_of(recipe) == "windows" else recipe.model.layout
 
 
 def comes_in_few_shapes(recipe: Recipe) -> bool:
     """Whether there is a layout that gives it grids of few shapes: else each is as wide as its longest text."""
-    return layout_of(recipe.model) == "packed" or form_of(recipe) == "pairs"
+    return recipe.model.layout == "packed" or form_of(recipe) == "pairs"
 
 
 def check_data(recipe: Recipe) -> None:
@@ -109,10 +110,10 @@ def check_data(recipe: Recipe) -> None:
             wanted = "sources and targets" if form == "pairs" else "texts and labels"
             raise UserError(
                 f"data.{split} is plain text, which only a language model learns from; model.kind="
-                f"{recipe.model['kind']} needs {wanted}, such as {{tsv: F}}"
+                f"{recipe.model.kind} needs {wanted}, such as {{tsv: F}}"
             )
     if form != "pairs" and (recipe.tokenizer.target_kind or recipe.tokenizer.target_size):
-        raise UserError(f"model.kind={recipe.model['kind']} has one tokenizer; leave target_kind and target_size out")
+        raise UserError(f"model.kind={recipe.model.kind} has one tokenizer; leave target_kind and target_size out")
     check_ways(recipe, form)
     if form == "windows" and recipe.tokenizer.sampling:
         raise UserError("tokenizer.sampling cuts lines anew at every epoch, so it needs data.documents=line")
@@ -120,8 +121,8 @@ def check_data(recipe: Recipe) -> None:
 
 def check_ways(recipe: Recipe, form: str) -> None:
     """Refuse tags and directions that cannot be learned, or would not be known."""
-    data, kind = recipe.data, recipe.model["kind"]
-    trees = "reads trees of one side" if asks_for_trees(recipe.model) else ""
+    data, kind = recipe.data, recipe.model.kind
+    trees = "reads trees of one side" if recipe.model.reads_trees else ""
     why = trees or ("" if form == "pairs" else "does not translate")
     if why and any(data.tags):
         raise UserError(f"a tag is of no use to model.kind={kind}, which {why}; leave it out of data.train")
@@ -193,7 +194,7 @@ def _asked(recipe: Recipe) -> dict[str, list[Pair]]:
     short = [corpus.tag or Path((corpus.files or [corpus.shown])[0]).name for corpus in recipe.data.dev]
     alike = len(set(short)) < len(short)
     names = [corpus.shown for corpus in recipe.data.dev] if alike else short
-    trees = asks_for_trees(recipe.model)
+    trees = recipe.model.reads_trees
     readers = (_reader(recipe, corpus, "dev", trees=trees)() for corpus in recipe.data.dev)
     rounds = zip_longest(*(zip(repeat(name), reader) for name, reader in zip(names, readers, strict=True)))
     asked: dict[str, list[Pair]] = {name: [] for name in names}
@@ -213,11 +214,12 @@ def stream_of(
     """Batches without end, as the model's task and kind want them; their grids, if it is asked for, of few shapes."""
     form, settings, layout = form_of(recipe), recipe.train, layout_for(recipe)
     common: dict[str, Any] = {"layout": layout, "tokens": settings.tokens, "seed": settings.seed}
-    common |= {"share": share or RankShare(), "most": most_tokens(recipe.model)}
+    common |= {"share": share or RankShare(), "most": recipe.model.most}
     if few_shapes and comes_in_few_shapes(recipe):
         common["layout"] = FEW_SHAPES[layout]
     if form == "windows":
-        return TextWindowStream(prepared.train, prepared.tokenizers, context=recipe.model["context"], **common)
+        assert isinstance(recipe.model, LmSettings)
+        return TextWindowStream(prepared.train, prepared.tokenizers, context=recipe.model.context, **common)
     return BatchStream(prepared.train, prepared.tokenizers, sampling=recipe.tokenizer.sampling, form=form, **common)
 
 
@@ -258,13 +260,13 @@ def _reader(recipe: Recipe, corpus: CorpusSettings, split: str, *, trees: bool =
 
     def read() -> Iterator[Pair]:
         pairs = read_pairs(corpus, split=split, direction=recipe.data.direction, trees=trees)
-        return (Pair("", pair.target) for pair in pairs) if kind_of(recipe.model).task == "generate" else pairs
+        return (Pair("", pair.target) for pair in pairs) if recipe.model.task == "generate" else pairs
 
     return read
 
 
 def _store(recipe: Recipe, corpus: CorpusSettings, split: str, tokenizers: Tokenizers, report: Report) -> WeightedStore:
-    form, trees = form_of(recipe), asks_for_trees(recipe.model)
+    form, trees = form_of(recipe), recipe.model.reads_trees
     noun = EXAMPLE_FORMATS[form].noun
     further = 0  # targets beside the first of a pair
 

@@ -16,12 +16,12 @@ from dragoman.config.settings import (
     FILES,
     LIMITS,
     SPLITS,
-    Recipe,
     TokenizerSettings,
+    TrainSettings,
     build,
     override,
     pick,
-    read_recipe,
+    read_values,
 )
 from dragoman.data.tokenizers import TOKENIZERS, Tokenizers, target_settings
 from dragoman.errors import UserError
@@ -31,10 +31,11 @@ from dragoman.inference.postprocess import check_alignment
 from dragoman.io import is_temporary, lock_folder
 from dragoman.metrics.metrics import METRICS, metrics_for_task, note_on_wer, select_best_metric
 from dragoman.models.base import Model, collect_tensors
-from dragoman.models.registry import build_model, completed, kind_of, settings_of
+from dragoman.models.registry import build_model
 from dragoman.phrasebook.generate import DIRECTIONS, check_request
 from dragoman.process_group import DEFAULT_MEETING_MINUTES, ProcessGroup
 from dragoman.progress import WARNING, Report
+from dragoman.recipe import Recipe, check_model, override_recipe, read_recipe
 from dragoman.run_dir import RunFolder, unwritable
 from dragoman.training import checkpoint as record
 from dragoman.training import consistency, optim
@@ -99,16 +100,13 @@ def begin(order: Order, report: Report, held: ExitStack, group: ProcessGroup) ->
 
 
 def first_begin(order: Order, report: Report, held: ExitStack, group: ProcessGroup) -> Start:
-    recipe, folder, overrides, resume, init_from = order
-    whole = laid_over(recipe, overrides) if isinstance(recipe, Recipe) else read_recipe(Path(recipe), overrides)
+    _, folder, overrides, resume, init_from = order
     newest = opened(folder, resume=resume)
     if newest:
-        if began_with := record.load(newest).parent:
-            check_tokenizer(whole, folder.recipe(), overrides, began_with)
-        whole = gone_on(whole, folder, newest, init_from)
-        before = folder.recipe().train
+        before = folder.recipe()
+        whole = gone_on(order, before, record.load(newest).parent)
         for name in LIMITS:
-            was, now = getattr(before, name), getattr(whole.train, name)
+            was, now = getattr(before.train, name), getattr(whole.train, name)
             if was != now:
                 report.log(f"train.{name} was {was} and is {now} from here on")
         check_shared(whole, group)
@@ -117,17 +115,18 @@ def first_begin(order: Order, report: Report, held: ExitStack, group: ProcessGro
         record.clear(folder)
         folder.begin(whole)
         return Start(whole, newest, None, "")
-    parent, given = open_run(init_from, device="cpu") if init_from is not None else None, whole
+    parent = open_run(init_from, device="cpu") if init_from is not None else None
+    whole = read_order(order, parent.recipe if parent else None)
     ignored = check_tokenizer(whole, parent.recipe, overrides, str(init_from)) if parent else []
-    whole = completed(inherited(whole, parent.recipe) if parent else whole)
-    check(whole)
+    whole = keep_tokenizer(whole, parent.recipe) if parent else whole
+    check(check_model(whole))
     check_judging(whole)
     check_shared(whole, group)
     check_files(whole)
     if note := note_on_wer([whole.train.metric, *whole.data.metrics], whole.tokenizer):
         report.log(note)
     if parent:
-        report.log(starting_from(str(init_from), parent.recipe, whole, given))
+        report.log(starting_from(str(init_from), parent.recipe, whole))
         for setting in ignored:
             report.log(f"{setting} has no effect: the tokenizer comes from {init_from}", WARNING)
         new_model(whole, tagged(parent.tokenizers, whole), parent)  # what does not fit is said now, not after hours
@@ -141,10 +140,24 @@ def first_begin(order: Order, report: Report, held: ExitStack, group: ProcessGro
 
 def meeting_minutes(recipe: str | Path | Recipe, overrides: Sequence[str]) -> float:
     """Return train.timeout; where the recipe cannot be read, that is reported once when all processes have met."""
+    values: dict[str, Any] = {"train": {}}
     try:
-        return laid_over(recipe if isinstance(recipe, Recipe) else read_recipe(Path(recipe)), overrides).train.timeout
+        if isinstance(recipe, Recipe):
+            values["train"] = recipe.train.model_dump(mode="json")
+        else:
+            values |= read_values(Path(recipe))[0]
+        for item in overrides:
+            override(values, item)
+        return build(TrainSettings, values["train"]).timeout
     except UserError:
         return DEFAULT_MEETING_MINUTES
+
+
+def read_order(order: Order, parent: Recipe | None) -> Recipe:
+    """Return the recipe of an order; what it leaves out of the model section is the parent's."""
+    if isinstance(order.recipe, Recipe):
+        return override_recipe(order.recipe, order.overrides, parent=parent)
+    return read_recipe(Path(order.recipe), order.overrides, parent=parent)
 
 
 @contextmanager
@@ -175,15 +188,19 @@ def claimed(folder: RunFolder) -> Iterator[None]:
             raise
 
 
-def gone_on(recipe: Recipe, folder: RunFolder, newest: Path, init_from: str | Path | None) -> Recipe:
-    """The recipe of a run that goes on; refused if it is not the one that the run was begun with."""
-    before = folder.recipe()
-    if record.load(newest).parent:
-        recipe = inherited(recipe, before)
-    elif init_from is not None:
-        raise UserError(f"{str(folder.path)!r} was not begun with --init-from; leave it out, or choose another --out")
-    recipe = completed(recipe)
-    check(recipe)
+def gone_on(order: Order, before: Recipe, parent: str) -> Recipe:
+    """Return the recipe of a run that is resumed; refuse one that is not the recipe the run was begun with.
+
+    `parent` is the run whose weights it began with, "" if there is none.
+    """
+    recipe = read_order(order, before if parent else None)
+    if parent:
+        check_tokenizer(recipe, before, order.overrides, parent)
+        recipe = keep_tokenizer(recipe, before)
+    elif order.init_from is not None:
+        name = str(order.folder.path)
+        raise UserError(f"{name!r} was not begun with --init-from; leave it out, or choose another --out")
+    check(check_model(recipe))
     same_run(before, recipe)
     kept = {"train": before.data.train, "dev": before.data.dev}  # checkpoints know corpora by the names of their files
     return recipe.model_copy(update={"data": recipe.data.model_copy(update=kept)})
@@ -209,20 +226,12 @@ def check_tokenizer(recipe: Recipe, parent: Recipe, overrides: Sequence[str], ru
     return ignored
 
 
-def starting_from(run: str, parent: Recipe, whole: Recipe, given: Recipe) -> str:
+def starting_from(run: str, parent: Recipe, whole: Recipe) -> str:
     """Return what a run takes over from its parent, and which settings of the model are its own."""
-    named = given.model if given.model != Recipe().model else {}
-    its = completed(parent).model
-    own = [f"model.{name}={whole.model[name]}" for name in named if whole.model[name] != its.get(name)]
+    now, before = whole.model.model_dump(mode="json"), parent.model.model_dump(mode="json")
+    own = [f"model.{name}={value}" for name, value in now.items() if value != before.get(name)]
     but = f" but for {', '.join(own)}" if own else ""
     return f"starting from {run}: its weights, its tokenizer and its model's settings{but}"
-
-
-def laid_over(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
-    values = recipe.model_dump(mode="json", exclude_unset=True)
-    for item in overrides:
-        override(values, item)
-    return build(Recipe, values)
 
 
 def opened(folder: RunFolder, *, resume: bool) -> Path | None:
@@ -247,12 +256,12 @@ def opened(folder: RunFolder, *, resume: bool) -> Path | None:
 
 def check(recipe: Recipe) -> None:
     """Whatever a menu can refuse is refused before anything is read or written."""
-    task = kind_of(recipe.model).task
-    optim.check_optimization(recipe.train, settings_of(recipe.model))
+    task = recipe.model.task
+    optim.check_optimization(recipe.train, recipe.model)
     pick(LOSSES, recipe.train.loss, "train.loss")
     pick(PARALLEL, recipe.train.parallel, "train.parallel")
-    consistency.check(recipe.train, settings_of(recipe.model))
-    if recipe.train.compile is True and not kind_of(recipe.model).settings.compiles:
+    consistency.check(recipe.train, recipe.model)
+    if recipe.train.compile is True and not recipe.model.compiles:
         raise UserError("train.compile=true is of no use to recurrent models, whose kernels are compiled; leave it out")
     choose(recipe.train)
     merge_search(recipe.search)
@@ -277,7 +286,7 @@ def check(recipe: Recipe) -> None:
         )
     check_validation(recipe)
     if recipe.train.freeze:
-        freeze(build_model(recipe, source_size=len(SPECIALS), target_size=len(SPECIALS)), recipe.train.freeze)
+        freeze(build_smallest(recipe), recipe.train.freeze)
 
 
 def check_metrics(recipe: Recipe, task: str) -> None:
@@ -305,9 +314,9 @@ def check_judging(recipe: Recipe) -> None:
     was begun so goes on."""
     if lack := next(filter(None, (METRICS[name].lack for name in recipe.data.metrics)), ""):
         raise UserError(f"data.metrics: {lack}")
-    train, task = recipe.train, kind_of(recipe.model).task
+    train, task = recipe.train, recipe.model.task
     if task == "translate":
-        check_alignment(recipe.search, aligns=settings_of(recipe.model).aligns)
+        check_alignment(recipe.search, aligns=recipe.model.aligns)
     if task == "translate" and train.metric not in ("auto", "loss") and not train.validate_lines:
         raise UserError(
             f"train.metric={train.metric} judges answers, and train.validate_lines=0 asks for none; raise it, or set "
@@ -318,15 +327,19 @@ def check_judging(recipe: Recipe) -> None:
 def check_shared(recipe: Recipe, group: ProcessGroup) -> None:
     """What several processes cannot train is refused."""
     if group.is_distributed:
-        model = build_model(recipe, source_size=len(SPECIALS), target_size=len(SPECIALS))
-        PARALLEL[recipe.train.parallel].check(model)
+        PARALLEL[recipe.train.parallel].check(build_smallest(recipe))
 
 
-def inherited(recipe: Recipe, parent: Recipe) -> Recipe:
-    """Fine-tuning takes over the parent's tokenizer and model; what the recipe says of the model is laid over it."""
-    given = recipe.model if recipe.model != Recipe().model else {}
+def build_smallest(recipe: Recipe) -> Model:
+    """Return the recipe's model with no vocabulary but the special tokens, to check what depends on its modules."""
+    sizes = {"source_size": len(SPECIALS), "target_size": len(SPECIALS)}
+    return build_model(recipe.model, **sizes, joint=recipe.tokenizer.joint)
+
+
+def keep_tokenizer(recipe: Recipe, parent: Recipe) -> Recipe:
+    """Return the recipe with the parent's tokenizer, which fine-tuning takes over."""
     tokenizer = parent.tokenizer.model_copy(update={"sampling": recipe.tokenizer.sampling})
-    return recipe.model_copy(update={"model": {**parent.model, **given}, "tokenizer": tokenizer})
+    return recipe.model_copy(update={"tokenizer": tokenizer})
 
 
 def same_run(before: Recipe, now: Recipe) -> None:
@@ -358,7 +371,7 @@ def first_difference(name: str, old: Any, new: Any) -> tuple[str, Any, Any] | No
 def new_model(recipe: Recipe, tokenizers: Tokenizers, parent: LoadedRun | None) -> Model:
     """Weights drawn from the seed, or those of the run that this one begins with."""
     torch.manual_seed(recipe.train.seed)
-    model = build_model(recipe, **tokenizers.sizes)
+    model = build_model(recipe.model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
     if parent:
         copy_weights(model, with_new_tags(parent, tokenizers, model), "the run of --init-from", "this recipe's model")
     return model

@@ -18,15 +18,16 @@ from types import FrameType
 import torch
 from torch import Tensor
 
-from dragoman.config.settings import LIMITS, Recipe
+from dragoman.config.settings import LIMITS
 from dragoman.data.batches import RankShare
 from dragoman.data.stream import StreamPosition, prefetch
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import Stop, UserError
 from dragoman.models.flops import Cost
-from dragoman.models.registry import layout_of, parameters
+from dragoman.models.registry import parameters
 from dragoman.process_group import ProcessGroup, join_process_group
 from dragoman.progress import WARNING, Report
+from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
 from dragoman.training import checkpoint as record
 from dragoman.training import optim
@@ -85,7 +86,7 @@ def train(
 
 def chosen(recipe: Recipe, saved: Progress | None, group: ProcessGroup) -> Choices:
     """What this process is to run on, and how."""
-    now = choose(recipe.train, layout_of(recipe.model), few_shapes=comes_in_few_shapes(recipe))
+    now = choose(recipe.train, recipe.model.layout, few_shapes=comes_in_few_shapes(recipe))
     return (rechosen(saved.choices, now, recipe.train, group.world_size) if saved else now).shared(group)
 
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from dragoman.config.settings import Recipe, metric_name
+from dragoman.config.settings import metric_name
 from dragoman.data.batches import EXAMPLE_FORMATS, LAYOUTS, Widths
 from dragoman.data.corpus import collect_references
 from dragoman.data.stream import read_in_order
@@ -21,7 +21,7 @@ from dragoman.inference.predictor import eval_mode
 from dragoman.inference.translator import Translator
 from dragoman.metrics.metrics import AUTO_METRIC, METRICS, Metric, select_best_metric
 from dragoman.models.base import Model, Seq2Seq
-from dragoman.models.registry import kind_of
+from dragoman.recipe import Recipe
 from dragoman.training.choices import Choices
 from dragoman.training.loss import chunked
 from dragoman.training.prepare import Prepared, form_of, layout_for
@@ -90,7 +90,7 @@ class Validator:
         """`last` is the newest validation of a resumed run, whose metric stays that of the run."""
         self.recipe, self.prepared, self.choices, self.last = recipe, prepared, choices, last
         self.device = torch.device(choices.device)
-        self.task = kind_of(recipe.model).task
+        self.task = recipe.model.task
         self.batches = _batches(recipe, prepared, widths)
         self.engine: TorchEngine | None = None
 
@@ -175,7 +175,7 @@ class Validator:
 
 def _batches(recipe: Recipe, prepared: Prepared, widths: Widths) -> Sequence[Batch]:
     name = form_of(recipe)
-    context = recipe.model.get("context", 0)  # of a language model
+    context = getattr(recipe.model, "context", 0)  # of a language model
     examples = [example for part in prepared.dev for example in read_in_order(part.store, name, context)]
     if not examples:
         return []

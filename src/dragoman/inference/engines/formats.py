@@ -15,7 +15,8 @@ from dragoman.data.subword_tokenizers import SubwordTokenizer
 from dragoman.data.tokenizers import Tokenizer, Tokenizers
 from dragoman.errors import UserError
 from dragoman.models.base import collect_tensors
-from dragoman.models.transformer import Transformer, TransformerSettings
+from dragoman.models.settings import TransformerSettings
+from dragoman.models.transformer import Transformer
 from dragoman.types import SPECIALS
 
 Holds = Mapping[str, Sequence[Any]]  # by the name of a model setting: the values of it that a format can hold

@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from dragoman.config.settings import Recipe, SearchSettings, read_recipe
+from dragoman.config.settings import SearchSettings, build
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.decoding.protocol import SearchResult
 from dragoman.decoding.request import Job
@@ -37,9 +37,11 @@ from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.formats import Holds, check_holds, check_widths, write_json
 from dragoman.inference.engines.huggingface_tokenizer import save_tokenizer
 from dragoman.models.base import collect_tensors
-from dragoman.models.registry import build_model, completed
+from dragoman.models.registry import build_model
+from dragoman.models.settings import TransformerSettings
 from dragoman.models.transformer import DecoderLayer, EncoderLayer, Transformer, TransformerStack
 from dragoman.modules.positions import make_sinusoids
+from dragoman.recipe import Recipe, check_model, read_recipe
 from dragoman.run_dir import RunFolder
 from dragoman.types import BOS, EOS, PAD
 
@@ -236,7 +238,7 @@ def import_huggingface(folder: Path, out: Path) -> None:
     config = read_config(folder)
     tokenizers = load_tokenizers(folder)
     recipe = make_recipe(config, folder, tokenizers)
-    model = build_model(recipe, **tokenizers.sizes)
+    model = build_model(recipe.model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
     assert isinstance(model, Transformer)
     fill_weights(model, read_weights(folder))
     run = RunFolder(out)
@@ -307,7 +309,8 @@ def make_recipe(config: dict[str, Any], folder: Path, tokenizers: Tokenizers) ->
             "which Dragoman has nothing for"
         )
     tokenizer = recipe.tokenizer.model_copy(update={"joint": tokenizers.joint})
-    return completed(recipe.model_copy(update={"model": model, "tokenizer": tokenizer}))
+    settings = build(TransformerSettings, model, where="model")
+    return check_model(recipe.model_copy(update={"model": settings, "tokenizer": tokenizer}))
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:

@@ -1,0 +1,92 @@
+"""A recipe: the sections of settings that describe a run, joined in one record and read from a YAML file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from dragoman.config.settings import (
+    DataSettings,
+    SearchSettings,
+    Settings,
+    TokenizerSettings,
+    TrainSettings,
+    build,
+    override,
+    read_values,
+)
+from dragoman.errors import UserError
+from dragoman.models.settings import ModelSettings, TransformerSettings
+
+
+class Recipe(Settings):
+    """All settings of a run. Names that a registry must have are checked by `check_model` and by training."""
+
+    data: DataSettings = DataSettings()
+    tokenizer: TokenizerSettings = TokenizerSettings()
+    model: ModelSettings = TransformerSettings()
+    train: TrainSettings = TrainSettings()
+    search: SearchSettings = SearchSettings()
+
+
+def read_recipe(path: Path, overrides: Iterable[str] = (), *, parent: Recipe | None = None) -> Recipe:
+    """Read a recipe file with `a.b=c` laid over it. Corpus paths are looked up here first, then beside the recipe.
+
+    With a parent, the run that training begins with, settings of the model that the recipe leaves out are the parent's.
+    """
+    values, lines = read_values(path)
+    given, merged = list(overrides), deepcopy(values)
+    try:
+        for item in given:
+            override(merged, item)
+            lines.pop(item.partition("=")[0], None)
+        recipe = _build_checked(merged, parent, lines)
+    except UserError as fault:
+        to_blame = f" with {' '.join(given)}" if given and _is_valid(values, parent) else ""
+        raise UserError(f"{path}{to_blame}: {fault}") from None
+    return recipe.model_copy(update={"data": recipe.data.resolve_paths(path.parent)})
+
+
+def override_recipe(recipe: Recipe, overrides: Iterable[str] = (), *, parent: Recipe | None = None) -> Recipe:
+    """Return a recipe with `a.b=c` laid over it and, with a parent, its model's settings under those that are set."""
+    values = recipe.model_dump(mode="json", exclude_unset=True)
+    for item in overrides:
+        override(values, item)
+    return build(Recipe, inherit_model(values, parent))
+
+
+def inherit_model(values: dict[str, Any], parent: Recipe | None) -> dict[str, Any]:
+    """Return the values of a recipe with the parent's model settings under its own."""
+    given = values.get("model") or {}
+    if parent is None or not isinstance(given, dict):
+        return values
+    own = {} if given == {"kind": "transformer"} else given  # the default kind says nothing
+    return {**values, "model": {**parent.model.model_dump(mode="json"), **own}}
+
+
+def check_model(recipe: Recipe) -> Recipe:
+    """Return the recipe; refuse a model section that no model can be built from, or that is too short for the data."""
+    recipe.model.check()
+    most, longest = recipe.model.most, recipe.data.max_length
+    if most is not None and longest >= most and recipe.model.task != "generate":  # a language model reads windows
+        raise UserError(
+            f"data.max_length={longest} leaves no place for a sentence of that length and its mark in a model with "
+            f"model.max_length={most}; lower the one below the other"
+        )
+    return recipe
+
+
+def _build_checked(values: dict[str, Any], parent: Recipe | None, line_of: Mapping[str, int] | None = None) -> Recipe:
+    recipe = build(Recipe, inherit_model(values, parent), line_of=line_of)
+    recipe.data.check()
+    return recipe
+
+
+def _is_valid(values: dict[str, Any], parent: Recipe | None) -> bool:
+    try:
+        _build_checked(values, parent)
+    except UserError:
+        return False
+    return True
