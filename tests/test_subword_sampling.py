@@ -33,7 +33,7 @@ kinds = pytest.mark.parametrize("kind", ["bpe", "unigram"])
 
 def without_dropping(tokenizer: BpeTokenizer, text: str) -> list[int]:
     words = escape(text).split(" ") if text else []
-    lexicon = tokenizer.sampler.lexicon
+    lexicon = tokenizer.sampler.vocabulary
     return [i for w in words for i in lexicon.spell(segment_bpe("▁" + w, lexicon, 0.0, generate_uniform("")))]
 
 

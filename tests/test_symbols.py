@@ -28,7 +28,7 @@ def test_known_words_and_marks_come_back_with_their_spaces(text: str) -> None:
     ],
 )
 def test_marks_carry_the_joiners(text: str, tokens: list[str]) -> None:
-    assert WordTokenizer.cut(text) == tokens
+    assert WordTokenizer.split(text) == tokens
 
 
 @pytest.mark.parametrize("cls", [CharTokenizer, WordTokenizer])

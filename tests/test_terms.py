@@ -70,7 +70,7 @@ def test_every_kind_of_vocabulary_spells_it(kind: str, text: str) -> None:
     """In a sentence as in one that only looks like it."""
     tokenizer = train_tokenizer(LINES, TokenizerSettings(kind=kind, size=290))
     term = TermCompiler(tokenizer).term(text)
-    assert term.possible or kind == "space"
+    assert term.possible or not tokenizer.splits_punctuation
     for line in (f"a {text} runs", text, f"the {text}", "a hotdog", "heißer Hunde", "dogs", "a dog, a hot bird", ""):
         ids = tokenizer.encode(line)
         if tokenizer.decode(ids) == line:

@@ -14,7 +14,7 @@ from dragoman.config.settings import TokenizerSettings
 from dragoman.data.tokenizers import TOKENIZERS, Tokenizer, Tokenizers, sample_reservoir, train_tokenizer
 from dragoman.errors import UserError
 from dragoman.types import SPECIALS, UNK, Pair
-from toy_text import ALL, LINES, ODD, PAIRS, SIZE, SIZES, TEXT
+from toy_text import ALL, LINES, ODD, PAIRS, SIZES, TEXT
 
 KINDS = st.sampled_from(sorted(TOKENIZERS))
 LOSSLESS = [kind for kind in TOKENIZERS if ALL[kind].lossless]
@@ -86,7 +86,7 @@ def test_every_vocabulary_begins_with_the_specials(kind: str) -> None:
 
 @kinds
 def test_the_same_text_gives_the_same_tokenizer(kind: str) -> None:
-    settings = TokenizerSettings(kind=kind, size=SIZES.get(kind, SIZE))
+    settings = TokenizerSettings(kind=kind, size=SIZES[kind])
     assert train_tokenizer(iter(LINES), settings).content() == ALL[kind].content()
 
 

@@ -22,8 +22,10 @@ def _side(form: str) -> str:
 PAIRS = [Pair(_side("The dog, it {} {}/{} the {} {}!"), _side("Für {}: {} „{} {}“ ({}).")) for _ in range(200)]
 LINES = [side for pair in PAIRS for side in (pair.source, pair.target)]
 SIZE = 400
-SIZES = {"space": 4000}  # words with the marks that they touch are more
-ALL = {kind: train_tokenizer(LINES, TokenizerSettings(kind=kind, size=SIZES.get(kind, SIZE))) for kind in TOKENIZERS}
+SIZES = {  # words with the punctuation that they touch are more
+    kind: SIZE if tokenizer.splits_punctuation else 4000 for kind, tokenizer in TOKENIZERS.items()
+}
+ALL = {kind: train_tokenizer(LINES, TokenizerSettings(kind=kind, size=SIZES[kind])) for kind in TOKENIZERS}
 
 ODD = ["▁", "▅", "\ue581", "\ue5810", " ", "  ", "\t", "\n", "\r\n", "\0", "\u2028", "\ufeff", "日本", "🎉", "e\u0301"]
 ODD += ["<s>", "</s>", "<unk>", "<pad>", "<0x41>", "<", "￭", "The", " dog", "größer", "1", "2"]

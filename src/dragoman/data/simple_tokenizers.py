@@ -1,9 +1,9 @@
-"""What a tokenizer is, and the kinds that need no training beyond counting: characters, bytes, words.
+"""The Tokenizer interface, and the kinds that only count symbols: characters, bytes, words, labels of a classifier.
 
-In every kind, ids 0 to 3 are <pad>, <unk>, <s> and </s>. Kinds that spell in bytes what they have no symbol for keep
-ids 4 to 259 for the 256 bytes; then come the symbols, most frequent first.
+Ids 0 to 3 are <pad>, <unk>, <s> and </s>, except for labels. Kinds with byte fallback, which spell unknown characters
+in bytes, keep ids 4 to 259 for the 256 bytes; then come the symbols, most frequent first.
 
-The labels of a classifier, as a tokenizer: a label is one id, and there is nothing else.
+To add a kind: a subclass of Tokenizer here, and its entry in SIMPLE_TOKENIZERS.
 """
 
 from __future__ import annotations
@@ -21,14 +21,20 @@ from dragoman.config.settings import TokenizerSettings
 from dragoman.errors import UserError
 from dragoman.types import SPECIALS, UNK
 
-SPACE_MARK = "▁"  # how a space looks where pieces are shown
+SPACE_MARK = "▁"  # stands for a space where tokens are shown
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 class Tokenizer(ABC):
-    """Raw text to ids and back. `lossless` promises decode(encode(text)) == text for every text."""
+    """Raw text to ids and back. `lossless` promises decode(encode(text)) == text for every text.
+
+    `samples` is set where a text has several segmentations, from which `sample` chooses. `splits_punctuation` is unset
+    where punctuation marks stay part of the word that they touch.
+    """
 
     suffix: ClassVar[str] = ".json"
+    samples: ClassVar[bool] = False
+    splits_punctuation: ClassVar[bool] = True
     size: int
     lossless: bool
 
@@ -38,47 +44,45 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str) -> list[int]:
-        """Ids of a text, without <s> and </s>."""
+        """Return the ids of a text, without <s> and </s>."""
 
     def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
         return [self.encode(text) for text in texts]
 
     @abstractmethod
     def decode(self, ids: Iterable[int]) -> str:
-        """The text behind the ids; the four specials stand for no text."""
+        """Return the text of the ids; the four specials have none."""
 
     @abstractmethod
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """One readable string for each id; a space is shown as "▁"."""
+        """Return one readable string for each id; a space is shown as "▁"."""
 
     def spellings(self) -> list[bytes]:
-        """What each id writes, with a space before a word; the four specials write nothing."""
+        """Return the bytes that each id decodes to, with a space before a word; the four specials have none."""
         shown = [self.pieces([i])[0].replace(SPACE_MARK, " ").encode() for i in range(len(SPECIALS), self.size)]
         return [b""] * len(SPECIALS) + shown
 
-    samples: ClassVar[bool] = False  # whether there is more than one way to cut a text
-
     def sample(self, text: str, *, rate: float, key: tuple[int, int, int]) -> list[int]:  # noqa: ARG002
-        """A random one of the ways to cut the text: a pure function of text, rate and key = (seed, epoch, line).
+        """Return a random segmentation of the text: a pure function of text, rate and key = (seed, epoch, line).
 
-        Kinds that know only one way return it.
+        Kinds with a single segmentation return it.
         """
         return self.encode(text)
 
     def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:  # noqa: ARG002
-        """How many bytes of the text, spaces not counted, stand before each piece of it; None where none can tell."""
+        """Return how many bytes of the text, without spaces, precede each token; None where that is unknown."""
         return None
 
     @abstractmethod
     def content(self) -> bytes:
-        """All there is to know about it, as the bytes of one file."""
+        """Return the whole tokenizer as the bytes of one file."""
 
     @classmethod
     @abstractmethod
     def from_content(cls, content: bytes) -> Tokenizer: ...
 
     def __reduce__(self) -> tuple[Callable[[bytes], Tokenizer], tuple[bytes]]:
-        """Another process gets it by its content."""
+        """Pickle by content: other processes rebuild the tokenizer from it."""
         return type(self).from_content, (self.content(),)
 
     def save(self, folder: Path, name: str) -> Path:
@@ -175,7 +179,7 @@ JOINER = "￭"  # on the side of a punctuation mark where no space stands: "walk
 class WordTokenizer(Tokenizer):
     """One id per word or punctuation mark. Rare words are unknown and runs of spaces become one: it is not lossless.
 
-    Marks carry the knowledge of where spaces stand, so that words look the same beside a mark as anywhere else.
+    Marks, not words, record where no space stands, so that a word has the same id beside a mark as anywhere else.
     """
 
     lossless = False
@@ -190,12 +194,12 @@ class WordTokenizer(Tokenizer):
     def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> Self:
         counts: Counter[str] = Counter()
         for line in lines:
-            counts.update(cls.cut(line))
+            counts.update(cls.split(line))
         return cls(most_frequent(counts, settings.size))
 
     @staticmethod
-    def cut(text: str) -> list[str]:
-        """Words and punctuation marks, a mark with a joiner on each side where no space stands."""
+    def split(text: str) -> list[str]:
+        """Return words and punctuation marks, a mark with a joiner on each side where no space stands."""
         found = list(WORD_OR_MARK.finditer(text))
         is_word = [match["word"] is not None for match in found]
         tokens = [match[0] for match in found]
@@ -208,7 +212,7 @@ class WordTokenizer(Tokenizer):
         return tokens
 
     def encode(self, text: str) -> list[int]:
-        return [self.ids.get(word, UNK) for word in self.cut(text)]
+        return [self.ids.get(word, UNK) for word in self.split(text)]
 
     def decode(self, ids: Iterable[int]) -> str:
         known = [i for i in ids if i >= len(SPECIALS)]
@@ -225,7 +229,7 @@ class WordTokenizer(Tokenizer):
             joined = right
         return shown
 
-    def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:  # noqa: ARG002 - unknown words have a place too
+    def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:  # noqa: ARG002 - unknown words count too
         return [count_letter_bytes(text[: found.start()]) for found in self.token.finditer(text)]
 
     def content(self) -> bytes:
@@ -237,12 +241,13 @@ class WordTokenizer(Tokenizer):
 
 
 class SpaceTokenizer(WordTokenizer):
-    """One id for whatever stands between spaces: for text that is in tokens already, such as sounds, actions or SQL."""
+    """One id per run between spaces: for text that is tokenized already, such as phones, actions or SQL."""
 
+    splits_punctuation = False
     token = re.compile(r"\S+")
 
     @staticmethod
-    def cut(text: str) -> list[str]:
+    def split(text: str) -> list[str]:
         return text.split()
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -253,18 +258,18 @@ class SpaceTokenizer(WordTokenizer):
 
 
 def count_letter_bytes(text: str) -> int:
-    """How many bytes a text has, spaces not counted."""
+    """Return how many bytes a text has, without spaces."""
     return len(text.replace(" ", "").encode())
 
 
 def find_starts(sizes: Sequence[int], text: str) -> list[int] | None:
-    """Where pieces of these sizes begin, if they make up the text."""
+    """Return where tokens of these sizes in bytes begin, or None if they do not add up to the text."""
     *starts, end = accumulate(sizes, initial=0)
     return starts if end == count_letter_bytes(text) else None
 
 
 def most_frequent(counts: Counter[str], size: int) -> list[str]:
-    """Ties go by the symbol itself, so that the order of the corpus does not matter."""
+    """Return the most frequent symbols; ties go by the symbol itself, so the order of the corpus does not matter."""
     return [symbol for symbol, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:size]]
 
 
@@ -272,11 +277,11 @@ def to_json(record: dict[str, object]) -> bytes:
     return (json.dumps(record, ensure_ascii=False, indent=0) + "\n").encode()
 
 
-MAX_LABELS = 10_000  # labels; whoever has more has named the wrong column
+MAX_LABELS = 10_000  # a corpus with more has probably named the wrong column
 
 
 class LabelTokenizer(Tokenizer):
-    """Ids are counted from 0, in the order of the labels' own letters; there are no marks among them."""
+    """The labels of a classifier, one id each, from 0, in alphabetical order, without special tokens."""
 
     lossless = False
 
@@ -287,7 +292,7 @@ class LabelTokenizer(Tokenizer):
 
     @classmethod
     def train(cls, lines: Iterable[str], settings: TokenizerSettings | None = None) -> LabelTokenizer:  # noqa: ARG003
-        """Every label there is. Spaces around it do not count."""
+        """Collect every label. Spaces around it do not count."""
         names: set[str] = set()
         for line in lines:
             names.add(line.strip())
@@ -302,7 +307,7 @@ class LabelTokenizer(Tokenizer):
         return cls(sorted(names))
 
     def encode(self, text: str) -> list[int]:
-        """The label's id; nothing, where it is not among the known ones."""
+        """Return the label's id, or no id if the label is unknown."""
         found = self.ids.get(text.strip())
         return [] if found is None else [found]
 
@@ -318,3 +323,11 @@ class LabelTokenizer(Tokenizer):
     @classmethod
     def from_content(cls, content: bytes) -> LabelTokenizer:
         return cls(json.loads(content)["labels"])
+
+
+SIMPLE_TOKENIZERS: dict[str, type[Tokenizer]] = {
+    "char": CharTokenizer,
+    "byte": ByteTokenizer,
+    "word": WordTokenizer,
+    "space": SpaceTokenizer,
+}

@@ -1,17 +1,18 @@
-"""Random ways to cut words into pieces: BPE-dropout and unigram sampling, from the scores of a SentencePiece model.
+"""Subword tokenizers, BPE and unigram, trained and applied by SentencePiece on raw text without normalization.
 
-SentencePiece's own sampler draws from one stream per thread that cannot be set back, so that a resumed run would see
-other pieces. Here every draw is a function of where it happens:
+SentencePiece reserves two characters: U+2581, which stands for a space, and U+2585, whose lines it leaves out of
+training. Text that holds them is escaped, so that decode(encode(text)) is the text, whatever it holds.
 
-    variant v (of 64) of a word              is a function of (rate, word, v), made when first wanted, and remembered;
-    the variant of the n-th word of a line   is a function of (seed, epoch, line, n).
+Random segmentations (BPE-dropout, unigram sampling) are computed here from the scores of the SentencePiece model.
+SentencePiece's own sampler uses one random stream per thread that cannot be restored, so a resumed run would see other
+tokens. Here every choice is a function of its key:
 
-A word is a run between spaces. No piece crosses a space, so cutting word by word loses nothing.
+    variant v (of 64) of a word               depends on (rate, word, v); it is cached;
+    the variant of the n-th word of a line    depends on (seed, epoch, line, n).
 
-Subword kinds, BPE and unigram, learned and applied by SentencePiece on raw text, with nothing normalised away.
+A word is a run between spaces. No subword crosses a space, so segmenting word by word loses nothing.
 
-SentencePiece keeps two characters for itself: U+2581, which stands for a space, and U+2585, whose lines it leaves out
-of training. Text that holds them is escaped, so that text in is text out, whatever it holds.
+To add a kind that SentencePiece can train: a subclass of SubwordTokenizer, and its entry in SUBWORD_TOKENIZERS.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from dragoman.errors import UserError
 from dragoman.types import BOS, EOS, PAD, SPECIALS, UNK
 
 VARIANTS = 64
-CACHED_VARIANTS = 1 << 18  # variants held in memory at most
+CACHED_VARIANTS = 1 << 18  # variants held in memory at most, in two generations
 LONGEST_CACHED = 32  # characters; longer words hardly come twice
 UNKNOWN_PENALTY = 10.0  # how much worse than the worst piece an unknown character is, as in SentencePiece
 
 
 @dataclass(frozen=True)
 class SubwordVocabulary:
-    """The ordinary pieces of a model with their ids and scores, and the ids of the 256 bytes, if it has them."""
+    """The ordinary subwords of a model with their ids and scores, and the ids of the 256 bytes, if it has them."""
 
     ids: dict[str, int]
     scores: dict[str, float]
@@ -55,11 +56,11 @@ class SubwordVocabulary:
 
     @cached_property
     def unknown(self) -> float:
-        """The score of a character that is no piece."""
+        """Return the score of a character that is not in the vocabulary."""
         return min(self.scores.values()) - UNKNOWN_PENALTY
 
     def spell(self, pieces: Sequence[str]) -> list[int]:
-        """Ids of pieces. An unknown one is spelt in bytes, or else a run of unknown ones is one <unk>."""
+        """Return ids of subwords. An unknown one is spelt in bytes, or else a run of unknown ones is one <unk>."""
         found: list[int] = []
         for piece in pieces:
             i = self.ids.get(piece)
@@ -73,7 +74,7 @@ class SubwordVocabulary:
 
 
 def generate_uniform(name: str) -> Iterator[float]:
-    """Endless numbers in [0, 1), a function of their name. Cheap to begin, unlike a random.Random."""
+    """Yield pseudo-random numbers in [0, 1) for ever, determined by `name`. Cheaper to start than a random.Random."""
     state = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
     while True:
         state = (state * 6364136223846793005 + 1442695040888963407) & 0xFFFFFFFFFFFFFFFF
@@ -83,12 +84,12 @@ def generate_uniform(name: str) -> Iterator[float]:
 Segment = Callable[[str, SubwordVocabulary, float, Iterator[float]], list[str]]
 
 
-def segment_bpe(word: str, lexicon: SubwordVocabulary, rate: float, draws: Iterator[float]) -> list[str]:
-    """Merge neighbours, best score first and then leftmost, but let each merge slip with probability `rate`.
+def segment_bpe(word: str, vocabulary: SubwordVocabulary, rate: float, draws: Iterator[float]) -> list[str]:
+    """Merge neighbours, best score first and then leftmost, but skip each merge with probability `rate` (BPE-dropout).
 
-    With rate 0 this is SentencePiece's own way to cut.
+    With rate 0 this is SentencePiece's own segmentation.
     """
-    scores = lexicon.scores
+    scores = vocabulary.scores
     symbols = list(word)
     after = [*range(1, len(symbols)), -1]
     before = list(range(-1, len(symbols) - 1))
@@ -116,18 +117,18 @@ def segment_bpe(word: str, lexicon: SubwordVocabulary, rate: float, draws: Itera
     return [symbol for symbol in symbols if symbol]
 
 
-def segment_unigram(word: str, lexicon: SubwordVocabulary, rate: float, draws: Iterator[float]) -> list[str]:
-    """Draw one of all ways to cut the word, with probability in proportion to p(pieces) ** alpha.
+def segment_unigram(word: str, vocabulary: SubwordVocabulary, rate: float, draws: Iterator[float]) -> list[str]:
+    """Sample one of all segmentations of the word, with probability proportional to p(subwords) ** alpha.
 
-    alpha is (1 - rate) / (50 * rate): towards rate 0 always the most probable way; at 0.1 alpha is 0.18, a usual
-    strength (Kudo 2018 takes 0.1 to 0.5); towards 1 every way is as likely as any other.
-    Sum forward, draw backward: exact, with no list of ways.
+    alpha is (1 - rate) / (50 * rate): towards rate 0 always the most probable segmentation; at 0.1 alpha is 0.18, a
+    usual strength (Kudo 2018 takes 0.1 to 0.5); towards 1 all are equally likely. Forward filtering, backward
+    sampling: exact, without listing the segmentations.
     """
-    scores = lexicon.scores
+    scores = vocabulary.scores
     alpha = min((1 - rate) / (50 * rate), 1e6)
-    unknown, longest = lexicon.unknown, lexicon.longest
-    total = [0.0]  # total[end]: log of the sum over all ways to cut word[:end]
-    arriving: list[list[tuple[int, float]]] = [[]]  # pieces that end here: where they begin, and their share
+    unknown, longest = vocabulary.unknown, vocabulary.longest
+    total = [0.0]  # total[end]: log of the sum over all segmentations of word[:end]
+    arriving: list[list[tuple[int, float]]] = [[]]  # subwords that end here: where they begin, and their log-share
     for end in range(1, len(word) + 1):
         arrivals = []
         for begin in range(max(0, end - longest), end):
@@ -152,14 +153,14 @@ def segment_unigram(word: str, lexicon: SubwordVocabulary, rate: float, draws: I
 
 
 class SubwordSampler:
-    """Cuts lines into random pieces, word by word, with a memory of the variants it has made."""
+    """Random segmentations of lines, word by word, with a cache of the variants made so far."""
 
-    def __init__(self, lexicon: SubwordVocabulary, cut: Segment, space: str) -> None:
-        self.lexicon, self.cut, self.space = lexicon, cut, space
-        self.forget(0.0)
+    def __init__(self, vocabulary: SubwordVocabulary, segment: Segment, space: str) -> None:
+        self.vocabulary, self.segment, self.space = vocabulary, segment, space
+        self.clear_cache(0.0)
 
-    def forget(self, rate: float) -> None:
-        """Begin two memories, of what was wanted lately and of what was wanted before that."""
+    def clear_cache(self, rate: float) -> None:
+        """Start two empty generations of the cache: recently used variants and older ones."""
         self.rate, self.name = rate, str(rate)
         self.recent: dict[tuple[str, int], list[int]] = {}
         self.older: dict[tuple[str, int], list[int]] = {}
@@ -167,15 +168,15 @@ class SubwordSampler:
     def sample(self, text: str, *, rate: float, key: tuple[int, int, int]) -> list[int]:
         seed, epoch, line = key
         if self.rate != rate:
-            self.forget(rate)
+            self.clear_cache(rate)
         ids: list[int] = []
         for word, draw in zip(text.split(" "), generate_uniform(f"{seed} {epoch} {line}")):
             at = (word, int(draw * VARIANTS))
-            ids += self.recent.get(at) or self.recall(at)
+            ids += self.recent.get(at) or self.fetch(at)
         return ids
 
-    def recall(self, at: tuple[str, int]) -> list[int]:
-        """A variant from the older memory, or made anew."""
+    def fetch(self, at: tuple[str, int]) -> list[int]:
+        """Return a variant from the older generation, or segment the word."""
         ids = self.older.get(at) or self.make(*at)
         if len(at[0]) <= LONGEST_CACHED:
             if len(self.recent) >= CACHED_VARIANTS // 2:
@@ -185,10 +186,10 @@ class SubwordSampler:
 
     def make(self, word: str, variant: int) -> list[int]:
         draws = generate_uniform(f"{self.name} {variant} {word}")
-        return self.lexicon.spell(self.cut(self.space + word, self.lexicon, self.rate, draws))
+        return self.vocabulary.spell(self.segment(self.space + word, self.vocabulary, self.rate, draws))
 
 
-MAX_TRAINING_CHUNK = 4000  # letters
+MAX_TRAINING_CHUNK = 4000  # characters of a line given to SentencePiece at once; a word of 65,536 would abort it
 ESCAPE = "\ue581"  # of the private use area; itself escaped, so that the way back is exact
 ESCAPES = {ESCAPE: ESCAPE + "0", SPACE_MARK: ESCAPE + "1", "\u2585": ESCAPE + "2"}
 
@@ -207,21 +208,17 @@ def unescape(text: str) -> str:
     return text
 
 
-def in_parts(line: str) -> list[str]:
-    """The line in parts of a size that SentencePiece can learn from: a word of 65,536 letters would abort it."""
-    return [line[start : start + MAX_TRAINING_CHUNK] for start in range(0, len(line), MAX_TRAINING_CHUNK)]
-
-
 class SubwordTokenizer(Tokenizer):
-    """Pieces of words, from a SentencePiece model."""
+    """Subwords of a SentencePiece model."""
 
     suffix = ".model"
+    samples = True
     kind: ClassVar[str]
 
     @staticmethod
     @abstractmethod
-    def cut(word: str, lexicon: SubwordVocabulary, rate: float, draws: Iterator[float]) -> list[str]:
-        """One random way to cut a word into pieces."""
+    def segment(word: str, vocabulary: SubwordVocabulary, rate: float, draws: Iterator[float]) -> list[str]:
+        """Return one random segmentation of a word."""
 
     def __init__(self, model: bytes) -> None:
         self.model = model
@@ -235,10 +232,10 @@ class SubwordTokenizer(Tokenizer):
         self.spelling += [pieces[i].encode() for i in ordinary]
         self.shown = [unescape(piece) for piece in pieces]
         scores: list[float] = self.processor.get_score(list(range(self.size)))
-        lexicon = SubwordVocabulary(
+        vocabulary = SubwordVocabulary(
             {pieces[i]: i for i in ordinary}, {pieces[i]: scores[i] for i in ordinary}, byte_ids
         )
-        self.sampler = SubwordSampler(lexicon, self.cut, SPACE_MARK)
+        self.sampler = SubwordSampler(vocabulary, self.segment, SPACE_MARK)
 
     @classmethod
     def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> Self:
@@ -247,7 +244,11 @@ class SubwordTokenizer(Tokenizer):
         model = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=(escape(part) for line in lines for part in in_parts(line)),
+                sentence_iterator=(
+                    escape(line[start : start + MAX_TRAINING_CHUNK])
+                    for line in lines
+                    for start in range(0, len(line), MAX_TRAINING_CHUNK)
+                ),
                 model_writer=model,
                 model_type=cls.kind,
                 vocab_size=settings.size,
@@ -264,7 +265,7 @@ class SubwordTokenizer(Tokenizer):
                 minloglevel=2,
             )
         except (RuntimeError, ValueError) as error:
-            raise _mistake(str(error), settings) from None
+            raise _explain_failure(str(error), settings) from None
         return cls(model.getvalue())
 
     def encode(self, text: str) -> list[int]:
@@ -287,15 +288,17 @@ class SubwordTokenizer(Tokenizer):
 
     def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:
         sizes = [len(self.spelling[i].replace(SPACE_MARK.encode(), b"")) for i in ids]
-        if not self.lossless:  # an unknown piece is a run of letters that are no pieces
-            lexicon, escaped = self.sampler.lexicon, escape(text).replace(" ", SPACE_MARK)
+        if not self.lossless:  # one <unk> stands for a run of characters that are not in the vocabulary
+            vocabulary, escaped = self.sampler.vocabulary, escape(text).replace(" ", SPACE_MARK)
             unknown = iter(
-                [len("".join(run).encode()) for known, run in groupby(escaped, lexicon.ids.__contains__) if not known]
+                [
+                    len("".join(run).encode())
+                    for known, run in groupby(escaped, vocabulary.ids.__contains__)
+                    if not known
+                ]
             )
             sizes = [next(unknown, 0) if i == UNK else size for i, size in zip(ids, sizes)]
         return find_starts(sizes, text)
-
-    samples = True
 
     def sample(self, text: str, *, rate: float, key: tuple[int, int, int]) -> list[int]:
         if not rate or not text:
@@ -311,20 +314,20 @@ class SubwordTokenizer(Tokenizer):
 
 
 class BpeTokenizer(SubwordTokenizer):
-    """Byte-pair encoding: the most frequent neighbours become one piece, again and again. Sampling: BPE-dropout."""
+    """Byte-pair encoding: merges the most frequent neighbours again and again. Samples by BPE-dropout."""
 
     kind = "bpe"
-    cut = staticmethod(segment_bpe)
+    segment = staticmethod(segment_bpe)
 
 
 class UnigramTokenizer(SubwordTokenizer):
-    """A unigram language model over pieces, pruned to size. Sampling: by the probability of each way to cut."""
+    """A unigram language model over subwords, pruned to size. Samples by the probability of each segmentation."""
 
     kind = "unigram"
-    cut = staticmethod(segment_unigram)
+    segment = staticmethod(segment_unigram)
 
 
-def _mistake(message: str, settings: TokenizerSettings) -> UserError:
+def _explain_failure(message: str, settings: TokenizerSettings) -> UserError:
     if found := re.search(r"value <= (\d+)", message):
         return UserError(
             f"tokenizer.size {settings.size} is more than this text can fill with {settings.kind} pieces; "
@@ -337,3 +340,6 @@ def _mistake(message: str, settings: TokenizerSettings) -> UserError:
             f"set it above {found[1]}"
         )
     return UserError(f"SentencePiece cannot learn {settings.kind} pieces from this text: {message}")
+
+
+SUBWORD_TOKENIZERS: dict[str, type[Tokenizer]] = {"bpe": BpeTokenizer, "unigram": UnigramTokenizer}

@@ -1,8 +1,10 @@
-"""Tokenizers: raw text in, ids out, and raw text back. The kinds stand on the menu at the foot of this file."""
+"""Train, save and load the tokenizers of a run: raw text to ids and back.
+
+The kinds are defined and registered in simple_tokenizers.py and subword_tokenizers.py; TOKENIZERS joins the two.
+"""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -11,21 +13,15 @@ from random import Random
 from typing import Any, TypeVar
 
 from dragoman.config.settings import TokenizerSettings, pick
-from dragoman.data.simple_tokenizers import (
-    ByteTokenizer,
-    CharTokenizer,
-    LabelTokenizer,
-    SpaceTokenizer,
-    Tokenizer,
-    WordTokenizer,
-)
-from dragoman.data.subword_tokenizers import BpeTokenizer, UnigramTokenizer
+from dragoman.data.simple_tokenizers import SIMPLE_TOKENIZERS, LabelTokenizer, Tokenizer
+from dragoman.data.subword_tokenizers import SUBWORD_TOKENIZERS
 from dragoman.errors import UserError
+from dragoman.io import digest_bytes
 from dragoman.types import Pair
 
 __all__ = ["TOKENIZERS", "Tokenizer", "Tokenizers", "train_tokenizer"]
 
-MAX_TRAINING_LINES = 1_000_000  # a tokenizer learns from at most so many lines, drawn at random from all
+MAX_TRAINING_LINES = 1_000_000  # a tokenizer is trained on at most so many lines, sampled from all
 Item = TypeVar("Item")
 
 
@@ -36,7 +32,7 @@ def train_tokenizer(
     seed: int = 1,
     say: Callable[[str], None] = lambda _: None,
 ) -> Tokenizer:
-    """A tokenizer of `settings.kind`, learned from lines of text. The same lines and seed give the same tokenizer.
+    """Train a tokenizer of `settings.kind`. The same lines and seed give the same tokenizer.
 
     tokenizer = train_tokenizer(["a man walks", "a dog runs"], TokenizerSettings(kind="char"))
     assert tokenizer.decode(tokenizer.encode("a cat!")) == "a cat!"
@@ -49,7 +45,7 @@ def train_tokenizer(
 
 
 def target_settings(settings: TokenizerSettings) -> TokenizerSettings:
-    """The settings of the target side's tokenizer, which one vocabulary for both sides cannot have apart."""
+    """Return the settings of the target side's tokenizer; refuse different ones where the vocabulary is joint."""
     kind, size = settings.target_kind or settings.kind, settings.target_size or settings.size
     target = settings.model_copy(update={"kind": kind, "size": size})
     if settings.joint and target != settings:
@@ -58,25 +54,25 @@ def target_settings(settings: TokenizerSettings) -> TokenizerSettings:
 
 
 def sample_reservoir(items: Iterable[Item], count: int, seed: int) -> tuple[list[Item], int]:
-    """At most `count` items, each with the same chance, and how many there were. One pass."""
+    """Return at most `count` items, sampled uniformly in one pass, and how many items there were."""
     random = Random(seed)
-    drawn: list[Item] = []
+    sampled: list[Item] = []
     total = 0
     for total, item in enumerate(items, 1):
         if total <= count:
-            drawn.append(item)
-        elif (place := random.randrange(total)) < count:
-            drawn[place] = item
-    return drawn, total
+            sampled.append(item)
+        elif (index := random.randrange(total)) < count:
+            sampled[index] = item
+    return sampled, total
 
 
 @dataclass(frozen=True)
 class Tokenizers:
-    """The tokenizers of the two sides; one and the same when the vocabulary is joint.
+    """The tokenizers of the two sides; the same object twice when the vocabulary is joint.
 
-    A tag stands before a source and says what kind of pair it is, such as the language that is wanted. It is no text:
-    its id comes after those of the source side, and no line is cut into it, whatever it holds. The target side does not
-    have it, so it is never said.
+    A tag before a source says what kind of pair it is, such as the target language. It is not text: its id follows
+    those of the source vocabulary, so no line can be tokenized into it, and the target side does not have it, so no
+    model can output it.
 
     tokenizers = Tokenizers.train(lambda: [Pair("a dog", "ein Hund")], TokenizerSettings(kind="char"))
     tokenizers.save(Path("run/tokenizer"))
@@ -89,15 +85,15 @@ class Tokenizers:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Of the vocabularies that a model reads and writes."""
+        """Return the vocabulary sizes of both sides, tags included, by the names that models use."""
         return {"source_size": self.source.size + len(self.tags), "target_size": self.target.size}
 
     def with_tags(self, tags: Iterable[str]) -> Tokenizers:
-        """The same with these tags too; what had an id keeps it."""
+        """Return the tokenizers with these tags added; known tags keep their ids."""
         return replace(self, tags=tuple(dict.fromkeys([*self.tags, *tags])))
 
     def before(self, tag: str) -> list[int]:
-        """What stands before the ids of a source with this tag: an id for each of its words, and nothing for none."""
+        """Return the ids that are put before a source with this tag: one for each word of the tag."""
         return [self.source.size + self.tags.index(word) for word in tag.split()]
 
     @property
@@ -113,7 +109,7 @@ class Tokenizers:
         seed: int = 1,
         say: Callable[[str], None] = lambda _: None,
     ) -> Tokenizers:
-        """`pairs` begins the corpus anew at each call."""
+        """Train on the pairs of a corpus; each call of `pairs` reads the corpus from its beginning."""
         target = target_settings(settings)
         if settings.joint:
             both = (side for pair in pairs() for side in (pair.source, pair.target))
@@ -125,9 +121,9 @@ class Tokenizers:
         )
 
     def fingerprint(self) -> str:
-        """The same for tokenizers that do the same."""
-        parts = [_hash(part.content()).encode() for part in self._sides().values()]
-        return _hash(*parts, *([json.dumps(self.tags).encode()] if self.tags else []))
+        """Return a digest that is equal for tokenizers with equal behaviour."""
+        parts = [digest_bytes(part.content()).encode() for part in self._sides().values()]
+        return digest_bytes(b"".join(parts) + (json.dumps(self.tags).encode() if self.tags else b""))
 
     def _sides(self) -> dict[str, Tokenizer]:
         return {"joint": self.source} if self.joint else {"source": self.source, "target": self.target}
@@ -138,7 +134,7 @@ class Tokenizers:
         for name, part in self._sides().items():
             path = part.save(folder, name)
             kind = next(kind for kind, cls in SAVED_TOKENIZERS.items() if type(part) is cls)
-            index[name] = {"kind": kind, "file": path.name, "hash": _hash(part.content())}
+            index[name] = {"kind": kind, "file": path.name, "hash": digest_bytes(part.content())}
         if self.tags:
             index["tags"] = self.tags
         (folder / "tokenizer.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
@@ -150,7 +146,7 @@ class Tokenizers:
             tags, parts = tuple(map(str, index.pop("tags", ()))), {}
             for name, entry in index.items():
                 content = (folder / Path(entry["file"]).name).read_bytes()
-                if _hash(content) != entry["hash"]:
+                if digest_bytes(content) != entry["hash"]:
                     raise UserError(f"{folder / entry['file']} is damaged; copy the whole folder again")
                 parts[name] = SAVED_TOKENIZERS[entry["kind"]].from_content(content)
             return cls(parts.get("joint") or parts["source"], parts.get("joint") or parts["target"], tags)
@@ -164,16 +160,8 @@ class Tokenizers:
             raise UserError(f"{folder / 'tokenizer.json'} is damaged; copy the whole folder again") from None
 
 
-def _hash(*parts: bytes) -> str:
-    return hashlib.blake2b(b"".join(parts), digest_size=16).hexdigest()
-
-
-TOKENIZERS: dict[str, type[Tokenizer]] = {
-    "bpe": BpeTokenizer,
-    "unigram": UnigramTokenizer,
-    "char": CharTokenizer,
-    "byte": ByteTokenizer,
-    "word": WordTokenizer,
-    "space": SpaceTokenizer,
-}
-SAVED_TOKENIZERS: dict[str, type[Tokenizer]] = {**TOKENIZERS, "labels": LabelTokenizer}  # what a run folder may hold
+TOKENIZERS: dict[str, type[Tokenizer]] = {**SUBWORD_TOKENIZERS, **SIMPLE_TOKENIZERS}
+SAVED_TOKENIZERS: dict[str, type[Tokenizer]] = {
+    **TOKENIZERS,
+    "labels": LabelTokenizer,
+}  # those that a run folder may hold

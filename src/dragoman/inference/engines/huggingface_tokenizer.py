@@ -104,7 +104,7 @@ def describe_unigram(tokenizer: SubwordTokenizer) -> dict[str, Any]:
 def describe_bpe(tokenizer: SubwordTokenizer) -> dict[str, Any]:
     """BPE joins, of all neighbours that make a piece, those that make the earliest: a list of merges in that order."""
     pieces = tokenizer.processor.id_to_piece(list(range(tokenizer.size)))
-    ids = tokenizer.sampler.lexicon.ids
+    ids = tokenizer.sampler.vocabulary.ids
     merges = [
         [piece[:cut], piece[cut:]]
         for piece in ids
