@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.io import lock_folder, sweep, temporary_beside, write_atomically
+from dragoman.io import cache_folder, lock_folder, sweep, temporary_beside, write_atomically
 from toy_run import Call, one_sentence, quietly
 
 pytest_plugins = ["toy_fixtures"]
@@ -112,3 +112,13 @@ def test_age_decides_where_a_disk_has_no_locks(
     os.utime(folder, (then, then))
     sweep(tmp_path, age=0.0)
     assert len(list(tmp_path.iterdir())) == left
+
+
+def test_the_cache_is_where_xdg_cache_home_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder() == tmp_path / "xdg" / "dragoman"
+    assert cache_folder(str(tmp_path / "own")) == tmp_path / "own"
+    for ignored in ("", "relative"):  # the specification wants an absolute path
+        monkeypatch.setenv("XDG_CACHE_HOME", ignored)
+        assert cache_folder() == tmp_path / "home" / ".cache" / "dragoman"

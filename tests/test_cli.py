@@ -32,7 +32,7 @@ from sacrebleu.metrics.ter import TER
 
 from dragoman.cli import main as cli
 from dragoman.cli.exit_codes import outcome
-from dragoman.cli.options import Warned
+from dragoman.cli.lines import LineWarnings
 from dragoman.phrasebook.generate import generate_phrases
 from dragoman.progress import results_console
 from dragoman.run_dir import RunFolder
@@ -354,15 +354,15 @@ def test_what_is_said_of_many_lines_is_said_of_a_few(
 
 def test_each_kind_has_its_few_and_processes_share_them() -> None:
     said: list[str] = []
-    warned = Warned(lambda message, _: said.append(message), processes=4)
+    warned = LineWarnings(lambda message, _: said.append(message), processes=4)
     for number in range(1, 7):
-        warned.tell(number, ["cut at 5 tokens", f"{LACK}: 'a'", f"{LACK}: 'b'"][: 1 if number < 4 else 3])
+        warned.log(number, ["cut at 5 tokens", f"{LACK}: 'a'", f"{LACK}: 'b'"][: 1 if number < 4 else 3])
     heads = [line.split(":")[0] for line in said if line.startswith("line ")]
     assert heads == ["line 1", "line 2", "line 4", "line 4", "line 5", "line 5"]
     assert said[2].startswith("further lines cut are only counted")
     assert said[7].startswith(f"further lines {LACK} are only counted")
     assert warned.lines == {"cut": 6, LACK: 3}
-    assert Warned(processes=64).few == 1
+    assert LineWarnings(processes=64).few == 1
 
 
 def test_the_phrasebook_by_phenomenon(toy: Toy, call: Call) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from dragoman.errors import UserError
 from dragoman.inference.classifier import Classifier
 from dragoman.inference.loading import load_as
 from dragoman.progress import Report
-from toy_run import Call, Toy, command, one_sentence, sentences, write_lines
+from toy_run import Call, Toy, command, one_sentence, quietly, sentences, write_lines
 
 pytest_plugins = ["toy_fixtures"]
 LEVELS = {"error": console.ERROR, "warning": console.WARNING, "note": console.INFO, "detail": console.DETAIL}
@@ -137,3 +138,22 @@ def test_another_task_is_named_by_the_run(toy: Toy, call: Call) -> None:
         one_sentence(call(wanted, toy.run), f"the model in '{toy.run}' does not {wanted}")
     with pytest.raises(UserError, match=f"the model in '{toy.run}', '{toy.run}' does not classify"):
         load_as(Classifier, [toy.run, toy.run])
+
+
+def test_an_output_that_is_named_as_a_folder_is_refused(tmp_path: Path, call: Call, toy: Toy) -> None:
+    """Path drops the slash at the end, and a file of that name would be written."""
+    refused = call("translate", toy.run, "--output", f"{tmp_path}/new/", "a line")
+    assert refused.code == 2
+    assert f"'{tmp_path}/new/' is the name of a folder; name a file, such as '{tmp_path}/new/output.txt'" in refused.err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_folder_whose_name_is_not_utf8_is_not_called_damaged(tmp_path: Path, call: Call, toy: Toy) -> None:
+    run = tmp_path / "r\udcffn"
+    shutil.copytree(toy.run, run)
+    refused = call("info", run)
+    assert refused.code == 2
+    assert "is not valid UTF-8; rename it" in refused.err
+    assert "damaged" not in refused.err
+    with pytest.raises(UserError, match="is not valid UTF-8"):
+        quietly(toy.run / "config.yaml", tmp_path / "o\udcff")

@@ -211,7 +211,13 @@ def check_plain(path: Path) -> None:
 
 
 def cache_folder(setting: str | Path = CACHE) -> Path:
-    """Return the folder that caches go to: `data.cache` of a recipe, by default that of the user."""
+    """Return the folder that caches go to: `data.cache` of a recipe.
+
+    The default is the user's cache folder, $XDG_CACHE_HOME/dragoman where that variable holds an absolute path.
+    """
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    if str(setting) == CACHE and os.path.isabs(base):
+        return Path(base) / "dragoman"
     if "\0" in str(setting):
         raise UserError(f"data.cache={str(setting)!r} holds a null character; name another folder")
     try:

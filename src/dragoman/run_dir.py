@@ -130,6 +130,7 @@ class RunFolder:
 
     def begin(self, recipe: Recipe) -> None:
         """The format number comes first: a folder that has one is a run, however early it was killed."""
+        self.check_name()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write_text(self.format, f"{FORMAT}\n")
@@ -151,11 +152,19 @@ class RunFolder:
         text = to_yaml(recipe)
         write_text(self.config, f"{text}{DIGEST_LINE}{digest_bytes(text.encode())}\n")
 
+    def check_name(self) -> None:
+        """Refuse a path that safetensors cannot open."""
+        try:
+            str(self.path).encode()
+        except UnicodeEncodeError:
+            raise UserError(f"the path {str(self.path)!r} of a run folder is not valid UTF-8; rename it") from None
+
     def check(self) -> int:
         """Return the format of the folder; refuse what is no run folder, or one of a later Dragoman.
 
         Checkpoints are left out: a process that trains removes them at any time.
         """
+        self.check_name()
         if not self.path.is_dir():
             raise UserError(f"there is no run folder {str(self.path)!r}")
         files = (self.format, self.config, self.model, self.metrics, self.scores)

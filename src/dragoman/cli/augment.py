@@ -19,6 +19,7 @@ from dragoman.cli.options import (
     check_files,
     check_recipe,
     check_runs,
+    parse_output_file,
 )
 from dragoman.config.recipe_files import find_recipe
 
@@ -67,7 +68,12 @@ def backtranslate(
     input_file: Annotated[
         Path, typer.Option("-i", "--input", help="text that the run reads, a line each", show_default=False)
     ] = ...,  # type: ignore[assignment]
-    output_file: Annotated[Path, typer.Option("-o", "--output", help="pairs, as JSONL", show_default=False)] = ...,  # type: ignore[assignment]
+    output_file: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--output", parser=parse_output_file, metavar="<path>", help="pairs, as JSONL", show_default=False
+        ),
+    ] = ...,  # type: ignore[assignment]
     beam: Beam = None,
     tag: Tag = "",
     batch: Batch = 1024,

@@ -1,16 +1,20 @@
-"""Commands that take a run to the formats of others, and back: export, import."""
+"""Commands on files that models are kept in: export, import, cache."""
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from dragoman.cli.options import FORMATS, Run, check_runs
+from dragoman.cli.options import FORMATS, Json, Run, check_runs
 from dragoman.config.settings import pick
-from dragoman.progress import DETAIL, log
+from dragoman.errors import UserError
+from dragoman.io import CACHE, cache_entries, cache_folder, remove_unused
+from dragoman.progress import DETAIL, WARNING, log
 
 Quantization = Annotated[str, typer.Option(help="of the weights: float32, int8 and others that CTranslate2 has")]
 
@@ -47,3 +51,55 @@ def import_(
     for each in import_run(folder, out_folder, say=log):
         print(each)
     print(f"done: {out_folder}")
+
+
+def cache(
+    folder: Annotated[Path, typer.Option(help="as data.cache of a recipe names it")] = Path(CACHE),
+    clear: Annotated[bool, typer.Option("--clear", help="remove what Dragoman made there, and nothing else")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what Dragoman keeps between commands, with its size, or remove it. All of it can be made again.
+
+    What a running command uses is not removed.
+    """
+    folder = cache_folder(folder)
+    kinds: dict[str, dict[str, int]] = {}
+    in_use: list[Path] = []
+    for kind, path in cache_entries(folder):
+        size = measure_size(path)
+        if clear and not remove_entry(path):
+            in_use.append(path)
+            continue
+        found = kinds.setdefault(kind, {"entries": 0, "bytes": 0})
+        found["entries"] += 1
+        found["bytes"] += size
+    if in_use:
+        log(f"not removed, since a command is using it: {', '.join(path.name for path in in_use)}", WARNING)
+    about = {"folder": str(folder), "cleared": clear, "kinds": kinds, "in_use": [path.name for path in in_use]}
+    if as_json:
+        print(json.dumps(about, ensure_ascii=False))
+        return
+    print(f"{folder}{': removed' if clear else ''}")
+    total = {name: sum(found[name] for found in kinds.values()) for name in ("entries", "bytes")}
+    for kind, found in [*kinds.items(), ("all", total)]:
+        print(f"{kind:<22}  {found['entries']:>6,}  {found['bytes'] / 1e6:>10,.1f} MB")
+
+
+def measure_size(path: Path) -> int:
+    """Return the bytes of a file, or of all files in a folder. Links are not followed."""
+    if path.is_symlink() or not path.is_dir():
+        return path.lstat().st_size
+    return sum((Path(folder) / name).lstat().st_size for folder, _, names in os.walk(path) for name in names)
+
+
+def remove_entry(path: Path) -> bool:
+    """Remove an entry of the cache, unless a command has locked it; return whether it is gone."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            return remove_unused(path)
+        path.unlink()
+    except FileNotFoundError:
+        pass  # another command was quicker
+    except OSError as error:
+        raise UserError(f"cannot remove {str(path)!r} ({error.strerror})") from None
+    return True

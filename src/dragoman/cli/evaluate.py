@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dragoman.cli.lines import output_to
+from dragoman.cli.lines import LineWarnings, log_counts, output_to
 from dragoman.cli.options import (
     Batch,
     Beam,
@@ -24,12 +24,11 @@ from dragoman.cli.options import (
     Run,
     SourceFile,
     Tag,
-    Warned,
     check_engine,
     check_files,
     check_output,
     check_runs,
-    say_counts,
+    parse_output_file,
 )
 from dragoman.progress import DETAIL, ProgressBar, Report, is_shown, log, results_console
 from dragoman.run_dir import RunFolder
@@ -51,7 +50,12 @@ BleuTokenize = Annotated[
 Breakdown = Annotated[bool, typer.Option("--breakdown", help="also scores by source length and by word frequency")]
 Page = Annotated[
     Path | None,
-    typer.Option(help="write an HTML page: scores, and lines where systems differ most", show_default=False),
+    typer.Option(
+        parser=parse_output_file,
+        metavar="<path>",
+        help="write an HTML page: scores, and lines where systems differ most",
+        show_default=False,
+    ),
 ]
 
 
@@ -101,7 +105,7 @@ def evaluate(
             keep_scores(folder, results[-1], test=test, beam=beam, engine=engine, tag=tag)
             if note := note_on_wer(results[-1], folder.recipe().tokenizer):
                 log(note)
-        say_counts(Counter(results[-1]["warnings"]))
+        log_counts(Counter(results[-1]["warnings"]))
         if plain and "bleu" in results[-1] and looks_tokenized(output.texts):
             log(f"the answers of {name} look tokenised; --metric bleu_tokens counts tokens as they are")
             plain = False
@@ -154,17 +158,17 @@ def score(
     translator = load_as(Translator, run, device=device)
     sources, [targets] = read_texts(source, [target])
     trees = read_trees(conllu, sources, source) if conllu else None
-    warned = Warned()
+    warned = LineWarnings()
     with output_to(output_file) as sink, ProgressBar("scoring", total=len(sources)) as bar:
         for begun in range(0, len(sources), batch):
             part = slice(begun, begun + batch)
             found = translator.score(sources[part], targets[part], trees=trees[part] if trees else None, tag=tag)
             for number, one in enumerate(found, begun + 1):
                 print(scored_as(sources[number - 1], targets[number - 1], one, as_json), file=sink)
-                warned.tell(number, one.warnings)
+                warned.log(number, one.warnings)
             sink.flush()
             bar.update(begun + len(found))
-    say_counts(warned.lines)
+    log_counts(warned.lines)
 
 
 def scored_as(source: str, target: str, one: PairScore, as_json: bool) -> str:

@@ -1,26 +1,36 @@
-""""""
+"""Lines in, lines out: read from a file, a pipe or the command line, and write to stdout or a file."""
 
 from __future__ import annotations
 
 import io
 import math
+import re
 import select
 import sys
-from collections import deque
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
+from dragoman.config.settings import SearchSettings
 from dragoman.errors import UserError
-from dragoman.io import move_into_place, temporary_beside
+from dragoman.io import LONGEST_LINE, lines_of, move_into_place, read_lines, temporary_beside
+from dragoman.progress import DETAIL, INFO, WARNING, ProgressBar, is_shown, log
+from dragoman.recipe import Recipe
+
+LOGGED_WARNINGS = 10  # of each kind that are logged in full
+SETTING = re.compile(r"(?:(\w+)\.)?(\w+)=\S*")
+Input = Path | Sequence[str] | None  # a file, lines that were given with the command, or stdin
+OutputLine = tuple[str, Sequence[str]]  # a line and its warnings
 
 
 class ArrivingLines:
-    """Lines of a stream, with their line feeds, that knows whether the next one is there without waiting for it.
+    """Iterate over the lines of a stream, with their line feeds; `has_next` tells whether the next one has arrived.
 
-    A line of more than `longest` bytes is given in parts, so that an endless one does not fill the memory.
+    A line of more than `longest` bytes is yielded in parts, so that an endless one does not fill the memory.
     """
 
     def __init__(self, stream: Any, longest: float = math.inf) -> None:
@@ -71,23 +81,20 @@ class ArrivingLines:
                 self.lines.append(b"".join(self.begun))
 
 
-Input = Path | Sequence[str] | None  # a file, lines that were given with the command, or stdin
-
-
 def is_stdin(path: Path | None) -> bool:
     return path is None or str(path) == "-"
 
 
 def input_lines(given: Input) -> Iterator[str]:
-    """Lines of a file or of stdin. Only a line feed ends a line, with or without a carriage return."""
+    """Yield the lines of the input. Only a line feed ends a line, with or without a carriage return."""
     return (line for group in input_groups(given, 1) for line in group)
 
 
 def input_groups(given: Input, size: int) -> Iterator[list[str]]:
-    """Up to `size` lines at a time. From a pipe or a terminal come those that are there, so that nobody who waits for
-    an answer before writing the next line waits in vain."""
-    from dragoman.io import LONGEST_LINE, lines_of, read_lines
+    """Yield up to `size` lines at a time.
 
+    From a pipe or a terminal, yield the lines that have arrived: the writer may wait for an answer before the next one.
+    """
     if not isinstance(given, Path | None) or not is_stdin(given):
         lines = read_lines(given) if isinstance(given, Path) else iter(given or ())
         while group := list(islice(lines, size)):
@@ -126,3 +133,97 @@ def output_to(path: Path | None) -> Iterator[IO[str]]:
         if path.is_symlink():
             raise UserError(f"cannot write {str(path)!r} (it is a link to itself)") from None
         raise
+
+
+def process_lines(
+    process: Callable[[int, list[str]], Iterator[OutputLine]], given: Input, output_file: Path | None, batch: int
+) -> None:
+    """Print one line of output for every line of input.
+
+    `process` gets the number of lines before a batch, and the batch.
+    """
+    warned, start = LineWarnings(), time.monotonic()
+    is_file = isinstance(given, Path) and not is_stdin(given)
+    total = sum(1 for _ in input_lines(given)) if is_file and sys.stderr.isatty() and is_shown(INFO) else 0
+    bar = ProgressBar("answering", total=total, unit="lines", visible=total > 0)
+    with output_to(output_file) as sink, bar:
+        number = 0
+        for some in input_groups(given, batch):
+            for text, warnings in process(number, some):
+                number += 1
+                print(text, file=sink)
+                warned.log(number, warnings)
+            sink.flush()
+            bar.update(number)
+    log_counts(warned.lines)
+    log(f"{number:,} line{'s' * (number != 1)} in {time.monotonic() - start:.1f} s", DETAIL)
+
+
+def choose_input(texts: Sequence[str] | None, input_file: Path | None) -> Input:
+    """Return the lines on the command line, else the file, else None for stdin."""
+    if not texts:
+        return input_file
+    if input_file is not None:
+        raise UserError("text stands on the command line and --input names a file; leave one of them out")
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"{text!r} is not text in UTF-8") from None
+        if len(text) < 256 and "\n" not in text and Path(text).is_file():
+            log(f"{text!r} is taken as text; --input {text} would read the file of that name", WARNING)
+    return [line for text in texts for line in text.split("\n")]
+
+
+def split_arguments(arguments: Sequence[str] | None) -> tuple[list[str], list[str]]:
+    """Return texts and settings.
+
+    A setting is one word, such as `search.beam=8`, that begins with a section. Settings of other
+    sections than search are returned too, and refused later; 'x = 5' and 'a.py=b' are texts.
+    """
+    texts: list[str] = []
+    settings: list[str] = []
+    for argument in arguments or []:
+        match = SETTING.fullmatch(argument)
+        section, name = match.groups() if match else ("", "")
+        if name in SearchSettings.model_fields and section not in Recipe.model_fields:
+            right = f"search.{name}={argument.partition('=')[2]}"
+            raise UserError(f"{argument!r} is not a setting of search; did you mean {right!r}?")
+        (settings if section in Recipe.model_fields else texts).append(argument)
+    return texts, settings
+
+
+class LineWarnings:
+    """Log the first warnings of each kind in full, and count the lines of each kind.
+
+    Several processes share the number that is logged.
+    """
+
+    def __init__(self, log: Callable[[str, int], None] = log, processes: int = 1) -> None:
+        self.print, self.few = log, max(LOGGED_WARNINGS // processes, 1)
+        self.lines: Counter[str] = Counter()  # of each kind
+
+    def log(self, number: int, warnings: Sequence[str]) -> None:
+        from dragoman.inference.postprocess import warning_kinds
+
+        self.lines.update(warning_kinds(warnings))
+        for warning in warnings:
+            if self.lines[warning_kinds([warning])[0]] <= self.few:
+                self.print(f"line {number}: {warning}", WARNING)
+        for kind in warning_kinds(warnings):
+            if self.lines[kind] == self.few + 1:
+                self.print(
+                    f"further lines {kind} are only counted; answers with --json have the warnings of every line",
+                    WARNING,
+                )
+
+
+def log_counts(warned: Counter[str]) -> None:
+    """Log how many lines had each kind of warning."""
+    if warned:
+        log("; ".join(f"{count} line{'s' * (count > 1)} {what}" for what, count in warned.items()), WARNING)
+
+
+def one_line(text: str) -> str:
+    """Replace line breaks inside an output: one line in is one line out."""
+    return text.replace("\r", " ").replace("\n", " ")

@@ -17,8 +17,7 @@ from typing import Annotated
 import typer
 
 from dragoman.cli.augment import backtranslate, distil
-from dragoman.cli.cache import cache
-from dragoman.cli.convert import export, import_
+from dragoman.cli.convert import cache, export, import_
 from dragoman.cli.data import data
 from dragoman.cli.evaluate import evaluate, score
 from dragoman.cli.exit_codes import outcome

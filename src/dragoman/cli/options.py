@@ -1,33 +1,29 @@
-"""Checks of a command line that need no model. They come before PyTorch is imported, which takes seconds.
+"""Options that several commands share, records of options, and checks of arguments.
 
-Under torchrun they are left out: every process would print the same error, and some machines may lack the files that
-only the main process reads. What is wrong is then found when the processes have met.
-
-Options that several commands have, and the loop from lines to answers that they share.
+The checks come before PyTorch is imported, which takes seconds. Under torchrun they are left out: every process would
+print the same error, and some machines may lack the files that only the main process reads. What is wrong is then found
+when the processes have met.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
-import re
-import sys
-import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from dragoman.cli.lines import Input, input_groups, input_lines, is_stdin, output_to
+from dragoman.cli.lines import is_stdin
 from dragoman.config.messages import near
 from dragoman.config.recipe_files import list_recipes
-from dragoman.config.settings import CorpusSettings, SearchSettings, pick
+from dragoman.config.settings import CorpusSettings, pick
 from dragoman.errors import UserError
-from dragoman.progress import DETAIL, ERROR, INFO, WARNING, ProgressBar, is_shown, log, set_verbosity
-from dragoman.recipe import Recipe, read_recipe
+from dragoman.progress import DETAIL, ERROR, INFO, WARNING, set_verbosity
+from dragoman.recipe import read_recipe
 from dragoman.run_dir import RunFolder
 
 ENGINES = (
@@ -74,6 +70,13 @@ def check_output(path: Path | None) -> None:
         raise UserError(f"cannot write {str(path)!r}: there is no such folder")
 
 
+def parse_output_file(text: str) -> Path:
+    """Return the path of a file to write; refuse a folder, which a slash at the end says even where it is not there."""
+    if text.endswith("/"):
+        raise typer.BadParameter(f"{text!r} is the name of a folder; name a file, such as {text + 'output.txt'!r}")
+    return Path(text)
+
+
 def check_engine(name: str) -> None:
     pick(dict.fromkeys(ENGINES), name, "engine")
 
@@ -99,9 +102,6 @@ def check_recipe(path: Path, overrides: Iterable[str] = (), *, parent: Path | No
             raise UserError(f"{path}: {error}{also}") from None
 
 
-SETTING = re.compile(r"(?:(\w+)\.)?(\w+)=\S*")
-FEW = 10  # warnings of a kind that are said in full
-Said = tuple[str, Sequence[str]]  # an answer and its warnings
 Run = Annotated[Path, typer.Argument(help="a run folder", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
 Beam = Annotated[int | None, typer.Option(min=1, help="width of the beam; 1 is greedy; by default the run's own")]
@@ -119,7 +119,12 @@ SourceFile = Annotated[
     Path | None, typer.Option("--source", help="plain text, one sentence a line", show_default=False)
 ]
 InputFile = Annotated[Path | None, typer.Option("-i", "--input", help="by default, or as -, stdin", show_default=False)]
-OutputFile = Annotated[Path | None, typer.Option("-o", "--output", help="by default stdout", show_default=False)]
+OutputFile = Annotated[
+    Path | None,
+    typer.Option(
+        "-o", "--output", parser=parse_output_file, metavar="<path>", help="by default stdout", show_default=False
+    ),
+]
 Batch = Annotated[
     int,
     typer.Option(
@@ -151,6 +156,9 @@ Quiet = Annotated[
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="print more about what is done, and how")]
 
 
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
+
+
 class Commands(typer.Typer):
     """A group of commands, each of which has -h, -q and -v."""
 
@@ -174,110 +182,44 @@ class Commands(typer.Typer):
 
 
 def with_verbosity(function: Callable[..., None]) -> Callable[..., None]:
-    """Return the command with the options -q and -v, read from a signature to which they are added."""
+    """Return the command as typer reads it: with -q and -v, and a dataclass parameter replaced by its fields.
+
+    Each field of such a dataclass is one option, declared once: its annotation says how typer reads it.
+    """
+    signature = inspect.signature(function, eval_str=True)
+    records: dict[str, Any] = {
+        name: one.annotation for name, one in signature.parameters.items() if is_dataclass(one.annotation)
+    }
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        parameters += read_fields(records[name]) if name in records else [parameter.replace(kind=KEYWORD)]
+    parameters.append(inspect.Parameter("quiet", KEYWORD, default=0, annotation=Quiet))
+    parameters.append(inspect.Parameter("verbose", KEYWORD, default=False, annotation=Verbose))
 
     @wraps(function)
-    def command(*, quiet: int = 0, verbose: bool = False, **arguments: Any) -> None:
+    def command(*, quiet: int, verbose: bool, **arguments: Any) -> None:
         levels = {0: DETAIL if verbose else INFO, 1: WARNING}
         set_verbosity(levels.get(quiet, ERROR))
-        function(**arguments)
+        built = {
+            name: record(**{field.name: arguments.pop(field.name) for field in fields(record)})
+            for name, record in records.items()
+        }
+        function(**built, **arguments)
 
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    own = [
-        inspect.Parameter("quiet", keyword, default=0, annotation=Quiet),
-        inspect.Parameter("verbose", keyword, default=False, annotation=Verbose),
-    ]
-    signature = inspect.signature(function, eval_str=True)
-    command.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *own])  # type: ignore[attr-defined]
-    command.__annotations__ = {name: each.annotation for name, each in command.__signature__.parameters.items()}  # type: ignore[attr-defined]
+    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
 
 
-def answer_lines(
-    answer: Callable[[int, list[str]], Iterator[Said]], given: Input, output_file: Path | None, batch: int
-) -> None:
-    """One answer out for every line in. `answer` is given how many lines came before, and some lines."""
-    warned, begun = Warned(), time.monotonic()
-    is_file = isinstance(given, Path) and not is_stdin(given)
-    total = sum(1 for _ in input_lines(given)) if is_file and sys.stderr.isatty() and is_shown(INFO) else 0
-    bar = ProgressBar("answering", total=total, unit="lines", visible=total > 0)
-    with output_to(output_file) as sink, bar:
-        number = 0
-        for some in input_groups(given, batch):
-            for text, warnings in answer(number, some):
-                number += 1
-                print(text, file=sink)
-                warned.tell(number, warnings)
-            sink.flush()
-            bar.update(number)
-    say_counts(warned.lines)
-    log(f"{number:,} line{'s' * (number != 1)} in {time.monotonic() - begun:.1f} s", DETAIL)
-
-
-def given_lines(texts: Sequence[str] | None, input_file: Path | None) -> Input:
-    """Return the lines that stand on the command line, else the file, else stdin."""
-    if not texts:
-        return input_file
-    if input_file is not None:
-        raise UserError("text stands on the command line and --input names a file; leave one of them out")
-    for text in texts:
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise UserError(f"{text!r} is not text in UTF-8") from None
-        if len(text) < 256 and "\n" not in text and Path(text).is_file():
-            log(f"{text!r} is taken as text; --input {text} would read the file of that name", WARNING)
-    return [line for text in texts for line in text.split("\n")]
-
-
-def split_arguments(arguments: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """Return texts and settings.
-
-    A setting is one word, such as `search.beam=8`, that begins with a section. Those of other sections than search are
-    returned as well, and refused by whoever reads them; 'x = 5' and 'a.py=b' are texts.
-    """
-    texts: list[str] = []
-    settings: list[str] = []
-    for argument in arguments or []:
-        match = SETTING.fullmatch(argument)
-        section, name = match.groups() if match else ("", "")
-        if name in SearchSettings.model_fields and section not in Recipe.model_fields:
-            right = f"search.{name}={argument.partition('=')[2]}"
-            raise UserError(f"{argument!r} is not a setting of search; did you mean {right!r}?")
-        (settings if section in Recipe.model_fields else texts).append(argument)
-    return texts, settings
-
-
-class Warned:
-    """Says what there is to say of lines: the first few of each kind in full, then that others are only counted.
-
-    Of several processes each says its share of them.
-    """
-
-    def __init__(self, say: Callable[[str, int], None] = log, processes: int = 1) -> None:
-        self.say, self.few = say, max(FEW // processes, 1)
-        self.lines: Counter[str] = Counter()  # of each kind
-
-    def tell(self, number: int, warnings: Sequence[str]) -> None:
-        from dragoman.inference.postprocess import warning_kinds
-
-        self.lines.update(warning_kinds(warnings))
-        for warning in warnings:
-            if self.lines[warning_kinds([warning])[0]] <= self.few:
-                self.say(f"line {number}: {warning}", WARNING)
-        for kind in warning_kinds(warnings):
-            if self.lines[kind] == self.few + 1:
-                self.say(
-                    f"further lines {kind} are only counted; answers with --json have the warnings of every line",
-                    WARNING,
-                )
-
-
-def say_counts(warned: Counter[str]) -> None:
-    if warned:
-        log("; ".join(f"{count} line{'s' * (count > 1)} {what}" for what, count in warned.items()), WARNING)
-
-
-def one_line(text: str) -> str:
-    """A line break inside an answer would break the promise of one line out for one line in."""
-    return text.replace("\r", " ").replace("\n", " ")
+def read_fields(record: Any) -> list[inspect.Parameter]:
+    """Return the fields of a dataclass as keyword parameters."""
+    hints = get_type_hints(record, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name,
+            KEYWORD,
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=hints[field.name],
+        )
+        for field in fields(record)
+    ]

@@ -10,17 +10,16 @@ import shutil
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
 from dragoman.config.settings import TrainSettings
 from dragoman.errors import UserError
 from dragoman.hardware import best_precision, choose_device, hold_memory, make_current
+from dragoman.io import cache_folder
 from dragoman.process_group import ProcessGroup
 
 SWITCH = 1e-4  # seconds after which Python lets another thread run, if one wants to; it has 5e-3 by itself
-COMPILED = "~/.cache/dragoman/compiled"  # where the compiler finds what it made for an earlier run
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Choices:
             sys.setswitchinterval(SWITCH)
             make_current(torch.device(self.device))
         if self.compile:
-            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(COMPILED).expanduser()))
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
 
     def autocast(self) -> AbstractContextManager[object]:
         if self.precision == "float32":
