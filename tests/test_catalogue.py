@@ -79,12 +79,17 @@ def test_meanings_and_choices_stand_behind_the_settings() -> None:
     for words in (
         r"  norm: layer +# layer \| .*\| none; normalization",
         r"  tied: true +# one matrix for target",
-        r"  precision: auto +# auto \| float32 \| bf16$",
+        r"  precision: auto +# auto \| float32 \| bf16; ",
         r"  compile: auto +# auto \| true \| false",
         r"  warmup: 1000 +# steps$",
         r"  #   columns: \[0, 1\] +# of a TSV file",
     ):
         assert sum(bool(re.match(words, line)) for line in lines) == 1, words
+
+
+def test_every_setting_has_a_description() -> None:
+    rows = [row for settings in reference().values() for row in settings if row.name not in ("kind", "backbone")]
+    assert [row.path for row in rows if not row.meaning] == []
 
 
 def test_sections() -> None:

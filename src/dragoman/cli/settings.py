@@ -1,12 +1,10 @@
 """`dragoman settings`: every setting with its default, what else it may be and what it means, as a recipe in YAML.
 
-Nothing is listed here: defaults and meanings are read from the settings' own records, names from the menus.
+Nothing is listed here: defaults and descriptions come from the settings' records, choices from the registries.
 """
 
 from __future__ import annotations
 
-import inspect
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args, get_origin
 
@@ -23,8 +21,6 @@ from dragoman.training.consistency import CONSISTENCY
 from dragoman.training.distributed import PARALLEL
 from dragoman.training.loss import LOSSES
 from dragoman.training.optim import OPTIMIZERS, SCHEDULES
-
-COMMENT = re.compile(r"^    (\w+): .*  # (?!type:|noqa)(.+)$", re.MULTILINE)  # behind a field of a record
 
 
 def catalogue(sections: Sequence[str] = (), overrides: Sequence[str] = ()) -> str:
@@ -82,20 +78,13 @@ def menus(recipe: Recipe) -> dict[str, Menus]:
 
 def rows(section: str, record: Settings, menus: Menus) -> Iterator[Setting]:
     """Yield the settings of a record, those first that decide which others there are."""
-    meanings, fields = dict(commented(type(record))), type(record).model_fields
+    fields = type(record).model_fields
     values = sorted(
         record.model_dump(mode="json").items(), key=lambda item: item[0] not in ("kind", "backbone", "method")
     )
     for name, value in values:
         choices = list(menus.get(name, ())) or literals(fields[name].annotation)
-        yield Setting(section, name, value, choices, fields[name].description or meanings.get(name, ""))
-
-
-def commented(record: type[Settings]) -> Iterator[tuple[str, str]]:
-    """The comments behind the fields of a record and of those that it is made from, whose own come last."""
-    for each in reversed(record.__mro__):
-        if issubclass(each, Settings):
-            yield from COMMENT.findall(inspect.getsource(each))
+        yield Setting(section, name, value, choices, fields[name].description or "")
 
 
 def literals(kind: Any) -> list[str]:

@@ -113,25 +113,46 @@ class CorpusSettings(Settings):
     A language model takes plain text, or the targets of pairs.
     """
 
-    source: str = ""
-    target: str = ""
-    tsv: str = ""
-    jsonl: str = ""
-    dialogue: str = ""  # numbered turns, "3 what they say<tab>the answer"; all that was said so far is the source
-    text: str = ""  # of a language model
-    conllu: str = ""  # trees of the sources that are not empty, in order; for model.position=tree
-    part: Annotated[tuple[Share, Share], Listed] = (0.0, 1.0)  # of a text, by its characters: from here to there
-    columns: Annotated[tuple[Amount, Amount], Listed] = (0, 1)  # of a TSV file: source, target
-    keys: Annotated[tuple[str, str], Listed] = ("source", "target")  # of a JSONL file
-    references: Annotated[tuple[str, ...], Listed] = ()  # of a JSONL file to test on: keys of all right answers
-    where: Annotated[dict[str, str], BeforeValidator(_as_words)] = {}  # TSV column or JSONL key: the word it must hold
-    source_words: Amount = 0  # of a source, such as a long document, so many are read and the rest left out; 0: all
-    phrasebook: Amount = 0
-    split: str = ""  # of the phrasebook; by default the one that the recipe puts it under
-    seed: Seed = 1  # of the phrasebook
-    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0  # of 2.0: every pair twice an epoch; of 0.5: every other pair
-    reverse: bool = False  # what is called target here is read, and what is called source is said
-    tag: str = ""  # put before every source, such as de for what is to become German; a space between several
+    source: str = Field(default="", description="plain text file of sources, one sentence a line")
+    target: str = Field(default="", description="plain text file of targets, line by line with the source")
+    tsv: str = Field(default="", description="file of tab-separated columns")
+    jsonl: str = Field(default="", description="file with one JSON object a line")
+    dialogue: str = Field(
+        default="",
+        description='file of numbered turns, "3 a question<tab>the answer"; the source is the dialogue so far',
+    )
+    text: str = Field(default="", description="plain text file for a language model")
+    conllu: str = Field(
+        default="", description="dependency trees of the sources that are not empty, in order; for model.position=tree"
+    )
+    part: Annotated[tuple[Share, Share], Listed] = Field(
+        default=(0.0, 1.0), description="of a text, by its characters: from here to there"
+    )
+    columns: Annotated[tuple[Amount, Amount], Listed] = Field(
+        default=(0, 1), description="of a TSV file: source, target"
+    )
+    keys: Annotated[tuple[str, str], Listed] = Field(
+        default=("source", "target"), description="of a JSONL file: source, target"
+    )
+    references: Annotated[tuple[str, ...], Listed] = Field(
+        default=(), description="of a JSONL file to test on: keys of all reference translations"
+    )
+    where: Annotated[dict[str, str], BeforeValidator(_as_words)] = Field(
+        default={}, description="TSV column or JSONL key: the word it must hold"
+    )
+    source_words: Amount = Field(
+        default=0, description="read only so many words of each source, such as a long document; 0: all"
+    )
+    phrasebook: Amount = Field(default=0, description="pairs to generate from the built-in phrasebook; 0: none")
+    split: str = Field(default="", description="of the phrasebook; by default the one that the recipe puts it under")
+    seed: Seed = Field(default=1, description="of the phrasebook")
+    weight: Annotated[float, Field(gt=0, le=1000)] = Field(
+        default=1.0, description="2.0: every pair twice an epoch; 0.5: every other pair"
+    )
+    reverse: bool = Field(default=False, description="swap source and target")
+    tag: str = Field(
+        default="", description="put before every source, such as de for the target language; a space between several"
+    )
 
     @property
     def files(self) -> list[str]:
@@ -188,15 +209,25 @@ Corpora = Annotated[tuple[CorpusSettings, ...], Listed, BeforeValidator(_as_list
 
 
 class DataSettings(Settings):
-    train: Corpora = ()
-    dev: Corpora = ()
-    test: Corpora = ()  # what `dragoman evaluate RUN` scores, each corpus by itself
-    metrics: Annotated[tuple[MetricName, ...], Listed] = ()  # that it counts; by default those of the task
-    direction: str = "en-de"  # of the phrasebook
-    both_ways: bool = False  # every pair of train is learned in the other direction too: to begin another run with
-    documents: Literal["file", "line"] = "file"  # of a language model: each file is one text, or each line
-    max_length: Count = 512  # tokens on either side; longer pairs are left out of training, counted and said
-    cache: str = "~/.cache/dragoman"  # token ids, once per corpus and tokenizer
+    train: Corpora = Field(default=(), description="corpora to train on")
+    dev: Corpora = Field(default=(), description="corpora to validate on")
+    test: Corpora = Field(default=(), description="corpora that `dragoman evaluate RUN` scores, each by itself")
+    metrics: Annotated[tuple[MetricName, ...], Listed] = Field(
+        default=(), description="metrics of evaluation; by default those of the task"
+    )
+    direction: str = Field(default="en-de", description="of the phrasebook")
+    both_ways: bool = Field(
+        default=False, description="train on every pair in both directions, as a start for another run"
+    )
+    documents: Literal["file", "line"] = Field(
+        default="file", description="of a language model: each file is one text, or each line"
+    )
+    max_length: Count = Field(
+        default=512, description="tokens on either side; longer pairs are left out of training and counted"
+    )
+    cache: str = Field(
+        default="~/.cache/dragoman", description="folder for token ids, kept once per corpus and tokenizer"
+    )
 
     def check(self) -> None:
         """Refuse corpora that name no files, or files and options that do not go together."""
@@ -230,87 +261,144 @@ class DataSettings(Settings):
 
 
 class TokenizerSettings(Settings):
-    kind: str = "bpe"
-    size: Annotated[int, Field(ge=8, le=1_000_000)] = 8000  # pieces; at most so many words or characters
-    joint: bool = True  # one vocabulary for both sides
-    target_kind: str = ""  # of the target side, where the vocabularies are two; by default as the source side
-    target_size: Annotated[int, Field(ge=0, le=1_000_000)] = 0  # likewise; 0: as the source side
-    byte_fallback: bool = True  # what no piece covers is spelt in bytes, so that nothing is lost
-    sampling: Fraction = 0.0  # bpe: chance of skipping a merge; unigram: spread of the samples; at training only
+    kind: str = Field(default="bpe", description="algorithm of the vocabulary")
+    size: Annotated[int, Field(ge=8, le=1_000_000)] = Field(
+        default=8000, description="of the vocabulary: subwords, or at most so many words or characters"
+    )
+    joint: bool = Field(default=True, description="one vocabulary for both sides")
+    target_kind: str = Field(
+        default="", description="of the target side, if there are two vocabularies; by default as the source side"
+    )
+    target_size: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
+        default=0, description="likewise; 0: as the source side"
+    )
+    byte_fallback: bool = Field(
+        default=True, description="spell in bytes what no subword covers, so that nothing is lost"
+    )
+    sampling: Fraction = Field(
+        default=0.0,
+        description="bpe: probability of skipping a merge; unigram: spread of the samples; at training only",
+    )
 
 
 class SampleSettings(Settings):
     """How the next token is drawn; each name stands on the menu FILTERS of decoding/sampling.py."""
 
-    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0  # below 1: likely tokens become likelier; 0: the likeliest
-    top_k: Amount = 0  # only from the so many likeliest; 0: from all
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # only from the likeliest that together have this probability
+    temperature: Annotated[float, Field(ge=0, le=100)] = Field(
+        default=1.0, description="below 1: likely tokens become likelier; 0: the likeliest"
+    )
+    top_k: Amount = Field(default=0, description="sample from the so many likeliest tokens; 0: from all")
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0, description="sample from the likeliest tokens that together have this probability"
+    )
 
 
 class SearchSettings(SampleSettings):
     """How answers are looked for. What is drawn at random is for the methods sample and mbr."""
 
-    method: str = "beam"
-    beam: Annotated[int, Field(ge=1, le=1000)] = 4  # prefixes that are followed; 1 is greedy
-    nbest: Annotated[int, Field(ge=1, le=1000)] = 1  # answers to each line
-    length_norm: str = "length"  # score = logp / length ** length_penalty, and so on
-    length_penalty: Annotated[float, Field(ge=0, le=10)] = 1.0
-    coverage: Annotated[float, Field(ge=0, le=100)] = 0.0  # added to a score: so many times the logs of looks missed
-    stop: str = "enough"  # when a beam is done
-    no_repeat: Annotated[int, Field(ge=0, le=1000)] = 0  # no run of so many tokens is said twice; 0 is off
-    min_ratio: Annotated[float, Field(ge=0, le=100)] = 0.0  # answer tokens >= min_ratio * source tokens
-    max_ratio: Annotated[float, Field(gt=0, le=100)] = 2.0  # answer tokens <= max_ratio * source tokens + max_extra
-    max_extra: Annotated[int, Field(ge=0, le=10_000)] = 16
-    seed: Seed = 1  # of what is drawn, with the text of the line
-    samples: Annotated[int, Field(ge=1, le=10_000)] = 32  # mbr: answers drawn; the one most like the others wins
-    candidates: Literal["samples", "beam"] = "samples"  # mbr: where they come from
-    metric: str = "chrf"  # mbr: what "like" means
-    groups: Annotated[int, Field(ge=1, le=1000)] = 4  # diverse: parts of the beam that keep off each other's words
-    diversity: Annotated[float, Field(ge=0, le=100)] = 0.5  # diverse: what a word costs that another has just said
-    unknown: str = "drop"  # of a word vocabulary: what becomes of <unk>
-    scores: bool = True  # are wanted; without, an engine may leave them out (nan) where that is faster
+    method: str = Field(default="beam", description="decoding method")
+    beam: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=4, description="hypotheses kept at each step; 1 is greedy"
+    )
+    nbest: Annotated[int, Field(ge=1, le=1000)] = Field(default=1, description="hypotheses returned for each line")
+    length_norm: str = Field(default="length", description="score = logp / length ** length_penalty, and so on")
+    length_penalty: Annotated[float, Field(ge=0, le=10)] = Field(
+        default=1.0, description="exponent of the length normalization"
+    )
+    coverage: Annotated[float, Field(ge=0, le=100)] = Field(
+        default=0.0, description="weight of the coverage penalty (Wu et al., 2016)"
+    )
+    stop: str = Field(default="enough", description="when a beam is done")
+    no_repeat: Annotated[int, Field(ge=0, le=1000)] = Field(
+        default=0, description="no n-gram of so many tokens is repeated; 0 is off"
+    )
+    min_ratio: Annotated[float, Field(ge=0, le=100)] = Field(
+        default=0.0, description="output tokens >= min_ratio * source tokens"
+    )
+    max_ratio: Annotated[float, Field(gt=0, le=100)] = Field(
+        default=2.0, description="output tokens <= max_ratio * source tokens + max_extra"
+    )
+    max_extra: Annotated[int, Field(ge=0, le=10_000)] = Field(default=16, description="see max_ratio")
+    seed: Seed = Field(default=1, description="of sampling, together with the text of the line")
+    samples: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        default=32, description="mbr: hypotheses sampled; the one most similar to the others wins"
+    )
+    candidates: Literal["samples", "beam"] = Field(default="samples", description="mbr: where the candidates come from")
+    metric: str = Field(default="chrf", description="mbr: measure of similarity")
+    groups: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=4, description="diverse: parts of the beam that avoid each other's tokens"
+    )
+    diversity: Annotated[float, Field(ge=0, le=100)] = Field(
+        default=0.5, description="diverse: penalty of a token that another group has just chosen"
+    )
+    unknown: str = Field(default="drop", description="of a word vocabulary: what becomes of <unk>")
+    scores: bool = Field(
+        default=True, description="compute scores; if false, an engine may leave them out (nan) where that is faster"
+    )
 
 
 LIMITS = ("steps", "epochs", "minutes", "flops")  # of a training run, in TrainSettings
 
 
 class TrainSettings(Settings):
-    seed: Seed = 1
-    steps: Amount = 100_000  # limits: whichever comes first; 0 is no limit
-    epochs: Amount = 0
-    minutes: Annotated[float, Field(ge=0)] = 0.0
-    flops: Annotated[float, Field(ge=0)] = 0.0  # such as 1e15: operations, as models/flops.py counts them
-    tokens: Annotated[int, Field(ge=64, le=10_000_000)] = 8192  # of one batch, on the longer side, padding included
-    accumulate: Annotated[int, Field(ge=1, le=10_000)] = 1  # batches to one step
-    lr: Positive = 5e-4  # the peak
-    warmup: Amount = 1000  # steps
-    optimizer: str = "adamw"
-    beta2: Fraction = 0.98
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    schedule: str = "inverse_sqrt"
-    label_smoothing: Fraction = 0.1
-    loss: str = "chunked"  # how it is computed: the fast way, or the plain one to read and compare
-    consistency: str = "none"  # every batch goes through twice, and both passes are to say the same
-    consistency_weight: Positive = 1.0  # of how far they are apart, beside the loss
-    cut: Fraction = 0.05  # simcut: of the tokens, hidden from the second pass
-    clip: Annotated[float, Field(ge=0)] = 1.0  # of the gradient's norm; 0 is off
-    precision: Literal["auto", "float32", "bf16"] = "auto"
-    device: str = "auto"  # auto, cpu, cuda, cuda:1, ...
-    compile: Literal["auto"] | bool = "auto"
-    threads: Annotated[int, Field(ge=0, le=1024)] = 0  # 0: as PyTorch finds best
-    parallel: str = "ddp"  # under torchrun each process holds the whole model, or a part of it
-    timeout: Annotated[float, Field(gt=0, le=100_000)] = 30.0  # minutes that processes wait for each other
-    ema: Fraction = 0.0  # decay of the running mean of weights; 0 is off
-    average: Amount = 0  # the model is the mean of this many best checkpoints; 0 or 1: the best one
-    keep: Count = 3  # best checkpoints kept, beside the last
-    validate_every: Amount = 1000  # steps; 0 is only at the end
-    validate_lines: Amount = 500  # dev pairs that are translated and scored; 0: by loss alone
-    metric: MetricName = "auto"  # what "best" means: loss, a metric, or the first of data.metrics, else the task's own
-    patience: Amount = 0  # validations without a better one before stopping; 0 is off
-    save_every: Count = 1000  # steps
-    log_every: Count = 50  # steps
-    tensorboard: bool = False  # curves in RUN/tensorboard, beside metrics.jsonl
-    freeze: Annotated[tuple[str, ...], Listed] = ()  # names of parameters to leave as they are, such as encoder.*
+    seed: Seed = Field(default=1, description="of all randomness in training")
+    steps: Amount = Field(default=100_000, description="limits: whichever comes first; 0 is no limit")
+    epochs: Amount = Field(default=0, description="limit; 0 is none")
+    minutes: Annotated[float, Field(ge=0)] = Field(default=0.0, description="limit; 0 is none")
+    flops: Annotated[float, Field(ge=0)] = Field(
+        default=0.0,
+        description="limit, such as 1e15: floating-point operations, as models/flops.py counts them; 0 is none",
+    )
+    tokens: Annotated[int, Field(ge=64, le=10_000_000)] = Field(
+        default=8192, description="of one batch, on the longer side, padding included"
+    )
+    accumulate: Annotated[int, Field(ge=1, le=10_000)] = Field(default=1, description="batches per optimizer step")
+    lr: Positive = Field(default=5e-4, description="peak learning rate")
+    warmup: Amount = Field(default=1000, description="steps")
+    optimizer: str = Field(default="adamw", description="update rule")
+    beta2: Fraction = Field(default=0.98, description="decay of the running mean of squared gradients")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.0, description="of the optimizer")
+    schedule: str = Field(default="inverse_sqrt", description="of the learning rate after warmup")
+    label_smoothing: Fraction = Field(default=0.1, description="probability mass spread over the vocabulary")
+    loss: str = Field(
+        default="chunked", description="how it is computed: the fast way, or the reference implementation"
+    )
+    consistency: str = Field(default="none", description="run every batch twice and train both passes to agree")
+    consistency_weight: Positive = Field(
+        default=1.0, description="of the divergence of the two passes, beside the loss"
+    )
+    cut: Fraction = Field(default=0.05, description="simcut: share of tokens hidden from the second pass")
+    clip: Annotated[float, Field(ge=0)] = Field(default=1.0, description="maximum norm of the gradient; 0 is off")
+    precision: Literal["auto", "float32", "bf16"] = Field(default="auto", description="of matrix products in training")
+    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, ...")
+    compile: Literal["auto"] | bool = Field(default="auto", description="use torch.compile")
+    threads: Annotated[int, Field(ge=0, le=1024)] = Field(default=0, description="0: as PyTorch finds best")
+    parallel: str = Field(
+        default="ddp", description="under torchrun, each process holds the full model or a shard of it"
+    )
+    timeout: Annotated[float, Field(gt=0, le=100_000)] = Field(
+        default=30.0, description="minutes that processes wait for each other"
+    )
+    ema: Fraction = Field(default=0.0, description="decay of the exponential moving average of the weights; 0 is off")
+    average: Amount = Field(
+        default=0, description="the model is the mean of this many best checkpoints; 0 or 1: the best one"
+    )
+    keep: Count = Field(default=3, description="best checkpoints kept, beside the last")
+    validate_every: Amount = Field(default=1000, description="steps; 0 is only at the end")
+    validate_lines: Amount = Field(
+        default=500, description="dev pairs that are translated and scored; 0: only the loss"
+    )
+    metric: MetricName = Field(
+        default="auto",
+        description="ranks checkpoints: loss, a metric, or auto: the first of data.metrics, else the task's own",
+    )
+    patience: Amount = Field(default=0, description="validations without improvement before stopping; 0 is off")
+    save_every: Count = Field(default=1000, description="steps")
+    log_every: Count = Field(default=50, description="steps")
+    tensorboard: bool = Field(default=False, description="write curves to RUN/tensorboard, beside metrics.jsonl")
+    freeze: Annotated[tuple[str, ...], Listed] = Field(
+        default=(), description="names of parameters that are not trained, such as encoder.*"
+    )
 
     @property
     def limit(self) -> str:
