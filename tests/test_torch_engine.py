@@ -203,7 +203,7 @@ def test_slots_in_place_find_what_a_lone_search_finds(
     with workers(1):
         for _ in range(2):  # the second time in the same slots
             found = ours.search(jobs, search)
-            assert flow.GpuScheduler in ours.flows
+            assert flow.GpuScheduler in ours.schedulers
             for answers, wanted in zip(found, expected, strict=True):
                 close(answers, wanted, 1e-3)
 
@@ -219,10 +219,10 @@ def test_with_little_memory_few_are_answered_at_a_time(monkeypatch: Any) -> None
         ours = engine(model)
         with workers(1):
             found.append(ours.search([*jobs, Job([5] * 40, 100)], search))
-        gpu = ours.flows[flow.GpuScheduler]
+        gpu = ours.schedulers[flow.GpuScheduler]
         assert isinstance(gpu, flow.GpuScheduler)
         few = memory == 1 << 21
         assert gpu.held <= 4 * gpu.share if few else len(gpu.pools) > 1
-        assert (max(len(slots.taken_B) for slots in gpu.pools.values()) < 32) is few
+        assert (max(len(slots.is_free) for slots in gpu.pools.values()) < 32) is few
     for one, other in zip(*found, strict=True):
         close(one, other)

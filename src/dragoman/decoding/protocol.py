@@ -1,20 +1,16 @@
-"""Search needs three verbs of a model; it never asks what kind of model it is.
+"""What search needs from a model, and the small types that all decoding methods share.
 
     state = model.start(source_BS, keep_BS)          # one row per sentence
     logp_NV, state = model.step(token_N, state)      # one token in, log-probabilities of the next one out
     state = state.select(rows_N)                     # keep these rows, in this order
 
-Shapes   B sentences   S source width   N rows being searched   V vocabulary   T answer length
+Search never asks what kind of model it has; an `Ensemble` implements the same protocol.
 
-What a log-probability is divided by, so that long answers are not worse for being long.
+`LENGTH_NORMS` are tables of what a log-probability is divided by, so that long hypotheses are not worse for being long:
+a divisor for every length from 0 to `longest`, EOS counted, none below 1 and none below the one before it (the stop
+rules rely on that). They are tables because a power computed inside the search may round differently per batch.
 
-Each entry of the menu gives a table: a divisor for every length from 0 to `longest`, the end mark counted, none of them
-below 1 and none below the one before it (the stop rules lean on that). A table, because a power computed inside the
-search may round differently from one batch to the next.
-
-Several models as one: what each holds likely, averaged. Search does not notice.
-
-Shapes   B sentences   S source width   N rows   V vocabulary   M models
+Shapes   B sentences   S source width   N rows being searched   V vocabulary   T target length
 """
 
 from __future__ import annotations
@@ -30,14 +26,14 @@ from torch import Tensor
 from dragoman.errors import UserError
 from dragoman.types import BOS, PAD
 
-NEVER = float("-inf")  # the log-probability of what cannot be
+NEVER = float("-inf")  # the log-probability of what is impossible
 
 
 class SearchState(Protocol):
-    """What a model remembers of the prefixes it has read, one row each."""
+    """What a model keeps of the prefixes it has read, one row each."""
 
     def select(self, rows_N: Tensor) -> Self:
-        """The state of these rows, in this order. Rows may repeat, and there may be more or fewer than before."""
+        """Return the state of these rows, in this order. Rows may repeat, and their number may change."""
         ...
 
 
@@ -45,24 +41,23 @@ S = TypeVar("S", bound=SearchState)
 
 
 class StepModel(Protocol[S]):
-    """Anything that can say how likely each next token is."""
+    """A model that predicts one token at a time."""
 
     def start(self, source_BS: Tensor, keep_BS: Tensor) -> S:
-        """Read the sources; `keep_BS` is True where a token stands. The answers are still empty."""
+        """Read the sources and return the state of empty prefixes; `keep_BS` is False at padding."""
         ...
 
     def step(self, token_N: Tensor, state: S) -> tuple[Tensor, S]:
-        """Append one token to every prefix (BOS comes first); log-probabilities (N, V), none above 0, come out."""
+        """Append one token to every prefix, BOS first; return log-probabilities, none above 0, and the new state."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """One answer, without begin and end marks.
+    """One hypothesis, without BOS and EOS.
 
-    `logp` is the sum over its tokens, the end mark among them; `score` is logp / length ** alpha, where length
-    counts the end mark. `finished` is False when there is no end mark, because the answer was cut: it had reached
-    its limit, or the model held every continuation to be impossible.
+    `logp` is the sum over its tokens and EOS; `score` is logp / length ** alpha, where length counts EOS. `finished`
+    is False if it has no EOS, because it reached its limit or the model gave no continuation any probability.
     """
 
     tokens: list[int]
@@ -72,58 +67,52 @@ class SearchResult:
 
 
 class Prefix(NamedTuple):
-    """What the rows of a search have said so far: the first `length` tokens of each; what stands behind is no matter.
+    """The tokens of the rows so far: the first `length` of each are valid.
 
-    A sentence's rows stand together, and sentences in the order they came.
+    Rows of one sentence are adjacent, and sentences keep their order.
     """
 
     token_NT: Tensor
     length_N: Tensor
 
 
-Rule = Callable[[Tensor, Prefix], Tensor]  # log-probabilities_NV in, the same out with NEVER where it forbids
+Rule = Callable[[Tensor, Prefix], Tensor]  # returns log-probabilities_NV with NEVER where it forbids a token
 
 
 def apply_rules(logp_NV: Tensor, prefix: Prefix, rules: Sequence[Rule]) -> Tensor:
+    """Apply the rules one after the other."""
     for rule in rules:
         logp_NV = rule(logp_NV, prefix)
     return logp_NV
 
 
-def forbid_pad_and_bos(logp_NV: Tensor) -> Tensor:
-    """PAD and BOS never: written into the log-probabilities, which nobody else needs any more."""
-    logp_NV = logp_NV.float()
-    logp_NV[:, PAD] = NEVER
-    logp_NV[:, BOS] = NEVER
-    return logp_NV
-
-
 def sanitize_logp(logp_NV: Tensor) -> Tensor:
-    """The log-probabilities that search goes by: PAD and BOS never; NaN and +inf, marks of a broken model, never.
+    """Forbid PAD and BOS, and NaN and +inf, which only a broken model returns.
 
-    What is left is not rescaled, so that a score stays the model's own.
+    The rest is not rescaled, so that scores stay the model's own.
     """
-    legal_NV = torch.nan_to_num(logp_NV.float(), nan=NEVER, posinf=NEVER, neginf=NEVER)
-    legal_NV[:, PAD] = NEVER
-    legal_NV[:, BOS] = NEVER
-    return legal_NV
+    clean_NV = torch.nan_to_num(logp_NV.float(), nan=NEVER, posinf=NEVER, neginf=NEVER)
+    clean_NV[:, PAD] = NEVER
+    clean_NV[:, BOS] = NEVER
+    return clean_NV
 
 
 def divide_by_length(longest: int, alpha: float) -> Tensor:
-    """length ** alpha: with 1, the mean log-probability of a token."""
-    return torch.tensor([float(max(length, 1)) ** checked(alpha) for length in range(longest + 1)])
+    """Return length ** alpha: with 1, scores are mean log-probabilities."""
+    return torch.tensor([float(max(length, 1)) ** check_alpha(alpha) for length in range(longest + 1)])
 
 
 def divide_by_gnmt(longest: int, alpha: float) -> Tensor:
-    """((5 + length) / 6) ** alpha, which is kinder to short answers (Wu 2016)."""
-    return torch.tensor([((5.0 + max(length, 1)) / 6.0) ** checked(alpha) for length in range(longest + 1)])
+    """Return ((5 + length) / 6) ** alpha, which is milder on short hypotheses (Wu 2016)."""
+    return torch.tensor([((5.0 + max(length, 1)) / 6.0) ** check_alpha(alpha) for length in range(longest + 1)])
 
 
-def divide_by_one(longest: int, alpha: float) -> Tensor:  # noqa: ARG001 - the menu's shape
+def divide_by_one(longest: int, alpha: float) -> Tensor:  # noqa: ARG001 - the registry's signature
+    """Return ones: the score is the log-probability."""
     return torch.ones(longest + 1)
 
 
-def checked(alpha: float) -> float:
+def check_alpha(alpha: float) -> float:
     if not alpha >= 0:
         raise UserError(f"the length penalty must be 0 or more, got {alpha}")
     return alpha
@@ -138,7 +127,7 @@ LENGTH_NORMS: dict[str, Callable[[int, float], Tensor]] = {
 
 @dataclass(frozen=True)
 class EnsembleState:
-    """The state of each model; what is asked of one is asked of all."""
+    """The states of all models."""
 
     each: tuple[Any, ...]
 
@@ -159,12 +148,12 @@ class EnsembleState:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Models that share a vocabulary. `more` are grids that they take beside the sources, such as trees."""
+    """Models that share a vocabulary, averaged. `features` are what they read beside the sources, such as trees."""
 
     models: Sequence[StepModel[Any]]
 
-    def start(self, source_BS: Tensor, keep_BS: Tensor, *more: Tensor) -> EnsembleState:
-        return EnsembleState(tuple(model.start(source_BS, keep_BS, *more) for model in self.models))
+    def start(self, source_BS: Tensor, keep_BS: Tensor, *features: Tensor) -> EnsembleState:
+        return EnsembleState(tuple(model.start(source_BS, keep_BS, *features) for model in self.models))
 
     def step(self, token_N: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:
         stepped = [model.step(token_N, one) for model, one in zip(self.models, state.each, strict=True)]
@@ -172,5 +161,5 @@ class Ensemble:
 
 
 def mean_logp(logps: Sequence[Tensor]) -> Tensor:
-    """The logarithm of the mean probability: one model that is sure can outvote several that are not."""
+    """Return the log of the mean probability: one confident model can outvote several unsure ones."""
     return (torch.stack([logp.float() for logp in logps]).logsumexp(0) - math.log(len(logps))).clamp(max=0)

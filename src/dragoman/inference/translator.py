@@ -454,12 +454,12 @@ def find_certain_prefix(beams: BeamState) -> list[int]:
 
     They are the common prefix of all active hypotheses and the best finished one.
     """
-    live, whole = beams.live, beams.whole
-    length = int(live.length_B[0])
-    rows = zip(live.token_BWT[0].tolist(), live.logp_BW[0].tolist())
+    active, finished = beams.active, beams.finished
+    length = int(active.length_B[0])
+    rows = zip(active.token_BWT[0].tolist(), active.logp_BW[0].tolist())
     candidates = [tokens[:length] for tokens, logp in rows if logp > NEVER]
-    if float(whole.score_BW[0, 0]) > NEVER:
-        candidates.append(whole.token_BWT[0, 0, : int(whole.length_BW[0, 0]) - 1].tolist())
+    if float(finished.score_BW[0, 0]) > NEVER:
+        candidates.append(finished.token_BWT[0, 0, : int(finished.length_BW[0, 0]) - 1].tolist())
     same = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*candidates))
     return [tokens[0] for tokens in same]
 

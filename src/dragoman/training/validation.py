@@ -144,7 +144,7 @@ class Validator:
     def translations(self, model: Model) -> tuple[list[str], list[list[str]]]:
         """Translate the first lines of each corpus of dev; return the translations and the references."""
         pairs, tokenizers = list(chain.from_iterable(self.prepared.asked.values())), self.prepared.tokenizers
-        engine = self.engine or TorchEngine(model, self.device, tokenizers.target.decode)
+        engine = self.engine or TorchEngine(cast(Seq2Seq, model), self.device, tokenizers.target.decode)
         if self.choices.capture:
             self.engine = engine  # its CUDA graphs serve all later validations
         about = (tokenizers, self.recipe, self.prepared.longest, self.device)

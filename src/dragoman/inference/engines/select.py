@@ -20,13 +20,13 @@ from dragoman.errors import UserError
 from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.ctranslate2 import CTranslate2Engine, import_ctranslate2
 from dragoman.inference.engines.torch import TorchEngine, prepare_model
-from dragoman.models.base import Model
+from dragoman.models.base import Seq2Seq
 
 
 class EngineParts(NamedTuple):
     """What engines are made of."""
 
-    model: Model
+    model: Seq2Seq
     tokenizers: Tokenizers
     device: torch.device
     cache: Path
