@@ -1,9 +1,9 @@
-"""Minimum Bayes risk: of many answers, the one that is most like all the others.
+"""Minimum Bayes risk decoding: of many hypotheses, choose the one that is most similar to all the others.
 
-The likeliest answer can be an odd one out; the answer that the others agree with seldom is. "Like" is a metric between
-two sentences, computed between all pairs at once from counts of n-grams.
+The likeliest hypothesis can be an outlier; one that the others agree with seldom is. Similarity is a metric between two
+sentences, computed for all pairs at once from n-gram counts.
 
-Shapes   H answers   F different n-grams   n an order
+Shapes   H hypotheses   F different n-grams   n an order
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from dragoman.decoding.protocol import SearchResult
 
 Floats = NDArray[np.float64]
 CHRF_ORDER, BLEU_ORDER = 6, 4  # orders of n-grams
-CHRF_BETA = 2.0  # chrF: recall counts so many times as much as precision
+CHRF_BETA = 2.0  # weight of recall against precision
 
 
 def rank_by_agreement(
     found: Sequence[SearchResult], texts: Sequence[str], weights: Sequence[float], metric: str
 ) -> list[SearchResult]:
-    """The answers by how much they are like the others, each of which counts by its weight; equal texts once.
+    """Rank hypotheses by their weighted mean similarity to all others; of equal texts only the first stays.
 
-    The score of an answer becomes its likeness to a whole of 1.
+    The similarity, from 0 to 1, becomes the score.
     """
     if not found:
         return []
-    likeness_HH = pick(MBR_METRICS, metric, "metric of mbr")(texts)
-    share_H = np.array(weights, dtype=np.float64)
-    gain_H = (likeness_HH @ (share_H / share_H.sum())).tolist()
+    similarity_HH = pick(MBR_METRICS, metric, "metric of mbr")(texts)
+    weight_H = np.array(weights, dtype=np.float64)
+    gain_H = (similarity_HH @ (weight_H / weight_H.sum())).tolist()
     first: dict[str, SearchResult] = {}
     for text, one, gain in zip(texts, found, gain_H, strict=True):
         first.setdefault(text, replace(one, score=gain))
@@ -41,17 +41,17 @@ def rank_by_agreement(
 
 
 def count_ngrams(items: Sequence[Sequence[str]]) -> Floats:
-    """How often each answer holds each n-gram: count_HF."""
+    """Return how often each hypothesis has each n-gram: count_HF."""
     number: dict[str, int] = {}
-    places = [[number.setdefault(item, len(number)) for item in some] for some in items]
+    indices = [[number.setdefault(item, len(number)) for item in some] for some in items]
     count_HF = np.zeros((len(items), len(number)))
-    for row, some in enumerate(places):
+    for row, some in enumerate(indices):
         np.add.at(count_HF[row], some, 1)
     return count_HF
 
 
 def count_matches(count_HF: Floats) -> Floats:
-    """How many n-grams each two answers share, as often as both have them: match_HH."""
+    """Return how many n-grams each pair of hypotheses shares, with multiplicity: match_HH."""
     match_HH = np.empty((len(count_HF), len(count_HF)))
     for row, count_F in enumerate(count_HF):
         there_F = count_F > 0
@@ -60,7 +60,7 @@ def count_matches(count_HF: Floats) -> Floats:
 
 
 def pairwise_chrf(texts: Sequence[str]) -> Floats:
-    """chrF of each answer (row) with each other as its reference (column), as sacreBLEU counts it, from 0 to 1.
+    """Return chrF of each hypothesis (row) against each other as its reference (column), as in sacreBLEU, from 0 to 1.
 
     Precision and recall are means over the orders that both have.
     """
@@ -81,20 +81,20 @@ def pairwise_chrf(texts: Sequence[str]) -> Floats:
 
 
 def pairwise_bleu(texts: Sequence[str]) -> Floats:
-    """Sentence BLEU likewise, as sacreBLEU counts it: words and marks apart, orders of no match halved in turn."""
+    """Return sentence BLEU likewise, as in sacreBLEU: 13a tokens, exponential smoothing of orders without a match."""
     from sacrebleu.metrics.bleu import BLEU
 
-    cut = BLEU(tokenize="13a").tokenizer
-    words = [cut(text.rstrip()).split() for text in texts]
+    tokenize = BLEU(tokenize="13a").tokenizer
+    words = [tokenize(text.rstrip()).split() for text in texts]
     length_H = np.array([len(some) for some in words], dtype=np.float64)
     H = len(texts)
-    logs_HH, orders_HH, halved_HH, any_HH = np.zeros((H, H)), np.zeros((H, H)), np.ones((H, H)), np.zeros((H, H))
+    logs_HH, orders_HH, smooth_HH, any_HH = np.zeros((H, H)), np.zeros((H, H)), np.ones((H, H)), np.zeros((H, H))
     for n in range(1, BLEU_ORDER + 1):
         count_HF = count_ngrams([["\0".join(some[i : i + n]) for i in range(len(some) - n + 1)] for some in words])
         total_H1, match_HH = count_HF.sum(1)[:, None], count_matches(count_HF)
         there_HH = np.broadcast_to(total_H1 > 0, (H, H))
-        halved_HH = np.where(match_HH > 0, halved_HH, halved_HH / 2)
-        precision_HH = np.where(match_HH > 0, match_HH, halved_HH) / np.maximum(total_H1, 1)
+        smooth_HH = np.where(match_HH > 0, smooth_HH, smooth_HH / 2)
+        precision_HH = np.where(match_HH > 0, match_HH, smooth_HH) / np.maximum(total_H1, 1)
         logs_HH = logs_HH + np.where(there_HH, np.log(precision_HH), 0)
         orders_HH = orders_HH + there_HH
         any_HH = any_HH + match_HH

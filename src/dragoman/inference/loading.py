@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -123,7 +123,8 @@ def open_run(run: str | Path, *, device: str = "auto") -> LoadedRun:
 def open_engine(name: str, loaded: LoadedRun | Translator) -> Engine:
     """Return an engine for a model. Converted models go to the user's cache, not to the folder that the run's
     data.cache names: a run may come from anybody and must not decide where files are written."""
-    return make_engine(name, EngineParts(loaded.model, loaded.tokenizers, loaded.device, cache_folder()))
+    model = cast(Seq2Seq, loaded.model)
+    return make_engine(name, EngineParts(model, loaded.tokenizers, loaded.device, cache_folder()))
 
 
 def read_header(header: Mapping[str, str], path: Path) -> tuple[int, PairStatistics | None]:

@@ -189,7 +189,7 @@ class Translator(Predictor[Seq2Seq]):
                 for index, request in enumerate(requests)
                 for segment in self.make_segments(request, options, ids[index], trees[index] if trees else None, index)
             ]
-            results = self.engine.each([segment.job for segment in segments], widen_nbest(options.search))
+            results = self.engine.iter_results([segment.job for segment in segments], widen_nbest(options.search))
             hypotheses = self.make_hypotheses(segments, results, options)
         return merge_segments(len(requests), segments, hypotheses, options.search.nbest)
 
@@ -226,7 +226,7 @@ class Translator(Predictor[Seq2Seq]):
                 request = engine.request([segment.job], round_to_bucket(len(segment.job.ids) + 1), search)
                 results: Iterable[tuple[int, list[SearchResult]]] = [(0, decode(replace(request, watch=observe))[0])]
             else:
-                results = engine.each([segment.job], widen_nbest(search))
+                results = engine.iter_results([segment.job], widen_nbest(search))
             return self.make_hypotheses([segment], results, options)[0][0]
 
     def score(

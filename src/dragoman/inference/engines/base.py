@@ -1,4 +1,4 @@
-"""What finds answers: the same question to every engine, whatever runs underneath."""
+"""The interface of all engines."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from dragoman.decoding.request import Job
 T = TypeVar("T")
 
 
-def in_order(found: Iterable[tuple[int, T]]) -> list[T]:
-    """What came by its number, by number."""
+def sort_by_number(found: Iterable[tuple[int, T]]) -> list[T]:
+    """Sort numbered results by their number, and return them without it."""
     return [each for _, each in sorted(found, key=itemgetter(0))]
 
 
 class Engine(Protocol):
+    """Decode jobs with a model, whatever library runs it."""
+
     def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
-        """For every job up to `search.nbest` different answers, best first."""
+        """Return up to `search.nbest` different results per job, best first."""
         ...
 
-    def each(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
-        """The same by the numbers of the jobs, in any order: an engine that has some sooner than others gives those
-        first, and goes on while they are looked at."""
+    def iter_results(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
+        """Yield the results of each job with its number, in any order, so that callers can process the first ones
+        while an asynchronous engine computes the others."""
         yield from enumerate(self.search(jobs, search))

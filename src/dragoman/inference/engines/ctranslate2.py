@@ -31,7 +31,7 @@ from dragoman.decoding.protocol import SearchResult
 from dragoman.decoding.request import Job
 from dragoman.errors import UserError
 from dragoman.hardware import cpu_features
-from dragoman.inference.engines.base import Engine, in_order
+from dragoman.inference.engines.base import Engine, sort_by_number
 from dragoman.inference.engines.formats import (
     Holds,
     check_holds,
@@ -344,9 +344,9 @@ class CTranslate2Engine(Engine):
 
     def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
         """For every job up to `nbest` answers, best first; an empty source has an empty answer."""
-        return in_order(self.each(jobs, search))
+        return sort_by_number(self.iter_results(jobs, search))
 
-    def each(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
+    def iter_results(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
         """A batch is asked with the highest limit in it. What came to its end within its own limit is what that limit
         would have given: it is the best of all that end by then. The others are asked again, each with its own.
         """

@@ -1,8 +1,8 @@
-"""Which engine answers: the one that was asked for by name; `auto` is PyTorch in float32.
+"""Engines by name; `auto` is PyTorch in float32.
 
-`auto` depends on nothing but its name, so the same line has the same translation at every batch size, in any order, and
-whatever ran before. CTranslate2 is not: its rounding depends on the other sentences in the batch. Engines in less
-than float32 lose precision. So both are used only where they are named (docs/decisions/0014-auto-is-torch.md).
+`auto` depends on nothing else, so a line has the same translation at every batch size, in any order, and whatever ran
+before. That is not true of CTranslate2, whose rounding depends on the other sentences in the batch, and engines in less
+than float32 lose precision. Both are used only where they are named (docs/decisions/0014-auto-is-torch.md).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dragoman.models.base import Seq2Seq
 
 
 class EngineParts(NamedTuple):
-    """What engines are made of."""
+    """What an engine is made of."""
 
     model: Seq2Seq
     tokenizers: Tokenizers
