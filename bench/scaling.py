@@ -52,7 +52,7 @@ def learning(kind: str, width: int, length: int, device: str) -> Callable[[], No
     torch.manual_seed(1)
     model = encoder(kind, width, length).to(device)
     ids_BT = torch.randint(4, VOCABULARY, (1, length), device=device)
-    rows = RowLayout.one_each(torch.ones_like(ids_BT, dtype=torch.bool))
+    rows = RowLayout.from_padding_mask(torch.ones_like(ids_BT, dtype=torch.bool))
     weight_C = torch.randn(width, device=device)
 
     def step() -> None:

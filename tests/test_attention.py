@@ -22,8 +22,8 @@ def of(**given: Any) -> AttentionSettings:
     return AttentionSettings(**{"width": 8, "heads": 2, **given})
 
 
-def self_attention(settings: AttentionSettings, *, ahead: bool = True) -> SelfAttention:
-    return SelfAttention(settings, POSITIONS[settings.position].relate, ahead=ahead)
+def self_attention(settings: AttentionSettings, *, bidirectional: bool = True) -> SelfAttention:
+    return SelfAttention(settings, POSITIONS[settings.position].relate, bidirectional=bidirectional)
 
 
 def places(B: int, T: int) -> Tensor:
@@ -83,7 +83,7 @@ def test_cross_attention_is_pytorchs(name: str) -> None:
         attn_mask=~keep.expand(3, 2, 5, 7).flatten(0, 1),
         average_attn_weights=False,
     )
-    memory = module.look_up(memory_BSC)
+    memory = module.project_memory(memory_BSC)
     same(module(x_BTC, memory, AttentionMask(keep)), expected)
     same(module.weights(x_BTC, memory, AttentionMask(keep)), looks)
 
@@ -92,16 +92,16 @@ def test_cross_attention_is_pytorchs(name: str) -> None:
 @pytest.mark.parametrize("position", [name for name, each in POSITIONS.items() if each.relate.needs != "tree"])
 @pytest.mark.parametrize("projections", [True, False])
 def test_step_by_step_is_all_at_once(name: str, position: str, projections: bool) -> None:
-    module = self_attention(of(kernel=name, position=position, projections=projections, reach=3), ahead=False)
+    module = self_attention(of(kernel=name, position=position, projections=projections, reach=3), bidirectional=False)
     stirred(module)
     N, T, K = 3, 6, 9
     x_NTC = torch.randn(N, T, 8, dtype=torch.float64)
-    rows = RowLayout(torch.ones(N, T, dtype=torch.long), places(N, T), alone=True)
-    whole = module(x_NTC, rows.position_BT, module.look(rows))
+    rows = RowLayout(torch.ones(N, T, dtype=torch.long), places(N, T), unpacked=True)
+    whole = module(x_NTC, rows.position_BT, module.make_mask(rows))
     cache = (torch.full((N, 2, K, 4), 7.0).double(), torch.full((N, 2, K, 4), 7.0).double())  # not written: anything
     for at in range(T):
         place = torch.full((N, 1), at)
-        now = StepContext(place, module.glance(place, cache[0].size(2), torch.float64))
+        now = StepContext(place, module.make_step_mask(place, cache[0].size(2), torch.float64))
         same(module.step(x_NTC[:, at : at + 1], cache, now), whole[:, at : at + 1], torch.float32)
 
 
@@ -109,12 +109,12 @@ def test_step_by_step_is_all_at_once(name: str, position: str, projections: bool
 def test_queries_and_values_have_widths_of_their_own(query_width: int, value_width: int) -> None:
     settings = of(query_width=query_width, value_width=value_width)
     both, cross = self_attention(settings), CrossAttention(settings)
-    q, k, v = both.split(both.made(torch.randn(3, 5, 8)), places(3, 5))
+    q, k, v = both.split_qkv(both.project_qkv(torch.randn(3, 5, 8)), places(3, 5))
     assert q.shape == k.shape == (3, 2, 5, (query_width or 8) // 2)
     assert v.shape == (3, 2, 5, (value_width or 8) // 2)
     x_BTC = torch.randn(3, 5, 8)
     assert both(x_BTC, places(3, 5), AttentionMask()).shape == x_BTC.shape
-    assert cross(x_BTC, cross.look_up(torch.randn(3, 7, 8)), AttentionMask()).shape == x_BTC.shape
+    assert cross(x_BTC, cross.project_memory(torch.randn(3, 7, 8)), AttentionMask()).shape == x_BTC.shape
 
 
 @EVERY
@@ -128,7 +128,7 @@ def test_the_plainest_form_has_no_weights_at_all(name: str) -> None:
     same(module(x_BTC, places(3, 5), AttentionMask()), expected)
     cross, memory_BSC = CrossAttention(settings), torch.randn(3, 7, 8, dtype=torch.float64)
     expected = (x_BTC @ memory_BSC.mT).softmax(-1) @ memory_BSC
-    same(cross(x_BTC, cross.look_up(memory_BSC), AttentionMask()), expected)
+    same(cross(x_BTC, cross.project_memory(memory_BSC), AttentionMask()), expected)
 
 
 @EVERY

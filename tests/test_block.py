@@ -33,7 +33,7 @@ def wired(
     place: str, norm: str = "layer", dropout: float = 0.0, *, skip: bool = True
 ) -> tuple[Residual[Double], Tensor]:
     torch.manual_seed(1)
-    return Residual(Double(), NORMS[norm](8), place=place, skip=skip, dropout=dropout).eval(), torch.randn(2, 3, 8)
+    return Residual(Double(), NORMS[norm](8), norm_place=place, skip=skip, dropout=dropout).eval(), torch.randn(2, 3, 8)
 
 
 def test_pre_and_post() -> None:
@@ -63,15 +63,15 @@ def test_the_sublayer_sees_the_inlet(place: str, norm: str) -> None:
     seen: list[Tensor] = []
     residual.sublayer.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     residual(x, None)
-    same(residual.inlet(x, None), seen[0])
+    same(residual.normalize_input(x, None), seen[0])
 
 
 @EVERY
 def test_another_verb_is_wired_the_same(place: str) -> None:
     residual, x = wired(place)
-    same(residual.around(x, None, residual.sublayer), residual(x, None))
+    same(residual.wrap(x, None, residual.sublayer), residual(x, None))
     norm, step = NORMS["layer"](8), residual.sublayer.step
-    same(residual.around(x, None, step), x - norm(x) if place == "pre" else norm(x - x))
+    same(residual.wrap(x, None, step), x - norm(x) if place == "pre" else norm(x - x))
 
 
 @EVERY

@@ -14,7 +14,8 @@ from dragoman.data.batches import BatchPlan, Widths, collate_labels, collate_lin
 from dragoman.errors import UserError
 from dragoman.kernels.masks import RowLayout
 from dragoman.models.base import Model, collect_tensors
-from dragoman.models.heads import POOLS, LanguageModel
+from dragoman.models.classifier import POOLS
+from dragoman.models.language_model import LanguageModel
 from dragoman.models.registry import build_model
 from dragoman.models.settings import MODEL_KINDS
 from dragoman.types import Example
@@ -48,7 +49,7 @@ def test_the_last_state_of_a_recurrent_classifier_is_its_encoders_final_state(bi
     some = [Example(np.array(ids), np.array([0]), i) for i, ids in enumerate(([4, 5, 6], [7, 8, 9, 10], [11]))]
     batch = collate_labels(BatchPlan([[0], [1], [2]], Widths(8, 1)), some)
     states_BTC = model(batch)
-    same(states_BTC[:, 0], model.encoder.read(batch.source_BS, RowLayout.of_source(batch))[1])  # type: ignore[operator,union-attr]
+    same(states_BTC[:, 0], model.encoder.encode(batch.source_BS, RowLayout.from_source(batch))[1])  # type: ignore[operator,union-attr]
     for one, other in ((0, 1), (0, 2), (1, 2)):
         assert (states_BTC[one, 0] != states_BTC[other, 0]).all()
 

@@ -52,7 +52,7 @@ def test_the_decoder_starts_from_the_mean_of_what_was_read() -> None:
     """Of real tokens alone; a row without any gives zeros, not NaN."""
     model, examples = model_of(), some_examples(SMALL_HYBRID, 2)
     batch = laid(SMALL_HYBRID, [[0], [1], []], examples, spare=4)
-    memory_BSC, mean_BC = model.encoder.read(batch.source_BS, RowLayout.of_source(batch))
+    memory_BSC, mean_BC = model.encoder.encode(batch.source_BS, RowLayout.from_source(batch))
     for row, example in enumerate(examples):
         same(mean_BC[row], memory_BSC[row, : len(example.source) + 1].mean(0))
     assert not mean_BC[2].any()

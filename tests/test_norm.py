@@ -13,30 +13,11 @@ from tolerance import DEVICES, differ, same
 EVERY = pytest.mark.parametrize("name", NORMS)
 
 
-def layer(x: torch.Tensor) -> torch.Tensor:
-    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
-
-
-FORMULAS = {
-    "layer": layer,
-    "layer_scalar": layer,
-    "rms": lambda x: x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt(),
-    "scale": lambda x: x / x.pow(2).sum(-1, keepdim=True).sqrt() * x.size(-1) ** 0.5,
-    "batch": lambda x: (x - x.mean((0, 1))) / (x.var((0, 1), correction=0) + 1e-5).sqrt(),
-    "none": lambda x: x,
-}
-LEARNED = {"layer": [(8,), (8,)], "layer_scalar": [(), ()], "rms": [(8,)], "scale": [()], "batch": [(8,), (8,)]}
-
-
-def test_every_norm_has_its_formula() -> None:
-    assert FORMULAS.keys() == NORMS.keys()
-
-
 @EVERY
 @pytest.mark.parametrize("width", [2, 8, 33])
 def test_a_norm_is_its_formula(name: str, width: int) -> None:
     x_BTC = torch.randn(3, 4, width, dtype=torch.float64) * 3 + 1
-    same(NORMS[name](width).double()(x_BTC), FORMULAS[name](x_BTC), torch.float32)
+    same(NORMS[name](width).double()(x_BTC), NORMS[name].formula(x_BTC), torch.float32)
 
 
 @pytest.mark.parametrize("name", ["layer", "layer_scalar"])
@@ -65,7 +46,7 @@ def test_batch_norm_looks_at_real_tokens_only() -> None:
     stirred = torch.where(real_BT[..., None], x_BTC, 1e3)
     one, other = NORMS["batch"](8), NORMS["batch"](8)
     same(one(x_BTC, real_BT)[real_BT], other(stirred, real_BT)[real_BT])
-    flat = FORMULAS["batch"](x_BTC[real_BT][None])[0]
+    flat = BatchNorm.formula(x_BTC[real_BT][None])[0]
     same(NORMS["batch"](8)(x_BTC, real_BT)[real_BT], flat)
     for name, buffer in one.named_buffers():
         same(buffer, other.get_buffer(name))
@@ -94,9 +75,15 @@ def test_zeros_are_no_trouble(name: str) -> None:
 
 
 @EVERY
-def test_a_norm_can_learn_its_scale(name: str) -> None:
-    shapes = [tuple(parameter.shape) for parameter in NORMS[name](8).parameters()]
-    assert shapes == LEARNED.get(name, [])
+def test_a_norm_begins_as_its_formula_and_learns_a_scale(name: str) -> None:
+    """Every parameter is one number for each feature or for all of them, and a gain of 2 doubles what comes out."""
+    norm, x_BTC = NORMS[name](8), torch.randn(3, 4, 8)
+    assert all(parameter.shape in ((), (8,)) for parameter in norm.parameters())
+    before = norm(x_BTC)
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.mul_(2)  # a bias begins at 0
+    same(norm(x_BTC), 2 * before if list(norm.parameters()) else before)
 
 
 @EVERY

@@ -17,7 +17,7 @@ from dragoman.kernels.attention import KERNELS, attend_auto, attend_reference
 from dragoman.kernels.masks import AttentionMask, RowLayout, make_causal_mask, make_segment_mask
 from dragoman.models.settings import TransformerSettings
 from dragoman.modules.attention import SelfAttention, StepContext, join_heads
-from dragoman.modules.patterns import PATTERNS, BigBird, BlockedAttention, BlockMask, Linformer
+from dragoman.modules.patterns import PATTERNS, BigBird, BlockedAttention, BlockMask
 from dragoman.modules.positions import POSITIONS
 from dragoman.modules.settings import AttentionSettings
 from tolerance import DEVICES, differ, same
@@ -27,20 +27,25 @@ SMALL: dict[str, Any] = {
     "max_length": 64,
 }  # fmt: skip
 BLOCKED = [name for name, pattern in PATTERNS.items() if issubclass(pattern, BlockedAttention)]
-SIDES = [(name, ahead) for name, pattern in PATTERNS.items() for ahead in (True, False) if ahead or pattern.causal]
+SIDES = [
+    (name, bidirectional)
+    for name, pattern in PATTERNS.items()
+    for bidirectional in (True, False)
+    if bidirectional or pattern.causal
+]
 CAUSAL = [name for name, pattern in PATTERNS.items() if pattern.causal]
 FITTING = [
     (pattern, position)
     for pattern, kind in PATTERNS.items()
     for position in ("none", "rotary", "alibi", "relative")
-    if POSITIONS[position].relate.needs in kind.tells
+    if POSITIONS[position].relate.needs in kind.provides
 ]
 
 
-def attention(name: str, *, ahead: bool = True, **given: Any) -> SelfAttention:
+def attention(name: str, *, bidirectional: bool = True, **given: Any) -> SelfAttention:
     """With weights that are not at rest."""
-    settings = AttentionSettings(**{**SMALL, "attention" if ahead else "decoder_attention": name, **given})
-    module = SelfAttention(settings, POSITIONS[settings.position].relate, ahead=ahead)
+    settings = AttentionSettings(**{**SMALL, "attention" if bidirectional else "decoder_attention": name, **given})
+    module = SelfAttention(settings, POSITIONS[settings.position].relate, bidirectional=bidirectional)
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.5)
     return module.double()
@@ -49,7 +54,7 @@ def attention(name: str, *, ahead: bool = True, **given: Any) -> SelfAttention:
 def alone(*lengths: int, spare: int = 0, device: str = "cpu") -> RowLayout:
     """Sentences of these lengths, each in a row of its own."""
     place_T = torch.arange(max(lengths) + spare, device=device)
-    return RowLayout.one_each(place_T < torch.tensor(lengths, device=device)[:, None])
+    return RowLayout.from_padding_mask(place_T < torch.tensor(lengths, device=device)[:, None])
 
 
 def packed(*lengths: int, spare: int = 0) -> RowLayout:
@@ -65,20 +70,20 @@ def inputs(rows: RowLayout) -> Tensor:
 
 
 def answer(module: SelfAttention, x_BTC: Tensor, rows: RowLayout) -> Tensor:
-    out: Tensor = module(x_BTC, rows.position_BT, module.look(rows))
+    out: Tensor = module(x_BTC, rows.position_BT, module.make_mask(rows))
     return out
 
 
 def by_the_rule(module: SelfAttention, x_BTC: Tensor, rows: RowLayout) -> Tensor:
     """The same from all pairs, under the mask that the rule makes."""
     keep_BTT = make_segment_mask(rows.segment_BT, rows.segment_BT)
-    visible = module.pattern.visible(rows.position_BT, rows.position_BT)
+    visible = module.pattern.make_pattern_mask(rows.position_BT, rows.position_BT)
     keep_BTT = keep_BTT if visible is None else keep_BTT & visible
-    if not module.pattern.ahead:
+    if not module.pattern.bidirectional:
         keep_BTT = keep_BTT & make_causal_mask(rows.position_BT, rows.position_BT)
-    look = AttentionMask(keep_BTT[:, None], gap=module.relate.gap(rows.position_BT, rows.position_BT))
-    parts = module.split(module.made(x_BTC), rows.position_BT)
-    out: Tensor = module.out(join_heads(module.relate.attend(attend_reference, *parts, look)))
+    mask = AttentionMask(keep_BTT[:, None], relative=module.relate.compute_relative(rows.position_BT, rows.position_BT))
+    parts = module.split_qkv(module.project_qkv(x_BTC), rows.position_BT)
+    out: Tensor = module.out(join_heads(module.relate.attend(attend_reference, *parts, mask)))
     return out
 
 
@@ -105,12 +110,12 @@ def equal_to_the_rule(module: SelfAttention, rows: RowLayout) -> None:
     st.sampled_from(["none", "rotary", "alibi", "relative"]),
 )  # fmt: skip
 def test_blocks_give_what_the_rule_says(
-    name: str, ahead: bool, lengths: list[int], spare: int, window: int, block: int, window_blocks: int,
+    name: str, bidirectional: bool, lengths: list[int], spare: int, window: int, block: int, window_blocks: int,
     global_blocks: int, random_blocks: int, seed: int, position: str,
 ) -> None:  # fmt: skip
     sizes = {"window": window, "block": block, "window_blocks": window_blocks, "global_blocks": global_blocks}
     chances = {"random_blocks": random_blocks, "random_seed": seed}
-    module = attention(name, ahead=ahead, position=position, **sizes, **chances)
+    module = attention(name, bidirectional=bidirectional, position=position, **sizes, **chances)
     equal_to_the_rule(module, alone(*lengths, spare=spare))
 
 
@@ -120,10 +125,13 @@ def test_blocks_give_what_the_rule_says(
     st.sampled_from(["none", "rotary", "alibi", "relative"]),
 )  # fmt: skip
 def test_windows_end_where_sentences_do(
-    ahead: bool, lengths: list[int], spare: int, window: int, position: str
+    bidirectional: bool, lengths: list[int], spare: int, window: int, position: str
 ) -> None:
     """Packed equals alone, for the rule and for the blocks."""
-    module, rows = attention("local", ahead=ahead, window=window, position=position), packed(*lengths, spare=spare)
+    module, rows = (
+        attention("local", bidirectional=bidirectional, window=window, position=position),
+        packed(*lengths, spare=spare),
+    )
     equal_to_the_rule(module, rows)
     x_BTC = inputs(rows)
     parts = answer(module, x_BTC, rows)[0].split([*lengths, spare])
@@ -132,32 +140,37 @@ def test_windows_end_where_sentences_do(
 
 
 @pytest.mark.parametrize("name", BLOCKED)
-@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("device", DEVICES)
-def test_blocks_do_with_every_kernel(name: str, ahead: bool, kernel: str, device: str) -> None:
-    module, rows = attention(name, ahead=ahead, kernel=kernel).to(device), alone(50, 31, 1, spare=3, device=device)
-    assert isinstance(module.look(rows), BlockMask)
+def test_blocks_do_with_every_kernel(name: str, bidirectional: bool, kernel: str, device: str) -> None:
+    module, rows = (
+        attention(name, bidirectional=bidirectional, kernel=kernel).to(device),
+        alone(50, 31, 1, spare=3, device=device),
+    )
+    assert isinstance(module.make_mask(rows), BlockMask)
     equal_to_the_rule(module, rows)
 
 
-@pytest.mark.parametrize("ahead", [True, False])
-def test_a_window_is_so_many_tokens_on_either_side(ahead: bool) -> None:
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_a_window_is_so_many_tokens_on_either_side(bidirectional: bool) -> None:
     place = torch.arange(20)
-    visible = PATTERNS["local"](AttentionSettings(window=4), ahead=ahead).visible(place, place)
+    visible = PATTERNS["local"](AttentionSettings(window=4), bidirectional=bidirectional).make_pattern_mask(
+        place, place
+    )
     assert visible is not None
     assert all(bool(visible[i, j]) == (-4 <= i - j <= 4) for i in range(20) for j in range(20))
 
 
-def bigbird(*, ahead: bool = True, **given: Any) -> BigBird:
-    return BigBird(AttentionSettings(**{"block": 2, "random_blocks": 3, **given}), ahead=ahead)
+def bigbird(*, bidirectional: bool = True, **given: Any) -> BigBird:
+    return BigBird(AttentionSettings(**{"block": 2, "random_blocks": 3, **given}), bidirectional=bidirectional)
 
 
-@pytest.mark.parametrize("ahead", [True, False])
-def test_bigbird_is_windows_first_blocks_and_random_ones(ahead: bool) -> None:
+@pytest.mark.parametrize("bidirectional", [True, False])
+def test_bigbird_is_windows_first_blocks_and_random_ones(bidirectional: bool) -> None:
     """Zaheer 2020, section 2, pair by pair."""
-    pattern, place = bigbird(ahead=ahead, global_blocks=2), torch.arange(60)
-    visible, random = pattern.visible(place, place), pattern.drawn(torch.arange(30))
+    pattern, place = bigbird(bidirectional=bidirectional, global_blocks=2), torch.arange(60)
+    visible, random = pattern.make_pattern_mask(place, place), pattern.sample_links(torch.arange(30))
     for i in range(60):
         for j in range(60):
             query, key = i // 2, j // 2
@@ -165,17 +178,19 @@ def test_bigbird_is_windows_first_blocks_and_random_ones(ahead: bool) -> None:
             assert bool(visible[i, j]) == (key in links or query < 2)
 
 
-@pytest.mark.parametrize("ahead", [True, False])
+@pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_random_blocks_are_so_many_further_ones(ahead: bool, count: int) -> None:
+def test_random_blocks_are_so_many_further_ones(bidirectional: bool, count: int) -> None:
     blocks, window, first = 400, 2, 1
-    drawn = bigbird(ahead=ahead, random_blocks=count, window_blocks=window).drawn(torch.arange(blocks))
+    drawn = bigbird(bidirectional=bidirectional, random_blocks=count, window_blocks=window).sample_links(
+        torch.arange(blocks)
+    )
     for block in range(first + window + 2 * count, blocks):
         links = drawn[block].tolist()
         assert len(links) == len(set(links)) == count
         assert all(link >= first and abs(link - block) > window for link in links)
-        assert ahead or all(link < block for link in links)
-    if ahead and count:
+        assert bidirectional or all(link < block for link in links)
+    if bidirectional and count:
         lost = (drawn >= blocks).double().mean().item()
         assert 0.1 < lost < 0.2
         assert 0.3 < (drawn > torch.arange(blocks)[:, None]).double().mean().item() < 0.7
@@ -183,10 +198,16 @@ def test_random_blocks_are_so_many_further_ones(ahead: bool, count: int) -> None
 
 def test_random_blocks_are_fixed_by_the_seed_and_their_number_alone() -> None:
     few, many = torch.arange(9), torch.arange(90)
-    assert torch.equal(bigbird().drawn(few), bigbird().drawn(many)[:9])
-    assert not torch.equal(bigbird().drawn(many), bigbird(random_seed=2).drawn(many))
+    assert torch.equal(bigbird().sample_links(few), bigbird().sample_links(many)[:9])
+    assert not torch.equal(bigbird().sample_links(many), bigbird(random_seed=2).sample_links(many))
     assert (
-        len({tuple(row) for row in (bigbird(ahead=False).drawn(many) * 90 // many[:, None].clamp(min=1)).tolist()}) > 60
+        len(
+            {
+                tuple(row)
+                for row in (bigbird(bidirectional=False).sample_links(many) * 90 // many[:, None].clamp(min=1)).tolist()
+            }
+        )
+        > 60
     )
 
 
@@ -196,7 +217,7 @@ def test_linformer_squeezes_the_tokens_of_a_sentence(lengths: list[int], positio
     """Wang 2020, equation 7, sum by sum: k' = E' k and v' = F' v, over the tokens that are there."""
     module, rows = attention("linformer", position=position), alone(*lengths, spare=4)
     x_BTC = inputs(rows)
-    q, k, v = module.split(module.made(x_BTC), rows.position_BT)
+    q, k, v = module.split_qkv(module.project_qkv(x_BTC), rows.position_BT)
     found = answer(module, x_BTC, rows)
     key_TR, value_TR = module.pattern.key_TR, module.pattern.value_TR
     for b, length in enumerate(lengths):
@@ -215,7 +236,7 @@ def test_linformer_knows_no_place_beyond_its_last() -> None:
     rows = alone(10, 4, spare=6)
     assert answer(module, inputs(rows), rows).isfinite().all()
     with pytest.raises(UserError, match=r"11 tokens .* model.max_length is 10"):
-        module.look(alone(11, 4, spare=6))
+        module.make_mask(alone(11, 4, spare=6))
 
 
 @pytest.mark.parametrize(("name", "position"), FITTING)
@@ -231,13 +252,13 @@ def test_neighbours_and_padding_change_nothing(name: str, position: str) -> None
 @pytest.mark.parametrize("name", CAUSAL)
 @pytest.mark.parametrize("position", ["none", "rotary", "alibi", "relative"])
 def test_step_by_step_is_all_at_once_and_never_ahead(name: str, position: str) -> None:
-    module, rows = attention(name, ahead=False, position=position), alone(45, 45)
+    module, rows = attention(name, bidirectional=False, position=position), alone(45, 45)
     x_BTC = inputs(rows)
     whole = answer(module, x_BTC, rows)
     cache = tuple(torch.full((2, 2, 50, 4), 7.0, dtype=torch.float64) for _ in range(2))  # unwritten: anything
     for at in range(45):
         place = torch.full((2, 1), at)
-        now = StepContext(place, module.glance(place, cache[0].size(2), torch.float64))
+        now = StepContext(place, module.make_step_mask(place, cache[0].size(2), torch.float64))
         same(module.step(x_BTC[:, at : at + 1], cache, now), whole[:, at : at + 1])
         other_BTC = x_BTC.clone()
         other_BTC[:, at] += 1
@@ -254,7 +275,7 @@ def test_a_token_is_heard_by_those_who_may_look_at_it(name: str) -> None:
     before = answer(module, x_BTC, rows)
     x_BTC[:, -1] += 1
     moved_T = (answer(module, x_BTC, rows) - before).abs().amax((0, 2))
-    visible = module.pattern.visible(place, place)
+    visible = module.pattern.make_pattern_mask(place, place)
     hears_T = torch.ones(90, dtype=torch.bool) if visible is None else visible[:, -1]
     assert (moved_T[hears_T] > 1e-6).all()
     assert (moved_T[~hears_T] < 1e-12).all()
@@ -266,9 +287,9 @@ def test_a_token_is_heard_by_those_who_may_look_at_it(name: str) -> None:
 def test_bf16_is_close(name: str, position: str, device: str) -> None:
     module, rows = attention(name, position=position).to(device), alone(50, 31, device=device)
     q, k, v = (torch.randn(2, 2, 50, 4, device=device).bfloat16() for _ in range(3))
-    look = module.look(rows)
-    found = module.pattern(q, k, v, look, module.relate, attend_auto)
-    expected = module.pattern(q.double(), k.double(), v.double(), look, module.relate, attend_reference)
+    mask = module.make_mask(rows)
+    found = module.pattern(q, k, v, mask, module.relate, attend_auto)
+    expected = module.pattern(q.double(), k.double(), v.double(), mask, module.relate, attend_reference)
     assert found.dtype == torch.bfloat16
     same(found[1, :, :31], expected[1, :, :31])
 
@@ -281,19 +302,19 @@ def largest(step: Any) -> int:
     return max(event.nbytes() for event in events if event.name() == "[memory]")
 
 
-@pytest.mark.parametrize(("name", "ahead"), SIDES)
+@pytest.mark.parametrize(("name", "bidirectional"), SIDES)
 @pytest.mark.parametrize("position", ["none", "rotary", "alibi", "relative"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_nothing_ever_holds_all_pairs(name: str, ahead: bool, position: str, dtype: torch.dtype) -> None:
+def test_nothing_ever_holds_all_pairs(name: str, bidirectional: bool, position: str, dtype: torch.dtype) -> None:
     """Not even as a mask, forward or backward; full attention does so for positions that ask for distances."""
     T = 2048
     sizes = {"heads": 1, "window": 16, "block": 8, "rank": 16, "max_length": T}
-    module = attention(name, ahead=ahead, position=position, **sizes).to(dtype)
+    module = attention(name, bidirectional=bidirectional, position=position, **sizes).to(dtype)
     x_BTC, rows = torch.randn(1, T, 8, dtype=dtype), alone(T)
     needs = POSITIONS[position].relate.needs
-    if needs in module.pattern.tells:
+    if needs in module.pattern.provides:
         many = largest(lambda: answer(module, x_BTC, rows).sum().backward())
-        everyone_meets = module.pattern.keys(np.array([T]))[0] == T
+        everyone_meets = module.pattern.count_keys(np.array([T]))[0] == T
         assert (many >= T * T) == (everyone_meets and needs == "distance")
 
 
@@ -304,24 +325,23 @@ def test_widths_apart_do_not_change_that(query: int, value: int) -> None:
     assert largest(lambda: answer(module, x_BTC, rows).sum().backward()) < 2048**2
 
 
-@pytest.mark.parametrize(("name", "ahead"), SIDES)
-def test_pairs_grow_in_a_line_unless_everyone_meets(name: str, ahead: bool) -> None:
-    """And they are those that FLOPs are counted by; Linformer pays for squeezing as well."""
-    module = attention(name, ahead=ahead, max_length=2048)
+@pytest.mark.parametrize(("name", "bidirectional"), SIDES)
+def test_pairs_grow_in_a_line_unless_everyone_meets(name: str, bidirectional: bool) -> None:
+    """And they are those that FLOPs are counted by, whatever a pattern says that a key costs."""
+    module = attention(name, bidirectional=bidirectional, max_length=2048)
     met, keys = dict[int, int](), dict[int, int]()
     for length in (512, 1024, 2048):
         met[length] = 0
 
-        def counting(q: Tensor, k: Tensor, v: Tensor, look: AttentionMask, length: int = length) -> Tensor:
+        def counting(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, length: int = length) -> Tensor:
             met[length] += q[..., 0].numel() * k.size(-2)
-            return attend_reference(q, k, v, look)
+            return attend_reference(q, k, v, mask)
 
         module.kernel = counting
         rows = alone(length)
         answer(module, inputs(rows), rows)
-        keys[length] = module.pattern.keys(np.array([length]))[0]
-        paid = 2 if isinstance(module.pattern, Linformer) else 1
-        assert paid * met[length] / (module.heads * length) == pytest.approx(keys[length], rel=0.03)
+        keys[length] = module.pattern.count_keys(np.array([length]))[0]
+        assert module.pattern.key_cost * met[length] / (module.heads * length) == pytest.approx(keys[length], rel=0.03)
     assert keys[2048] in (keys[512], 2048)
     assert met[2048] / met[512] == pytest.approx(4 * keys[2048] / keys[512], rel=0.03)
 
@@ -342,6 +362,6 @@ def test_what_cannot_work_is_refused(given: dict[str, str], why: str) -> None:
 
 @pytest.mark.parametrize("name", PATTERNS)
 def test_rows_are_shared_where_that_can_be(name: str) -> None:
-    assert TransformerSettings(attention=name).layout == ("packed" if PATTERNS[name].shares_rows else "padded")
+    assert TransformerSettings(attention=name).layout == ("packed" if PATTERNS[name].packable else "padded")
     if name in CAUSAL:
         assert TransformerSettings(decoder_attention=name).layout == TransformerSettings(attention=name).layout

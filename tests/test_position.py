@@ -70,7 +70,13 @@ def test_a_scheme_keeps_shape_and_dtype_and_is_finite(name: str, dtype: torch.dt
     found = scheme.embed(of()).to(device, dtype)(x_BTC, some)
     relate = scheme.relate(of()).to(device, dtype)
     q = torch.randn(2, 2, 600, 4, dtype=dtype, device=device)
-    out = relate.attend(KERNELS["auto"], relate.turn(q, position_BT), q, q, AttentionMask(gap=relate.between(some)))
+    out = relate.attend(
+        KERNELS["auto"],
+        relate.rotate(q, position_BT),
+        q,
+        q,
+        AttentionMask(relative=relate.compute_relative_in_rows(some)),
+    )
     for tensor, like in ((found, x_BTC), (out, q)):
         assert tensor.shape == like.shape
         assert tensor.dtype == dtype
@@ -82,9 +88,12 @@ def attended(name: str, some: RowLayout, x_BTC: Tensor, seed: int = 1) -> Tensor
     torch.manual_seed(seed)
     scheme = POSITIONS[name]
     x_BTC, relate = scheme.embed(of()).double()(x_BTC, some), scheme.relate(of()).double()
-    q = relate.turn(x_BTC.unflatten(-1, (2, 4)).transpose(1, 2), some.position_BT)
-    look = AttentionMask((some.segment_BT[:, :, None] == some.segment_BT[:, None])[:, None], gap=relate.between(some))
-    return relate.attend(KERNELS["reference"], q, q, x_BTC.unflatten(-1, (2, 4)).transpose(1, 2), look)
+    q = relate.rotate(x_BTC.unflatten(-1, (2, 4)).transpose(1, 2), some.position_BT)
+    mask = AttentionMask(
+        (some.segment_BT[:, :, None] == some.segment_BT[:, None])[:, None],
+        relative=relate.compute_relative_in_rows(some),
+    )
+    return relate.attend(KERNELS["reference"], q, q, x_BTC.unflatten(-1, (2, 4)).transpose(1, 2), mask)
 
 
 @EVERY
@@ -94,7 +103,7 @@ def test_a_place_is_a_function_of_the_number_not_of_where_in_the_row(name: str) 
     twice = RowLayout(torch.tensor([[1, 1, 1, 2, 2, 2]]), torch.tensor([[0, 1, 2, 0, 1, 2]]))
     found = attended(name, twice, x_BTC)
     same(found[:, :, :3], found[:, :, 3:])
-    alone = RowLayout(torch.tensor([[1, 1, 1]]), torch.tensor([[0, 1, 2]]), alone=True)
+    alone = RowLayout(torch.tensor([[1, 1, 1]]), torch.tensor([[0, 1, 2]]), unpacked=True)
     same(attended(name, alone, x_BTC[:, :3]), found[:, :, :3])
 
 
@@ -120,7 +129,7 @@ def test_relative_schemes_know_distances_alone(name: str) -> None:
 def test_rotary_turns_pairs_of_features_by_the_papers_angles() -> None:
     """Su 2021, equation 15: features 2i and 2i+1 are turned by m / 10000^(2i/d)."""
     x = torch.randn(1, 1, 3, 6, dtype=torch.float64)
-    found = POSITIONS["rotary"].relate(of()).turn(x, torch.tensor([[0, 1, 5]]))
+    found = POSITIONS["rotary"].relate(of()).rotate(x, torch.tensor([[0, 1, 5]]))
     for t, m in enumerate((0, 1, 5)):
         for i in range(3):
             angle = m / 10_000 ** (2 * i / 6)
@@ -133,13 +142,13 @@ def test_alibi_lowers_scores_with_the_distance() -> None:
     """Press 2022, section 3: slopes 2^(-8h/n); here for keys on both sides."""
     q, k, v = torch.randn(3, 1, 2, 4, 6, dtype=torch.float64)
     relate = POSITIONS["alibi"].relate(of())
-    gap = relate.gap(torch.arange(4)[None], torch.arange(4)[None])
+    gap = relate.compute_relative(torch.arange(4)[None], torch.arange(4)[None])
     slope = torch.tensor([2.0**-4, 2.0**-8], dtype=torch.float64)
     distance = (torch.arange(4)[:, None] - torch.arange(4)).abs()
     bias = -slope[:, None, None] * distance
     expected = compute_attention_weights(q, k, AttentionMask(bias=bias)) @ v
     for kernel in KERNELS.values():
-        same(relate.attend(kernel, q, k, v, AttentionMask(gap=gap)), expected)
+        same(relate.attend(kernel, q, k, v, AttentionMask(relative=gap)), expected)
 
 
 def test_relative_is_its_formula_pair_by_pair() -> None:
@@ -147,11 +156,11 @@ def test_relative_is_its_formula_pair_by_pair() -> None:
     torch.manual_seed(0)
     relate = Relative(of()).double()
     q, k, v = torch.randn(3, 2, 2, 9, 4, dtype=torch.float64)
-    gap = relate.gap(torch.arange(9)[None], torch.arange(9)[None])
+    gap = relate.compute_relative(torch.arange(9)[None], torch.arange(9)[None])
     assert gap is not None
     vectors = (torch.arange(9)[None] - torch.arange(9)[:, None]).clamp(-3, 3) + 3
     key_QKD, value_QKD = relate.key_RD[vectors], relate.value_RD[vectors]
     score = (q[..., :, None, :] * (k[..., None, :, :] + key_QKD)).sum(-1) / 4**0.5
     weight = score.softmax(-1)
     expected = (weight[..., None] * (v[..., None, :, :] + value_QKD)).sum(-2)
-    same(relate.attend(KERNELS["auto"], q, k, v, AttentionMask(gap=gap)), expected)
+    same(relate.attend(KERNELS["auto"], q, k, v, AttentionMask(relative=gap)), expected)

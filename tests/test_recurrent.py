@@ -22,9 +22,11 @@ from dragoman.modules.recurrent import (
 )
 from tolerance import DEVICES, differ, same
 
-KINDS = [("gru", "tanh"), ("lstm", "tanh"), *(("vanilla", name) for name in NONLINEARITIES)]
+KINDS = [
+    (kind, name) for kind, cell in CELLS.items() for name in (NONLINEARITIES if cell.takes_nonlinearity else ("tanh",))
+]
 EVERY = pytest.mark.parametrize(("kind", "nonlinearity"), KINDS)
-PYTORCHS = [kind for kind in KINDS if kind[1] in ("tanh", "relu")]
+PYTORCHS = [(kind, name) for kind, name in KINDS if CELLS[kind].torch_module and name in ("tanh", "relu")]
 B, T, I, C = 3, 7, 5, 4
 
 
@@ -52,10 +54,12 @@ def slopes(said: Tensor, *wanted: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad((said * weight).sum(), wanted))
 
 
-def pytorchs(cell: Cell, kind: str, nonlinearity: str) -> nn.RNNBase:
+def pytorchs(cell: Cell, nonlinearity: str) -> nn.RNNBase:
     """The module of PyTorch with the weights of ours."""
-    given: dict[str, Any] = {"nonlinearity": nonlinearity} if kind == "vanilla" else {}
-    made = {"vanilla": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}[kind](I, C, batch_first=True, **given).to(cell.bias)
+    given: dict[str, Any] = {"nonlinearity": nonlinearity} if cell.takes_nonlinearity else {}
+    module = cell.torch_module
+    assert module is not None
+    made = module(I, C, batch_first=True, **given).to(cell.bias)
     with torch.no_grad():
         made.weight_ih_l0.copy_(cell.input_weight)
         made.weight_hh_l0.copy_(cell.hidden_weight)
@@ -65,13 +69,13 @@ def pytorchs(cell: Cell, kind: str, nonlinearity: str) -> nn.RNNBase:
 
 
 @pytest.mark.parametrize(("kind", "nonlinearity"), PYTORCHS)
-@pytest.mark.parametrize("way", ["forward", "loop"])
+@pytest.mark.parametrize("way", ["forward", "run_loop"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_cell_is_pytorchs(kind: str, nonlinearity: str, way: str, dtype: torch.dtype, device: str) -> None:
     """The same outputs, and the same gradients of inputs, first states and every weight."""
     cell = cell_of(kind, nonlinearity, dtype=dtype).to(device)
-    twin = pytorchs(cell, kind, nonlinearity)
+    twin = pytorchs(cell, nonlinearity)
     x_BTI, state = inputs(cell)
     first = [part[None] for part in state]
     own = [cell.content_bias] if isinstance(cell, GruCell) else []
@@ -149,7 +153,7 @@ def test_forgetting_is_learned_not_born() -> None:
 @pytest.mark.parametrize("learned", [False, True])
 def test_where_a_cell_starts(kind: str, nonlinearity: str, learned: bool) -> None:
     cell = cell_of(kind, nonlinearity, learned=learned)
-    state = cell.first(B)
+    state = cell.make_initial_state(B)
     assert [part.shape for part in state] == [(B, C)] * cell.parts
     if not learned:
         assert all((part == 0).all() for part in state)
@@ -165,16 +169,16 @@ LENGTHS = [7, 4, 1, 0]
 
 
 def rows_of(lengths: list[int], width: int) -> RowLayout:
-    return RowLayout.one_each(torch.arange(width) < torch.tensor(lengths)[:, None])
+    return RowLayout.from_padding_mask(torch.arange(width) < torch.tensor(lengths)[:, None])
 
 
 def test_sentences_are_turned_round_inside_their_own_length() -> None:
     ends = SentenceEnds(rows_of(LENGTHS, T))
     x_BTC = torch.arange(len(LENGTHS) * T * 2.0).view(len(LENGTHS), T, 2)
-    for x_TC, turned_TC, last_C, length in zip(x_BTC, ends.turned(x_BTC), ends.last(x_BTC), LENGTHS, strict=True):
+    for x_TC, turned_TC, last_C, length in zip(x_BTC, ends.reverse(x_BTC), ends.last(x_BTC), LENGTHS, strict=True):
         assert (turned_TC == torch.cat([x_TC[:length].flip(0), x_TC[length:]])).all()
         assert (last_C == x_TC[max(length - 1, 0)]).all()
-    assert (ends.turned(ends.turned(x_BTC)) == x_BTC).all()
+    assert (ends.reverse(ends.reverse(x_BTC)) == x_BTC).all()
 
 
 @EVERY
@@ -218,12 +222,12 @@ def test_a_stack_step_by_step_is_a_stack(kind: str, nonlinearity: str) -> None:
     make = partial(CELLS[kind], nonlinearity=nonlinearity, learned=True)
     stack = CellStack([make(I, C), make(C, C), make(C, C)], dropout=0.5).double().eval()
     x_BTI = torch.randn(B, T, I, dtype=torch.float64)
-    states = stack.first(B)
+    states = stack.make_initial_state(B)
     said = []
     for x_BI in x_BTI.unbind(1):
         top, states = stack.step(x_BI, states)
         said.append(top)
-    same(stack(x_BTI, stack.first(B)), torch.stack(said, 1))
+    same(stack(x_BTI, stack.make_initial_state(B)), torch.stack(said, 1))
 
 
 def test_dropout_is_between_layers_alone() -> None:
@@ -231,7 +235,10 @@ def test_dropout_is_between_layers_alone() -> None:
     cells = [CELLS["gru"](I, C), CELLS["gru"](C, C)]
     x_BTI = torch.randn(B, T, I)
     one, two = CellStack(cells[:1], dropout=0.9).train(), CellStack(cells, dropout=0.9).train()
-    same(one(x_BTI, one.first(B)), one(x_BTI, one.first(B)))
-    differ(two(x_BTI, two.first(B)), two(x_BTI, two.first(B)))
+    same(one(x_BTI, one.make_initial_state(B)), one(x_BTI, one.make_initial_state(B)))
+    differ(two(x_BTI, two.make_initial_state(B)), two(x_BTI, two.make_initial_state(B)))
     two.eval()
-    same(two(x_BTI, two.first(B)), cells[1](one(x_BTI, one.first(B)), cells[1].first(B)))
+    same(
+        two(x_BTI, two.make_initial_state(B)),
+        cells[1](one(x_BTI, one.make_initial_state(B)), cells[1].make_initial_state(B)),
+    )

@@ -93,7 +93,7 @@ def test_it_is_pytorchs(cell: str) -> None:
         for number, layer in enumerate(model.encoder.layers):
             for suffix, mine in ((f"l{number}", layer.ahead), (f"l{number}_reverse", layer.back)):
                 copy_weights(mine, reader, suffix)
-        for number, mine in enumerate(model.decoder.stack.each()):
+        for number, mine in enumerate(model.decoder.stack.get_cells()):
             copy_weights(mine, writer, f"l{number}")
     x_BSC, x_BTC = (model.encoder.embedding(ids) * 8**0.5 for ids in (batch.source_BS, batch.target_in_BT))
     lengths = (batch.source_segment_BS > 0).sum(1)
@@ -120,14 +120,14 @@ def test_feeding_is_reading_both_side_by_side() -> None:
     model = model_of(input_feeding=True, attention="dot", embedding_width=6)
     batch = in_rows([[0]], examples(1))
     decoder = model.decoder
-    bottom = decoder.stack.each()[0]
+    bottom = decoder.stack.get_cells()[0]
     cell = nn.LSTMCell(12, 8).double()
     with torch.no_grad():
         cell.weight_ih.copy_(torch.cat([bottom.input_weight, decoder.feed.weight], 1))
         cell.weight_hh.copy_(bottom.hidden_weight)
         cell.bias_ih.copy_(bottom.bias)
         cell.bias_hh.zero_()
-    memory_SC, last_C = (found[0] for found in model.encoder.read(batch.source_BS, RowLayout.of_source(batch)))
+    memory_SC, last_C = (found[0] for found in model.encoder.encode(batch.source_BS, RowLayout.from_source(batch)))
     h, c = torch.tanh(decoder.bridge.out(last_C)).view(2, 1, 8)
     o, said = torch.zeros(1, 6, dtype=torch.float64), []
     for x in decoder.embedding(batch.target_in_BT[0]) * 6**0.5:
@@ -141,7 +141,7 @@ def test_feeding_is_reading_both_side_by_side() -> None:
 @torch.no_grad()
 def test_the_bottleneck_sees_the_last_state_alone() -> None:
     model, batch = model_of(attention="none", bidirectional=False), in_rows([[0]], examples(1, seed=3))
-    source, states = model.look_up(batch.source_BS, RowLayout.of_source(batch))
+    source, states = model.encode(batch.source_BS, RowLayout.from_source(batch))
     other = replace(source, key_BSA=source.key_BSA + 1, value_BSM=source.value_BSM + 1)
     same(model.decoder(batch.target_in_BT, other, states)[1], model(batch))
     moved = replace(batch, source_BS=batch.source_BS.clone().fill_(9))
@@ -171,8 +171,8 @@ def test_a_stack_without_a_source(cell: str, given: dict[str, Any]) -> None:
     table = nn.Embedding(VOCABULARY, settings.embedded_width)
     stack = RecurrentLmDecoder(settings, table).double()
     batch = alone(3)
-    said_BTO = stack(batch.target_in_BT, RowLayout.of_target(batch))
-    assert said_BTO.size(-1) == settings.said_width
+    said_BTO = stack(batch.target_in_BT, RowLayout.from_target(batch))
+    assert said_BTO.size(-1) == settings.output_width
     state = stack.start(len(batch.target_in_BT))
     for t, token_B in enumerate(batch.target_in_BT.unbind(1)):
         said_BO, state = stack.step(token_B, state)

@@ -63,7 +63,7 @@ def test_learned_scores_take_a_source_of_another_width(name: str) -> None:
 @EVERY
 def test_shares_sum_to_one_over_what_is_there(name: str) -> None:
     attention = SourceAttention(score_of(name), C)
-    source = attention.look_up(drawn(B, S, C, seed=2), KEEP_BS)
+    source = attention.prepare(drawn(B, S, C, seed=2), KEEP_BS)
     share_BTS = attention.weights(drawn(B, T, C), source)
     same(share_BTS.sum(-1), torch.ones(B, T))
     assert (share_BTS[1, :, 4:] == 0).all()
@@ -77,7 +77,7 @@ def test_shares_sum_to_one_over_what_is_there(name: str) -> None:
 def test_what_is_read_stands_before_the_state_that_asked(name: str) -> None:
     attention = SourceAttention(score_of(name), C)
     query_BTC, memory_BSC = drawn(B, T, C), drawn(B, S, C, seed=2)
-    source = attention.look_up(memory_BSC, KEEP_BS)
+    source = attention.prepare(memory_BSC, KEEP_BS)
     joined = attention(query_BTC, source)
     assert joined.size(-1) == attention.width + C
     same(joined[..., attention.width :], query_BTC)
@@ -90,9 +90,9 @@ def test_what_is_read_stands_before_the_state_that_asked(name: str) -> None:
 def test_padding_of_the_source_has_no_influence(name: str) -> None:
     attention = SourceAttention(score_of(name), C)
     memory_BSC = drawn(B, S, C, seed=2).requires_grad_()
-    joined = attention(drawn(B, T, C), attention.look_up(memory_BSC, KEEP_BS))
+    joined = attention(drawn(B, T, C), attention.prepare(memory_BSC, KEEP_BS))
     other = memory_BSC.detach().masked_fill(~KEEP_BS[..., None], 9.0)
-    same(attention(drawn(B, T, C), attention.look_up(other, KEEP_BS))[:2], joined[:2])
+    same(attention(drawn(B, T, C), attention.prepare(other, KEEP_BS))[:2], joined[:2])
     assert joined.isfinite().all()
     if attention.score.reads:
         joined[:2].square().sum().backward()

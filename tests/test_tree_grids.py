@@ -178,7 +178,9 @@ def test_packed_equals_alone(trees: list[tuple[int, ...]], items: list[int], cut
 def attended(q: Tensor, gap: Tensor, reach: int) -> tuple[Tensor, Any]:
     relate = POSITIONS["tree"].relate(AttentionSettings(width=8, heads=2, reach=reach)).double()
     rows = RowLayout(torch.ones(q.size(0), q.size(2)), torch.zeros(1), tree_BTT=gap)
-    return relate.attend(attend_reference, q, q, q, AttentionMask(gap=relate.between(rows))), relate
+    return relate.attend(
+        attend_reference, q, q, q, AttentionMask(relative=relate.compute_relative_in_rows(rows))
+    ), relate
 
 
 def test_a_way_has_its_vector_and_an_unknown_one_has_none() -> None:

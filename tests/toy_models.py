@@ -14,7 +14,7 @@ from dragoman.data.batches import EXAMPLE_FORMATS, BatchPlan, Widths
 from dragoman.errors import UserError
 from dragoman.kernels.attention import KERNELS
 from dragoman.models.base import Model
-from dragoman.models.heads import POOLS
+from dragoman.models.classifier import POOLS
 from dragoman.models.registry import build_model
 from dragoman.models.rnn import BRIDGES
 from dragoman.models.settings import MODEL_KINDS

@@ -128,7 +128,7 @@ class StaticSlots(Slots[Any]):
         active = ActiveBeams(*(each.clone() for each in self.beams.active))  # no two may share memory
         finished = FinishedBeams(*(each.clone() for each in self.beams.finished))
         self.beams = self.beams._replace(active=active, finished=finished)
-        self.state = self.state.indexed(longest + 1)
+        self.state = self.state.make_indirect(longest + 1)
         self.cpu_plan = replace(plan, penalty_T=plan.penalty_T.cpu())
 
     def step(self) -> None:
@@ -136,8 +136,8 @@ class StaticSlots(Slots[Any]):
         logp_NV, state = self.model.step(self.token_N, self.state)
         beams, rows_N, token_N = advance_beams(self.beams, logp_NV, self.plan)
         state = state.select(rows_N).rest(beams.done_B)
-        old = (self.beams.done_B, self.token_N, self.state.at_B, self.state.who_NK)
-        new = (beams.done_B, token_N, state.at_B, state.who_NK)
+        old = (self.beams.done_B, self.token_N, self.state.length_B, self.state.beam_indices_NK)
+        new = (beams.done_B, token_N, state.length_B, state.beam_indices_NK)
         for held, value in zip(
             (*self.beams.active, *self.beams.finished, *old), (*beams.active, *beams.finished, *new), strict=True
         ):
@@ -165,7 +165,7 @@ class StaticSlots(Slots[Any]):
     def fill(self, slots: list[int], fresh: Any, limit_K: Tensor) -> None:
         """Put new sentences, one row of `fresh` each, into free slots. Attention never reaches the old tokens."""
         index_K = self._index(slots)
-        self.state.at_B.copy_(self.state.put(index_K, fresh).at_B)
+        self.state.length_B.copy_(self.state.put(index_K, fresh).length_B)
         active, finished, limit_B, done_B = self.beams
         for held, value in ((active.logp_BW, NEVER), (active.logp_BW[:, 0], 0), (active.length_B, 0), (done_B, False)):
             held.index_fill_(0, index_K, value)
@@ -303,7 +303,7 @@ class GpuScheduler(Scheduler):
         shape = (queue.width, longest, settings)
         if shape not in self.pools:
             make = CudaGraphSlots if self.device.type == "cuda" else StaticSlots
-            one = self.read_sources(queue, [], 1)[0].indexed(longest + 1).nbytes * plan.width
+            one = self.read_sources(queue, [], 1)[0].make_indirect(longest + 1).nbytes * plan.width
             count = max(min(self.rows // plan.width, self.share // one), 1)
             while self.pools and one * count + self.held > self.SHARES * self.share:
                 others = [key for key in self.pools if key[-1] != settings]
@@ -332,7 +332,7 @@ class Prefetcher:
         """Read the next batch if the last one is used up."""
         if not self.numbers and (numbers := self.queue.next(self.many)):
             fresh, self.limit_K = self.scheduler.read_sources(self.queue, numbers, self.many)
-            self.fresh, self.numbers, self.handed_out = fresh.indexed(0), numbers, 0
+            self.fresh, self.numbers, self.handed_out = fresh.make_indirect(0), numbers, 0
 
     def next(self) -> tuple[list[int], Any, Tensor] | None:
         """Return some jobs, the state of their sources, and their limits."""
@@ -341,7 +341,7 @@ class Prefetcher:
         if not some:
             return None
         first, self.handed_out = self.handed_out, self.handed_out + len(some)
-        return some, self.fresh.part(first, len(some)), self.limit_K[first : self.handed_out]
+        return some, self.fresh.slice_sentences(first, len(some)), self.limit_K[first : self.handed_out]
 
 
 def round_up_length(tokens: int) -> int:

@@ -1,18 +1,12 @@
-"""Attention within short packed rows on a GPU: one program for each row and head, which holds all of its scores.
+"""Triton kernels for attention within packed rows, for training in half precision.
 
-A row of up to 128 places has so few scores that they never leave the registers, forwards and backwards; who may look at
-whom is read off the segments, so no mask is made. Longer rows are taken in tiles. Written for
-training: in bf16, with gradients (kernels/attention.py has the reference implementation and chooses).
+The mask follows from segment ids, so none is built. In rows of up to 128 tokens, one program per row and head keeps all
+scores in registers, forward and backward. Longer rows are split into tiles: a tile of queries loops over tiles of keys
+and skips those without a token of its own sentences, so the work grows with the sentences, not with the row. Backward,
+queries loop over keys for their gradients, then keys over queries for theirs. kernels/attention.py has the reference
+implementation and chooses.
 
-Shapes   B rows   H heads   Q queries   K keys   D head width   C all heads   E, F products of which these are parts
-
-Attention within long packed rows on a GPU: what rows_triton.py does where a row's scores fit into no program.
-
-Queries are taken a tile at a time and walk over tiles of keys; of tiles that hold nobody of their own sentences nothing
-but that is read, so that products grow with the sentences and not with the row. Backwards, queries walk over keys for
-their own slopes, then keys over queries for theirs.
-
-Shapes   B rows   H heads   Q queries   K keys   D head width
+Shapes   B rows   H heads   Q queries   K keys   D head width   C all heads   E, F projections that hold several of them
 """
 
 from __future__ import annotations
@@ -24,13 +18,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-LONGEST_SINGLE_TILE = 128  # places of a row whose scores one program can hold
-LOG2E = 1.4426950408889634  # scores are kept as powers of two, which is what the hardware raises
+LONGEST_SINGLE_TILE = 128  # tokens of a row whose scores one program can hold
+LOG2E = 1.4426950408889634  # scores are in base 2, since the hardware computes exp2
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _keep(query_segment, key_segment, b, Q, K, CAUSAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Who may look at whom in row b: inside the own sentence and, where causal, not ahead."""
+    """Return the mask of row b: attend within the own sentence and, if causal, not to later keys."""
     m, n = tl.arange(0, M), tl.arange(0, N)
     own = tl.load(query_segment + b * Q + m, mask=m < Q, other=-1)
     other = tl.load(key_segment + b * K + n, mask=n < K, other=-2)
@@ -41,11 +35,11 @@ def _keep(query_segment, key_segment, b, Q, K, CAUSAL: tl.constexpr, M: tl.const
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _tile(base, b, h, rows, row_stride, head_stride, place_stride, P: tl.constexpr, D: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where the places of a row and head lie, and which of them there are."""
+def _tile(base, b, h, rows, row_stride, head_stride, token_stride, P: tl.constexpr, D: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return pointers to the tokens of a row and head, and which of them exist."""
     p, d = tl.arange(0, P), tl.arange(0, D)
     at = base + b.to(tl.int64) * row_stride + h * head_stride
-    return at + p[:, None] * place_stride + d[None, :], (p < rows)[:, None]
+    return at + p[:, None] * token_stride + d[None, :], (p < rows)[:, None]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -61,8 +55,8 @@ def _forward(  # type: ignore[no-untyped-def]
     k = tl.load(at, mask=there, other=0.0)
     score = tl.dot(q, tl.trans(k)) * scale
     score = tl.where(_keep(query_segment, key_segment, b, Q, K, CAUSAL, M, N), score, -1e30)
-    most = tl.maximum(tl.max(score, 1), -1e29)  # padding may have nobody to look at: then all its weights are 0
-    weight = tl.exp2(score - most[:, None])
+    highest = tl.maximum(tl.max(score, 1), -1e29)  # padding may have no key: then all its weights are 0
+    weight = tl.exp2(score - highest[:, None])
     total = tl.maximum(tl.sum(weight, 1), 1e-30)
     at, there = _tile(value, b, h, K, value_b, value_h, value_k, N, D)
     v = tl.load(at, mask=there, other=0.0)
@@ -70,7 +64,7 @@ def _forward(  # type: ignore[no-untyped-def]
     at, real = _tile(out, b, h, Q, Q * H * D, D, H * D, M, D)
     tl.store(at, read.to(v.dtype), mask=real)
     m = tl.arange(0, M)
-    tl.store(sums + tl.program_id(0) * Q + m, most + tl.log2(total), mask=m < Q)
+    tl.store(sums + tl.program_id(0) * Q + m, highest + tl.log2(total), mask=m < Q)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -99,17 +93,17 @@ def _backward(  # type: ignore[no-untyped-def]
     at, real = _tile(out, b, h, Q, Q * H * D, D, H * D, M, D)
     read = tl.load(at, mask=real, other=0.0)
     mean = tl.sum(read.to(tl.float32) * g.to(tl.float32), 1)
-    slope = (weight * (tl.dot(g, tl.trans(v)) - mean[:, None]) * root).to(q.dtype)
+    score_grad = (weight * (tl.dot(g, tl.trans(v)) - mean[:, None]) * root).to(q.dtype)
     at, real = _tile(query_grad, b, h, Q, Q * query_grad_q, D, query_grad_q, M, D)
-    tl.store(at, tl.dot(slope, k).to(q.dtype), mask=real)
+    tl.store(at, tl.dot(score_grad, k).to(q.dtype), mask=real)
     at, there = _tile(key_grad, b, h, K, K * key_grad_k, D, key_grad_k, N, D)
-    tl.store(at, tl.dot(tl.trans(slope), q).to(k.dtype), mask=there)
+    tl.store(at, tl.dot(tl.trans(score_grad), q).to(k.dtype), mask=there)
 
 
 def _blocks(q_BHQD: Tensor, k_BHKD: Tensor, causal: bool) -> dict[str, Any]:
     sides = [max(16, triton.next_power_of_2(x.size(2))) for x in (q_BHQD, k_BHKD)]
     warps = 8 if sides[0] * sides[1] > 128 * 64 else 4
-    how = {"num_warps": warps, "num_stages": 1}  # there is no loop to be staged
+    how = {"num_warps": warps, "num_stages": 1}  # there is no loop to pipeline
     return {"CAUSAL": causal, "M": sides[0], "N": sides[1], "D": q_BHQD.size(3), **how}
 
 
@@ -118,7 +112,7 @@ def _strides(*some: Tensor) -> list[int]:
 
 
 def _heads(x_BTE: Tensor, heads: int, parts: int) -> tuple[Tensor, ...]:
-    """What lies side by side in a product, each as x_BHTD."""
+    """Split a projection into its parts, each as x_BHTD."""
     return x_BTE.view(*x_BTE.shape[:2], parts, heads, -1).permute(2, 0, 3, 1, 4).unbind()
 
 
@@ -127,9 +121,9 @@ def attend_rows(
     query_BQE: Tensor, key_value_BKF: Tensor | None, query_segment_BQ: Tensor, key_segment_BK: Tensor, heads: int,
     causal: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """What each query reads, out_BQC, and the logarithm of what its weights were divided by, sums_BHQ.
+    """Return the outputs, out_BQC, and the log-sum-exp of the scores of each query, sums_BHQ.
 
-    Keys and values lie side by side in a product of their own, or behind the queries in the same one.
+    Keys and values are side by side in a projection of their own, or follow the queries in the same one.
     """
     q, k, v = _split(query_BQE, key_value_BKF, heads)
     B, H, Q, D = q.shape
@@ -145,12 +139,12 @@ def attend_rows(
     return out, sums
 
 
-@torch.library.custom_op("dragoman::attend_rows_back", mutates_args=())
+@torch.library.custom_op("dragoman::attend_rows_backward", mutates_args=())
 def attend_rows_backward(
     grad_BQC: Tensor, query_BQE: Tensor, key_value_BKF: Tensor | None, query_segment_BQ: Tensor,
     key_segment_BK: Tensor, out_BQC: Tensor, sums_BHQ: Tensor, heads: int, causal: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The slopes of the products; of one that is not there, nothing."""
+    """Return the gradients of both projections; an empty tensor if there is only one."""
     q, k, v = _split(query_BQE, key_value_BKF, heads)
     (grad,) = _heads(grad_BQC, heads, 1)
     query_grad, key_value_grad = torch.empty_like(query_BQE), _like(key_value_BKF, query_BQE)
@@ -190,39 +184,39 @@ def _(_: Tensor, query_BQE: Tensor, key_value_BKF: Tensor | None, *__: Any) -> t
     return torch.empty_like(query_BQE), _like(key_value_BKF, query_BQE)
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, ctx.heads, ctx.causal = inputs
     ctx.save_for_backward(*tensors, *output)
 
 
-def _back(ctx: Any, grad_BQC: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _run_backward(ctx: Any, grad_BQC: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
     _, key_value_BKF, *_ = ctx.saved_tensors
     query_grad, key_value_grad = attend_rows_backward(grad_BQC.contiguous(), *ctx.saved_tensors, ctx.heads, ctx.causal)
     return query_grad, None if key_value_BKF is None else key_value_grad, None, None, None, None
 
 
-attend_rows.register_autograd(_back, setup_context=_remember)
+attend_rows.register_autograd(_run_backward, setup_context=_save)
 
-TILE = 64  # places of a tile, of queries and of keys
+TILE = 64  # queries, and keys, of a tile
 
 
 @triton.jit
-def _who(segment, b, places, p, nobody):  # type: ignore[no-untyped-def]
-    """Whose sentence these places of row b are of."""
-    return tl.load(segment + b * places + p, mask=p < places, other=nobody)
+def _load_segments(segment, b, length, p, missing):  # type: ignore[no-untyped-def]
+    """Load the segment ids of these tokens of row b."""
+    return tl.load(segment + b * length + p, mask=p < length, other=missing)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _at(base, b, h, p, row_stride, head_stride, place_stride, D: tl.constexpr):  # type: ignore[no-untyped-def]
+def _at(base, b, h, p, row_stride, head_stride, token_stride, D: tl.constexpr):  # type: ignore[no-untyped-def]
     d = tl.arange(0, D)
-    return base + b.to(tl.int64) * row_stride + h * head_stride + p[:, None] * place_stride + d[None, :]
+    return base + b.to(tl.int64) * row_stride + h * head_stride + p[:, None] * token_stride + d[None, :]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _load(base, b, h, p, places, row_stride, head_stride, place_stride, D: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The numbers of these places of a row and head; 0 for those that are not there."""
-    at = _at(base, b, h, p, row_stride, head_stride, place_stride, D)
-    return tl.load(at, mask=(p < places)[:, None], other=0.0)
+def _load(base, b, h, p, length, row_stride, head_stride, token_stride, D: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Load these tokens of a row and head; 0 for those that do not exist."""
+    at = _at(base, b, h, p, row_stride, head_stride, token_stride, D)
+    return tl.load(at, mask=(p < length)[:, None], other=0.0)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -241,27 +235,27 @@ def _forward_tiled(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     b, h = tl.program_id(0) // H, tl.program_id(0) % H
     m = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    own = _who(query_segment, b, Q, m, -1)
+    own = _load_segments(query_segment, b, Q, m, -1)
     q = _load(query, b, h, m, Q, query_b, query_h, query_q, D)
-    most, total = tl.zeros([TILE], tl.float32) - 1e29, tl.zeros([TILE], tl.float32)
+    highest, total = tl.zeros([TILE], tl.float32) - 1e29, tl.zeros([TILE], tl.float32)
     read = tl.zeros([TILE, D], tl.float32)
     end = tl.minimum((tl.program_id(1) + 1) * TILE, K) if CAUSAL else K
     for start in range(0, end, TILE):
         n = start + tl.arange(0, TILE)
-        keep = _keep_tile(own, _who(key_segment, b, K, n, -2), m, n, CAUSAL)
+        keep = _keep_tile(own, _load_segments(key_segment, b, K, n, -2), m, n, CAUSAL)
         if tl.max(keep.to(tl.int32)) > 0:
             k = _load(key, b, h, n, K, key_b, key_h, key_k, D)
             score = tl.where(keep, tl.dot(q, tl.trans(k)) * scale, -1e30)
-            now = tl.maximum(most, tl.max(score, 1))
-            weight, fade = tl.exp2(score - now[:, None]), tl.exp2(most - now)
+            now = tl.maximum(highest, tl.max(score, 1))
+            weight, rescale = tl.exp2(score - now[:, None]), tl.exp2(highest - now)
             v = _load(value, b, h, n, K, value_b, value_h, value_k, D)
-            total = total * fade + tl.sum(weight, 1)
-            read = read * fade[:, None] + tl.dot(weight.to(v.dtype), v)
-            most = now
-    total = tl.maximum(total, 1e-30)  # padding may have nobody to look at
+            total = total * rescale + tl.sum(weight, 1)
+            read = read * rescale[:, None] + tl.dot(weight.to(v.dtype), v)
+            highest = now
+    total = tl.maximum(total, 1e-30)  # padding may have no key
     at = _at(out, b, h, m, Q * H * D, D, H * D, D)
     tl.store(at, (read / total[:, None]).to(q.dtype), mask=(m < Q)[:, None])
-    tl.store(sums + tl.program_id(0) * Q + m, most + tl.log2(total), mask=m < Q)
+    tl.store(sums + tl.program_id(0) * Q + m, highest + tl.log2(total), mask=m < Q)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -270,30 +264,30 @@ def _queries_back(  # type: ignore[no-untyped-def]
     query_b, query_h, query_q, key_b, key_h, key_k, value_b, value_h, value_k, grad_b, grad_h, grad_q, query_grad_q,
     H, Q, K, scale, root, CAUSAL: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """The slopes of a tile of queries; and what the keys' slopes will need of it, the mean slope of what it read."""
+    """Compute the gradients of a tile of queries, and `means` (out . grad), which the keys' gradients need."""
     b, h = tl.program_id(0) // H, tl.program_id(0) % H
     m = tl.program_id(1) * TILE + tl.arange(0, TILE)
     real = (m < Q)[:, None]
-    own = _who(query_segment, b, Q, m, -1)
+    own = _load_segments(query_segment, b, Q, m, -1)
     q = _load(query, b, h, m, Q, query_b, query_h, query_q, D)
     g = _load(grad, b, h, m, Q, grad_b, grad_h, grad_q, D)
     read = _load(out, b, h, m, Q, Q * H * D, D, H * D, D)
     mean = tl.sum(read.to(tl.float32) * g.to(tl.float32), 1)
     tl.store(means + tl.program_id(0) * Q + m, mean, mask=m < Q)
     total = tl.load(sums + tl.program_id(0) * Q + m, mask=m < Q, other=0.0)
-    slope = tl.zeros([TILE, D], tl.float32)
+    grad_total = tl.zeros([TILE, D], tl.float32)
     end = tl.minimum((tl.program_id(1) + 1) * TILE, K) if CAUSAL else K
     for start in range(0, end, TILE):
         n = start + tl.arange(0, TILE)
-        keep = _keep_tile(own, _who(key_segment, b, K, n, -2), m, n, CAUSAL)
+        keep = _keep_tile(own, _load_segments(key_segment, b, K, n, -2), m, n, CAUSAL)
         if tl.max(keep.to(tl.int32)) > 0:
             k = _load(key, b, h, n, K, key_b, key_h, key_k, D)
             v = _load(value, b, h, n, K, value_b, value_h, value_k, D)
             weight = tl.where(keep, tl.exp2(tl.dot(q, tl.trans(k)) * scale - total[:, None]), 0.0)
-            bend = weight * (tl.dot(g, tl.trans(v)) - mean[:, None]) * root
-            slope += tl.dot(bend.to(k.dtype), k)
+            score_grad = weight * (tl.dot(g, tl.trans(v)) - mean[:, None]) * root
+            grad_total += tl.dot(score_grad.to(k.dtype), k)
     at = _at(query_grad, b, h, m, Q * query_grad_q, D, query_grad_q, D)
-    tl.store(at, slope.to(q.dtype), mask=real)
+    tl.store(at, grad_total.to(q.dtype), mask=real)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -302,29 +296,30 @@ def _keys_back(  # type: ignore[no-untyped-def]
     query_b, query_h, query_q, key_b, key_h, key_k, value_b, value_h, value_k, grad_b, grad_h, grad_q,
     key_grad_k, value_grad_k, H, Q, K, scale, root, CAUSAL: tl.constexpr, TILE: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
+    """Compute the gradients of a tile of keys and values."""
     b, h = tl.program_id(0) // H, tl.program_id(0) % H
     n = tl.program_id(1) * TILE + tl.arange(0, TILE)
     there = (n < K)[:, None]
-    other = _who(key_segment, b, K, n, -2)
+    other = _load_segments(key_segment, b, K, n, -2)
     k = _load(key, b, h, n, K, key_b, key_h, key_k, D)
     v = _load(value, b, h, n, K, value_b, value_h, value_k, D)
-    key_slope, value_slope = tl.zeros([TILE, D], tl.float32), tl.zeros([TILE, D], tl.float32)
+    key_total, value_total = tl.zeros([TILE, D], tl.float32), tl.zeros([TILE, D], tl.float32)
     for start in range(tl.program_id(1) * TILE if CAUSAL else 0, Q, TILE):
         m = start + tl.arange(0, TILE)
-        keep = _keep_tile(_who(query_segment, b, Q, m, -1), other, m, n, CAUSAL)
+        keep = _keep_tile(_load_segments(query_segment, b, Q, m, -1), other, m, n, CAUSAL)
         if tl.max(keep.to(tl.int32)) > 0:
             q = _load(query, b, h, m, Q, query_b, query_h, query_q, D)
             g = _load(grad, b, h, m, Q, grad_b, grad_h, grad_q, D)
             total = tl.load(sums + tl.program_id(0) * Q + m, mask=m < Q, other=0.0)
             mean = tl.load(means + tl.program_id(0) * Q + m, mask=m < Q, other=0.0)
             weight = tl.where(keep, tl.exp2(tl.dot(q, tl.trans(k)) * scale - total[:, None]), 0.0)
-            value_slope += tl.dot(tl.trans(weight.to(g.dtype)), g)
-            bend = (weight * (tl.dot(g, tl.trans(v)) - mean[:, None]) * root).to(q.dtype)
-            key_slope += tl.dot(tl.trans(bend), q)
+            value_total += tl.dot(tl.trans(weight.to(g.dtype)), g)
+            score_grad = (weight * (tl.dot(g, tl.trans(v)) - mean[:, None]) * root).to(q.dtype)
+            key_total += tl.dot(tl.trans(score_grad), q)
     at = _at(key_grad, b, h, n, K * key_grad_k, D, key_grad_k, D)
-    tl.store(at, key_slope.to(k.dtype), mask=there)
+    tl.store(at, key_total.to(k.dtype), mask=there)
     at = _at(value_grad, b, h, n, K * value_grad_k, D, value_grad_k, D)
-    tl.store(at, value_slope.to(v.dtype), mask=there)
+    tl.store(at, value_total.to(v.dtype), mask=there)
 
 
 def attend_tiled(

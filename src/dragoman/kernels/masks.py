@@ -1,6 +1,6 @@
-"""Masks: boolean, True = may look, built from segments and positions and joined with `&`.
+"""Attention masks: boolean, True = attend, built from segment and position ids and combined with `&`.
 
-Shapes   B batch   T tokens   Q queries   K keys   (broadcast over heads by the kernel)
+Shapes   B batch   T tokens   Q queries   K keys   (masks broadcast over heads)
 """
 
 from __future__ import annotations
@@ -16,80 +16,83 @@ from dragoman.types import Batch
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where the tokens of a grid stand: which sentence of its row each belongs to, and its place in that sentence.
+    """Where the tokens of a batch of rows are: the sentence of its row that each belongs to, and its position in it.
 
-    Segment 0 is padding. `alone` says that no row holds two sentences: then each begins at the left, padding follows,
-    and attention needs no mask of its own for every row.
+    Segment 0 is padding. `unpacked` means one sentence per row: each starts at the left and padding follows, so
+    attention needs no mask per row.
     """
 
     segment_BT: Tensor
     position_BT: Tensor
-    alone: bool = False
-    depth_BT: Tensor | None = None  # in a dependency tree, from 1; 0: unknown
-    tree_BTT: Tensor | None = None  # ways from token to token through it; NO_WAY: unknown
-    seen_BT: Tensor | None = None  # False: of this token the place alone is seen; None: all are seen
+    unpacked: bool = False
+    depth_BT: Tensor | None = None  # depth in a dependency tree, from 1; 0: unknown
+    tree_BTT: Tensor | None = None  # signed number of arcs between two tokens in it; UNKNOWN_DISTANCE: unknown
+    seen_BT: Tensor | None = None  # False: this token's embedding is hidden, its position is not; None: all are seen
 
     @classmethod
-    def of_source(cls, batch: Batch) -> RowLayout:
+    def from_source(cls, batch: Batch) -> RowLayout:
         trees = batch.depth_BS, batch.tree_BSS
         return cls(batch.source_segment_BS, batch.source_position_BS, batch.unpacked, *trees, batch.source_seen_BS)
 
     @classmethod
-    def of_target(cls, batch: Batch) -> RowLayout:
+    def from_target(cls, batch: Batch) -> RowLayout:
         return cls(batch.target_segment_BT, batch.target_position_BT, batch.unpacked, seen_BT=batch.target_seen_BT)
 
     @classmethod
-    def one_each(cls, keep_BT: Tensor, depth_BT: Tensor | None = None, tree_BTT: Tensor | None = None) -> RowLayout:
-        """One sentence to a row; `keep_BT` is True where a token stands. What is no token has no place of its own."""
+    def from_padding_mask(
+        cls, keep_BT: Tensor, depth_BT: Tensor | None = None, tree_BTT: Tensor | None = None
+    ) -> RowLayout:
+        """Lay out one sentence per row; `keep_BT` is False at padding, whose position is 0."""
         position_BT = torch.arange(keep_BT.size(1), device=keep_BT.device) * keep_BT
         return cls(keep_BT.long(), position_BT, True, depth_BT, tree_BTT)
 
     @property
     def real_BT(self) -> Tensor:
+        """True at tokens, False at padding."""
         return self.segment_BT > 0
 
     @property
-    def places_BT(self) -> Tensor:
-        """The positions; of sentences alone in their rows one row of them, since all begin at the left."""
-        if not self.alone:
+    def shared_position_BT(self) -> Tensor:
+        """Return the positions, as a single row if the rows are unpacked: then all of them count from the left."""
+        if not self.unpacked:
             return self.position_BT
         return torch.arange(self.position_BT.size(1), device=self.position_BT.device)[None]
 
 
 class SegmentIds(NamedTuple):
-    """Whose sentence each query and each key is of: all that a mask of packed rows is made of."""
+    """The segments of queries and keys, from which a kernel for packed rows derives the mask itself."""
 
     query_BQ: Tensor
     key_BK: Tensor
-    causal: bool  # and not ahead
+    causal: bool
 
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """Who may look at whom in one attention, and how far apart they are.
+    """Which queries attend to which keys in one attention, and what else depends on the pair.
 
-    `keep` broadcasts to BHQK; None lets everyone look everywhere. `causal` adds "not ahead", counted from the first
-    query and the first key, so that no mask has to be built for it. `gap` is what a position scheme knows of each
-    query and key (BQK), and `bias` is added to the scores. `stop` says the same as a `keep` of places that stand at the
-    left: how many of each sentence's keys count. `segments`, where they are given, say all that `keep`
-    and `make_causal_mask` say, but for queries that have nobody to look at.
+    `allowed` broadcasts to BHQK; None allows all. `causal` additionally hides later keys, counted from the first query
+    and the first key, without a mask being built. `relative` is what a position scheme needs to know about a query and
+    a key (BQK), and `bias` is added to the scores. `length_B`, an alternative to `allowed` for unpacked rows, is how
+    many keys of each sentence are valid. `segments`, if given, say the same as `allowed` and `causal` together, except
+    for queries without any key.
     """
 
-    keep: Tensor | None = None
+    allowed: Tensor | None = None
     causal: bool = False
-    gap: Tensor | None = None
+    relative: Tensor | None = None
     bias: Tensor | None = None
-    stop: Tensor | None = None
+    length_B: Tensor | None = None
     segments: SegmentIds | None = None
 
 
-def make_additive_mask(keep: Tensor, dtype: torch.dtype) -> Tensor:
-    """What is added to scores so that only `keep` is looked at: 0 there, and the lowest number elsewhere."""
-    return keep.to(dtype).sub_(1).mul_(torch.finfo(dtype).max)
+def make_additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a bias for the scores: 0 where attention is allowed, the lowest number of the dtype elsewhere."""
+    return allowed.to(dtype).sub_(1).mul_(torch.finfo(dtype).max)
 
 
 def make_segment_mask(segment_BQ: Tensor, segment_BK: Tensor) -> Tensor:
-    """Look only inside one's own sentence. Padding is segment 0, which no sentence is in.
+    """Allow attention within the own sentence. Padding is segment 0, which belongs to no sentence.
 
     This one rule covers padding and packing: a padded batch is a packed batch with one sentence per row.
     """
@@ -97,35 +100,37 @@ def make_segment_mask(segment_BQ: Tensor, segment_BK: Tensor) -> Tensor:
 
 
 def make_causal_mask(position_BQ: Tensor, position_BK: Tensor) -> Tensor:
-    """Look at one's own position and before it. Positions restart in every packed sentence."""
+    """Allow attention to the own position and earlier ones. Positions restart in every packed sentence."""
     return position_BQ[..., :, None] >= position_BK[..., None, :]
 
 
-def unmask_empty_queries(keep_BQK: Tensor) -> Tensor:
-    """Padding that would have no key at all may look everywhere: softmax over nothing is NaN.
+def unmask_empty_queries(allowed_BQK: Tensor) -> Tensor:
+    """Allow everything to queries (of padding) without any key, since a softmax over nothing is NaN.
 
-    What such a query sees does not matter, since no loss and no sentence ever looks at it.
+    Their outputs do not matter: neither the loss nor any sentence depends on them.
     """
-    return keep_BQK | ~keep_BQK.any(-1, keepdim=True)
+    return allowed_BQK | ~allowed_BQK.any(-1, keepdim=True)
 
 
-def make_self_attention_mask(rows: RowLayout, *, ahead: bool) -> AttentionMask:
-    """Every token looks inside its own sentence; with `ahead` also at what follows.
+def make_self_attention_mask(rows: RowLayout, *, bidirectional: bool) -> AttentionMask:
+    """Mask the tokens of other sentences and, unless `bidirectional`, later tokens.
 
-    Of sentences alone in their rows, the padding behind them is all that must be hidden; a query that may not look
-    ahead never meets it.
+    In unpacked rows only the padding on the right has to be hidden, and causal queries never reach it.
     """
-    if rows.alone:
-        return AttentionMask(unmask_empty_queries(rows.real_BT[:, None, None]) if ahead else None, causal=not ahead)
-    keep_BTT = make_segment_mask(rows.segment_BT, rows.segment_BT)
-    if not ahead:
-        keep_BTT = keep_BTT & make_causal_mask(rows.position_BT, rows.position_BT)
-    return AttentionMask(keep_BTT[:, None], segments=SegmentIds(rows.segment_BT, rows.segment_BT, not ahead))
+    if rows.unpacked:
+        allowed = unmask_empty_queries(rows.real_BT[:, None, None]) if bidirectional else None
+        return AttentionMask(allowed, causal=not bidirectional)
+    allowed_BTT = make_segment_mask(rows.segment_BT, rows.segment_BT)
+    if not bidirectional:
+        allowed_BTT = allowed_BTT & make_causal_mask(rows.position_BT, rows.position_BT)
+    segments = SegmentIds(rows.segment_BT, rows.segment_BT, causal=not bidirectional)
+    return AttentionMask(allowed_BTT[:, None], segments=segments)
 
 
 def make_cross_attention_mask(target: RowLayout, source: RowLayout) -> AttentionMask:
-    """Every target token looks at the source of its own pair."""
-    if source.alone:
+    """Mask everything but the source of the own pair."""
+    if source.unpacked:
         return AttentionMask(unmask_empty_queries(source.real_BT[:, None, None]))
-    keep_BTS = unmask_empty_queries(make_segment_mask(target.segment_BT, source.segment_BT))
-    return AttentionMask(keep_BTS[:, None], segments=SegmentIds(target.segment_BT, source.segment_BT, causal=False))
+    allowed_BTS = unmask_empty_queries(make_segment_mask(target.segment_BT, source.segment_BT))
+    segments = SegmentIds(target.segment_BT, source.segment_BT, causal=False)
+    return AttentionMask(allowed_BTS[:, None], segments=segments)

@@ -1,8 +1,8 @@
-"""What a batch costs in floating-point operations: matrix products alone, as everyone counts them.
+"""Floating-point operations of a batch: matrix products only, as is customary.
 
-A weight costs two operations per entry for each token that it meets; in attention each query meets each key twice,
-once for its score and once for its value. Half of what a decoder scores lies ahead and is thrown away; it counts all
-the same, because it is computed. The backward pass costs twice the forward one. Padding costs nothing here.
+A weight costs two operations per entry and token. In attention each query is multiplied with each key twice, once for
+the score and once for the value; masked scores of a decoder count, because they are computed. The backward pass costs
+twice the forward pass. Padding is not counted.
 
 Shapes   N pairs of a batch
 """
@@ -13,100 +13,102 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dragoman.models.base import Model
 from dragoman.modules.attention import CrossAttention, SelfAttention
 from dragoman.modules.attention_scores import SourceAttention
+from dragoman.modules.patterns import Lengths
 from dragoman.types import Batch
 
-Lengths = NDArray[np.int64]
-BACKWARD_FACTOR = 2  # times the forward pass: one product for the slope of the input, one for that of the weight
-WEIGHT_SIDES = {  # by a mark in the name of a weight: what meets it; the rest meets every target token
+BACKWARD_FACTOR = 2  # per forward pass: one product for the gradient of the input, one for that of the weight
+WEIGHT_SIDES = {  # by a part of the name of a weight: what it is applied to; all others, to target tokens
     "bridge.": "pair",
     "encoder.": "source",
     ".key_value.": "source",
     ".score.key.": "source",
 }
-NO_PRODUCTS = (".pattern.", ".relate.", ".start")  # tables and first states, or costs that are counted apart
+NO_PRODUCTS = (".pattern.", ".relate.", ".start")  # tables and initial states, or costs that are counted separately
 
 
 @dataclass(frozen=True)
 class AttentionCost:
-    """An attention: who asks, whom, and how many multiply-adds it costs when one meets the other."""
+    """The cost of one attention: sides of queries and keys, and multiply-adds per pair."""
 
     query: str
     key: str
     width: int
-    keys: Callable[[Lengths], Lengths]  # that a query of a sentence of this length meets
+    count_keys: Callable[[Lengths], Lengths]  # per query of a sentence of this length
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Multiply-adds of a forward pass: for each token of a side, each pair, and all that look at one another."""
+    """Multiply-adds of a forward pass: per token of a side, per sentence pair, and per query and key."""
 
     source: int
     target: int
     pair: int
-    looks: tuple[AttentionCost, ...]
+    attentions: tuple[AttentionCost, ...]
     passes: int = 1  # over a batch, at training
 
     @classmethod
     def of(cls, model: Model, passes: int = 1) -> Cost:
+        """Count the multiply-adds of a model's weights and attentions."""
         sides = dict.fromkeys(("source", "target", "pair"), 0)
         for name, weight in iterate_weights(model):
-            side = next((side for mark, side in WEIGHT_SIDES.items() if mark in f".{name}"), "target")
+            side = next((side for part, side in WEIGHT_SIDES.items() if part in f".{name}"), "target")
             sides[side] += weight.numel()
-        looks = (make_attention_cost(name, module) for name, module in model.named_modules(remove_duplicate=False))
-        return cls(**sides, looks=tuple(each for each in looks if each), passes=passes)
+        costs = (make_attention_cost(name, module) for name, module in model.named_modules(remove_duplicate=False))
+        return cls(**sides, attentions=tuple(cost for cost in costs if cost), passes=passes)
 
     def forward(self, source_N: Lengths, target_N: Lengths) -> float:
-        """Operations for sentences of these lengths, their marks counted."""
+        """Return the operations for sentence pairs of these lengths, EOS and BOS included."""
         length = {"source": source_N, "target": target_N}
         products = self.source * float(source_N.sum()) + self.target * float(target_N.sum())
         products += self.pair * np.count_nonzero(target_N)
-        for each in self.looks:
-            products += each.width * float((length[each.query] * each.keys(length[each.key])).sum())
+        for cost in self.attentions:
+            products += cost.width * float((length[cost.query] * cost.count_keys(length[cost.key])).sum())
         return 2 * products
 
     def training(self, batch: Batch) -> float:
+        """Return the operations of forward and backward passes over a batch."""
         sides = (batch.source_segment_BS, batch.target_segment_BT)
         return self.passes * (1 + BACKWARD_FACTOR) * self.forward(*(measure_segments(segment) for segment in sides))
 
 
 def make_attention_cost(name: str, module: nn.Module) -> AttentionCost | None:
+    """Return the cost of a module if it is an attention."""
     if isinstance(module, SelfAttention):
         side = "source" if name.startswith("encoder.") else "target"
-        return AttentionCost(side, side, module.query_width + module.value_width, module.pattern.keys)
+        return AttentionCost(side, side, module.query_width + module.value_width, module.pattern.count_keys)
     if isinstance(module, CrossAttention):
-        return AttentionCost("target", "source", module.query_width + module.value_width, attend_all_keys)
+        return AttentionCost("target", "source", module.query_width + module.value_width, count_all_keys)
     if isinstance(module, SourceAttention):
-        return AttentionCost("target", "source", module.score.products + module.width, attend_all_keys)
+        return AttentionCost("target", "source", module.score.multiply_adds + module.width, count_all_keys)
     return None
 
 
-def attend_all_keys(length_N: Lengths) -> Lengths:
-    """A query meets all keys of the sentence."""
+def count_all_keys(length_N: Lengths) -> Lengths:
+    """Let a query attend to all keys of the sentence."""
     return length_N
 
 
 def iterate_weights(model: Model) -> Iterator[tuple[str, Tensor]]:
-    """The matrices that something is multiplied by, as often as layers share them.
+    """Yield the weight matrices of matrix products, once for each layer that shares them.
 
-    A table that is looked up is none, unless it also projects.
+    Embedding tables do not count, unless they are also the output projection.
     """
     tables = {id(m.weight): name for name, m in model.named_modules() if isinstance(m, nn.Embedding)}
     for name, weight in model.named_parameters(remove_duplicate=False):
-        if weight.dim() == 2 and id(weight) not in tables and not any(mark in name for mark in NO_PRODUCTS):
+        if weight.dim() == 2 and id(weight) not in tables and not any(part in name for part in NO_PRODUCTS):
             yield name, weight
     if id(model.project.weight) in tables:
         yield "project.weight", model.project.weight
 
 
 def measure_segments(segment_BT: Tensor) -> Lengths:
-    """Of the sentences of a grid, row by row; both sides of a pair come at the same place."""
+    """Return the lengths of all segments, row by row; both sides of a pair have the same index."""
     segment = segment_BT.numpy()
-    most = int(segment.max(initial=0)) + 1
-    counts = np.bincount((segment + most * np.arange(len(segment))[:, None]).ravel(), minlength=most * len(segment))
-    return counts.reshape(-1, most)[:, 1:].ravel()
+    count = int(segment.max(initial=0)) + 1
+    counts = np.bincount((segment + count * np.arange(len(segment))[:, None]).ravel(), minlength=count * len(segment))
+    return counts.reshape(-1, count)[:, 1:].ravel()

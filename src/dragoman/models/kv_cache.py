@@ -1,6 +1,7 @@
-"""What a Transformer carries through a search: keys and values of the source, and of all that was said so far.
+"""The KV cache of a Transformer decoder: keys and values of the source and of all tokens decoded so far.
 
-Shapes   B sentences   W rows of a sentence   N = B * W   H heads   S source width   K places of a cache   D head width
+Shapes   B sentences   W rows (beams) of a sentence   N = B * W   K sentences, or positions of a cache   H heads
+         S source width   D head width   M moved positions
 """
 
 from __future__ import annotations
@@ -20,21 +21,24 @@ CachePair = TypeVar("CachePair", KeyValue, KeyValue | None)
 
 @dataclass(frozen=True)
 class KVCache:
-    """What a search carries from step to step. The source's keys and values stay one per sentence.
+    """The decoder state that a search carries from step to step.
 
-    A state serves for one step: the step, and a change of rows, write into its caches.
+    `memory` and `caches` have one entry per layer. Memory is stored once per sentence, (B, H, S, D); a cache has a row
+    per hypothesis, (N, H, K, D), and its first `length_B` positions are valid. Rows of a sentence are adjacent.
 
-    When beams change places, most of what they have said is the same as what stood there before. `who_NK` says which
-    row said each place of a row's past, so only what differs is copied; where caches `stay`, as on a GPU, nothing is,
-    and the table also says where to look (kernels/attention.py).
+    `beam_indices_NK[n, k]` is the row that wrote position k of hypothesis n. When beams are reordered, `select` copies
+    only the positions in which the old and the new hypothesis of a row differ. An `indirect` cache, as on a GPU, never
+    copies: attention looks up the row in this table (kernels/attention.py).
+
+    A state serves for one step: `step` and the methods below write into its tensors.
     """
 
-    memory: list[KeyValue | None]  # of each layer
-    look: AttentionMask  # at the sources
+    memory: list[KeyValue | None]
+    mask: AttentionMask  # of the sources
     caches: list[KeyValue]
-    at_B: Tensor  # tokens that each sentence's rows have read
-    who_NK: Tensor
-    stay: bool = False
+    length_B: Tensor
+    beam_indices_NK: Tensor
+    indirect: bool = False
 
     @property
     def capacity(self) -> int:
@@ -42,80 +46,82 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """Of all keys and values."""
-        return sum(each.nbytes for pair in (*self.memory, *self.caches) for each in pair or ())
+        """The size of all keys and values."""
+        return sum(tensor.nbytes for pair in (*self.memory, *self.caches) for tensor in pair or ())
 
     def select(self, rows_N: Tensor) -> KVCache:
-        """The rows at these places. The rows of a sentence stay together, N / B of them to each."""
-        who_NK = self.who_NK.index_select(0, rows_N)
-        if not self.stay and (len(rows_N) != len(self.who_NK) or who_NK.is_cuda):
-            return replace(self, caches=select_rows(self.caches, rows_N), who_NK=who_NK)
-        if not self.stay:
-            self.move(rows_N, (who_NK != self.who_NK).nonzero())
-        return replace(self, who_NK=who_NK)
+        """Return the state of these rows, in this order, N / B of them per sentence."""
+        beam_indices_NK = self.beam_indices_NK.index_select(0, rows_N)
+        if not self.indirect and (len(rows_N) != len(self.beam_indices_NK) or beam_indices_NK.is_cuda):
+            return replace(self, caches=select_rows(self.caches, rows_N), beam_indices_NK=beam_indices_NK)
+        if not self.indirect:
+            self.copy_positions(rows_N, (beam_indices_NK != self.beam_indices_NK).nonzero())
+        return replace(self, beam_indices_NK=beam_indices_NK)
 
-    def move(self, rows_N: Tensor, cell_M2: Tensor) -> None:
-        """Copy these cells, each a row and a place in it, from the rows that stand at these places."""
+    def copy_positions(self, rows_N: Tensor, changed_M2: Tensor) -> None:
+        """Copy the changed (row, position) pairs, each from the row that its new hypothesis comes from."""
         heads, capacity = self.caches[0][0].shape[1:3]
-        row_M1, place_M1 = cell_M2[:, :1], cell_M2[:, 1:]
+        row_M1, position_M1 = changed_M2[:, :1], changed_M2[:, 1:]
         head_H = torch.arange(heads, device=rows_N.device)
-        to_M, from_M = (((row * heads + head_H) * capacity + place_M1).flatten() for row in (row_M1, rows_N[row_M1]))
-        for each in (each for pair in self.caches for each in pair) if len(cell_M2) else ():
-            flat_MD = each.view(-1, each.size(3))
+        to_M, from_M = (((row * heads + head_H) * capacity + position_M1).flatten() for row in (row_M1, rows_N[row_M1]))
+        for tensor in (tensor for pair in self.caches for tensor in pair) if len(changed_M2) else ():
+            flat_MD = tensor.view(-1, tensor.size(3))
             flat_MD.index_copy_(0, to_M, flat_MD.index_select(0, from_M))
 
-    def indexed(self, capacity: int) -> KVCache:
-        """The same with caches that have room for so many tokens and never move, for sentences that have read none."""
-        roomy = self.reserve(capacity)
-        look = AttentionMask() if self.look.bias is None else AttentionMask(stop=(self.look.bias[:, 0, 0] == 0).sum(-1))
-        return replace(roomy, look=look, stay=True)
+    def make_indirect(self, capacity: int) -> KVCache:
+        """Return a state with an indirect cache of this capacity, before the first token is decoded."""
+        bias = self.mask.bias
+        mask = AttentionMask() if bias is None else AttentionMask(length_B=(bias[:, 0, 0] == 0).sum(-1))
+        return replace(self.reserve(capacity), mask=mask, indirect=True)
 
-    def reserve(self, places: int) -> KVCache:
-        """Room for so many more places in the caches."""
-        caches = [(extend_capacity(k, places), extend_capacity(v, places)) for k, v in self.caches]
-        return replace(self, caches=caches, who_NK=nn.functional.pad(self.who_NK, (0, places)))
+    def reserve(self, positions: int) -> KVCache:
+        """Extend the capacity by so many positions."""
+        caches = [(extend_capacity(k, positions), extend_capacity(v, positions)) for k, v in self.caches]
+        return replace(self, caches=caches, beam_indices_NK=nn.functional.pad(self.beam_indices_NK, (0, positions)))
 
     def rest(self, done_B: Tensor) -> KVCache:
-        """Sentences that are done stand at the beginning again, where they need no room."""
-        return replace(self, at_B=self.at_B.masked_fill(done_B, 0))
+        """Reset the length of finished sentences, so that they need no capacity."""
+        return replace(self, length_B=self.length_B.masked_fill(done_B, 0))
 
     def keep(self, sentences_K: Tensor) -> KVCache:
-        """Only these sentences, with all of their rows."""
+        """Return only these sentences, with all of their rows."""
+        bias = self.mask.bias
         return KVCache(
             select_rows(self.memory, sentences_K),
-            AttentionMask(bias=None if self.look.bias is None else self.look.bias.index_select(0, sentences_K)),
-            select_rows(self.caches, self.rows_of(sentences_K)),
-            self.at_B.index_select(0, sentences_K),
-            self.who_NK.index_select(0, self.rows_of(sentences_K)),
+            AttentionMask(bias=None if bias is None else bias.index_select(0, sentences_K)),
+            select_rows(self.caches, self.expand_to_rows(sentences_K)),
+            self.length_B.index_select(0, sentences_K),
+            self.beam_indices_NK.index_select(0, self.expand_to_rows(sentences_K)),
         )
 
-    def part(self, first: int, count: int) -> KVCache:
-        """So many sentences that have read nothing yet, from this one on; nothing is copied."""
+    def slice_sentences(self, first: int, count: int) -> KVCache:
+        """Return views of so many sentences from this one on, before any token is decoded."""
         few = slice(first, first + count)
-        stop, bias = self.look.stop, self.look.bias
-        look = AttentionMask(stop=None if stop is None else stop[few], bias=None if bias is None else bias[few])
-        return replace(
-            self, memory=[pair and (pair[0][few], pair[1][few]) for pair in self.memory], look=look, at_B=self.at_B[few]
+        length_B, bias = self.mask.length_B, self.mask.bias
+        mask = AttentionMask(
+            length_B=None if length_B is None else length_B[few], bias=None if bias is None else bias[few]
         )
+        memory = [pair and (pair[0][few], pair[1][few]) for pair in self.memory]
+        return replace(self, memory=memory, mask=mask, length_B=self.length_B[few])
 
     def put(self, sentences_K: Tensor, fresh: KVCache) -> KVCache:
-        """Fresh sentences in the places of these. What stands in their caches is from now on ahead of them: unseen."""
-        for held, new in zip(self.memory, fresh.memory, strict=True):
-            for held_BHSD, new_BHSD in zip(held or (), new or (), strict=True):
-                held_BHSD.index_copy_(0, sentences_K, new_BHSD)
-        for held_B, new_B in ((self.look.bias, fresh.look.bias), (self.look.stop, fresh.look.stop)):
-            if held_B is not None and new_B is not None:
-                held_B.index_copy_(0, sentences_K, new_B)
-        self.who_NK.index_fill_(0, self.rows_of(sentences_K), 0)
-        return replace(self, at_B=self.at_B.index_copy(0, sentences_K, fresh.at_B))
+        """Replace these sentences by fresh ones. Old cache entries lie ahead of them and are masked."""
+        for pair, new_pair in zip(self.memory, fresh.memory, strict=True):
+            for old_BHSD, new_BHSD in zip(pair or (), new_pair or (), strict=True):
+                old_BHSD.index_copy_(0, sentences_K, new_BHSD)
+        for old_B, new_B in ((self.mask.bias, fresh.mask.bias), (self.mask.length_B, fresh.mask.length_B)):
+            if old_B is not None and new_B is not None:
+                old_B.index_copy_(0, sentences_K, new_B)
+        self.beam_indices_NK.index_fill_(0, self.expand_to_rows(sentences_K), 0)
+        return replace(self, length_B=self.length_B.index_copy(0, sentences_K, fresh.length_B))
 
-    def rows_of(self, sentences_K: Tensor) -> Tensor:
-        return expand_to_rows(sentences_K, len(self.caches[0][0]) // len(self.at_B))
+    def expand_to_rows(self, sentences_K: Tensor) -> Tensor:
+        return expand_to_rows(sentences_K, len(self.caches[0][0]) // len(self.length_B))
 
 
 def select_rows(caches: list[CachePair], rows_N: Tensor) -> list[CachePair]:
-    return [tuple(each.index_select(0, rows_N) for each in pair) if pair else pair for pair in caches]  # type: ignore[misc]
+    return [tuple(tensor.index_select(0, rows_N) for tensor in pair) if pair else pair for pair in caches]  # type: ignore[misc]
 
 
-def extend_capacity(cache_NHKD: Tensor, places: int) -> Tensor:
-    return nn.functional.pad(cache_NHKD, (0, 0, 0, places))
+def extend_capacity(cache_NHKD: Tensor, positions: int) -> Tensor:
+    return nn.functional.pad(cache_NHKD, (0, 0, 0, positions))

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 
 from dragoman.models.base import Model
-from dragoman.models.heads import LanguageModel, TextClassifier
+from dragoman.models.classifier import TextClassifier
 from dragoman.models.hybrid import Hybrid
+from dragoman.models.language_model import LanguageModel
 from dragoman.models.rnn import Rnn
 from dragoman.models.settings import ModelSettings
 from dragoman.models.transformer import Transformer

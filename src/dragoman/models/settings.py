@@ -155,7 +155,7 @@ class TransformerSettings(AttentionSettings, BaseModelSettings):
         scheme.embed.check(self)
         scheme.relate.check(self)
         for name, relate in (("attention", scheme.relate), ("decoder_attention", self.decoder_scheme.relate)):
-            if relate.needs not in PATTERNS[getattr(self, name)].tells:
+            if relate.needs not in PATTERNS[getattr(self, name)].provides:
                 raise UserError(
                     f"model.{name}={getattr(self, name)} does not know the {relate.needs} of two tokens, which "
                     f"model.position={self.position} asks for; choose another position, such as sinusoidal"
@@ -186,7 +186,7 @@ class TransformerSettings(AttentionSettings, BaseModelSettings):
         from dragoman.modules.positions import POSITIONS
 
         scheme = POSITIONS[self.position]
-        return POSITIONS["sinusoidal"] if scheme.of_trees else scheme
+        return POSITIONS["sinusoidal"] if scheme.needs_trees else scheme
 
     @property
     def layout(self) -> str:
@@ -194,7 +194,7 @@ class TransformerSettings(AttentionSettings, BaseModelSettings):
         from dragoman.modules.patterns import PATTERNS
 
         patterns = (PATTERNS[self.attention], PATTERNS[self.decoder_attention])
-        return "packed" if all(pattern.shares_rows for pattern in patterns) else "padded"
+        return "packed" if all(pattern.packable for pattern in patterns) else "padded"
 
     @property
     def alignment_layer(self) -> int:
@@ -218,7 +218,7 @@ class TransformerSettings(AttentionSettings, BaseModelSettings):
         from dragoman.modules.positions import POSITIONS
 
         scheme = POSITIONS.get(self.position)
-        return scheme is not None and scheme.of_trees
+        return scheme is not None and scheme.needs_trees
 
 
 class RnnSettings(BaseModelSettings):
@@ -262,9 +262,9 @@ class RnnSettings(BaseModelSettings):
             raise UserError(
                 f"model.bidirectional=true gives each direction half of model.width: make it even, got {self.width}"
             )
-        if not CELLS[self.cell].plain:
+        if not CELLS[self.cell].takes_nonlinearity:
             self.refuse(f"model.cell={self.cell}, which has its own", "nonlinearity")
-        if not SCORES[self.attention].sized:
+        if not SCORES[self.attention].uses_width:
             self.refuse(f"model.attention={self.attention}", "attention_width")
         if not SCORES[self.attention].reads and not BRIDGES[self.bridge].linked:
             raise UserError(
@@ -276,8 +276,8 @@ class RnnSettings(BaseModelSettings):
         from dragoman.modules.attention_scores import SCORES
         from dragoman.modules.recurrent import CELLS
 
-        found = super().unused() | (set() if CELLS[self.cell].plain else {"nonlinearity"})
-        return found | (set() if SCORES[self.attention].sized else {"attention_width"})
+        found = super().unused() | (set() if CELLS[self.cell].takes_nonlinearity else {"nonlinearity"})
+        return found | (set() if SCORES[self.attention].uses_width else {"attention_width"})
 
     @property
     def aligns(self) -> bool:
@@ -290,7 +290,7 @@ class RnnSettings(BaseModelSettings):
         return self.embedding_width or self.width
 
     @property
-    def said_width(self) -> int:
+    def output_width(self) -> int:
         """The width of the projection's input: a tied one has the width of the embeddings."""
         return self.embedded_width if self.tied else self.width
 
@@ -324,7 +324,7 @@ class HybridSettings(TransformerSettings):
 
         super().check()
         self.refuse("a hybrid, whose decoder is recurrent", *self.absent)
-        if not SCORES[self.score].sized:
+        if not SCORES[self.score].uses_width:
             self.refuse(f"model.score={self.score}", "score_width")
 
     @property
@@ -385,7 +385,7 @@ class TransformerLmSettings(TransformerSettings):
             )
 
     @property
-    def said_width(self) -> int:
+    def output_width(self) -> int:
         """The width of the projection's input."""
         return self.width
 
@@ -399,7 +399,7 @@ class TransformerClassifierSettings(TransformerSettings):
 
     @classmethod
     def menus(cls) -> Menus:
-        from dragoman.models.heads import POOLS
+        from dragoman.models.classifier import POOLS
 
         return {**super().menus(), "pool": POOLS}
 
@@ -437,7 +437,7 @@ class RnnClassifierSettings(RnnSettings):
 
     @classmethod
     def menus(cls) -> Menus:
-        from dragoman.models.heads import POOLS
+        from dragoman.models.classifier import POOLS
 
         return {**super().menus(), "pool": POOLS}
 

@@ -1,6 +1,7 @@
-"""Attention with several heads: of a sentence to itself, and of a target to its source.
+"""Multi-head attention: self-attention within a sentence and cross-attention from a target to its source.
 
-Shapes   B batch   H heads   T tokens   S source tokens   D head width   C model width   N rows of a search   K cache
+Shapes   B batch   H heads   T tokens   S source tokens   D head width   C model width   E query, key and value widths
+         N rows of a search   K cache capacity
 """
 
 from __future__ import annotations
@@ -11,8 +12,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dragoman.kernels import attention as rows
-from dragoman.kernels.attention import KERNELS, KeyValue, attend_to_cache, attend_to_source, compute_attention_weights
+from dragoman.kernels.attention import (
+    KERNELS,
+    KeyValue,
+    attend_packed,
+    attend_to_cache,
+    attend_to_source,
+    compute_attention_weights,
+    supports_packed_kernel,
+)
 from dragoman.kernels.masks import AttentionMask, RowLayout, make_additive_mask, make_causal_mask
 from dragoman.modules.dropout import HeadDropout
 from dragoman.modules.linear import Linear
@@ -23,11 +31,11 @@ from dragoman.modules.settings import AttentionSettings
 
 @dataclass(frozen=True)
 class StepContext:
-    """Where the tokens of a step stand and what they see of the cache; `who_NK` where its rows stay in their places."""
+    """What all layers share in one decoding step: positions, mask and, for an indirect cache, its row table."""
 
-    place_N1: Tensor
-    look: AttentionMask
-    who_NK: Tensor | None = None
+    position_N1: Tensor
+    mask: AttentionMask
+    beam_indices_NK: Tensor | None = None
 
 
 def split_heads(x_BTC: Tensor, heads: int) -> Tensor:
@@ -39,7 +47,7 @@ def join_heads(x_BHTD: Tensor) -> Tensor:
 
 
 class MultiHeadAttention(nn.Module):
-    """What both kinds share: how wide queries, keys and values are, and what becomes of the answer."""
+    """The common part of self- and cross-attention: widths, kernel and output projection."""
 
     def __init__(self, settings: AttentionSettings) -> None:
         super().__init__()
@@ -47,81 +55,88 @@ class MultiHeadAttention(nn.Module):
         self.query_width, self.value_width = settings.key_width * self.heads, settings.head_width * self.heads
         self.dropout = HeadDropout(settings.head_dropout)
         same_width = settings.key_width == settings.head_width
-        self.plain = settings.kernel == "auto" and settings.projections and settings.scaled and same_width
+        self.fusable = settings.kernel == "auto" and settings.projections and settings.scaled and same_width
         self.out = Linear(self.value_width, settings.width) if settings.projections else nn.Identity()
 
-    def scaled(self, q_BHTD: Tensor) -> Tensor:
-        """Kernels divide scores by the root of the width; where that is not wanted, queries make up for it."""
+    def undo_scaling(self, q_BHTD: Tensor) -> Tensor:
+        """Kernels divide scores by the root of the width; without `scaled`, multiply the queries by it."""
         return q_BHTD if self.settings.scaled else q_BHTD * q_BHTD.size(-1) ** 0.5
 
-    def joined(self, read_BHTD: Tensor) -> Tensor:
-        """What all heads have read, as one."""
-        out_BTC: Tensor = self.out(join_heads(self.dropout(read_BHTD)))
+    def project_output(self, out_BHTD: Tensor) -> Tensor:
+        out_BTC: Tensor = self.out(join_heads(self.dropout(out_BHTD)))
         return out_BTC
 
 
 class SelfAttention(MultiHeadAttention):
-    """Every token asks the tokens of its own sentence. One product makes queries, keys and values."""
+    """Attention of every token to its own sentence. One projection makes queries, keys and values."""
 
     def __init__(
-        self, settings: AttentionSettings, relate: Callable[[AttentionSettings], AttentionPosition], *, ahead: bool
-    ):
+        self,
+        settings: AttentionSettings,
+        relate: Callable[[AttentionSettings], AttentionPosition],
+        *,
+        bidirectional: bool,
+    ) -> None:
         super().__init__(settings)
         if settings.projections:
             self.query_key_value = Linear(settings.width, 2 * self.query_width + self.value_width)
         self.relate = relate(settings)
-        self.pattern = PATTERNS[settings.attention if ahead else settings.decoder_attention](settings, ahead=ahead)
-        self.plain = self.plain and type(self.relate) is AttentionPosition and type(self.pattern) is FullAttention
+        pattern = PATTERNS[settings.attention if bidirectional else settings.decoder_attention]
+        self.pattern = pattern(settings, bidirectional=bidirectional)
+        self.fusable = self.fusable and type(self.relate) is AttentionPosition and type(self.pattern) is FullAttention
 
-    def made(self, x_BTC: Tensor) -> Tensor:
-        """Queries, keys and values side by side; all three in one, where there are no projections."""
+    def project_qkv(self, x_BTC: Tensor) -> Tensor:
+        """Return queries, keys and values side by side; without projections, the input serves as all three."""
         out: Tensor = self.query_key_value(x_BTC) if self.settings.projections else x_BTC
         return out
 
-    def split(self, made_BTE: Tensor, position_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def split_qkv(self, qkv_BTE: Tensor, position_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values by heads; queries and keys are rotated if the position scheme says so."""
         widths = [self.query_width, self.query_width, self.value_width]
-        parts = torch.split_with_sizes(made_BTE, widths, -1) if self.settings.projections else [made_BTE] * 3
-        q, k, v = (split_heads(each, self.heads) for each in parts)
-        return self.scaled(self.relate.turn(q, position_BT)), self.relate.turn(k, position_BT), v
+        parts = torch.split_with_sizes(qkv_BTE, widths, -1) if self.settings.projections else [qkv_BTE] * 3
+        q, k, v = (split_heads(part, self.heads) for part in parts)
+        return self.undo_scaling(self.relate.rotate(q, position_BT)), self.relate.rotate(k, position_BT), v
 
-    def look(self, rows: RowLayout) -> AttentionMask:
-        """What `forward` must know of the rows. All layers of a stack can share it."""
-        return self.pattern.look(rows, self.relate)
+    def make_mask(self, rows: RowLayout) -> AttentionMask:
+        """Return the mask for `forward`. All layers of a stack can share it."""
+        return self.pattern.make_mask(rows, self.relate)
 
-    def forward(self, x_BTC: Tensor, position_BT: Tensor, look: AttentionMask) -> Tensor:
-        made = self.made(x_BTC)
-        if self.plain and rows.supports_packed_kernel(made, look, self.settings.head_width):
-            return self.joined(split_heads(rows.attend_packed(made, None, look, self.heads), self.heads))
-        q, k, v = self.split(made, position_BT)
-        return self.joined(self.pattern(q, k, v, look, self.relate, self.kernel))
+    def forward(self, x_BTC: Tensor, position_BT: Tensor, mask: AttentionMask) -> Tensor:
+        qkv_BTE = self.project_qkv(x_BTC)
+        if self.fusable and supports_packed_kernel(qkv_BTE, mask, self.settings.head_width):
+            return self.project_output(split_heads(attend_packed(qkv_BTE, None, mask, self.heads), self.heads))
+        q, k, v = self.split_qkv(qkv_BTE, position_BT)
+        return self.project_output(self.pattern(q, k, v, mask, self.relate, self.kernel))
 
-    def glance(self, place_N1: Tensor, capacity: int, dtype: torch.dtype) -> AttentionMask:
-        """What `step` must know of tokens at these places: they see the cache up to their own. All layers share it."""
-        place_1K = torch.arange(capacity, device=place_N1.device)[None]
-        keep_N1K, visible = make_causal_mask(place_N1, place_1K), self.pattern.visible(place_N1, place_1K)
-        keep_N1K = keep_N1K if visible is None else keep_N1K & visible
-        if self.relate.needs == "nothing":
-            return AttentionMask(
-                bias=make_additive_mask(keep_N1K[:, None], dtype)
-            )  # made once here, not once in every layer
-        return AttentionMask(keep_N1K[:, None], gap=self.relate.gap(place_N1, place_1K))
+    def make_step_mask(self, position_N1: Tensor, capacity: int, dtype: torch.dtype) -> AttentionMask:
+        """Return the mask for `step`: tokens at these positions attend to the cache up to their own position."""
+        position_1K = torch.arange(capacity, device=position_N1.device)[None]
+        allowed_N1K = make_causal_mask(position_N1, position_1K)
+        pattern_N1K = self.pattern.make_pattern_mask(position_N1, position_1K)
+        if pattern_N1K is not None:
+            allowed_N1K = allowed_N1K & pattern_N1K
+        if self.relate.needs == "nothing":  # a bias is made once here, not once in every layer
+            return AttentionMask(bias=make_additive_mask(allowed_N1K[:, None], dtype))
+        return AttentionMask(allowed_N1K[:, None], relative=self.relate.compute_relative(position_N1, position_1K))
 
-    def step(self, x_N1C: Tensor, cache: KeyValue, now: StepContext) -> Tensor:
-        """One more token: its key and value go to their place in the cache, then it looks at what is there."""
-        place_N1, look = now.place_N1, now.look
-        q_NH1D, k_NH1D, v_NH1D = self.split(self.made(x_N1C), place_N1)
-        if now.who_NK is not None:
+    def step(self, x_N1C: Tensor, cache: KeyValue, context: StepContext) -> Tensor:
+        """Store the key and value of one more token per row in the cache, then attend to the cache."""
+        position_N1 = context.position_N1
+        q_NH1D, k_NH1D, v_NH1D = self.split_qkv(self.project_qkv(x_N1C), position_N1)
+        if context.beam_indices_NK is not None:
             new = (k_NH1D[:, :, 0], v_NH1D[:, :, 0])
-            read_NHD = attend_to_cache(q_NH1D[:, :, 0], new, cache, place_N1[:, 0], now.who_NK)
-            read_N1C: Tensor = self.out(read_NHD.flatten(1)[:, None])
-            return read_N1C
+            out_NHD = attend_to_cache(q_NH1D[:, :, 0], new, cache, position_N1[:, 0], context.beam_indices_NK)
+            out_N1C: Tensor = self.out(out_NHD.flatten(1)[:, None])
+            return out_N1C
         head_N = torch.arange(len(x_N1C) * self.heads, device=x_N1C.device)
-        where_N = head_N * cache[0].size(2) + place_N1.expand(-1, self.heads).flatten()
-        for held_NHKD, new_NH1D in zip(cache, (k_NH1D, v_NH1D), strict=True):
-            held_NHKD.view(-1, held_NHKD.size(3)).index_copy_(0, where_N, new_NH1D.flatten(0, 2).to(held_NHKD.dtype))
-        return self.joined(self.relate.attend(self.kernel, q_NH1D, *cache, look))
+        slot_N = head_N * cache[0].size(2) + position_N1.expand(-1, self.heads).flatten()
+        for cached_NHKD, new_NH1D in zip(cache, (k_NH1D, v_NH1D), strict=True):
+            flat_MD = cached_NHKD.view(-1, cached_NHKD.size(3))
+            flat_MD.index_copy_(0, slot_N, new_NH1D.flatten(0, 2).to(cached_NHKD.dtype))
+        return self.project_output(self.relate.attend(self.kernel, q_NH1D, *cache, context.mask))
 
-    def empty(self, rows: int, like: Tensor) -> KeyValue:
+    def make_empty_cache(self, rows: int, like: Tensor) -> KeyValue:
+        """Return a cache with room for no token yet."""
         return (
             like.new_zeros(rows, self.heads, 0, self.settings.key_width),
             like.new_zeros(rows, self.heads, 0, self.settings.head_width),
@@ -129,7 +144,7 @@ class SelfAttention(MultiHeadAttention):
 
 
 class CrossAttention(MultiHeadAttention):
-    """Every target token asks the tokens of its source sentence."""
+    """Attention of every target token to its source sentence."""
 
     def __init__(self, settings: AttentionSettings) -> None:
         super().__init__(settings)
@@ -137,34 +152,33 @@ class CrossAttention(MultiHeadAttention):
             self.query = Linear(settings.width, self.query_width)
             self.key_value = Linear(settings.width, self.query_width + self.value_width)
 
-    def look_up(self, memory_BSC: Tensor) -> KeyValue:
-        """Keys and values of the source: made once, asked at every step."""
+    def project_memory(self, memory_BSC: Tensor) -> KeyValue:
+        """Return the keys and values of the source. They are made once and used at every step."""
         if not self.settings.projections:
             both = split_heads(memory_BSC, self.heads)
             return both, both
         k, v = self.key_value(memory_BSC).split([self.query_width, self.value_width], -1)
         return split_heads(k, self.heads), split_heads(v, self.heads)
 
-    def ask(self, x_BTC: Tensor) -> Tensor:
-        return self.scaled(split_heads(self.query(x_BTC) if self.settings.projections else x_BTC, self.heads))
+    def project_query(self, x_BTC: Tensor) -> Tensor:
+        return self.undo_scaling(split_heads(self.query(x_BTC) if self.settings.projections else x_BTC, self.heads))
 
-    def forward(self, x_BTC: Tensor, memory: KeyValue, look: AttentionMask) -> Tensor:
-        if look.stop is not None:
-            q_NHD = self.ask(x_BTC).transpose(1, 2).flatten(0, 1)
-            read_BTC: Tensor = self.out(attend_to_source(q_NHD, memory, look.stop).flatten(1)).view_as(x_BTC)
-            return read_BTC
-        return self.joined(self.kernel(self.ask(x_BTC), *memory, look))
+    def forward(self, x_BTC: Tensor, memory: KeyValue, mask: AttentionMask) -> Tensor:
+        if mask.length_B is not None:
+            q_NHD = self.project_query(x_BTC).transpose(1, 2).flatten(0, 1)
+            out_BTC: Tensor = self.out(attend_to_source(q_NHD, memory, mask.length_B).flatten(1)).view_as(x_BTC)
+            return out_BTC
+        return self.project_output(self.kernel(self.project_query(x_BTC), *memory, mask))
 
-    def over(self, x_BTC: Tensor, memory_BSC: Tensor, look: AttentionMask) -> Tensor:
-        """The same straight from the source's states, for those who ask only once."""
-        if not self.plain:
-            return self(x_BTC, self.look_up(memory_BSC), look)  # type: ignore[no-any-return]
-        query_BTC = self.query(x_BTC)
-        if not rows.supports_packed_kernel(query_BTC, look, self.settings.head_width):
-            return self(x_BTC, self.look_up(memory_BSC), look)  # type: ignore[no-any-return]
-        read_BTC = rows.attend_packed(query_BTC, self.key_value(memory_BSC), look, self.heads)
-        return self.joined(split_heads(read_BTC, self.heads))
+    def attend_states(self, x_BTC: Tensor, memory_BSC: Tensor, mask: AttentionMask) -> Tensor:
+        """Attend straight to the source's states, as in training, where keys and values are used only once."""
+        if self.fusable:
+            query_BTC = self.query(x_BTC)
+            if supports_packed_kernel(query_BTC, mask, self.settings.head_width):
+                out_BTC = attend_packed(query_BTC, self.key_value(memory_BSC), mask, self.heads)
+                return self.project_output(split_heads(out_BTC, self.heads))
+        return self(x_BTC, self.project_memory(memory_BSC), mask)  # type: ignore[no-any-return]
 
-    def weights(self, x_BTC: Tensor, memory: KeyValue, look: AttentionMask) -> Tensor:
-        """What `forward` looks at, before it reads the values: weights_BHTS."""
-        return compute_attention_weights(self.ask(x_BTC), memory[0], look)
+    def weights(self, x_BTC: Tensor, memory: KeyValue, mask: AttentionMask) -> Tensor:
+        """Return the attention weights that `forward` uses: weight_BHTS."""
+        return compute_attention_weights(self.project_query(x_BTC), memory[0], mask)

@@ -1,8 +1,9 @@
-"""How a recurrent decoder looks at its source: scores on a menu, softmax over them, and the mean of what it looks at.
+"""Attention of a recurrent decoder to its source: scores, softmax, and the weighted mean of the source states.
 
-Shapes   B sentences   S source width   T queries   C width of a state   M width of a source state   A attention width
-A score takes the decoder's states and keys made of the source's states, and returns score_BTS.
-To add one: a class below and a line in SCORES.
+A score takes decoder states and keys made from encoder states, and returns score_BTS. To add a score, write a subclass
+of AttentionScore and a line in SCORES.
+
+Shapes   B sentences   S source width   T queries   C decoder width   M encoder width   A attention width
 """
 
 from __future__ import annotations
@@ -17,31 +18,28 @@ from torch import Tensor, nn
 from dragoman.kernels.masks import unmask_empty_queries
 from dragoman.modules.linear import Linear
 
-BLOCK_ELEMENTS = {
-    "cpu": 1 << 18,
-    "cuda": 1 << 26,
-}  # numbers of the additive score held at a time: few enough for a CPU's cache
-WIDEST_FUSED_SCORE = 2048  # attention width whose sums a program of a GPU can hold
+BLOCK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}  # of the tanh held at a time: few enough for a CPU's cache
+WIDEST_FUSED_SCORE = 2048  # attention width up to which the Triton kernel can hold a row
 
 
 class AttentionScore(nn.Module):
-    """All source tokens count alike, so that what is read is their mean."""
+    """Score all source tokens alike, so that the context vector is their mean. Base class of the scores."""
 
-    reads = True  # whether the decoder gets to see what it looks at
-    sized = False  # whether model.attention_width matters to it
-    aligns = False  # whether its weights tell source tokens apart
+    reads = True  # whether the decoder gets a context vector
+    uses_width = False  # whether model.attention_width applies
+    aligns = False  # whether its weights distinguish source tokens
 
-    def __init__(self, width: int, memory_width: int, attention_width: int) -> None:  # noqa: ARG002 - the menu's shape
+    def __init__(self, width: int, memory_width: int, attention_width: int) -> None:  # noqa: ARG002 - the registry's signature
         super().__init__()
         self.width, self.attention_width = width, attention_width
 
     @property
-    def products(self) -> int:
-        """Multiply-adds when a query meets a key (models/flops.py)."""
+    def multiply_adds(self) -> int:
+        """Multiply-adds per query and key (models/flops.py)."""
         return 0
 
     def keys(self, memory_BSM: Tensor) -> Tensor:
-        """What a source state shows of itself: made once, asked at every step."""
+        """Return the keys of the source states, which are made once and used at every step."""
         return memory_BSM
 
     def forward(self, query_BTC: Tensor, key_BSA: Tensor) -> Tensor:
@@ -49,18 +47,18 @@ class AttentionScore(nn.Module):
 
 
 class NoAttention(AttentionScore):
-    """The bottleneck: the decoder sees nothing of the source but the state that it starts from."""
+    """No attention: the decoder sees the source only through its initial state, the bottleneck."""
 
     reads = False
 
 
 class DotScore(AttentionScore):
-    """s'h. Both have one width."""
+    """s'h, where s is the decoder state and h the encoder state, of the same width."""
 
     aligns = True
 
     @property
-    def products(self) -> int:
+    def multiply_adds(self) -> int:
         return self.width
 
     def forward(self, query_BTC: Tensor, key_BSA: Tensor) -> Tensor:
@@ -68,7 +66,7 @@ class DotScore(AttentionScore):
 
 
 class MultiplicativeScore(DotScore):
-    """s'Wh."""
+    """s'Wh (Luong 2015)."""
 
     def __init__(self, width: int, memory_width: int, attention_width: int) -> None:
         super().__init__(width, memory_width, attention_width)
@@ -80,9 +78,9 @@ class MultiplicativeScore(DotScore):
 
 
 class AdditiveScore(AttentionScore):
-    """v'tanh(W1 h + W2 s)."""
+    """v'tanh(W1 h + W2 s) (Bahdanau 2015)."""
 
-    sized = True
+    uses_width = True
     aligns = True
 
     def __init__(self, width: int, memory_width: int, attention_width: int) -> None:
@@ -92,7 +90,7 @@ class AdditiveScore(AttentionScore):
         self.weight = nn.Parameter(torch.empty(attention_width).uniform_(-1, 1) * (3 / attention_width) ** 0.5)
 
     @property
-    def products(self) -> int:
+    def multiply_adds(self) -> int:
         return self.attention_width
 
     def keys(self, memory_BSM: Tensor) -> Tensor:
@@ -100,23 +98,23 @@ class AdditiveScore(AttentionScore):
         return out
 
     def forward(self, query_BTC: Tensor, key_BSA: Tensor) -> Tensor:
-        given = self.query(query_BTC), key_BSA, self.weight
-        return score_additive_fused(*given) if supports_fused_score(*given) else score_additive_chunked(*given)
+        inputs = self.query(query_BTC), key_BSA, self.weight
+        return score_additive_fused(*inputs) if supports_fused_score(*inputs) else score_additive_chunked(*inputs)
 
 
 def score_additive_reference(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -> Tensor:
-    """The additive score, written to be read. It holds B x T x S x A numbers."""
+    """Compute the additive score (reference implementation). It materializes B x T x S x A elements."""
     return torch.tanh(query_BTA[:, :, None] + key_BSA[:, None]) @ weight_A
 
 
-def supports_fused_score(*given: Tensor) -> bool:
-    """Whether the kernel for a GPU can make the additive score of these: it counts in float32."""
-    narrow = all(x.is_cuda and x.dtype in (torch.float32, torch.bfloat16, torch.float16) for x in given)
-    return narrow and given[-1].numel() <= WIDEST_FUSED_SCORE
+def supports_fused_score(*inputs: Tensor) -> bool:
+    """Return whether the Triton kernel can be used, which computes in float32."""
+    supported = all(x.is_cuda and x.dtype in (torch.float32, torch.bfloat16, torch.float16) for x in inputs)
+    return supported and inputs[-1].numel() <= WIDEST_FUSED_SCORE
 
 
 def score_additive_fused(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -> Tensor:
-    """The same numbers by one kernel, in whose registers all that is in the tanh stays; gradients included."""
+    """Compute the score in one kernel that keeps the tanh in registers, gradients included."""
     from dragoman.kernels.additive_score_triton import additive_score
 
     score_BTS: Tensor = additive_score(query_BTA, key_BSA, weight_A)
@@ -124,13 +122,13 @@ def score_additive_fused(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -
 
 
 def score_additive_chunked(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -> Tensor:
-    """The same numbers, a few at a time, gradients included; what is in the tanh is made again for them, not kept.
+    """Compute the score in blocks; the backward pass recomputes the tanh instead of storing it.
 
-    tanh(x) is 2 sigmoid(2x) - 1, and a CPU makes a sigmoid in a sixth of the time. Narrow floats are widened, since
-    sums of them are slow there too.
+    tanh(x) = 2 sigmoid(2x) - 1, and a CPU computes a sigmoid in a sixth of the time. Half precision is widened to
+    float32, since a CPU adds it slowly.
     """
     dtype = torch.promote_types(query_BTA.dtype, torch.float32)
-    with torch.autocast(query_BTA.device.type, enabled=False):  # it would narrow all that is in the tanh
+    with torch.autocast(query_BTA.device.type, enabled=False):  # it would compute the tanh in half precision
         score_BTS: Tensor = _Additive.apply(  # type: ignore[no-untyped-call]
             2 * query_BTA.to(dtype), 2 * key_BSA.to(dtype), weight_A.to(dtype)
         )
@@ -138,7 +136,7 @@ def score_additive_chunked(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor)
 
 
 class _Additive(torch.autograd.Function):
-    """From twice the queries and twice the keys: 2 v'y - v'1, where y is the sigmoid of their sum; y' is y - y^2."""
+    """Given twice the queries and twice the keys, return 2 v'y - v'1, where y = sigmoid(query + key), dy = y - y^2."""
 
     @staticmethod
     def forward(ctx: Any, query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -> Tensor:
@@ -153,23 +151,23 @@ class _Additive(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         query_BTA, key_BSA, weight_A = ctx.saved_tensors
         grad_BTS = grads[0].contiguous()
-        slope_BTA, slope_BSA = torch.empty_like(query_BTA), torch.zeros_like(key_BSA)
-        slope_A = -grad_BTS.sum().expand_as(weight_A)
+        query_grad_BTA, key_grad_BSA = torch.empty_like(query_BTA), torch.zeros_like(key_BSA)
+        weight_grad_A = -grad_BTS.sum().expand_as(weight_A)
         for rows, times in split_into_blocks(query_BTA, key_BSA):
             grad_bt1S = grad_BTS[rows, times, None]
             y_btSA = (query_BTA[rows, times, None] + key_BSA[rows, None]).sigmoid_()
-            slope_A = slope_A + 2 * (grad_bt1S.reshape(1, -1) @ y_btSA.flatten(0, 2))[0]
-            bend_btSA = torch.addcmul(y_btSA, y_btSA, y_btSA, value=-1, out=y_btSA)
-            slope_BTA[rows, times] = (grad_bt1S @ bend_btSA)[:, :, 0]
-            slope_BSA[rows] += bend_btSA.mul_(grad_bt1S.mT).sum(1)
-        return slope_BTA.mul_(2 * weight_A), slope_BSA.mul_(2 * weight_A), slope_A
+            weight_grad_A = weight_grad_A + 2 * (grad_bt1S.reshape(1, -1) @ y_btSA.flatten(0, 2))[0]
+            dy_btSA = torch.addcmul(y_btSA, y_btSA, y_btSA, value=-1, out=y_btSA)
+            query_grad_BTA[rows, times] = (grad_bt1S @ dy_btSA)[:, :, 0]
+            key_grad_BSA[rows] += dy_btSA.mul_(grad_bt1S.mT).sum(1)
+        return query_grad_BTA.mul_(2 * weight_A), key_grad_BSA.mul_(2 * weight_A), weight_grad_A
 
 
 def split_into_blocks(query_BTA: Tensor, key_BSA: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Rows and times of the grid, so few at a time that what is made of them stays in reach."""
+    """Yield slices of rows and of queries, small enough for their B x T x S x A elements to stay in cache."""
     B, T, _ = query_BTA.shape
-    room = BLOCK_ELEMENTS[query_BTA.device.type] // max(1, key_BSA[0].numel())
-    height, width = max(1, room // max(1, T)), max(1, min(room, T))
+    budget = BLOCK_ELEMENTS[query_BTA.device.type] // max(1, key_BSA[0].numel())
+    height, width = max(1, budget // max(1, T)), max(1, min(budget, T))
     for row in range(0, B, height):
         for time in range(0, T, width):
             yield slice(row, row + height), slice(time, time + width)
@@ -177,45 +175,45 @@ def split_into_blocks(query_BTA: Tensor, key_BSA: Tensor) -> Iterator[tuple[slic
 
 @dataclass(frozen=True)
 class EncodedSource:
-    """The sources as attention sees them, one per sentence."""
+    """Keys, values and padding mask of the sources, one per sentence."""
 
     key_BSA: Tensor
     value_BSM: Tensor
-    keep_B1S: Tensor
+    allowed_B1S: Tensor
 
     def keep(self, sentences_K: Tensor) -> EncodedSource:
-        """Only these."""
+        """Return only these sentences."""
         return EncodedSource(*(each.index_select(0, sentences_K) for each in self.parts))
 
     def put(self, sentences_K: Tensor, fresh: EncodedSource) -> EncodedSource:
-        """Others in the places of these, written over them."""
-        for held, new in zip(self.parts, fresh.parts):
-            held.index_copy_(0, sentences_K, new)
+        """Overwrite these sentences in place."""
+        for old, new in zip(self.parts, fresh.parts):
+            old.index_copy_(0, sentences_K, new)
         return self
 
     @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.key_BSA, self.value_BSM, self.keep_B1S
+        return self.key_BSA, self.value_BSM, self.allowed_B1S
 
 
 class SourceAttention(nn.Module):
-    """Every target token looks at the source, as its score says."""
+    """Attention of every target token to the source, by any of the scores."""
 
     def __init__(self, score: AttentionScore, memory_width: int) -> None:
         super().__init__()
         self.score = score
-        self.width = memory_width if score.reads else 0  # of what it reads
+        self.width = memory_width if score.reads else 0  # of the context vector
 
-    def look_up(self, memory_BSM: Tensor, keep_BS: Tensor) -> EncodedSource:
+    def prepare(self, memory_BSM: Tensor, keep_BS: Tensor) -> EncodedSource:
         return EncodedSource(self.score.keys(memory_BSM), memory_BSM, unmask_empty_queries(keep_BS[:, None]))
 
     def weights(self, query_BTC: Tensor, source: EncodedSource) -> Tensor:
-        """How much each target token looks at each source token: shares_BTS."""
+        """Return the attention weights: weight_BTS."""
         score_BTS: Tensor = self.score(query_BTC, source.key_BSA)
-        return score_BTS.masked_fill(~source.keep_B1S, -torch.inf).softmax(-1)
+        return score_BTS.masked_fill(~source.allowed_B1S, -torch.inf).softmax(-1)
 
     def forward(self, query_BTC: Tensor, source: EncodedSource) -> Tensor:
-        """[a; s]: what was read, beside the state that asked for it."""
+        """Return [a; s], the context vector beside the decoder state."""
         if not self.score.reads:
             return query_BTC
         return torch.cat([self.weights(query_BTC, source) @ source.value_BSM, query_BTC], -1)

@@ -1,10 +1,7 @@
-"""Dropout. What a row draws does not depend on how its grid was cut.
+"""Dropout of single elements, and of tokens, heads and layers.
 
-A grid may be worked on in parts: by several processes, or one part after the other where it does not fit into memory.
-What is drawn is that of the whole grid: a CPU draws all of it, and each part takes its own rows; a GPU draws by
-counting, and begins to count where the part begins.
-
-Dropout of whole things: words, heads, layers. All the numbers that make one up share one draw.
+What is sampled for a row does not depend on how its batch is split over processes or over gradient accumulation: see
+`use_row_slice` and `sample_dropout_mask`.
 
 Shapes   B rows   T tokens   C model width   H heads   D head width
 """
@@ -21,19 +18,19 @@ from torch import Tensor, nn
 
 
 class RowSlice(NamedTuple):
-    """The rows at hand: so many from `first` on, of a grid of `height` rows that is passed through `passes` times."""
+    """Which rows of a batch are being computed: those from `first` on, of `height` rows, in `passes` copies."""
 
     first: int
     height: int
     passes: int = 1
 
 
-_row_slice: RowSlice | None = None  # None: the rows at hand are all there are
+_row_slice: RowSlice | None = None  # None: the full batch is being computed
 
 
 @contextmanager
 def use_row_slice(first: int, height: int, passes: int = 1) -> Iterator[None]:
-    """Inside, everything is drawn for a grid of `height` rows, of which those from `first` on are at hand."""
+    """Sample dropout masks for a batch of `height` rows and use the part that starts at row `first`."""
     global _row_slice
     before, _row_slice = _row_slice, RowSlice(first, height, passes) if height else None
     try:
@@ -43,10 +40,10 @@ def use_row_slice(first: int, height: int, passes: int = 1) -> Iterator[None]:
 
 
 class Dropout(nn.Module):
-    """Leave out a share `rate` of the numbers at training, and scale up the others. Rows come first.
+    """Zero a share `rate` of the elements in training and scale up the others. The first axis is the rows.
 
-    Random numbers are slow to draw: PyTorch's own dropout costs as much as a matrix product on a CPU, and on a GPU more
-    than it takes to move the numbers. So 16 bits serve for each; the rate is met to one part in 65,536.
+    Sampling is slow: PyTorch's dropout costs as much as a matrix product on a CPU, and more than the memory traffic on
+    a GPU. Here each element uses only 16 random bits, so the rate is exact to one part in 65,536.
     """
 
     def __init__(self, rate: float) -> None:
@@ -54,15 +51,15 @@ class Dropout(nn.Module):
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
-        factor = self.factors(x.shape, x)
-        return x if factor is None else x * factor
+        mask = self.sample_mask(x.shape, x)
+        return x if mask is None else x * mask
 
-    def factors(self, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
-        """What it multiplies numbers of this shape by; None where it does nothing."""
+    def sample_mask(self, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
+        """Return the factors for a tensor of this shape, 0 or 1 / (1 - rate); None if nothing is dropped."""
         return sample_dropout_mask(shape, self.rate, like) if self.training and self.rate else None
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
-        """x + dropout(y), in one go where that is faster."""
+        """Return x + dropout(y), fused where that is faster."""
         if self.training and self.rate and y.device.type == "cpu":
             return torch.addcmul(x, y, sample_dropout_mask(y.shape, self.rate, y))
         out: Tensor = x + self(y)
@@ -73,7 +70,11 @@ class Dropout(nn.Module):
 
 
 def sample_dropout_mask(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
-    """For every number of this shape, rows first, 0 with chance `rate`, else 1 / (1 - rate). A function of the seed."""
+    """Return 0 with probability `rate`, else 1 / (1 - rate), for every element. A function of the seed alone.
+
+    The result does not depend on how the batch is split: a CPU samples the full batch and takes its rows, and a GPU
+    uses a counter-based generator that starts at the first row.
+    """
     first, height, passes = _row_slice or RowSlice(0, shape[0] if shape else 1)
     if like.is_cuda:
         from dragoman.kernels.rowwise_triton import sample_keep_mask
@@ -83,8 +84,8 @@ def sample_dropout_mask(shape: tuple[int, ...], rate: float, like: Tensor) -> Te
         return keep.to(like.dtype) / (1 - rate)
     if _row_slice is None:
         return _sample_on_cpu(shape, rate, like)
-    whole = _sample_on_cpu((passes, height, *shape[1:]), rate, like)
-    return whole[:, first : first + shape[0] // passes].reshape(shape)
+    full = _sample_on_cpu((passes, height, *shape[1:]), rate, like)
+    return full[:, first : first + shape[0] // passes].reshape(shape)
 
 
 def _sample_on_cpu(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
@@ -96,18 +97,18 @@ def _sample_on_cpu(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
 
 
 class StructuredDropout(nn.Module):
-    """Leave out a share `rate` of all things at training. Rows come first."""
+    """Drop a share `rate` of tokens, heads or layers in training: one sample decides for all of their elements."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate
 
     @property
-    def on(self) -> bool:
+    def active(self) -> bool:
         return self.training and self.rate > 0
 
-    def draw(self, x: Tensor, axes: int) -> Tensor:
-        """For all that lies along the last axes, 0 if it is left out, else 1 / (1 - rate)."""
+    def sample_mask(self, x: Tensor, axes: int) -> Tensor:
+        """Return factors that are constant along the last `axes` axes: 0 if dropped, else 1 / (1 - rate)."""
         return sample_dropout_mask((*x.shape[:-axes], *[1] * axes), self.rate, x)
 
     def extra_repr(self) -> str:
@@ -115,27 +116,27 @@ class StructuredDropout(nn.Module):
 
 
 class WordDropout(StructuredDropout):
-    """The model must do without a word, though not without its place (Sennrich 2019); the others are scaled up."""
+    """Drop the embeddings of tokens, but not their positions, and scale up the others (Sennrich 2019)."""
 
     def forward(self, x_BTC: Tensor, seen_BT: Tensor | None = None) -> Tensor:
-        """Where `seen_BT` is False, a word is left out whatever is drawn."""
-        x_BTC = x_BTC * self.draw(x_BTC, 1) if self.on else x_BTC
+        """Drop tokens, and those where `seen_BT` is False in any case."""
+        x_BTC = x_BTC * self.sample_mask(x_BTC, 1) if self.active else x_BTC
         return x_BTC if seen_BT is None else x_BTC * seen_BT[..., None]
 
 
 class HeadDropout(StructuredDropout):
-    """No head can rely on what another has read (DropHead, Zhou 2020); the others are scaled up."""
+    """Drop the outputs of attention heads and scale up the others (DropHead, Zhou 2020)."""
 
-    def forward(self, read_BHTD: Tensor) -> Tensor:
-        return read_BHTD * self.draw(read_BHTD, 2) if self.on else read_BHTD
+    def forward(self, out_BHTD: Tensor) -> Tensor:
+        return out_BHTD * self.sample_mask(out_BHTD, 2) if self.active else out_BHTD
 
 
 class LayerDropout(StructuredDropout):
-    """Of layers: a row goes round a layer instead of through it (LayerDrop, Fan 2020).
+    """Let rows of a batch skip a layer (LayerDrop, Fan 2020).
 
-    Nothing is scaled up, since the norm that follows would scale it down. Rows draw each for themselves, so that it
-    does not matter which of them are at hand; all of them are computed either way.
+    Nothing is scaled up, since the norm that follows would undo it. Each row is sampled separately, so the result does
+    not depend on how the batch is split; the layer is computed for all rows either way.
     """
 
     def forward(self, before_BTC: Tensor, after_BTC: Tensor) -> Tensor:
-        return torch.where(self.draw(after_BTC, 2) > 0, after_BTC, before_BTC) if self.on else after_BTC
+        return torch.where(self.sample_mask(after_BTC, 2) > 0, after_BTC, before_BTC) if self.active else after_BTC

@@ -1,6 +1,8 @@
-"""What stands around attention: the feed-forward nets on a menu, and the residual wiring.
+"""The parts of a Transformer layer around attention: feed-forward networks and residual connections.
 
-Shapes   B batch   T tokens   C model width   I inner width
+To add a feed-forward network, write a subclass of FeedForward and a line in FEEDFORWARDS.
+
+Shapes   B batch   T tokens   C model width
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from dragoman.modules.norms import Norm
 
 Sublayer = TypeVar("Sublayer", bound=nn.Module)
 
-NORM_PLACES = {"pre": "pre", "post": "post"}  # norm before the sublayer, or after the residual sum (as in the paper)
+NORM_PLACES = {"pre": "pre", "post": "post"}  # norm before the sublayer, or after the residual sum (Vaswani 2017)
 
 
 class FeedForward(nn.Module):
-    """Two products on every token alone, and nothing between them: the net stays linear."""
+    """Two linear layers on each token without a nonlinearity. Base class of the others."""
 
     def __init__(self, width: int, inner: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -30,7 +32,7 @@ class FeedForward(nn.Module):
         self.narrow = Linear(inner, width)
 
     def inner(self, x_BTC: Tensor) -> Tensor:
-        """What stands between the two products."""
+        """Return the activations between the two layers."""
         out: Tensor = self.wide(x_BTC)
         return out
 
@@ -40,17 +42,21 @@ class FeedForward(nn.Module):
 
 
 class ReluFeedForward(FeedForward):
+    """Feed-forward network with ReLU (Vaswani 2017)."""
+
     def inner(self, x_BTC: Tensor) -> Tensor:
         return linear_relu(x_BTC, self.wide)
 
 
 class GeluFeedForward(FeedForward):
+    """Feed-forward network with GELU (Hendrycks 2016)."""
+
     def inner(self, x_BTC: Tensor) -> Tensor:
         return F.gelu(self.wide(x_BTC))
 
 
 class SwiGluFeedForward(FeedForward):
-    """One half of the wide product lets the other through (Shazeer 2020); a third narrower, so as many parameters."""
+    """One half of the inner layer gates the other (Shazeer 2020); a third narrower, for as many parameters."""
 
     def __init__(self, width: int, inner: int, dropout: float = 0.0) -> None:
         inner = max(inner * 2 // 3, 1)
@@ -64,26 +70,26 @@ class SwiGluFeedForward(FeedForward):
 
 
 class Residual(nn.Module, Generic[Sublayer]):
-    """x + f(norm(x)) or norm(x + f(x)), with dropout on what f gives; without `skip` the x + is left out."""
+    """Compute x + f(norm(x)) or norm(x + f(x)), with dropout on the output of f; without `skip`, no x is added."""
 
-    def __init__(self, sublayer: Sublayer, norm: Norm, *, place: str, skip: bool, dropout: float) -> None:
+    def __init__(self, sublayer: Sublayer, norm: Norm, *, norm_place: str, skip: bool, dropout: float) -> None:
         super().__init__()
-        self.sublayer, self.norm, self.place, self.skip = sublayer, norm, place, skip
+        self.sublayer, self.norm, self.norm_place, self.skip = sublayer, norm, norm_place, skip
         self.dropout = Dropout(dropout)
 
     def forward(self, x_BTC: Tensor, real_BT: Tensor | None, *args: Any) -> Tensor:
-        return self.around(x_BTC, real_BT, self.sublayer, *args)
+        return self.wrap(x_BTC, real_BT, self.sublayer, *args)
 
-    def around(self, x_BTC: Tensor, real_BT: Tensor | None, function: Callable[..., Tensor], *args: Any) -> Tensor:
-        """The same wiring around another verb of the sublayer, such as its `step`."""
-        x_BTC, inlet_BTC = self.norm.fork(x_BTC, real_BT) if self.place == "pre" else (x_BTC, x_BTC)
-        y_BTC = function(inlet_BTC, *args)
+    def wrap(self, x_BTC: Tensor, real_BT: Tensor | None, function: Callable[..., Tensor], *args: Any) -> Tensor:
+        """Apply the residual connection around another method of the sublayer, such as its `step`."""
+        x_BTC, input_BTC = self.norm.fork(x_BTC, real_BT) if self.norm_place == "pre" else (x_BTC, x_BTC)
+        y_BTC = function(input_BTC, *args)
         out: Tensor = self.dropout.add(x_BTC, y_BTC) if self.skip else self.dropout(y_BTC)
-        return out if self.place == "pre" else self.norm(out, real_BT)
+        return out if self.norm_place == "pre" else self.norm(out, real_BT)
 
-    def inlet(self, x_BTC: Tensor, real_BT: Tensor | None) -> Tensor:
-        """What the sublayer sees of x."""
-        out: Tensor = self.norm(x_BTC, real_BT) if self.place == "pre" else x_BTC
+    def normalize_input(self, x_BTC: Tensor, real_BT: Tensor | None) -> Tensor:
+        """Return what the sublayer gets as input."""
+        out: Tensor = self.norm(x_BTC, real_BT) if self.norm_place == "pre" else x_BTC
         return out
 
 

@@ -1,4 +1,4 @@
-"""The linear layer, and faster products for training in float32 on a CPU.
+"""The linear layer, and faster matrix products for training in float32 on a CPU.
 
 Shapes   N tokens   I inputs   O outputs
 """
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class Linear(nn.Linear):
-    """x W' + b. The numbers are those of PyTorch's own layer."""
+    """Compute x W' + b, as nn.Linear does, through oneDNN where that is faster."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or torch.is_autocast_enabled(x.device.type) or not uses_onednn(x):
@@ -22,7 +22,7 @@ class Linear(nn.Linear):
 
 
 def linear_relu(x: Tensor, layer: nn.Linear) -> Tensor:
-    """relu(x W' + b). In half precision on a GPU that is one kernel, where PyTorch's own is two."""
+    """Compute relu(x W' + b): in half precision on a GPU one kernel, where PyTorch uses two."""
     if not x.is_cuda or not torch.is_autocast_enabled("cuda"):
         return nn.functional.relu(layer(x))
     out: Tensor = _ReluLinear.apply(x.flatten(0, -2), layer.weight, layer.bias)  # type: ignore[no-untyped-call]
@@ -44,14 +44,17 @@ class _ReluLinear(torch.autograd.Function):
         from dragoman.kernels.rowwise_triton import relu_backward
 
         x, weight, out_NO = ctx.saved_tensors
-        grad_NO, slope_O = relu_backward(grads[0].contiguous(), out_NO)
-        outside, inside = ctx.dtypes
-        return (grad_NO @ weight).to(outside), (grad_NO.T @ x).to(inside), slope_O.to(inside)
+        grad_NO, bias_grad_O = relu_backward(grads[0].contiguous(), out_NO)
+        x_dtype, weight_dtype = ctx.dtypes
+        return (grad_NO @ weight).to(x_dtype), (grad_NO.T @ x).to(weight_dtype), bias_grad_O.to(weight_dtype)
 
 
 def to_autocast_dtype(x: Tensor) -> Tensor:
-    """In the precision that products are made in. On a GPU all that is between them would else be moved at full width;
-    a CPU has it in its caches."""
+    """Cast to the autocast dtype, except on a CPU.
+
+    On a GPU the elementwise operations between matrix products would otherwise move float32 through memory; a CPU has
+    the activations in its caches.
+    """
     device = x.device.type
     return x.to(torch.get_autocast_dtype(device)) if device != "cpu" and torch.is_autocast_enabled(device) else x
 
@@ -75,17 +78,17 @@ class _Linear(torch.autograd.Function):
 
 
 def uses_onednn(x: Tensor) -> bool:
-    """Whether a product with x is faster through oneDNN than as PyTorch would do it.
+    """Return whether a product with x is faster through oneDNN than through PyTorch's default.
 
     In float32 a Zen 4 core reaches 105 to 110 GFLOP/s through oneDNN, 92 to 97 through PyTorch's own products.
-    In bf16 PyTorch goes through oneDNN by itself, and so does its compiler, which does not know this product.
+    In bf16 PyTorch uses oneDNN itself, and so does its compiler, which cannot trace this operator.
     """
-    able = ONEDNN_AVAILABLE and not torch.compiler.is_compiling()
-    return able and x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() > 0
+    available = ONEDNN_AVAILABLE and not torch.compiler.is_compiling()
+    return available and x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() > 0
 
 
 def fast_linear(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """x W' + b."""
+    """Compute x W' + b, through oneDNN where that is faster."""
     if not uses_onednn(x_NI):
         return nn.functional.linear(x_NI, weight_OI, bias_O)
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x_NI, weight_OI, bias_O, "none", [], "")
@@ -93,7 +96,7 @@ def fast_linear(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -
 
 
 def compute_weight_gradient(grad_NO: Tensor, x_NI: Tensor) -> Tensor:
-    """g' x, the slope of a weight_OI. Which operand goes first matters to speed alone."""
+    """Return g' x, the gradient of weight_OI. The order of the operands only affects speed."""
     outputs, inputs = grad_NO.size(1), x_NI.size(1)
     if uses_onednn(x_NI) and outputs >= 2 * inputs:
         return fast_linear(x_NI.T, grad_NO.T).T

@@ -1,8 +1,10 @@
-"""Normalisation of activations. To add one: a module that takes the width, and a line in NORMS.
+"""Normalization of activations. To add a norm, write a subclass of Norm and a line in NORMS.
 
-Shapes   B batch   T tokens   C model width   N real tokens
-Every norm is called with the activations and with `real_BT`, True where a token stands; only one of them asks for it.
-Autocast computes them in float32; what comes out is as precise as what went in.
+A norm is called with the activations and with `real_BT`, True at tokens and False at padding, which only batch norm
+needs. Under autocast norms compute in float32 and return the dtype of their input. `formula` states what a norm with
+its initial parameters computes; the tests compare `forward` with it.
+
+Shapes   B batch   T tokens   C model width
 """
 
 from __future__ import annotations
@@ -13,30 +15,39 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-WIDEST_FUSED_NORM = 4096  # model width whose sums a program of a GPU can hold
+WIDEST_FUSED_NORM = 4096  # model width up to which the Triton kernel can hold a row
 
 
 class Norm(nn.Module):
-    """No normalisation at all."""
+    """No normalization: the base class."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.width = width
 
-    def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002 - the menu's shape
+    @staticmethod
+    def formula(x_BTC: Tensor) -> Tensor:
+        """Return what the norm computes before any training (reference implementation)."""
+        return x_BTC
+
+    def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002 - the hook's signature
         return x_BTC
 
     def fork(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """x as it is, and its norm. Who goes on with both gets the slopes of both in one."""
+        """Return (x, norm(x)) for a residual connection; a fused backward adds both gradients."""
         return x_BTC, self(x_BTC, real_BT)
 
 
 class LayerNorm(Norm):
-    """Mean 0 and variance 1 over the features of a token; then a gain and a bias for each feature (Ba 2016)."""
+    """Normalize a token to mean 0 and variance 1; then apply a gain and a bias per feature (Ba 2016)."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
         self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    @staticmethod
+    def formula(x_BTC: Tensor) -> Tensor:
+        return (x_BTC - x_BTC.mean(-1, keepdim=True)) / (x_BTC.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
 
     def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002
         if self.fused(x_BTC):
@@ -51,7 +62,7 @@ class LayerNorm(Norm):
         return super().fork(x_BTC, real_BT)
 
     def fused(self, x_BTC: Tensor) -> bool:
-        """Whether all slopes are made by one kernel: at training in half precision on a GPU."""
+        """Return whether one Triton kernel computes all gradients: when training in half precision on a GPU."""
         half = x_BTC.is_cuda and x_BTC.dtype in (torch.bfloat16, torch.float16)
         return half and self.weight.dtype == torch.float32 and self.training and self.width <= WIDEST_FUSED_NORM
 
@@ -79,53 +90,68 @@ class _FusedFork(torch.autograd.Function):
         return _layer_norm_gradients(ctx, grads[1], grads[0].contiguous())
 
 
-def _layer_norm_gradients(ctx: Any, grad_BTC: Tensor, beside_BTC: Tensor | None = None) -> tuple[Tensor, ...]:
+def _layer_norm_gradients(ctx: Any, grad_BTC: Tensor, residual_grad_BTC: Tensor | None = None) -> tuple[Tensor, ...]:
+    """Return the gradients of input, gain and bias. That of the residual branch is added to the input's."""
     from dragoman.kernels.rowwise_triton import layer_norm_backward
 
-    slope_BTC, slope_2C = layer_norm_backward(grad_BTC.contiguous(), beside_BTC, *ctx.saved_tensors)
-    return slope_BTC, *slope_2C.unbind()
+    grad_x_BTC, grad_2C = layer_norm_backward(grad_BTC.contiguous(), residual_grad_BTC, *ctx.saved_tensors)
+    return grad_x_BTC, *grad_2C.unbind()
 
 
 class ScalarLayerNorm(Norm):
-    """The same with one gain a and one bias b for all features, as the lectures write it: a (x - mean) / sd + b."""
+    """Layer norm with one gain a and one bias b for all features: a (x - mean) / sd + b."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
         self.weight, self.bias = nn.Parameter(torch.ones(())), nn.Parameter(torch.zeros(()))
+
+    @staticmethod
+    def formula(x_BTC: Tensor) -> Tensor:
+        return LayerNorm.formula(x_BTC)
 
     def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002
         return (self.weight * F.layer_norm(x_BTC, (self.width,)) + self.bias).to(x_BTC.dtype)
 
 
 class RmsNorm(Norm):
-    """Mean square 1 over the features, the mean left as it is; then a gain for each feature (Zhang 2019)."""
+    """Divide a token by its root mean square, then apply a gain per feature (Zhang 2019)."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
         self.weight = nn.Parameter(torch.ones(width))
+
+    @staticmethod
+    def formula(x_BTC: Tensor) -> Tensor:
+        return x_BTC / (x_BTC.square().mean(-1, keepdim=True) + 1e-6).sqrt()
 
     def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002
         return F.rms_norm(x_BTC.to(self.weight.dtype), (self.width,), self.weight, eps=1e-6).to(x_BTC.dtype)
 
 
 class ScaleNorm(Norm):
-    """Every token's vector brought to one learned length (Nguyen 2019)."""
+    """Scale the vector of every token to one learned length (Nguyen 2019)."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
         self.weight = nn.Parameter(torch.tensor(width**0.5))
+
+    @staticmethod
+    def formula(x_BTC: Tensor) -> Tensor:
+        length_BT1 = x_BTC.square().sum(-1, keepdim=True).sqrt()
+        out: Tensor = x_BTC / length_BT1 * x_BTC.size(-1) ** 0.5
+        return out
 
     def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002
         return (self.weight * F.normalize(x_BTC, dim=-1, eps=1e-5)).to(x_BTC.dtype)
 
 
 class BatchNorm(Norm):
-    """Mean 0 and variance 1 of each feature over a batch's real tokens; at use, over those of training (Ioffe 2015).
+    """Normalize each feature over the real tokens of a batch; in evaluation, by running statistics (Ioffe 2015).
 
-    At training a token therefore sees its neighbours, and a decoder's even what follows; at use it does not.
+    In training a token therefore depends on the other tokens of the batch, in a decoder even on later ones.
     """
 
-    MOMENTUM = 0.1  # how much of the running statistics a batch replaces
+    MOMENTUM = 0.1  # weight of a batch in the running statistics
     mean: Tensor
     variance: Tensor
 
@@ -135,6 +161,10 @@ class BatchNorm(Norm):
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("variance", torch.ones(width))
 
+    @staticmethod
+    def formula(x_BTC: Tensor) -> Tensor:
+        return (x_BTC - x_BTC.mean((0, 1))) / (x_BTC.var((0, 1), correction=0) + 1e-5).sqrt()
+
     def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:
         mean, variance = self.mean, self.variance
         if self.training:
@@ -143,7 +173,7 @@ class BatchNorm(Norm):
         return ((x_BTC - mean) * (variance + 1e-5).rsqrt() * self.weight + self.bias).to(x_BTC.dtype)
 
     def measure(self, x_BTC: Tensor, real_BT1: Tensor) -> tuple[Tensor, Tensor]:
-        """Statistics of these tokens. The running ones move towards them, unless they are not numbers."""
+        """Return mean and variance of these tokens, and update the running statistics unless they are not finite."""
         count = real_BT1.sum()
         mean = (x_BTC * real_BT1).sum((0, 1)) / count
         variance = ((x_BTC - mean).square() * real_BT1).sum((0, 1)) / count

@@ -24,9 +24,9 @@ from dragoman.types import UNKNOWN_DISTANCE
 
 
 class PositionEmbedding(nn.Module):
-    """Nothing is added."""
+    """Add nothing: the base class, and the embedding of schemes that act in attention only."""
 
-    limited = False  # knows no place beyond settings.max_length
+    limited = False  # has no vectors for positions from settings.max_length on
     uses: tuple[str, ...] = ()  # settings that only some patterns and positions read
 
     def __init__(self, settings: AttentionSettings) -> None:
@@ -35,14 +35,14 @@ class PositionEmbedding(nn.Module):
 
     @classmethod
     def check(cls, settings: AttentionSettings) -> None:
-        """Refuse settings that cannot work."""
+        """Raise a UserError for settings that cannot work."""
 
-    def forward(self, x_BTC: Tensor, rows: RowLayout) -> Tensor:  # noqa: ARG002 - the hook's shape
+    def forward(self, x_BTC: Tensor, rows: RowLayout) -> Tensor:  # noqa: ARG002 - the hook's signature
         return x_BTC
 
 
 class Sinusoidal(PositionEmbedding):
-    """Waves of growing length, sine and cosine interleaved, as in the paper (Vaswani 2017, section 3.5)."""
+    """Sines and cosines of geometrically growing wavelength, interleaved (Vaswani 2017, section 3.5)."""
 
     @classmethod
     def check(cls, settings: AttentionSettings) -> None:
@@ -50,18 +50,17 @@ class Sinusoidal(PositionEmbedding):
             raise UserError(f"model.position={settings.position} needs an even model.width, got {settings.width}")
 
     def forward(self, x_BTC: Tensor, rows: RowLayout) -> Tensor:
-        return x_BTC + self.waves(rows.position_BT).to(x_BTC.dtype)
-
-    def waves(self, position_BT: Tensor) -> Tensor:
-        """In a grid no place lies beyond its width, so each is computed once; a step of a search may stand anywhere."""
-        T = position_BT.size(1)
-        if T == 1:
-            return make_sinusoids(position_BT, self.settings.width)
-        return make_sinusoids(torch.arange(T, device=position_BT.device), self.settings.width)[position_BT]
+        T = rows.position_BT.size(1)
+        if T == 1:  # a decoding step may be at any position
+            wave_BTC = make_sinusoids(rows.position_BT, self.settings.width)
+        else:  # no position is beyond the width of a row, so each is computed once
+            position_T = torch.arange(T, device=rows.position_BT.device)
+            wave_BTC = make_sinusoids(position_T, self.settings.width)[rows.position_BT]
+        return x_BTC + wave_BTC.to(x_BTC.dtype)
 
 
 class Learned(PositionEmbedding):
-    """A vector for every place, learned like those of the words. It knows no place beyond its table."""
+    """A learned vector for every position below `max_length`."""
 
     limited = True
     uses = ("max_length",)
@@ -82,9 +81,9 @@ class Learned(PositionEmbedding):
 
 
 class TreeDepth(Sinusoidal):
-    """Waves, and a learned vector for how far a token's word lies below the root of its tree (Wang 2019).
+    """Sinusoids plus a learned vector for the depth of a token's word in its dependency tree (Wang 2019).
 
-    The root is at depth 1. Depth 0 says that no tree is known, and adds nothing: then the waves are all there is.
+    The root is at depth 1. Depth 0 means that no tree is known, and only the sinusoids are added.
     """
 
     uses = ("reach",)
@@ -97,15 +96,15 @@ class TreeDepth(Sinusoidal):
         x_BTC = super().forward(x_BTC, rows)
         if rows.depth_BT is None:
             return x_BTC
-        deep_BTC = self.table(rows.depth_BT.clamp(1, self.settings.reach) - 1) * self.settings.width**0.5
-        out: Tensor = x_BTC + deep_BTC * (rows.depth_BT > 0)[..., None]
+        depth_BTC = self.table(rows.depth_BT.clamp(1, self.settings.reach) - 1) * self.settings.width**0.5
+        out: Tensor = x_BTC + depth_BTC * (rows.depth_BT > 0)[..., None]
         return out
 
 
 class AttentionPosition(nn.Module):
-    """Queries meet keys wherever both stand."""
+    """Change nothing: attention ignores positions. Subclasses override one or more of the hooks."""
 
-    needs = "nothing"  # of what a pattern can tell: "nothing", "distance" or "tree" (modules/patterns.py)
+    needs = "nothing"  # what it must know of a query and a key: "nothing", "distance" or "tree" (modules/patterns.py)
     uses: tuple[str, ...] = ()
 
     def __init__(self, settings: AttentionSettings) -> None:
@@ -114,34 +113,34 @@ class AttentionPosition(nn.Module):
 
     @classmethod
     def check(cls, settings: AttentionSettings) -> None:
-        """Refuse settings that cannot work."""
+        """Raise a UserError for settings that cannot work."""
 
-    def gap(self, query_BQ: Tensor, key_BK: Tensor) -> Tensor | None:  # noqa: ARG002 - the hook's shape
-        """What the scheme must know of queries and keys at these positions, if anything."""
+    def compute_relative(self, query_BQ: Tensor, key_BK: Tensor) -> Tensor | None:  # noqa: ARG002
+        """Return what `attend` must know of queries and keys at these positions, relative_BQK, if anything."""
         return None
 
-    def between(self, rows: RowLayout) -> Tensor | None:
-        """The same for all tokens of these rows."""
-        return self.gap(rows.places_BT, rows.places_BT)
+    def compute_relative_in_rows(self, rows: RowLayout) -> Tensor | None:
+        """Return the same for all pairs of tokens in these rows."""
+        return self.compute_relative(rows.shared_position_BT, rows.shared_position_BT)
 
-    def turn(self, x_BHTD: Tensor, position_BT: Tensor) -> Tensor:  # noqa: ARG002
-        """What becomes of queries and keys when they are made."""
+    def rotate(self, x_BHTD: Tensor, position_BT: Tensor) -> Tensor:  # noqa: ARG002
+        """Encode the positions in queries or keys."""
         return x_BHTD
 
-    def attend(self, kernel: Kernel, q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, look: AttentionMask) -> Tensor:
-        """How they meet."""
-        return kernel(q_BHQD, k_BHKD, v_BHKD, look)
+    def attend(self, kernel: Kernel, q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: AttentionMask) -> Tensor:
+        """Compute attention, with relative positions if the scheme has them."""
+        return kernel(q_BHQD, k_BHKD, v_BHKD, mask)
 
 
 class Rotary(AttentionPosition):
-    """Queries and keys turned by angles that grow with their place: their products know the distance (Su 2021)."""
+    """Rotate queries and keys by angles that grow with the position, so scores depend on the distance (Su 2021)."""
 
     @classmethod
     def check(cls, settings: AttentionSettings) -> None:
         if settings.key_width % 2:
             raise UserError(f"model.position=rotary needs an even width of a head's queries, got {settings.key_width}")
 
-    def turn(self, x_BHTD: Tensor, position_BT: Tensor) -> Tensor:
+    def rotate(self, x_BHTD: Tensor, position_BT: Tensor) -> Tensor:
         wave = make_sinusoids(position_BT, x_BHTD.size(-1)).to(x_BHTD.dtype)[:, None]
         sine, cosine = wave[..., 0::2], wave[..., 1::2]
         even, odd = x_BHTD[..., 0::2], x_BHTD[..., 1::2]
@@ -149,31 +148,30 @@ class Rotary(AttentionPosition):
 
 
 class DistancePosition(AttentionPosition):
-    """The common part of schemes that ask how far a key is from a query."""
+    """The common part of schemes that depend on the distance of a key from a query."""
 
     needs = "distance"
 
-    def gap(self, query_BQ: Tensor, key_BK: Tensor) -> Tensor | None:
+    def compute_relative(self, query_BQ: Tensor, key_BK: Tensor) -> Tensor | None:
         return key_BK[..., None, :] - query_BQ[..., :, None]
 
 
 class Alibi(DistancePosition):
-    """The further, the lower the score, in a line, steeper in some heads than in others (Press 2022)."""
+    """Lower the score linearly with the distance, by a different slope in each head (Press 2022)."""
 
-    def attend(self, kernel: Kernel, q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, look: AttentionMask) -> Tensor:
-        if look.gap is None:
-            raise TypeError("ALiBi needs distances")
+    def attend(self, kernel: Kernel, q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: AttentionMask) -> Tensor:
+        assert mask.relative is not None
         heads = torch.arange(1, self.settings.heads + 1, device=q_BHQD.device, dtype=torch.float32)
         slope_H = 2.0 ** (-8.0 * heads / self.settings.heads)
-        bias = -slope_H.view(-1, *[1] * (q_BHQD.dim() - 2)) * look.gap[:, None].abs()
-        return kernel(q_BHQD, k_BHKD, v_BHKD, replace(look, bias=bias.to(q_BHQD.dtype)))
+        bias = -slope_H.view(-1, *[1] * (q_BHQD.dim() - 2)) * mask.relative[:, None].abs()
+        return kernel(q_BHQD, k_BHKD, v_BHKD, replace(mask, bias=bias.to(q_BHQD.dtype)))
 
 
 class Relative(DistancePosition):
-    """A learned vector for each distance up to `reach`, met by the query and handed on with the value (Shaw 2018).
+    """A learned vector for each distance up to `reach`, added to keys and to values (Shaw 2018).
 
-    A query meets every distance's vector once, and each pair picks its own from those products: no vector is written
-    out for every pair.
+    Each query is multiplied with every vector once, and each pair gathers its product, so that no vector is
+    materialized for a pair.
     """
 
     uses = ("reach",)
@@ -186,53 +184,57 @@ class Relative(DistancePosition):
         nn.init.xavier_uniform_(self.key_RD)
         nn.init.xavier_uniform_(self.value_RD)
 
-    def bucket(self, gap_BQK: Tensor) -> Tensor:
-        """Which vector a distance has."""
-        return gap_BQK.clamp(-self.settings.reach, self.settings.reach) + self.settings.reach
+    def compute_bucket(self, relative_BQK: Tensor) -> Tensor:
+        """Return the index of the vector for each relative position."""
+        return relative_BQK.clamp(-self.settings.reach, self.settings.reach) + self.settings.reach
 
-    def vectors(self) -> tuple[Tensor, Tensor]:
-        """One for each bucket: what queries meet, and what is handed on."""
+    def get_vectors(self) -> tuple[Tensor, Tensor]:
+        """Return the vectors of all buckets, for keys and for values."""
         return self.key_RD, self.value_RD
 
-    def attend(self, kernel: Kernel, q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, look: AttentionMask) -> Tensor:  # noqa: ARG002 - its own
-        if look.gap is None:
-            raise TypeError("relative positions need distances")
-        key_RD, value_RD = self.vectors()
-        bucket = self.bucket(look.gap)[:, None].expand(*q_BHQD.shape[:-1], -1)
-        met = (q_BHQD @ key_RD.to(q_BHQD.dtype).T).gather(-1, bucket) * q_BHQD.size(-1) ** -0.5
-        weight = compute_attention_weights(q_BHQD, k_BHKD, replace(look, bias=met)).to(v_BHKD.dtype)
-        share = weight.new_zeros(*weight.shape[:-1], len(value_RD)).scatter_add(-1, bucket, weight)
-        return weight @ v_BHKD + share @ value_RD.to(v_BHKD.dtype)
+    def attend(self, kernel: Kernel, q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: AttentionMask) -> Tensor:  # noqa: ARG002
+        assert mask.relative is not None
+        key_RD, value_RD = self.get_vectors()
+        bucket = self.compute_bucket(mask.relative)[:, None].expand(*q_BHQD.shape[:-1], -1)
+        bias = (q_BHQD @ key_RD.to(q_BHQD.dtype).T).gather(-1, bucket) * q_BHQD.size(-1) ** -0.5
+        weight = compute_attention_weights(q_BHQD, k_BHKD, replace(mask, bias=bias)).to(v_BHKD.dtype)
+        bucket_weight = weight.new_zeros(*weight.shape[:-1], len(value_RD)).scatter_add(-1, bucket, weight)
+        return weight @ v_BHKD + bucket_weight @ value_RD.to(v_BHKD.dtype)
 
 
 class TreeRelative(Relative):
-    """The same over a dependency tree: how many arcs lie between two words, and which of them comes first (Wang 2019).
+    """Relative positions in a dependency tree: the number of arcs between two words, signed by order (Wang 2019).
 
-    Where no way is known, because there is no tree, the vector is zero and stays so.
+    Without a tree the vector is zero and stays zero.
     """
 
     needs = "tree"
 
-    def between(self, rows: RowLayout) -> Tensor:
+    def compute_relative_in_rows(self, rows: RowLayout) -> Tensor:
         if rows.tree_BTT is None:
             return torch.full((1, 1, rows.segment_BT.size(1)), UNKNOWN_DISTANCE, device=rows.segment_BT.device)
         return rows.tree_BTT
 
-    def bucket(self, gap_BQK: Tensor) -> Tensor:
-        return torch.where(gap_BQK == UNKNOWN_DISTANCE, self.distances, super().bucket(gap_BQK.long()))
+    def compute_bucket(self, relative_BQK: Tensor) -> Tensor:
+        return torch.where(
+            relative_BQK == UNKNOWN_DISTANCE, self.distances, super().compute_bucket(relative_BQK.long())
+        )
 
-    def vectors(self) -> tuple[Tensor, Tensor]:
-        key_RD, value_RD = (nn.functional.pad(table_RD, (0, 0, 0, 1)) for table_RD in super().vectors())
+    def get_vectors(self) -> tuple[Tensor, Tensor]:
+        key_RD, value_RD = (nn.functional.pad(table_RD, (0, 0, 0, 1)) for table_RD in super().get_vectors())
         return key_RD, value_RD
 
 
 def make_sinusoids(position_BT: Tensor, width: int) -> Tensor:
+    """Return interleaved sines and cosines of these positions: wave_BTC, C = width."""
     even = torch.arange(0, width, 2, device=position_BT.device, dtype=torch.float32)
     angle = position_BT[..., None].float() * 10_000.0 ** (-even / width)
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)[..., :width]
 
 
 class PositionScheme(NamedTuple):
+    """An entry of POSITIONS."""
+
     embed: type[PositionEmbedding] = PositionEmbedding
     relate: type[AttentionPosition] = AttentionPosition
 
@@ -241,8 +243,8 @@ class PositionScheme(NamedTuple):
         return (*self.embed.uses, *self.relate.uses)
 
     @property
-    def of_trees(self) -> bool:
-        """Whether it asks for the dependency trees of the sentences."""
+    def needs_trees(self) -> bool:
+        """Whether it needs the dependency trees of the sentences."""
         return self.relate.needs == "tree"
 
 

@@ -160,8 +160,8 @@ def make_specification(model: Transformer, tokenizers: Tokenizers) -> Any:
     fill_stack(spec.encoder, model.encoder)
     fill_stack(spec.decoder, model.decoder)
     spec.encoder.embeddings[0].weight = copy_float(model.encoder.embedding.weight)
-    spec.decoder.embeddings.weight = copy_float(model.decoder.embedding.weight[: model.spoken])
-    spec.decoder.projection.weight = copy_float(model.project.weight[: model.spoken])
+    spec.decoder.embeddings.weight = copy_float(model.decoder.embedding.weight[: model.output_size])
+    spec.decoder.projection.weight = copy_float(model.project.weight[: model.output_size])
     spec.register_source_vocabulary(list_source_vocabulary(tokenizers))
     spec.register_target_vocabulary(list_vocabulary(tokenizers.target))
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = SPECIALS[1:]

@@ -55,7 +55,7 @@ class EncoderGraph(nn.Module):
         self.model = model
 
     def forward(self, source_BS: Tensor) -> Tensor:
-        memory_BSC: Tensor = self.model.encoder(source_BS, RowLayout.one_each(source_BS != PAD))
+        memory_BSC: Tensor = self.model.encoder(source_BS, RowLayout.from_padding_mask(source_BS != PAD))
         return memory_BSC
 
 
@@ -63,10 +63,10 @@ class DecoderGraph(EncoderGraph):
     """The same sources, their states and target prefixes in, each with its <s>; log-probabilities of what follows."""
 
     def forward(self, source_BS: Tensor, memory_BSC: Tensor, target_BT: Tensor) -> Tensor:  # type: ignore[override]
-        rows, source = RowLayout.one_each(target_BT >= 0), RowLayout.one_each(source_BS != PAD)
+        rows, source = RowLayout.from_padding_mask(target_BT >= 0), RowLayout.from_padding_mask(source_BS != PAD)
         states_BTC = self.model.decoder(target_BT, rows, memory_BSC, source)
         logp_BV: Tensor = self.model.project(states_BTC[:, -1]).log_softmax(-1)
-        return logp_BV[:, : self.model.spoken]
+        return logp_BV[:, : self.model.output_size]
 
 
 def check_onnx(model: nn.Module) -> Transformer:

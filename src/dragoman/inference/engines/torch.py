@@ -230,7 +230,7 @@ def choose_rows(model: StepModel[Any], device: torch.device) -> int:
 
 def use_cuda_graph(model: StepModel[Any], device: torch.device, jobs: int) -> bool:
     """Return whether the model supports CUDA graphs and there are enough jobs to capture one."""
-    return device.type == "cuda" and jobs >= MIN_GRAPH_JOBS and getattr(model, "indexable", False)
+    return device.type == "cuda" and jobs >= MIN_GRAPH_JOBS and getattr(model, "supports_indirect_cache", False)
 
 
 def run_workers(work: Callable[[], None], workers: int, cancelled: threading.Event) -> None:

@@ -1,45 +1,41 @@
-"""Pools: from the states of a text's tokens to one state for the text. To add one: a function and a line in POOLS.
+"""Text classifiers: an encoder, a pool from token states to one state per text, and a projection to labels.
+
+A pool takes states_BSC, the row layout and T, and returns zeros for
+texts that a row does not have. To add a pool, write a function and a line in POOLS.
 
 Shapes   B rows   S source width   T texts of a row   C model width
-A pool takes states_BSC, where the tokens stand, and T; a row with fewer than T texts has zeros in the places left over.
-
-Half a model: a language model is a decoder without a source, a classifier an encoder with a label in the end.
-
-Either can be built from each backbone; its settings are those of the backbone and a few of its own.
-
-Shapes   B rows   S source width   T target width, or texts of a row   C model width   N rows of a search   V vocabulary
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dragoman.kernels.masks import RowLayout
-from dragoman.models.base import AutoregressiveModel, Model, initialize_parameters
-from dragoman.models.rnn import RecurrentEncoder, RecurrentLmDecoder
-from dragoman.models.settings import ClassifierSettings, LmSettings, RnnClassifierSettings, RnnLmSettings
-from dragoman.models.transformer import Decoder, Encoder
+from dragoman.models.base import Model, initialize_parameters
+from dragoman.models.rnn import RecurrentEncoder
+from dragoman.models.settings import ClassifierSettings, RnnClassifierSettings
+from dragoman.models.transformer import Encoder
 from dragoman.modules.dropout import Dropout
 from dragoman.types import Batch
 
 
 def make_membership(rows: RowLayout, texts: int) -> Tensor:
-    """Which token belongs to which text of its row: member_BTS."""
+    """Return which token belongs to which text of its row: member_BTS."""
     number_T = torch.arange(1, texts + 1, device=rows.segment_BT.device)
     return rows.segment_BT[:, None] == number_T[:, None]
 
 
 def pool_mean(states_BSC: Tensor, rows: RowLayout, texts: int) -> Tensor:
+    """Return the mean state of each text."""
     member_BTS = make_membership(rows, texts).to(states_BSC.dtype)
     return member_BTS / member_BTS.sum(-1, keepdim=True).clamp(min=1) @ states_BSC
 
 
 def pool_max(states_BSC: Tensor, rows: RowLayout, texts: int) -> Tensor:
-    """The largest value of each feature. Padding is gathered in a place 0 of its own, which is then left out."""
+    """Return the maximum of each feature. Padding is collected in segment 0, which is then dropped."""
     B, S, C = states_BSC.shape
     segment_BSC = rows.segment_BT[..., None].expand(B, S, C)
     lowest = states_BSC.new_full((B, texts + 1, C), float("-inf"))
@@ -48,6 +44,7 @@ def pool_max(states_BSC: Tensor, rows: RowLayout, texts: int) -> Tensor:
 
 
 def pool_first(states_BSC: Tensor, rows: RowLayout, texts: int) -> Tensor:
+    """Return the state of the first token."""
     chosen_BTS = make_membership(rows, texts) & (rows.position_BT == 0)[:, None]
     return chosen_BTS.to(states_BSC.dtype) @ states_BSC
 
@@ -59,7 +56,7 @@ def pool_final_states(states_BSC: Tensor, rows: RowLayout, texts: int) -> Tensor
 
 
 def pool_last(states_BSC: Tensor, rows: RowLayout, texts: int) -> Tensor:
-    """The state of the </s>, which stands at the end of every text."""
+    """Return the state of the last token, which is EOS."""
     member_BTS = make_membership(rows, texts)
     chosen_BTS = member_BTS & (rows.position_BT[:, None] == member_BTS.sum(-1, keepdim=True) - 1)
     return chosen_BTS.to(states_BSC.dtype) @ states_BSC
@@ -75,34 +72,8 @@ POOLS: dict[str, Pool] = {
 }
 
 
-class LanguageModel(AutoregressiveModel):
-    """What comes next, given all that came before."""
-
-    def __init__(self, settings: LmSettings, *, source_size: int, target_size: int, joint: bool) -> None:  # noqa: ARG002
-        super().__init__()
-        settings.check()
-        self.settings = settings
-        self.decoder: RecurrentLmDecoder | Decoder
-        if isinstance(settings, RnnLmSettings):
-            self.decoder = RecurrentLmDecoder(settings, nn.Embedding(target_size, settings.embedded_width))
-        else:
-            self.decoder = Decoder(settings, nn.Embedding(target_size, settings.width), cross=False)
-        self.project = nn.Linear(settings.said_width, target_size, bias=False)
-        initialize_parameters(self)
-        if settings.tied:
-            self.project.weight = self.decoder.embedding.weight
-
-    def forward(self, batch: Batch) -> Tensor:
-        out: Tensor = self.decoder(batch.target_in_BT, RowLayout.of_target(batch))
-        return out
-
-    def start(self, source_BS: Tensor, keep_BS: Tensor) -> Any:  # noqa: ARG002 - search speaks of sources
-        """Stand before the first token, one row for each source; what the sources say does not matter."""
-        return self.decoder.start(len(source_BS))
-
-
 class TextClassifier(Model):
-    """One state for every text, pooled from those of its tokens; `project` turns it into a logit for each label."""
+    """One pooled state per text; `project` maps it to a logit per label."""
 
     def __init__(
         self,
@@ -127,8 +98,8 @@ class TextClassifier(Model):
         initialize_parameters(self)
 
     def forward(self, batch: Batch) -> Tensor:
-        """The state of the n-th text of a source row is at place n of the target row: states_BTC."""
-        rows = RowLayout.of_source(batch)
+        """Return the state of the n-th text of a source row at index n of the target row: states_BTC."""
+        rows = RowLayout.from_source(batch)
         states_BSC = self.encoder(batch.source_BS, rows)
         out: Tensor = self.dropout(self.pool(states_BSC, rows, batch.target_out_BT.size(1)))
         return out
