@@ -31,7 +31,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
 from dragoman.cli import main as cli
-from dragoman.cli.exit_codes import outcome
+from dragoman.cli.exit_codes import run_command
 from dragoman.cli.lines import LineWarnings
 from dragoman.phrasebook.generate import generate_phrases
 from dragoman.progress import results_console
@@ -565,7 +565,7 @@ def test_want_of_memory_gets_a_sentence(error: Exception, capsys: pytest.Capture
     def work() -> None:
         raise error
 
-    assert outcome(typer.main.get_command(app), []) == 2
+    assert run_command(typer.main.get_command(app), []) == 2
     said = capsys.readouterr().err
     assert said.startswith("dragoman: out of memory; free")
     assert said.count("\n") == 1

@@ -13,8 +13,8 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from dragoman.compare.compare import compare, read_measurements
-from dragoman.compare.measure import LENGTHS, choose_metrics, measure_distances, measure_lengths, measure_run
+from dragoman.compare.compare import read_measurements, run_comparison
+from dragoman.compare.measure import LENGTH_BINS, choose_metrics, measure_distances, measure_lengths, measure_run
 from dragoman.compare.plan import find_recipes, plan_runs
 from dragoman.compare.questions import answer_question, check_questions, read_questions
 from dragoman.compare.report import render_comparison, summarise
@@ -72,7 +72,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A comparison that ran through; its recipes are beside it."""
     folder = tmp_path_factory.mktemp("compare")
     write_recipes(folder / "recipes")
-    compare([folder / "recipes"], out=folder / "out")
+    run_comparison([folder / "recipes"], out=folder / "out")
     return folder / "out"
 
 
@@ -126,7 +126,7 @@ def test_a_comparison_that_was_killed_goes_on(done: Path, tmp_path: Path) -> Non
         running.send_signal(signal.SIGKILL)
     assert not (out / "report.json").exists()
     kept = {file.name: file.read_bytes() for file in out.glob("runs/*.json")}
-    compare([recipe], out=out)
+    run_comparison([recipe], out=out)
     assert timeless(report(out)["models"]) == timeless(report(done)["models"][:1])
     assert all((out / "runs" / name).read_bytes() == held for name, held in kept.items())
 
@@ -415,7 +415,7 @@ def test_every_line_falls_into_one_bin() -> None:
     rows = measure_lengths(pairs, ["a b"] * 99, "exact")
     assert sum(row["lines"] for row in rows) == 99
     assert all(row["value"] == 100 for row in rows)
-    assert [row["low"] for row in rows] == [low for low, _ in LENGTHS]
+    assert [row["low"] for row in rows] == [low for low, _ in LENGTH_BINS]
 
 
 def test_grammar_by_distance_counts_every_phenomenon() -> None:

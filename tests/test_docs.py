@@ -9,7 +9,7 @@ from typing import get_type_hints
 import pytest
 import typer
 
-from dragoman.cli.convert import export
+from dragoman.cli.convert import export_command
 from dragoman.cli.main import app
 from dragoman.cli.translate import TranslateOptions
 from dragoman.config.settings import SearchSettings
@@ -70,7 +70,7 @@ def test_every_way_to_search_is_told() -> None:
 
 def test_every_engine_and_format_is_told() -> None:
     """On the page, and in the help of the command, which must not import them."""
-    for menu, command, option in ((ENGINES, TranslateOptions, "engine"), (FORMATS, export, "to")):
+    for menu, command, option in ((ENGINES, TranslateOptions, "engine"), (FORMATS, export_command, "to")):
         [told] = get_type_hints(command, include_extras=True)[option].__metadata__
         for name in menu:
             assert re.search(rf"\b{name}\b(?!-)", told.help), name

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dragoman.cli import interrupts
-from dragoman.cli.exit_codes import outcome
+from dragoman.cli.exit_codes import run_command
 
 INTERRUPT = "import os, signal; os.kill(os.getpid(), signal.SIGINT)\n"
 AT_EXIT = f"""
@@ -71,7 +71,7 @@ def test_what_a_library_makes_of_it(made: type[BaseException], capsys: pytest.Ca
             except KeyboardInterrupt as error:
                 raise made from error
 
-    assert outcome(Command(), []) == 130
+    assert run_command(Command(), []) == 130
     assert capsys.readouterr().err == "dragoman: stopped\n"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.cli.options import ENGINES, FORMATS, check_files, check_output, check_recipe, check_runs
+from dragoman.cli.options import ENGINE_NAMES, FORMAT_NAMES, check_input_files, check_output, check_recipe, check_runs
 from dragoman.config import recipe_files
 from dragoman.errors import UserError
 from dragoman.inference import export
@@ -105,8 +105,8 @@ def test_what_needs_no_model_needs_no_pytorch(folder: Path) -> None:
 
 
 def test_the_names_that_are_checked_are_those_there_are() -> None:
-    assert list(ENGINES) == list(choose.ENGINES)
-    assert list(FORMATS) == list(export.FORMATS)
+    assert list(ENGINE_NAMES) == list(choose.ENGINES)
+    assert list(FORMAT_NAMES) == list(export.FORMATS)
 
 
 def test_names_that_others_use_are_understood(folder: Path, call: Call) -> None:
@@ -145,7 +145,7 @@ def test_every_recipe_is_listed(call: Call) -> None:
 
 def test_one_of_several_processes_leaves_checks_to_the_main_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its machine may lack the recipe, and an error is printed once."""
-    checks = [lambda: check_runs([NOWHERE]), lambda: check_files([NOWHERE]), lambda: check_recipe(NOWHERE)]
+    checks = [lambda: check_runs([NOWHERE]), lambda: check_input_files([NOWHERE]), lambda: check_recipe(NOWHERE)]
     checks.append(lambda: check_output(NOWHERE / "file"))
     for check in checks:
         monkeypatch.setenv("WORLD_SIZE", "1")
@@ -157,7 +157,7 @@ def test_one_of_several_processes_leaves_checks_to_the_main_one(monkeypatch: pyt
 
 def test_a_null_character_in_a_name() -> None:
     with pytest.raises(UserError, match="cannot be read: embedded null"):
-        check_files([Path("a\0b")])
+        check_input_files([Path("a\0b")])
 
 
 def test_a_misspelt_recipe_is_answered_with_the_nearest(call: Call, tmp_path: Path) -> None:

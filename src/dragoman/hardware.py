@@ -163,7 +163,7 @@ def resident_memory() -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def memory_of(device: torch.device) -> int:
+def total_memory(device: torch.device) -> int:
     """All of its bytes, whoever holds them."""
     import torch
 

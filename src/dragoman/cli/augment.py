@@ -8,15 +8,15 @@ from typing import Annotated
 import typer
 
 from dragoman.cli.options import (
-    Batch,
+    BatchSize,
     Beam,
     Device,
-    Engine,
+    EngineName,
     Overrides,
     Run,
     Tag,
     check_engine,
-    check_files,
+    check_input_files,
     check_recipe,
     check_runs,
     parse_output_file,
@@ -24,7 +24,7 @@ from dragoman.cli.options import (
 from dragoman.config.recipe_files import find_recipe
 
 
-def distil(
+def distil_command(
     run: Annotated[Path, typer.Argument(help="the teacher's run folder", show_default=False)],
     recipe: Annotated[Path, typer.Argument(help="the student's recipe in YAML", show_default=False)],
     overrides: Overrides = None,
@@ -53,7 +53,7 @@ def distil(
     recipe = find_recipe(recipe)
     check_runs([run, *(others or [])])
     check_recipe(recipe, overrides or [])
-    check_files(sources or [])
+    check_input_files(sources or [])
     from dragoman.augmentation.distillation import DistilSettings
     from dragoman.augmentation.distillation import distil as run_distillation
 
@@ -62,7 +62,7 @@ def distil(
     run_distillation(teachers, recipe, out=out_folder, overrides=overrides or [], resume=resume, settings=settings)
 
 
-def backtranslate(
+def backtranslate_command(
     run: Run,
     overrides: Overrides = None,
     input_file: Annotated[
@@ -76,8 +76,8 @@ def backtranslate(
     ] = ...,  # type: ignore[assignment]
     beam: Beam = None,
     tag: Tag = "",
-    batch: Batch = 1024,
-    engine: Engine = "auto",
+    batch: BatchSize = 1024,
+    engine: EngineName = "auto",
     device: Device = "auto",
 ) -> None:
     """Make pairs from text alone: its lines as targets, what a run of the other direction says to them as sources.
@@ -86,7 +86,7 @@ def backtranslate(
     """
     check_engine(engine)
     check_runs([run])
-    check_files([input_file])
+    check_input_files([input_file])
     from dragoman.augmentation.backtranslation import backtranslate as translate_back
     from dragoman.inference.constraints import parse_search_overrides
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.options import FORMATS, Json, Run, check_runs
+from dragoman.cli.options import FORMAT_NAMES, Json, Run, check_runs
 from dragoman.config.settings import pick
 from dragoman.errors import UserError
 from dragoman.io import CACHE, cache_entries, cache_folder, remove_unused
@@ -19,7 +19,7 @@ from dragoman.progress import DETAIL, WARNING, log
 Quantization = Annotated[str, typer.Option(help="of the weights: float32, int8 and others that CTranslate2 has")]
 
 
-def export(
+def export_command(
     run: Run,
     folder: Annotated[Path, typer.Argument(help="where it goes", show_default=False)],
     to: Annotated[str, typer.Option(help="ctranslate2, huggingface or onnx", show_default=False)],
@@ -29,7 +29,7 @@ def export(
     ] = False,
 ) -> None:
     """Write a run in another format, and compare its translations with the run's own before it is done."""
-    pick(dict.fromkeys(FORMATS), to, "format")
+    pick(dict.fromkeys(FORMAT_NAMES), to, "format")
     check_runs([run])
     from dragoman.inference.export import export as write
 
@@ -41,7 +41,7 @@ def export(
     print(f"done: {folder}")
 
 
-def import_(
+def import_command(
     folder: Annotated[Path, typer.Argument(help="a model that transformers has saved", show_default=False)],
     out_folder: Annotated[Path, typer.Option("-o", "--out", help="where the run goes", show_default=False)],
 ) -> None:
@@ -53,7 +53,7 @@ def import_(
     print(f"done: {out_folder}")
 
 
-def cache(
+def cache_command(
     folder: Annotated[Path, typer.Option(help="as data.cache of a recipe names it")] = Path(CACHE),
     clear: Annotated[bool, typer.Option("--clear", help="remove what Dragoman made there, and nothing else")] = False,
     as_json: Json = False,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from dragoman.cli.options import Commands
+from dragoman.cli.options import Commands, Json
 from dragoman.config.settings import CorpusSettings, build
 from dragoman.errors import UserError
 from dragoman.progress import log, results_console
@@ -21,40 +22,62 @@ if TYPE_CHECKING:
 
 data = Commands(help="Look at, filter and make corpora.")
 
-Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
-SourceFiles = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--source",
-        metavar="FILE",
-        help="plain text, one sentence a line; may be given several times",
-        show_default=False,
-    ),
-]
-TargetFiles = Annotated[
-    list[Path] | None,
-    typer.Option("--target", metavar="FILE", help="its translations, line by line", show_default=False),
-]
-TsvFiles = Annotated[
-    list[Path] | None, typer.Option("--tsv", metavar="FILE", help="source and target in columns", show_default=False)
-]
-JsonlFiles = Annotated[
-    list[Path] | None,
-    typer.Option("--jsonl", metavar="FILE", help="objects with source and target", show_default=False),
-]
-Columns = Annotated[
-    str, typer.Option(metavar="S,T", help="columns of --tsv, counted from 0; by default 0,1", show_default=False)
-]
-Keys = Annotated[str, typer.Option(metavar="S,T", help="keys of --jsonl; by default source,target", show_default=False)]
-Described = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--corpus",
-        metavar="CORPUS",
-        help="a corpus as in a recipe: '{tsv: FILE, where: {0: dev}}'; or RECIPE.yaml:dev",
-        show_default=False,
-    ),
-]
+
+@dataclass(frozen=True)
+class CorpusOptions:
+    """The options that name corpora. Corpora of all kinds are read as one, in this order."""
+
+    source: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="plain text, one sentence a line; may be given several times", show_default=False
+        ),
+    ] = None
+    target: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="its translations, line by line", show_default=False)
+    ] = None
+    tsv: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="source and target in columns", show_default=False)
+    ] = None
+    jsonl: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="objects with source and target", show_default=False)
+    ] = None
+    columns: Annotated[
+        str, typer.Option(metavar="S,T", help="columns of --tsv, counted from 0; by default 0,1", show_default=False)
+    ] = ""
+    keys: Annotated[
+        str, typer.Option(metavar="S,T", help="keys of --jsonl; by default source,target", show_default=False)
+    ] = ""
+    corpus: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CORPUS",
+            help="a corpus as in a recipe: '{tsv: FILE, where: {0: dev}}'; or RECIPE.yaml:dev",
+            show_default=False,
+        ),
+    ] = None
+
+    def read(self) -> CorpusList:
+        """Return the corpora that the options name."""
+        from dragoman.data.preparation import CorpusList, parse_corpora
+
+        sources, targets = self.source or [], self.target or []
+        if self.columns and not self.tsv:
+            raise UserError("--columns is for --tsv; leave it out, or name a table with --tsv F")
+        if self.keys and not self.jsonl:
+            raise UserError("--keys is for --jsonl; leave it out, or name a file with --jsonl F")
+        if len(sources) != len(targets):
+            raise UserError(f"there are {len(sources)} --source and {len(targets)} --target; give as many of both")
+        values: list[dict[str, Any]] = [{"source": str(s), "target": str(t)} for s, t in zip(sources, targets)]
+        values += [{"tsv": str(path), **parse_two("columns", self.columns, int)} for path in self.tsv or []]
+        values += [{"jsonl": str(path), **parse_two("keys", self.keys, str)} for path in self.jsonl or []]
+        named = CorpusList(tuple(build(CorpusSettings, each) for each in values))
+        lists = [named, *(parse_corpora(text, "--corpus") for text in self.corpus or [])]
+        if not any(each.corpora for each in lists):
+            raise UserError(
+                "name a corpus: --source F --target F, --tsv F, --jsonl F, or --corpus as a recipe describes it"
+            )
+        return CorpusList(tuple(corpus for each in lists for corpus in each.corpora))
 
 
 class CleanCommand(TyperCommand):
@@ -73,13 +96,7 @@ class CleanCommand(TyperCommand):
 
 @data.command()
 def stats(
-    source: SourceFiles = None,
-    target: TargetFiles = None,
-    tsv: TsvFiles = None,
-    jsonl: JsonlFiles = None,
-    columns: Columns = "",
-    keys: Keys = "",
-    corpus: Described = None,
+    corpora: CorpusOptions,
     against: Annotated[
         list[str] | None,
         typer.Option(
@@ -94,8 +111,7 @@ def stats(
     from dragoman.data.preparation import compute_corpus_statistics
     from dragoman.data.statistics import render_statistics
 
-    corpora = corpora_from(source, target, tsv, jsonl, columns, keys, corpus)
-    found = compute_corpus_statistics(corpora, against or [])
+    found = compute_corpus_statistics(corpora.read(), against or [])
     if as_json:
         print(json.dumps(found.as_dict(), ensure_ascii=False))
     else:
@@ -104,13 +120,7 @@ def stats(
 
 @data.command(cls=CleanCommand)
 def clean(
-    source: SourceFiles = None,
-    target: TargetFiles = None,
-    tsv: TsvFiles = None,
-    jsonl: JsonlFiles = None,
-    columns: Columns = "",
-    keys: Keys = "",
-    corpus: Described = None,
+    corpora: CorpusOptions,
     out_prefix: Annotated[
         Path, typer.Option("-o", "--out", help="writes OUT.source and OUT.target", show_default=False)
     ] = ...,  # type: ignore[assignment]
@@ -123,19 +133,12 @@ def clean(
     """Filter pairs by length, ratio, duplicates and language; say how many went, and why."""
     from dragoman.data.preparation import write_cleaned
 
-    corpora = corpora_from(source, target, tsv, jsonl, columns, keys, corpus)
-    show_counts(write_cleaned(corpora, out_prefix, settings or []), as_json=as_json)
+    show_counts(write_cleaned(corpora.read(), out_prefix, settings or []), as_json=as_json)
 
 
 @data.command()
 def split(
-    source: SourceFiles = None,
-    target: TargetFiles = None,
-    tsv: TsvFiles = None,
-    jsonl: JsonlFiles = None,
-    columns: Columns = "",
-    keys: Keys = "",
-    corpus: Described = None,
+    corpora: CorpusOptions,
     out_prefix: Annotated[
         Path,
         typer.Option("-o", "--out", help="writes OUT.train.source, OUT.train.target and so on", show_default=False),
@@ -148,8 +151,7 @@ def split(
     """Split a corpus into train, dev and test that share no source sentence."""
     from dragoman.data.preparation import write_split
 
-    corpora = corpora_from(source, target, tsv, jsonl, columns, keys, corpus)
-    show_counts(write_split(corpora, out_prefix, dev=dev, test=test, seed=seed), as_json=as_json)
+    show_counts(write_split(corpora.read(), out_prefix, dev=dev, test=test, seed=seed), as_json=as_json)
 
 
 @data.command()
@@ -171,7 +173,7 @@ def phrasebook(
 
 
 def show_counts(counts: Counter[str], *, as_json: bool) -> None:
-    """How many pairs went where."""
+    """Print how many pairs went where."""
     if as_json:
         print(json.dumps(dict(counts)))
         return
@@ -180,39 +182,7 @@ def show_counts(counts: Counter[str], *, as_json: bool) -> None:
         print(f"{reason:>{width}}  {count:>10,}  {100 * count / total:6.2f} %")
 
 
-def corpora_from(
-    source: list[Path] | None,
-    target: list[Path] | None,
-    tsv: list[Path] | None,
-    jsonl: list[Path] | None,
-    columns: str,
-    keys: str,
-    described: list[str] | None,
-) -> CorpusList:
-    """Return the corpora that the options name, in the order of their kinds; they are read as one."""
-    from dragoman.data.preparation import CorpusList, parse_corpora
-
-    if columns and not tsv:
-        raise UserError("--columns is for --tsv; leave it out, or name a table with --tsv F")
-    if keys and not jsonl:
-        raise UserError("--keys is for --jsonl; leave it out, or name a file with --jsonl F")
-    if len(source or []) != len(target or []):
-        raise UserError(
-            f"there are {len(source or [])} --source and {len(target or [])} --target; give as many of both"
-        )
-    values: list[dict[str, Any]] = [{"source": str(s), "target": str(t)} for s, t in zip(source or [], target or [])]
-    values += [{"tsv": str(path), **two("columns", columns, int)} for path in tsv or []]
-    values += [{"jsonl": str(path), **two("keys", keys, str)} for path in jsonl or []]
-    named = CorpusList(tuple(build(CorpusSettings, each) for each in values))
-    lists = [named, *(parse_corpora(text, "--corpus") for text in described or [])]
-    if not any(each.corpora for each in lists):
-        raise UserError(
-            "name a corpus: --source F --target F, --tsv F, --jsonl F, or --corpus as a recipe describes it"
-        )
-    return CorpusList(tuple(corpus for each in lists for corpus in each.corpora))
-
-
-def two(name: str, text: str, kind: Callable[[str], Any]) -> dict[str, Any]:
+def parse_two(name: str, text: str, kind: Callable[[str], Any]) -> dict[str, Any]:
     """Return the two columns or keys that an option names; nothing where it is left out."""
     try:
         values = [kind(part.strip()) for part in text.split(",")] if text else []

@@ -30,7 +30,7 @@ from dragoman.training.trainer import train
 RECIPE = "phrasebook-en-de.yaml"
 TEST_LINES = 500
 CANDIDATES = 400  # sentences of the test split among which `show` finds one for each point of grammar
-SHORT = 14  # words of a sentence that is shown
+SHORT_SENTENCE = 14  # words of a sentence that is shown
 POINTS = {  # what makes a sentence hard to translate into the other language, by the phrasebook's names
     "verb-position": "the verb moves, or splits in two",
     "adjective": "endings follow gender, number and case",
@@ -38,10 +38,10 @@ POINTS = {  # what makes a sentence hard to translate into the other language, b
     "pronoun": "the pronoun takes the gender of its noun",
     "relative": "the relative pronoun takes the gender of its noun",
 }
-SPLITS = {"test": "sentences not seen in training", "unseen": "words in constructions not seen with them"}
+TEST_SPLITS = {"test": "sentences not seen in training", "unseen": "words in constructions not seen with them"}
 
 
-def demo(out: Path, overrides: list[str], console: Console) -> None:
+def run_demo(out: Path, overrides: list[str], console: Console) -> None:
     """Train, score, translate, draw. What is there already is not made again."""
     folder = RunFolder(out)
     report_file = out / "report.json"
@@ -63,7 +63,7 @@ def demo(out: Path, overrides: list[str], console: Console) -> None:
         score(out, report_file, console)
     report = read_json(report_file)
     console.print(f"\nScores ({TEST_LINES} sentences each):")
-    for split, meaning in SPLITS.items():
+    for split, meaning in TEST_SPLITS.items():
         console.print(f"\n[bold]{split}[/bold]: {meaning}")
         console.print(format_scores([report["results"][split] | {"run": str(out)}]))  # type: ignore[index]
     translator = load_as(Translator, out)
@@ -84,7 +84,9 @@ def recipe_file() -> Path:
 def score(out: Path, report_file: Path, console: Console) -> None:
     console.print(f"Scoring it on two test sets, {TEST_LINES} sentences each: a minute or less.")
     translator = load_as(Translator, out)
-    results: dict[str, Any] = {split: predict_phrasebook(translator, split, TEST_LINES).result() for split in SPLITS}
+    results: dict[str, Any] = {
+        split: predict_phrasebook(translator, split, TEST_LINES).result() for split in TEST_SPLITS
+    }
     report = {
         "bleu": {split: result["bleu"]["value"] for split, result in results.items()},
         "chrf": {split: result["chrf"]["value"] for split, result in results.items()},
@@ -120,7 +122,7 @@ def pick_phrases(direction: str) -> dict[str, Phrase]:
     """Return a short test sentence for each point of grammar that the direction has, no sentence twice."""
     chosen: dict[str, Phrase] = {}
     for phrase in generate_phrases("test", CANDIDATES, seed=3, direction=direction):
-        if not SHORT // 2 <= len(phrase.source_words) <= SHORT:
+        if not SHORT_SENTENCE // 2 <= len(phrase.source_words) <= SHORT_SENTENCE:
             continue
         point = next((one.name for one in phrase.phenomena if one.name not in chosen), None)
         if point:

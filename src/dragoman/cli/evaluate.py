@@ -14,18 +14,18 @@ import typer
 
 from dragoman.cli.lines import LineWarnings, log_counts, output_to
 from dragoman.cli.options import (
-    Batch,
+    BatchSize,
     Beam,
     Conllu,
     Device,
-    Engine,
+    EngineName,
     Json,
     OutputFile,
     Run,
     SourceFile,
     Tag,
     check_engine,
-    check_files,
+    check_input_files,
     check_output,
     check_runs,
     parse_output_file,
@@ -40,7 +40,7 @@ References = Annotated[Files, typer.Option(help="one or several, line by line", 
 Hypotheses = Annotated[
     Files, typer.Option(help="outputs of other systems, beside or instead of runs", show_default=False)
 ]
-Metrics = Annotated[
+MetricNames = Annotated[
     list[str] | None,
     typer.Option(help="metric to score by, may be repeated; by default the run's own", show_default=False),
 ]
@@ -59,14 +59,14 @@ Page = Annotated[
 ]
 
 
-def evaluate(
+def evaluate_command(
     runs: Runs = None,
     source: SourceFile = None,
     reference: References = None,
     hypotheses: Hypotheses = None,
     phrasebook: Annotated[str, typer.Option(metavar="SPLIT", help="instead of files: dev, test or unseen")] = "",
     count: Annotated[int, typer.Option(min=1, help="sentences of the phrasebook")] = 1000,
-    metric: Metrics = None,
+    metric: MetricNames = None,
     bleu_tokenize: BleuTokenize = "",
     conllu: Conllu = None,
     beam: Beam = None,
@@ -74,7 +74,7 @@ def evaluate(
     breakdown: Breakdown = False,
     page: Page = None,
     as_json: Json = False,
-    engine: Engine = "torch",
+    engine: EngineName = "torch",
     device: Device = "auto",
 ) -> None:
     """Score systems on files, on the phrasebook or on their own data.test, and test each against the first.
@@ -83,7 +83,7 @@ def evaluate(
     """
     check_engine(engine)
     check_runs(runs or [])
-    check_files([source, conllu, *(reference or []), *(hypotheses or [])])
+    check_input_files([source, conllu, *(reference or []), *(hypotheses or [])])
     check_output(page)
     from dragoman.evaluation.report import render_evaluation
     from dragoman.evaluation.scorer import Scorer
@@ -134,14 +134,14 @@ def keep_scores(
     folder.add_scores({**about, "lines": result["lines"], **way, "scores": kept})
 
 
-def score(
+def score_command(
     run: Run,
     source: Annotated[Path, typer.Option(help="plain text, one sentence a line", show_default=False)],
     target: Annotated[Path, typer.Option(help="the translations to score, line by line", show_default=False)],
     output_file: OutputFile = None,
     conllu: Conllu = None,
     tag: Tag = "",
-    batch: Batch = 256,
+    batch: BatchSize = 256,
     as_json: Json = False,
     device: Device = "auto",
 ) -> None:
@@ -150,7 +150,7 @@ def score(
     Targets are tokenized again, so the score differs from that of the search where it used other subwords.
     """
     check_runs([run])
-    check_files([source, target, conllu])
+    check_input_files([source, target, conllu])
     from dragoman.evaluation.systems import read_texts, read_trees
     from dragoman.inference.loading import load_as
     from dragoman.inference.translator import Translator

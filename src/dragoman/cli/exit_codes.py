@@ -1,4 +1,4 @@
-"""How a command ends. Exit 0: done. 2: the user's mistake, one sentence. 1: ours. Ctrl-C: 130."""
+"""Exit codes. 0: done. 2: the user's error, in one sentence. 1: an error of Dragoman. 130: Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,12 +15,17 @@ from dragoman.cli import interrupts
 from dragoman.errors import Stop, UserError
 from dragoman.progress import ERROR, log
 
-NO_ROOM = ("can't allocate memory", "can't start new thread", "Resource temporarily unavailable", "std::bad_alloc")
+OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "can't start new thread",
+    "Resource temporarily unavailable",
+    "std::bad_alloc",
+)
 TERMINATED = 128 + signal.SIGTERM
 
 
-def outcome(command: Any, arguments: list[str]) -> int:
-    """Run a command. What comes of it is an exit code, and a sentence where it is not done."""
+def run_command(command: Any, arguments: list[str]) -> int:
+    """Run a command and return its exit code; print one sentence where it failed."""
     try:
         with interrupts.catching():
             with command.make_context("dragoman", arguments) as context:
@@ -51,24 +56,24 @@ def outcome(command: Any, arguments: list[str]) -> int:
         if interrupts.came():  # while a library was imported, for example, which made an ImportError of it
             log("dragoman: stopped", ERROR)
             return interrupts.STOPPED
-        if no_room(error):
+        if is_out_of_memory(error):
             log(
                 "dragoman: out of memory; free what others hold, or ask for less: a smaller model, or smaller batches",
                 ERROR,
             )
             return 2
-        return misused(error) if hasattr(error, "format_message") else failed()
+        return report_usage_error(error) if hasattr(error, "format_message") else report_bug()
     return 0
 
 
-def no_room(error: Exception) -> bool:
-    """Whether memory ran out, in Python, PyTorch (not imported for this) or a library that could not start a thread."""
+def is_out_of_memory(error: Exception) -> bool:
+    """Tell whether memory ran out: in Python, in PyTorch (not imported for this) or for a new thread."""
     named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
-    return named or (isinstance(error, RuntimeError) and any(words in str(error) for words in NO_ROOM))
+    return named or (isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY))
 
 
-def misused(error: Any) -> int:
-    """A command line that the parser does not understand."""
+def report_usage_error(error: Any) -> int:
+    """Print what the parser does not understand in a command line, and return the exit code."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:
@@ -78,7 +83,8 @@ def misused(error: Any) -> int:
     return 2
 
 
-def failed() -> int:
+def report_bug() -> int:
+    """Print a traceback and how to report it, and return the exit code."""
     traceback.print_exc()
     log(
         "dragoman: this is our fault, not yours. Please report it with the lines above, the command, and the "

@@ -1,7 +1,6 @@
-"""The command line. Each subcommand reads its arguments and calls one function.
+"""The command line. Each command reads its arguments and calls one function.
 
-Results go to stdout, everything else to stderr. Exit 0: done. Exit 2: the user's mistake, one sentence.
-Exit 1: ours. Ctrl-C: 130.
+Results go to stdout, messages and progress to stderr. exit_codes.py has the exit codes.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.augment import backtranslate, distil
-from dragoman.cli.convert import cache, export, import_
+from dragoman.cli.augment import backtranslate_command, distil_command
+from dragoman.cli.convert import cache_command, export_command, import_command
 from dragoman.cli.data import data
-from dragoman.cli.evaluate import evaluate, score
-from dragoman.cli.exit_codes import outcome
+from dragoman.cli.evaluate import evaluate_command, score_command
+from dragoman.cli.exit_codes import run_command
 from dragoman.cli.options import Commands, Json, Overrides, Run, check_recipe, check_runs
-from dragoman.cli.translate import classify, generate, translate
+from dragoman.cli.translate import classify_command, generate_command, translate_command
 from dragoman.config.recipe_files import find_recipe, list_recipes
 from dragoman.errors import UserError
 from dragoman.hardware import keep_to_quota, set_runtime_defaults
@@ -31,9 +30,20 @@ from dragoman.run_dir import RunFolder
 
 app = Commands()
 app.add_typer(data, name="data")
-for command in (translate, generate, classify, evaluate, score, distil, backtranslate, export, cache):
+COMMANDS = (
+    translate_command,
+    generate_command,
+    classify_command,
+    evaluate_command,
+    score_command,
+    distil_command,
+    backtranslate_command,
+    export_command,
+    import_command,
+    cache_command,
+)
+for command in COMMANDS:
     app.command()(command)
-app.command("import")(import_)
 
 
 def show_version(wanted: bool) -> None:
@@ -52,18 +62,18 @@ def main_options(
 
 
 @app.command()
-def demo(
+def demo_command(
     overrides: Overrides = None,
     out_folder: Annotated[Path, typer.Option("-o", "--out", help="where the run goes")] = Path("runs/demo"),
 ) -> None:
     """Train the default model on the built-in corpus, score it, translate with it."""
-    from dragoman.cli.demo import demo as run_demo
+    from dragoman.cli.demo import run_demo
 
     run_demo(out_folder, overrides or [], results_console())
 
 
 @app.command()
-def train(
+def train_command(
     recipe: Annotated[
         Path, typer.Argument(help="a recipe in YAML, or one that comes with Dragoman", show_default=False)
     ],
@@ -97,7 +107,7 @@ def train(
 
 
 @app.command()
-def fit(
+def fit_command(
     recipe: Annotated[
         Path, typer.Argument(help="a recipe in YAML, or one that comes with Dragoman", show_default=False)
     ],
@@ -115,7 +125,7 @@ def fit(
 
 
 @app.command()
-def compare(
+def compare_command(
     arguments: Annotated[
         list[str],
         typer.Argument(
@@ -133,8 +143,7 @@ def compare(
     for path in paths:
         if not path.is_dir():
             check_recipe(path, settings)
-    from dragoman.compare.compare import compare as run_comparison
-    from dragoman.compare.compare import format_comparison
+    from dragoman.compare.compare import format_comparison, run_comparison
 
     whole = run_comparison(paths, out=out_folder, overrides=settings, seeds=seeds, jobs=jobs)
     if as_json:
@@ -147,7 +156,7 @@ def compare(
 
 @app.command(hidden=True)
 def compare_one(recipe: Path, run: Path) -> None:
-    """Train and measure one run; `compare` starts this in a process of its own."""
+    """Train and measure one run; `compare_command` starts this in a process of its own."""
     from dragoman.compare.compare import run_one
 
     run_one(recipe, run)
@@ -214,19 +223,19 @@ def settings(
         print(render_settings(found, kind), end="")
 
 
-def spread(arguments: list[str]) -> list[str]:
-    """`--reference A B` as `--reference A --reference B`, which is all that the parser understands.
+def repeat_options(arguments: list[str]) -> list[str]:
+    """Return `--reference A B` as `--reference A --reference B`, which is what the parser understands.
 
-    A folder is no reference: it is a run that stands behind the references.
+    A folder is not a reference but a run that follows the references.
     """
     result: list[str] = []
-    spreading, named = "", False
+    repeated, named = "", False
     for argument in arguments:
         if argument.startswith("-"):
             option = argument.partition("=")[0]
-            spreading, named = option if option in ("--reference", "--hypotheses") else "", argument == option
-        elif spreading and not named and not Path(argument).is_dir():
-            result.append(spreading)
+            repeated, named = option if option in ("--reference", "--hypotheses") else "", argument == option
+        elif repeated and not named and not Path(argument).is_dir():
+            result.append(repeated)
         else:
             named = False
         result.append(argument)
@@ -234,6 +243,7 @@ def spread(arguments: list[str]) -> list[str]:
 
 
 def main() -> None:
+    """Run the command that stands in sys.argv, and exit with its code."""
     if sys.stdin is None or sys.stdout is None:
         print("dragoman: standard input and output must be open; use /dev/null for nothing", file=sys.stderr)
         sys.exit(2)
@@ -246,7 +256,7 @@ def main() -> None:
     keep_to_quota()
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that files are tidied up
     try:
-        code = outcome(typer.main.get_command(app), spread(sys.argv[1:]))
+        code = run_command(typer.main.get_command(app), repeat_options(sys.argv[1:]))
     finally:
         signal.signal(signal.SIGTERM, before)
     sys.exit(code)

@@ -26,7 +26,7 @@ from dragoman.progress import DETAIL, ERROR, INFO, WARNING, set_verbosity
 from dragoman.recipe import read_recipe
 from dragoman.run_dir import RunFolder
 
-ENGINES = (
+ENGINE_NAMES = (
     "auto",
     "torch",
     "torch-bf16",
@@ -34,7 +34,7 @@ ENGINES = (
     "ctranslate2",
     "ctranslate2-int8",
 )  # inference/engines/select.py
-FORMATS = ("ctranslate2", "huggingface", "onnx")  # inference/export.py
+FORMAT_NAMES = ("ctranslate2", "huggingface", "onnx")  # inference/export.py
 
 
 def is_distributed() -> bool:
@@ -49,7 +49,7 @@ def check_runs(runs: Iterable[str | Path | None]) -> None:
             RunFolder(run).check()
 
 
-def check_files(paths: Iterable[Path | None]) -> None:
+def check_input_files(paths: Iterable[Path | None]) -> None:
     """Refuse a file to read that is not there. What is in it is another matter."""
     for path in paths:
         if path is None or is_stdin(path) or is_distributed():
@@ -78,7 +78,7 @@ def parse_output_file(text: str) -> Path:
 
 
 def check_engine(name: str) -> None:
-    pick(dict.fromkeys(ENGINES), name, "engine")
+    pick(dict.fromkeys(ENGINE_NAMES), name, "engine")
 
 
 def check_recipe(path: Path, overrides: Iterable[str] = (), *, parent: Path | None = None) -> None:
@@ -95,7 +95,7 @@ def check_recipe(path: Path, overrides: Iterable[str] = (), *, parent: Path | No
     corpora: list[CorpusSettings] = [*recipe.data.train, *recipe.data.dev, *recipe.data.test]
     for file in (Path(name) for corpus in corpora for name in corpus.files):
         try:
-            check_files([file])
+            check_input_files([file])
         except UserError as error:  # names the recipe, which may be one of several
             beside = path.absolute().parent / file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
             also = "" if beside == file else f", nor {str(beside)!r} beside the recipe"
@@ -125,7 +125,7 @@ OutputFile = Annotated[
         "-o", "--output", parser=parse_output_file, metavar="<path>", help="by default stdout", show_default=False
     ),
 ]
-Batch = Annotated[
+BatchSize = Annotated[
     int,
     typer.Option(
         min=1,
@@ -133,7 +133,7 @@ Batch = Annotated[
         help="maximum lines per batch; torch engines give the same text for any value",
     ),
 ]
-Engine = Annotated[
+EngineName = Annotated[
     str,
     typer.Option(
         help="inference engine: auto (= torch in float32), torch, torch-bf16 or torch-int8 (faster, less precise), "
@@ -172,10 +172,11 @@ class Commands(typer.Typer):
         )
 
     def command(self, *names: Any, **options: Any) -> Callable[[Any], Any]:
-        add = super().command(*names, **options)
+        """Add a command, which is called as its function without the suffix `_command`."""
 
         def decorate(function: Any) -> Any:
-            add(with_verbosity(function))
+            own = function.__name__.removesuffix("_command").replace("_", "-")
+            super(Commands, self).command(*(names or (own,)), **options)(with_verbosity(function))
             return function
 
         return decorate

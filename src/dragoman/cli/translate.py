@@ -29,11 +29,11 @@ from dragoman.cli.lines import (
     split_arguments,
 )
 from dragoman.cli.options import (
-    Batch,
+    BatchSize,
     Beam,
     Conllu,
     Device,
-    Engine,
+    EngineName,
     InputFile,
     Json,
     OutputFile,
@@ -41,7 +41,7 @@ from dragoman.cli.options import (
     Tag,
     Texts,
     check_engine,
-    check_files,
+    check_input_files,
     check_output,
     check_runs,
 )
@@ -98,9 +98,9 @@ class TranslateOptions:
         ),
     ] = False
     conllu: Conllu = None
-    batch: Batch = 1024
+    batch: BatchSize = 1024
     as_json: Json = False
-    engine: Engine = "auto"
+    engine: EngineName = "auto"
     device: Device = "auto"
 
     @property
@@ -120,7 +120,7 @@ class TranslateOptions:
             raise UserError("--resume, and torchrun, need --input F and --output F, which are plain files")
 
 
-def translate(options: TranslateOptions) -> None:
+def translate_command(options: TranslateOptions) -> None:
     """Translate lines: as many out as in, in the same order.
 
     Lines come from --input or from the command line, not from both, or else from stdin, which is answered line by line.
@@ -129,7 +129,7 @@ def translate(options: TranslateOptions) -> None:
     given = choose_input(texts, options.input_file)
     check_engine(options.engine)
     check_runs(options.runs)
-    check_files([options.input_file, options.glossary, options.dictionary, options.conllu])
+    check_input_files([options.input_file, options.glossary, options.dictionary, options.conllu])
     check_output(options.output_file)
     from dragoman.augmentation.jobs import choose_device_of_rank
     from dragoman.inference.constraints import parse_search_overrides
@@ -294,7 +294,7 @@ def new_flags(answer: Hypothesis) -> list[str]:
     return [flag for flag in answer.flags if flag not in warning_kinds(answer.warnings)]
 
 
-def generate(
+def generate_command(
     run: Run,
     texts: Annotated[
         list[str] | None,
@@ -321,7 +321,7 @@ def generate(
     if prompts and input_file:
         raise UserError("generate takes prompts on the command line or by --input F, not both")
     check_runs([run])
-    check_files([input_file])
+    check_input_files([input_file])
     from dragoman.inference.generator import Generator
     from dragoman.inference.loading import load_as
 
@@ -340,19 +340,19 @@ def generate(
             sink.flush()
 
 
-def classify(
+def classify_command(
     run: Run,
     texts: Texts = None,
     input_file: InputFile = None,
     output_file: OutputFile = None,
-    batch: Batch = 256,
+    batch: BatchSize = 256,
     as_json: Json = False,
     device: Device = "auto",
 ) -> None:
     """Put a label on lines: as many out as in, in the same order."""
     given = choose_input(texts, input_file)
     check_runs([run])
-    check_files([input_file])
+    check_input_files([input_file])
     from dragoman.inference.classifier import Classifier
     from dragoman.inference.loading import load_as
 

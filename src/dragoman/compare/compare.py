@@ -37,7 +37,7 @@ POLL_SECONDS = 0.05  # between two polls of the processes
 SAVE_SECONDS = 60.0  # that a process gets to save and end
 
 
-def compare(
+def run_comparison(
     paths: Sequence[Path], *, out: Path, overrides: Sequence[str] = (), seeds: int = 1, jobs: int = 1
 ) -> dict[str, Any]:
     """Train and measure what is not done yet; write OUT/report.html and OUT/report.json, and return the latter."""

@@ -34,7 +34,7 @@ from dragoman.run_dir import RunFolder
 from dragoman.types import Line, Pair
 
 VERSION = 2  # of the measurements; those of another version are made again
-DEFAULT_METRICS = {  # by task, where data.metrics names none; the first one is plotted
+TASK_METRICS = {  # by task, where data.metrics names none; the first one is plotted
     "translate": ("bleu", "chrf"),
     "classify": ("accuracy",),
     "generate": ("loss", "perplexity"),
@@ -42,7 +42,17 @@ DEFAULT_METRICS = {  # by task, where data.metrics names none; the first one is 
 TIMED_SENTENCES = 256  # translated greedily to measure speed
 GRADIENT_SENTENCES = 64
 SMALLEST_BIN = 0.02  # of all lines; a smaller bin is joined with another
-LENGTHS = ((1, 4), (5, 8), (9, 12), (13, 16), (17, 20), (21, 30), (31, 40), (41, 60), (61, None))  # words of a source
+LENGTH_BINS = (
+    (1, 4),
+    (5, 8),
+    (9, 12),
+    (13, 16),
+    (17, 20),
+    (21, 30),
+    (31, 40),
+    (41, 60),
+    (61, None),
+)  # words of a source
 DISTANCES = ((1, 1), (2, 2), (3, 4), (5, 6), (7, 8), (9, None))  # words between the first and the last that must agree
 
 
@@ -134,7 +144,7 @@ def read_curve(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def choose_metrics(recipe: Recipe) -> Sequence[str]:
-    return recipe.data.metrics or DEFAULT_METRICS[recipe.model.task]
+    return recipe.data.metrics or TASK_METRICS[recipe.model.task]
 
 
 def read_tests(recipe: Recipe, *, trees: bool) -> dict[str, tuple[list[Pair], list[Phrase]]]:
@@ -183,7 +193,7 @@ def measure_test(
 def measure_lengths(pairs: Sequence[Pair], texts: Sequence[str], metric: str) -> list[dict[str, Any]]:
     """Return the metric on the sentences of each length of source, in words."""
     rows = []
-    for (low, high), lines in fill_bins([len(pair.source.split()) for pair in pairs], LENGTHS):
+    for (low, high), lines in fill_bins([len(pair.source.split()) for pair in pairs], LENGTH_BINS):
         references = collect_references([pairs[line] for line in lines])
         [score] = compute_metrics([texts[line] for line in lines], references, [metric])
         rows.append({"low": low, "high": high, "lines": len(lines), "value": score.value})

@@ -107,14 +107,14 @@ def check_equal(values: dict[str, object], key: str, remedy: str) -> None:
         if value != wanted:
             raise UserError(
                 f"{key} is not the same in {first!r} and {name!r} "
-                f"({format_setting(wanted)}, {format_setting(value)}); {remedy}"
+                f"({format_value(wanted)}, {format_value(value)}); {remedy}"
             )
 
 
-def format_setting(value: object) -> str:
+def format_value(value: object) -> str:
     """Return a setting as text for a message: corpora without their defaults."""
     if isinstance(value, tuple):
-        return "[" + ", ".join(format_setting(each) for each in value) + "]"
+        return "[" + ", ".join(format_value(each) for each in value) + "]"
     return str(value.model_dump(exclude_defaults=True)) if hasattr(value, "model_dump") else repr(value)
 
 

@@ -26,7 +26,7 @@ from dragoman.data.batches import BatchPlan, Widths, collate_pairs, round_to_buc
 from dragoman.decoding.beam import ActiveBeams, BeamPlan, FinishedBeams, advance_beams, init_beams
 from dragoman.decoding.protocol import NEVER, SearchResult, SearchState, StepModel
 from dragoman.decoding.request import Job
-from dragoman.hardware import memory_of
+from dragoman.hardware import total_memory
 from dragoman.types import BOS, Batch, Example
 
 WARMUP_STEPS = 3  # before a capture, in which libraries choose their algorithms
@@ -266,7 +266,7 @@ class GpuScheduler(Scheduler):
     def __init__(self, model: StepModel[Any], device: torch.device, rows: int) -> None:
         super().__init__(model, device, rows)
         self.pools: dict[tuple[Any, ...], StaticSlots] = {}
-        self.share = memory_of(device) // self.SHARE
+        self.share = total_memory(device) // self.SHARE
 
     @torch.inference_mode()
     def run(self, queue: JobQueue, plan: BeamPlan, results: Results, cancelled: threading.Event) -> None:  # noqa: ARG002
