@@ -1,4 +1,4 @@
-"""Attention drawn rather than listed.
+"""Attention as an alignment matrix for the terminal.
 
 Shapes   T target words   S source words
 """
@@ -16,49 +16,49 @@ from rich.text import Text
 from dragoman.types import Hypothesis
 
 SHADES = " ░▒▓█"
-LONGEST_NAME = 14  # letters of a source word that stand above its column
+LONGEST_NAME = 14  # letters of a source word above its column
 
 
 def merge_into_words(hypothesis: Hypothesis) -> tuple[list[str], list[str], NDArray[np.float64]]:
-    """Source words, target words and weight_TS between them: a source word's pieces add up, a target word's average."""
+    """Return source words, target words and weight_TS: summed over a source word's tokens, averaged over a target's."""
     source_of = number_words(hypothesis.source_tokens)
     target_of = number_words(hypothesis.tokens)
-    look = np.zeros((len(target_of), len(source_of)))
-    if hypothesis.alignment:  # a line of very many parts has none
-        look[:] = hypothesis.alignment
-    columns = np.zeros((len(look), max(source_of, default=-1) + 1))
-    np.add.at(columns.T, source_of, look.T)
+    weight = np.zeros((len(target_of), len(source_of)))
+    if hypothesis.alignment:  # a line that was split into many parts has none
+        weight[:] = hypothesis.alignment
+    columns = np.zeros((len(weight), max(source_of, default=-1) + 1))
+    np.add.at(columns.T, source_of, weight.T)
     weight_TS = np.zeros((max(target_of, default=-1) + 1, columns.shape[1]))
     np.add.at(weight_TS, target_of, columns)
     weight_TS /= np.bincount(target_of, minlength=len(weight_TS))[:, None] if len(weight_TS) else 1
     return _join_words(hypothesis.source_tokens, source_of), _join_words(hypothesis.tokens, target_of), weight_TS
 
 
-def number_words(pieces: Sequence[str]) -> list[int]:
-    """Which word each piece belongs to. A word begins at a space (▁) or where letters meet a punctuation mark."""
+def number_words(tokens: Sequence[str]) -> list[int]:
+    """Return the word index of each token. A word begins at a space (▁) or between letters and punctuation."""
     numbers: list[int] = []
     before = ""
-    for piece in pieces:
-        begins = piece.startswith("▁") or not numbers or _is_punctuation(piece) or _is_punctuation(before)
+    for token in tokens:
+        begins = token.startswith("▁") or not numbers or _is_punctuation(token) or _is_punctuation(before)
         numbers.append((numbers[-1] if numbers else -1) + bool(begins))
-        before = piece
+        before = token
     return numbers
 
 
-def _is_punctuation(piece: str) -> bool:
-    bare = piece.lstrip("▁")
+def _is_punctuation(token: str) -> bool:
+    bare = token.lstrip("▁")
     return bool(bare) and not any(letter.isalnum() for letter in bare)
 
 
-def _join_words(pieces: Sequence[str], numbers: Sequence[int]) -> list[str]:
+def _join_words(tokens: Sequence[str], numbers: Sequence[int]) -> list[str]:
     words = [""] * (max(numbers, default=-1) + 1)
-    for piece, number in zip(pieces, numbers, strict=True):
-        words[number] += "".join(letter if letter.isprintable() else "·" for letter in piece.replace("▁", ""))
+    for token, number in zip(tokens, numbers, strict=True):
+        words[number] += "".join(letter if letter.isprintable() else "·" for letter in token.replace("▁", ""))
     return words
 
 
 def render_alignment(hypothesis: Hypothesis) -> Text:
-    """A coloured grid for the terminal: source words above, target words at the left, fuller is more."""
+    """Render the alignment as a coloured matrix: source words above, target words on the left."""
     source, target, weight_TS = merge_into_words(hypothesis)
     names = [list(word if len(word) <= LONGEST_NAME else word[: LONGEST_NAME - 1] + "…") for word in source]
     height = max(map(len, names), default=0)
@@ -77,7 +77,7 @@ def render_alignment(hypothesis: Hypothesis) -> Text:
 
 
 def _make_style(weight: float) -> Style:
-    """From the terminal's dark to a warm yellow."""
+    """Return a colour between dark blue (0) and yellow (1)."""
     low, high = (38, 44, 70), (250, 200, 70)
     red, green, blue = (round(a + (b - a) * min(weight, 1.0) ** 0.7) for a, b in zip(low, high, strict=True))
     shade = f"rgb({red},{green},{blue})"

@@ -1,12 +1,12 @@
-"""How far a mistake is felt: how much of the loss's slope is left at inputs that lie some steps back.
+"""Gradient flow: how much of the loss's gradient is left at inputs some steps back.
 
     flow = gradient_by_distance(model, batch)
-    flow.target[3]     # of the slope at a target token's own input, the share that is left three inputs before
+    flow.target[3]     # the gradient three inputs before a target token, relative to that at its own input
 
-A model that cannot carry a gradient over a distance cannot learn what depends on it. The slope is taken with respect
-to the embedded tokens, which a hook hands over, so that any kind of model can be asked.
+A model whose gradient vanishes over a distance cannot learn dependencies of that length. Gradients are taken with
+respect to the token embeddings, through a hook, so that any kind of model can be examined.
 
-Shapes   B rows   T target width   S source width   C embedding width   D distances   N slopes
+Shapes   B rows   T target width   S source width   C embedding width   D distances   N gradients
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from dragoman.models.base import Seq2Seq
 from dragoman.types import Batch
 
-MIN_SHARE = 1e-12  # share that is told from nothing
-MIN_REACH = 0.04  # of all slopes: a distance that fewer reach is left out
+MIN_SHARE = 1e-12  # smaller shares count as this one
+MIN_REACH = 0.04  # of all gradients: a distance that fewer tokens reach is left out
 
 
 class GradientFlow(NamedTuple):
-    """Shares by distance, from 0 on, where it is 1: geometric means over all tokens of all sentences.
+    """Shares of the gradient by distance, 1 at distance 0: geometric means over all tokens of all sentences.
 
-    Those of the source count from its end, where decoding begins, and are of the loss of the whole target.
+    Source distances count from its end, where decoding begins, and refer to the loss of the full target.
     """
 
     target: list[float]
@@ -36,43 +36,43 @@ class GradientFlow(NamedTuple):
 
 
 def gradient_by_distance(model: Seq2Seq, batch: Batch) -> GradientFlow:
-    """One sentence to a row. The slope of each target token's loss is taken apart from all others."""
+    """Return how gradients decay with distance, given one sentence per row and one gradient per target token."""
     assert batch.unpacked
     with (
-        capture_embeddings(model, batch.target_in_BT, batch.source_BS) as held,
+        capture_embeddings(model, batch.target_in_BT, batch.source_BS) as embedded,
         torch.backends.cudnn.flags(enabled=False),
     ):
         loss_BT = compute_token_losses(model, batch)
-        target_BTC, source_BSC = held[0], held[1]
+        target_BTC, source_BSC = embedded[0], embedded[1]
         shares: list[Tensor] = []
-        for place in range(loss_BT.size(1)):
-            real_B = batch.target_segment_BT[:, place] > 0
-            [slope_BTC] = torch.autograd.grad(loss_BT[:, place].sum(), target_BTC, retain_graph=True)
-            shares.append(compute_log_shares(slope_BTC[real_B, : place + 1].norm(dim=-1).flip(1)))
-        [slope_BSC] = torch.autograd.grad(loss_BT.sum(), source_BSC)
-    size_BS = slope_BSC.norm(dim=-1)
+        for position in range(loss_BT.size(1)):
+            real_B = batch.target_segment_BT[:, position] > 0
+            [grad_BTC] = torch.autograd.grad(loss_BT[:, position].sum(), target_BTC, retain_graph=True)
+            shares.append(compute_log_shares(grad_BTC[real_B, : position + 1].norm(dim=-1).flip(1)))
+        [grad_BSC] = torch.autograd.grad(loss_BT.sum(), source_BSC)
+    size_BS = grad_BSC.norm(dim=-1)
     ends = (batch.source_segment_BS > 0).sum(1).tolist()
     source = [compute_log_shares(size_S[None, :end].flip(1)) for size_S, end in zip(size_BS, ends, strict=True)]
     return GradientFlow(average_columns(shares), average_columns(source))
 
 
 def compute_log_shares(size_ND: Tensor) -> Tensor:
-    """What is left of each row's first entry, where there is one, as logarithms."""
+    """Return the logarithm of each row relative to its first entry, without rows whose first entry is 0."""
     size_ND = size_ND[size_ND[:, 0] > 0].double()
     return (size_ND / size_ND[:, :1]).clamp(min=MIN_SHARE).log()
 
 
-def average_columns(many: list[Tensor]) -> list[float]:
-    """The mean of each column over all tables that have it, as far as enough rows reach."""
+def average_columns(tables: list[Tensor]) -> list[float]:
+    """Return the geometric mean of each column over all tables that have it, as far as enough rows reach."""
     columns = [
-        torch.cat([log_ND[:, distance] for log_ND in many if log_ND.size(1) > distance])
-        for distance in range(max((log_ND.size(1) for log_ND in many), default=0))
+        torch.cat([log_ND[:, distance] for log_ND in tables if log_ND.size(1) > distance])
+        for distance in range(max((log_ND.size(1) for log_ND in tables), default=0))
     ]
     return [float(column_N.mean().exp()) for column_N in columns if len(column_N) > MIN_REACH * len(columns[0])]
 
 
 def compute_token_losses(model: Seq2Seq, batch: Batch) -> Tensor:
-    """Of every target token; 0 at padding."""
+    """Return the loss of every target token, 0 at padding."""
     logits_BTV = model.project(model(batch))
     loss_BT = nn.functional.cross_entropy(logits_BTV.transpose(1, 2), batch.target_out_BT, reduction="none")
     return loss_BT * (batch.target_segment_BT > 0)
@@ -80,19 +80,19 @@ def compute_token_losses(model: Seq2Seq, batch: Batch) -> Tensor:
 
 @contextmanager
 def capture_embeddings(model: nn.Module, *ids: Tensor) -> Iterator[dict[int, Tensor]]:
-    """Inside, what the model's tables give for these ids is kept, as leaves whose slopes can be asked for."""
-    held: dict[int, Tensor] = {}
+    """Collect the embeddings of these ids during the block, as leaf tensors that get gradients."""
+    embedded: dict[int, Tensor] = {}
 
-    def keep(_module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+    def make_leaf(_module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         for number, wanted in enumerate(ids):
             if inputs[0].shape == wanted.shape and torch.equal(inputs[0], wanted):
-                held[number] = output.detach().requires_grad_()
-                return held[number]
+                embedded[number] = output.detach().requires_grad_()
+                return embedded[number]
         return output
 
-    hooks = [module.register_forward_hook(keep) for module in model.modules() if isinstance(module, nn.Embedding)]
+    hooks = [module.register_forward_hook(make_leaf) for module in model.modules() if isinstance(module, nn.Embedding)]
     try:
-        yield held
+        yield embedded
     finally:
         for hook in hooks:
             hook.remove()

@@ -127,11 +127,13 @@ class RnnState:
 
     def keep(self, sentences_K: Tensor) -> RnnState:
         """Return only these sentences, with all of their rows."""
-        return replace(self.select(self.rows_of(sentences_K)), source=self.source and self.source.keep(sentences_K))
+        return replace(
+            self.select(self.expand_to_rows(sentences_K)), source=self.source and self.source.keep(sentences_K)
+        )
 
     def put(self, sentences_K: Tensor, fresh: RnnState) -> RnnState:
         """Replace these sentences by fresh ones."""
-        rows_N = self.rows_of(sentences_K)
+        rows_N = self.expand_to_rows(sentences_K)
         layers = [
             tuple(old.index_copy(0, rows_N, new) for old, new in zip(*both)) for both in zip(self.layers, fresh.layers)
         ]
@@ -144,7 +146,7 @@ class RnnState:
         """Do nothing: the size of a recurrent state does not depend on the length."""
         return self
 
-    def rows_of(self, sentences_K: Tensor) -> Tensor:
+    def expand_to_rows(self, sentences_K: Tensor) -> Tensor:
         assert self.source
         return expand_to_rows(sentences_K, len(self.layers[0][0]) // len(self.source.value_BSM))
 

@@ -1,4 +1,4 @@
-"""What attention and positions are built from: the part of a Transformer's settings that this room reads."""
+"""The settings of attention and positions, a part of a Transformer's settings."""
 
 from __future__ import annotations
 
