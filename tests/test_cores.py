@@ -48,38 +48,38 @@ VERSION_1 = "12:memory:/pod\n4:cpuacct,cpu:/pod/app\n1:name=systemd:/pod\n"
 def test_the_tightest_quota_counts(own: str, files: dict[str, str], wanted: float, tmp_path: Path) -> None:
     mounted = written(tmp_path / "cgroup", files)
     held = written(tmp_path, {"own": own}) / "own"
-    assert cores.quota(mounted, held) == wanted
-    assert cores.quota(mounted, tmp_path / "missing") == math.inf
+    assert cores.cpu_quota(mounted, held) == wanted
+    assert cores.cpu_quota(mounted, tmp_path / "missing") == math.inf
 
 
 @pytest.mark.parametrize(("quota", "wanted"), [(0.2, 1), (1.5, 2), (1000.0, None), (math.inf, None)])
 def test_parts_of_a_core_count_as_one(quota: float, wanted: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "quota", lambda: quota)
+    monkeypatch.setattr(cores, "cpu_quota", lambda: quota)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
-    assert cores.cores() == (wanted or 64)
+    assert cores.usable_cores() == (wanted or 64)
 
 
 def test_threads_keep_to_the_quota_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "there", lambda: 64)
-    monkeypatch.setattr(cores, "quota", lambda: 3.0)
+    monkeypatch.setattr(cores, "available_cores", lambda: 64)
+    monkeypatch.setattr(cores, "cpu_quota", lambda: 3.0)
     monkeypatch.setattr(cores, "_kept", "")
     monkeypatch.setenv(cores.THREADS, "7")
-    cores.keep_to_quota()
+    cores.limit_threads()
     assert os.environ[cores.THREADS] == "7"
-    assert cores.shared_by(2)[cores.THREADS] == "7"
+    assert cores.thread_limited_environment(2)[cores.THREADS] == "7"
     monkeypatch.delenv(cores.THREADS)
-    cores.keep_to_quota()
+    cores.limit_threads()
     assert os.environ[cores.THREADS] == "3"
-    assert [cores.shared_by(jobs)[cores.THREADS] for jobs in (1, 2, 3, 5)] == ["3", "1", "1", "1"]
+    assert [cores.thread_limited_environment(jobs)[cores.THREADS] for jobs in (1, 2, 3, 5)] == ["3", "1", "1", "1"]
 
 
 def test_without_a_quota_only_neighbours_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "there", lambda: 8)
-    monkeypatch.setattr(cores, "quota", lambda: 64.0)
+    monkeypatch.setattr(cores, "available_cores", lambda: 8)
+    monkeypatch.setattr(cores, "cpu_quota", lambda: 64.0)
     monkeypatch.setattr(cores, "_kept", "")
     monkeypatch.setenv(cores.THREADS, "")
     monkeypatch.delenv(cores.THREADS)
-    cores.keep_to_quota()
+    cores.limit_threads()
     assert cores.THREADS not in os.environ
-    assert cores.THREADS not in cores.shared_by(1)
-    assert cores.shared_by(3)[cores.THREADS] == "2"
+    assert cores.THREADS not in cores.thread_limited_environment(1)
+    assert cores.thread_limited_environment(3)[cores.THREADS] == "2"

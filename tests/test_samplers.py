@@ -205,7 +205,7 @@ def test_a_tokenizer_travels(kind: str) -> None:
 def test_cores_are_left_to_the_trainers(monkeypatch: pytest.MonkeyPatch, cores: int, trainers: int, count: int) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
-    monkeypatch.setattr("dragoman.hardware.quota", lambda: float("inf"))
+    monkeypatch.setattr("dragoman.hardware.cpu_quota", lambda: float("inf"))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(trainers))
     assert samplers.count_workers() == count
 

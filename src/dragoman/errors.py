@@ -1,16 +1,16 @@
-""""""
+"""The errors that a command reports without a traceback."""
 
 from __future__ import annotations
 
 
 class UserError(ValueError):
-    """What the user gave cannot work. The message is one plain sentence: the culprit, and what would be right."""
+    """Input that cannot work. The message is one sentence: what is wrong, where, and what to do."""
 
 
 class Stop(Exception):
-    """Work ends before its time, by a signal or because others are gone; what is saved is whole.
+    """An early end, by a signal or because another process is gone. Everything saved is complete.
 
-    `code` is what a shell expects of it.
+    `code` is the exit code.
     """
 
     def __init__(self, message: str, code: int) -> None:

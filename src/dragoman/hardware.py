@@ -1,11 +1,8 @@
-"""What the hardware can do: instructions of the CPU, memory, the precision that is fast, the speed of products.
+"""The hardware: CPU features and quotas, threads, devices, precision and memory.
 
-Everything that chooses a kernel, a precision or an engine by what the CPU can do asks `cpu_features`.
-
-How many cores this process may keep busy: in a container often far fewer than the machine has.
-
-PyTorch counts those that are there. With 64 threads and time for two of them, most of that time goes
-to waiting.
+Everything that chooses a kernel, a precision or an engine by what the CPU can do asks `cpu_features`. A container often
+has a quota far below the cores of the machine. PyTorch starts a thread for each core all the same, and 64 threads that
+share the time of two cores spend most of it waiting, so `limit_threads` sets their number.
 """
 
 from __future__ import annotations
@@ -100,6 +97,7 @@ def cpu_features(environment: Mapping[str, str] = os.environ) -> CpuFeatures:
 
 
 def detect_features(flags: frozenset[str]) -> CpuFeatures:
+    """Return the features that these flags stand for."""
     return CpuFeatures(**{name: not names.isdisjoint(flags) for name, names in FLAGS.items()})
 
 
@@ -164,7 +162,7 @@ def resident_memory() -> int:
 
 
 def total_memory(device: torch.device) -> int:
-    """All of its bytes, whoever holds them."""
+    """Return the bytes of memory that a device has, free or not."""
     import torch
 
     if device.type == "cuda":
@@ -187,7 +185,7 @@ def best_precision(device: torch.device) -> str:
 
 @cache
 def matrix_speed(device: torch.device, precision: str) -> float:
-    """Operations a second that a product of large matrices reaches here: what all other speeds can be held against."""
+    """Measure the operations per second of a product of large matrices, as a reference for other speeds."""
     import torch
 
     size = 8192 if device.type == "cuda" else 512
@@ -202,15 +200,17 @@ def matrix_speed(device: torch.device, precision: str) -> float:
     return 2 * size**3 / best
 
 
-THREADS = "OMP_NUM_THREADS"  # what PyTorch and others ask for the number of theirs
-_kept = ""  # what `keep_to_quota` has put there
+THREADS = "OMP_NUM_THREADS"  # read by PyTorch and other libraries
+_kept = ""  # what `limit_threads` has set
 
 
-def cores() -> int:
-    return max(1, math.ceil(min(there(), quota())))
+def usable_cores() -> int:
+    """Return how many cores this process may keep busy."""
+    return max(1, math.ceil(min(available_cores(), cpu_quota())))
 
 
-def there() -> int:
+def available_cores() -> int:
+    """Return how many cores this process may run on, whatever its quota."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -223,37 +223,42 @@ def set_runtime_defaults() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads slow a crowded machine down (docs/LOG.md)
 
 
-def keep_to_quota() -> None:
-    """Let libraries that are loaded from now on, here and in processes begun from here, make no more threads than
-    there is time for; unless it was said how many."""
+def limit_threads() -> None:
+    """Set OMP_NUM_THREADS to the quota, unless it is set, for libraries that are loaded later and for subprocesses."""
     global _kept
-    if quota() < there() and THREADS not in os.environ:
-        os.environ[THREADS] = _kept = str(cores())
+    if cpu_quota() < available_cores() and THREADS not in os.environ:
+        os.environ[THREADS] = _kept = str(usable_cores())
 
 
-def shared_by(processes: int) -> dict[str, str]:
-    """The environment for one of so many processes that run side by side: left to themselves, each would take all
-    cores. What was said by others than us stays."""
-    said = os.environ.get(THREADS, _kept) != _kept
-    return dict(os.environ) if said or processes == 1 else {**os.environ, THREADS: str(max(1, cores() // processes))}
+def thread_limited_environment(processes: int) -> dict[str, str]:
+    """Return the environment for one of several processes that share the cores. A number of threads set by the user
+    stays."""
+    set_by_user = os.environ.get(THREADS, _kept) != _kept
+    return (
+        dict(os.environ)
+        if set_by_user or processes == 1
+        else {**os.environ, THREADS: str(max(1, usable_cores() // processes))}
+    )
 
 
-def quota(mounted: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
-    """The cores' worth of time that control groups, the own and all above it, leave to this process."""
+def cpu_quota(mounted: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
+    """Return how many cores' worth of time the control group of this process and all above it allow."""
     return min(quotas(mounted, own), default=math.inf)
 
 
 def quotas(mounted: Path, own: Path) -> Iterator[float]:
-    """In version 2 one file holds quota and period, in version 1 two do; -1 or max: no limit."""
-    for folder in groups(mounted, own):
-        held = words(folder / "cpu.max") or words(folder / "cpu.cfs_quota_us") + words(folder / "cpu.cfs_period_us")
+    """Yield the quotas. In version 2 one file holds quota and period, in version 1 two do; -1 or max: no limit."""
+    for folder in find_cgroups(mounted, own):
+        held = read_words(folder / "cpu.max") or read_words(folder / "cpu.cfs_quota_us") + read_words(
+            folder / "cpu.cfs_period_us"
+        )
         if len(held) == 2 and all(word.isdigit() for word in held) and int(held[1]):
             yield int(held[0]) / int(held[1])
 
 
-def groups(mounted: Path, own: Path) -> Iterator[Path]:
-    """The folders of the control groups that this process is in, from the inmost up; inside a container, the root."""
-    for _, kinds, path in (line.split(":", 2) for line in words(own) if line.count(":") > 1):
+def find_cgroups(mounted: Path, own: Path) -> Iterator[Path]:
+    """Yield the folders of the control groups of this process, from the innermost up; inside a container, the root."""
+    for _, kinds, path in (line.split(":", 2) for line in read_words(own) if line.count(":") > 1):
         if kinds and "cpu" not in kinds.split(","):
             continue
         root = mounted / "cpu" if kinds else mounted  # also where it is mounted as cpu,cpuacct
@@ -261,7 +266,8 @@ def groups(mounted: Path, own: Path) -> Iterator[Path]:
         yield from (folder for folder in (inmost, *inmost.parents) if folder.is_relative_to(root))
 
 
-def words(file: Path) -> list[str]:
+def read_words(file: Path) -> list[str]:
+    """Return the words of a file; none where it cannot be read."""
     try:
         return file.read_text().split()
     except OSError:
@@ -272,10 +278,11 @@ ROWS = {"cpu": 8, "cuda": 64}  # texts of one grid
 
 
 def choose_device(name: str) -> torch.device:
+    """Return the device of this name; `auto` is a GPU if there is one."""
     import torch
 
     if name == "auto":
-        return with_triton(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        return require_triton(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -285,19 +292,19 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"device {name!r} is not there; this machine has {torch.cuda.device_count()} CUDA devices")
     make_current(device)
-    return with_triton(device)
+    return require_triton(device)
 
 
 def make_current(device: torch.device) -> None:
-    """Streams, graphs and kernels of our own lie on the GPU that is current, whatever their tensors are on."""
+    """Make a GPU the current one: streams, CUDA graphs and our kernels use that, whatever their tensors are on."""
     import torch
 
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
 
-def with_triton(device: torch.device) -> torch.device:
-    """Our kernels for a GPU are written in Triton, which PyTorch brings along on Linux."""
+def require_triton(device: torch.device) -> torch.device:
+    """Return the device; refuse a GPU without Triton, in which our kernels are written (PyTorch brings it on Linux)."""
     if device.type == "cuda" and find_spec("triton") is None:
         raise UserError(
             "a GPU needs triton, which is not installed; pip install triton brings it, or choose the device cpu"

@@ -24,7 +24,7 @@ from dragoman.cli.options import Commands, Json, Overrides, Run, check_recipe, c
 from dragoman.cli.translate import classify_command, generate_command, translate_command
 from dragoman.config.recipe_files import find_recipe, list_recipes
 from dragoman.errors import UserError
-from dragoman.hardware import keep_to_quota, set_runtime_defaults
+from dragoman.hardware import limit_threads, set_runtime_defaults
 from dragoman.progress import results_console
 from dragoman.run_dir import RunFolder
 
@@ -253,7 +253,7 @@ def main() -> None:
     if "_DRAGOMAN_COMPLETE" in os.environ:
         app(prog_name="dragoman")  # a shell asks for completions
     set_runtime_defaults()
-    keep_to_quota()
+    limit_threads()
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that files are tidied up
     try:
         code = run_command(typer.main.get_command(app), repeat_options(sys.argv[1:]))

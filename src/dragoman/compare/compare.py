@@ -27,7 +27,7 @@ from dragoman.compare.report import TABLE_COLUMNS, column_heading, render_compar
 from dragoman.config.settings import METRIC_ALIASES, to_yaml
 from dragoman.errors import Stop, UserError
 from dragoman.evaluation.tables import align_columns
-from dragoman.hardware import shared_by
+from dragoman.hardware import thread_limited_environment
 from dragoman.progress import WARNING, Report
 from dragoman.recipe import read_recipe
 from dragoman.run_dir import RunFolder, read_json, write_text
@@ -178,7 +178,12 @@ def start_worker(run: PlannedRun, *, jobs: int) -> Worker:
     with run.log.open("wb") as log:
         errors = subprocess.PIPE if visible else log
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=log, stderr=errors, start_new_session=True, env=shared_by(jobs)
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=errors,
+            start_new_session=True,
+            env=thread_limited_environment(jobs),
         )
     reader = threading.Thread(target=copy_output, args=(process, run.log), daemon=True) if visible else None
     if reader:

@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, Self
 
 from dragoman.data.tokenizers import Tokenizers
-from dragoman.hardware import cores
+from dragoman.hardware import usable_cores
 from dragoman.types import Pair
 
 RESERVED_CORES = 2  # cores that are left to the trainer: one that feeds a GPU and one that lays batches
@@ -41,7 +41,7 @@ WORKER_FAILURES = (
 
 def count_workers() -> int:
     """How many processes draw: none where cores are few. Trainers that torchrun started here share the cores."""
-    spare = cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1) - RESERVED_CORES
+    spare = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1) - RESERVED_CORES
     return min(spare, MAX_WORKERS) if spare > 1 else 0
 
 
