@@ -13,7 +13,7 @@ from dragoman.models.base import collect_tensors
 from dragoman.training.choices import Choices
 from dragoman.training.cuda_graph import WARM
 from dragoman.training.optim import OPTIMIZERS, use
-from dragoman.training.step import Stepper, settled
+from dragoman.training.step import Stepper, fetch_metrics
 from dragoman.types import Batch
 from tolerance import same
 from toy_batch import examples, in_rows
@@ -37,7 +37,7 @@ def trained(choices: Choices, section: Section = SECTION, **settings: Any) -> tu
     stepper = Stepper(built(section, dtype=torch.float32), TrainSettings(ema=0.9, **settings), choices)
     in_a_row = 1 if section.get("kind") == "rnn" else 4
     done = [stepper.update([batch], step, 1e-3) for step, batch in enumerate(batches(in_a_row), 1)]
-    return stepper, [update.loss for update in settled(done)]
+    return stepper, [update.loss for update in fetch_metrics(done)]
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_captured_updates_of_a_recurrent_model_are_the_same(feeding: bool) -> No
 
 def compare(section: Section, **settings: Any) -> None:
     one, losses = trained(replace(PLAIN, capture=True), section, **settings)
-    assert one.captured is not None
-    assert len(one.captured.kept) == 2  # both shapes
+    assert one.cuda_graphs is not None
+    assert len(one.cuda_graphs.captured) == 2  # both shapes
     other, expected = trained(PLAIN, section, **settings)
     assert losses == pytest.approx(expected, rel=1e-3)
     for name, tensor in collect_tensors(one.model).items():
@@ -73,10 +73,10 @@ def _stock_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_captured_step_that_is_not_finite_changes_nothing(optimizer: str) -> None:
     one, _ = trained(replace(PLAIN, capture=True), optimizer=optimizer)
     before = {(kind, name): tensor.clone() for kind, some in one.tensors().items() for name, tensor in some.items()}
-    assert one.captured
-    assert one.captured.kept
+    assert one.cuda_graphs
+    assert one.cuda_graphs.captured
     one.count.fill_(torch.nan)
-    bad = one.captured(batches()[0])
+    bad = one.cuda_graphs(batches()[0])
     assert not bad.isfinite().all()
     for kind, some in one.tensors().items():
         for name, tensor in some.items():
@@ -88,19 +88,19 @@ def test_after_a_restore_they_go_on(optimizer: str) -> None:
     """The optimizer's memory stays where it is: else a graph that knows where it was would write into nothing, or read
     an old rate."""
     one, _ = trained(replace(PLAIN, capture=True), optimizer=optimizer)
-    assert one.captured
-    graphs = list(one.captured.kept.values())
+    assert one.cuda_graphs
+    graphs = list(one.cuda_graphs.captured.values())
     all_of_it = (collect_tensors(one.model), one.optimizer_tensors(), one.ema)
     saved = [{name: tensor.clone() for name, tensor in some.items()} for some in all_of_it]
     again = []
     for _ in range(2):
         one.restore(*({n: t.clone() for n, t in some.items()} for some in saved))
         some = [one.update([batch], 100 + step, 1e-3) for step, batch in enumerate(batches())]
-        again.append([update.loss for update in settled(some)])
+        again.append([update.loss for update in fetch_metrics(some)])
     assert again[0] == pytest.approx(again[1], rel=1e-4)
-    assert list(one.captured.kept.values()) == graphs
+    assert list(one.cuda_graphs.captured.values()) == graphs
     before = {name: tensor.clone() for name, tensor in collect_tensors(one.model).items()}
-    settled([one.update([batch], 200 + step, 0.0) for step, batch in enumerate(batches())])
+    fetch_metrics([one.update([batch], 200 + step, 0.0) for step, batch in enumerate(batches())])
     assert all(tensor.equal(before[name]) for name, tensor in collect_tensors(one.model).items())
 
 

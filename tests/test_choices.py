@@ -13,14 +13,14 @@ from dragoman.config.settings import TrainSettings
 from dragoman.errors import UserError
 from dragoman.hardware import CpuFeatures
 from dragoman.process_group import ProcessGroup
-from dragoman.training.choices import Choices, choose, rechosen
+from dragoman.training.choices import Choices, choose, keep_choices
 
 BEFORE = Choices(device="cpu", precision="bf16", compile=True, threads=7, split=4)
 
 
 def again(before: Choices, settings: TrainSettings | None = None, world: int = 1) -> Choices:
     settings = settings or TrainSettings()
-    return rechosen(before, choose(settings), settings, world)
+    return keep_choices(before, choose(settings), settings, world)
 
 
 def test_a_resumed_run_keeps_every_choice() -> None:
@@ -55,10 +55,10 @@ def test_a_run_of_a_second_gpu_needs_one_or_processes_that_share(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
     before = replace(BEFORE, device="cuda:1")
     if goes_on:
-        assert rechosen(before, before, TrainSettings(), world).device == "cuda:1"
+        assert keep_choices(before, before, TrainSettings(), world).device == "cuda:1"
         return
     with pytest.raises(UserError, match="begun on cuda:1"):
-        rechosen(before, before, TrainSettings(), world)
+        keep_choices(before, before, TrainSettings(), world)
 
 
 @pytest.mark.parametrize(("accumulate", "split", "recorded"), [(1, 1, True), (2, 1, False), (1, 2, False)])
@@ -69,7 +69,7 @@ def test_updates_are_recorded_wherever_they_can_be(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     several = replace(BEFORE, device="cuda:0", split=split, few_shapes=True, world=2)
     settings = TrainSettings(accumulate=accumulate)
-    assert rechosen(several, replace(several, world=1), settings).capture == recorded
+    assert keep_choices(several, replace(several, world=1), settings).capture == recorded
 
 
 def test_compile_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,4 +111,4 @@ def test_the_shapes_of_grids_stay_as_they_were_begun() -> None:
     begun = replace(BEFORE, few_shapes=True)
     assert again(begun, world=2).few_shapes
     assert not again(BEFORE).few_shapes
-    assert begun.shared(ProcessGroup(rank=0, world_size=2)).few_shapes
+    assert begun.for_process(ProcessGroup(rank=0, world_size=2)).few_shapes

@@ -13,7 +13,7 @@ from dragoman.config.settings import TrainSettings
 from dragoman.models.base import collect_tensors
 from dragoman.training.choices import Choices
 from dragoman.training.optim import OPTIMIZERS, use
-from dragoman.training.step import Stepper, settled
+from dragoman.training.step import Stepper, fetch_metrics
 from dragoman.types import Batch
 from tolerance import differ, same
 from toy_batch import examples, in_rows
@@ -44,7 +44,7 @@ def moved(clip: float) -> tuple[Tensor, float]:
     """What a step of plain gradient descent, at a rate of 0.5, adds to all weights; and the norm it reports."""
     one = stepper(optimizer="sgd", clip=clip)
     before = torch.nn.utils.parameters_to_vector(one.parameters).detach()
-    (update,) = settled([one.update([BATCH], 1, 0.5)])
+    (update,) = fetch_metrics([one.update([BATCH], 1, 0.5)])
     return torch.nn.utils.parameters_to_vector(one.parameters).detach() - before, update.norm
 
 
@@ -89,7 +89,7 @@ def test_a_step_that_is_not_finite_changes_nothing(optimizer: str) -> None:
 @EVERY_OPTIMIZER
 def test_every_optimizer_gets_clipped_gradients(optimizer: str) -> None:
     one = stepper(optimizer=optimizer, clip=1e-3)
-    (update,) = settled([one.update([BATCH], 1, 0.01)])
+    (update,) = fetch_metrics([one.update([BATCH], 1, 0.01)])
     grads = [parameter.grad for parameter in one.parameters if parameter.grad is not None]
     assert update.norm > 1e-3
     assert torch.nn.utils.get_total_norm(grads).item() == pytest.approx(1e-3, rel=1e-4)

@@ -129,9 +129,9 @@ def stepper(tmp_path: Path, small: Path, *overrides: str) -> tuple[Stepper, list
     """A fresh stepper and some batches, as the trainer would have them."""
     seen: list[tuple[Stepper, list[Batch]]] = []
 
-    def update(self: Stepper, batches: list[Batch], _step: int, lr: float) -> steps.Pending:
+    def update(self: Stepper, batches: list[Batch], _step: int, lr: float) -> steps.StepMetrics:
         seen.append((self, list(batches)))
-        return steps.Pending(torch.ones(4), lr, 1)
+        return steps.StepMetrics(torch.ones(4), lr, 1)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stepper, "update", update)
@@ -157,7 +157,7 @@ def test_several_batches_are_as_one(small: Path, tmp_path: Path) -> None:
     results = []
     for some in ([whole], halves):
         steps.put(one.model, before)
-        (update,) = steps.settled([one.update(some, 1, 0.5)])
+        (update,) = steps.fetch_metrics([one.update(some, 1, 0.5)])
         results.append((update, {name: p.detach().clone() for name, p in one.model.named_parameters()}))
     assert results[0][0].loss == pytest.approx(results[1][0].loss, rel=1e-6)
     assert results[0][0].norm == pytest.approx(results[1][0].norm, rel=1e-5)
@@ -203,8 +203,8 @@ def test_out_of_memory_halves_batches(
     greedy_for_memory(3, monkeypatch)
     train(small, out=tmp_path / "run", overrides=settings)
     said = capsys.readouterr().err
-    assert "cut into 2 parts" in said
-    assert "cut into 4 parts" in said
+    assert "split into 2 parts" in said
+    assert "split into 4 parts" in said
     assert "train.tokens=256 train.accumulate=8" in said
     assert state(tmp_path / "run")["choices"]["split"] == 4
     close(weights(tmp_path / "run"), weights(tmp_path / "whole"))
@@ -242,12 +242,12 @@ def spoil(what: str, bad: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch
     tried = iter(range(1, 10_000))
 
     if what == "gradient":
-        norm = steps.gradient_norm
-        monkeypatch.setattr(steps, "gradient_norm", lambda p: norm(p) * (math.nan if bad(next(tried)) else 1.0))
+        norm = steps.compute_gradient_norm
+        monkeypatch.setattr(steps, "compute_gradient_norm", lambda p: norm(p) * (math.nan if bad(next(tried)) else 1.0))
         return
     update = Stepper.update
 
-    def spoilt(self: Stepper, batches: list[Batch], step: int, lr: float) -> steps.Pending:
+    def spoilt(self: Stepper, batches: list[Batch], step: int, lr: float) -> steps.StepMetrics:
         loss, factor = self.learner.loss, math.inf if bad(next(tried)) else 1.0
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(self.learner, "loss", lambda *a: tuple(part * factor for part in loss(*a)))
@@ -398,7 +398,7 @@ def test_a_running_mean(small: Path, tmp_path: Path) -> None:
     assert one.ema.keys() == live.keys()
     for name in live:
         same(one.ema[name], expected[name].float())
-    with one.averaged():
+    with one.ema_weights():
         assert equal(dict(one.model.named_parameters()), one.ema)
     assert equal(dict(one.model.named_parameters()), live)
     assert not equal(one.ema, live)
@@ -738,7 +738,7 @@ def test_curves_for_tensorboard(small: Path, tmp_path: Path) -> None:
     settings = ("train.tensorboard=true", "train.save_every=3", "train.validate_every=0", "train.steps=7")
     update = Stepper.update
 
-    def killed(self: Stepper, batches: list[Batch], step: int, lr: float) -> steps.Pending:
+    def killed(self: Stepper, batches: list[Batch], step: int, lr: float) -> steps.StepMetrics:
         if step == 6:
             raise KeyboardInterrupt
         return update(self, batches, step, lr)

@@ -15,7 +15,7 @@ from dragoman.inference.model_card import format_validation, rank_validation
 from dragoman.metrics.metrics import METRICS
 from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
-from dragoman.training.checkpoint import Progress
+from dragoman.training.checkpoint import TrainState
 from dragoman.training.choices import Choices
 from dragoman.training.validation import Validation
 from toy_run import Call, events, quietly, sentences, translated, write_lines
@@ -43,8 +43,8 @@ def test_only_sequences_have_a_perplexity() -> None:
         one = Validation(1.5, 20.0, metric, "how")
         assert "perplexity 4.48" in one.describe("translate")
         assert "perplexity" not in one.describe("classify")
-        assert "perplexity 4.48" in format_validation(one.record(), "translate")
-        assert "perplexity" not in format_validation(one.record(), "classify")
+        assert "perplexity 4.48" in format_validation(one.to_metrics(), "translate")
+        assert "perplexity" not in format_validation(one.to_metrics(), "classify")
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_only_sequences_have_a_perplexity() -> None:
 )
 def test_it_is_kept_whole(one: Validation) -> None:
     assert Validation.from_state(json.loads(json.dumps(asdict(one)))) == one
-    assert one.record()["loss"] == one.loss
+    assert one.to_metrics()["loss"] == one.loss
     assert str(round(one.loss, 4)) in str(one)
 
 
@@ -130,12 +130,12 @@ def test_while_a_model_has_hardly_learned_the_loss_decides(
     found = [Validation(loss, score, name) for score, loss in (early, late)]
     by_score = max(found, key=lambda one: one.goodness(name))
     for metric, expected in (("auto", found[best == "late"]), (name, by_score)):
-        progress = Progress(Choices("cpu", "float32", False, 1), {})
+        progress = TrainState(Choices("cpu", "float32", False, 1), {})
         for step, validation in enumerate(found):
-            progress = replace(progress, step=step).validated(validation, metric, 2)
+            progress = replace(progress, step=step).add_validation(validation, metric, 2)
         assert found[progress.best[0][1]] is expected
         recipe = Recipe(train=TrainSettings(metric=metric))
-        assert max(found, key=lambda one: rank_validation(one.record(), recipe)) is expected
+        assert max(found, key=lambda one: rank_validation(one.to_metrics(), recipe)) is expected
 
 
 def test_auto_is_the_first_of_the_recipes_metrics(small: Path, tmp_path: Path) -> None:

@@ -72,11 +72,11 @@ def train(asked: dict[str, Any], gate: Gate) -> None:
                 widths=list(self.stream.widths),
             )
 
-        def try_update(self, some: list[Batch]) -> Any:
+        def train_step(self, batches: list[Batch]) -> Any:
             gate.before()
-            done = super().try_update(some)
-            spent, self.counted = self.progress.flops - self.counted, self.progress.flops  # of the step before
-            gate.after(sum(batch.tokens for batch in some), spent)
+            done = super().train_step(batches)
+            spent, self.counted = self.state.flops - self.counted, self.state.flops  # of the step before
+            gate.after(sum(batch.tokens for batch in batches), spent)
             return done
 
     out = Path(tempfile.mkdtemp(dir=asked["folder"])) / "run"

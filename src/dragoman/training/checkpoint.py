@@ -1,13 +1,10 @@
-"""The record of a run: all that shapes the next step, saved whole, so that a resumed run goes on to the bit.
+"""Checkpoints: all that the next step depends on, written atomically, so that a resumed run continues to the bit.
 
-checkpoints/step-0000001000/   weights, optimizer, running mean, state.json: the newest only
+checkpoints/step-0000001000/   weights, optimizer, EMA, state.json: the newest only
 checkpoints/best-0000001000.safetensors   weights alone, of the best validations
+provenance.json                data counts, versions, dates and the parent run, for the model card
 
-Of several processes the first writes. Where tensors are shared out among them, all do (training/distributed.py).
-
-Where a run comes from: RUN/provenance.json holds data counts, versions, dates and the run it was fine-tuned from.
-
-It is written when training begins, so that the model card (inference/model_card.py) need not read the corpora again.
+Rank 0 writes. If tensors are sharded, all processes do (training/distributed.py).
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,76 +41,69 @@ from dragoman.run_dir import (
 from dragoman.training.choices import Choices
 from dragoman.training.distributed import shard_like
 from dragoman.training.prepare import Prepared
-from dragoman.training.step import Pending, Stepper, Update
+from dragoman.training.step import StepMetrics, Stepper
 from dragoman.training.validation import Validation
 
 WRITTEN = re.compile(r"step-\d{10,}|best-\d{10,}\.safetensors")  # names that `save` gives
 
 
-class Running(NamedTuple):
-    """Sums since the last line of metrics.jsonl, so that a resumed run writes the same numbers there."""
-
-    loss: float = 0.0
-    likelihood: float = 0.0
-    steps: int = 0
-    divergence: float = 0.0
-
-    def plus(self, update: Update) -> Running:
-        if not update.finite:
-            return self
-        loss, likelihood = self.loss + update.loss, self.likelihood + update.likelihood
-        return Running(loss, likelihood, self.steps + 1, self.divergence + update.divergence)
-
-    def means(self) -> tuple[float, float, float]:
-        steps = self.steps or float("nan")
-        return self.loss / steps, self.likelihood / steps, self.divergence / steps
-
-
 @dataclass(frozen=True)
-class Progress:
-    """Everything but tensors. What is not here may not matter."""
+class TrainState:
+    """All that the next step depends on, except tensors. It is saved as state.json."""
 
     choices: Choices
     data: dict[str, str]  # digest of each corpus
     longest: int = 0  # source, in tokens, that the model was trained on
-    parent: str = ""  # the run that this one began with
+    parent: str = ""  # the run whose weights this one began with
     step: int = 0
-    place: StreamPosition = field(default_factory=StreamPosition)
+    position: StreamPosition = field(default_factory=StreamPosition)
     seconds: float = 0.0  # trained so far
     tokens: int = 0  # read so far, both sides
     flops: float = 0.0  # spent so far (models/flops.py)
     peak_memory: int = 0  # bytes: of the GPU, or else of the whole process
-    skipped: int = 0  # steps not taken, because loss or gradient was not finite
+    skipped: int = 0  # steps whose loss or gradient was not finite
     skipped_in_a_row: int = 0
-    scale: float = 1.0  # of the learning rate; halved at every roll-back
+    lr_scale: float = 1.0  # halved at every roll-back
     best: tuple[tuple[tuple[float, float], int], ...] = ()  # (goodness, step), best first
     stale: int = 0  # validations since the best one
-    last: Validation | None = None
-    running: Running = field(default_factory=Running)
+    last_validation: Validation | None = None
+    sums: tuple[float, float, int, float] = (0.0, 0.0, 0, 0.0)  # since the last log: loss, nll, steps, divergence
 
-    def stepped(self, update: Pending, place: StreamPosition, seconds: float, flops: float) -> Progress:
-        """One step further, taken or skipped."""
+    @property
+    def epochs(self) -> float:
+        """How often the training data has been read."""
+        return self.position.epoch + self.position.passed
+
+    def advance(self, tokens: int, position: StreamPosition, seconds: float, flops: float) -> TrainState:
+        """Count one more step, taken or skipped."""
         return replace(
             self,
             step=self.step + 1,
-            place=place,
+            position=position,
             seconds=seconds,
-            tokens=self.tokens + update.tokens,
+            tokens=self.tokens + tokens,
             flops=self.flops + flops,
         )
 
-    def known(self, update: Update) -> Progress:
-        """What a step came to, which on a GPU is known later than that it was made."""
-        bad = not update.finite
-        return replace(
-            self,
-            skipped=self.skipped + bad,
-            skipped_in_a_row=self.skipped_in_a_row + 1 if bad else 0,
-            running=self.running.plus(update),
-        )
+    def add_metrics(self, metrics: StepMetrics) -> TrainState:
+        """Add the metrics of a step, which on a GPU are read some steps later."""
+        if not metrics.finite:
+            return replace(self, skipped=self.skipped + 1, skipped_in_a_row=self.skipped_in_a_row + 1)
+        loss, nll, steps, divergence = self.sums
+        sums = (loss + metrics.loss, nll + metrics.nll, steps + 1, divergence + metrics.divergence)
+        return replace(self, skipped_in_a_row=0, sums=sums)
 
-    def validated(self, validation: Validation, metric: str, keep: int) -> Progress:
-        """Take in a validation: the `keep` best stay, and how many since the best one were no better."""
+    def mean_losses(self) -> tuple[float, float, float]:
+        """Return the means of loss, nll and divergence since the last log."""
+        loss, nll, count, divergence = self.sums
+        steps = count or float("nan")
+        return loss / steps, nll / steps, divergence / steps
+
+    def clear_sums(self) -> TrainState:
+        return replace(self, sums=(0.0, 0.0, 0, 0.0))
+
+    def add_validation(self, validation: Validation, metric: str, keep: int) -> TrainState:
+        """Keep the `keep` best validations and count those since the best one."""
         entry, floor = (validation.goodness(metric), self.step), validation.floor(metric)
 
         def rank(each: tuple[tuple[float, float], int]) -> tuple[float, float]:
@@ -122,21 +112,34 @@ class Progress:
 
         better = not self.best or rank(entry) > rank(self.best[0])
         ranked = sorted([*self.best, entry], key=rank, reverse=True)  # of equals the earlier first
-        return replace(self, best=tuple(ranked[:keep]), stale=0 if better else self.stale + 1, last=validation)
+        stale = 0 if better else self.stale + 1
+        return replace(self, best=tuple(ranked[:keep]), stale=stale, last_validation=validation)
+
+    def to_json(self) -> dict[str, Any]:
+        return {SAVED_AS.get(name, name): value for name, value in asdict(self).items()}
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Progress:
-        last = state.pop("last")
+    def from_json(cls, saved: dict[str, Any]) -> TrainState:
+        values = {name: saved.pop(key) for name, key in SAVED_AS.items() if key in saved} | saved
+        last = values["last_validation"]
         return cls(
-            **state
+            **values
             | {
-                "choices": Choices(**state["choices"]),
-                "place": StreamPosition(**state["place"]),
-                "best": tuple((tuple(goodness), step) for goodness, step in state["best"]),
-                "last": Validation.from_state(last) if last else None,
-                "running": Running(*state["running"]),
+                "choices": Choices(**values["choices"]),
+                "position": StreamPosition(**values["position"]),
+                "best": tuple((tuple(goodness), step) for goodness, step in values["best"]),
+                "last_validation": Validation.from_state(last) if last else None,
+                "sums": tuple(values["sums"]) + (0.0,) * (4 - len(values["sums"])),
             }
         )
+
+
+SAVED_AS = {
+    "position": "place",
+    "lr_scale": "scale",
+    "last_validation": "last",
+    "sums": "running",
+}  # keys of state.json
 
 
 def checkpoint(folder: RunFolder, step: int) -> Path:
@@ -147,35 +150,35 @@ def best_file(folder: RunFolder, step: int) -> Path:
     return folder.checkpoints / f"best-{step:010}.safetensors"
 
 
-def save(folder: RunFolder, stepper: Stepper, progress: Progress) -> None:
+def save(folder: RunFolder, stepper: Stepper, state: TrainState) -> None:
     """First the new, then away with the old: a crash between the two costs disk space, nothing else."""
-    group, target = stepper.group, checkpoint(folder, progress.step)
-    if any(step == progress.step for _, step in progress.best):
+    group, target = stepper.group, checkpoint(folder, state.step)
+    if any(step == state.step for _, step in state.best):
         weights = stepper.weights()
-        group.broadcast(lambda: save_tensors(best_file(folder, progress.step), weights))
+        group.broadcast(lambda: save_tensors(best_file(folder, state.step), weights))
     if not group.broadcast(target.exists):
         if stepper.parallel.sharded:
-            save_parts(target, stepper, progress)
+            save_parts(target, stepper, state)
         else:
-            group.broadcast(lambda: write_whole(target, lambda made: save_whole(made, stepper, progress)))
-    group.broadcast(lambda: tidy(folder, {target, *(best_file(folder, step) for _, step in progress.best)}))
+            group.broadcast(lambda: write_whole(target, lambda made: save_whole(made, stepper, state)))
+    group.broadcast(lambda: tidy(folder, {target, *(best_file(folder, step) for _, step in state.best)}))
 
 
-def save_whole(made: Path, stepper: Stepper, progress: Progress) -> None:
+def save_whole(made: Path, stepper: Stepper, state: TrainState) -> None:
     made.mkdir()
     for name, tensors in stepper.tensors().items():
         save_tensors(made / f"{name}.safetensors", tensors)
-    save_progress(made, progress)
+    save_state(made, state)
 
 
-def save_parts(target: Path, stepper: Stepper, progress: Progress) -> None:
+def save_parts(target: Path, stepper: Stepper, state: TrainState) -> None:
     """Let every process write its share into a temporary folder of rank 0, which renames it when all are done."""
     from dragoman.training import distributed as sharded
 
     group = stepper.group
 
     def finish() -> None:
-        save_progress(made, progress)
+        save_state(made, state)
         try:
             move_into_place(made, target)
         except OSError as error:
@@ -214,8 +217,8 @@ def remove(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
-def save_progress(path: Path, progress: Progress) -> None:
-    write_text(path / "state.json", json.dumps(asdict(progress), indent=1) + "\n")
+def save_state(path: Path, state: TrainState) -> None:
+    write_text(path / "state.json", json.dumps(state.to_json(), indent=1) + "\n")
 
 
 def newest(folder: RunFolder) -> Path | None:
@@ -223,9 +226,9 @@ def newest(folder: RunFolder) -> Path | None:
     return max(found, default=None)
 
 
-def load(path: Path) -> Progress:
+def load(path: Path) -> TrainState:
     try:
-        return Progress.from_state(dict(read_json(path / "state.json")))
+        return TrainState.from_json(dict(read_json(path / "state.json")))
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, UserError):
             raise
@@ -249,9 +252,9 @@ def restore(path: Path, stepper: Stepper) -> None:
     stepper.restore(tensors("model"), tensors("optimizer"), tensors("ema"))
 
 
-def final_weights(folder: RunFolder, progress: Progress, average: int) -> dict[str, Tensor]:
+def final_weights(folder: RunFolder, state: TrainState, average: int) -> dict[str, Tensor]:
     """The best weights, or the mean of the best few."""
-    steps = [step for _, step in progress.best[: max(average, 1)]]
+    steps = [step for _, step in state.best[: max(average, 1)]]
     return mean(load_tensors(best_file(folder, step))[0] for step in steps)
 
 

@@ -57,7 +57,7 @@ class Choices:
         world = f", {self.world} processes" if self.world > 1 else ""
         return f"{self.device}, {self.precision}, {how}{threads}{split}{world}"
 
-    def shared(self, group: ProcessGroup) -> Choices:
+    def for_process(self, group: ProcessGroup) -> Choices:
         """The same for one process of several: a GPU of its own, and no updates that are launched whole."""
         if not group.is_distributed:
             return replace(self, world=1)
@@ -77,12 +77,12 @@ def choose(settings: TrainSettings, layout: str = "packed", *, few_shapes: bool 
         compile=_compile(settings, device, layout),
         threads=settings.threads or torch.get_num_threads(),
         few_shapes=device.type == "cuda" and few_shapes,
-        capture=records(device, settings, few_shapes=few_shapes),
+        capture=can_capture(device, settings, few_shapes=few_shapes),
     )
 
 
-def rechosen(before: Choices, now: Choices, settings: TrainSettings, world: int = 1) -> Choices:
-    """What an earlier part of the run chose, but for what is now set by name, and for what only was for its device."""
+def keep_choices(before: Choices, now: Choices, settings: TrainSettings, world: int = 1) -> Choices:
+    """Return the choices of the run so far, except for what is now set explicitly or was made for another device."""
     begun = torch.device(before.device)
     index = 0 if world > 1 else begun.index or 0  # of several processes each will have a GPU of its own
     if settings.device == "auto" and begun.type == "cuda" and index >= torch.cuda.device_count():
@@ -99,12 +99,12 @@ def rechosen(before: Choices, now: Choices, settings: TrainSettings, world: int 
         threads=settings.threads or (before if before.world == world else now).threads,
         split=before.split,
         few_shapes=before.few_shapes,
-        capture=records(device, settings, few_shapes=before.few_shapes) and before.split == 1,
+        capture=can_capture(device, settings, few_shapes=before.few_shapes) and before.split == 1,
     )
 
 
-def records(device: torch.device, settings: TrainSettings, *, few_shapes: bool) -> bool:
-    """Whether updates are recorded: what is recorded is good for one shape."""
+def can_capture(device: torch.device, settings: TrainSettings, *, few_shapes: bool) -> bool:
+    """Return whether steps can run as CUDA graphs, each of which serves one shape of batch."""
     return device.type == "cuda" and few_shapes and settings.accumulate == 1
 
 

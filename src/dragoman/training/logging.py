@@ -21,35 +21,39 @@ import torch
 from dragoman.config.settings import TrainSettings
 from dragoman.errors import UserError
 from dragoman.hardware import matrix_speed
-from dragoman.progress import INFO, WARNING, ProgressBar, Report
+from dragoman.progress import INFO, WARNING, Report
 from dragoman.run_dir import unwritable, write_text
-from dragoman.training.checkpoint import Progress
+from dragoman.training.checkpoint import TrainState
 from dragoman.training.choices import Choices, peak_memory
 from dragoman.training.optim import MAX_WARMUP
-from dragoman.training.step import Update
+from dragoman.training.step import StepMetrics
 
 
 class Metrics:
     """metrics.jsonl, one record a line, and the same numbers for TensorBoard. Cut back to the step resumed from."""
 
-    def __init__(self, path: Path, *, step: int, board: bool) -> None:
+    def __init__(self, path: Path | None, *, step: int, board: bool) -> None:
+        """Without a path, as on ranks other than 0, nothing is written."""
         self.path, self.wants_board = path, board
         self.file: IO[str] | None = None
         self.board: Any = None
-        self.cut(step)
+        self.truncate(step)
 
-    def cut(self, step: int) -> None:
-        """Forget what came after this step."""
+    def truncate(self, step: int) -> None:
+        """Remove the records after this step."""
         self.close()
+        if self.path is None:
+            return
         kept = [line for line in _lines(self.path) if _step(line) <= step]
         write_text(self.path, "".join(line + "\n" for line in kept))
         self.file = self.path.open("a", encoding="utf-8")
         self.board = _board(self.path.parent / "tensorboard", step) if self.wants_board else None
 
     def write(self, event: str, step: int, **values: Any) -> None:
-        """One more record. What is not a number is null: JSON knows neither NaN nor infinity."""
+        """Append a record. Numbers that are not finite become null, since JSON has neither NaN nor infinity."""
+        if self.file is None or self.path is None:
+            return
         values = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        assert self.file is not None
         try:
             self.file.write(json.dumps({"event": event, "step": step, **values}) + "\n")
             self.file.flush()
@@ -66,22 +70,6 @@ class Metrics:
                 with suppress(OSError):  # a disk that is full was said already
                     sink.close()
         self.file = self.board = None
-
-
-class Unwritten(Metrics):
-    """Those of a process that does not write: the first one does."""
-
-    def __init__(self) -> None:
-        """There is no file."""
-
-    def cut(self, step: int) -> None:
-        """There is nothing to forget."""
-
-    def write(self, event: str, step: int, **values: Any) -> None:
-        """Nowhere."""
-
-    def close(self) -> None:
-        """There is nothing to close."""
 
 
 def _lines(path: Path) -> list[str]:
@@ -103,60 +91,56 @@ def _board(folder: Path, step: int) -> Any:
     return SummaryWriter(str(folder), purge_step=step + 1)
 
 
-class Meter:
-    """What has happened since it was last said."""
+class TrainLogger:
+    """Shows progress, writes metrics of training and estimates how long it takes."""
 
-    def __init__(
-        self, bar: ProgressBar, metrics: Metrics | Unwritten, settings: TrainSettings, choices: Choices, flops: float
-    ) -> None:
-        self.bar, self.metrics, self.settings = bar, metrics, settings
+    def __init__(self, report: Report, metrics: Metrics, settings: TrainSettings, choices: Choices) -> None:
+        self.report, self.metrics, self.settings = report, metrics, settings
         self.device = torch.device(choices.device)
-        self.fastest = choices.world * matrix_speed(self.device, choices.precision)
-        self.reset(flops)
+        self.peak_flops = choices.world * matrix_speed(self.device, choices.precision)
+        self.forecast = Forecast(report, settings)
+        self.bar = report.progress("training", total=100)  # in percent, whatever the limit
 
     def reset(self, flops: float) -> None:
+        """Begin to measure speed anew, with so many FLOPs spent before."""
         self.tokens, self.flops, self.since = 0, flops, time.monotonic()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Inside, time does not count: that of validations is none of training."""
+        """Do not count the time inside, that of validations, as training."""
         begun = time.monotonic()
         yield
         self.since += time.monotonic() - begun
 
-    def step(self, update: Update) -> None:
-        self.tokens += update.tokens
-
-    def say(self, progress: Progress, update: Update, done: float) -> None:
-        """Show and record what the last steps came to: `update` is the newest, `done` the share of the run so far."""
+    def log(self, state: TrainState, newest: StepMetrics, done: float) -> None:
+        """Show the mean losses since the last log, and write them if it is time; `done` is the share of the run."""
         seconds = time.monotonic() - self.since
-        speed, loss, nll, divergence = self.tokens / seconds, *progress.running.means()
-        epoch = progress.place.epoch + progress.place.passed
-        left = timedelta(seconds=round(progress.seconds * max(1 / done - 1, 0)))
+        speed, loss, nll, divergence = self.tokens / seconds, *state.mean_losses()
+        left = timedelta(seconds=round(state.seconds * max(1 / done - 1, 0)))
         self.bar.update(
             100 * done,
-            f"step {progress.step} ({min(done, 1.0):.0%})  epoch {epoch:.3g}  loss {loss:.3f}  lr {update.lr:.2e}  "
-            f"grad norm {update.norm:.2f}  {speed:,.0f} tokens/s  {left} left",
+            f"step {state.step} ({min(done, 1.0):.0%})  epoch {state.epochs:.3g}  loss {loss:.3f}  lr {newest.lr:.2e}  "
+            f"grad norm {newest.norm:.2f}  {speed:,.0f} tokens/s  {left} left",
         )
-        if progress.step % self.settings.log_every == 0:
-            work = (progress.flops - self.flops) / seconds
+        if state.step % self.settings.log_every == 0:
+            work = (state.flops - self.flops) / seconds
             self.metrics.write(
                 "train",
-                progress.step,
-                epoch=round(epoch, 4),
+                state.step,
+                epoch=round(state.epochs, 4),
                 loss=loss,
                 nll=nll,
                 **({"divergence": divergence} if self.settings.consistency != "none" else {}),
-                grad_norm=update.norm,
-                lr=update.lr,
-                tokens=progress.tokens,
-                flops=progress.flops,
+                grad_norm=newest.norm,
+                lr=newest.lr,
+                tokens=state.tokens,
+                flops=state.flops,
                 tokens_per_second=round(speed),
                 flops_per_second=float(f"{work:.4g}"),
-                matrix_flops_per_second=float(f"{self.fastest:.4g}"),
-                utilisation=round(work / self.fastest, 4),
+                matrix_flops_per_second=float(f"{self.peak_flops:.4g}"),
+                utilisation=round(work / self.peak_flops, 4),
                 peak_memory=peak_memory(self.device),
-                seconds=round(progress.seconds, 2),
+                seconds=round(state.seconds, 2),
             )
 
 

@@ -28,8 +28,8 @@ from dragoman.run_dir import RunFolder
 from dragoman.training.choices import choose
 from dragoman.training.prepare import check_files, prepare, stream_of
 from dragoman.training.start import Order, check, first_begin, meeting_minutes, new_model, opened
-from dragoman.training.step import Full, Stepper, settled
-from dragoman.training.trainer import chosen
+from dragoman.training.step import Full, Stepper, fetch_metrics
+from dragoman.training.trainer import choose_hardware
 
 BYTES = 16  # of a parameter in training: float32 weights, gradients and Adam's two moments
 
@@ -69,7 +69,7 @@ def inspect(order: Order, group: ProcessGroup) -> dict[str, Any]:
             "until": train.limit,
             "steps_per_epoch": max(round(slots / (train.tokens * train.accumulate)), 1),
             "memory": count * (BYTES + 4 * bool(train.ema)),
-            "choices": str(chosen(start.recipe, None, ProcessGroup())),
+            "choices": str(choose_hardware(start.recipe, None, ProcessGroup())),
         }
 
 
@@ -129,7 +129,7 @@ def fit(recipe: str | Path, overrides: Sequence[str] = (), report: Report | None
         settings = whole.train.model_copy(update={"tokens": tokens})
         stream = stream_of(whole.model_copy(update={"train": settings}), prepared, few_shapes=True)
         batch, _ = next(stream.batches(StreamPosition()))
-        needed = memory_of(lambda: settled([stepper.update([batch], 1, 0.0)]), device)
+        needed = memory_of(lambda: fetch_metrics([stepper.update([batch], 1, 0.0)]), device)
         report.log(f"{tokens:,} tokens: " + ("too many" if needed is None else f"{needed / 1e9:.1f} GB"))
         return needed
 

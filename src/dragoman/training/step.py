@@ -13,7 +13,7 @@ import fnmatch
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +27,7 @@ from dragoman.process_group import ProcessGroup
 from dragoman.training import consistency
 from dragoman.training.choices import Choices
 from dragoman.training.consistency import CONSISTENCY, passes, twice
-from dragoman.training.cuda_graph import Captured
+from dragoman.training.cuda_graph import CudaGraphs
 from dragoman.training.distributed import PARALLEL, is_sharded, to_full, to_local, wrap_learner
 from dragoman.training.loss import LOSSES
 from dragoman.training.optim import OPTIMIZERS, clip_gradients, compute_gradient_norm, set_learning_rate, step_unless
@@ -44,7 +44,7 @@ class Learner(nn.Module):
         self.consistency, self.of_both = CONSISTENCY[settings.consistency], consistency.LOSSES[settings.loss]
 
     def forward(self, batch: Batch) -> Tensor:
-        """The loss, with its slope, the plain negative log-likelihood, and how far two passes are apart, if there are
+        """The loss, with its slope, the plain negative log-nll, and how far two passes are apart, if there are
         two: sums over the batch's real target tokens."""
         with use_row_slice(batch.first_row, batch.total_rows, passes(self.settings)):
             if self.consistency:
@@ -55,8 +55,8 @@ class Learner(nn.Module):
     def sums(self, states_NC: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         weight_VC, smoothing = self.model.project.weight, self.settings.label_smoothing
         if not self.consistency:
-            loss, likelihood = self.loss(states_NC, weight_VC, target_N, smoothing)
-            return loss, likelihood, torch.zeros_like(likelihood)
+            loss, nll = self.loss(states_NC, weight_VC, target_N, smoothing)
+            return loss, nll, torch.zeros_like(nll)
         states_2NC, target_N = states_NC.view(2, -1, states_NC.size(-1)), target_N.chunk(2)[0]
         weight = self.settings.consistency_weight
         return self.of_both(states_2NC, weight_VC, target_N, smoothing, self.consistency, weight)
@@ -83,36 +83,40 @@ def real(states_BTC: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     return states_BTC.flatten(0, 1), torch.where(real_BT, batch.target_out_BT, -1).flatten()
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
-    """What one update did. `loss`, `likelihood` and the `divergence` of two passes are per target token, in nats."""
+class StepMetrics(NamedTuple):
+    """The metrics of one step. On a GPU they may still be computed: reading a number waits for it."""
 
-    loss: float
-    likelihood: float
-    divergence: float
-    norm: float
+    numbers_4: Tensor  # loss, nll and divergence of two passes, in nats per target token; norm of the gradients
     lr: float
     tokens: int
+
+    @property
+    def loss(self) -> float:
+        return self.numbers_4[0].item()
+
+    @property
+    def nll(self) -> float:
+        return self.numbers_4[1].item()
+
+    @property
+    def divergence(self) -> float:
+        return self.numbers_4[2].item()
+
+    @property
+    def norm(self) -> float:
+        return self.numbers_4[3].item()
 
     @property
     def finite(self) -> bool:
         return math.isfinite(self.loss) and math.isfinite(self.norm)
 
 
-class Pending(NamedTuple):
-    """An update whose numbers a GPU may still be at work on: to read them is to wait for it."""
-
-    numbers_4: Tensor  # loss, likelihood, divergence, gradient norm
-    lr: float
-    tokens: int
-
-
-def settled(some: Sequence[Pending]) -> list[Update]:
-    """Their numbers, fetched all at once."""
-    if not some:
+def fetch_metrics(pending: Sequence[StepMetrics]) -> list[StepMetrics]:
+    """Return the same metrics on the CPU, copied in one transfer."""
+    if not pending:
         return []
-    numbers: list[tuple[float, float, float, float]] = torch.stack([one.numbers_4 for one in some]).tolist()
-    return [Update(*four, one.lr, one.tokens) for four, one in zip(numbers, some, strict=True)]
+    numbers_N4 = torch.stack([one.numbers_4 for one in pending]).cpu()
+    return [one._replace(numbers_4=numbers_4) for one, numbers_4 in zip(pending, numbers_N4, strict=True)]
 
 
 class Full(UserError):
@@ -129,7 +133,7 @@ class Stepper:
         self.device = torch.device(choices.device)
         self.model = model.to(self.device)
         freeze(model, settings.freeze)
-        self.spare = (
+        self.eval_model = (
             copy.deepcopy(model).cpu() if self.group.is_distributed and PARALLEL[settings.parallel].sharded else model
         )
         self.learner = Learner(model, settings)
@@ -141,26 +145,26 @@ class Stepper:
             {name: each.detach().clone() for name, each in collect_tensors(model).items()} if settings.ema else {}
         )
         self.count = torch.ones((), device=self.device)  # of target tokens in the step
-        self.nearer = torch.zeros((), device=self.device)  # how far the running mean goes towards the weights
-        self.captured = Captured(self.at_once) if choices.capture else None
+        self.ema_step = torch.zeros((), device=self.device)  # how far the running mean goes towards the weights
+        self.cuda_graphs = CudaGraphs(self.train_batch) if choices.capture else None
         if choices.compile:
             self.learner.compile_layers()
 
-    def update(self, batches: Sequence[Batch], step: int, lr: float) -> Pending:
+    def update(self, batches: Sequence[Batch], step: int, lr: float) -> StepMetrics:
         """Add the gradients of all batches up, as if they were one, and take a step; a non-finite one is not taken."""
         if not self.model.training:  # to tell all parts of a model takes a while
             self.model.train()
         set_learning_rate(self.optimizer, lr)
         self.count.fill_(sum(batch.target_tokens for batch in batches))
-        self.nearer.fill_(1 - min(self.settings.ema, (1 + step) / (10 + step)))  # it forgets how it began
-        if self.captured and len(batches) == 1 and self.choices.split == 1:
+        self.ema_step.fill_(1 - min(self.settings.ema, (1 + step) / (10 + step)))  # it forgets how it began
+        if self.cuda_graphs and len(batches) == 1 and self.choices.split == 1:
             torch.manual_seed(seed_of(self.settings.seed, step, 0))
-            numbers_4 = self.captured(batches[0])
+            numbers_4 = self.cuda_graphs(batches[0])
         else:
-            numbers_4 = self.in_parts(batches, step)
-        return Pending(numbers_4, lr, sum(b.tokens for b in batches))
+            numbers_4 = self.train_parts(batches, step)
+        return StepMetrics(numbers_4, lr, sum(b.tokens for b in batches))
 
-    def in_parts(self, batches: Sequence[Batch], step: int) -> Tensor:
+    def train_parts(self, batches: Sequence[Batch], step: int) -> Tensor:
         self.optimizer.zero_grad()
         sums = torch.zeros(3, device=self.device)
         some = [(number, part) for number, batch in enumerate(batches) for part in parts(batch, self.choices.split)]
@@ -170,7 +174,7 @@ class Stepper:
                 sums += self.backward(part.to(self.device))
         return self.apply(self.group.all_reduce(sums) / self.count)
 
-    def at_once(self, batch: Batch) -> Tensor:
+    def train_batch(self, batch: Batch) -> Tensor:
         self.optimizer.zero_grad()
         return self.apply(self.backward(batch) / self.count)
 
@@ -207,23 +211,23 @@ class Stepper:
                 "smaller, or share it out among more GPUs with train.parallel=fsdp"
             ) from None
         if self.ema:
-            live, nearer = collect_tensors(self.model), self.nearer * (1 - found_inf)
+            live, ema_step = collect_tensors(self.model), self.ema_step * (1 - found_inf)
             held, now = [to_local(mean) for mean in self.ema.values()], [to_local(live[n].detach()) for n in self.ema]
-            torch._foreach_lerp_(held, now, [nearer] * len(held))
+            torch._foreach_lerp_(held, now, [ema_step] * len(held))
         return numbers_4
 
     def shrink(self) -> Choices:
         """After running out of memory: drop what is half done, and cut batches finer from now on."""
         self.optimizer.zero_grad()
         self.choices = replace(self.choices, split=self.choices.split * 2, capture=False)
-        self.record_no_more()
+        self.disable_cuda_graphs()
         torch.cuda.empty_cache()
         return self.choices
 
-    def record_no_more(self) -> None:
-        if self.captured:
-            self.captured.close()
-        self.captured = None
+    def disable_cuda_graphs(self) -> None:
+        if self.cuda_graphs:
+            self.cuda_graphs.close()
+        self.cuda_graphs = None
 
     def weights(self) -> dict[str, Tensor]:
         """What a user of the model gets: the running mean, if there is one. Everyone must ask; the first gets them, one
@@ -236,15 +240,15 @@ class Stepper:
         return found
 
     @contextmanager
-    def averaged(self) -> Iterator[None]:
+    def ema_weights(self) -> Iterator[None]:
         """The spare model with the weights that its users get, inside. It may be the one that learns: then it is as it
         was, after."""
-        if self.spare is not self.model:
+        if self.eval_model is not self.model:
             weights = self.weights()
             if self.group.is_main:
-                put(self.spare.to(self.device), weights)
+                put(self.eval_model.to(self.device), weights)
             yield
-            self.spare.cpu()
+            self.eval_model.cpu()
             return
         if not self.ema:
             yield
@@ -275,7 +279,7 @@ class Stepper:
         put(self.model, weights)
         for name, value in self.ema.items():
             value.copy_(ema[name])
-        if self.captured and self.captured.kept:  # recorded updates know where everything lies, rates too
+        if self.cuda_graphs and self.cuda_graphs.captured:  # recorded updates know where everything lies, rates too
             held = self.optimizer_tensors()
             for name, value in optimizer.items():
                 held[name].copy_(value)

@@ -57,8 +57,8 @@ class Validation:
         loss = -self.loss if math.isfinite(self.loss) else -math.inf
         return (loss if metric == "loss" or self.score is None else METRICS[self.metric].goodness(self.score)), loss
 
-    def record(self) -> dict[str, Any]:
-        """What metrics.jsonl says of it. The score goes by the metric's name."""
+    def to_metrics(self) -> dict[str, Any]:
+        """Return the values for metrics.jsonl. The score is named after its metric."""
         about = {"loss": self.loss, "perplexity": self.perplexity}
         if self.bits is not None:
             return about | {"bits_per_character": self.bits}
