@@ -1,8 +1,8 @@
 """Settings: small frozen records in Python, YAML on disk, `a.b=c` on the command line.
 
-Every setting has one default, here (a model kind's own settings stand beside that model). Names that stand on a
-menu (`norm`, `optimizer`, ...) are plain strings here and are checked by `pick` where the menu lives, so that
-adding a variant touches one file.
+Every setting has one default and one description, beside its field; those of the models stand in models/settings.py.
+Names that a registry must have (`norm`, `optimizer`, ...) are plain strings here. `pick` checks them where the
+registry is known, so that adding a variant touches one file.
 """
 
 from __future__ import annotations
