@@ -236,9 +236,9 @@ def cache_entries(folder: Path) -> Iterator[tuple[str, Path]]:
             yield kind or "unfinished", path
 
 
-def digest_bytes(content: bytes) -> str:
-    """Return a digest of 32 hexadecimal characters."""
-    return hashlib.blake2b(content, digest_size=16).hexdigest()
+def digest_bytes(content: bytes, size: int = 16) -> str:
+    """Return a digest of `size` bytes, in hexadecimal."""
+    return hashlib.blake2b(content, digest_size=size).hexdigest()
 
 
 def digest_file(path: Path) -> str:

@@ -11,7 +11,6 @@ then learn together.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -28,7 +27,7 @@ from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
 from dragoman.inference.loading import RunPaths, list_runs, load_as
 from dragoman.inference.translator import Translator
-from dragoman.io import cache_folder, share_folder
+from dragoman.io import cache_folder, digest_bytes, share_folder
 from dragoman.metrics.metrics import METRICS
 from dragoman.process_group import ProcessGroup, join_process_group
 from dragoman.progress import Report
@@ -191,7 +190,7 @@ class Teacher:
             raise UserError("--closest chooses among the answers in a beam, so it needs --beam 2 or more")
         runs = list_runs(run)
         way = [digest_runs(runs), own.search.model_dump(mode="json", exclude_defaults=True, exclude={"beam"})]
-        digest = hashlib.blake2b(json.dumps(way, sort_keys=True).encode(), digest_size=16).hexdigest()
+        digest = digest_bytes(json.dumps(way, sort_keys=True).encode())
         return cls(translator, " and ".join(map(str, runs)), digest, beam, settings.closest)
 
     def about(self) -> dict[str, Any]:
@@ -228,7 +227,7 @@ class TeacherCorpus:
         direction = recipe.data.direction
         mark = fingerprint_corpus(corpus, direction=direction)
         way = [teacher.digest, teacher.beam, teacher.closest, mark, shards.SHARD_SIZE]
-        key = hashlib.blake2b(json.dumps(way).encode(), digest_size=12).hexdigest()
+        key = digest_bytes(json.dumps(way).encode(), size=12)
         folder = cache_folder(recipe.data.cache) / f"{key}-answers"
 
         def pairs() -> Iterator[Pair]:

@@ -6,7 +6,6 @@ return and a newline) ends a line, so that line n is the same line n in every to
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
@@ -19,7 +18,7 @@ from typing import Any, TypeVar
 
 from dragoman.config.settings import FILES, CorpusSettings
 from dragoman.errors import UserError
-from dragoman.io import LONGEST_LINE, Watch, read_lines
+from dragoman.io import LONGEST_LINE, Watch, digest_bytes, read_lines
 from dragoman.phrasebook.generate import generate_pairs, hash_package
 from dragoman.types import Pair
 
@@ -262,7 +261,7 @@ def fingerprint_corpus(corpus: CorpusSettings, *, split: str = "train", directio
     else:
         files = [(name, _identity(getattr(corpus, name))) for name in FILES if getattr(corpus, name)]
         parts = [*files, corpus.model_dump(mode="json", exclude={*FILES, *IRRELEVANT_TO_PAIRS})]
-    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
+    return digest_bytes(json.dumps(parts).encode())
 
 
 def _identity(name: str) -> tuple[str, int, int]:

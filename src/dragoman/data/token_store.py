@@ -28,7 +28,7 @@ from dragoman.data.batches import EXAMPLE_FORMATS
 from dragoman.data.tokenizers import Tokenizer, Tokenizers
 from dragoman.data.trees import TextTree, link_tokens, locate_words
 from dragoman.errors import UserError
-from dragoman.io import keep_folder
+from dragoman.io import digest_bytes, keep_folder
 from dragoman.types import EOS, Example, Pair, TokenTree
 
 STORED_SIDES = ("source", "target")
@@ -196,7 +196,7 @@ def open_store(
 ) -> TokenStore:
     """The store of this corpus and tokenizer, made now if it is not there yet. Complaints call the corpus `name`."""
     content = _Content(tokenizers, form, max_length, text, trees)
-    folder = cache / hashlib.blake2b(content.key(key).encode(), digest_size=12).hexdigest()
+    folder = cache / digest_bytes(content.key(key).encode(), size=12)
 
     def write(beside: Path) -> None:
         with ExitStack() as stack:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ from dragoman.data.token_store import TokenStore, open_store
 from dragoman.data.tokenizers import Tokenizers, train_tokenizer
 from dragoman.errors import UserError
 from dragoman.inference.postprocess import PairStatistics
-from dragoman.io import LONGEST_LINE, cache_folder, keep_folder, read_lines
+from dragoman.io import LONGEST_LINE, cache_folder, digest_bytes, keep_folder, read_lines
 from dragoman.models.settings import LmSettings
 from dragoman.process_group import ProcessGroup
 from dragoman.progress import WARNING, Report
@@ -229,7 +228,7 @@ def _tokenizers(recipe: Recipe, folder: RunFolder, report: Report) -> Tokenizers
         return Tokenizers.load(folder.tokenizer)
     corpora = [fingerprint_corpus(c, split="train", direction=recipe.data.direction) for c in recipe.data.train]
     way = [corpora, recipe.tokenizer.model_dump(), form_of(recipe), recipe.train.seed]
-    name = hashlib.blake2b(json.dumps(way).encode(), digest_size=12).hexdigest()
+    name = digest_bytes(json.dumps(way).encode(), size=12)
     kept = cache_folder(recipe.data.cache) / f"{name}-tokenizer"
     with suppress(UserError):  # not there, or damaged
         return Tokenizers.load(kept)
