@@ -151,16 +151,16 @@ def test_a_search_that_it_does_not_know_is_refused_by_name(
 
 def test_wishes_are_refused(tokenizers: Tokenizers, tmp_path: Path) -> None:
     job = Job([4, 5], 6, constraints=DecodingConstraints(prefix=(6,)))
-    with pytest.raises(UserError, match=r"how an answer begins .*; use --engine torch$"):
+    with pytest.raises(UserError, match=r"how an answer must begin.*; use --engine torch$"):
         engine(model_of({}), tokenizers, tmp_path).search([job], SearchSettings())
 
 
-def test_places_that_it_does_not_have_are_refused(tokenizers: Tokenizers, tmp_path: Path) -> None:
+def test_more_positions_than_it_has_are_refused(tokenizers: Tokenizers, tmp_path: Path) -> None:
     other = engine(model_of({"position": "learned"}), tokenizers, tmp_path)
-    assert other.places == 40
+    assert other.max_tokens == 40
     other.search([Job([4] * 39, 40)], SearchSettings())
     for job in (Job([4] * 40, 5), Job([4], 41)):
-        with pytest.raises(UserError, match=r"places for 40 tokens .* may need 41; use --engine torch$"):
+        with pytest.raises(UserError, match=r"positions for 40 tokens.* may need 41; use --engine torch$"):
             other.search([job], SearchSettings())
 
 

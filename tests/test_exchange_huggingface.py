@@ -21,8 +21,7 @@ from dragoman.decoding.protocol import SearchResult
 from dragoman.decoding.request import Job
 from dragoman.errors import UserError
 from dragoman.inference.engines import huggingface
-from dragoman.inference.engines.huggingface import HuggingFaceEngine, import_huggingface
-from dragoman.inference.engines.huggingface_tokenizer import describe_tokenizer
+from dragoman.inference.engines.huggingface import HuggingFaceEngine, describe_tokenizer, import_huggingface
 from dragoman.inference.loading import open_run
 from dragoman.models.base import collect_tensors
 from dragoman.models.transformer import Transformer

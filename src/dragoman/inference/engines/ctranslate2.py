@@ -1,12 +1,10 @@
-"""A Transformer as CTranslate2 holds it: one specification, filled by hand, and the folder that is made of it.
+"""Export to CTranslate2, and CTranslate2 as an engine: the model is converted once into the user's cache.
 
-Shapes   C model width   P places   V vocabulary   O outputs
+Its beam search is ours with the stop rule "enough", so results are the same. Two things differ. It has one length limit
+for all sentences of a call, see `CTranslate2Engine.iter_results`. And PAD and BOS, never generated, are removed
+before probabilities are computed, not after: scores are higher by the little that a model gives to those two.
 
-CTranslate2 as an engine: the model is converted once into the user's cache, and asked in batches of like lengths.
-
-Its beam search is ours with the stop rule "enough", so answers are the same. Two things differ. It has one limit for
-all sentences of a call, see `CTranslate2Engine.search`. And <pad> and <s>, which may not be answered, are taken out
-before probabilities are made, not after: scores are higher by the little that a model gives to those two.
+Shapes   C model width   P positions   V vocabulary   O outputs
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ from dragoman.types import BOS, EOS, PAD, SPECIALS
 
 CTRANSLATE2 = "CTranslate2"
 NARROW_INT8 = 64  # the largest weight in 8 bits whose products cannot saturate: 2 * 255 * 64 < 2**15
-TABLE_POSITIONS = 4096  # of a table of sinusoids: the longest source and the longest answer, their marks counted
+TABLE_POSITIONS = 4096  # of the table of sinusoids: the longest source and output, EOS included
 CTRANSLATE2_HOLDS: Holds = {
     "norm": ("layer", "rms"),
     "activation": ("relu", "gelu", "swiglu"),
@@ -89,7 +87,7 @@ def check_ctranslate2(model: nn.Module) -> Transformer:
 
 
 def max_positions(model: Transformer) -> int:
-    """Tokens that a source or an answer may have, its mark counted."""
+    """Return the most tokens that a source or an output may have, EOS included."""
     return model.settings.most or TABLE_POSITIONS
 
 
@@ -135,7 +133,7 @@ def narrow_weights(spec: Any, weights: Mapping[str, Any]) -> None:
 
 
 def make_specification(model: Transformer, tokenizers: Tokenizers) -> Any:
-    """All weights in the places that CTranslate2 has for them."""
+    """Return CTranslate2's specification of the model, filled with its weights."""
     specs, settings = import_ctranslate2().specs, model.settings
     options = {
         "pre_norm": settings.norm_place == "pre",
@@ -144,7 +142,7 @@ def make_specification(model: Transformer, tokenizers: Tokenizers) -> Any:
         "ffn_glu": settings.activation == "swiglu",
         "rms_norm": settings.norm == "rms",
         "rotary_dim": 0 if settings.position == "rotary" else None,  # 0: all of a head
-        "rotary_interleave": True,  # even and odd are turned together
+        "rotary_interleave": True,  # even and odd features are rotated together
     }
     depth = settings.decoder_depth
     spec = specs.TransformerSpec(
@@ -188,7 +186,7 @@ def fill_stack(spec: Any, stack: TransformerStack) -> None:
 
 
 def position_table(stack: TransformerStack) -> Tensor:
-    """What is added to embeddings, place by place. CTranslate2's own waves are laid out otherwise than ours."""
+    """Return what is added to the embeddings at each position. CTranslate2 orders sinusoids differently from us."""
     width, embed = stack.settings.width, stack.position
     if isinstance(embed, Learned):
         table_PC: Tensor = copy_float(embed.table.weight) * width**0.5
@@ -217,8 +215,8 @@ def fill_feedforward(spec: Any, feedforward: Residual[FeedForward]) -> None:
     own = feedforward.sublayer
     fill_residual(spec, feedforward)
     if isinstance(own, SwiGluFeedForward):
-        for half, place in enumerate((spec.linear_0, spec.linear_0_noact)):
-            place.weight, place.bias = (copy_float(each).chunk(2)[half] for each in (own.wide.weight, own.wide.bias))
+        for half, linear in enumerate((spec.linear_0, spec.linear_0_noact)):
+            linear.weight, linear.bias = (copy_float(each).chunk(2)[half] for each in (own.wide.weight, own.wide.bias))
     else:
         fill_products([spec.linear_0], own.wide)
     fill_products([spec.linear_1], own.narrow)
@@ -240,14 +238,14 @@ def fill_products(specs: list[Any], *products: Any) -> None:
 
 
 def copy_float(tensor: Any) -> Tensor:
-    """A copy, since CTranslate2 quantises in place."""
+    """Return a float32 copy on the CPU: CTranslate2 quantises in place."""
     out: Tensor = tensor.detach().float().cpu().clone()
     return out
 
 
-CACHE_VERSION = 1  # of the folders in the cache; raised when the same model is written in another way
+CACHE_VERSION = 1  # raised when the same model is written differently
 BATCH_ROWS = {"cpu": 32, "cuda": 256}  # sentences of a batch
-QUEUED_BATCHES = 3  # batches for each worker that are asked at a time: who stops waits for those
+QUEUED_BATCHES = 3  # per worker: an interrupted call waits for these
 SUPPORTED_SETTINGS = {
     "method",
     "beam",
@@ -257,19 +255,19 @@ SUPPORTED_SETTINGS = {
     "max_extra",
     "scores",
 }  # of the search settings
-UNUSED_SETTINGS = {  # those of other methods, and those that are seen to when answers have been found
+UNUSED_SETTINGS = {  # those of other methods, and those applied to the results
     *SampleSettings.model_fields, "seed", "samples", "candidates", "metric", "groups", "diversity", "unknown",
     "coverage",
 }  # fmt: skip
-TINY_PENALTY = 1e-30  # at a length penalty of 0 CTranslate2 stops before it has looked at all that we look at
+TINY_PENALTY = 1e-30  # with a length penalty of 0 CTranslate2 stops earlier than our search
 
 
 class PendingBatch(NamedTuple):
-    """Jobs by number, and what will be their answers."""
+    """Indices of the jobs in a batch, and the futures of their results."""
 
-    batch: list[int]
-    coming: list[Any]
-    again: bool
+    indices: list[int]
+    futures: list[Any]
+    is_retry: bool
 
 
 class CTranslate2Engine(Engine):
@@ -278,20 +276,20 @@ class CTranslate2Engine(Engine):
     def __init__(
         self, folder: Path, model: Transformer, tokenizers: Tokenizers, *, device: torch.device, quantization: str
     ) -> None:
-        self.places = max_positions(model)
+        self.max_tokens = max_positions(model)
         self.rows = BATCH_ROWS[device.type]
         threads = torch.get_num_threads()
-        self.ahead = QUEUED_BATCHES * (threads if device.type == "cpu" else 1)
+        self.max_pending = QUEUED_BATCHES * (threads if device.type == "cpu" else 1)
         able = import_ctranslate2().get_supported_compute_types(device.type, device.index or 0)
         self.translator: Any = import_ctranslate2().Translator(
             str(folder),
             device=device.type,
             device_index=device.index or 0,
             compute_type=quantization if quantization in able else "default",
-            max_queued_batches=-1,  # `each` sees to it that few are
+            max_queued_batches=-1,  # `iter_results` limits them itself
             **({"inter_threads": threads, "intra_threads": 1} if device.type == "cpu" else {}),
         )
-        torch.set_num_threads(threads)  # CTranslate2 has changed it
+        torch.set_num_threads(threads)  # CTranslate2 changes it
         self.source, self.target = list_source_vocabulary(tokenizers), list_vocabulary(tokenizers.target)
         self.target_ids = {piece: number for number, piece in enumerate(self.target)}
 
@@ -301,7 +299,7 @@ class CTranslate2Engine(Engine):
     ) -> CTranslate2Engine:
         """Return the engine of a model, which is converted into the cache unless it is there already.
 
-        Where the cache cannot be written, it is converted into a temporary folder, which goes when the model is open.
+        If the cache cannot be written, the model is converted into a temporary folder, which is removed after opening.
         """
         transformer = check_ctranslate2(model)
         make = partial(
@@ -336,19 +334,21 @@ class CTranslate2Engine(Engine):
             ) from None
 
     def other_precision(self, quantization: str) -> str:
-        """Return what to say where CTranslate2 computes in another precision than the model is kept in, or nothing."""
+        """Return a note if CTranslate2 computes in another precision than the weights are stored in, else nothing."""
         computed = self.translator.compute_type
         if computed in (quantization, f"{quantization}_float32"):
             return ""
         return f"on this {self.translator.device}, CTranslate2 computes {quantization} as {computed}"
 
     def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
-        """For every job up to `nbest` answers, best first; an empty source has an empty answer."""
+        """Return up to `nbest` results for each job, best first; an empty source has an empty one."""
         return sort_by_number(self.iter_results(jobs, search))
 
     def iter_results(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
-        """A batch is asked with the highest limit in it. What came to its end within its own limit is what that limit
-        would have given: it is the best of all that end by then. The others are asked again, each with its own.
+        """Yield the index and the results of each job.
+
+        A batch is decoded with the highest length limit in it. A sentence whose results all end within its own limit
+        has the same results with that limit. The others are decoded again, grouped by limit.
         """
         for why in (explain_refusal(search), *map(self.lacks, jobs)):
             if why:
@@ -357,32 +357,32 @@ class CTranslate2Engine(Engine):
         yield from ((i, []) for i, job in enumerate(jobs) if job.limit <= 0)
         order = sorted((i for i, job in enumerate(jobs) if job.limit > 0), key=lambda i: -len(jobs[i].ids))
         batches = (order[start : start + self.rows] for start in range(0, len(order), self.rows))
-        waiting = deque(self.ask(jobs, batch, search) for batch in islice(batches, self.ahead))
-        while waiting:
-            asked, late = waiting.popleft(), []
-            waiting.extend(self.ask(jobs, batch, search) for batch in islice(batches, 1))
-            for i, answers in self.answers(asked, search):
-                if asked.again:
-                    yield i, sorted(answers, key=lambda one: not one.finished)[: search.nbest]
-                elif all(one.finished and len(one.tokens) < jobs[i].limit for one in answers):
-                    yield i, answers
+        pending = deque(self.submit(jobs, batch, search) for batch in islice(batches, self.max_pending))
+        while pending:
+            batch, late = pending.popleft(), []
+            pending.extend(self.submit(jobs, indices, search) for indices in islice(batches, 1))
+            for i, results in self.collect(batch, search):
+                if batch.is_retry:
+                    yield i, sorted(results, key=lambda one: not one.finished)[: search.nbest]
+                elif all(one.finished and len(one.tokens) < jobs[i].limit for one in results):
+                    yield i, results
                 else:
                     late.append(i)
             late.sort(key=lambda i: jobs[i].limit)
             for _, some in groupby(late, lambda i: jobs[i].limit):
-                waiting.append(self.ask(jobs, list(some), search, again=True))
+                pending.append(self.submit(jobs, list(some), search, retry=True))
 
-    def ask(
-        self, jobs: Sequence[Job], batch: list[int], search: SearchSettings, *, again: bool = False
+    def submit(
+        self, jobs: Sequence[Job], batch: list[int], search: SearchSettings, *, retry: bool = False
     ) -> PendingBatch:
-        """`again` is for sentences that reach their limit, fewer than a beam of answers being whole: twice the patience
-        then changes nothing but that cut answers do not push whole ones off the list."""
-        patience = 2 if again and search.beam > 1 else 1
-        coming = self.translator.translate_batch(
+        """Queue a batch. `retry` is for sentences that reach their limit with fewer finished hypotheses than the beam:
+        twice the patience then only keeps truncated hypotheses from replacing finished ones."""
+        patience = 2 if retry and search.beam > 1 else 1
+        futures = self.translator.translate_batch(
             [list(map(self.source.__getitem__, jobs[i].ids)) for i in batch],
             beam_size=search.beam,
             patience=patience,
-            num_hypotheses=patience * search.beam if again else search.nbest,
+            num_hypotheses=patience * search.beam if retry else search.nbest,
             length_penalty=search.length_penalty or TINY_PENALTY,
             max_decoding_length=max(jobs[i].limit for i in batch),
             min_decoding_length=0,
@@ -392,37 +392,37 @@ class CTranslate2Engine(Engine):
             return_end_token=True,
             asynchronous=True,
         )
-        return PendingBatch(batch, coming, again)
+        return PendingBatch(batch, futures, retry)
 
-    def answers(self, asked: PendingBatch, search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
-        for i, coming in zip(asked.batch, asked.coming, strict=True):
-            result = coming.result()
+    def collect(self, batch: PendingBatch, search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
+        for i, future in zip(batch.indices, batch.futures, strict=True):
+            result = future.result()
             each = zip(result.hypotheses, result.scores if needs_scores(search) else [math.nan], strict=True)
-            yield i, [self.found(*one, search) for one in each]
+            yield i, [self.make_result(*one, search) for one in each]
 
-    def found(self, pieces: list[str], score: float, search: SearchSettings) -> SearchResult:
+    def make_result(self, pieces: list[str], score: float, search: SearchSettings) -> SearchResult:
         tokens = list(map(self.target_ids.__getitem__, pieces))
         finished = not tokens or tokens[-1] == EOS
         logp = score * max(len(tokens), 1) ** search.length_penalty
         return SearchResult(tokens[:-1] if finished else tokens, logp, score, finished)
 
     def lacks(self, job: Job) -> str:
-        """What of a job CTranslate2 cannot do; nothing, where it can do all."""
+        """Return what CTranslate2 cannot do of a job, or nothing."""
         if job.constraints.any:
-            return "how an answer begins and which terms it has is not something that CTranslate2 can be asked for"
+            return "CTranslate2 does not support how an answer must begin, nor terms that it must or must not have"
         longest = max(len(job.ids) + 1, job.limit)
-        if longest > self.places:
-            return f"CTranslate2 has places for {self.places} tokens of a sentence or answer, which may need {longest}"
+        if longest > self.max_tokens:
+            return f"CTranslate2 has positions for {self.max_tokens} tokens, and this sentence may need {longest}"
         return ""
 
 
 def needs_scores(search: SearchSettings) -> bool:
-    """A beam makes them anyway."""
+    """Return whether scores are computed: a beam needs them anyway."""
     return search.scores or search.beam > 1
 
 
 def explain_refusal(search: SearchSettings) -> str:
-    """What of the settings CTranslate2 would do otherwise than we do; nothing, where it does the same."""
+    """Return why CTranslate2 would not search as we do with these settings, or nothing."""
     wanted = {
         name: getattr(search, name)
         for name in SearchSettings.model_fields

@@ -1,4 +1,4 @@
-"""What formats share: what each can hold of a model and the sentence for what it cannot, vocabularies, JSON."""
+"""Helpers of the export formats: checks of what a format can hold, vocabularies, fingerprints, JSON."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dragoman.models.settings import TransformerSettings
 from dragoman.models.transformer import Transformer
 from dragoman.types import SPECIALS
 
-Holds = Mapping[str, Sequence[Any]]  # by the name of a model setting: the values of it that a format can hold
+Holds = Mapping[str, Sequence[Any]]  # the values that a format can hold, by model setting
 
 
 def check_holds(model: nn.Module, holds: Holds, name: str) -> Transformer:
-    """The model, if the format called `name` can hold it; else a sentence that names the setting it cannot."""
+    """Return the model if the format called `name` can hold it, or raise a UserError that names the setting."""
     if not isinstance(model, Transformer):
         settings = getattr(model, "settings", None)
         what = f"model.kind={settings.kind}" if settings else "what several runs say as one"
@@ -40,7 +40,7 @@ def check_holds(model: nn.Module, holds: Holds, name: str) -> Transformer:
 
 
 def check_widths(settings: TransformerSettings, name: str) -> None:
-    """For formats that have one width for everything."""
+    """Refuse query and value widths that differ from the model width, for formats that have one width."""
     for setting in ("query_width", "value_width"):
         value = getattr(settings, setting)
         if value not in (0, settings.width):
@@ -51,12 +51,12 @@ def check_widths(settings: TransformerSettings, name: str) -> None:
 
 
 def format_setting(value: Any) -> str:
-    """As a recipe writes it."""
+    """Return a value as a recipe writes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def list_vocabulary(tokenizer: Tokenizer) -> list[str]:
-    """Its pieces in the order of their ids, no two alike; those of SentencePiece as SentencePiece writes them."""
+    """Return the subwords in the order of their ids, all different; SentencePiece's as SentencePiece writes them."""
     if isinstance(tokenizer, SubwordTokenizer):
         pieces: list[str] = tokenizer.processor.id_to_piece(list(range(tokenizer.size)))
         return pieces
@@ -70,7 +70,7 @@ def list_vocabulary(tokenizer: Tokenizer) -> list[str]:
 
 
 def list_source_vocabulary(tokenizers: Tokenizers) -> list[str]:
-    """Pieces that a model reads, and the tags behind them."""
+    """Return the subwords that a model reads, followed by its tags."""
     found = dict.fromkeys(list_vocabulary(tokenizers.source))
     for tag in tokenizers.tags:
         while (piece := f"<{tag}>") in found:
@@ -80,7 +80,7 @@ def list_source_vocabulary(tokenizers: Tokenizers) -> list[str]:
 
 
 def fingerprint_model(model: nn.Module, *about: object) -> str:
-    """The same for models with the same weights, and for the same that there is to say about them."""
+    """Return a digest of a model's weights and of the values in `about`."""
     digest = hashlib.blake2b(repr(about).encode(), digest_size=12)
     for name, tensor in sorted(collect_tensors(model).items()):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())

@@ -1,17 +1,14 @@
-"""A Transformer as `transformers` holds it: MarianMT where the norm comes after, Pegasus where it comes before.
+"""Exchange with Hugging Face `transformers`: export, import, and an engine that checks what was exported.
 
-Both lay sines and cosines in halves, where ours take turns. So the features of the model are put into their order,
-through every weight that reads or writes them; no number changes.
+A post-norm Transformer is exported as MarianMT, a pre-norm one as Pegasus. Both keep the sines and the cosines of a
+position in two halves, where ours alternate. So the features of the model are reordered in every weight that reads or
+writes them; no number changes. Export and import read the same table, `list_weights`.
 
-Shapes   C model width   I inner width   V vocabulary   P places
+Subword tokenizers become a tokenizer.json, so that AutoTokenizer gives our ids: a unigram model as it is, BPE as the
+list of merges that leads to the same pieces.
 
-The way back: a folder of `transformers` as a run folder, by the same table of weights as the way there.
-
-`transformers` as an engine: not a fast one, but what people who load an exported model will run.
-
-It is asked when a model is exported, so that what it answers is known to be what we answer.
-
-Shapes   B sentences   S source width   N answers   T answer length   R rows of a step: N, or the beams of all
+Shapes   C model width   P positions   V vocabulary   B sentences   S source width   N hypotheses   T hypothesis length
+         R rows of a step: N, or the beams of all
 """
 
 from __future__ import annotations
@@ -29,13 +26,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from dragoman.config.settings import SearchSettings, build
+from dragoman.data.simple_tokenizers import SPACE_MARK
+from dragoman.data.subword_tokenizers import ESCAPES, BpeTokenizer, SubwordTokenizer
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.decoding.protocol import SearchResult
 from dragoman.decoding.request import Job
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.formats import Holds, check_holds, check_widths, write_json
-from dragoman.inference.engines.huggingface_tokenizer import save_tokenizer
 from dragoman.models.base import collect_tensors
 from dragoman.models.registry import build_model
 from dragoman.models.settings import TransformerSettings
@@ -43,10 +41,10 @@ from dragoman.models.transformer import DecoderLayer, EncoderLayer, Transformer,
 from dragoman.modules.positions import make_sinusoids
 from dragoman.recipe import Recipe, check_model, read_recipe
 from dragoman.run_dir import RunFolder
-from dragoman.types import BOS, EOS, PAD
+from dragoman.types import BOS, EOS, PAD, SPECIALS, UNK
 
 HUGGING_FACE = "Hugging Face"
-MIN_POSITIONS = 1024  # that its table of sinusoids has at least
+MIN_POSITIONS = 1024  # of the exported table of sinusoids
 HUGGINGFACE_HOLDS: Holds = {
     "norm": ("layer",),
     "activation": ("relu", "gelu"),
@@ -60,7 +58,7 @@ HUGGINGFACE_HOLDS: Holds = {
 
 
 class Weight(NamedTuple):
-    """A tensor of ours, or a part of one, and what it is called there; `axis` is the one that counts features."""
+    """A tensor of our model, or a part of one, with its name in `transformers`; `axis` is the one of the features."""
 
     name: str
     tensor: Tensor
@@ -68,18 +66,18 @@ class Weight(NamedTuple):
 
 
 def half_order(width: int) -> Tensor:
-    """Ours in their order: first the features that a sine is added to, then those of the cosines."""
+    """Return our features in their order: first those that a sine is added to, then those of the cosines."""
     return torch.cat([torch.arange(0, width, 2), torch.arange(1, width, 2)])
 
 
 def reorder_features(weight: Weight, order_C: Tensor) -> Tensor:
-    """As they hold it. With the inverse order, what they hold as we do."""
+    """Return a weight in their order of features; with the inverse order, theirs in ours."""
     tensor = weight.tensor.detach().float().cpu()
     return tensor.clone() if weight.axis is None else tensor.index_select(weight.axis, order_C)
 
 
 def list_weights(model: Transformer) -> Iterator[Weight]:
-    """Every weight of the model with its name there: the table that export and import both read."""
+    """Yield every weight of the model with its name in `transformers`."""
     yield from list_stack_weights("model.encoder.", model.encoder)
     yield from list_stack_weights("model.decoder.", model.decoder)
     source, target = model.encoder.embedding.weight, model.decoder.embedding.weight
@@ -119,13 +117,13 @@ def list_layer_weights(prefix: str, layer: EncoderLayer | DecoderLayer) -> Itera
 
 
 def output_weights(prefix: str, module: Any) -> Iterator[Weight]:
-    """Of what writes features: weight and bias count them along the first axis."""
+    """Yield weight and bias of a module that writes features, along the first axis."""
     yield Weight(f"{prefix}weight", module.weight, 0)
     yield Weight(f"{prefix}bias", module.bias, 0)
 
 
 def input_weights(prefix: str, product: Any, *names: str) -> Iterator[Weight]:
-    """Of a product that reads features, cut into as many products as there are names."""
+    """Yield weights and biases of a linear layer that reads features, split into as many layers as there are names."""
     for name, weight, bias in zip(names, product.weight.chunk(len(names)), product.bias.chunk(len(names)), strict=True):
         yield Weight(f"{prefix}{name}weight", weight, 1)
         yield Weight(f"{prefix}{name}bias", bias, None)
@@ -143,7 +141,7 @@ def check_huggingface(model: nn.Module) -> Transformer:
 
 
 def save_huggingface(model: nn.Module, tokenizers: Tokenizers, recipe: Recipe, folder: Path, longest: int) -> list[str]:
-    """A folder that `transformers` opens; back comes what it cannot hold, for people to read."""
+    """Write a folder that `transformers` opens. Return notes on what it cannot hold."""
     transformer = check_huggingface(model)
     if tokenizers.tags:
         raise UserError(
@@ -153,7 +151,7 @@ def save_huggingface(model: nn.Module, tokenizers: Tokenizers, recipe: Recipe, f
     order_C = half_order(transformer.settings.width)
     tensors = {weight.name: reorder_features(weight, order_C) for weight in list_weights(transformer)}
     places = max(MIN_POSITIONS, 1 + max_output_length(recipe, longest))
-    if transformer.settings.norm_place == "pre":  # Pegasus misses them where MarianMT makes them itself
+    if transformer.settings.norm_place == "pre":  # Pegasus reads them from the file, MarianMT computes them
         for side in ("encoder", "decoder"):
             waves_PC = make_sinusoids(torch.arange(places), transformer.settings.width)
             tensors[f"model.{side}.embed_positions.weight"] = waves_PC.index_select(1, order_C)
@@ -195,7 +193,7 @@ def make_config(model: Transformer, places: int, longest: int) -> dict[str, Any]
         "eos_token_id": EOS,
         "decoder_start_token_id": BOS,
         "forced_eos_token_id": None,
-        "longest_source": longest,  # that it was trained on: for the way back
+        "longest_source": longest,  # in training; read by the import
         "dtype": "float32",
     }
     sides = {
@@ -206,13 +204,13 @@ def make_config(model: Transformer, places: int, longest: int) -> dict[str, Any]
 
 
 def make_generation_config(recipe: Recipe, longest: int) -> dict[str, Any]:
-    """Our search, as far as they have it: one limit for all answers stands in for limits by the source's length."""
+    """Return our search settings as far as `transformers` has them: one length limit instead of one per source."""
     search = recipe.search
     return {
         "num_beams": search.beam,
         "length_penalty": search.length_penalty,
         "early_stopping": search.beam > 1,
-        "max_length": max_output_length(recipe, longest) + 1,  # the begin mark is counted there
+        "max_length": max_output_length(recipe, longest) + 1,  # BOS counts there
         "suppress_tokens": [PAD, BOS],
         "pad_token_id": PAD,
         "bos_token_id": BOS,
@@ -221,20 +219,131 @@ def make_generation_config(recipe: Recipe, longest: int) -> dict[str, Any]:
     }
 
 
+PAD_TOKEN, UNK_TOKEN, BOS_TOKEN, EOS_TOKEN = SPECIALS
+
+
+def save_tokenizer(tokenizers: Tokenizers, folder: Path, places: int) -> list[str]:
+    """Write tokenizer.json if Hugging Face can hold the tokenizer. Return notes on why not."""
+    tokenizer = tokenizers.source
+    if not isinstance(tokenizer, SubwordTokenizer):
+        return ["the tokenizer is no bpe or unigram, which is all that Hugging Face reads: encode with tokenizer/"]
+    if not tokenizers.joint:
+        return ["there are two vocabularies, and Hugging Face reads one: encode and decode with tokenizer/"]
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": PAD_TOKEN,
+        "unk_token": UNK_TOKEN,
+        "bos_token": BOS_TOKEN,
+        "eos_token": EOS_TOKEN,
+        "model_max_length": places,
+        "clean_up_tokenization_spaces": False,
+        "split_special_tokens": True,  # "</s>" in a text is text
+    }
+    write_json(folder / "tokenizer.json", describe_tokenizer(tokenizer))
+    write_json(folder / "tokenizer_config.json", config)
+    return []
+
+
+def describe_tokenizer(tokenizer: SubwordTokenizer) -> dict[str, Any]:
+    """Describe tokenization step by step: escape, mark word beginnings, split into subwords, append EOS."""
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [describe_special(number, piece) for number, piece in enumerate(SPECIALS)],
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [
+                *({"type": "Replace", "pattern": {"String": each}, "content": code} for each, code in ESCAPES.items()),
+                {"type": "Prepend", "prepend": SPACE_MARK},
+                {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK},
+            ],
+        },
+        "pre_tokenizer": None if isinstance(tokenizer, BpeTokenizer) else split_specials(),
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": EOS_TOKEN, "type_id": 0}}],
+            "pair": [
+                {"Sequence": {"id": "A", "type_id": 0}},
+                {"Sequence": {"id": "B", "type_id": 0}},
+                {"SpecialToken": {"id": EOS_TOKEN, "type_id": 0}},
+            ],
+            "special_tokens": {EOS_TOKEN: {"id": EOS_TOKEN, "ids": [EOS], "tokens": [EOS_TOKEN]}},
+        },
+        "decoder": {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": SPACE_MARK}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+                *(
+                    {"type": "Replace", "pattern": {"String": code}, "content": each}
+                    for each, code in reversed(ESCAPES.items())
+                ),
+            ],
+        },
+        "model": describe_bpe(tokenizer) if isinstance(tokenizer, BpeTokenizer) else describe_unigram(tokenizer),
+    }
+
+
+def split_specials() -> dict[str, Any]:
+    """Split after "<", so that their unigram model does not take "</s>" or "<0x41>" in a text for those pieces."""
+    names = "|".join(name[1:] for name in SPECIALS)
+    pattern = f"<(?={names}|0x[0-9A-F]{{2}}>)"
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def describe_special(number: int, piece: str) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": number, "content": piece, "special": True, **flags}
+
+
+def describe_unigram(tokenizer: SubwordTokenizer) -> dict[str, Any]:
+    numbers = list(range(tokenizer.size))
+    pieces, scores = tokenizer.processor.id_to_piece(numbers), tokenizer.processor.get_score(numbers)
+    vocabulary = [list(pair) for pair in zip(pieces, scores, strict=True)]
+    return {"type": "Unigram", "unk_id": UNK, "vocab": vocabulary, "byte_fallback": tokenizer.lossless}
+
+
+def describe_bpe(tokenizer: SubwordTokenizer) -> dict[str, Any]:
+    """Describe BPE by its merges in the order of the pieces they make: the earliest possible piece is joined first."""
+    pieces = tokenizer.processor.id_to_piece(list(range(tokenizer.size)))
+    ids = tokenizer.sampler.vocabulary.ids
+    merges = [
+        [piece[:split], piece[split:]]
+        for piece in ids
+        for split in range(1, len(piece))
+        if piece[:split] in ids and piece[split:] in ids
+    ]
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": UNK_TOKEN,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": True,
+        "byte_fallback": tokenizer.lossless,
+        "ignore_merges": False,
+        "vocab": {piece: number for number, piece in enumerate(pieces)},
+        "merges": merges,
+    }
+
+
 NORM_PLACES = {"marian": "post", "pegasus": "pre"}  # by model_type
 SPECIAL_TOKEN_IDS = {"pad_token_id": PAD, "eos_token_id": EOS, "decoder_start_token_id": BOS}
-EMBEDDING_NAMES = {  # what may stand for the one table of embeddings
+EMBEDDING_NAMES = {  # names of a shared embedding table
     "model.shared.weight",
     "model.encoder.embed_tokens.weight",
     "model.decoder.embed_tokens.weight",
     "lm_head.weight",
 }
-DEFAULT_LONGEST = 512  # tokens of a source, where the folder does not say what the model was trained on
+DEFAULT_LONGEST = 512  # tokens of a source, if config.json has no longest_source
 SINUSOID_TOLERANCE = 1e-4  # of two tables of sinusoids
 
 
 def import_huggingface(folder: Path, out: Path) -> None:
-    """Make a run folder of it, or say by name what of it we do not have."""
+    """Write a run folder from a folder of `transformers`, or raise a UserError that names what we do not support."""
     config = read_config(folder)
     tokenizers = load_tokenizers(folder)
     recipe = make_recipe(config, folder, tokenizers)
@@ -281,7 +390,7 @@ def load_tokenizers(folder: Path) -> Tokenizers:
 
 
 def make_recipe(config: dict[str, Any], folder: Path, tokenizers: Tokenizers) -> Recipe:
-    """The recipe that came with the folder, or an empty one, with the model that is there."""
+    """Return the recipe in the folder, or an empty one, with the model section that config.json describes."""
     path = folder / "config.yaml"
     recipe = read_recipe(path) if path.exists() else Recipe()
     sizes = config["vocab_size"], config.get("decoder_vocab_size", config["vocab_size"])
@@ -332,7 +441,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def fill_weights(model: Transformer, tensors: dict[str, Tensor]) -> None:
-    """Every weight of ours from theirs; what is left over must change nothing."""
+    """Copy their weights into the model. Those left over must have no effect, else the import is refused."""
     back_C = half_order(model.settings.width).argsort()
     used = {"final_logits_bias"}
     for weight in list_weights(model):
@@ -382,18 +491,18 @@ class HuggingFaceEngine(Engine):
         self.model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
 
     def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
-        """One call for all jobs of one limit, since a call has one."""
+        """Decode the jobs of each length limit in one call: a call has one limit for all."""
         found: list[list[SearchResult]] = [[] for _ in jobs]
         for limit in sorted({job.limit for job in jobs}):
             some = [i for i, job in enumerate(jobs) if job.limit == limit]
-            for i, answers in zip(some, self.generate([jobs[i].ids for i in some], limit, search), strict=True):
-                found[i] = answers
+            for i, results in zip(some, self.generate([jobs[i].ids for i in some], limit, search), strict=True):
+                found[i] = results
         return found
 
     @torch.inference_mode()
     def generate(self, sources: list[list[int]], limit: int, search: SearchSettings) -> list[list[SearchResult]]:
         source_BS = pad_sequence([torch.tensor([*ids, EOS]) for ids in sources], batch_first=True, padding_value=PAD)
-        answer = self.model.generate(
+        output = self.model.generate(
             source_BS,
             attention_mask=(source_BS != PAD).long(),
             num_beams=search.beam,
@@ -406,17 +515,17 @@ class HuggingFaceEngine(Engine):
             output_logits=True,
             return_dict_in_generate=True,
         )
-        token_NT, logp_TRV = answer.sequences[:, 1:], torch.stack(answer.logits).float().log_softmax(-1)
-        step_T = torch.arange(token_NT.size(1))  # the search may have gone on for longer answers
-        alone_NT = torch.arange(len(token_NT))[:, None].expand_as(token_NT)
-        row_NT = alone_NT if search.beam == 1 else answer.beam_indices[:, : len(step_T)].clamp(min=0)
-        logps = logp_TRV[step_T, row_NT, token_NT].tolist()  # the ready scores of cut answers are those of others
+        token_NT, logp_TRV = output.sequences[:, 1:], torch.stack(output.logits).float().log_softmax(-1)
+        step_T = torch.arange(token_NT.size(1))  # the search may have gone on for longer hypotheses
+        own_NT = torch.arange(len(token_NT))[:, None].expand_as(token_NT)
+        row_NT = own_NT if search.beam == 1 else output.beam_indices[:, : len(step_T)].clamp(min=0)
+        logps = logp_TRV[step_T, row_NT, token_NT].tolist()  # `sequences_scores` are wrong for truncated hypotheses
         rows = [to_result(*row, search) for row in zip(token_NT.tolist(), logps, strict=True)]
         return [rows[start : start + search.nbest] for start in range(0, len(rows), search.nbest)]
 
 
 def to_result(tokens: list[int], logps: list[float], search: SearchSettings) -> SearchResult:
-    """What stands behind the end mark is no answer."""
+    """Return a search result from generated tokens: those up to EOS."""
     finished = EOS in tokens
     length = tokens.index(EOS) + 1 if finished else len(tokens)
     logp = sum(logps[:length])

@@ -1,13 +1,9 @@
-"""A Transformer as two ONNX graphs: encoder.onnx reads sources, decoder.onnx says what may follow target prefixes.
+"""Export as two ONNX graphs, encoder.onnx and decoder.onnx, and an engine that checks them with our own search.
 
-There is no cache: a prefix is read anew at every step. That is slow, but it is all that a search needs, in any language
-that has an ONNX runtime.
+There is no KV cache: the decoder reads the whole prefix at every step. That is slow, but all that a search needs, in
+any language that has an ONNX runtime.
 
-Shapes   B rows   S source width   T target width   C model width   V vocabulary
-
-ONNX graphs as an engine: our own search, asking an ONNX runtime. It is there to check what was exported.
-
-Shapes   B sentences   S source width   N rows of a search   T prefix length   C model width   V vocabulary
+Shapes   B rows   S source width   T target width   C model width   V vocabulary   N rows of a search
 """
 
 from __future__ import annotations
@@ -48,7 +44,7 @@ ONNX_HOLDS: Holds = {
 
 
 class EncoderGraph(nn.Module):
-    """Source ids in, padded with <pad>, each with its </s>; states out."""
+    """From source ids, padded with PAD and each with its EOS, to encoder states."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -60,7 +56,7 @@ class EncoderGraph(nn.Module):
 
 
 class DecoderGraph(EncoderGraph):
-    """The same sources, their states and target prefixes in, each with its <s>; log-probabilities of what follows."""
+    """From sources, their states and target prefixes with BOS to log-probabilities of the next token."""
 
     def forward(self, source_BS: Tensor, memory_BSC: Tensor, target_BT: Tensor) -> Tensor:  # type: ignore[override]
         rows, source = RowLayout.from_padding_mask(target_BT >= 0), RowLayout.from_padding_mask(source_BS != PAD)
@@ -77,7 +73,7 @@ def save_onnx(model: nn.Module, tokenizers: Tokenizers, folder: Path) -> None:
     plain = copy.deepcopy(check_onnx(model)).cpu().float().eval()
     for module in plain.modules():
         if isinstance(module, MultiHeadAttention):
-            module.kernel = KERNELS["reference"]  # the others are made for training, or for one device
+            module.kernel = KERNELS["reference"]  # the others are for training, or for one device
     rows, places, words = (torch.export.Dim.DYNAMIC,) * 3
     source_BS, target_BT = torch.full((2, 7), 4), torch.full((2, 5), 4)
     source_BS[1, 5:] = PAD
@@ -104,9 +100,9 @@ def export_graph(
     shapes: tuple[dict[int, object], ...],
     path: Path,
     names: list[str],
-    answer: str,
+    output: str,
 ) -> None:
-    """One graph, whatever the sizes of its inputs. What PyTorch says on the way is for its own developers."""
+    """Write one graph with dynamic shapes, without the exporter's messages, which are for PyTorch developers."""
     try:
         import onnxscript  # noqa: F401 - PyTorch's exporter needs it
     except ImportError:
@@ -121,7 +117,7 @@ def export_graph(
             dynamo=True,
             dynamic_shapes=shapes,
             input_names=names,
-            output_names=[answer],
+            output_names=[output],
             external_data=False,
             verbose=False,
         )
@@ -138,7 +134,7 @@ class OnnxState:
 
 
 class OnnxEngine(Engine):
-    """Search's three verbs over two graphs (inference/engines/onnx.py)."""
+    """The decoding protocol (`start`, `step`, `select`) over the two graphs."""
 
     def __init__(self, folder: Path, decode: Callable[[Sequence[int]], str]) -> None:
         try:
