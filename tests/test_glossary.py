@@ -50,7 +50,7 @@ MISSING, PRESENT, OTHERWISE = (
 def test_where_a_term_stands(term: str, text: str, source: bool, answer: bool) -> None:
     assert source_contains(term, text) == source
     assert output_contains(term, text) == answer
-    assert output_contains(term, text, loud=True) or not answer
+    assert output_contains(term, text, all_caps=True) or not answer
 
 
 def test_terms_of_a_line_and_of_its_parts() -> None:
@@ -130,7 +130,7 @@ def test_what_is_asked_is_met_or_reported(
     [one] = translator.translate([line])
     assert one.text
     missing = [term for term in terms if not output_contains(term, one.text)]
-    present = [term for term in avoid if output_contains(term, one.text, loud=True)]
+    present = [term for term in avoid if output_contains(term, one.text, all_caps=True)]
     assert sum(warning.startswith(MISSING) for warning in one.warnings) == len(missing)
     assert sum(warning.startswith(PRESENT) for warning in one.warnings) == len(present)
     assert one.text.startswith(begin) or any(warning.startswith(OTHERWISE) for warning in one.warnings)

@@ -96,4 +96,4 @@ def test_words_end_where_their_script_says(text: str, line: str, there: bool) ->
 def test_the_last_terms_are_kept() -> None:
     speller = TermCompiler(train_tokenizer(LINES, TokenizerSettings(kind="byte")))
     assert speller.term("dog") is speller.term("dog")
-    assert speller.term("dog") is not speller.term("dog", loud=True)
+    assert speller.term("dog") is not speller.term("dog", all_caps=True)

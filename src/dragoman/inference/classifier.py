@@ -1,9 +1,9 @@
-"""The door to classification: lines in, labels out.
+"""Classification: lines in, labels out.
 
     classifier = dragoman.load("runs/sst2")
     classifier.classify(["A film to see twice."])
 
-Shapes   B rows of a grid   S source width   V labels
+Shapes   B rows of a batch   S source width   V labels
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from dragoman.inference.predictor import Predictor, check_texts, eval_mode
 from dragoman.models.base import Model
 from dragoman.types import Example
 
-NO_LABEL = np.zeros(1, dtype=np.int64)  # stands where a label would: the grid wants one place for each text
+NO_LABEL = np.zeros(1, dtype=np.int64)  # placeholder: a batch has one target position per text
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A text's label, how sure the model is of it, and what it holds of all labels, likeliest first."""
+    """The label of a text, its probability, and the probabilities of all labels, highest first."""
 
     label: str
     probability: float
@@ -36,26 +36,26 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Classifier(Predictor[Model]):
-    """Models that put a label on a text."""
+    """A model that labels texts."""
 
     def classify(self, lines: Sequence[str]) -> list[Verdict]:
-        """The label of every line, in order. An empty line has none."""
+        """Return the label of each line, in order. An empty line has none."""
         lines = check_texts(lines, "classify")
-        parts = [self.cut(line) for line in lines]
+        parts = [self.split_ids(line) for line in lines]
         with eval_mode(self.model):
-            found = iter(self.shares([part for some in parts for part in some]))
-        return [self.verdict(some, [next(found) for _ in some]) for some in parts]
+            found = iter(self.compute_logps([part for some in parts for part in some]))
+        return [self.make_verdict(some, [next(found) for _ in some]) for some in parts]
 
-    def cut(self, line: str) -> list[list[int]]:
-        """The ids of a line; of one that is too long for any memory, in parts as long as the model learnt from."""
+    def split_ids(self, line: str) -> list[list[int]]:
+        """Return the ids of a line; above `max_unsplit`, in parts as long as the longest text of training."""
         ids = self.tokenizers.source.encode(line) if line.strip() else []
         if len(ids) <= self.max_unsplit:
             return [ids] if ids else []
         return [ids[at : at + self.longest] for at in range(0, len(ids), self.longest)]
 
     @torch.inference_mode()
-    def shares(self, parts: Sequence[list[int]]) -> list[list[float]]:
-        """Log-probabilities of the labels for every part."""
+    def compute_logps(self, parts: Sequence[list[int]]) -> list[list[float]]:
+        """Return the log-probabilities of the labels for each part."""
         examples = [Example(np.array(ids), NO_LABEL, i) for i, ids in enumerate(parts)]
         found: dict[int, list[float]] = {}
         for width, some in group_by_key(range(len(parts)), lambda i: round_to_bucket(len(parts[i]) + 1), self.rows):
@@ -65,8 +65,8 @@ class Classifier(Predictor[Model]):
             found.update(zip(some, logp_BV.tolist()))
         return [found[i] for i in range(len(parts))]
 
-    def verdict(self, parts: Sequence[list[int]], shares: Sequence[list[float]]) -> Verdict:
-        """Of a text in parts, every part has a say as long as it is."""
+    def make_verdict(self, parts: Sequence[list[int]], logps: Sequence[list[float]]) -> Verdict:
+        """Return the verdict on a text: the mean of its parts' log-probabilities, weighted by length."""
         if not parts:
             return Verdict("", 0.0, {})
         warnings = []
@@ -75,10 +75,10 @@ class Classifier(Predictor[Model]):
             warnings.append(f"longer than any text of training ({length} tokens against {self.longest})")
         if len(parts) > 1:
             warnings.append(f"too long for one piece: read in {len(parts)} parts")
-        mean_V = np.average(np.array(shares), axis=0, weights=[len(part) for part in parts])
-        share_V = np.exp(mean_V - np.logaddexp.reduce(mean_V))
-        names = self.tokenizers.target.pieces(range(len(share_V)))
-        ranked = {names[i]: float(share_V[i]) for i in np.argsort(-share_V, kind="stable")}
+        mean_V = np.average(np.array(logps), axis=0, weights=[len(part) for part in parts])
+        probability_V = np.exp(mean_V - np.logaddexp.reduce(mean_V))
+        names = self.tokenizers.target.pieces(range(len(probability_V)))
+        ranked = {names[i]: float(probability_V[i]) for i in np.argsort(-probability_V, kind="stable")}
         label = next(iter(ranked))
         if not math.isfinite(ranked[label]):
             raise UserError("the model gives no numbers: its training went wrong; train it with a smaller train.lr")

@@ -1,13 +1,11 @@
-"""Terms that must or must not appear: where they stand, how they may be written, and lists of them in files.
+"""Constraints on translations: glossaries, terms that must or must not appear, and search settings of a call.
 
 A glossary is a file of lines with a tab:
 
-    dog<tab>Hund        where "dog" stands in the source, "Hund" must appear in the answer
-    dog<tab>!Köter      where "dog" stands in the source, "Köter" must not appear
-    dog<tab>            where "dog" stands in the source, "dog" itself must not appear: it must be translated
-    !Köter              must never appear
-
-What is asked of answers, from the words of users to what search understands, and whether the answers have it.
+    dog<tab>Hund        if "dog" is in the source, "Hund" must be in the translation
+    dog<tab>!Köter      if "dog" is in the source, "Köter" must not be in the translation
+    dog<tab>            if "dog" is in the source, "dog" itself must not be in the translation: it must be translated
+    !Köter              must never be in a translation
 """
 
 from __future__ import annotations
@@ -33,68 +31,72 @@ from dragoman.inference.postprocess import UNKNOWN_WORD_METHODS
 from dragoman.io import read_lines
 from dragoman.types import Line
 
-MAX_TERMS = 128  # terms that one answer may be asked to have, or not to have
-MAX_TERM_CHARACTERS = 200  # characters of a term
-CACHED_TERMS = 2 * MAX_TERMS  # terms of a vocabulary whose machines are kept: those of one line, and others
+MAX_TERMS = 128  # terms that one translation must have, or must not have
+MAX_TERM_CHARACTERS = 200
+CACHED_TERMS = 2 * MAX_TERMS  # compiled terms kept per vocabulary: those of one line, and others
 NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\ua4cf\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 SPACELESS_LETTER = re.compile(f"[{NO_SPACES}]")  # letters of scripts that put no spaces between words
 FIRST_WORD = re.compile(rf"[{NO_SPACES}]|[^\W{NO_SPACES}]+|\S")
 
 
 class TermEdges(NamedTuple):
-    """Whether something that is no letter must stand before and after a term."""
+    """Whether a term must have a word boundary before and after it."""
 
     before: bool
     after: bool
 
 
 def term_edges(term: str) -> TermEdges:
-    """Letters at its edges must not run on; but there are scripts that write no spaces between words."""
+    """Return where a term needs word boundaries: at letters, except in scripts without spaces between words."""
     return TermEdges(*(each.isalnum() and not SPACELESS_LETTER.match(each) for each in (term[0], term[-1])))
 
 
 @lru_cache(maxsize=4096)
 def compile_term(term: str) -> re.Pattern[str]:
-    """Where a term stands in a text."""
+    """Return a pattern that finds a term in a text."""
     before, after = term_edges(term)
     return re.compile((r"(?<!\w)" if before else "") + re.escape(term) + (r"(?!\w)" if after else ""))
 
 
 def source_contains(term: str, text: str) -> bool:
-    """Whether a source has a term, in capital letters or small ones."""
+    """Return whether a source contains a term, in any case."""
     return bool(compile_term(term.casefold()).search(text.casefold()))
 
 
-def output_contains(term: str, text: str, *, loud: bool = False) -> bool:
-    """Whether an answer has a term, in one of the ways to write it."""
-    return any(compile_term(way).search(text) for way in spell_term(term, loud=loud))
+def output_contains(term: str, text: str, *, all_caps: bool = False) -> bool:
+    """Return whether an output contains a term in one of its spellings."""
+    return any(compile_term(spelling).search(text) for spelling in spell_term(term, all_caps=all_caps))
 
 
-def spell_term(term: str, *, loud: bool = False) -> list[str]:
-    """As it is, and as at the beginning of a sentence; with `loud`, also in capital letters."""
-    return list(dict.fromkeys([term, term[0].upper() + term[1:], *([term.upper()] if loud else [])]))
+def spell_term(term: str, *, all_caps: bool = False) -> list[str]:
+    """Return the term as it is and capitalised; with `all_caps`, also in capitals."""
+    return list(dict.fromkeys([term, term[0].upper() + term[1:], *([term.upper()] if all_caps else [])]))
 
 
 class TermCompiler:
-    """Makes machines of terms for one vocabulary, and keeps those that were asked for last."""
+    """Compiles terms to automata over the tokens of one vocabulary, and caches the latest."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer, self.spelt = tokenizer, tokenizer.spellings()
         self.spelling = SpellingTable(self.spelt)
-        self.held: OrderedDict[tuple[str, bool], Term] = OrderedDict()
+        self.cache: OrderedDict[tuple[str, bool], Term] = OrderedDict()
 
-    def term(self, text: str, *, loud: bool = False) -> Term:
-        key = (text, loud)
-        if key not in self.held:
-            self.held[key] = self.made(text, loud=loud)
-            if len(self.held) > CACHED_TERMS:
-                self.held.popitem(last=False)
-        self.held.move_to_end(key)
-        return self.held[key]
+    def term(self, text: str, *, all_caps: bool = False) -> Term:
+        key = (text, all_caps)
+        if key not in self.cache:
+            self.cache[key] = self.compile(text, all_caps=all_caps)
+            if len(self.cache) > CACHED_TERMS:
+                self.cache.popitem(last=False)
+        self.cache.move_to_end(key)
+        return self.cache[key]
 
-    def made(self, text: str, *, loud: bool) -> Term:
-        """A term that holds what the vocabulary does not know is one that cannot be said."""
-        spelt = [way for way in spell_term(text, loud=loud) if self.tokenizer.decode(self.tokenizer.encode(way)) == way]
+    def compile(self, text: str, *, all_caps: bool) -> Term:
+        """Return the automaton of a term; one that cannot be reached if the vocabulary cannot spell the term."""
+        spelt = [
+            way
+            for way in spell_term(text, all_caps=all_caps)
+            if self.tokenizer.decode(self.tokenizer.encode(way)) == way
+        ]
         if not spelt:
             never_SV = np.zeros((2, len(self.spelt)), dtype=np.int16)
             return Term(text, never_SV, np.array([UNREACHABLE, 0], dtype=np.int32), np.array([False, True]))
@@ -109,10 +111,10 @@ def term_compiler(tokenizer: Tokenizer) -> TermCompiler:
 
 
 def select_terms(terms: Sequence[str | tuple[str, str]], text: str, *, first: bool) -> list[str]:
-    """The terms that are asked of the answer to a text; those without a place of their own, where it is the first."""
+    """Return the terms that apply to a text. Those without a source term apply to the first segment of a line."""
     found = [term for term in terms if isinstance(term, str)] if first else []
     found += [
-        term for place, term in (pair for pair in terms if not isinstance(pair, str)) if source_contains(place, text)
+        term for source, term in (pair for pair in terms if not isinstance(pair, str)) if source_contains(source, text)
     ]
     for term in found:
         if not term.strip():
@@ -121,7 +123,7 @@ def select_terms(terms: Sequence[str | tuple[str, str]], text: str, *, first: bo
 
 
 def check_terms(terms: list[str], place: str) -> list[str]:
-    """The terms, unless they are more or longer than a search comes to an end with."""
+    """Return the terms; refuse more or longer ones than a search can handle."""
     if len(terms) > MAX_TERMS:
         raise UserError(f"{place}: {len(terms)} terms cannot all be asked of one answer; name {MAX_TERMS} at most")
     for term in terms:
@@ -133,7 +135,7 @@ def check_terms(terms: list[str], place: str) -> list[str]:
 
 
 class Glossary:
-    """Pairs of a term in the source and one in the answer, found by the first word of the former."""
+    """Pairs of source and target terms, indexed by the first word of the source term."""
 
     def __init__(self, must: Sequence[tuple[str, str]], avoid: Sequence[tuple[str, str]], never: Sequence[str]) -> None:
         self.must, self.avoid, self.never = index_by_first_word(must), index_by_first_word(avoid), tuple(never)
@@ -178,7 +180,7 @@ def read_glossary(path: Path) -> Glossary:
 
 
 def read_dictionary(path: Path) -> dict[str, str]:
-    """Words and their translations, a tab between them; the first of several counts."""
+    """Read lines of a word, a tab and its translation; the first of several for a word counts."""
     return dict(reversed(list(_entries(path))))
 
 
@@ -195,12 +197,12 @@ def _entries(path: Path) -> Iterator[tuple[str, str]]:
 def merge_search(
     own: SearchSettings, changes: Mapping[str, Any] | None = None, *, beam: int | None = None, count: int | None = None
 ) -> SearchSettings:
-    """The run's own settings with changes laid over them, all of them checked."""
-    asked = {"beam": beam, "nbest": count}
+    """Return the search settings of a run with overrides, all of them checked."""
+    given = {"beam": beam, "nbest": count}
     values = {
         **own.model_dump(),
         **(changes or {}),
-        **{name: value for name, value in asked.items() if value is not None},
+        **{name: value for name, value in given.items() if value is not None},
     }
     settings = build(SearchSettings, values, where="search")
     check_search_settings(settings)
@@ -209,7 +211,7 @@ def merge_search(
 
 
 def parse_search_overrides(overrides: Sequence[str], begun: Mapping[str, Any]) -> dict[str, Any]:
-    """`search.a=b` laid over what was begun; what else a run was trained with cannot be changed any more."""
+    """Return `begun` with the overrides `search.a=b`. Other settings of a trained run cannot be changed."""
     values: dict[str, Any] = {"search": dict(begun)}
     for item in overrides:
         if not item.startswith("search."):
@@ -220,8 +222,7 @@ def parse_search_overrides(overrides: Sequence[str], begun: Mapping[str, Any]) -
 
 
 def widen_nbest(settings: SearchSettings) -> SearchSettings:
-    """The same for the search itself, which must find more answers where some will have the same text, or be ranked
-    anew."""
+    """Return settings with nbest=beam if results may have the same text or will be reranked."""
     more = METHODS[settings.method].reranks and (settings.nbest > 1 or settings.coverage > 0)
     return settings.model_copy(update={"nbest": settings.beam}) if more else settings
 
@@ -229,8 +230,10 @@ def widen_nbest(settings: SearchSettings) -> SearchSettings:
 def make_constraints(
     line: Line, text: str, tokens: int, tokenizers: Tokenizers, search: SearchSettings, *, first: bool
 ) -> DecodingConstraints:
-    """What is asked of the answer to a part of a line, of so many tokens, or to all of it. How the answer begins, and
-    terms without a place of their own, are asked of the first part."""
+    """Return the constraints on the translation of a line's segment, `text`, of so many tokens.
+
+    The prefix and terms without a source term apply to the first segment.
+    """
     if not (line.terms or line.avoid or line.begin or search.min_ratio):
         return DecodingConstraints(text=text)
     terms, avoid = select_terms(line.terms, text, first=first), select_terms(line.avoid, text, first=True)
@@ -238,30 +241,32 @@ def make_constraints(
     return DecodingConstraints(
         prefix=tuple(tokenizers.target.encode(line.begin.rstrip())) if first and line.begin.strip() else (),
         must=tuple(spell(term) for term in terms) if spell else (),
-        avoid=tuple(spell(term, loud=True) for term in avoid) if spell else (),
+        avoid=tuple(spell(term, all_caps=True) for term in avoid) if spell else (),
         minimum=math.ceil(search.min_ratio * tokens),
         text=text,
     )
 
 
-def limit_length(wish: DecodingConstraints, tokens: int, search: SearchSettings, places: int) -> int:
-    """The most tokens that an answer may have, its end mark counted: what was asked for needs room of its own."""
+def limit_length(constraints: DecodingConstraints, tokens: int, search: SearchSettings, max_tokens: int) -> int:
+    """Return the most tokens of a translation, EOS included: what the constraints need comes on top."""
     usual = int(search.max_ratio * tokens) + search.max_extra + 1
-    return min(max(usual, wish.minimum + 1) + len(wish.prefix) + count_needed_tokens(wish), places)
+    return min(
+        max(usual, constraints.minimum + 1) + len(constraints.prefix) + count_needed_tokens(constraints), max_tokens
+    )
 
 
-def list_unmet(line: Line, wish: DecodingConstraints, text: str) -> list[str]:
-    """What an answer does not have, by its text, as warnings."""
+def list_unmet(line: Line, constraints: DecodingConstraints, text: str) -> list[str]:
+    """Return a warning for each constraint that the text does not meet."""
     found = [
         f"without a term that was asked for: {term.text!r}"
-        for term in wish.must
+        for term in constraints.must
         if not output_contains(term.text, text)
     ]
     found += [
         f"with a term to be avoided: {term.text!r}"
-        for term in wish.avoid
-        if output_contains(term.text, text, loud=True)
+        for term in constraints.avoid
+        if output_contains(term.text, text, all_caps=True)
     ]
-    if wish.prefix and not text.startswith(line.begin.rstrip()):
+    if constraints.prefix and not text.startswith(line.begin.rstrip()):
         found.append(f"not beginning as it was asked to: {line.begin!r}")
     return found

@@ -1,12 +1,12 @@
-"""The door to a language model: it goes on from a prompt, and says how likely a text is.
+"""Language models: continue a prompt, and measure how likely a text is.
 
     generator = dragoman.load("runs/lm")
     generator.generate(["To be, or"], tokens=100, seed=1)
 
-Where the model was trained on whole files (data.documents=file), an end mark stands for the end of a line, and a text
-goes on past it; where it was trained on lines, the mark ends the text.
+If the model was trained on whole files (data.documents=file), EOS stands for the end of a line, and a text goes on
+after it; if it was trained on lines, EOS ends the text.
 
-Shapes   B rows of a grid   P prompt width   T tokens to come
+Shapes   B rows of a batch   P prompt width   T new tokens
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from dragoman.types import BOS, EOS, PAD, UNK, Batch, Example
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A prompt and what the model made of it. `logp` is of the new tokens alone; `finished` says that it came to an
-    end of its own."""
+    """A prompt and its continuation. `logp` is of the new tokens; `finished` tells that the model ended the text."""
 
     prompt: str
     text: str
@@ -45,7 +44,7 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class TextLikelihood:
-    """How well a text was foreseen; loss is in nats per token, an end of line counted as a token and as a character."""
+    """How likely a text is. The loss is in nats per token; an end of line counts as a token and as a character."""
 
     lines: int
     tokens: int
@@ -58,27 +57,27 @@ class TextLikelihood:
 
     @property
     def bits_per_character(self) -> float:
-        """What models with different tokenizers can be compared by."""
+        """The measure by which models with different tokenizers can be compared."""
         return self.loss * self.tokens / self.characters / math.log(2)
 
 
 @dataclass(frozen=True, slots=True)
 class PartialText:
-    """A text on its way: all tokens so far, how many of them are the prompt's, and the draws for those to come."""
+    """A text being generated: its tokens, how many are the prompt's, and random numbers for those to come."""
 
     ids: list[int]
     prompt: int
-    draw_T: np.ndarray[tuple[int], np.dtype[np.float64]]
+    random_T: np.ndarray[tuple[int], np.dtype[np.float64]]
     logp: float = 0.0
     finished: bool = False
 
     @property
-    def left(self) -> int:
-        return len(self.draw_T)
+    def remaining(self) -> int:
+        return len(self.random_T)
 
-    def plus(self, found: SearchResult, limit: int) -> PartialText:
-        """With what was found when up to `limit` tokens were asked for; who gave fewer is at an end."""
-        rest_T = self.draw_T[limit:] if len(found.tokens) == limit else self.draw_T[:0]
+    def extend(self, found: SearchResult, limit: int) -> PartialText:
+        """Return the text with a result of up to `limit` tokens. With fewer, the text has ended."""
+        rest_T = self.random_T[limit:] if len(found.tokens) == limit else self.random_T[:0]
         return PartialText(
             self.ids + found.tokens, self.prompt, rest_T, self.logp + found.logp, self.finished or found.finished
         )
@@ -86,7 +85,7 @@ class PartialText:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Generator(Predictor[LanguageModel]):
-    """Models that know what comes next."""
+    """A language model."""
 
     def generate(
         self,
@@ -97,70 +96,70 @@ class Generator(Predictor[LanguageModel]):
         seed: int = 1,
         settings: SampleSettings | None = None,
     ) -> list[list[Continuation]]:
-        """`count` continuations of every prompt, each of so many tokens at most.
+        """Return `count` continuations of each prompt, of at most `tokens` tokens each.
 
-        The n-th one is a function of its prompt, of n and of the seed; temperature 0 takes the likeliest tokens.
+        The n-th one is a function of the prompt, n and the seed; temperature 0 takes the likeliest tokens.
         """
         prompts = check_texts(prompts, "generate")
-        texts = [self.begun(prompt, tokens, (seed, n)) for prompt in prompts for n in range(count)]
+        texts = [self.start_text(prompt, tokens, (seed, n)) for prompt in prompts for n in range(count)]
         with eval_mode(self.model):
             grids = [texts[at : at + self.rows] for at in range(0, len(texts), self.rows)]
-            done = [one for grid in grids for one in self.written(grid, settings or SampleSettings())]
+            done = [one for grid in grids for one in self.finish_texts(grid, settings or SampleSettings())]
         return [
-            [self.continuation(prompt, one) for one in done[i * count : (i + 1) * count]]
+            [self.make_continuation(prompt, one) for one in done[i * count : (i + 1) * count]]
             for i, prompt in enumerate(prompts)
         ]
 
-    def begun(self, prompt: str, tokens: int, key: tuple[int, int]) -> PartialText:
+    def start_text(self, prompt: str, tokens: int, key: tuple[int, int]) -> PartialText:
         if self.whole_files:
-            ids = [EOS, *self.encoded(prompt.split("\n"))[:-1]]
+            ids = [EOS, *self.encode_lines(prompt.split("\n"))[:-1]]
         else:
             ids = [BOS, *self.tokenizers.target.encode(prompt)]
             tokens = min(tokens, max(self.recipe.data.max_length + 1 - len(ids), 0))
         return PartialText(ids, len(ids), np.random.default_rng(key).random(tokens))
 
-    def written(self, texts: list[PartialText], settings: SampleSettings) -> list[PartialText]:
-        """These texts to their end, a window at a time."""
+    def finish_texts(self, texts: list[PartialText], settings: SampleSettings) -> list[PartialText]:
+        """Generate the texts to their end, a window at a time."""
         context = self.model.settings.context
         back = context - 1
-        while any(one.left for one in texts):
-            texts = self.window(texts, settings, max(back, 1))
-            back = context // 2  # from now on: half a window to look back at, half to write in
+        while any(one.remaining for one in texts):
+            texts = self.fill_window(texts, settings, max(back, 1))
+            back = context // 2  # from now on, half a window of context and half of new tokens
         return texts
 
-    def window(self, texts: list[PartialText], settings: SampleSettings, back: int) -> list[PartialText]:
-        """Read the end of each text and go on until the window is full.
+    def fill_window(self, texts: list[PartialText], settings: SampleSettings, back: int) -> list[PartialText]:
+        """Read the last tokens of each text and generate until the window is full.
 
-        A model that carries all it has read in its state has no such end, and a line is read from its beginning.
+        A recurrent model, whose state holds all it has read, and a model of lines read each text from its beginning.
         """
         moving = self.whole_files and self.model.settings.bounded
         fed = [one.ids[-back:] if moving else one.ids for one in texts]
-        room = [self.model.settings.context - len(ids) if moving else one.left for ids, one in zip(fed, texts)]
-        limits = [min(one.left, max(most, 1)) for one, most in zip(texts, room)]
+        room = [self.model.settings.context - len(ids) if moving else one.remaining for ids, one in zip(fed, texts)]
+        limits = [min(one.remaining, max(most, 1)) for one, most in zip(texts, room)]
         prompt_BP = torch.full((self.rows, max(map(len, fed))), PAD)
-        draw_BT = torch.zeros(self.rows, max(limits), dtype=torch.float64)
+        random_BT = torch.zeros(self.rows, max(limits), dtype=torch.float64)
         length_B, limit_B = torch.ones(self.rows, dtype=torch.long), torch.zeros(self.rows, dtype=torch.long)
         for row, (ids, one, limit) in enumerate(zip(fed, texts, limits)):
             prompt_BP[row, : len(ids)] = torch.tensor(ids)
-            draw_BT[row, :limit] = torch.from_numpy(one.draw_T[:limit])
+            random_BT[row, :limit] = torch.from_numpy(one.random_T[:limit])
             length_B[row], limit_B[row] = len(ids), limit
-        prompt_BP, length_B, draw_BT, limit_B = (x.to(self.device) for x in (prompt_BP, length_B, draw_BT, limit_B))
+        prompt_BP, length_B, random_BT, limit_B = (x.to(self.device) for x in (prompt_BP, length_B, random_BT, limit_B))
         found = sample_continuations(
-            self.model, prompt_BP, length_B, draw_BT, limit_B, settings, ends=not self.whole_files
+            self.model, prompt_BP, length_B, random_BT, limit_B, settings, ends=not self.whole_files
         )
-        return [one.plus(got, limit) for one, got, limit in zip(texts, found, limits)]
+        return [one.extend(got, limit) for one, got, limit in zip(texts, found, limits)]
 
-    def continuation(self, prompt: str, one: PartialText) -> Continuation:
+    def make_continuation(self, prompt: str, one: PartialText) -> Continuation:
         warnings = []
         if UNK in one.ids[: one.prompt]:
             warnings.append("the prompt holds what the tokenizer does not know")
         most = self.recipe.data.max_length
         if not self.whole_files and not one.finished and len(one.ids) > most:
             warnings.append(f"stopped at {most} tokens, the most that data.max_length allows a line")
-        text, tokens = self.decoded(one.ids[1:]), len(one.ids) - one.prompt
+        text, tokens = self.decode_lines(one.ids[1:]), len(one.ids) - one.prompt
         return Continuation(prompt, text, tokens, one.logp, one.finished, tuple(warnings))
 
-    def decoded(self, ids: Sequence[int]) -> str:
+    def decode_lines(self, ids: Sequence[int]) -> str:
         lines: list[list[int]] = [[]]
         for token in ids:
             if token == EOS:
@@ -169,14 +168,16 @@ class Generator(Predictor[LanguageModel]):
                 lines[-1].append(token)
         return "\n".join(map(self.tokenizers.target.decode, lines))
 
-    def encoded(self, lines: Sequence[str]) -> list[int]:
-        """A text of several lines, each with its end mark."""
+    def encode_lines(self, lines: Sequence[str]) -> list[int]:
+        """Return the ids of several lines, each followed by EOS."""
         return [token for ids in self.tokenizers.target.encode_all(lines) for token in (*ids, EOS)]
 
     def measure(self, lines: Sequence[str]) -> TextLikelihood:
-        """How likely the model holds this text, read in windows or line by line as at training."""
+        """Return how likely the text is, read in windows or line by line, as in training."""
         lines = check_texts(lines, "measure")
-        examples, form = (self.windows(lines), "windows") if self.whole_files else (self.lines(lines), "lines")
+        examples, form = (
+            (self.make_windows(lines), "windows") if self.whole_files else (self.make_line_examples(lines), "lines")
+        )
         if not examples:
             raise UserError("there is no text to measure")
         total, count = 0.0, 0
@@ -189,13 +190,13 @@ class Generator(Predictor[LanguageModel]):
         tokens = sum(len(ids) + 1 for ids in self.tokenizers.target.encode_all(lines))
         return TextLikelihood(len(lines), tokens, sum(len(line) + 1 for line in lines), total / count)
 
-    def windows(self, lines: Sequence[str]) -> list[Example]:
-        ids = np.array(self.encoded(lines), dtype=np.int64)
+    def make_windows(self, lines: Sequence[str]) -> list[Example]:
+        ids = np.array(self.encode_lines(lines), dtype=np.int64)
         cut = TextWindows(len(ids), self.model.settings.context, self.model.settings.context)
         spans = [cut.span(number) for number in range(len(cut))] if len(ids) > 1 else []
         return [Example(ids[:0], ids[start:end], i) for i, (start, end) in enumerate(spans)]
 
-    def lines(self, lines: Sequence[str]) -> list[Example]:
+    def make_line_examples(self, lines: Sequence[str]) -> list[Example]:
         nothing = np.zeros(0, dtype=np.int64)
         encoded = self.tokenizers.target.encode_all(lines)
         return [Example(nothing, np.array(ids, dtype=np.int64), i) for i, ids in enumerate(encoded)]
