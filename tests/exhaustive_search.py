@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from dragoman.config.settings import pick
-from dragoman.decoding.protocol import LENGTH_NORMS, NEVER, S, SearchResult, StepModel, sanitize_logp
+from dragoman.decoding.beam import LENGTH_NORMS
+from dragoman.decoding.protocol import NEVER, SearchResult, StateT, StepModel, sanitize_logp
 from dragoman.errors import UserError
 from dragoman.types import BOS, EOS
 
@@ -18,7 +19,13 @@ MAX_PREFIXES = 1 << 20  # prefixes
 
 @torch.inference_mode()
 def search_exhaustively(
-    model: StepModel[S], source_1S: Tensor, keep_1S: Tensor, limit: int, *, alpha: float = 1.0, norm: str = "length"
+    model: StepModel[StateT],
+    source_1S: Tensor,
+    keep_1S: Tensor,
+    limit: int,
+    *,
+    alpha: float = 1.0,
+    norm: str = "length",
 ) -> list[SearchResult]:
     """All answers to one sentence of up to `limit` tokens, the end mark counted: whole ones by score, then cut ones.
 

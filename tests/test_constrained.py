@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dragoman.decoding.methods import METHODS, decode
 from dragoman.decoding.request import DecodingConstraints
-from dragoman.decoding.sentence_beam import choose_width, count_needed_tokens, search_constrained
+from dragoman.decoding.sentence_beam import choose_width, search_constrained
 from exhaustive_search import search_exhaustively
 from toy_requests import PIECES, REAL, asked, real_request, term
 from toy_steps import Toy, rescore, sources
@@ -101,7 +101,7 @@ def test_terms_are_met_by_every_model_and_method_and_neighbours_change_nothing(n
 
 def test_rows_are_as_many_as_banks_and_beams() -> None:
     short, long = DecodingConstraints(must=(term("a"),)), DecodingConstraints(must=tuple(map(term, TERMS)))
-    assert count_needed_tokens(short) == 2
+    assert short.needed_tokens == 2
     assert choose_width(short, 4) == 8
-    assert choose_width(long, 4) >= count_needed_tokens(long) + 4
+    assert choose_width(long, 4) >= long.needed_tokens + 4
     assert choose_width(DecodingConstraints(must=tuple(term("ab" * 30) for _ in range(9))), 4) == 64

@@ -7,8 +7,8 @@ from itertools import product
 import pytest
 import torch
 
-from dragoman.decoding.beam import STOP_RULES, beam_search
-from dragoman.decoding.protocol import LENGTH_NORMS, SearchResult
+from dragoman.decoding.beam import LENGTH_NORMS, STOP_RULES, beam_search
+from dragoman.decoding.protocol import SearchResult
 from dragoman.errors import UserError
 from dragoman.types import EOS
 from exhaustive_search import search_exhaustively

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.decoding.protocol import LENGTH_NORMS
+from dragoman.decoding.beam import LENGTH_NORMS
 from dragoman.errors import UserError
 
 

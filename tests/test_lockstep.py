@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.decoding.beam import STOP_RULES
+from dragoman.decoding.beam import LENGTH_NORMS, STOP_RULES
 from dragoman.decoding.methods import decode_beam
-from dragoman.decoding.protocol import LENGTH_NORMS
 from dragoman.decoding.request import DecodingConstraints
 from dragoman.decoding.sentence_beam import search_reference
 from toy_requests import REAL, asked, real_request

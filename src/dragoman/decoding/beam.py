@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dragoman.config.settings import pick
-from dragoman.decoding.protocol import LENGTH_NORMS, NEVER, Prefix, Rule, S, SearchResult, StepModel, apply_rules
+from dragoman.decoding.protocol import NEVER, Prefix, Rule, SearchResult, StateT, StepModel, apply_rules
 from dragoman.errors import UserError
 from dragoman.types import BOS, EOS, PAD
 
@@ -144,7 +144,7 @@ class BeamPlan:
 
 @torch.inference_mode()
 def beam_search(
-    model: StepModel[S],
+    model: StepModel[StateT],
     source_BS: Tensor,
     keep_BS: Tensor,
     limit_B: Tensor,
@@ -321,6 +321,37 @@ def stop_at_limit(score_BW: Tensor, hope_B: Tensor, nbest: int) -> Tensor:  # no
     return torch.zeros_like(hope_B, dtype=torch.bool)
 
 
+def divide_by_length(longest: int, alpha: float) -> Tensor:
+    """Return length ** alpha: with 1, scores are mean log-probabilities."""
+    check_alpha(alpha)
+    return torch.tensor([float(max(length, 1)) ** alpha for length in range(longest + 1)])
+
+
+def divide_by_gnmt(longest: int, alpha: float) -> Tensor:
+    """Return ((5 + length) / 6) ** alpha, which is milder on short hypotheses (Wu 2016)."""
+    check_alpha(alpha)
+    return torch.tensor([((5.0 + max(length, 1)) / 6.0) ** alpha for length in range(longest + 1)])
+
+
+def divide_by_one(longest: int, alpha: float) -> Tensor:  # noqa: ARG001 - the registry's signature
+    """Return ones: the score is the log-probability."""
+    return torch.ones(longest + 1)
+
+
+def check_alpha(alpha: float) -> None:
+    """Refuse a negative exponent."""
+    if not alpha >= 0:
+        raise UserError(f"the length penalty must be 0 or more, got {alpha}")
+
+
+# What a log-probability is divided by, so that long hypotheses are not worse for being long: a divisor for every length
+# from 0 to `longest`, EOS counted, none below 1 and none below the one before it (the stop rules rely on that). They
+# are tables because a power computed inside the search may round differently from batch to batch.
+LENGTH_NORMS: dict[str, Callable[[int, float], Tensor]] = {
+    "length": divide_by_length,
+    "gnmt": divide_by_gnmt,
+    "none": divide_by_one,
+}
 STOP_RULES: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
     "enough": stop_when_full,
     "best": stop_when_unbeatable,

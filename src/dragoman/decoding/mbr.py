@@ -50,7 +50,7 @@ def count_ngrams(items: Sequence[Sequence[str]]) -> Floats:
     return count_HF
 
 
-def count_matches(count_HF: Floats) -> Floats:
+def count_shared_ngrams(count_HF: Floats) -> Floats:
     """Return how many n-grams each pair of hypotheses shares, with multiplicity: match_HH."""
     match_HH = np.empty((len(count_HF), len(count_HF)))
     for row, count_F in enumerate(count_HF):
@@ -68,7 +68,7 @@ def pairwise_chrf(texts: Sequence[str]) -> Floats:
     precision_HH = recall_HH = orders_HH = np.zeros((len(texts), len(texts)))
     for n in range(1, CHRF_ORDER + 1):
         count_HF = count_ngrams([[text[i : i + n] for i in range(len(text) - n + 1)] for text in bare])
-        total_H, match_HH = count_HF.sum(1), count_matches(count_HF)
+        total_H, match_HH = count_HF.sum(1), count_shared_ngrams(count_HF)
         both_HH = (total_H[:, None] > 0) & (total_H > 0)
         safe_H = np.maximum(total_H, 1)
         precision_HH = precision_HH + match_HH / safe_H[:, None]
@@ -91,7 +91,7 @@ def pairwise_bleu(texts: Sequence[str]) -> Floats:
     logs_HH, orders_HH, smooth_HH, any_HH = np.zeros((H, H)), np.zeros((H, H)), np.ones((H, H)), np.zeros((H, H))
     for n in range(1, BLEU_ORDER + 1):
         count_HF = count_ngrams([["\0".join(some[i : i + n]) for i in range(len(some) - n + 1)] for some in words])
-        total_H1, match_HH = count_HF.sum(1)[:, None], count_matches(count_HF)
+        total_H1, match_HH = count_HF.sum(1)[:, None], count_shared_ngrams(count_HF)
         there_HH = np.broadcast_to(total_H1 > 0, (H, H))
         smooth_HH = np.where(match_HH > 0, smooth_HH, smooth_HH / 2)
         precision_HH = np.where(match_HH > 0, match_HH, smooth_HH) / np.maximum(total_H1, 1)

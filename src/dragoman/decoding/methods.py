@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from dragoman.config.settings import Menus, SearchSettings, pick_all
-from dragoman.decoding.beam import STOP_RULES, beam_search
+from dragoman.decoding.beam import LENGTH_NORMS, STOP_RULES, beam_search
 from dragoman.decoding.mbr import MBR_METRICS, rank_by_agreement
-from dragoman.decoding.protocol import LENGTH_NORMS, SearchResult
+from dragoman.decoding.protocol import SearchResult
 from dragoman.decoding.request import Request, sample_key
 from dragoman.decoding.rules import make_rules
 from dragoman.decoding.sampling import sample_translations, search_greedy

@@ -6,10 +6,6 @@
 
 Search never asks what kind of model it has; an `Ensemble` implements the same protocol.
 
-`LENGTH_NORMS` are tables of what a log-probability is divided by, so that long hypotheses are not worse for being long:
-a divisor for every length from 0 to `longest`, EOS counted, none below 1 and none below the one before it (the stop
-rules rely on that). They are tables because a power computed inside the search may round differently per batch.
-
 Shapes   B sentences   S source width   N rows being searched   V vocabulary   T target length
 """
 
@@ -23,7 +19,6 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
-from dragoman.errors import UserError
 from dragoman.types import BOS, PAD
 
 NEVER = float("-inf")  # the log-probability of what is impossible
@@ -37,17 +32,17 @@ class SearchState(Protocol):
         ...
 
 
-S = TypeVar("S", bound=SearchState)
+StateT = TypeVar("StateT", bound=SearchState)
 
 
-class StepModel(Protocol[S]):
+class StepModel(Protocol[StateT]):
     """A model that predicts one token at a time."""
 
-    def start(self, source_BS: Tensor, keep_BS: Tensor) -> S:
+    def start(self, source_BS: Tensor, keep_BS: Tensor) -> StateT:
         """Read the sources and return the state of empty prefixes; `keep_BS` is False at padding."""
         ...
 
-    def step(self, token_N: Tensor, state: S) -> tuple[Tensor, S]:
+    def step(self, token_N: Tensor, state: StateT) -> tuple[Tensor, StateT]:
         """Append one token to every prefix, BOS first; return log-probabilities, none above 0, and the new state."""
         ...
 
@@ -95,34 +90,6 @@ def sanitize_logp(logp_NV: Tensor) -> Tensor:
     clean_NV[:, PAD] = NEVER
     clean_NV[:, BOS] = NEVER
     return clean_NV
-
-
-def divide_by_length(longest: int, alpha: float) -> Tensor:
-    """Return length ** alpha: with 1, scores are mean log-probabilities."""
-    return torch.tensor([float(max(length, 1)) ** check_alpha(alpha) for length in range(longest + 1)])
-
-
-def divide_by_gnmt(longest: int, alpha: float) -> Tensor:
-    """Return ((5 + length) / 6) ** alpha, which is milder on short hypotheses (Wu 2016)."""
-    return torch.tensor([((5.0 + max(length, 1)) / 6.0) ** check_alpha(alpha) for length in range(longest + 1)])
-
-
-def divide_by_one(longest: int, alpha: float) -> Tensor:  # noqa: ARG001 - the registry's signature
-    """Return ones: the score is the log-probability."""
-    return torch.ones(longest + 1)
-
-
-def check_alpha(alpha: float) -> float:
-    if not alpha >= 0:
-        raise UserError(f"the length penalty must be 0 or more, got {alpha}")
-    return alpha
-
-
-LENGTH_NORMS: dict[str, Callable[[int, float], Tensor]] = {
-    "length": divide_by_length,
-    "gnmt": divide_by_gnmt,
-    "none": divide_by_one,
-}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dragoman.config.settings import SearchSettings
 from dragoman.decoding.beam import BeamState
-from dragoman.decoding.protocol import S, StepModel
+from dragoman.decoding.protocol import StateT, StepModel
 from dragoman.types import TokenTree
 
 Bytes = frozenset[int]
@@ -184,12 +184,22 @@ class DecodingConstraints:
         """Return whether there is any constraint at all."""
         return bool(self.prefix or self.must or self.avoid or self.minimum)
 
+    @property
+    def spellable(self) -> list[Term]:
+        """Return the required terms that the vocabulary can spell."""
+        return [term for term in self.must if term.possible]
+
+    @property
+    def needed_tokens(self) -> int:
+        """Return the fewest tokens that the required terms take."""
+        return sum(int(term.left_S[0]) for term in self.must if term.possible)
+
 
 @dataclass(frozen=True)
-class Request(Generic[S]):
+class Request(Generic[StateT]):
     """A batch of sentences to decode. `limit_B` is the most tokens of a result, EOS counted; 0 means no result."""
 
-    model: StepModel[S]
+    model: StepModel[StateT]
     source_BS: Tensor
     keep_BS: Tensor
     limit_B: Tensor
@@ -206,7 +216,7 @@ class Request(Generic[S]):
     def longest(self) -> int:
         return max(self.limit_B.tolist(), default=0)
 
-    def only(self, chosen: Sequence[bool]) -> Request[S]:
+    def only(self, chosen: Sequence[bool]) -> Request[StateT]:
         """Return the same batch with results for these rows only. Shapes stay, so results do not change."""
         keep_B = torch.tensor(list(chosen), device=self.device)
         return replace(self, limit_B=torch.where(keep_B, self.limit_B, 0))

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from dragoman.config.settings import SampleSettings
+from dragoman.decoding.beam import LENGTH_NORMS
 from dragoman.decoding.protocol import (
-    LENGTH_NORMS,
     NEVER,
     Prefix,
     Rule,
-    S,
     SearchResult,
+    StateT,
     StepModel,
     apply_rules,
     sanitize_logp,
@@ -27,7 +27,7 @@ from dragoman.types import BOS, EOS
 
 @torch.inference_mode()
 def search_greedy(
-    model: StepModel[S],
+    model: StepModel[StateT],
     source_BS: Tensor,
     keep_BS: Tensor,
     limit_B: Tensor,
@@ -51,7 +51,7 @@ def search_greedy(
 
 @torch.inference_mode()
 def sample_translations(
-    model: StepModel[S],
+    model: StepModel[StateT],
     source_BS: Tensor,
     keep_BS: Tensor,
     limit_B: Tensor,
@@ -79,8 +79,8 @@ def sample_translations(
 
 
 def generate_tokens(
-    model: StepModel[S],
-    state: S,
+    model: StepModel[StateT],
+    state: StateT,
     limit_N: Tensor,
     norm_T: Tensor,
     choose: Callable[[Tensor, int], Tensor],
@@ -121,7 +121,7 @@ def generate_tokens(
 
 @torch.inference_mode()
 def sample_continuations(
-    model: StepModel[S],
+    model: StepModel[StateT],
     prompt_BP: Tensor,
     length_B: Tensor,
     uniform_BT: Tensor,

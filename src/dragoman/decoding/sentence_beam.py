@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from dragoman.config.settings import pick
-from dragoman.decoding.beam import STOP_RULES, stable_topk
-from dragoman.decoding.protocol import LENGTH_NORMS, NEVER, Prefix, SearchResult, apply_rules, sanitize_logp
-from dragoman.decoding.request import DecodingConstraints, Request, Term
+from dragoman.decoding.beam import LENGTH_NORMS, STOP_RULES, stable_topk
+from dragoman.decoding.protocol import NEVER, Prefix, SearchResult, apply_rules, sanitize_logp
+from dragoman.decoding.request import DecodingConstraints, Request
 from dragoman.decoding.rules import make_rules
 from dragoman.types import BOS, EOS
 
@@ -214,7 +214,7 @@ class ConstrainedBeam(SentenceBeam):
 
     def __init__(self, request: Request[Any], row: int, *, width: int) -> None:
         super().__init__(request, row, width=width, nbest=min(request.settings.nbest, width))
-        terms = spellable_terms(request.constraints[row])
+        terms = request.constraints[row].spellable
         self.next = [torch.tensor(term.next_SV, device=request.device) for term in terms]
         self.left = [torch.tensor(term.left_S, device=request.device) for term in terms]
         self.ends = [torch.tensor(term.ends_S, device=request.device) for term in terms]
@@ -262,20 +262,10 @@ class ConstrainedBeam(SentenceBeam):
         return super().results()
 
 
-def spellable_terms(constraints: DecodingConstraints) -> list[Term]:
-    """Return the required terms that the vocabulary can spell."""
-    return [term for term in constraints.must if term.possible]
-
-
-def count_needed_tokens(constraints: DecodingConstraints) -> int:
-    """Return how many tokens the required terms take at least."""
-    return sum(int(term.left_S[0]) for term in spellable_terms(constraints))
-
-
 def choose_width(constraints: DecodingConstraints, beam: int) -> int:
     """Return the beams of a sentence, with some for each bank. They depend on its own constraints, not on the batch."""
     width = max(beam, 8)
-    while width < min(beam + count_needed_tokens(constraints), MAX_WIDTH):
+    while width < min(beam + constraints.needed_tokens, MAX_WIDTH):
         width *= 2
     return width
 
@@ -283,7 +273,7 @@ def choose_width(constraints: DecodingConstraints, beam: int) -> int:
 def search_constrained(request: Request[Any]) -> list[list[SearchResult]]:
     """Return results with all required terms; an empty list where no term is required or none was found."""
     results: list[list[SearchResult]] = [[] for _ in request.constraints]
-    widths = [choose_width(c, request.settings.beam) if spellable_terms(c) else 0 for c in request.constraints]
+    widths = [choose_width(c, request.settings.beam) if c.spellable else 0 for c in request.constraints]
     for width in sorted(set(widths) - {0}):
         some = request.only([each == width for each in widths])
         searches = [

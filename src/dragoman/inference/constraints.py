@@ -25,7 +25,6 @@ from dragoman.config.settings import SearchSettings, build, override, pick
 from dragoman.data.tokenizers import Tokenizer, Tokenizers
 from dragoman.decoding.methods import METHODS, apply_fixed_settings, check_search_settings
 from dragoman.decoding.request import UNREACHABLE, DecodingConstraints, SpellingTable, Term
-from dragoman.decoding.sentence_beam import count_needed_tokens
 from dragoman.errors import UserError
 from dragoman.inference.postprocess import UNKNOWN_WORD_METHODS
 from dragoman.io import read_lines
@@ -250,9 +249,7 @@ def make_constraints(
 def limit_length(constraints: DecodingConstraints, tokens: int, search: SearchSettings, max_tokens: int) -> int:
     """Return the most tokens of a translation, EOS included: what the constraints need comes on top."""
     usual = int(search.max_ratio * tokens) + search.max_extra + 1
-    return min(
-        max(usual, constraints.minimum + 1) + len(constraints.prefix) + count_needed_tokens(constraints), max_tokens
-    )
+    return min(max(usual, constraints.minimum + 1) + len(constraints.prefix) + constraints.needed_tokens, max_tokens)
 
 
 def list_unmet(line: Line, constraints: DecodingConstraints, text: str) -> list[str]:

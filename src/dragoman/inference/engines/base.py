@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from operator import itemgetter
-from typing import Protocol, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from dragoman.config.settings import SearchSettings
 from dragoman.decoding.protocol import SearchResult
 from dragoman.decoding.request import Job
-
-T = TypeVar("T")
-
-
-def sort_by_number(found: Iterable[tuple[int, T]]) -> list[T]:
-    """Sort numbered results by their number, and return them without it."""
-    return [each for _, each in sorted(found, key=itemgetter(0))]
 
 
 class Engine(Protocol):

@@ -29,7 +29,7 @@ from dragoman.decoding.protocol import SearchResult
 from dragoman.decoding.request import Job
 from dragoman.errors import UserError
 from dragoman.hardware import cpu_features
-from dragoman.inference.engines.base import Engine, sort_by_number
+from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.formats import (
     Holds,
     check_holds,
@@ -342,7 +342,8 @@ class CTranslate2Engine(Engine):
 
     def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
         """Return up to `nbest` results for each job, best first; an empty source has an empty one."""
-        return sort_by_number(self.iter_results(jobs, search))
+        results = dict(self.iter_results(jobs, search))
+        return [results[number] for number in range(len(jobs))]
 
     def iter_results(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
         """Yield the index and the results of each job.

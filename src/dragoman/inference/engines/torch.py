@@ -39,7 +39,7 @@ from dragoman.errors import UserError
 from dragoman.hardware import ROWS, CpuFeatures, best_precision, cpu_features, hold_memory, release_memory
 from dragoman.inference.engines.base import Engine
 
-M = TypeVar("M", bound=nn.Module)
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 class PackedLinear(nn.Module):
@@ -102,7 +102,7 @@ class Int8Linear(nn.Module):
         return out_NO.view(*x.shape[:-1], -1)
 
 
-def prepare_model(model: M, device: torch.device, precision: str, features: CpuFeatures | None = None) -> M:
+def prepare_model(model: ModuleT, device: torch.device, precision: str, features: CpuFeatures | None = None) -> ModuleT:
     """Return the model, or a copy where weights change, in a precision that the device computes correctly."""
     make = pick(PRECISIONS, precision, "precision")
     features = features or cpu_features()
