@@ -64,12 +64,12 @@ class Cell(nn.Module, ABC):
         """Return the output after each token of full sentences: h_BTC."""
 
     def run_loop(self, x_BTI: Tensor, state: CellState) -> Tensor:
-        """Compute `forward` step by step."""
-        out = []
-        for gates_BG in self.project_input(x_BTI).unbind(1):
+        """Compute `forward` step by step, in the dtype of the fused kernels."""
+        gates_BTG, out = self.project_input(x_BTI), []
+        for gates_BG in gates_BTG.unbind(1):
             state = self.advance(gates_BG, state)
             out.append(state[0])
-        return torch.stack(out, 1)
+        return torch.stack(out, 1).to(gates_BTG.dtype)
 
     def hidden_bias(self) -> Tensor:
         """Return the second bias of PyTorch's kernels, which is redundant here."""
