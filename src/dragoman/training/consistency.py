@@ -28,7 +28,7 @@ from dragoman.types import BOS, EOS, Batch
 class Consistency(NamedTuple):
     """What is asked of two passes that say p and q of a token: to be right, and to say the same.
 
-    The slope of a divergence goes to both of its sides.
+    The gradient of a divergence goes to both of its sides.
     """
 
     right: tuple[float, float]  # weights of the losses of p and q
@@ -74,9 +74,9 @@ def plain(
 def apart(
     logits_2NV: Tensor, target_N: Tensor, smoothing: float, method: Consistency, weight: float
 ) -> tuple[Tensor, Tensor]:
-    """Loss, likelihood and divergence, summed, of the tokens that count, and the slope of the loss at every logit.
+    """Loss, likelihood and divergence, summed, of the tokens that count, and the gradient of the loss at every logit.
 
-    The slope of KL(p || q) is p (log p - log q - KL) at the logits of p, and q - p at those of q.
+    The gradient of KL(p || q) is p (log p - log q - KL) at the logits of p, and q - p at those of q.
     """
     V, counts_N1, target_N1 = logits_2NV.size(-1), (target_N >= 0)[:, None], target_N.clamp(min=0)[:, None]
     logp_2NV = widened(logits_2NV).log_softmax(-1)
@@ -85,18 +85,18 @@ def apart(
     for this, other in ((0, 1), (1, 0)):
         right, there, back = method.right[this], weight * method.same[this], weight * method.same[other]
         p_NV, logp_NV = p_2NV[this], logp_2NV[this]
-        slope_NV = (right + back) * p_NV - back * p_2NV[other]
+        grad_NV = (right + back) * p_NV - back * p_2NV[other]
         if right:
             nll_N1, even_N1 = -logp_NV.gather(1, target_N1), -logp_NV.mean(-1, keepdim=True)
             total = total + right * (((1 - smoothing) * nll_N1 + smoothing * even_N1) * counts_N1).sum()
-            slope_NV = slope_NV - right * smoothing / V
-            slope_NV = slope_NV.scatter_add(1, target_N1, torch.full_like(nll_N1, right * (smoothing - 1)))
+            grad_NV = grad_NV - right * smoothing / V
+            grad_NV = grad_NV.scatter_add(1, target_N1, torch.full_like(nll_N1, right * (smoothing - 1)))
         if there:
             gap_NV = logp_NV - logp_2NV[other]
             kl_N1 = (p_NV * gap_NV).sum(-1, keepdim=True)
             divergence = divergence + method.same[this] * (kl_N1 * counts_N1).sum()
-            slope_NV = slope_NV + there * p_NV * (gap_NV - kl_N1)
-        slopes.append(slope_NV * counts_N1)
+            grad_NV = grad_NV + there * p_NV * (gap_NV - kl_N1)
+        slopes.append(grad_NV * counts_N1)
     likelihood = -(logp_2NV[0].gather(1, target_N1) * counts_N1).sum()
     return torch.stack([total + weight * divergence, likelihood, divergence]), torch.stack(slopes)
 
@@ -137,11 +137,11 @@ class _Chunked(torch.autograd.Function):
             part = slice(start, start + chunk)
             rows_MC = states[:, part].flatten(0, 1)
             logits_2NV = fast_linear(rows_MC, table_VC).view(2, -1, len(table_VC))
-            losses, slope_2NV = slopes(logits_2NV, target_N[part])
+            losses, grad_2NV = slopes(logits_2NV, target_N[part])
             sums_3 += losses
-            slope_MV = slope_2NV.to(dtype).flatten(0, 1)
-            grad_states[:, part] = fast_linear(slope_MV, table_VC.T).view(2, -1, states.size(-1))
-            grad_weight = loss.added(grad_weight, slope_MV, rows_MC)
+            grad_MV = grad_2NV.to(dtype).flatten(0, 1)
+            grad_states[:, part] = fast_linear(grad_MV, table_VC.T).view(2, -1, states.size(-1))
+            grad_weight = loss.added(grad_weight, grad_MV, rows_MC)
         ctx.save_for_backward(grad_states, grad_weight)
         total, likelihood, divergence = sums_3.unbind()
         ctx.mark_non_differentiable(likelihood, divergence)

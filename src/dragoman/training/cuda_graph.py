@@ -1,6 +1,6 @@
-"""Updates as graphs of a GPU: all that one does is recorded once for each shape of batch, and launched with one call.
+"""Training steps as CUDA graphs: captured once for each shape of batch, then replayed with one launch.
 
-A small model's kernels are done sooner than a processor can ask for them one by one; so it asks for all at once.
+The kernels of a small model finish sooner than a CPU can launch them one by one.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from dragoman.types import Batch
 
-WARM = 3  # updates of a shape that are made one kernel at a time: libraries choose, compilers compile
+WARM = 3  # eager steps of a shape before it is captured: libraries choose kernels, compilers compile
 Shape = tuple[object, ...]
 
 
 class CapturedGraph(NamedTuple):
     graph: torch.cuda.CUDAGraph
-    batch: Batch  # where the graph looks for its input
-    numbers: Tensor  # where it leaves its output
+    batch: Batch  # the graph's input
+    numbers: Tensor  # the graph's output
 
 
 class CudaGraphs:
@@ -32,7 +32,7 @@ class CudaGraphs:
         self.seen: Counter[Shape] = Counter()
         self.captured: dict[Shape, CapturedGraph] = {}
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self.failure = ""  # why nothing can be recorded, once that is known
+        self.failure = ""  # why steps cannot be captured, once that is known
 
     def __call__(self, batch: Batch) -> Tensor:
         """What `work` gives for a batch. It may draw random numbers; those of a seed are the same either way."""
@@ -50,7 +50,7 @@ class CudaGraphs:
         return numbers
 
     def capture(self, shape: Shape, batch: Batch) -> None:
-        """Work that waits for its own numbers cannot be recorded; then none is, and all goes on as in the beginning."""
+        """Capture a graph for this shape. Work that waits for the GPU cannot be captured; then all steps stay eager."""
         own, graph = batch.to(self.stream.device), torch.cuda.CUDAGraph()
         pool = next(iter(self.captured.values())).graph.pool() if self.captured else None
         try:
@@ -66,7 +66,7 @@ class CudaGraphs:
         gc.freeze()  # compilers leave a million objects behind, which need not be looked through again and again
 
     def close(self) -> None:
-        """Let go of all that was recorded, and of what was hidden from the garbage collector."""
+        """Free all graphs, and unfreeze what was hidden from the garbage collector."""
         self.captured.clear()
         gc.unfreeze()
 

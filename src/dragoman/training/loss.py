@@ -52,12 +52,12 @@ class _Chunked(torch.autograd.Function):
         chunk = CHUNK[device]
         for start in range(0, len(target_N), chunk):
             part = slice(start, start + chunk)
-            losses, slope_NV = softened(fast_linear(states[part], weight), target_N[part], smoothing)
+            losses, grad_NV = softened(fast_linear(states[part], weight), target_N[part], smoothing)
             sums += losses
             if grad_states is not None and grad_weight is not None:
                 counts_N1 = (target_N[part, None] >= 0).to(dtype)
-                grad_states[part] = fast_linear(slope_NV, weight.T) * counts_N1
-                grad_weight = added(grad_weight, slope_NV, states[part] * counts_N1)
+                grad_states[part] = fast_linear(grad_NV, weight.T) * counts_N1
+                grad_weight = added(grad_weight, grad_NV, states[part] * counts_N1)
         if grad_states is not None and grad_weight is not None:
             ctx.save_for_backward(grad_states, grad_weight)
         loss, likelihood = sums.unbind()
@@ -70,17 +70,17 @@ class _Chunked(torch.autograd.Function):
         return grad_states.mul_(grads[0]), grad_weight.mul_(grads[0]), None, None, None
 
 
-def added(sum_VC: Tensor, slope_NV: Tensor, states_NC: Tensor) -> Tensor:
+def added(sum_VC: Tensor, grad_NV: Tensor, states_NC: Tensor) -> Tensor:
     """The sum, with what these tokens owe to the weights; on a GPU products in half precision are added up wide."""
-    if slope_NV.is_cuda and slope_NV.dtype != sum_VC.dtype:
-        return torch.addmm(sum_VC, slope_NV.T, states_NC, out_dtype=sum_VC.dtype)
-    return sum_VC.add_(compute_weight_gradient(slope_NV, states_NC))
+    if grad_NV.is_cuda and grad_NV.dtype != sum_VC.dtype:
+        return torch.addmm(sum_VC, grad_NV.T, states_NC, out_dtype=sum_VC.dtype)
+    return sum_VC.add_(compute_weight_gradient(grad_NV, states_NC))
 
 
 def softened(logits_NV: Tensor, target_N: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Loss and likelihood, summed, of the tokens that count, and the slope of the loss at every logit.
+    """Loss and likelihood, summed, of the tokens that count, and the gradient of the loss at every logit.
 
-    On a GPU the slopes take the place of the logits, which are read once (loss_triton.py).
+    On a GPU the gradients overwrite the logits, which are read once (loss_triton.py).
     """
     if logits_NV.is_cuda and logits_NV.dtype != torch.float64:
         from dragoman.kernels.rowwise_triton import cross_entropy_in_place
@@ -92,9 +92,9 @@ def softened(logits_NV: Tensor, target_N: Tensor, smoothing: float) -> tuple[Ten
     lse = logits.amax(-1) - share.amax(-1).log()  # the softmax has been there: no second pass of exp
     nll = ((lse - logits.gather(1, target_N1)[:, 0]) * real_N).sum()
     even = ((lse - logits.sum(-1) / V) * real_N).sum() if smoothing else 0.0
-    slope = share.sub_(smoothing / V) if smoothing else share
-    slope.scatter_add_(1, target_N1, slope.new_full((N, 1), smoothing - 1))
-    return torch.stack([(1 - smoothing) * nll + smoothing * even, nll]), slope.to(logits_NV.dtype)
+    grad = share.sub_(smoothing / V) if smoothing else share
+    grad.scatter_add_(1, target_N1, grad.new_full((N, 1), smoothing - 1))
+    return torch.stack([(1 - smoothing) * nll + smoothing * even, nll]), grad.to(logits_NV.dtype)
 
 
 Loss = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]

@@ -1,9 +1,8 @@
-"""A model with what it is to learn: batches in, sums of the loss out. What is compiled, captured and shared out.
+"""One training step: loss, gradients, update of weights and EMA.
 
 Shapes   B rows   T target width   C model width   N tokens
 
-One update of the weights from a few batches. Randomness is a function of seed, step, batch and row; no state of it
-is kept.
+Randomness is a function of seed, step, batch and row, so no generator state is kept.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from dragoman.training.loss import LOSSES
 from dragoman.training.optim import OPTIMIZERS, clip_gradients, compute_gradient_norm, set_learning_rate, step_unless
 from dragoman.types import Batch
 
-AVOIDED = ("triton.mix_order_reduction",)  # of what the compiler does: it doubles the time that a norm's slopes take
+AVOIDED = ("triton.mix_order_reduction",)  # of what the compiler does: it doubles the time of a norm's gradients
 
 
 class Learner(nn.Module):
@@ -44,8 +43,7 @@ class Learner(nn.Module):
         self.consistency, self.of_both = CONSISTENCY[settings.consistency], consistency.LOSSES[settings.loss]
 
     def forward(self, batch: Batch) -> Tensor:
-        """The loss, with its slope, the plain negative log-nll, and how far two passes are apart, if there are
-        two: sums over the batch's real target tokens."""
+        """Return loss, nll and divergence of two passes (0 if there is one), summed over the real target tokens."""
         with use_row_slice(batch.first_row, batch.total_rows, passes(self.settings)):
             if self.consistency:
                 batch = twice(batch, self.consistency, self.settings.cut)
@@ -62,7 +60,7 @@ class Learner(nn.Module):
         return self.of_both(states_2NC, weight_VC, target_N, smoothing, self.consistency, weight)
 
     def compile_layers(self) -> None:
-        """Each kind of layer is compiled once, for all layers of that kind; what stands between them is little."""
+        """Compile layer by layer: all layers of a kind share one compilation."""
         options: dict[str, Any] = {name: False for name in AVOIDED if name in torch._inductor.list_options()}
         for stack in self.model.modules():
             if isinstance(layers := getattr(stack, "layers", None), nn.ModuleList):
@@ -124,7 +122,7 @@ class Full(UserError):
 
 
 class Stepper:
-    """A model with its optimizer and the running mean of its weights."""
+    """A model with its optimizer and the EMA of its weights."""
 
     def __init__(
         self, model: Model, settings: TrainSettings, choices: Choices, group: ProcessGroup | None = None
@@ -145,18 +143,20 @@ class Stepper:
             {name: each.detach().clone() for name, each in collect_tensors(model).items()} if settings.ema else {}
         )
         self.count = torch.ones((), device=self.device)  # of target tokens in the step
-        self.ema_step = torch.zeros((), device=self.device)  # how far the running mean goes towards the weights
+        self.ema_step = torch.zeros((), device=self.device)  # 1 - decay
         self.cuda_graphs = CudaGraphs(self.train_batch) if choices.capture else None
         if choices.compile:
             self.learner.compile_layers()
 
     def update(self, batches: Sequence[Batch], step: int, lr: float) -> StepMetrics:
         """Add the gradients of all batches up, as if they were one, and take a step; a non-finite one is not taken."""
-        if not self.model.training:  # to tell all parts of a model takes a while
+        if not self.model.training:  # switching all modules takes a while
             self.model.train()
         set_learning_rate(self.optimizer, lr)
         self.count.fill_(sum(batch.target_tokens for batch in batches))
-        self.ema_step.fill_(1 - min(self.settings.ema, (1 + step) / (10 + step)))  # it forgets how it began
+        self.ema_step.fill_(
+            1 - min(self.settings.ema, (1 + step) / (10 + step))
+        )  # a lower decay at first, so that the initial weights do not bias the EMA
         if self.cuda_graphs and len(batches) == 1 and self.choices.split == 1:
             torch.manual_seed(seed_of(self.settings.seed, step, 0))
             numbers_4 = self.cuda_graphs(batches[0])
@@ -179,8 +179,11 @@ class Stepper:
         return self.apply(self.backward(batch) / self.count)
 
     def rehearse(self, batch: Batch) -> None:
-        """Several processes lay out what they exchange by what the first step shows them. If that is this one, a run
-        that is resumed adds up in the same order as one that was never stopped."""
+        """Run one backward pass without a step.
+
+        DDP lays out its buckets by the first backward pass. If that is this one, a resumed run adds gradients in the
+        same order as one that was never stopped.
+        """
         self.backward(batch.to(self.device))
         self.optimizer.zero_grad()
 
@@ -189,7 +192,7 @@ class Stepper:
             sums = self.parallel(batch)
         loss = (
             self.group.world_size * sums[0] if self.group.is_distributed else sums[0]
-        )  # they will get the mean of their slopes
+        )  # DDP and FSDP average gradients
         (loss / self.count).backward()  # type: ignore[no-untyped-call]
         out: Tensor = sums.detach()
         return out
@@ -217,7 +220,7 @@ class Stepper:
         return numbers_4
 
     def shrink(self) -> Choices:
-        """After running out of memory: drop what is half done, and cut batches finer from now on."""
+        """After running out of memory, discard the gradients and split batches into twice as many parts."""
         self.optimizer.zero_grad()
         self.choices = replace(self.choices, split=self.choices.split * 2, capture=False)
         self.disable_cuda_graphs()
@@ -261,7 +264,7 @@ class Stepper:
             put(self.model, live)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """All that the next step depends on."""
+        """Return all tensors that the next step depends on."""
         return {"model": collect_tensors(self.model), "optimizer": self.optimizer_tensors(), "ema": self.ema}
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
@@ -270,16 +273,16 @@ class Stepper:
         return {f"{names[index]}:{key}": value for index, state in states.items() for key, value in state.items()}
 
     def trained_names(self) -> list[str]:
-        """Of the parameters, in the order in which the optimizer counts them."""
+        """Return the names of the parameters in the order of the optimizer."""
         names = {id(one): name for name, one in self.model.named_parameters()}
         return [names[id(one)] for group in self.optimizer.param_groups for one in group["params"]]
 
     def restore(self, weights: dict[str, Tensor], optimizer: dict[str, Tensor], ema: dict[str, Tensor]) -> None:
-        """Take over what `tensors` gave once."""
+        """Load what `tensors` returned."""
         put(self.model, weights)
         for name, value in self.ema.items():
             value.copy_(ema[name])
-        if self.cuda_graphs and self.cuda_graphs.captured:  # recorded updates know where everything lies, rates too
+        if self.cuda_graphs and self.cuda_graphs.captured:  # CUDA graphs hold addresses: copy in place
             held = self.optimizer_tensors()
             for name, value in optimizer.items():
                 held[name].copy_(value)
