@@ -29,7 +29,7 @@ from dragoman.data.corpus import read_pairs
 from dragoman.errors import UserError
 from dragoman.inference.loading import load, load_as
 from dragoman.inference.postprocess import FLAG_REPEATS, warning_kinds
-from dragoman.inference.translator import NO_TREE, Translator
+from dragoman.inference.translator import NO_TREE_WARNING, Translator
 from dragoman.metrics.metrics import METRICS
 from dragoman.models.flops import Cost
 from dragoman.models.registry import build_model
@@ -393,9 +393,9 @@ def test_answers_are_kept_as_they_were(tmp_path_factory: pytest.TempPathFactory,
 
 
 def test_what_looks_odd_is_a_fault_and_a_missing_tree_is_none() -> None:
-    odd = Hypothesis("x", 0.0, [], [], [], 0.0, warnings=(NO_TREE, "cut at 6 tokens"), flags=(FLAG_REPEATS,))
+    odd = Hypothesis("x", 0.0, [], [], [], 0.0, warnings=(NO_TREE_WARNING, "cut at 6 tokens"), flags=(FLAG_REPEATS,))
     assert find_faults(odd) == ["cut at 6 tokens", FLAG_REPEATS]
-    assert find_faults(replace(odd, warnings=(NO_TREE,), flags=())) == []
+    assert find_faults(replace(odd, warnings=(NO_TREE_WARNING,), flags=())) == []
 
 
 REFUSED = {

@@ -19,7 +19,7 @@ from dragoman.data.trees import link_tokens, locate_words, read_conllu
 from dragoman.errors import UserError
 from dragoman.evaluation.predictions import predict_own_tests, predict_phrasebook
 from dragoman.inference.loading import load_as
-from dragoman.inference.translator import NO_TREE, Translator
+from dragoman.inference.translator import NO_TREE_WARNING, Translator
 from dragoman.io import read_lines
 from dragoman.phrasebook.generate import generate_phrases
 from dragoman.types import Pair, Tree
@@ -164,11 +164,11 @@ def test_sentences_without_a_tree_are_counted_and_said(corpus: Path, tmp_path: P
 def test_answers_depend_on_trees_but_not_on_neighbours(corpus: Path, translator: Translator) -> None:
     lines, trees = (side[:4] for side in dev(corpus))
     together = translator.translate(lines, trees=trees)
-    assert not any(NO_TREE in " ".join(one.warnings) for one in together)
+    assert not any(NO_TREE_WARNING in " ".join(one.warnings) for one in together)
     for line, tree, answer in zip(lines, trees, together, strict=True):
         assert translator.translate([line], trees=[tree]) == [answer]
     without = translator.translate(lines)
-    assert all(NO_TREE in one.warnings for one in without)
+    assert all(NO_TREE_WARNING in one.warnings for one in without)
     assert translator.translate(lines, trees=[None] * len(lines)) == without
     assert translator.translate(lines, trees=[None, *trees[1:]]) == [without[0], *together[1:]]
     for one, other in zip(together, without, strict=True):
@@ -179,10 +179,10 @@ def test_answers_depend_on_trees_but_not_on_neighbours(corpus: Path, translator:
 def test_lines_that_a_tree_does_not_fit_are_said(corpus: Path, translator: Translator) -> None:
     lines, trees = dev(corpus)
     [answer] = translator.translate(["Something else."], trees=trees[:1])
-    assert f"{NO_TREE}: its words do not spell the line" in answer.warnings
+    assert f"{NO_TREE_WARNING}: its words do not spell the line" in answer.warnings
     words = tuple(word for tree in trees for word in tree.words)
     [answer] = translator.translate([" ".join(lines)], trees=[Tree(words, (0,) * len(words))], beam=1)
-    assert f"{NO_TREE}: the line was cut into parts" in answer.warnings
+    assert f"{NO_TREE_WARNING}: the line was cut into parts" in answer.warnings
 
 
 def test_bad_trees_are_refused(corpus: Path, translator: Translator) -> None:
@@ -200,7 +200,7 @@ def test_translation_on_the_command_line(corpus: Path, translator: Translator, c
     plain, grown = call(*common), call(*common, "--conllu", corpus / "dev.en.conllu", "--batch", 3)
     assert plain.code == grown.code == 0
     assert plain.err.count("no trees were given with --conllu") == 1
-    assert NO_TREE not in plain.err
+    assert NO_TREE_WARNING not in plain.err
     assert "tree" not in grown.err
     for answer, given in ((plain, None), (grown, trees)):
         found = [record["logp"] for record in map(json.loads, answer.out.splitlines()) if record["source"].strip()]
@@ -230,19 +230,19 @@ def test_who_reads_no_trees_is_given_none(call: Call, corpus: Path, tmp_path: Pa
     answer = call("evaluate", run, corpus / "run", *files, *trees, "--beam", 1)
     assert answer.code == 0
     assert answer.err.count("reads no trees") == 1
-    assert NO_TREE not in answer.err
+    assert NO_TREE_WARNING not in answer.err
 
 
 def test_evaluation_uses_trees(corpus: Path, translator: Translator, call: Call) -> None:
     [own] = (found.result() for found in predict_own_tests(translator, beam=1))
-    assert NO_TREE not in own["warnings"]
+    assert NO_TREE_WARNING not in own["warnings"]
     book = predict_phrasebook(translator, "dev", 10, beam=1).result()
     assert book["bleu"] == own["bleu"]
-    assert NO_TREE not in book["warnings"]
+    assert NO_TREE_WARNING not in book["warnings"]
     common = ["evaluate", corpus / "run", "--source", corpus / "dev.en", "--reference", corpus / "dev.de", "--beam", 1]
     given = call(*common, "--conllu", corpus / "dev.en.conllu", "--json")
     assert f"{own['chrf']['value']}" in given.out
-    assert f"10 lines {NO_TREE}" in call(*common).err
+    assert f"10 lines {NO_TREE_WARNING}" in call(*common).err
 
 
 def test_conllu_goes_with_files_alone(call: Call, tmp_path: Path) -> None:

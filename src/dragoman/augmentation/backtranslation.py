@@ -23,7 +23,7 @@ from dragoman.errors import UserError
 from dragoman.inference.constraints import merge_search
 from dragoman.inference.loading import load_as
 from dragoman.inference.postprocess import warning_kinds
-from dragoman.inference.translator import NO_TREE, Translator
+from dragoman.inference.translator import NO_TREE_WARNING, Translator
 from dragoman.io import read_lines
 from dragoman.process_group import join_process_group
 from dragoman.progress import Report
@@ -32,7 +32,7 @@ from dragoman.types import Hypothesis
 
 def find_faults(answer: Hypothesis) -> list[str]:
     """Why nobody should learn from an answer. That a model of trees had none for it is no reason."""
-    return [*(why for why in answer.warnings if why != NO_TREE), *answer.flags]
+    return [*(why for why in answer.warnings if why != NO_TREE_WARNING), *answer.flags]
 
 
 class UsefulPairs:

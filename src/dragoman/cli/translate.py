@@ -201,7 +201,7 @@ class LineTranslator:
     def translate_lines(self, given: Input) -> None:
         """Translate batch by batch."""
         from dragoman.data.trees import TreeReader
-        from dragoman.inference.translator import NO_TREE
+        from dragoman.inference.translator import NO_TREE_WARNING
 
         options = self.options
         reader = TreeReader(options.conllu, str(options.input_file or "the input")) if options.conllu else None
@@ -213,7 +213,7 @@ class LineTranslator:
             trees = [reader.tree_of(line) for line in lines] if reader else None
             for text, best in self.translate_batch(before, lines, trees):
                 flags.update(new_flags(best))
-                yield text, [one for one in best.warnings if reader or one != NO_TREE]  # logged once, above
+                yield text, [one for one in best.warnings if reader or one != NO_TREE_WARNING]  # logged once, above
 
         process_lines(process, given, options.output_file, options.batch)
         log_counts(flags)

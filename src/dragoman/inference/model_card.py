@@ -241,7 +241,7 @@ def run_names(paths: str) -> str:
     return " and ".join(Path(path).name or path for path in paths.split(" and "))
 
 
-def describe_teacher(teacher: dict[str, Any]) -> dict[str, str]:
+def describe_card_teacher(teacher: dict[str, Any]) -> dict[str, str]:
     """Whose student a run is, where it is one."""
     if not teacher:
         return {}
@@ -279,7 +279,7 @@ def card_sections(about: dict[str, Any]) -> Sections:
             "run": f"{about['run']} (format {about['format']}, weights {about['digest'][:12]})",
             "model": f"{settings['kind']}{backbone}, {about['parameters']:,} parameters",
             "settings": ", ".join(
-                f"{k} {format_value(v)}" for k, v in settings.items() if k not in ("kind", "backbone")
+                f"{k} {format_card_value(v)}" for k, v in settings.items() if k not in ("kind", "backbone")
             ),
             "tokenizer": f"{about['tokenizer']['kind']}, {size} entries",
             **reach[about["task"]],
@@ -296,7 +296,7 @@ def card_sections(about: dict[str, Any]) -> Sections:
             "date": dates or NOT_RECORDED,
             "versions": versions or NOT_RECORDED,
             **({"fine-tuned from": "; before that ".join(parents)} if parents else {}),
-            **describe_teacher(about["teacher"]),
+            **describe_card_teacher(about["teacher"]),
         },
         "Scores": ({"best on dev": format_validation(best, about["task"])} if best and best["loss"] is not None else {})
         | format_tests(about["tests"]),
@@ -307,7 +307,7 @@ def list_dates(about: dict[str, Any]) -> list[str]:
     return [date for date in (about["started"], about["ended"]) if date]
 
 
-def format_value(value: object) -> str:
+def format_card_value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -338,11 +338,11 @@ def format_tests(tests: Sequence[dict[str, Any]]) -> dict[str, str]:
     for one in tests:
         name = f"test {Path(one['test']).name or one['test']}"
         again = sum(other == name or other.startswith(f"{name} (") for other in rows)
-        rows[f"{name} ({again + 1})" if again else name] = format_scores(one)
+        rows[f"{name} ({again + 1})" if again else name] = format_test_scores(one)
     return rows
 
 
-def format_scores(one: dict[str, Any]) -> str:
+def format_test_scores(one: dict[str, Any]) -> str:
     """Return the scores of one test with their signatures."""
     beam = f"; beam {one['beam']}" if one["beam"] else ""
     beam += f"; engine {one['engine']}" if one["engine"] != "torch" else ""

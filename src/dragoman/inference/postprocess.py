@@ -69,7 +69,7 @@ class PairStatistics(NamedTuple):
         outside = len(ratios) // 2000
         copied, kept = [], []
         for source, target in texts:
-            copied.append(is_copy(split_words(source), split_words(target)))
+            copied.append(is_copy(list_words_casefolded(source), list_words_casefolded(target)))
             if PLACEHOLDER_MARKS.search(source) or PLACEHOLDER_MARKS.search(target):
                 found = count_placeholders(source), count_placeholders(target)
                 kept += [found[0] == found[1]] if any(found) else []
@@ -95,10 +95,10 @@ def find_flags(
 
     Without statistics of the training pairs, only repetitions are flagged.
     """
-    output_words = split_words(output)
+    output_words = list_words_casefolded(output)
     repeated = count_loops(output_words)
     copies_are_rare = statistics is not None and statistics.copies < RARE_COPIES
-    source_words = split_words(source) if repeated or copies_are_rare else []
+    source_words = list_words_casefolded(source) if repeated or copies_are_rare else []
     flags = [FLAG_REPEATS] if repeated and repeated > count_loops(source_words) else []
     if statistics:
         ratio = length_ratio(*lengths)
@@ -142,7 +142,7 @@ def check_placeholders(source: str, output: str, statistics: PairStatistics | No
     return warnings
 
 
-def split_words(text: str) -> list[str]:
+def list_words_casefolded(text: str) -> list[str]:
     return FLAG_WORD.findall(text.casefold())
 
 

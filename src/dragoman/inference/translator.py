@@ -66,7 +66,7 @@ from dragoman.types import UNK, Example, Hypothesis, Line, PairScore, TokenTree,
 
 BeamObserver = Callable[[BeamState], None]
 COMPLETE_WORDS = re.compile(r".*(?:(?=\s)|(?<=[\u2e80-\ua4cf])(?=.))", re.DOTALL)  # a CJK character is a word
-NO_TREE = "read without a tree"  # a warning
+NO_TREE_WARNING = "read without a tree"  # a warning
 EMPTY_HYPOTHESIS = Hypothesis("", 0.0, [], [], [], 0.0)  # the translation of an empty line
 
 
@@ -84,7 +84,7 @@ class DecodeOptions:
         return self.align or self.search.coverage > 0 or self.search.unknown != "drop"
 
 
-class Segment(NamedTuple):
+class SourceSegment(NamedTuple):
     """A line, or one sentence of a line that is longer than the model was trained on."""
 
     text: str
@@ -217,7 +217,7 @@ class Translator(Predictor[Seq2Seq]):
             parts.append((yield from stream_text(work, self.tokenizers.target.decode)))
         return join_hypotheses(parts) if len(parts) > 1 else parts[0] if parts else EMPTY_HYPOTHESIS
 
-    def _translate_observed(self, segment: Segment, options: DecodeOptions, observe: BeamObserver) -> Hypothesis:
+    def _translate_observed(self, segment: SourceSegment, options: DecodeOptions, observe: BeamObserver) -> Hypothesis:
         """Translate a segment. `observe` sees the beam after each step, where that tells what is certain."""
         search, engine = options.search, self.engine
         plain = METHODS[search.method].is_beam_search and not (search.coverage or segment.constraints.must)
@@ -249,7 +249,7 @@ class Translator(Predictor[Seq2Seq]):
         examples = []
         for index, ids in enumerate(self.tokenizers.source.encode_all(sources)):
             text = sources[index]
-            segment = Segment(text, ids, Line(text), index, tag_ids if ids else ())
+            segment = SourceSegment(text, ids, Line(text), index, tag_ids if ids else ())
             if self.reads_trees:
                 segment = self._add_tree(segment, trees[index] if trees else None, whole=True)
             examples.append(segment.example(target_ids[index]))
@@ -290,10 +290,10 @@ class Translator(Predictor[Seq2Seq]):
         ids: list[int] | None = None,
         tree: Tree | None = None,
         line_index: int = 0,
-    ) -> list[Segment]:
+    ) -> list[SourceSegment]:
         """Return the segments of a line, each with its constraints and the limit of its translation."""
         tag_ids, search = self.encode_tag(line.tag), options.search
-        segments: list[Segment] = []
+        segments: list[SourceSegment] = []
         for segment in self.split_line(line, ids, tree, line_index):
             constraints = make_constraints(
                 line, segment.text, len(segment.ids), self.tokenizers, search, first=not segments
@@ -304,7 +304,7 @@ class Translator(Predictor[Seq2Seq]):
 
     def split_line(
         self, line: Line, ids: list[int] | None = None, tree: Tree | None = None, line_index: int = 0
-    ) -> list[Segment]:
+    ) -> list[SourceSegment]:
         """Return the line as one segment, or sentence by sentence if it is longer than any the model was trained on.
 
         A sentence that is itself longer is kept whole up to `max_unsplit` tokens; beyond, it is split between words, or
@@ -315,12 +315,12 @@ class Translator(Predictor[Seq2Seq]):
             return []
         ids = encode(text) if ids is None else ids
         if len(ids) <= min(self.longest, self.max_unsplit):
-            segments = [Segment(text, ids, line, line_index)]
+            segments = [SourceSegment(text, ids, line, line_index)]
         else:
             texts = split_sentences(text) if len(ids) > self.longest else [text]
             for unit in (NON_SPACES, NON_SPACE):
                 texts = [part for long in texts for part in self._split_units(long, unit)]
-            segments = [Segment(part, encode(part), line, line_index) for part in texts]
+            segments = [SourceSegment(part, encode(part), line, line_index) for part in texts]
         if self.reads_trees:
             segments = [self._add_tree(segment, tree, whole=len(segments) == 1) for segment in segments]
         return segments
@@ -339,17 +339,20 @@ class Translator(Predictor[Seq2Seq]):
                 runs[-1] = (runs[-1][0], end)
         return [text[start:end] for start, end in runs]
 
-    def _add_tree(self, segment: Segment, tree: Tree | None, *, whole: bool) -> Segment:
+    def _add_tree(self, segment: SourceSegment, tree: Tree | None, *, whole: bool) -> SourceSegment:
         """Add the tree of the line, or a warning that the segment is read by word positions alone."""
         roots = locate_words(tree if whole else None, segment.text)
         links = link_tokens(roots, segment.text, segment.ids, self.tokenizers.source)
         if len(links.head):
             return segment._replace(links=links)
         why = ": its words do not spell the line" if whole else ": the line was cut into parts"
-        return segment._replace(links=links, warning=NO_TREE + (why if tree else ""))
+        return segment._replace(links=links, warning=NO_TREE_WARNING + (why if tree else ""))
 
     def make_hypotheses(
-        self, segments: Sequence[Segment], results: Iterable[tuple[int, list[SearchResult]]], options: DecodeOptions
+        self,
+        segments: Sequence[SourceSegment],
+        results: Iterable[tuple[int, list[SearchResult]]],
+        options: DecodeOptions,
     ) -> list[list[Hypothesis]]:
         """Return the hypotheses of each segment from search results, which come with its index in any order.
 
@@ -367,7 +370,7 @@ class Translator(Predictor[Seq2Seq]):
 
     @torch.inference_mode()
     def add_alignments(
-        self, segments: Sequence[Segment], results: Mapping[int, list[SearchResult]], coverage: float
+        self, segments: Sequence[SourceSegment], results: Mapping[int, list[SearchResult]], coverage: float
     ) -> list[list[tuple[SearchResult, AlignmentRows]]]:
         """Return each result with the attention of its tokens to the source, from one pass over the hypothesis.
 
@@ -389,7 +392,7 @@ class Translator(Predictor[Seq2Seq]):
         return [rerank_by_coverage(some, coverage) for some in aligned] if coverage else aligned
 
     def make_hypothesis(
-        self, segment: Segment, found: SearchResult, alignment: AlignmentRows, options: DecodeOptions
+        self, segment: SourceSegment, found: SearchResult, alignment: AlignmentRows, options: DecodeOptions
     ) -> Hypothesis:
         """Return a search result as users see it: text, subwords, alignment, warnings and flags."""
         source, target, unknown = self.tokenizers.source, self.tokenizers.target, options.search.unknown
@@ -430,7 +433,7 @@ def as_line(line: str | Line, tag: str) -> Line:
 
 
 def merge_segments(
-    lines: int, segments: Sequence[Segment], hypotheses: Sequence[list[Hypothesis]], nbest: int
+    lines: int, segments: Sequence[SourceSegment], hypotheses: Sequence[list[Hypothesis]], nbest: int
 ) -> list[list[Hypothesis]]:
     """Return the hypotheses of each line: the n best different ones, or one joined from the best of its segments."""
     by_line: list[list[list[Hypothesis]]] = [[] for _ in range(lines)]

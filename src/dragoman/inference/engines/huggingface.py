@@ -330,7 +330,7 @@ def describe_bpe(tokenizer: SubwordTokenizer) -> dict[str, Any]:
     }
 
 
-NORM_PLACES = {"marian": "post", "pegasus": "pre"}  # by model_type
+NORM_PLACE_BY_MODEL_TYPE = {"marian": "post", "pegasus": "pre"}  # by model_type
 SPECIAL_TOKEN_IDS = {"pad_token_id": PAD, "eos_token_id": EOS, "decoder_start_token_id": BOS}
 EMBEDDING_NAMES = {  # names of a shared embedding table
     "model.shared.weight",
@@ -364,7 +364,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         raise UserError(f"{str(path)!r} is missing or damaged; name a folder that transformers has saved") from None
     wanted: dict[str, tuple[Any, ...]] = {
-        "model_type": tuple(NORM_PLACES),
+        "model_type": tuple(NORM_PLACE_BY_MODEL_TYPE),
         "activation_function": ("relu", "gelu"),
         "scale_embedding": (True,),
         "decoder_attention_heads": (config.get("encoder_attention_heads"),),
@@ -408,7 +408,7 @@ def make_recipe(config: dict[str, Any], folder: Path, tokenizers: Tokenizers) ->
         "feedforward_width": config["encoder_ffn_dim"],
         "activation": config["activation_function"],
         "dropout": float(config.get("dropout", 0.1)),
-        "norm_place": NORM_PLACES[config["model_type"]],
+        "norm_place": NORM_PLACE_BY_MODEL_TYPE[config["model_type"]],
         "tied": config.get("tie_word_embeddings", True),
     }
     shared = config.get("share_encoder_decoder_embeddings", True) and model["tied"]
