@@ -263,7 +263,7 @@ def test_the_answer_most_like_the_reference(toy: Toy, recipe: Path, tmp_path: Pa
     for source, answers, reference in zip(sources, found, references, strict=True):
         if source not in learned:  # the chosen answer was left out
             continue
-        scores = {answer.text: METRICS["chrf"].of_answers([answer.text], [[reference]]).value for answer in answers}
+        scores = {answer.text: METRICS["chrf"].compute([answer.text], [[reference]]).value for answer in answers}
         assert scores[learned[source]] == max(scores.values())
         likeliest += learned[source] == answers[0].text
     assert likeliest < len(learned)

@@ -153,7 +153,7 @@ def test_a_small_corpus_is_drawn_here(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_what_a_dead_process_leaves_is_drawn_here(dying: int) -> None:
     tokenizers, asked = sampling("bpe", "unigram"), tasks(40)
     with SamplingPool(tokenizers, 2) as crew:
-        futures = [crew.ask(task) for task in asked]
+        futures = [crew.submit(task) for task in asked]
         futures[0].result()
         for process in crew.processes[:dying]:
             process.kill()
@@ -167,7 +167,7 @@ def test_what_else_a_process_prints_is_no_answer(rubbish: str, monkeypatch: pyte
     )
     tokenizers, asked = sampling("bpe", "unigram"), tasks(6)
     with SamplingPool(tokenizers, 2) as crew:
-        futures = [crew.ask(task) for task in asked]
+        futures = [crew.submit(task) for task in asked]
         assert [future.result() for future in futures] == [sample_task(tokenizers, task) for task in asked]
 
 
@@ -175,13 +175,13 @@ def test_none_that_can_start_is_no_harm(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     tokenizers, [task] = sampling("bpe", "bpe"), tasks(1)
     with SamplingPool(tokenizers, 2) as crew:
-        assert crew.ask(task).result() == sample_task(tokenizers, task)
+        assert crew.submit(task).result() == sample_task(tokenizers, task)
 
 
 def test_work_that_is_no_longer_wanted_is_not_waited_for() -> None:
     tokenizers = sampling("unigram", "unigram")
     with SamplingPool(tokenizers, 2) as crew:
-        futures = [crew.ask(task) for task in tasks(10_000)]
+        futures = [crew.submit(task) for task in tasks(10_000)]
         futures[0].result()
         begun = time.monotonic()
     assert time.monotonic() - begun < 2
@@ -216,7 +216,7 @@ from dragoman.data.tokenizers import Tokenizers
 from pathlib import Path
 crew = SamplingPool(Tokenizers.load(Path("tokenizer")), 2)
 texts = [b"The dog " * 50] * 1000
-futures = [crew.ask(SamplingTask(0.3, 1, epoch, "", 10**9, range(1000), texts, texts)) for epoch in range(100_000)]
+futures = [crew.submit(SamplingTask(0.3, 1, epoch, "", 10**9, range(1000), texts, texts)) for epoch in range(100_000)]
 futures[0].result()
 print("drawing", flush=True)
 futures[-1].result()

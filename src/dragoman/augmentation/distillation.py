@@ -211,7 +211,7 @@ class Teacher:
         """The likeliest answer, or the one most like the reference, of equals the likelier."""
         if not self.closest or not reference.strip():
             return found[0]
-        return max(found, key=lambda one: SIMILARITY.of_answers([one.text], [[reference]]).value)
+        return max(found, key=lambda one: SIMILARITY.compute([one.text], [[reference]]).value)
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,7 @@
-"""Guess the language of a text, with py3langid (an extra).
+"""Filters for sentence pairs, and what they need: language guesses, a compact set of texts, overlap of corpora.
 
-Which texts were met before, for millions of them: a table of 64-bit hashes, about 20 bytes a text.
-
-Two different texts share a hash once in some 10**19 tries: among ten million texts, with a chance of 3 in a million.
-
-What a corpus shares with another, such as a test set with the training data: sources, pairs and words.
-
-A test on sources that training has seen says little about new text, and words that training has not seen are hard.
-
-Filters for pairs. Every pair that is dropped is counted under the reason why.
-
-The reasons stand on the menu at the foot of this file, in the order in which they are asked. Each is a function from
-the settings to a test of one pair, or to None when the settings turn it off.
+A reason to drop a pair (DROP_REASONS, in the order in which they are tried) is a function from the settings to a test
+of one pair, or to None where the settings turn it off. Dropped pairs are counted by reason.
 """
 
 from __future__ import annotations
@@ -37,9 +27,9 @@ LANGUAGE_MARGIN = (
 
 
 class LanguageGuesser:
-    """What py3langid thinks of texts.
+    """Language identification with py3langid, an optional dependency.
 
-    languages = Languages()
+    languages = LanguageGuesser()
     assert languages.guess("Ein Mann geht mit seinem Hund.") == "de"
     """
 
@@ -52,12 +42,12 @@ class LanguageGuesser:
         self.codes: frozenset[str] = frozenset(code for code, _ in py3langid.rank("a"))
 
     def guess(self, text: str) -> str:
-        """A code such as "en", or "" for a text that gives no hint, such as a number."""
+        """Return a code such as "en", or "" for a text without evidence, such as a number."""
         code, score = self.langid.classify(text)
         return str(code) if score > -1e38 else ""
 
     def foreign(self, text: str, code: str) -> bool:
-        """Whether the text is clearly in another language than `code`. Short texts get the benefit of the doubt."""
+        """Return whether the text is clearly in another language than `code`; short texts rarely are."""
         if self.guess(text) in ("", code):
             return False
         scores = dict(self.langid.rank(text))
@@ -65,39 +55,42 @@ class LanguageGuesser:
 
 
 class TextSet:
-    """A set of texts that can only grow.
+    """A set of texts, to which texts can only be added: a table of 64-bit hashes, about 20 bytes a text.
 
-    seen = Seen()
+    Two different texts share a hash once in some 10**19 tries: among ten million texts, the chance is 3 in a million.
+
+    seen = TextSet()
     assert seen.add("a dog") and not seen.add("a dog")
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self.table = array("Q", bytes(8 << 10))  # open addressing; 0 is an empty place
+        self.table = array("Q", bytes(8 << 10))  # open addressing; 0 is an empty slot
 
     def add(self, *parts: str) -> bool:
         """Add a text of these parts; return True if it was not there yet."""
-        key = _key(parts)
-        table, mask = self.table, len(self.table) - 1
-        slot = key & mask
-        while (held := table[slot]) and held != key:
-            slot = (slot + 1) & mask
-        if held:
+        slot, key = self._find(parts)
+        if self.table[slot]:
             return False
-        table[slot] = key
+        self.table[slot] = key
         self.count += 1
-        if self.count * 3 > len(table) * 2:
+        if self.count * 3 > len(self.table) * 2:
             self._grow()
         return True
 
     def holds(self, *parts: str) -> bool:
         """Return whether a text of these parts was added."""
-        key = _key(parts)
+        return bool(self.table[self._find(parts)[0]])
+
+    def _find(self, parts: tuple[str, ...]) -> tuple[int, int]:
+        """Return the slot of a text, which is empty if the text was not added, and the text's hash."""
+        text = b"\xff".join([part.encode() for part in parts])  # no byte of UTF-8: ("ab", "c") is not ("a", "bc")
+        key = int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1
         table, mask = self.table, len(self.table) - 1
         slot = key & mask
         while (held := table[slot]) and held != key:
             slot = (slot + 1) & mask
-        return bool(held)
+        return slot, key
 
     def _grow(self) -> None:
         old, self.table = self.table, array("Q", bytes(16 * len(self.table)))
@@ -109,13 +102,8 @@ class TextSet:
             table[slot] = key
 
 
-def _key(parts: tuple[str, ...]) -> int:
-    text = b"\xff".join([part.encode() for part in parts])  # a byte of no UTF-8: ("ab", "c") is not ("a", "bc")
-    return int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1
-
-
 UNKNOWN_EXAMPLES = 5  # unknown words that are named
-# Between marks and spaces; where a script writes none between words, each sign counts.
+# A run of letters; in scripts without spaces between words, each character.
 COUNTED_WORD = re.compile(r"[\u2e80-\ua4cf\uac00-\ud7af]|[^\W\u2e80-\ua4cf\uac00-\ud7af]+")
 
 
@@ -148,7 +136,7 @@ class OverlapCounter:
     """Remember a corpus, then count what another shares with it.
 
     counter = OverlapCounter(train_pairs, "train.tsv")
-    found = stats(counter.watch(test_pairs))
+    found = compute_statistics(counter.watch(test_pairs))
     print(counter.result().shared_sources)
     """
 
@@ -185,7 +173,7 @@ class OverlapCounter:
 
 
 class CleanSettings(Settings):
-    """What to drop. 0, "" and False turn a reason off; pairs with an empty side are always dropped.
+    """Which pairs to drop. 0, "" and False turn a reason off; pairs with an empty side are always dropped.
 
     `dragoman data clean --help` lists the descriptions.
     """
@@ -210,10 +198,10 @@ PairTest = Callable[[Pair], bool]
 
 
 def clean_pairs(pairs: Iterable[Pair], settings: CleanSettings, counts: Counter[str]) -> Iterator[Pair]:
-    """The pairs worth keeping, as they come; `counts` learns how many were kept, and dropped for which reason.
+    """Yield the pairs worth keeping; count in `counts` how many were kept, and dropped for which reason.
 
     counts = Counter()
-    kept = list(clean([Pair("a dog", "ein Hund"), Pair("a dog", "")], CleanSettings(), counts))
+    kept = list(clean_pairs([Pair("a dog", "ein Hund"), Pair("a dog", "")], CleanSettings(), counts))
     assert counts == {"kept": 1, "empty": 1}
     """
     tests = [(name, test) for name, reason in DROP_REASONS.items() if (test := reason(settings))]
@@ -229,23 +217,23 @@ def clean_pairs(pairs: Iterable[Pair], settings: CleanSettings, counts: Counter[
 
 
 def detect_empty(settings: CleanSettings) -> PairTest:  # noqa: ARG001
-    """A side holds no character but spaces."""
+    """Test whether a side holds no character but spaces."""
     return lambda pair: not pair.source.strip() or not pair.target.strip()
 
 
 def detect_equal(settings: CleanSettings) -> PairTest | None:
-    """Both sides are the same text, but for spaces around it."""
+    """Test whether both sides are the same text, but for spaces around it."""
     return (lambda pair: pair.source.strip() == pair.target.strip()) if settings.drop_equal else None
 
 
 def detect_short(settings: CleanSettings) -> PairTest | None:
-    """A side has fewer words than min_words."""
+    """Test whether a side has fewer words than min_words."""
     least = settings.min_words
     return (lambda pair: any(len(side.split()) < least for side in (pair.source, pair.target))) if least else None
 
 
 def detect_long(settings: CleanSettings) -> PairTest | None:
-    """A side has more words than max_words, or more characters than max_characters."""
+    """Test whether a side has more words than max_words, or more characters than max_characters."""
     words = settings.max_words or float("inf")
     characters = settings.max_characters or float("inf")
     return lambda pair: any(
@@ -255,7 +243,7 @@ def detect_long(settings: CleanSettings) -> PairTest | None:
 
 
 def detect_ratio(settings: CleanSettings) -> PairTest | None:
-    """One side is more than max_ratio times as long as the other."""
+    """Test whether one side is more than max_ratio times as long as the other."""
     most = settings.max_ratio
 
     def lopsided(pair: Pair) -> bool:
@@ -266,13 +254,13 @@ def detect_ratio(settings: CleanSettings) -> PairTest | None:
 
 
 def detect_duplicate(settings: CleanSettings) -> PairTest | None:
-    """The same pair came before."""
+    """Test whether the same pair came before."""
     seen = TextSet()
     return (lambda pair: not seen.add(pair.source, pair.target)) if settings.drop_duplicates else None
 
 
 def detect_language(settings: CleanSettings) -> PairTest | None:
-    """A side is clearly in another language than the settings say."""
+    """Test whether a side is clearly in another language than the settings say."""
     wanted = settings.source_language, settings.target_language
     if not any(wanted):
         return None

@@ -1,4 +1,4 @@
-"""Pairs of sentences from files: two plain files side by side, one TSV or JSONL, dialogues; or from the phrasebook.
+"""Read sentence pairs from files (two parallel files, TSV, JSONL, dialogues, plain text) or from the phrasebook.
 
 Files are read line by line and never held whole; .gz, .xz and .zst are read as they are. Only a newline (or a carriage
 return and a newline) ends a line, so that line n is the same line n in every tool that counts newlines.
@@ -39,7 +39,7 @@ def read_pairs(
     trees: bool = False,
     watch: Watch | None = None,
 ) -> Iterator[Pair]:
-    """The pairs of one corpus, in order, with the trees of the sources where these are wanted and there are any.
+    """Yield the pairs of one corpus, in order, with the trees of the sources where `trees` is set and there are any.
 
     `split` and `direction` matter to the phrasebook alone. `watch` learns how far each file is read (`read_lines`).
 
@@ -69,7 +69,7 @@ def collect_references(pairs: Sequence[Pair]) -> list[list[str]]:
 
 
 def phrasebook_direction(corpus: CorpusSettings, direction: str) -> str:
-    """The direction in which a corpus takes the phrasebook."""
+    """Return the direction in which a corpus uses the phrasebook."""
     return "-".join(direction.split("-")[::-1]) if corpus.reverse else direction
 
 
@@ -173,7 +173,7 @@ def _chosen(
 
 
 def _dialogue(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
-    """A pair for every answer: all that was said before it, facts that were looked up included, and the answer.
+    """Yield a pair for every answer: all turns and facts before it, and the answer.
 
     A line is "3 what they say<tab>the answer" or "4 a fact"; the numbers begin anew with every dialogue.
     """
@@ -202,7 +202,7 @@ def _dialogue(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
 
 
 def _plain(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
-    """Every line of a text, empty ones too, as a target without a source.
+    """Yield every line of a text, empty ones too, as a target without a source.
 
     A line is in the part of the text that its first character is in, so that parts that meet share no line.
     """
@@ -250,9 +250,9 @@ def _text(value: Any, key: str, where: str) -> str:
 
 
 def fingerprint_corpus(corpus: CorpusSettings, *, split: str = "train", direction: str = "en-de") -> str:
-    """What a corpus is, without reading it: the same as long as its files and the settings that shape its pairs are.
+    """Return a digest of a corpus without reading it, from its files and the settings that change its pairs.
 
-    A file counts by its place, size and time of change; the phrasebook by its settings and the files of its package.
+    A file counts by its path, size and time of change; the phrasebook by its settings and the files of its package.
     """
     parts: list[Any]
     if corpus.phrasebook:

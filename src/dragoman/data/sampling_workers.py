@@ -1,10 +1,10 @@
-"""Samples drawn by several processes, where a machine has cores to spare for them.
+"""Worker processes that sample segmentations, where a machine has cores to spare.
 
-A sample is a function of its text, the rate and (seed, epoch, index), so what is drawn does not depend on who draws it.
-A process is given its tokenizers, then task after task, through a pipe, and ends when that pipe does: however this
-process ends, none is left behind. It is not made by `multiprocessing`, which would run a user's script again in each.
+A sample is a function of its text, the rate and (seed, epoch, index), so it does not depend on which process makes it.
+A worker gets its tokenizers and then task after task through a pipe, and ends when the pipe closes: however the
+trainer ends, no worker is left behind. `multiprocessing` is not used: what it spawns runs the user's script again.
 
-It starts at once because nothing heavy is imported here: neither numpy nor torch.
+Workers start quickly because this module imports neither numpy nor torch.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from dragoman.data.tokenizers import Tokenizers
 from dragoman.hardware import usable_cores
 from dragoman.types import Pair
 
-RESERVED_CORES = 2  # cores that are left to the trainer: one that feeds a GPU and one that lays batches
-MAX_WORKERS = 8  # processes: about as many draw what one thread can lay
+RESERVED_CORES = 2  # cores left to the trainer: one that feeds a GPU and one that collates batches
+MAX_WORKERS = 8  # about as many sample what one thread can collate
 WORKER_COMMAND = (
     "import sys; sys.path[:] = sys.argv[1:]; from dragoman.data.sampling_workers import run_worker; run_worker()"
 )
@@ -40,13 +40,13 @@ WORKER_FAILURES = (
 
 
 def count_workers() -> int:
-    """How many processes draw: none where cores are few. Trainers that torchrun started here share the cores."""
+    """Return how many workers to start: none where cores are few. The trainers of torchrun share the cores."""
     spare = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1) - RESERVED_CORES
     return min(spare, MAX_WORKERS) if spare > 1 else 0
 
 
 class SamplingTask(NamedTuple):
-    """Pairs of one corpus to be drawn; their texts are in UTF-8, as a store keeps them."""
+    """Pairs of one corpus to sample; their texts are in UTF-8, as in the token store."""
 
     rate: float
     seed: int
@@ -59,12 +59,12 @@ class SamplingTask(NamedTuple):
 
     @property
     def name(self) -> tuple[int, int, int]:
-        """By which an answer to it can be told from those to others."""
+        """Return what identifies the result of this task."""
         return self.epoch, self.indices[0], len(self.indices)
 
 
 class SampledIds(NamedTuple):
-    """The ids of one side of a task's pairs, end to end, and where those of each pair end."""
+    """The ids of one side of a task's pairs, concatenated, and where those of each pair end."""
 
     ids: array[int]
     ends: array[int]
@@ -73,14 +73,14 @@ class SampledIds(NamedTuple):
 def sample_pair(
     tokenizers: Tokenizers, pair: Pair, *, rate: float, key: tuple[int, int, int], most: int
 ) -> tuple[list[int], ...]:
-    """Both sides of a pair, cut at random, the source after its tag. `key` is (seed, epoch, index).
+    """Sample a segmentation of both sides of a pair, the source after its tag. `key` is (seed, epoch, index).
 
-    A side that would have more tokens than `most` is cut as it always is.
+    A side that would have more tokens than `most` gets its usual segmentation.
     """
     seed, epoch, index = key
     tag = tokenizers.before(pair.tag)
     source = tokenizers.source.sample(pair.source, rate=rate, key=key)
-    other = (~seed, epoch, index)  # no seed of a source: a word on both sides is not cut alike
+    other = (~seed, epoch, index)  # never the seed of a source: a word on both sides is segmented independently
     target = tokenizers.target.sample(pair.target, rate=rate, key=other)
     return (
         [*tag, *(source if len(tag) + len(source) <= most else tokenizers.source.encode(pair.source))],
@@ -89,7 +89,7 @@ def sample_pair(
 
 
 def sample_task(tokenizers: Tokenizers, task: SamplingTask) -> tuple[SampledIds, ...]:
-    """Both sides of all pairs of a task."""
+    """Sample both sides of all pairs of a task."""
     sides = SampledIds(array("I"), array("I")), SampledIds(array("I"), array("I"))
     for index, source, target in zip(task.indices, task.sources, task.targets, strict=True):
         pair = Pair(source.decode(), target.decode(), tag=task.tag)
@@ -101,10 +101,10 @@ def sample_task(tokenizers: Tokenizers, task: SamplingTask) -> tuple[SampledIds,
 
 
 class SamplingPool:
-    """Processes that draw. What one that has died, or could not start, leaves undone is drawn here instead."""
+    """Worker processes. The tasks of one that died, or could not start, are done in this process instead."""
 
     def __init__(self, tokenizers: Tokenizers, count: int) -> None:
-        self.tokenizers, self.alone = tokenizers, threading.Lock()
+        self.tokenizers, self.lock = tokenizers, threading.Lock()
         command = [sys.executable or "python", "-c", WORKER_COMMAND, *map(str, sys.path)]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -115,7 +115,7 @@ class SamplingPool:
         self.threads = ThreadPoolExecutor(max(len(self.processes), 1), "samples", initializer=self.claim)
 
     def claim(self) -> None:
-        """Each thread speaks with a process of its own."""
+        """Give each thread its own worker process."""
         self.own.process = self.unclaimed.pop() if self.unclaimed else None
         with suppress(OSError):
             self.send(self.tokenizers)
@@ -127,8 +127,8 @@ class SamplingPool:
         pickle.dump(message, process.stdin)
         process.stdin.flush()
 
-    def ask(self, task: SamplingTask) -> Future[tuple[SampledIds, ...]]:
-        """Have it drawn. Tasks are begun in the order in which they come."""
+    def submit(self, task: SamplingTask) -> Future[tuple[SampledIds, ...]]:
+        """Submit a task. Tasks start in the order in which they are submitted."""
         return self.threads.submit(self.answer, task)
 
     def answer(self, task: SamplingTask) -> tuple[SampledIds, ...]:
@@ -137,25 +137,25 @@ class SamplingPool:
             name, drawn = pickle.load(self.own.process.stdout)
             if name == task.name:
                 return drawn  # type: ignore[no-any-return]
-        self.own.process = None  # one that gave no answer, or a wrong one, is not asked again
-        with self.alone:  # a tokenizer remembers what it drew, and is not made for several threads
+        self.own.process = None  # one that failed or answered something else is not used again
+        with self.lock:  # a tokenizer has a cache and is not thread-safe
             return sample_task(self.tokenizers, task)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.threads.shutdown(cancel_futures=True)  # waits for tasks that are begun
+        self.threads.shutdown(cancel_futures=True)  # waits for running tasks
         for process in self.processes:
             with suppress(BrokenPipeError), process:  # closes the pipes, which ends it, and waits
                 pass
 
 
 def run_worker() -> None:
-    """What a process does, until its input ends."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # whoever asked is gone: end without a word
+    """Run tasks from stdin until it ends: the main loop of a worker."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the trainer is gone: end silently
     tasks, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what else is printed here is no answer
+    os.dup2(2, 1)  # anything else that is printed must not reach the pipe
     with suppress(*WORKER_FAILURES):
         tokenizers = pickle.load(tasks)
         while True:

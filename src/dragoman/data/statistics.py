@@ -1,7 +1,7 @@
-"""A look at a corpus in one pass: how long, how even, how often repeated, which languages, and what seems wrong.
+"""Statistics of a corpus in one pass: lengths, ratios, repetitions, languages, and what seems wrong.
 
 Memory stays small for millions of pairs: lengths are kept as counts, texts as 64-bit hashes, and a few hundred pairs
-are drawn at random to guess their languages.
+are sampled to guess their languages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """How a quantity is spread: its mean, percentiles and largest value."""
+    """The mean, percentiles and largest value of a quantity."""
 
     mean: float
     p5: float
@@ -46,7 +46,7 @@ class Distribution:
 
 
 def compute_percentiles(counts: Counter[float], shares: Sequence[float]) -> list[float]:
-    """The smallest values that at least these shares of the whole do not exceed."""
+    """Return, for each share, the smallest value that at least this share of all values does not exceed."""
     found, total, passed = [], counts.total(), 0
     values = iter(sorted(counts))
     value = 0.0
@@ -92,7 +92,7 @@ class CorpusStatistics:
 
 @dataclass
 class _Side:
-    """Counts of one side, while they grow."""
+    """Running counts of one side."""
 
     words: Counter[float] = field(default_factory=Counter)
     characters: Counter[float] = field(default_factory=Counter)
@@ -127,9 +127,9 @@ class _Side:
 
 
 def compute_statistics(pairs: Iterable[Pair]) -> CorpusStatistics:
-    """Look at every pair once.
+    """Compute the statistics of pairs in one pass.
 
-    print(stats(read_pairs(CorpusSettings(phrasebook=1000))).notes)
+    print(compute_statistics(read_pairs(CorpusSettings(phrasebook=1000))).notes)
     """
     source, target, both = _Side(), _Side(), TextSet()
     ratios: Counter[float] = Counter()
@@ -147,8 +147,8 @@ def compute_statistics(pairs: Iterable[Pair]) -> CorpusStatistics:
         ratios[round((y - x) / RATIO_STEP)] += 1
         if len(sample) < LANGUAGE_SAMPLE:
             sample.append(pair)
-        elif (place := random.randrange(number)) < LANGUAGE_SAMPLE:
-            sample[place] = pair
+        elif (index := random.randrange(number)) < LANGUAGE_SAMPLE:
+            sample[index] = pair
     if not number:
         raise UserError("there are no pairs to look at")
     spoken, notes = _languages(sample)
@@ -196,7 +196,7 @@ class _Moments:
 
 
 def _languages(sample: Sequence[Pair]) -> tuple[list[dict[str, float]], list[str]]:
-    """Shares of the languages guessed on each side, and a sentence about them."""
+    """Return the shares of the languages guessed on each side, and a sentence about them."""
     try:
         languages = LanguageGuesser()
     except UserError as fault:
@@ -236,25 +236,25 @@ def _warnings(found: CorpusStatistics) -> list[str]:
 
 
 def compute_histogram(counts: Counter[float], low: float, high: float, bars: int = 20) -> list[int]:
-    """Counts in equal steps from low to high; the first and the last hold what lies beyond."""
+    """Count in equal bins from low to high; the first and the last hold what lies beyond."""
     found = [0] * bars
     for value, count in counts.items():
-        place = int((value - low) / ((high - low) or 1) * bars)
-        found[min(max(place, 0), bars - 1)] += count
+        bin_index = int((value - low) / ((high - low) or 1) * bars)
+        found[min(max(bin_index, 0), bars - 1)] += count
     return found
 
 
 def render_sparkline(counts: Sequence[int]) -> str:
     """A small figure of bars; only an empty one is blank.
 
-    assert sparkline([0, 1, 8]) == " ▁█"
+    assert render_sparkline([0, 1, 8]) == " ▁█"
     """
     most = max(counts)
     return "".join(BARS[math.ceil(count / most * len(BARS)) - 1] if count else " " for count in counts)
 
 
 def render_statistics(found: CorpusStatistics) -> RenderableType:
-    """The table that people see."""
+    """Render the statistics as a table."""
     table = Table(title=f"{found.pairs:,} pairs", title_justify="left", box=None, padding=(0, 1, 0, 0))
     for name in ("", "total", "mean", "5 %", "median", "95 %", "99 %", "max", "figure"):
         table.add_column(name, justify="left" if name in ("", "figure") else "right", no_wrap=True)

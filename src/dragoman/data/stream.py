@@ -1,10 +1,10 @@
-"""An endless, seeded order of batches over one corpus or several. Its state is a place.
+"""A seeded, endless stream of batches over one corpus or several; its state is a StreamPosition.
 
-Each epoch is shuffled once, as a function of (seed, epoch); windows of the shuffled order are packed one after the
-other, so that no epoch is ever held whole and a resumed run repacks one window at most.
+Each epoch is shuffled once, as a function of (seed, epoch). Windows of SHUFFLE_WINDOW examples of the shuffled order
+are packed one after the other, so that memory holds one window, not an epoch, and a resumed run repacks at most one.
 
-Of several processes each packs the same grids, by the lengths of all pairs, and reads and lays the rows that are its
-own: the batches of a run are the same however many work on it.
+Every process plans the same batches from the lengths of all examples, then reads and collates only its own rows: the
+batches of a run are the same however many processes train.
 """
 
 from __future__ import annotations
@@ -41,28 +41,30 @@ from dragoman.data.trees import link_tokens
 from dragoman.errors import UserError
 from dragoman.types import Batch, Example
 
-SHUFFLE_WINDOW = 65_536  # pairs packed at a time
-RELEASE_EVERY = 8192  # pairs read
-PAIRS_PER_TASK = 1024  # pairs that a process draws at a time: a tenth of a second
+SHUFFLE_WINDOW = 65_536  # examples packed at a time
+RELEASE_EVERY = 8192  # examples read, then their memory-mapped pages are released
+PAIRS_PER_TASK = 1024  # pairs that a worker process samples at a time: a tenth of a second
 
 
 @dataclass(frozen=True)
 class StreamPosition:
-    """Where the next batch is: enough to go on from."""
+    """Where the next batch is: all that is needed to resume."""
 
     epoch: int = 0
     window: int = 0
     batch: int = 0
-    passed: float = 0.0  # share of the epoch that is behind it
+    passed: float = 0.0  # share of the epoch before it
 
 
 class WeightedStore(NamedTuple):
+    """A corpus and how often each of its examples comes in an epoch."""
+
     store: TokenStore
     weight: float
 
 
 class ShuffleWindow(NamedTuple):
-    """Pairs that are packed together, where they begin, and where the next ones do."""
+    """Examples that are packed together, where they begin, and where the next window begins."""
 
     begin: StreamPosition
     indices: NDArray[np.uint32]
@@ -70,9 +72,9 @@ class ShuffleWindow(NamedTuple):
 
 
 class BatchStream:
-    """Batches from a place on, for ever. `sampling` above 0 draws a new segmentation of every text at every epoch.
+    """Batches from a position on, for ever. `sampling` above 0 samples a new segmentation of every text at every epoch.
 
-    `most` is how many places the model has for a text and the mark that goes with it, if there is an end to them.
+    `most` is how many positions the model has for a text with its <s> or </s>, where that is limited.
     """
 
     def __init__(
@@ -103,17 +105,18 @@ class BatchStream:
         lengths = [self.form.count_slots(*part.store.lengths(4096)) for part in self.parts]
         return choose_widths(*(np.concatenate(side) for side in zip(*lengths, strict=True)))
 
-    def sizes(self, epoch: int) -> list[int]:  # noqa: ARG002 - windows begin elsewhere at every epoch
-        """How many examples each part has."""
+    def sizes(self, epoch: int) -> list[int]:  # noqa: ARG002 - text windows begin elsewhere at every epoch
+        """Return how many examples each corpus has."""
         return [len(part.store) for part in self.parts]
 
     def order(self, epoch: int) -> NDArray[np.uint32]:
-        """The pairs of an epoch, shuffled. Weight 2.5 means each pair twice and a random half of them once more."""
+        """Return the examples of an epoch, shuffled. Weight 2.5: each example twice, a random half once more."""
         rng = np.random.default_rng([self.seed, epoch])
         chosen, first = [], 0
         for which, (size, (_, weight)) in enumerate(zip(self.sizes(epoch), self.parts, strict=True)):
             lines = np.arange(first, first + size, dtype=np.uint32)
-            more = self.more(weight % 1 * size, epoch, which)
+            share = weight % 1 * size  # of less than half an example, one in some epochs
+            more = round(share) or int(np.random.default_rng([self.seed, epoch, which]).random() < share)
             some = rng.permutation(size)[:more] if weight % 1 else np.arange(0)
             chosen += [lines] * int(weight) + [lines[np.sort(some)]]
             first += size
@@ -121,11 +124,8 @@ class BatchStream:
         rng.shuffle(order)
         return order
 
-    def more(self, share: float, epoch: int, which: int) -> int:
-        """As many pairs as a share of a corpus is; of less than half a pair, one in some epochs."""
-        return round(share) or int(np.random.default_rng([self.seed, epoch, which]).random() < share)
-
     def example(self, index: int, epoch: int) -> Example:
+        """Read one example, with a sampled segmentation where `sampling` is on."""
         which, line = self.locate(index, epoch)
         store = self.parts[which].store
         if not self.sampling:
@@ -136,7 +136,7 @@ class BatchStream:
         return Example(np.asarray(source), np.asarray(target), line, links)
 
     def locate(self, index: int, epoch: int) -> tuple[int, int]:
-        """The part that an example is in, and its number there."""
+        """Return the corpus that an example is in, and its number there."""
         for which, size in enumerate(self.sizes(epoch)):
             if index < size:
                 return which, index
@@ -144,25 +144,27 @@ class BatchStream:
         raise IndexError(index)
 
     def examples(self, indices: NDArray[np.uint32], epoch: int, wanted: Iterable[int]) -> dict[int, Example]:
-        """Some of these examples, by their place. They are read in the order of the files: few pages at a time."""
+        """Read some examples of a window, by their slot in it, in the order of the files: few pages at a time."""
         found: dict[int, Example] = {}
-        place_N = np.fromiter(wanted, dtype=np.int64)
-        place_N = place_N[np.argsort(indices[place_N], kind="stable")]
-        for start in range(0, len(place_N), RELEASE_EVERY):
-            some_N = place_N[start : start + RELEASE_EVERY]
+        slot_N = np.fromiter(wanted, dtype=np.int64)
+        slot_N = slot_N[np.argsort(indices[slot_N], kind="stable")]
+        for start in range(0, len(slot_N), RELEASE_EVERY):
+            some_N = slot_N[start : start + RELEASE_EVERY]
             found.update(zip(some_N.tolist(), self.read(indices[some_N].astype(np.int64), epoch), strict=True))
             self.forget_pages()
         return found
 
     def read(self, index_N: NDArray[np.int64], epoch: int) -> Iterable[Example]:
-        """Examples in the order of the files."""
+        """Read examples whose indices are in the order of the files."""
         if self.sampling:
             return [self.example(index, epoch) for index in index_N.tolist()]
-        rows = self.by_part(index_N, epoch)
+        rows = self.split_by_store(index_N, epoch)
         return [example for store, some_N, first in rows for example in store.examples(some_N - first)]
 
-    def by_part(self, index_N: NDArray[np.int64], epoch: int) -> Iterator[tuple[TokenStore, NDArray[np.int64], int]]:
-        """Indices in the order of the files, by the store that they are in, and the first index of each."""
+    def split_by_store(
+        self, index_N: NDArray[np.int64], epoch: int
+    ) -> Iterator[tuple[TokenStore, NDArray[np.int64], int]]:
+        """Split indices in the order of the files by store; yield each store, its indices and its first index."""
         end_P = np.cumsum(self.sizes(epoch))
         of_parts = np.split(index_N, np.searchsorted(index_N, end_P[:-1]))
         return zip((part.store for part in self.parts), of_parts, [0, *end_P[:-1].tolist()], strict=True)
@@ -172,7 +174,7 @@ class BatchStream:
             part.store.forget_pages()
 
     def lengths(self, indices: NDArray[np.uint32], epoch: int) -> tuple[IntArray, IntArray]:
-        """What these examples take in the two grids, where nothing but the stores need be asked."""
+        """Return the slots that these examples take on each side, from the stores alone."""
         length_2N, first = np.zeros((2, len(indices)), dtype=np.int64), 0
         for part, size in zip(self.parts, self.sizes(epoch), strict=True):
             here = (indices >= first) & (indices < first + size)
@@ -180,53 +182,55 @@ class BatchStream:
             first += size
         return self.form.count_slots(*length_2N)
 
-    def planned(
+    def plan(
         self, window: ShuffleWindow, read: dict[int, Example]
     ) -> tuple[list[BatchPlan], tuple[IntArray, IntArray]]:
-        """The grids of a window, and the lengths that they are made of: of what is read already, if anything is."""
+        """Plan the batches of a window; return them with the lengths of its examples: of `read`, if it was read."""
         epoch, every = window.begin.epoch, range(len(window.indices))
-        lengths = self.form.lengths([read[place] for place in every]) if read else self.lengths(window.indices, epoch)
+        lengths = self.form.lengths([read[slot] for slot in every]) if read else self.lengths(window.indices, epoch)
         rng = np.random.default_rng([self.seed, epoch, window.begin.window])
         return self.layout(*lengths, tokens=self.tokens, widths=self.widths, rng=rng), lengths
 
-    def sampled(self, place: StreamPosition) -> Iterator[tuple[ShuffleWindow, dict[int, Example]]]:
-        """Windows, with all their examples where those are drawn: how long a sample is, none can know before.
+    def read_windows(self, place: StreamPosition) -> Iterator[tuple[ShuffleWindow, dict[int, Example]]]:
+        """Yield windows, with all examples where segmentations are sampled, since their lengths are not known before.
 
-        Processes that draw are one window ahead. They end with this generator.
+        Worker processes sample one window ahead. They end with this generator.
         """
         tasks = min(sum(self.sizes(place.epoch)), SHUFFLE_WINDOW) // PAIRS_PER_TASK
-        apart = self.sampling and not any(part.store.trees for part in self.parts)
-        if not (count := min(tasks, samplers.count_workers()) if apart else 0):
+        in_workers = self.sampling and not any(part.store.trees for part in self.parts)
+        if not (count := min(tasks, samplers.count_workers()) if in_workers else 0):
             for window in self.windows(place):
                 every = range(len(window.indices) if self.sampling else 0)
                 yield window, self.examples(window.indices, window.begin.epoch, every)
             return
-        with samplers.SamplingPool(self.tokenizers, count) as crew:
-            begun = ((window, self.begin(crew, window)) for window in self.windows(place))
-            for (window, drawn), _ in pairwise(begun):
-                yield window, drawn()
+        with samplers.SamplingPool(self.tokenizers, count) as pool:
+            begun = ((window, self.submit(pool, window)) for window in self.windows(place))
+            for (window, collect), _ in pairwise(begun):
+                yield window, collect()
 
-    def begin(self, crew: samplers.SamplingPool, window: ShuffleWindow) -> Callable[[], dict[int, Example]]:
-        """Have all examples of a window drawn; what is returned waits for them."""
-        epoch, place_N = window.begin.epoch, np.argsort(window.indices, kind="stable")
-        drawing = []
-        for store, index_N, first in self.by_part(window.indices[place_N].astype(np.int64), epoch):
+    def submit(self, pool: samplers.SamplingPool, window: ShuffleWindow) -> Callable[[], dict[int, Example]]:
+        """Submit all examples of a window; return a function that waits for them."""
+        epoch, slot_N = window.begin.epoch, np.argsort(window.indices, kind="stable")
+        submitted = []
+        for store, index_N, first in self.split_by_store(window.indices[slot_N].astype(np.int64), epoch):
             for start in range(0, len(index_N), PAIRS_PER_TASK):
                 some_N = index_N[start : start + PAIRS_PER_TASK]
                 line_N = some_N - first
                 about = (self.sampling, self.seed, epoch, store.tag, self.most)
-                drawing.append((line_N, crew.ask(samplers.SamplingTask(*about, some_N.tolist(), *store.texts(line_N)))))
+                submitted.append(
+                    (line_N, pool.submit(samplers.SamplingTask(*about, some_N.tolist(), *store.texts(line_N))))
+                )
                 store.forget_pages()
 
-        def drawn() -> dict[int, Example]:
-            sides = ((map(split_ids, future.result()), line_N.tolist()) for line_N, future in drawing)
+        def collect() -> dict[int, Example]:
+            sides = ((map(split_ids, future.result()), line_N.tolist()) for line_N, future in submitted)
             examples = (example for (source, target), lines in sides for example in map(Example, source, target, lines))
-            return dict(zip(place_N.tolist(), examples, strict=True))
+            return dict(zip(slot_N.tolist(), examples, strict=True))
 
-        return drawn
+        return collect
 
     def windows(self, place: StreamPosition) -> Iterator[ShuffleWindow]:
-        """From the one that a place is in."""
+        """Yield shuffle windows from the one that a position is in."""
         epoch, window = place.epoch, place.window
         while True:
             order = self.order(epoch)
@@ -239,63 +243,63 @@ class BatchStream:
             epoch, window = epoch + 1, 0
 
     def batches(self, place: StreamPosition) -> Iterator[tuple[Batch, StreamPosition]]:
-        """Each batch, our rows of it, with the place that follows it."""
+        """Yield each batch, with the rows of this rank, and the position after it."""
         at = place.batch
-        for window, read in self.sampled(place):
+        for window, read in self.read_windows(place):
             begin, indices, after = window
-            grids, lengths = self.planned(window, read)
-            ours = {item for grid in grids[at:] for row in self.share.select_rows(grid) for item in row}
+            plans, lengths = self.plan(window, read)
+            ours = {item for plan in plans[at:] for row in self.share.select_rows(plan) for item in row}
             read = {item: read[item] for item in ours} if read else self.examples(indices, begin.epoch, ours)
-            ahead = (after.passed or 1.0) - begin.passed
-            for number, grid in enumerate(grids[at:], at + 1):
-                passed = begin.passed + ahead * number / len(grids)
-                last = number == len(grids)
-                yield self.lay(grid, lengths, read), after if last else replace(begin, batch=number, passed=passed)
+            covered = (after.passed or 1.0) - begin.passed
+            for number, plan in enumerate(plans[at:], at + 1):
+                passed = begin.passed + covered * number / len(plans)
+                last = number == len(plans)
+                yield self.collate(plan, lengths, read), after if last else replace(begin, batch=number, passed=passed)
             at = 0
 
-    def nothing(self) -> Batch:
-        """A batch of one empty row."""
+    def empty_batch(self) -> Batch:
+        """Return a batch of one empty row."""
         none_N = np.zeros(0, dtype=np.int64)
-        return self.lay(BatchPlan([[]], self.widths), (none_N, none_N), {})
+        return self.collate(BatchPlan([[]], self.widths), (none_N, none_N), {})
 
-    def lay(self, grid: BatchPlan, lengths: tuple[IntArray, IntArray], examples: dict[int, Example]) -> Batch:
-        """Our rows of a grid. Where we have none, an empty one, so that all that the others do can be done to it."""
-        rows = self.share.select_rows(grid)
-        batch = self.form.collate(BatchPlan(rows or [[]], grid.widths), examples)
+    def collate(self, plan: BatchPlan, lengths: tuple[IntArray, IntArray], examples: dict[int, Example]) -> Batch:
+        """Collate the rows of this rank; if it has none, an empty row, so that it takes part in every collective."""
+        rows = self.share.select_rows(plan)
+        batch = self.form.collate(BatchPlan(rows or [[]], plan.widths), examples)
         if self.share.world > 1:
-            batch = count_all_rows(batch, grid, lengths, self.share)
+            batch = count_all_rows(batch, plan, lengths, self.share)
         if batch.depth_BS is None and any(part.store.trees for part in self.parts):
             batch = add_unknown_trees(batch)
         return batch
 
 
 class TextWindowStream(BatchStream):
-    """Batches from long texts, read in windows of `context` tokens that begin at a new place at every epoch.
+    """Batches from long texts, read in windows of `context` tokens that begin at another offset at every epoch.
 
-    Every token but a text's first is predicted once an epoch: the first window is as long as the draw of that epoch
-    says, the last as long as what is left.
+    Every token but a text's first is predicted once an epoch: the first window has a random length, the last is as
+    long as what is left.
     """
 
     def __init__(
         self, parts: Sequence[WeightedStore], tokenizers: Tokenizers, *, context: int, **settings: Any
     ) -> None:
         self.context = context
-        self.drawn: dict[int, list[TextWindows]] = {}  # of the epoch at hand
+        self.windows_by_epoch: dict[int, list[TextWindows]] = {}  # of the current epoch
         for part in parts:
             check_text(part.store)
         super().__init__(parts, tokenizers, form="windows", widths=Widths(8, context), **settings)
 
     def cuts(self, epoch: int) -> list[TextWindows]:
-        """How the text of each part is cut at this epoch."""
-        if epoch not in self.drawn:
+        """Return how the text of each corpus is divided at this epoch."""
+        if epoch not in self.windows_by_epoch:
             firsts = np.random.default_rng([self.seed, epoch, self.context]).integers(
                 self.context, size=len(self.parts)
             )
             lengths = [part.store.text_length for part in self.parts]
-            self.drawn = {
+            self.windows_by_epoch = {
                 epoch: [TextWindows(n, self.context, int(f) + 1) for n, f in zip(lengths, firsts, strict=True)]
             }
-        return self.drawn[epoch]
+        return self.windows_by_epoch[epoch]
 
     def sizes(self, epoch: int) -> list[int]:
         return [len(cut) for cut in self.cuts(epoch)]
@@ -315,15 +319,15 @@ class TextWindowStream(BatchStream):
         return [self.example(index, epoch) for index in index_N.tolist()]
 
 
-def split_ids(drawn: samplers.SampledIds) -> list[NDArray[np.uint32]]:
-    """The ids of each text."""
-    ids, ends = np.asarray(drawn.ids), drawn.ends.tolist()
+def split_ids(sampled: samplers.SampledIds) -> list[NDArray[np.uint32]]:
+    """Return the ids of each text."""
+    ids, ends = np.asarray(sampled.ids), sampled.ends.tolist()
     return [ids[start:end] for start, end in pairwise([0, *ends])]
 
 
 @dataclass(frozen=True)
 class TextWindows:
-    """A text of so many tokens cut into windows; the first predicts `first` tokens, the others `context` each."""
+    """A text of `length` tokens divided into windows; the first predicts `first` tokens, the others `context` each."""
 
     length: int
     context: int
@@ -333,7 +337,7 @@ class TextWindows:
         return 1 + max(0, -(-(self.length - 1 - self.first) // self.context))
 
     def span(self, number: int) -> tuple[int, int]:
-        """From where to where a window goes, with the token that follows it, which is the first of the next."""
+        """Return start and end of a window, including the token that follows it, which is the first of the next."""
         end = self.first + number * self.context
         return max(end - self.context, 0), min(end, self.length - 1) + 1
 
@@ -344,7 +348,7 @@ def check_text(store: TokenStore) -> None:
 
 
 def read_in_order(store: TokenStore, form: str, context: int) -> Iterator[Example]:
-    """All examples as they stand in the corpus: what is the same at every validation."""
+    """Yield all examples in the order of the corpus, the same ones at every validation."""
     if form != "windows":
         yield from (store.example(line) for line in range(len(store)))
         return
@@ -358,7 +362,7 @@ def read_in_order(store: TokenStore, form: str, context: int) -> Iterator[Exampl
 def prefetch(
     make: Callable[[], Iterator[tuple[Batch, StreamPosition]]], depth: int = 4
 ) -> Generator[tuple[Batch, StreamPosition], None, None]:
-    """The same items, made in a thread while the caller computes. What goes wrong there is raised here."""
+    """Yield the items of `make()`, produced in a thread while the caller computes. Its exceptions are raised here."""
     items: queue.Queue[tuple[Batch, StreamPosition] | BaseException | None] = queue.Queue(depth)
     stop = threading.Event()
 
@@ -387,4 +391,4 @@ def prefetch(
             yield item
     finally:
         stop.set()
-        thread.join()  # a thread that is still at work when the interpreter ends would abort it
+        thread.join()  # a thread that is still running when the interpreter ends would abort it

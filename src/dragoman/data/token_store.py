@@ -1,11 +1,11 @@
-"""Token ids of a corpus, memory-mapped: written once per corpus and tokenizer, opened at once ever after.
+"""Memory-mapped token ids of a corpus, written once per corpus and tokenizer and cached.
 
     FOLDER/source.ids  source.ends  target.ids  target.ends  store.json     (and *.text, *.text_ends for sampling)
-    source.words  source.words_ends  source.trees  source.trees_ends     for models that ask for trees
+    source.words  source.words_ends  source.trees  source.trees_ends     for models with tree positions
 
-`ends[i]` is where pair i's ids end, so that pair i is ids[ends[i-1]:ends[i]]. A corpus larger than memory trains,
-because only the pages in use are held. Of a tree, `words` says which word each token belongs to, and `trees` where each
-word begins among the letters of the text and which word is its head.
+Pair i is ids[ends[i-1]:ends[i]]. A corpus may be larger than memory, because only the pages in use are held. `words` is
+the word of the dependency tree that each token belongs to; `trees` holds where each word begins among the letters of
+the text, and its head.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ENCODED_TOGETHER = 8192  # pairs encoded at a time
 
 
 class TokenStore:
-    """Examples by number. `digest` names the content, so that a resumed run can tell that its data is the same."""
+    """Examples by number. `digest` identifies the content, so that a resumed run can check its data."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -87,56 +87,56 @@ class TokenStore:
         return Example(source, target, line, links)
 
     def examples(self, lines: NDArray[np.int64]) -> list[Example]:
-        """The same for many lines, all of which are fetched at once."""
+        """Return many examples, read at once."""
         if self.trees:
             return [self.example(line) for line in lines.tolist()]
         sides = (_slices(ids, ends, lines) for ids, ends in zip(self.ids, self.ends, strict=True))
         return list(map(Example, *sides, lines.tolist()))
 
     def roots(self, line: int) -> TextTree:
-        """The source's tree, where trees are kept."""
+        """Return the tree of a source, where trees are kept."""
         return TextTree(*_slice(self.trees[1], self.tree_ends[1], line).reshape(-1, 2).T.copy())
 
     def pair(self, line: int) -> Pair:
-        """The text, where it is kept (for sampling a new segmentation at every epoch)."""
+        """Return the text, where it is kept (to sample a new segmentation at every epoch)."""
         source, target = (
             _slice(text, ends, line).tobytes().decode() for text, ends in zip(self.text, self.text_ends, strict=True)
         )
         return Pair(source, target, tag=self.tag)
 
     def texts(self, lines: NDArray[np.int64]) -> list[list[bytes]]:
-        """The same for both sides of many lines, all of which are fetched at once, in UTF-8."""
+        """Return the texts of both sides of many lines, read at once, in UTF-8."""
         sides = zip(self.text, self.text_ends, strict=True)
         return [[text.tobytes() for text in _slices(text, ends, lines)] for text, ends in sides]
 
     @property
     def text_length(self) -> int:
-        """Tokens of all targets together, where they are one text."""
+        """Return the number of tokens of all targets together, where they are one text."""
         return len(self.ids[1])
 
     def window(self, start: int, end: int) -> NDArray[Any]:
-        """Target tokens from one place to another, whatever lines they are in."""
+        """Return the target tokens from start to end, across lines."""
         window: NDArray[Any] = self.ids[1][start:end].copy()
         return window
 
     def lengths(self, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Lengths of some examples spread over the corpus."""
+        """Return the lengths of at most `most` examples spread over the corpus."""
         return self.lengths_of(np.unique(np.linspace(0, self.pairs - 1, most).astype(np.int64)))
 
     def lengths_of(self, lines: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Lengths of the examples with these numbers."""
+        """Return the lengths of the examples with these numbers."""
         source, target = (e[lines] - np.where(lines > 0, e[lines - 1], 0) for e in self.ends)
         return source, target
 
     def forget_pages(self) -> None:
-        """Hand back the pages that were read; the operating system keeps them cached while it has room."""
+        """Release the pages that were read; the operating system keeps them cached while it has memory."""
         for array in (*self.ids, *self.ends, *self.text, *self.text_ends, *self.trees, *self.tree_ends):
             if isinstance(array.base, np.memmap):
                 array.base._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
 
 
 def _open(path: Path, dtype: str) -> NDArray[Any]:
-    """A plain array over the mapped file: slices of a memmap itself weigh half a kilobyte each."""
+    """Map a file as a plain array: slices of a memmap itself take half a kilobyte each."""
     return np.asarray(np.memmap(path, dtype=dtype, mode="r")) if path.stat().st_size else np.zeros(0, dtype)
 
 
@@ -154,7 +154,7 @@ def _slices(values: NDArray[Any], ends: NDArray[Any], lines: NDArray[np.int64]) 
 
 @dataclass(frozen=True)
 class _Content:
-    """What a store is to hold of a corpus."""
+    """What a store holds of a corpus."""
 
     tokenizers: Tokenizers
     form: str
@@ -163,7 +163,7 @@ class _Content:
     trees: bool
 
     def key(self, corpus: str) -> str:
-        """The name of the store, by that of the corpus. Stores of earlier runs are found by it: it stays as it is."""
+        """Return the cache key of the store. Stores of earlier versions are found by it, so it must not change."""
         form = f"|{self.form}" if self.form != "pairs" else ""
         trees = "|trees" if self.trees else ""
         return f"{corpus}|{self.tokenizers.fingerprint()}|{self.max_length}|{self.text}{form}{trees}"
@@ -172,8 +172,8 @@ class _Content:
     def dtype(self) -> str:
         return "uint16" if max(self.tokenizers.sizes.values()) <= 2**16 else "uint32"
 
-    def encoded(self, pairs: list[Pair]) -> tuple[list[list[int]], list[list[int]]]:
-        """The ids of both sides. A tag stands before its source, unless that is empty."""
+    def encode(self, pairs: list[Pair]) -> tuple[list[list[int]], list[list[int]]]:
+        """Encode both sides. A tag is put before its source, unless that is empty."""
         source, target = self.tokenizers.source, self.tokenizers.target
         sources = [
             [*self.tokenizers.before(pair.tag), *ids] if ids and pair.tag else ids
@@ -194,7 +194,7 @@ def open_store(
     form: str = "pairs",
     name: str = "the corpus",
 ) -> TokenStore:
-    """The store of this corpus and tokenizer, made now if it is not there yet. Complaints call the corpus `name`."""
+    """Open the store of this corpus and tokenizer; write it if it is not cached. Errors call the corpus `name`."""
     content = _Content(tokenizers, form, max_length, text, trees)
     folder = cache / digest_bytes(content.key(key).encode(), size=12)
 
@@ -215,7 +215,7 @@ def open_store(
 
 
 def _write(folder: Path, stack: ExitStack, pairs: Iterator[Pair], content: _Content, name: str) -> dict[str, Any]:
-    """All files but store.json, and what that one is to hold."""
+    """Write all files but store.json; return the content of that one."""
     form, dtype, text = EXAMPLE_FORMATS[content.form], content.dtype, content.text
     dropped: Counter[str] = Counter()
     digest = hashlib.blake2b(digest_size=16)
@@ -226,12 +226,12 @@ def _write(folder: Path, stack: ExitStack, pairs: Iterator[Pair], content: _Cont
     while chunk := list(islice(pairs, ENCODED_TOGETHER)):
         seen += len(chunk)
         tag = chunk[0].tag  # of a corpus, and so of all its pairs
-        encoded = content.encoded(chunk)
+        encoded = content.encode(chunk)
         reasons = [form.refuse(s, t, content.max_length) for s, t in zip(*encoded, strict=True)]
         dropped.update(reason for reason in reasons if reason)
-        places = [i for i, reason in enumerate(reasons) if not reason]
-        kept = [chunk[i] for i in places]
-        sources, targets = ([ids[i] for i in places] for ids in encoded)
+        usable = [i for i, reason in enumerate(reasons) if not reason]
+        kept = [chunk[i] for i in usable]
+        sources, targets = ([ids[i] for i in usable] for ids in encoded)
         if form.keeps_eos:
             targets = [[*ids, EOS] for ids in targets]
         for writer, ids, side in zip(writers, (sources, targets), STORED_SIDES, strict=True):
@@ -256,7 +256,7 @@ def _said(dropped: Counter[str]) -> str:
 
 
 class _Writer:
-    """One side's ids, their ends, and, if wanted, the text itself."""
+    """Writer of one side's ids, their ends and, if wanted, the text itself."""
 
     def __init__(self, folder: Path, side: str, dtype: str, text: bool, digest: Any) -> None:
         self.dtype, self.digest = dtype, digest
@@ -281,7 +281,7 @@ class _Writer:
 
 
 class _TreeWriter:
-    """The trees of the sources, as their tokens and their letters see them."""
+    """Writer of the trees of the sources, over their tokens and over their letters."""
 
     def __init__(self, folder: Path, digest: Any) -> None:
         self.digest, self.treeless = digest, 0

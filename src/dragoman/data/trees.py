@@ -1,13 +1,12 @@
-"""Dependency trees: from CoNLL-U files, and from the words of a tree to the pieces that a tokenizer makes of them.
+"""Dependency trees: read from CoNLL-U files, and mapped from words to the tokens that a tokenizer makes of them.
 
-A sentence of CoNLL-U belongs to a line of text. Empty lines have none: the n-th sentence belongs to the n-th line that
-is not empty. Of its columns ID, FORM and HEAD are read. Where one token stands for several words ("3-4  zum", then
-"zu" and "dem") and these do not spell it, its letters belong to the one nearest the root. Empty nodes ("5.1") are not
-part of the basic tree and are passed over.
+The n-th sentence of a CoNLL-U file belongs to the n-th line of text that is not empty. The columns ID, FORM and HEAD
+are read. Where one token stands for several words ("3-4  zum", then "zu" and "dem") and these do not spell it, its
+letters belong to the word nearest the root. Empty nodes ("5.1") are not part of the basic tree and are skipped.
 
-The rule for pieces: a piece belongs to the word that its first letter lies in; spaces are no letters. Words are found
-by walking the letters of the text, so a tree whose words do not spell the text cannot be used, and the sentence counts
-as one without a tree.
+A token belongs to the word that its first letter lies in; spaces are not letters. Words are located by walking the
+letters of the text, so a tree whose words do not spell the text cannot be used, and the sentence counts as one without
+a tree.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class _Row(NamedTuple):
 
 
 def read_conllu(path: Path) -> Iterator[Tree]:
-    """The trees of a CoNLL-U file, compressed or not.
+    """Yield the trees of a CoNLL-U file, compressed or not.
 
     for tree in read_conllu(Path("train.en.conllu.gz")):
         print(tree.words, tree.heads)
@@ -100,7 +99,7 @@ def _tree(rows: Sequence[_Row], place: str) -> Tree:
 
 
 def _shared(token: _Row, forms: Sequence[str], heads: Sequence[int]) -> Sequence[str]:
-    """The letters of a token among the words that it stands for."""
+    """Divide the letters of a token among the words that it stands for."""
     if remove_spaces("".join(forms)) == remove_spaces(token.form):
         return forms
     depth = [_depth(word, heads) for word in range(token.first, token.last + 1)]
@@ -116,7 +115,7 @@ def _depth(word: int, heads: Sequence[int]) -> int:
 
 
 def find_tree_fault(tree: Tree) -> str:
-    """What is wrong with a tree, or nothing. Several roots are not: they hang on one that is not there."""
+    """Return what is wrong with a tree, or "". Several roots are allowed."""
     words, heads = tree
     if len(words) != len(heads):
         return f"there are {len(words)} words but {len(heads)} heads"
@@ -136,14 +135,14 @@ def find_tree_fault(tree: Tree) -> str:
 
 
 class TreeReader:
-    """The trees of a file, handed out line by line; `what` is how complaints call the lines."""
+    """The trees of a file, line by line; error messages call the lines `what`."""
 
     def __init__(self, path: Path, what: str) -> None:
         self.path, self.what, self.given = path, what, 0
         self.trees = read_conllu(path)
 
     def tree_of(self, line: str) -> Tree | None:
-        """The tree of the next line; an empty line has none."""
+        """Return the tree of the next line, None for an empty line."""
         if not line.strip():
             return None
         tree = next(self.trees, None)
@@ -155,7 +154,7 @@ class TreeReader:
         return tree
 
     def end(self) -> None:
-        """All lines have come: no tree may be left."""
+        """Check after the last line that no tree is left."""
         if rest := sum(1 for _ in self.trees):
             raise UserError(
                 f"{self.path} has {self.given + rest} sentences, but {self.what} has {self.given} lines "
@@ -164,20 +163,20 @@ class TreeReader:
 
 
 def attach_trees(pairs: Iterable[Pair], path: Path, what: str) -> Iterator[Pair]:
-    """The pairs, each with the tree of its source."""
-    grove = TreeReader(path, what)
+    """Yield the pairs, each with the tree of its source."""
+    reader = TreeReader(path, what)
     for pair in pairs:
-        yield replace(pair, tree=grove.tree_of(pair.source))
-    grove.end()
+        yield replace(pair, tree=reader.tree_of(pair.source))
+    reader.end()
 
 
 def remove_spaces(text: str) -> str:
-    """Without spaces of any kind."""
+    """Return the text without whitespace."""
     return "".join(text.split())
 
 
 class TextTree(NamedTuple):
-    """A tree on the letters of its text: how many bytes, spaces not counted, stand before each word; its head."""
+    """A tree over the letters of its text: for each word the bytes before it, without spaces, and its head."""
 
     starts: NDArray[np.int32]
     heads: NDArray[np.int32]
@@ -187,7 +186,7 @@ NO_TREE = TextTree(np.zeros(0, np.int32), np.zeros(0, np.int32))
 
 
 def locate_words(tree: Tree | None, text: str) -> TextTree:
-    """NONE where there is no tree, or where its words do not spell the text."""
+    """Locate the words of a tree in its text; return NO_TREE where they do not spell the text."""
     words = [remove_spaces(word) for word in tree.words] if tree else []
     if not tree or "".join(words) != remove_spaces(text):
         return NO_TREE
@@ -198,7 +197,7 @@ def locate_words(tree: Tree | None, text: str) -> TextTree:
 
 
 def link_tokens(roots: TextTree, text: str, ids: Sequence[int], tokenizer: Tokenizer) -> TokenTree:
-    """The word of each piece; word 0 where there is no tree, or no telling which letters a piece stands for."""
+    """Return the word of each token; word 0 where there is no tree or the letters of a token are unknown."""
     starts = tokenizer.starts(text, ids) if len(roots.heads) else None
     if starts is None:
         return TokenTree(np.zeros(len(ids), np.int32), NO_TREE.heads)
@@ -206,7 +205,7 @@ def link_tokens(roots: TextTree, text: str, ids: Sequence[int], tokenizer: Token
 
 
 def format_conllu(text: str, tree: Tree) -> str:
-    """A sentence as the lines of a CoNLL-U file."""
+    """Format a sentence as lines of a CoNLL-U file."""
     lines, end = [f"# text = {text}"], 0
     for number, (word, head) in enumerate(zip(*tree, strict=True), 1):
         end = text.index(word, end) + len(word)

@@ -1,20 +1,12 @@
-"""What a word is where no spaces stand between words: how BLEU cuts lines, by the script that they are written in.
-
-Confusion matrices: predicted labels against reference labels, with precision, recall and F1 of each label.
-
-From sums over lines to scores, for many sums at once: what makes a thousand resamples cheap.
-
-Every metric counts something in each line (line_NK) and its score is a function of the sums of these counts. The
-functions here say the same as sacreBLEU's own, which take one sum at a time.
-
-Shapes   T sums, one for each trial   K counts of a metric   N orders of n-grams
-
-Metrics: a system's lines against one or several references, with a signature that says how they are counted.
+"""Metrics: lines of text against one or several references, with a signature that says how they are counted.
 
 `hypotheses` is a list of lines of plain text; `references` is a list of such lists, each as long as `hypotheses`.
-To add a metric: one function below, from lines to what it counts in each of them, and one line in METRICS.
+A metric counts something in each line (line_NK), and its score is a function of the sums of these counts. That
+function works on many sums at once, which makes a thousand bootstrap resamples cheap (significance.py).
 
-Shapes   N lines   K counts of a metric   T sums of such counts
+To add a metric: one function from lines to a CountedScore, and its entry in METRICS.
+
+Shapes   N lines, in n-gram counts the orders   K counts of a metric   T sums of counts, one for each trial
 """
 
 from __future__ import annotations
@@ -46,12 +38,12 @@ WORD_OR_SIGN = re.compile(
 
 
 def split_words(line: str) -> list[str]:
-    """The words of a line, without marks between them."""
+    """Return the words of a line, without punctuation."""
     return WORD_OR_SIGN.findall(line)
 
 
 def detect_eastern_script(lines: Iterable[str]) -> str:
-    """ja, zh or ko where a text is written so, by its script alone; nothing where it is not."""
+    """Return ja, zh or ko for a text in such a script, else ""."""
     text = "".join(lines)
     kana, han, hangul = (len(re.findall(f"[{script}]", text)) for script in (KANA, HAN, HANGUL))
     if kana + han + hangul <= EASTERN_SHARE * len(re.findall(r"\w", text)):
@@ -79,12 +71,12 @@ def make_sacrebleu(tokenize: str, references: Iterable[Iterable[str]], *, lowerc
 
 
 def looks_tokenized(lines: Iterable[str]) -> bool:
-    """Whether a text looks cut into tokens: in many lines the full stop stands apart, as sacreBLEU tells it."""
+    """Return whether a text looks tokenized: in many lines the full stop stands apart, as sacreBLEU decides."""
     return sum(line.endswith(" .") for line in lines) >= TOKENIZED_LINES
 
 
 def tokenize_moses(lines: Sequence[str], language: str) -> list[str]:
-    """Lines as the Moses scripts make tokens of them: lower case, plain punctuation, then cut; dashes stay in words.
+    """Tokenize lines as the Moses scripts do: lower case, normalized punctuation, tokens; dashes stay in words.
 
     From Multi30k's raw test sets this makes, to the byte, the text in tokens that comes with them, in English and in
     German, and so the references of Wu et al. 2021 (docs/recipes.md).
@@ -153,18 +145,18 @@ BETA = 2.0  # of chrF: what is covered counts so much more than what is right
 
 
 def divide_or(part: Array, whole: Array, otherwise: Array | float = 0.0) -> Array:
-    """part / whole, and `otherwise` where there is nothing to divide by."""
+    """Return part / whole, and `otherwise` where whole is 0."""
     return np.where(whole > 0, part / np.where(whole > 0, whole, 1.0), otherwise)
 
 
 def compute_percentages(total_TK: Array) -> Array:
-    """Two counts: so many in a hundred. Something of nothing is all of it."""
+    """Return 100 * count 0 / count 1; 100 where count 1 is 0 and count 0 is not."""
     part_T, whole_T = total_TK[..., 0], total_TK[..., 1]
     return 100 * divide_or(part_T, whole_T, np.where(part_T > 0, 1.0, 0.0))
 
 
 def compute_bleu(total_TK: Array) -> Array:
-    """Counts: length, length of the reference, then n-grams that are right, then all n-grams, of each order.
+    """Compute BLEU from counts: length, reference length, then matching n-grams and all n-grams of each order.
 
     An order without a hit counts as half a hit, the next such one as a quarter, and so on.
     """
@@ -195,7 +187,10 @@ def split_bleu(total_K: Array) -> dict[str, Any]:
 
 
 def compute_chrf(total_TK: Array) -> Array:
-    """Counts of each order: n-grams, n-grams of the reference, n-grams in both. Orders that one side lacks are out."""
+    """Compute chrF from counts of each order: n-grams, n-grams of the reference, n-grams in both.
+
+    Orders that one side lacks are left out.
+    """
     given_TN, wanted_TN, both_TN = (total_TK[..., n::3] for n in range(3))
     orders_T = np.maximum(((given_TN > 0) & (wanted_TN > 0)).sum(-1), 1)
     right_T, covered_T = (divide_or(both_TN, side_TN).sum(-1) / orders_T for side_TN in (given_TN, wanted_TN))
@@ -222,11 +217,11 @@ class CountedScore(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric on the menu. `higher` is better, or lower; `shown` is its name in tables.
+    """An entry of METRICS. `higher` is better, or lower; `shown` is its name in tables.
 
     `values` turns sums of counts into scores, for many sums at once: of all lines, of some of them, of resamples.
-    One that takes an answer as a whole can judge `labels` too; the others look into its words. `extra` brings the
-    library that it needs. `parts` turns the sum of all lines into what the score is made of, by name.
+    A metric that compares whole lines can judge `labels` too. `extra` is the extra of the package that installs the
+    library it needs. `parts` turns the sum of all lines into the components of the score, by name.
     """
 
     name: str
@@ -239,37 +234,37 @@ class Metric:
     parts: Callable[[Array], dict[str, Any]] | None = None
 
     @property
-    def lack(self) -> str:
-        """What there is to say where its library is not there, else nothing."""
+    def missing_library(self) -> str:
+        """Return what to install where its library is missing, else ""."""
         if not self.extra or find_spec(LIBRARIES[self.extra]):
             return ""
         library = LIBRARIES[self.extra]
         return f"{self.name} needs {library}, which is not there; pip install 'dragoman[{self.extra}]' brings it"
 
     def __call__(self, hypotheses: TextLines, references: Sequence[TextLines]) -> Score:
-        """The score of lines from anywhere; subword text is refused."""
+        """Return the score of lines from any system; refuse subword text."""
         refuse_subwords(hypotheses)
-        return self.of_answers(hypotheses, references)
+        return self.compute(hypotheses, references)
 
-    def of_answers(self, hypotheses: TextLines, references: Sequence[TextLines]) -> Score:
-        """The score of a model's answers: text, whatever marks a model may write that has hardly learned yet."""
+    def compute(self, hypotheses: TextLines, references: Sequence[TextLines]) -> Score:
+        """Return the score of a model's own output, which may look like subword text early in training."""
         counted = self.counted(hypotheses, references)
         return Score(self.name, counted.value, counted.signature)
 
     def counted(self, hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
-        """The same with the counts of every line."""
+        """Return the score with the counts of every line."""
         check_line_counts(hypotheses, references)
-        if self.lack:
-            raise UserError(self.lack)
+        if self.missing_library:
+            raise UserError(self.missing_library)
         return self.count(hypotheses, references)
 
     def goodness(self, value: float) -> float:
-        """Higher is better, whatever the metric."""
+        """Return a value of which higher is better, whatever the metric."""
         return value if self.higher else -value
 
     @property
     def floor(self) -> float:
-        """The goodness of a model that has hardly learned: below it, one score says no more than another."""
+        """Return the goodness of an untrained model: below it, scores do not tell models apart."""
         return self.goodness(UNTRAINED_SCORE if self.higher else 100 - UNTRAINED_SCORE)
 
 
@@ -309,7 +304,7 @@ def count_ter(hypotheses: TextLines, references: Sequence[TextLines]) -> Counted
 
 
 def _sacrebleu(metric: Any, hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
-    """What its `corpus_score` does, in two steps, so that the counts are there."""
+    """Do what sacreBLEU's `corpus_score` does, in two steps that expose the counts of every line."""
     counts = metric._extract_corpus_statistics(list(hypotheses), [list(reference) for reference in references])
     value = metric._aggregate_and_compute(counts).score
     return CountedScore(float(value), str(metric.get_signature()), np.array(counts, dtype=np.float64))
@@ -365,7 +360,7 @@ def count_word_errors(hypotheses: TextLines, references: Sequence[TextLines]) ->
 
 
 def compute_edit_distance(one: Sequence[str], other: Sequence[str]) -> int:
-    """The fewest tokens to add, drop or change that turn one row into the other (Levenshtein)."""
+    """Return the Levenshtein distance of two token sequences."""
     above = list(range(len(other) + 1))
     for i, token in enumerate(one, 1):
         row = [i]
@@ -376,25 +371,25 @@ def compute_edit_distance(one: Sequence[str], other: Sequence[str]) -> int:
 
 
 def score_lines(hypotheses: TextLines, references: Sequence[TextLines], names: Sequence[str] = ()) -> list[Score]:
-    """The scores called `names`, in that order; by default those that are usual for translations."""
+    """Score lines of any system by the metrics `names`; by default those usual for translations."""
     return [metric(hypotheses, references) for metric in select_metrics(names)]
 
 
 def compute_metrics(hypotheses: TextLines, references: Sequence[TextLines], names: Sequence[str] = ()) -> list[Score]:
-    """The same of a model's answers."""
-    return [metric.of_answers(hypotheses, references) for metric in select_metrics(names)]
+    """Score a model's own output by the metrics `names`."""
+    return [metric.compute(hypotheses, references) for metric in select_metrics(names)]
 
 
 def select_metrics(names: Sequence[str]) -> list[Metric]:
-    """The metrics called so; one that cannot be counted here is refused, so that no work is done for it."""
+    """Return the metrics of these names; refuse one whose library is missing before any work is done."""
     found = [pick(METRICS, metric_name(name), "metric") for name in names or DEFAULT_METRICS["translate"]]
-    if lack := next(filter(None, (metric.lack for metric in found)), ""):
+    if lack := next(filter(None, (metric.missing_library for metric in found)), ""):
         raise UserError(lack)
     return found
 
 
 def tokenize_with(metric: Metric, tokenize: str) -> Metric:
-    """BLEU that cuts lines in this way; other metrics, and BLEU where no way is named, as they are."""
+    """Return BLEU with this tokenizer; other metrics, and BLEU where none is named, unchanged."""
     if not tokenize or metric.name != "bleu":
         return metric
     return replace(metric, count=partial(count_bleu, tokenize=tokenize))
@@ -422,14 +417,14 @@ def note_on_wer(names: Iterable[str], tokenizer: TokenizerSettings) -> str:
 
 
 def metrics_for_task(task: str) -> dict[str, Metric]:
-    """The metrics that say something about the answers of a task."""
+    """Return the metrics that apply to the output of a task."""
     if task == "classify":
         return {name: metric for name, metric in METRICS.items() if metric.labels}
     return METRICS if task == "translate" else {}
 
 
 def check_line_counts(hypotheses: TextLines, references: Sequence[TextLines]) -> None:
-    """Refuse what would give a number that means nothing."""
+    """Refuse lines and references that do not match up."""
     if not hypotheses:
         raise UserError("there are no hypotheses to score")
     if not references:
@@ -459,7 +454,7 @@ def _lines(reference: TextLines) -> str:
 
 
 def subword_share(lines: Iterable[str]) -> float:
-    """How many of the tokens between blanks begin with '▁' or end in '@@'."""
+    """Return the share of tokens that begin with '▁' or end in '@@'."""
     tokens = [token for line in lines for token in line.split()]
     return sum(token.startswith("▁") or token.endswith("@@") for token in tokens) / max(len(tokens), 1)
 

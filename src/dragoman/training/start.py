@@ -291,8 +291,8 @@ def check(recipe: Recipe) -> None:
 
 def check_metrics(recipe: Recipe, task: str) -> None:
     judge = select_best_metric(recipe.train.metric, task)
-    if judge and judge.lack:
-        raise UserError(f"train.metric: {judge.lack}")
+    if judge and judge.missing_library:
+        raise UserError(f"train.metric: {judge.missing_library}")
     for name in recipe.data.metrics:
         pick(METRICS, name, "metric")
         if name not in metrics_for_task(task):
@@ -312,7 +312,7 @@ def check_validation(recipe: Recipe) -> None:
 def check_judging(recipe: Recipe) -> None:
     """Refuse to judge answers that nobody asks for, and what could not be counted when the training is done. A run that
     was begun so goes on."""
-    if lack := next(filter(None, (METRICS[name].lack for name in recipe.data.metrics)), ""):
+    if lack := next(filter(None, (METRICS[name].missing_library for name in recipe.data.metrics)), ""):
         raise UserError(f"data.metrics: {lack}")
     train, task = recipe.train, recipe.model.task
     if task == "translate":

@@ -111,7 +111,7 @@ class Trainer:
         share = RankShare(group.rank, group.world_size)
         self.stream = stream_of(self.recipe, prepared, few_shapes=self.state.choices.few_shapes, share=share)
         if group.is_distributed and self.stepper.device.type == "cpu":
-            self.stepper.rehearse(self.stream.nothing())
+            self.stepper.rehearse(self.stream.empty_batch())
         self.validator = Validator(
             self.recipe, prepared, self.stream.widths, self.state.choices, self.state.last_validation
         )

@@ -118,7 +118,7 @@ class Validator:
         found, wanted = self.labels(model) if self.task == "classify" else self.translations(model)
         if not found:
             return Validation(loss)
-        score = self.metric.of_answers(found, wanted)
+        score = self.metric.compute(found, wanted)
         return Validation(loss, score.value, score.name, score.signature, by_corpus=self.by_corpus(found, wanted))
 
     def by_corpus(self, found: list[str], wanted: list[list[str]]) -> dict[str, float]:
@@ -126,7 +126,7 @@ class Validator:
         ends = list(accumulate(map(len, self.prepared.asked.values()), initial=0))
         spans = dict(zip(self.prepared.asked, pairwise(ends), strict=True)) if len(ends) > 2 else {}
         return {
-            name: self.metric.of_answers(found[a:b], [lines[a:b] for lines in wanted]).value
+            name: self.metric.compute(found[a:b], [lines[a:b] for lines in wanted]).value
             for name, (a, b) in spans.items()
         }
 
