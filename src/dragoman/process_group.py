@@ -31,9 +31,9 @@ CONNECT_TIMEOUT = timedelta(seconds=1)  # of one attempt
 EXCHANGE_TIMEOUT = timedelta(seconds=30)  # for addresses, once all have met: a process may have died since
 SILENT_SECONDS = 3.0  # of waiting for other processes without a message
 RESUME_HINT = "What was saved before is whole: go on with --resume"
-# Gloo groups are kept until the process exits: the destructor joins their threads while it holds the GIL, and a thread
-# that just finished a collective may be waiting for the GIL to free its tensors, which would be a deadlock.
-GLOO_GROUPS: list[Any] = []
+# A Gloo thread that finished a collective takes the GIL to free its tensors. The destructor of the group waits for that
+# thread while it holds the GIL (a deadlock), and the interpreter aborts it at exit. A pause before leaving avoids both.
+SETTLE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,6 @@ class ProcessGroup:
             return self
         timeout = timedelta(minutes=minutes)
         control = dist.new_group(backend="gloo", timeout=timeout)
-        GLOO_GROUPS.append(control)
         tensors = control
         if device.type == "cuda":  # NCCL ends a process without a message, so the control group must time out first
             torch.cuda.set_device(device)
@@ -171,7 +170,6 @@ def join_process_group(minutes: Callable[[], float] = lambda: DEFAULT_MEETING_MI
         store.set_timeout(EXCHANGE_TIMEOUT)
         store = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=PREPARATION_TIMEOUT)
-        GLOO_GROUPS.append(dist.group.WORLD)
     group = ProcessGroup(dist.get_rank(), world, int(os.environ["LOCAL_RANK"]))
     succeeded = False
     try:
@@ -181,6 +179,7 @@ def join_process_group(minutes: Callable[[], float] = lambda: DEFAULT_MEETING_MI
     finally:
         # After a failure NCCL would wait for the others.
         if joins_here and (succeeded or not torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+            time.sleep(SETTLE_SECONDS)
             dist.destroy_process_group()
 
 
