@@ -103,10 +103,10 @@ def test_packed_rows_have_few_shapes(lengths: list[tuple[int, int]], widths: Wid
     grids, source_N, target_N = planned("packed", lengths, widths, tokens)
     for grid in grids:
         factor = grid.widths.source // widths.source
-        assert grid.widths == widths.times(factor)
+        assert grid.widths == widths.scale(factor)
         assert factor & (factor - 1) == 0
         if factor > 1:  # a grid this wide is there for pairs that need it
-            half, items = widths.times(factor // 2), [item for row in grid.rows for item in row]
+            half, items = widths.scale(factor // 2), [item for row in grid.rows for item in row]
             assert any(source_N[item] > half.source or target_N[item] > half.target for item in items)
     for one in {grid.widths for grid in grids}:
         heights = sorted((len(grid.rows) for grid in grids if grid.widths == one), reverse=True)

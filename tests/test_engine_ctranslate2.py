@@ -61,7 +61,7 @@ def test_widths_apart_are_refused_by_name(name: str, tokenizers: Tokenizers, tmp
         engine(model_of({name: 4}), tokenizers, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["rnn cell=gru", "lm transformer", "classifier transformer mean"])
+@pytest.mark.parametrize("name", ["deep and shallow rnn", "lm transformer", "classifier transformer mean"])
 def test_another_kind_of_model_is_refused_by_name(name: str, tokenizers: Tokenizers, tmp_path: Path) -> None:
     section = cases()[name]
     with pytest.raises(UserError, match=rf"^model\.kind={section['kind']} cannot be exported to CTranslate2"):

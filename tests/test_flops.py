@@ -40,7 +40,7 @@ COUNTED = {  # the additive score and the fused cells are none of the products t
 
 
 def model_of(settings: dict[str, object]) -> Model:
-    return build_model(Recipe(model=settings), source_size=VOCABULARY, target_size=VOCABULARY)
+    return build_model(Recipe(model=settings).model, source_size=VOCABULARY, target_size=VOCABULARY, joint=True)
 
 
 @pytest.mark.parametrize("settings", COUNTED.values(), ids=COUNTED)

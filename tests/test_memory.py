@@ -40,7 +40,7 @@ def test_freed_memory_goes_back_once_much_of_it_has_piled_up(monkeypatch: pytest
 def test_few_kernels_are_kept_for_shapes_seen_once(given: str) -> None:
     names = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
     others = {name: value for name, value in os.environ.items() if name not in names}
-    code = f"import dragoman, os; print(*(os.environ[name] for name in {names}))"
+    code = f"import dragoman, os; dragoman.UserError; print(*(os.environ[name] for name in {names}))"
     chosen = dict.fromkeys(names, given) if given else {}
     answer = subprocess.run(
         [sys.executable, "-c", code], env=others | chosen, capture_output=True, text=True, check=True

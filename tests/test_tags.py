@@ -69,7 +69,7 @@ def test_tags_are_kept(kind: str, tmp_path: Path) -> None:
 def test_a_tag_is_never_said(kind: str, tied: bool, joint: bool) -> None:
     """Not even by a model that holds nothing else likely."""
     values = {"model": {"kind": kind, "width": 16, "tied": tied}, "tokenizer": {"joint": joint}}
-    model = build_model(build(Recipe, values), source_size=23, target_size=20)
+    model = build_model(build(Recipe, values).model, source_size=23, target_size=20, joint=joint)
     assert isinstance(model, AutoregressiveModel)
     with torch.no_grad():
         model.project.weight[20:] += 100

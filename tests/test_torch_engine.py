@@ -215,7 +215,7 @@ def test_with_little_memory_few_are_answered_at_a_time(monkeypatch: Any) -> None
     monkeypatch.setattr(torch_engine, "use_cuda_graph", lambda *_: True)
     found = []
     for memory in (1 << 40, 1 << 21):
-        monkeypatch.setattr(flow, "memory_of", lambda _, memory=memory: memory)
+        monkeypatch.setattr(flow, "total_memory", lambda _, memory=memory: memory)
         ours = engine(model)
         with workers(1):
             found.append(ours.search([*jobs, Job([5] * 40, 100)], search))
