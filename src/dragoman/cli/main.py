@@ -90,7 +90,7 @@ def train_command(
     """Train a model from a recipe into a run folder."""
     recipe = find_recipe(recipe)
     check_runs([init_from])
-    begun = out_folder if resume and RunFolder(out_folder).format.exists() else None
+    begun = out_folder if resume and RunFolder(out_folder).state() else None  # else it was killed before a checkpoint
     check_recipe(recipe, overrides or [], parent=begun or init_from)
     if dry_run and resume:
         raise UserError("--dry-run shows a new run; leave --resume out")
