@@ -203,17 +203,20 @@ def test_on_a_terminal(toy: Toy) -> None:
 
 
 def test_progress_is_for_terminals(toy: Toy, lines: Path) -> None:
+    """A bar is drawn on stderr for what takes longer than a second, or here, than no time at all."""
+    at_once = "from dragoman import progress; progress.SHORT = progress.REFRESH = 0; "
+    code = at_once + "from dragoman.cli.main import main; import sys; sys.argv[0] = 'dragoman'; main()"
     ours, theirs = pty.openpty()
-    with started("translate", toy.run, "--input", lines, "--batch", 5, stderr=theirs) as running:
-        out, _ = running.communicate()
+    arguments = [sys.executable, "-c", code, "translate", str(toy.run), "--input", str(lines), "--batch", "5"]
+    done = subprocess.run(arguments, stdout=subprocess.PIPE, stderr=theirs, env=environment(), check=True)
+    os.close(theirs)
     said = os.read(ours, 10_000).decode()
     os.close(ours)
-    os.close(theirs)
     assert "5 of 12 lines" in said
     assert "12 of 12 lines" in said
     assert re.search(r"/s, \d+ s left", said)
-    assert out.count(b"\n") == 12
-    assert b"\x1b" not in out
+    assert done.stdout.count(b"\n") == 12
+    assert b"\x1b" not in done.stdout
 
 
 # evaluate
