@@ -164,9 +164,9 @@ class RunFolder:
 
         Checkpoints are left out: a process that trains removes them at any time.
         """
-        self.check_name()
         if not self.path.is_dir():
             raise UserError(f"there is no run folder {str(self.path)!r}")
+        self.check_name()
         files = (self.format, self.config, self.model, self.metrics, self.scores)
         for path in (*files, *self.tokenizer.rglob("*")):
             check_plain(path)
