@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from dragoman.augmentation import distillation as room
 from dragoman.augmentation import jobs as shards
 from dragoman.augmentation.backtranslation import UsefulPairs, find_faults
 from dragoman.augmentation.distillation import DistilSettings, distil
-from dragoman.augmentation.jobs import ShardedJob, ThroughputMeter
+from dragoman.augmentation.jobs import ShardedJob
 from dragoman.config.settings import CorpusSettings
 from dragoman.data.corpus import read_pairs
 from dragoman.errors import UserError
@@ -34,7 +35,7 @@ from dragoman.metrics.metrics import METRICS
 from dragoman.models.flops import Cost
 from dragoman.models.registry import build_model
 from dragoman.process_group import ProcessGroup
-from dragoman.progress import INFO, Report
+from dragoman.progress import INFO, ProgressBar, Report
 from dragoman.recipe import read_recipe
 from dragoman.run_dir import CHANGED, DIGEST_LINE, RunFolder
 from dragoman.types import Hypothesis, Pair
@@ -93,21 +94,21 @@ class Ear(Report):
         self.until = until
         self.heard: list[str] = []
         self.batches: list[float] = []
-        self.translating = False
 
     def log(self, message: str, level: int = INFO) -> None:  # noqa: ARG002
         self.heard.append(message)
 
-    def begin(self, total: int, done: int, what: str = "training") -> None:
-        self.translating = what == "translating"
-        super().begin(total, done, what)
+    def progress(self, name: str, *, total: float = 0, unit: str = "lines") -> ProgressBar:
+        bar = super().progress(name, total=total, unit=unit)
+        if name == "translating":
+            bar.update = partial(self.count, bar.update)  # type: ignore[method-assign]
+        return bar
 
-    def step(self, done: float, said: str) -> None:
-        if self.translating:
-            self.batches.append(done)
-            if len(self.batches) == self.until:
-                raise KeyboardInterrupt
-        super().step(done, said)
+    def count(self, update: Callable[[float], None], done: float) -> None:
+        update(done)
+        self.batches.append(done)
+        if len(self.batches) == self.until:
+            raise KeyboardInterrupt
 
 
 def taught(run: Path, number: int = 1) -> list[dict[str, Any]]:
@@ -386,7 +387,7 @@ def test_answers_are_kept_as_they_were(tmp_path_factory: pytest.TempPathFactory,
     answers = [{"source": source, "target": target, "faults": []} for source, target in texts]
     pairs = [Pair(*both) for both in texts]
     kept = ShardedJob(folder, lambda: iter(pairs), lambda before, some: answers[before : before + len(some)], 2)
-    found = list(kept.records(kept.make(ProcessGroup(), ThroughputMeter(0, Ear()))))
+    found = list(kept.records(kept.make(ProcessGroup(), ProgressBar("translating", visible=False))))
     assert found == answers
     (folder / "1.jsonl").write_bytes("".join(UsefulPairs().lines(found)).encode())
     assert list(read_pairs(CorpusSettings(jsonl=str(folder / "1.jsonl")))) == pairs
