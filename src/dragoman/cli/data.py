@@ -30,27 +30,37 @@ class CorpusOptions:
     source: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="FILE", help="plain text, one sentence a line; may be given several times", show_default=False
+            "--source",
+            metavar="FILE",
+            help="plain text, one sentence a line; may be given several times",
+            show_default=False,
         ),
     ] = None
     target: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="its translations, line by line", show_default=False)
+        list[Path] | None,
+        typer.Option("--target", metavar="FILE", help="its translations, line by line", show_default=False),
     ] = None
     tsv: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="source and target in columns", show_default=False)
+        list[Path] | None,
+        typer.Option("--tsv", metavar="FILE", help="source and target in columns", show_default=False),
     ] = None
     jsonl: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="objects with source and target", show_default=False)
+        list[Path] | None,
+        typer.Option("--jsonl", metavar="FILE", help="objects with source and target", show_default=False),
     ] = None
     columns: Annotated[
-        str, typer.Option(metavar="S,T", help="columns of --tsv, counted from 0; by default 0,1", show_default=False)
+        str,
+        typer.Option(
+            "--columns", metavar="S,T", help="columns of --tsv, counted from 0; by default 0,1", show_default=False
+        ),
     ] = ""
     keys: Annotated[
-        str, typer.Option(metavar="S,T", help="keys of --jsonl; by default source,target", show_default=False)
+        str, typer.Option("--keys", metavar="S,T", help="keys of --jsonl; by default source,target", show_default=False)
     ] = ""
     corpus: Annotated[
         list[str] | None,
         typer.Option(
+            "--corpus",
             metavar="CORPUS",
             help="a corpus as in a recipe: '{tsv: FILE, where: {0: dev}}'; or RECIPE.yaml:dev",
             show_default=False,
