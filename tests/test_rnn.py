@@ -81,6 +81,18 @@ def test_alignment_rows_sum_to_one_inside_their_sentence(
         assert ((look_BTS[0, 0] - look_BTS[0, 1])[real_BS[0]].abs() > 1e-9).all()
 
 
+@EACH
+def test_gradients_in_bf16_are_near(cell: str, attention: str, input_feeding: bool, layers: int) -> None:
+    model = model_of(dtype=torch.float32, cell=cell, attention=attention, input_feeding=input_feeding, layers=layers)
+    batch = alone(3)
+    exact = gradients(model, batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = gradients(model, batch)
+    assert all(grad.dtype == torch.float32 for grad in rough.values())
+    near, true = (torch.cat([grad.flatten() for grad in found.values()]) for found in (rough, exact))
+    assert 0 < (near - true).norm() <= 0.05 * true.norm()
+
+
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_it_is_pytorchs(cell: str) -> None:
     """Without attention: a bidirectional module of PyTorch on packed sequences, a bridge, and another module."""
