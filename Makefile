@@ -7,8 +7,10 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # What a CPU without AVX-512 gets: limits of the instruction sets of oneDNN, PyTorch and CTranslate2.
 AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 CT2_FORCE_CPU_ISA=AVX2
-CPU_TESTS := $(addprefix tests/test_, $(addsuffix .py, bench_training bench_translate demo engine_choose \
-	engine_ctranslate2 engine_laws exchange_huggingface exchange_onnx export hardware kernel linear torch_engine translator))
+CPU_TESTS := $(addprefix tests/, bench/test_bench_training.py bench/test_bench_translate.py cli/test_demo.py \
+	kernels/test_attention_kernels.py modules/test_linear.py test_hardware.py \
+	$(addprefix inference/test_, $(addsuffix .py, engine_ctranslate2 engine_huggingface engine_laws engine_onnx \
+	engine_selection engine_torch export translator)))
 
 .PHONY: setup demo test test-cpu lint format docs
 

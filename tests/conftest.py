@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+pytest_plugins = ["toy_fixtures"]
+
 settings.register_profile("house", deadline=None, database=None, derandomize=True, print_blob=True)
 settings.load_profile("house")
 

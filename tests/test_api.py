@@ -18,8 +18,6 @@ from dragoman.metrics.metrics import compute_metrics
 from dragoman.types import Line
 from toy_run import Toy, sentences, translated
 
-pytest_plugins = ["toy_fixtures"]
-
 FUNCTIONS = ["evaluate", "export", "load", "score", "train"]
 
 

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Tag
 from dragoman.errors import UserError
 
 # What settings are called in other toolkits and in papers. A target without a section is looked for where the name
-# stands. tests/test_synonyms.py checks that every target exists.
+# stands. tests/config/test_setting_synonyms.py checks that every target exists.
 SETTING_SYNONYMS = {
     name: target
     for target, names in {

@@ -1,0 +1,48 @@
+"""`train --dry-run`: what is found is what training finds, and nothing is written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from dragoman.training.planning import dry_run
+from toy_run import Call, one_sentence, quietly
+
+
+def everything(folder: Path) -> list[tuple[Path, int]]:
+    return sorted((path, path.stat().st_mtime_ns) for path in folder.rglob("*") if "home" not in path.parts)
+
+
+def test_nothing_is_written(small: Path, call: Call) -> None:
+    before = everything(small.parent)
+    answer = call("train", small, "-o", small.parent / "run", "--dry-run")
+    assert answer.code == 0
+    assert everything(small.parent) == before
+    assert re.search(r"^model +transformer, [\d,]+ parameters$", answer.out, re.MULTILINE)
+    assert re.search(r"^train +200 examples, [\d,]+ tokens$", answer.out, re.MULTILINE)
+    assert "until 24 steps" in answer.out
+
+
+def test_it_finds_what_training_finds(small: Path, call: Call) -> None:
+    found = dry_run(small, out=small.parent / "run")
+    said = call("train", small, "-o", small.parent / "run").err
+    assert f"{found['parameters']:,} parameters" in said
+    assert f"train: {found['train_examples']:,} pairs" in said
+    assert f"dev: {found['dev_examples']:,} pairs" in said
+    assert f"{found['choices']}; until {found['until']}" in said
+
+
+def test_it_refuses_what_training_refuses(small: Path, call: Call) -> None:
+    quietly(small, run := small.parent / "run", "train.steps=1")
+    one_sentence(call("train", small, "-o", run, "--dry-run"), "already holds a run")
+    one_sentence(call("train", small, "-o", small.parent / "new", "model.heads=3", "--dry-run"), "heads")
+    one_sentence(call("train", small, "-o", run, "--dry-run", "--resume"), "--resume")
+    wide = call("train", small, "-o", small.parent / "new", "tokenizer.size=50000", "--dry-run")
+    one_sentence(wide, "tokenizer.size 50000", working=True)
+
+
+def test_a_parent_is_taken_into_account(small: Path, call: Call) -> None:
+    quietly(small, run := small.parent / "run", "train.steps=1")
+    assert dry_run(small, out=small.parent / "new", init_from=run)["vocabulary"]
+    answer = call("train", small, "-o", small.parent / "new", "--init-from", run, "model.width=32", "--dry-run")
+    one_sentence(answer, "does not fit", working=True)

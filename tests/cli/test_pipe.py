@@ -1,0 +1,106 @@
+"""Commands as a program at the other end of a pipe sees them: it writes a line, and waits for the answer to it."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dragoman import io as file_io
+from dragoman.cli import lines
+from dragoman.errors import UserError
+from toy_run import Call, Toy, sentences, started
+
+
+def test_a_line_is_answered_before_the_next_one_comes(toy: Toy) -> None:
+    lines = sentences(3, seed=5)
+    with started("translate", toy.run, "--engine", "torch", "--device", "cpu", stdin=subprocess.PIPE) as running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        answers = []
+        for line in lines:
+            running.stdin.write(line.encode() + b"\n")
+            running.stdin.flush()
+            answers.append(running.stdout.readline().decode().rstrip("\n"))
+        running.stdin.close()
+        assert running.wait() == 0
+    assert answers == [one.text for one in toy.translator.translate(lines)]
+
+
+class Pipe:
+    """A pipe in place of stdin."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        reading, self.writing = os.pipe()
+        self.file = os.fdopen(reading, "rb")
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(self.file))
+
+    def write(self, text: bytes) -> None:
+        os.write(self.writing, text)
+
+    def close(self) -> None:
+        os.close(self.writing)
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
+    found = Pipe(monkeypatch)
+    yield found
+    found.file.close()
+
+
+def test_a_group_is_what_is_there(pipe: Pipe) -> None:
+    groups = lines.input_groups(None, 3)
+    pipe.write(b"one\ntwo\nhal")
+    assert next(groups) == ["one", "two"]
+    pipe.write(b"f\r\nfour\nfive\nsix\nseven\n\n")
+    assert next(groups) == ["half", "four", "five"]
+    assert next(groups) == ["six", "seven", ""]
+    pipe.write(b"no line feed")
+    pipe.close()
+    assert list(groups) == [["no line feed"]]
+
+
+def test_a_long_line_comes_in_many_parts(pipe: Pipe) -> None:
+    groups = lines.input_groups(None, 2)
+    pipe.write(b"a" * 60_000)
+    arriving = b"b" * 60_000 + b"\nnext\n"
+    reader = lines.ArrivingLines(pipe.file)
+    assert not reader.has_next()
+    pipe.write(arriving)
+    assert [next(reader), next(reader)] == [b"a" * 60_000 + b"b" * 60_000 + b"\n", b"next\n"]
+    pipe.close()
+    assert list(groups) == []
+
+
+def test_an_endless_line_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a little more than the limit is read of a stream that never ends a line."""
+    with Path("/dev/zero").open("rb") as endless:
+        reader = lines.ArrivingLines(endless, longest=1 << 20)
+        assert 1 << 20 < len(next(reader)) <= (1 << 20) + (1 << 16)
+        monkeypatch.setattr(lines, "LONGEST_LINE", 1 << 20)
+        monkeypatch.setattr(file_io.lines_of, "__kwdefaults__", {"longest": 1 << 20})
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(endless))
+        with pytest.raises(UserError, match="the input line 1 has more than the 1 MiB allowed"):
+            next(lines.input_groups(None, 2))
+
+
+@pytest.mark.parametrize("size", [1, 2, 1000])
+def test_lines_are_the_same_in_groups_of_every_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, size: int) -> None:
+    text = "\ufeffone\r\n\ntwo\u2028still two\n\x0c\nlast".encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
+    (tmp_path / "file").write_bytes(text)
+    found = [list(lines.input_groups(path, size)) for path in (None, tmp_path / "file")]
+    assert found[0] == found[1]
+    assert [line for group in found[0] for line in group] == ["one", "", "two\u2028still two", "\x0c", "last"]
+    assert max(map(len, found[0])) <= size
+
+
+def test_a_dash_is_stdin(toy: Toy, call: Call) -> None:
+    line = sentences(1, seed=6)[0].encode() + b"\n"
+    assert call("translate", toy.run, "-i", "-", stdin=line) == call("translate", toy.run, stdin=line)

@@ -1,0 +1,162 @@
+"""What is wrong with a command line is said at once: before PyTorch is imported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dragoman.cli.options import ENGINE_NAMES, FORMAT_NAMES, check_input_files, check_output, check_recipe, check_runs
+from dragoman.config import recipe_files
+from dragoman.errors import UserError
+from dragoman.inference import export
+from dragoman.inference.engines import select as choose
+from toy_run import Call, one_sentence, write_corpus, write_recipe
+
+NOWHERE = Path("/nowhere/at/all")
+PROGRAM = """
+import json, sys
+from dragoman.cli import main as cli
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["dragoman", *arguments]
+    try:
+        cli.main()
+    except SystemExit as end:
+        print("\\x00", end.code, sorted({"torch", "transformers", "ctranslate2"} & set(sys.modules)), arguments)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A recipe with its corpus, and a folder that looks like a run until it is opened."""
+    write_corpus(tmp_path, train=4, dev=2)
+    write_recipe(tmp_path / "recipe.yaml")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "FORMAT").write_text("1\n")
+    return tmp_path
+
+
+def outcomes(folder: Path, commands: list[str]) -> list[str]:
+    given = json.dumps([command.split() for command in commands])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, given], cwd=folder, capture_output=True, text=True, check=True
+    )
+    found = [line for line in done.stdout.splitlines() if line.startswith("\x00")]
+    assert len(found) == len(commands), done.stderr
+    return found
+
+
+def test_mistakes_are_said_before_pytorch_is_imported(folder: Path) -> None:
+    wrong = [
+        "translate none",
+        "translate run --engine ct2",
+        "translate run --input none",
+        "translate run --with none",
+        "translate run --glossary none",
+        "classify none",
+        "classify run -i none",
+        "generate none",
+        "generate run --top-p 2",
+        "evaluate run --source dev.src --reference none",
+        "evaluate run --source none --reference dev.trg",
+        "evaluate none --phrasebook test",
+        "evaluate run --phrasebook test --engine ct2",
+        "score run --source dev.src --target none",
+        "train none.yaml --out new",
+        "train recipe.yaml --out new train.stepps=3",
+        "train recipe.yaml --out new train.learning_rate=3",
+        "train recipe.yaml --out new --init-from none",
+        "train recipe.yaml --out new data.train={tsv:none}",
+        "train recipe.yaml --out new data.dev.source=none",
+        "fit none.yaml",
+        "distil none recipe.yaml --out new",
+        "distil run none.yaml --out new",
+        "backtranslate run -i none -o new",
+        "compare none.yaml",
+        "compare none",
+        "export run new --to hf",
+        "export none new --to onnx",
+        "info none",
+        "settings nonsense",
+        "data clean --source train.src --target train.trg --out new max_ration=3",
+        "data stats --source none --target train.trg",
+    ]
+    assert [line for line in outcomes(folder, wrong) if not line.startswith("\x00 2 [] ")] == []
+    assert not (folder / "new").exists()
+
+
+def test_what_needs_no_model_needs_no_pytorch(folder: Path) -> None:
+    right = [
+        "--help",
+        "settings",
+        "settings model.kind=rnn",
+        "settings beam --json",
+        "recipes",
+        "cache --folder none",
+        "data stats --source train.src --target train.trg",
+        "data clean --source train.src --target train.trg --out clean",
+    ]
+    assert [line for line in outcomes(folder, right) if not line.startswith("\x00 0 [] ")] == []
+
+
+def test_the_names_that_are_checked_are_those_there_are() -> None:
+    assert list(ENGINE_NAMES) == list(choose.ENGINES)
+    assert list(FORMAT_NAMES) == list(export.FORMATS)
+
+
+def test_names_that_others_use_are_understood(folder: Path, call: Call) -> None:
+    assert "did you mean 'ctranslate2'?" in call("translate", folder / "run", "--engine", "ct2").err
+    assert "did you mean 'huggingface'?" in call("export", folder / "run", folder / "new", "--to", "hf").err
+
+
+@pytest.mark.parametrize(
+    "name", ["recipes/lectures", "lectures", "lectures/21-rotary", "recipes/lectures/21-rotary.yaml", "multi30k-en-de"]
+)
+def test_recipes_that_come_with_dragoman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = recipe_files.find_recipe(Path(name))
+    assert found.is_absolute()
+    assert found.exists()
+    (tmp_path / name).mkdir(parents=True)
+    assert recipe_files.find_recipe(Path(name)) == Path(name)
+
+
+def test_a_wheel_carries_its_recipes_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = tmp_path / "site-packages" / "dragoman" / "recipes" / "lectures"
+    inside.mkdir(parents=True)
+    (inside / "one.yaml").write_text("# What it is.\ndata: {}\n")
+    monkeypatch.setattr(recipe_files, "PACKAGE", tmp_path / "site-packages" / "dragoman")
+    monkeypatch.chdir(tmp_path)
+    assert recipe_files.find_recipe(Path("recipes/lectures")) == inside
+    assert list(recipe_files.list_recipes()) == [("lectures/one", "What it is.")]
+    assert recipe_files.find_recipe(Path("none.yaml")) == Path("none.yaml")
+
+
+def test_every_recipe_is_listed(call: Call) -> None:
+    names = [line.split()[0] for line in call("recipes").out.splitlines()]
+    assert "lectures/21-rotary" in names
+    assert all(recipe_files.find_recipe(Path(name)).is_file() for name in names)
+
+
+def test_one_of_several_processes_leaves_checks_to_the_main_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its machine may lack the recipe, and an error is printed once."""
+    checks = [lambda: check_runs([NOWHERE]), lambda: check_input_files([NOWHERE]), lambda: check_recipe(NOWHERE)]
+    checks.append(lambda: check_output(NOWHERE / "file"))
+    for check in checks:
+        monkeypatch.setenv("WORLD_SIZE", "1")
+        with pytest.raises(UserError):
+            check()
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        check()
+
+
+def test_a_null_character_in_a_name() -> None:
+    with pytest.raises(UserError, match="cannot be read: embedded null"):
+        check_input_files([Path("a\0b")])
+
+
+def test_a_misspelt_recipe_is_answered_with_the_nearest(call: Call, tmp_path: Path) -> None:
+    one_sentence(call("train", "mutli30k-en-de", "--out", tmp_path / "run"), "did you mean 'multi30k-en-de'")

@@ -1,0 +1,147 @@
+"""`dragoman settings`: what it prints is a recipe, its menus are those that settings are held against."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from dragoman.cli.settings import catalogue, menus, reference
+from dragoman.config.reference import load_reference
+from dragoman.config.settings import build
+from dragoman.config.yaml import parse_yaml
+from dragoman.errors import UserError
+from dragoman.models.settings import MODEL_KINDS
+from dragoman.recipe import Recipe, check_model
+from dragoman.training.start import check
+from toy_run import Call, one_sentence
+
+KINDS = [(kind, backbone) for kind, backbones in MODEL_KINDS.items() for backbone in backbones]
+
+
+def given(kind: str, backbone: str) -> dict[str, Any]:
+    return {"kind": kind, **({"backbone": backbone} if backbone else {})}
+
+
+def recipe_of(kind: str, backbone: str) -> Recipe:
+    return check_model(build(Recipe, {"model": given(kind, backbone)}))
+
+
+@pytest.mark.parametrize(("kind", "backbone"), KINDS)
+def test_it_is_a_recipe_of_defaults(kind: str, backbone: str) -> None:
+    text = catalogue(overrides=[f"model.{name}={word}" for name, word in given(kind, backbone).items()])
+    assert check_model(build(Recipe, parse_yaml(text, "the catalogue"))) == recipe_of(kind, backbone)
+
+
+CHOICES = [
+    (*kind, section, name)
+    for kind in KINDS
+    for section, some in menus(recipe_of(*kind)).items()
+    for name in some
+    if name != "metrics"  # a list of names
+]
+
+
+@pytest.mark.parametrize(("kind", "backbone", "section", "name"), CHOICES)
+def test_a_menu_is_what_a_setting_is_held_against(kind: str, backbone: str, section: str, name: str) -> None:
+    """A wrong name is refused with the same names that are shown."""
+    recipe = recipe_of(kind, backbone)
+    menu = menus(recipe)[section][name]
+    shown = re.search(rf"^  {name}: .*?  # (\S+( \| \S+)*?)(;|$)", catalogue([section], overrides_of(recipe)), re.M)
+    assert (shown[1].split(" | ") if shown else []) == list(menu)
+    values = recipe.model_dump(mode="json")
+    values[section] = {**values[section], name: "nonsense"}
+    values["tokenizer"]["joint"] = False  # so that there may be two kinds
+    values["data"]["train"] = {"phrasebook": 10}
+    with pytest.raises(UserError, match="'nonsense'") as caught:
+        check(check_model(build(Recipe, values)))
+    listed = re.search(r"\(there are: (.*)\)", str(caught.value))
+    assert listed
+    assert listed[1].split(", ") == list(menu)
+
+
+@pytest.mark.parametrize(("kind", "backbone"), KINDS)
+def test_every_word_in_a_model_section_is_on_a_menu(kind: str, backbone: str) -> None:
+    record = MODEL_KINDS[kind][backbone]
+    assert {name for name, field in record.model_fields.items() if field.annotation is str} == set(record.menus())
+
+
+def overrides_of(recipe: Recipe) -> list[str]:
+    return [f"model.{name}={value}" for name, value in recipe.model.model_dump(include={"kind", "backbone"}).items()]
+
+
+def test_meanings_and_choices_stand_behind_the_settings() -> None:
+    lines = catalogue().splitlines()
+    for words in (
+        r"  norm: layer +# layer \| .*\| none; normalization",
+        r"  tied: true +# one matrix for target",
+        r"  precision: auto +# auto \| float32 \| bf16; ",
+        r"  compile: auto +# auto \| true \| false",
+        r"  warmup: 1000 +# steps$",
+        r"  #   columns: \[0, 1\] +# of a TSV file",
+    ):
+        assert sum(bool(re.match(words, line)) for line in lines) == 1, words
+
+
+def test_every_setting_has_a_description() -> None:
+    rows = [row for settings in reference().values() for row in settings if row.name not in ("kind", "backbone")]
+    assert [row.path for row in rows if not row.meaning] == []
+
+
+def test_sections() -> None:
+    assert parse_yaml(catalogue(["train", "search"]), "the catalogue").keys() == {"train", "search"}
+    with pytest.raises(UserError, match="has 'trian'; did you mean 'train'"):
+        catalogue(["trian"])
+    with pytest.raises(UserError, match=r"model\.kind called 'transfromer'"):
+        catalogue(["model"], ["model.kind=transfromer"])
+
+
+def test_on_the_command_line(call: Call) -> None:
+    answer = call("settings", "model", "model.kind=lm", "model.backbone=rnn")
+    assert answer.code == 0
+    assert answer.out == catalogue(["model"], ["model.kind=lm", "model.backbone=rnn"])
+    one_sentence(call("settings", "modle"), "did you mean 'model'")
+
+
+def test_the_reference_is_up_to_date() -> None:
+    """Otherwise: python -m dragoman.cli.settings."""
+    assert load_reference() == reference()
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["train.minutes"], {"train.minutes"}),
+        (["beam"], {"search.beam"}),
+        (["seed"], {"train.seed", "search.seed", "data.train.seed"}),
+        (["learning_rate"], {"train.lr"}),
+        (["steps", "batch_size"], {"train.steps", "train.tokens"}),
+        (["rotary"], {"model.position"}),
+        (["cell"], {"model.cell"}),
+        (["columns"], {"data.train.columns"}),
+    ],
+)
+def test_a_word_finds_settings(call: Call, words: list[str], names: set[str]) -> None:
+    answer = call("settings", *words, "--json")
+    assert answer.code == 0
+    assert {json.loads(line)["name"] for line in answer.out.splitlines()} == names
+    shown = call("settings", *words).out
+    assert all(f" {name.rpartition('.')[2]}: " in shown for name in names)
+
+
+def test_a_word_in_descriptions(call: Call) -> None:
+    found = [json.loads(line) for line in call("settings", "padding", "--json").out.splitlines()]
+    assert found
+    assert all("padding" in each["description"] for each in found)
+
+
+def test_a_setting_of_another_kind_of_model_is_shown_with_it(call: Call) -> None:
+    assert call("settings", "context").out.startswith("# with model.kind=lm and model.backbone=transformer:\nmodel:\n")
+
+
+@pytest.mark.parametrize("overrides", [[], ["model.kind=rnn"], ["model.kind=lm", "model.backbone=rnn"]])
+def test_the_reference_reads_as_the_settings_do(call: Call, overrides: list[str]) -> None:
+    assert call("settings", *overrides).out == catalogue((), overrides)
+    assert call("settings", *overrides, "train.steps=7").out == catalogue((), [*overrides, "train.steps=7"])

@@ -1,0 +1,195 @@
+"""Laws that every way to search keeps, over the menu, on a trained model and on small ones of every kind."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from dragoman.config.settings import SearchSettings
+from dragoman.data.batches import BatchPlan, Widths, collate_pairs
+from dragoman.decoding.mbr import rank_by_agreement
+from dragoman.decoding.methods import (
+    METHODS,
+    SEARCH_REGISTRIES,
+    check_search_settings,
+    decode,
+    draw_samples,
+    make_uniforms,
+)
+from dragoman.decoding.request import DecodingConstraints
+from dragoman.errors import UserError
+from dragoman.inference.translator import Translator
+from dragoman.types import EOS, Example, Hypothesis
+from toy_requests import REAL, asked, real_request, real_sources
+from toy_run import Call, Toy, sentences, translated, write_lines
+from toy_steps import Toy as Steps
+
+QUICK: dict[str, Any] = {"samples": 4, "groups": 2}
+ODD = ["", " ", "\t", "ba del.", "ba\0del.\x1b\x07", "🎉👩‍👩‍👧🎉", "\u2028", "ba " * 3333, "del fo gri mun!", "</s>"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_in_any_company(translator: Translator, method: str) -> None:
+    """Batch size, order and neighbours change nothing: text, scores and alignments, to the bit."""
+
+    def answers(lines: list[str], size: int) -> list[Hypothesis]:
+        search = {"method": method, **QUICK}
+        starts = range(0, len(lines), size)
+        return [one for at in starts for one in translator.translate(lines[at : at + size], search=search)]
+
+    lines = sentences(24, seed=21, longest=6)
+    expected = dict(zip(lines, answers(lines, 24), strict=True))
+    shuffled = Random(5).sample(lines, len(lines))
+    for size in (1, 5):
+        assert answers(shuffled, size) == [expected[line] for line in shuffled], size
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_as_many_out_as_in(translator: Translator, method: str) -> None:
+    quick = {"samples": 2, "beam": 2, "groups": 2, "max_ratio": 1.0, "max_extra": 2}
+    found = translator.translate(ODD, search={"method": method, **quick})
+    assert len(found) == len(ODD)
+    for line, one in zip(ODD, found, strict=True):
+        assert (one == Hypothesis("", 0.0, [], [], [], 0.0)) == (not line.strip())
+    assert "parts" in found[7].warnings[0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_trained_model_is_right_by_every_method(translator: Translator, method: str) -> None:
+    lines = sentences(30, seed=22)
+    found = translator.translate(lines, search={"method": method, "temperature": 0.5})
+    assert sum(one.text == translated(line) for one, line in zip(found, lines, strict=True)) >= 27
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", REAL)
+def test_scores_are_those_of_a_fresh_pass(name: str, method: str) -> None:
+    """log-probabilities, step by step from caches, against the whole answer read at once: to 1e-4 in float32."""
+    count = METHODS[method].fixed.get("beam", 4)
+    request = real_request(name, 5, 8, method=method, beam=4, nbest=count, samples=6, groups=2, candidates="samples")
+    _, _, examples = real_sources(5)
+    for example, found in zip(examples, decode(request), strict=True):
+        assert 1 <= len(found) <= count
+        for one in found:
+            assert one.logp == pytest.approx(fresh(request.model, example, one.tokens, one.finished), abs=1e-4)
+
+
+def fresh(model: Any, example: Example, tokens: list[int], finished: bool) -> float:
+    members = getattr(model, "models", [model])
+    whole = example._replace(target=torch.tensor(tokens, dtype=torch.long).numpy())
+    batch = collate_pairs(BatchPlan([[0]], Widths(16, 16)), [whole])
+    with torch.no_grad():
+        shares = [one.project(one(batch))[0].float().softmax(-1) for one in members]
+    logp_TV = torch.stack(shares).mean(0).log()
+    return sum(float(logp_TV[place, token]) for place, token in enumerate([*tokens, EOS] if finished else tokens))
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_width_one_is_greedy(name: str) -> None:
+    assert decode(real_request(name, 5, 9, beam=1, stop="best", length_penalty=0.0)) == decode(
+        real_request(name, 5, 9, method="greedy", length_penalty=0.0)
+    )
+    assert decode(real_request(name, 5, 9, beam=1)) == decode(real_request(name, 5, 9, method="greedy"))
+
+
+def test_what_is_drawn_depends_on_seed_text_and_number_alone(translator: Translator) -> None:
+    lines = sentences(6, seed=23)
+    hot: dict[str, Any] = {"method": "sample", "temperature": 2.0}
+    one = [found.text for found in translator.translate(lines, search=hot)]
+    assert one == [found.text for found in translator.translate(lines, search={**hot, "seed": 1})]
+    assert one != [found.text for found in translator.translate(lines, search={**hot, "seed": 2})]
+    twice = translator.translate([lines[0], lines[1], lines[0]], search=hot)
+    assert twice[0] == twice[2] != twice[1]
+    many = translator.nbest(lines, count=5, search=hot)
+    assert [found[0].text for found in many] == one
+    assert all(len({each.text for each in found}) == len(found) for found in many)
+    assert len({each.text for found in many for each in found}) > 20
+
+
+def test_draws_are_a_sentences_own() -> None:
+    def of(*texts: str, seed: int = 1) -> torch.Tensor:
+        wishes = [DecodingConstraints(text=text) for text in texts]
+        return make_uniforms(asked(Steps(), [4] * len(texts), [5] * len(texts), wishes, seed=seed), range(2))
+
+    draw_BWT = of("a", "b", "a")
+    assert torch.equal(draw_BWT[0], draw_BWT[2])
+    assert len(draw_BWT[:2].unique()) == 2 * 2 * 5
+    assert torch.equal(of("x", "b")[1], draw_BWT[1])
+    assert not torch.equal(of("a", seed=2)[0], draw_BWT[0])
+
+
+def test_cold_samples_are_greedy() -> None:
+    cold = decode(asked(Steps(seed=4), [4, 5, 6], [9, 0, 7], method="sample", temperature=0.0))
+    assert cold == decode(asked(Steps(seed=4), [4, 5, 6], [9, 0, 7], method="greedy"))
+
+
+def test_samples_follow_the_probabilities() -> None:
+    """A thousand draws of the first token of one sentence, by chance and by count."""
+    request = asked(Steps(seed=3), [4], [1], method="sample", nbest=1000)
+    found = decode(request)[0]
+    state = request.model.start(request.source_BS, request.keep_BS)
+    share_V = request.model.step(torch.tensor([2]), state)[0][0].exp()
+    share_V[[0, 2]] = 0
+    counts = torch.bincount(torch.tensor([one.tokens[0] if one.tokens else EOS for one in found]), minlength=6)
+    assert torch.allclose(counts / 1000, share_V / share_V.sum(), atol=0.05)
+
+
+def test_agreement_can_be_had_from_a_beam(translator: Translator) -> None:
+    lines = sentences(10, seed=24)
+    search = {"method": "mbr", "candidates": "beam", "metric": "bleu"}
+    found = translator.nbest(lines, count=3, search=search, beam=6)
+    for line, answers in zip(lines, found, strict=True):
+        assert answers[0].text == translated(line)
+        assert [one.score for one in answers] == sorted((one.score for one in answers), reverse=True)
+
+
+def test_samples_agree_as_often_as_they_were_drawn() -> None:
+    """Every sample counts once, and those of one text together."""
+    request = asked(Steps(seed=6, sharp=2.0), [4, 5], [6, 6], method="mbr", samples=12, nbest=12)
+    for found, answers in zip(draw_samples(request, 12), decode(request), strict=True):
+        texts = [request.decode(one.tokens) for one in found]
+        assert answers == rank_by_agreement(found, texts, [1.0] * 12, "chrf")
+
+
+def test_every_menu_is_checked_before_any_work() -> None:
+    for name, menu in SEARCH_REGISTRIES.items():
+        for choice in menu:
+            check_search_settings(SearchSettings(**{name: choice}))
+        with pytest.raises(UserError, match=f"there is no search.{name} called 'nonsense'"):
+            check_search_settings(SearchSettings(**{name: "nonsense"}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"nbest": 5}, "from a beam of 4; ask for --beam 5"),
+        ({"nbest": 5, "method": "diverse"}, "from a beam of 4; ask for --beam 5"),
+        ({"nbest": 2, "method": "greedy"}, "cannot come from greedy search"),
+        ({"nbest": 33, "method": "mbr"}, "from search.samples=32; set it to 33"),
+        ({"nbest": 5, "method": "mbr", "candidates": "beam"}, "from a beam of 4"),
+        ({"method": "diverse", "beam": 6}, "shared out to search.groups=4; ask for --beam 8"),
+    ],
+)
+def test_what_cannot_work_is_refused(settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        check_search_settings(SearchSettings(**settings))
+    check_search_settings(SearchSettings(nbest=500, method="sample"))
+
+
+def test_settings_on_the_command_line(toy: Toy, tmp_path: Any, call: Call) -> None:
+    lines = sentences(12, seed=25)
+    file = write_lines(tmp_path / "lines", lines)
+    for settings in (["search.method=mbr", "search.samples=4"], ["search.length_norm=gnmt"], ["search.beam=2"]):
+        values = dict(item.removeprefix("search.").split("=") for item in settings)
+        search = {name: int(value) if value.isdigit() else value for name, value in values.items()}
+        wanted = [one.text for one in toy.translator.translate(lines, search=search)]
+        assert call("translate", toy.run, "--input", file, *settings).out.splitlines() == wanted
+    refused = call("translate", toy.run, "--input", file, "search.metod=mbr")
+    assert (refused.code, refused.out) == (2, "")
+    assert "did you mean 'method'?" in refused.err
+    refused = call("translate", toy.run, "--input", file, "train.seed=2")
+    assert (refused.code, refused.out) == (2, "")
+    assert "settings of search" in refused.err

@@ -1,0 +1,413 @@
+"""Scores of systems, of one against another, and of each phenomenon, length and word apart."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sacrebleu.metrics.bleu import BLEU
+
+from dragoman.config.settings import CorpusSettings
+from dragoman.errors import UserError
+from dragoman.evaluation.predictions import (
+    count_warnings,
+    predict_lines,
+    predict_own_tests,
+    predict_phrasebook,
+    score_phenomena,
+)
+from dragoman.evaluation.scorer import (
+    FREQUENCIES,
+    Scorer,
+    WordCounts,
+    count_training_words,
+    count_words,
+    fit_buckets,
+    score_by_frequency,
+    score_by_length,
+)
+from dragoman.evaluation.systems import SILENT, SystemOutput, read_texts
+from dragoman.evaluation.tables import format_breakdowns, format_scores
+from dragoman.metrics.metrics import METRICS, score_lines
+from dragoman.phrasebook.generate import generate_phrases
+from dragoman.run_dir import RunFolder
+from dragoman.types import Hypothesis
+from toy_run import Call, Toy, one_sentence, sentences, translated, write_lines
+
+SOURCES = sentences(60, seed=41, longest=9)
+RIGHT = [translated(line) for line in SOURCES]
+
+
+def spoilt(share: float, seed: int = 1) -> list[str]:
+    random = Random(seed)
+    return [" ".join("ak" if random.random() < share else word for word in line.split()) for line in RIGHT]
+
+
+def output_of(texts: list[str], *names: str) -> SystemOutput:
+    return SystemOutput(SOURCES, [RIGHT], texts, names, {"warnings": {}})
+
+
+def test_scores_are_those_of_the_answers(toy: Toy) -> None:
+    sources = sentences(30, seed=41)
+    references = [[translated(line) for line in sources]]
+    result = predict_lines(toy.translator, sources, references).result()
+    texts = [one.text for one in toy.translator.translate(sources)]
+    for score in score_lines(texts, references):
+        assert result[score.name] == {"value": score.value, "signature": score.signature}
+    assert result["lines"] == 30
+    assert result["warnings"] == {}
+    greedy = predict_lines(toy.translator, sources, references, beam=1).texts
+    assert greedy == [one.text for one in toy.translator.translate(sources, beam=1)]
+
+
+def test_a_run_is_scored_on_its_own_tests(toy: Toy, tmp_path: Path) -> None:
+    """Each corpus of data.test by itself, with the metrics that the recipe names."""
+    sources = sentences(12, seed=43)
+    right = [translated(line) for line in sources]
+    rows = [{"in": s, "out": t, "other": "x", "all": ["x", t]} for s, t in zip(sources, right, strict=True)]
+    jsonl = write_lines(tmp_path / "t.jsonl", map(json.dumps, rows))
+    tsv = write_lines(tmp_path / "t.tsv", [f"{s}\t{t}" for s, t in zip(sources, right, strict=True)])
+    tests = (
+        CorpusSettings(tsv=str(tsv)),
+        CorpusSettings(jsonl=str(jsonl), keys=("in", "other")),
+        CorpusSettings(jsonl=str(jsonl), keys=("in", "other"), references=("other", "out")),
+        CorpusSettings(jsonl=str(jsonl), keys=("in", "all")),
+    )
+    data = toy.translator.recipe.data.model_copy(update={"test": tests, "metrics": ("exact", "wer")})
+    translator = replace(toy.translator, recipe=toy.translator.recipe.model_copy(update={"data": data}))
+    plain, hopeless, both, listed = (found.result() for found in predict_own_tests(translator))
+    texts = [one.text for one in translator.translate(sources)]
+    assert (plain["test"], plain["lines"]) == (str(tsv), 12)
+    assert plain["exact"]["value"] == score_lines(texts, [right], ["exact"])[0].value > 90
+    assert set(plain) == {"test", "lines", "exact", "wer", "warnings"}
+    assert hopeless["exact"]["value"] == 0
+    assert both["exact"]["value"] == plain["exact"]["value"]
+    assert both["exact"]["signature"].startswith("nrefs:2|")
+    assert {**listed, "test": ""} == {**both, "test": ""}
+    [asked, *_] = (found.result() for found in predict_own_tests(translator, metrics=["chrf"]))
+    assert set(asked) == {"test", "lines", "chrf", "warnings"}
+    one, other = format_scores([{"run": "one", **found} for found in (plain, hopeless)]).plain.split("\n\n")
+    assert one.splitlines()[0] == "test set t.tsv: 12 lines"
+    assert one.splitlines()[1].split()[:2] == ["score", "value"]
+    assert [row.split("  ")[0] for row in one.splitlines()[2:]] == ["exact match", "word errors"]
+    assert other.startswith("test set t.jsonl: 12 lines\n")
+
+
+def test_a_run_without_tests_of_its_own(toy: Toy) -> None:
+    with pytest.raises(UserError, match=r"no data\.test; .* --source F and --reference F"):
+        list(predict_own_tests(toy.translator))
+
+
+def test_warnings_are_counted_by_kind() -> None:
+    def answer(*warnings: str) -> Hypothesis:
+        return Hypothesis("a b c d", 0.0, [], [], [], 0.0, warnings)
+
+    cut = "cut at {} tokens, the most that search.max_ratio and max_extra allow"
+    found = [answer(), answer(cut.format(5)), answer(cut.format(7), "longer than any sentence of training (9 tokens)")]
+    assert count_warnings(found) == {"cut": 2, "longer than any sentence of training": 1}
+
+
+@pytest.mark.parametrize("direction", ["en-de", "de-en"])
+def test_the_right_answers_have_everything_right(direction: str) -> None:
+    phrases = list(generate_phrases("test", 60, direction=direction))
+    right = score_phenomena(phrases, [phrase.target for phrase in phrases])
+    assert set(right) == {phenomenon.name for phrase in phrases for phenomenon in phrase.phenomena}
+    assert all(counts["percent"] == 100 for counts in right.values())
+    totals = Counter(phenomenon.name for phrase in phrases for phenomenon in phrase.phenomena)
+    assert {name: counts["total"] for name, counts in right.items()} == totals
+    wrong = score_phenomena(phrases, [""] * 60)
+    assert all(counts["right"] == 0 for counts in wrong.values())
+    assert {name: counts["total"] for name, counts in wrong.items()} == totals
+
+
+def test_each_phenomenon_is_counted_apart() -> None:
+    """What is wrong in one sentence counts against that sentence's phenomena alone."""
+    phrases = list(generate_phrases("test", 60))
+    spoiled = next(phrase for phrase in phrases if phrase.phenomena)
+    texts = ["" if phrase is spoiled else phrase.target for phrase in phrases]
+    lost = Counter(phenomenon.name for phenomenon in spoiled.phenomena)
+    for name, counts in score_phenomena(phrases, texts).items():
+        assert counts["total"] - counts["right"] == lost[name]
+
+
+def test_the_phrasebook_in_the_direction_of_the_run(toy: Toy) -> None:
+    result = predict_phrasebook(toy.translator, "dev", 10, beam=1).result()
+    assert result["lines"] == 10
+    assert set(result["phenomena"]) == set(score_phenomena(list(generate_phrases("dev", 10)), [""] * 10))
+
+
+def test_files_must_belong_together(tmp_path: Path) -> None:
+    three = write_lines(tmp_path / "three", "abc")
+    two = write_lines(tmp_path / "two", "ab")
+    none = write_lines(tmp_path / "none", [])
+    assert read_texts(three, [three, three]) == (["a", "b", "c"], [["a", "b", "c"]] * 2)
+    with pytest.raises(UserError, match=r"three has 3 lines but .*two has 2"):
+        read_texts(three, [three, two])
+    with pytest.raises(UserError, match="none is empty"):
+        read_texts(none, [none])
+
+
+def test_a_table_has_a_row_for_each_score(toy: Toy) -> None:
+    sources = sentences(5, seed=41)
+    one = {"run": "one", **predict_lines(toy.translator, sources, [sources]).result()}
+    title, header, *rows = format_scores([one]).plain.split("\n")
+    assert title == "test set: 5 lines"
+    assert header.split("  ")[0] == "score"
+    assert [row.split()[0] for row in rows] == ["BLEU", "chrF", "TER"]
+    assert rows[0].endswith(one["bleu"]["signature"])  # whole, on one line
+
+
+# several systems
+
+
+def test_every_system_is_tested_against_the_first() -> None:
+    scorer = Scorer()
+    first, same, worse = (scorer.score(name, output_of(texts)) for name, texts in (
+        ("good", spoilt(0.1)), ("again", spoilt(0.1)), ("bad", spoilt(0.5, 2)),
+    ))  # fmt: skip
+    for score in ("bleu", "chrf", "ter"):
+        low, high = first[score]["interval"]
+        assert low < first[score]["value"] < high
+        assert "against" not in first[score]
+        assert same[score]["against"] == {
+            "run": "good", "difference": 0, "p_bootstrap": 1, "p_randomisation": 1, "significant": False,
+        }  # fmt: skip
+        against = worse[score]["against"]
+        assert against["difference"] == worse[score]["value"] - first[score]["value"]
+        assert max(against["p_bootstrap"], against["p_randomisation"]) < 0.05
+        assert against["significant"] is True
+    assert worse["bleu"]["against"]["difference"] < 0 < worse["ter"]["against"]["difference"]
+    json.dumps(worse, allow_nan=False)
+    told = format_scores([first, same, worse]).plain
+    title, *rows = told.split("\n\n")[0].splitlines()
+    assert title == "test set: 60 lines"
+    assert [row.split()[0] for row in rows[1:]] == ["good"] * 3 + ["again"] * 3 + ["bad"] * 3
+    assert [" * " in row for row in rows[1:]] == [False] * 6 + [True] * 3
+    assert "1,000 bootstrap resamples" in told
+    assert "10,000 trials" in told
+    assert "from good" in told
+
+
+def test_systems_are_compared_on_the_same_lines_alone() -> None:
+    """A test is what was asked and what is right; who answered another one is a first of its own."""
+    scorer = Scorer()
+    scorer.score("one", output_of(spoilt(0.1)))
+    turned = SystemOutput(SOURCES[::-1], [RIGHT[::-1]], spoilt(0.1), (), {"warnings": {}})
+    assert "against" not in scorer.score("two", turned)["bleu"]
+    assert scorer.score("three", turned)["bleu"]["against"]["run"] == "two"
+    assert scorer.score("four", output_of(RIGHT, "chrf", "exact"))["chrf"]["against"]["run"] == "one"
+    assert "against" not in scorer.score("five", output_of(RIGHT, "exact"))["exact"]
+    assert [len(sheets) for sheets in scorer.tests] == [3, 2]
+
+
+# breakdowns
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=80), st.integers(1, 8))
+def test_buckets_hold_every_line_once(lengths: list[int], most: int) -> None:
+    found = fit_buckets(lengths, most)
+    assert 1 <= len(found) <= most
+    held = [[n for n in lengths if low <= n <= high] for low, high in found]
+    assert all(held)
+    assert sorted(n for some in held for n in some) == sorted(lengths)
+    assert (found[0][0], found[-1][1]) == (min(lengths), max(lengths))
+
+
+def test_lengths_are_those_of_the_lines_apart() -> None:
+    """Each bucket has the score of its lines, as if there were no others."""
+    texts = spoilt(0.3)
+    counts = {name: METRICS[name].counted(texts, [RIGHT]) for name in ("bleu", "exact")}
+    found = score_by_length(output_of(texts), counts)
+    assert found["unit"] == "words"
+    assert sum(row["lines"] for row in found["buckets"]) == len(SOURCES)
+    for row in found["buckets"]:
+        some = [i for i, line in enumerate(SOURCES) if row["low"] <= len(line.split()) <= row["high"]]
+        for score in score_lines([texts[i] for i in some], [[RIGHT[i] for i in some]], ["bleu", "exact"]):
+            assert row[score.name] == pytest.approx(score.value)
+
+
+def test_what_has_no_spaces_is_counted_in_characters() -> None:
+    chinese = SystemOutput(["他在跑步。", "她在这里看书。"], [["a", "b"]], ["a", "b"])
+    found = score_by_length(chinese, {"exact": METRICS["exact"].counted(["a", "b"], [["a", "b"]])})
+    assert (found["unit"], [row["high"] for row in found["buckets"]]) == ("characters", [5, 7])
+
+
+def test_rare_words_by_hand() -> None:
+    """Of "new" (never seen) one in two is found; of "old" (7 times) one is said that nobody wanted."""
+    seen = WordCounts({"old": 7, "common": 5000}, "somewhere")
+    asked = SystemOutput(["-"] * 2, [["new old common.", "new!"]], ["new, old old common", ""])
+    found = score_by_frequency(asked, seen)
+    assert found["counted_in"] == "somewhere"
+    rows = {(row["low"], row["high"]): row for row in found["buckets"]}
+    assert set(rows) == {(0, 0), (5, 9), (1000, None)}
+    assert [rows[0, 0][key] for key in ("words", "precision", "recall")] == [2, 100, 50]
+    assert rows[0, 0]["f1"] == pytest.approx(200 / 3)
+    assert [rows[5, 9][key] for key in ("words", "precision", "recall")] == [1, 50, 100]
+    assert rows[1000, None]["f1"] == 100
+
+
+def test_rarities_leave_no_gap() -> None:
+    highs = [high for _, high in FREQUENCIES]
+    assert [low for low, _ in FREQUENCIES] == [0, *(high + 1 for high in highs[:-1] if high is not None)]
+    assert highs[-1] is None
+
+
+def test_where_words_were_seen(toy: Toy) -> None:
+    """In the training data of the first run that still has it; else in the references."""
+    recipe = toy.translator.recipe
+    lost = recipe.data.model_copy(update={"train": (CorpusSettings(tsv="gone.tsv"),)})
+    gone = recipe.model_copy(update={"data": lost})
+    found = count_training_words({"moved": gone, "here": recipe}, SILENT)
+    assert found is not None
+    assert found.where == "the training data of here"
+    lines = (toy.folder / "train.trg").read_text().splitlines()
+    assert found.times["ak"] == sum(line.rstrip(".!?").split().count("ak") for line in lines)
+    assert count_training_words({"moved": gone}, SILENT) is None
+    assert count_words([["a b a.", "c"], ["a"]]) == ({"a": 3, "b": 1, "c": 1}, "the references")
+
+
+def test_breakdowns_are_there_for_who_wants_them() -> None:
+    assert "lengths" not in Scorer().score("one", output_of(spoilt(0.1)))
+    scorer = Scorer(recipes={})
+    results = [scorer.score(name, output_of(spoilt(share))) for name, share in (("one", 0.1), ("two", 0.3))]
+    told = format_breakdowns(results).plain
+    assert "BLEU by source length in words" in told
+    assert "word F1 by frequency in the references" in told
+    row = results[1]["rarity"]["buckets"][-1]
+    assert any(line.endswith(f"{row['f1']:.2f}") for line in told.splitlines())
+    labels = replace(output_of(["yes"] * 60, "accuracy"), about={"warnings": {}, "confusion": {}})
+    assert "rarity" not in Scorer(recipes={}).score("labels", labels)
+
+
+# the command
+
+
+def test_runs_beside_what_others_answered(toy: Toy, tmp_path: Path, call: Call) -> None:
+    source, reference = write_lines(tmp_path / "s", SOURCES), write_lines(tmp_path / "r", RIGHT)
+    right, bad = write_lines(tmp_path / "right", RIGHT), write_lines(tmp_path / "bad", spoilt(0.6))
+    files = ["--source", source, "--reference", reference]
+    told = call("evaluate", toy.run, *files, "--hypotheses", right, bad, "--breakdown", "--json", "--device", "cpu")
+    assert told.code == 0, told.err
+    run, perfect, poor = (json.loads(line) for line in told.out.splitlines())
+    assert [one["run"] for one in (run, perfect, poor)] == [str(toy.run), str(right), str(bad)]
+    assert perfect["bleu"]["value"] == pytest.approx(100)
+    assert poor["bleu"]["against"]["run"] == str(toy.run)
+    assert poor["rarity"]["counted_in"] == f"the training data of {toy.run}"
+    alone = call("evaluate", *files, "--hypotheses", bad, "--json")
+    assert json.loads(alone.out)["bleu"]["value"] == poor["bleu"]["value"]
+    text = call("evaluate", *files, "--hypotheses", right, "--hypotheses", bad, "--breakdown").out
+    assert text.splitlines()[0] == "test set: 60 lines"
+    assert text.splitlines()[1].split()[:3] == ["run", "score", "value"]
+    assert "by source length in words" in text
+    assert "by source length" not in call("evaluate", *files, "--hypotheses", bad).out
+
+
+def test_hypotheses_need_no_source(tmp_path: Path, call: Call) -> None:
+    """No metric reads it: scores, tests and breakdowns are those with a source, by the length of the reference."""
+    reference = write_lines(tmp_path / "r", RIGHT)
+    some = [write_lines(tmp_path / name, spoilt(share)) for name, share in (("some", 0.2), ("many", 0.6))]
+    alone = call("evaluate", "--reference", reference, "--hypotheses", *some, "--json", "--breakdown")
+    assert alone.code == 0, alone.err
+    source = write_lines(tmp_path / "s", SOURCES)
+    beside = call("evaluate", "--source", source, "--reference", reference, "--hypotheses", *some, "--json")
+    for one, other in zip(alone.out.splitlines(), beside.out.splitlines(), strict=True):
+        found = json.loads(one)
+        assert found.pop("lengths")["side"] == "reference"
+        assert found.pop("rarity")["counted_in"] == "the references"
+        assert found == json.loads(other)
+    page = tmp_path / "page.html"
+    told = call("evaluate", "--reference", reference, "--hypotheses", *some, "--breakdown", "--page", page)
+    assert "BLEU by reference length in words" in told.out
+    assert "BLEU by reference length" in page.read_text()
+    assert "<dt>source" not in page.read_text()
+
+
+def test_files_are_scored_without_pytorch(tmp_path: Path) -> None:
+    """Its import takes seconds, which scores of files and a missing option need not wait for."""
+    file = str(write_lines(tmp_path / "r", RIGHT))
+    code = "import sys; from dragoman.cli.main import main; sys.argv[0] = 'dragoman'\ntry: main()\n"
+    code += "except SystemExit as end: print(end.code, 'torch' in sys.modules)"
+    for options, last in ((["--reference", file], "0 False"), ([], "2 False")):
+        command = [sys.executable, "-c", code, "evaluate", "--hypotheses", file, *options]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert answer.stdout.splitlines()[-1] == last, answer.stderr
+
+
+def test_the_parts_of_bleu(tmp_path: Path, call: Call) -> None:
+    """In JSON always, in text where it is asked for: as sacreBLEU has them."""
+    reference = write_lines(tmp_path / "r", RIGHT)
+    texts = [" ".join(line.split()[:-1]) for line in spoilt(0.3)]
+    short = write_lines(tmp_path / "short", texts)
+    files = ("evaluate", "--reference", reference, "--hypotheses", short)
+    found = json.loads(call(*files, "--json").out)
+    wanted = BLEU().corpus_score(texts, [RIGHT])
+    assert found["bleu"]["precisions"] == pytest.approx(wanted.precisions)
+    assert found["bleu"]["brevity_penalty"] == pytest.approx(wanted.bp)
+    assert found["bleu"]["brevity_penalty"] < 1
+    assert [found["bleu"][f"{side}_length"] for side in ("hypothesis", "reference")] == [wanted.sys_len, wanted.ref_len]
+    assert "precisions" not in found["chrf"]
+    line = "short: BLEU {:.2f} = n-gram precisions {:.1f}/{:.1f}/{:.1f}/{:.1f}, brevity penalty {:.3f} ("
+    line = line.format(wanted.score, *wanted.precisions, wanted.bp)
+    assert line in call(*files, "--verbose").out
+    assert "precisions" not in call(*files).out
+
+
+def test_each_test_set_has_its_own_table(toy: Toy, tmp_path: Path, call: Call) -> None:
+    """Runs with other test sets do not share a table; names are as short as tells them apart."""
+    for number, name in enumerate(("one", "two")):
+        run = shutil.copytree(toy.run, tmp_path / "long" / "way" / name)
+        pairs = [f"{s}\t{t}" for s, t in zip(SOURCES[number:9], RIGHT[number:9], strict=True)]
+        (tmp_path / name).mkdir()
+        corpus = CorpusSettings(tsv=str(write_lines(tmp_path / name / "test.tsv", pairs)))
+        recipe = RunFolder(run).recipe()
+        data = recipe.data.model_copy(update={"test": (corpus,), "metrics": ("chrf",)})
+        RunFolder(run).save_recipe(recipe.model_copy(update={"data": data}))
+    runs = [tmp_path / "long" / "way" / name for name in ("one", "two")]
+    answer = call("evaluate", *runs, "--page", tmp_path / "page.html", "--device", "cpu")
+    first, second, note = answer.out.split("\n\n")
+    for block, name, lines in ((first, "one", 9), (second, "two", 8)):
+        title, head, row = block.splitlines()
+        assert title == f"test set {name}/test.tsv: {lines} lines"
+        assert head.split()[:3] == ["run", "score", "value"]
+        assert row.split()[:2] == [name, "chrF"]
+    assert str(tmp_path) not in answer.out
+    assert "confidence interval" in note
+    page = (tmp_path / "page.html").read_text()
+    assert "<h1>one, two</h1>" in page
+    assert re.findall(r"<h2[^>]*>([^<]*)", page) == ["Test set one/test.tsv: 9 lines", "Test set two/test.tsv: 8 lines"]
+
+
+def test_what_cannot_be_evaluated(tmp_path: Path, call: Call) -> None:
+    source, reference = write_lines(tmp_path / "s", SOURCES), write_lines(tmp_path / "r", RIGHT)
+    files = ["--source", source, "--reference", reference]
+    short = write_lines(tmp_path / "short", RIGHT[1:])
+    cut = write_lines(tmp_path / "cut", [" ".join(f"▁{word}" for word in line.split()) for line in RIGHT])
+    one_sentence(call("evaluate", *files), "run folder", "--hypotheses")
+    one_sentence(call("evaluate", "--hypotheses", short), "--hypotheses F", "--reference F")
+    one_sentence(call("evaluate", "--hypotheses", short, "--source", source), "--hypotheses F", "--reference F")
+    (tmp_path / "FORMAT").write_text("1\n")
+    one_sentence(call("evaluate", tmp_path, "--reference", reference), "--reference F", "--source F")
+    one_sentence(call("evaluate", *files, "--hypotheses", short), "60", "59", short)
+    one_sentence(call("evaluate", *files, "--hypotheses", cut), cut, "subword")
+    one_sentence(call("evaluate", *files, "--hypotheses", reference, "--bleu-tokenize", "13b"), "'13b'", "'13a'")
+    page = tmp_path / "no" / "page.html"
+    one_sentence(call("evaluate", *files, "--hypotheses", reference, "--page", page), page)
+
+
+def test_numbers_of_resamples_are_plain(toy: Toy) -> None:
+    """JSON that other programs read: no numpy, no nan."""
+    result = Scorer(recipes={"toy": toy.translator.recipe}).score("one", output_of([""] * 60))
+    again = json.loads(json.dumps(result, allow_nan=False))
+    assert again == result
+    assert np.isfinite(again["bleu"]["interval"]).all()

@@ -1,0 +1,104 @@
+"""What a batch costs: counted by formula, and by PyTorch as it computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from dragoman.models.base import Model
+from dragoman.models.flops import Cost, measure_segments
+from dragoman.models.registry import build_model
+from dragoman.recipe import Recipe
+from dragoman.run_dir import RunFolder
+from toy_batch import VOCABULARY, examples, in_rows
+from toy_run import events, quietly
+
+TRANSFORMER = {"kind": "transformer", "layers": 2, "width": 16, "heads": 2, "dropout": 0.0, "kernel": "reference"}
+RNN = {"kind": "rnn", "width": 16, "embedding_width": 12, "dropout": 0.0, "cell": "vanilla", "nonlinearity": "identity"}
+HYBRID = TRANSFORMER | {"kind": "hybrid", "cell": "vanilla", "score": "multiplicative", "input_feeding": True}
+COUNTED = {  # the additive score and the fused cells are none of the products that PyTorch counts
+    "transformer": TRANSFORMER,
+    "untied, apart": TRANSFORMER | {"tied": False, "encoder_layers": 3, "decoder_layers": 1},
+    "shared": TRANSFORMER | {"shared": True, "layers": 3},
+    "narrow queries": TRANSFORMER | {"query_width": 8, "value_width": 24},
+    "plainest": TRANSFORMER | {"projections": False, "activation": "none", "position": "none"},
+    "swiglu": TRANSFORMER | {"activation": "swiglu", "norm": "rms"},
+    "bottleneck": RNN | {"attention": "none"},
+    "both ends": RNN | {"attention": "dot", "bidirectional": True},
+    "multiplicative": RNN | {"attention": "multiplicative", "layers": 2},
+    "hybrid": HYBRID,
+    "hybrid, widths apart": HYBRID | {"embedding_width": 12, "decoder_width": 20, "decoder_layers": 2},
+    "input feeding": RNN | {"attention": "dot", "input_feeding": True},
+}
+
+
+def model_of(settings: dict[str, object]) -> Model:
+    return build_model(Recipe(model=settings).model, source_size=VOCABULARY, target_size=VOCABULARY, joint=True)
+
+
+@pytest.mark.parametrize("settings", COUNTED.values(), ids=COUNTED)
+def test_as_many_as_pytorch_counts(settings: dict[str, object]) -> None:
+    """One sentence, no padding, so that all that is computed is needed."""
+    model = model_of(settings).eval()
+    some = examples(1, longest=9, seed=3)
+    batch = in_rows([[0]], some)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.project(model(batch))
+    expected = Cost.of(model).forward(*(np.array([len(side) + 1]) for side in (some[0].source, some[0].target)))
+    assert counter.get_total_flops() == expected
+
+
+@pytest.mark.parametrize("rows", [[[0, 1], [2]], [[0], [1], [2]], [[2, 1, 0]]], ids=str)
+def test_neither_rows_nor_padding_matter(rows: list[list[int]]) -> None:
+    cost, some = Cost.of(model_of(TRANSFORMER)), examples(3)
+    apart = sum(cost.training(in_rows([[item]], some)) for item in range(3))
+    assert cost.training(in_rows(rows, some)) == apart
+
+
+def test_lengths_are_those_of_the_sentences() -> None:
+    some = examples(4)
+    batch = in_rows([[3, 1], [], [0, 2]], some)
+    wanted = [len(some[item].source) + 1 for item in (3, 1, 0, 2)]
+    assert [n for n in measure_segments(batch.source_segment_BS).tolist() if n] == wanted
+
+
+@pytest.mark.parametrize("attention", ["local", "bigbird", "linformer"])
+def test_efficient_attention_grows_in_a_line(attention: str) -> None:
+    """Four times as long, four times as dear: what is left of the square is in the decoder."""
+    small = {"attention": attention, "window": 4, "block": 4, "rank": 4, "max_length": 8192}
+    cost = Cost.of(model_of(TRANSFORMER | small))
+    one = np.array([1])
+    assert cost.forward(np.array([8000]), one) < 4.1 * cost.forward(np.array([2000]), one)
+    full = Cost.of(model_of(TRANSFORMER))
+    assert full.forward(np.array([8000]), one) > 8 * full.forward(np.array([2000]), one)
+
+
+def test_training_is_three_times_the_forward_pass() -> None:
+    cost, some = Cost.of(model_of(TRANSFORMER)), examples(1)
+    source, target = (np.array([len(side) + 1]) for side in (some[0].source, some[0].target))
+    assert cost.training(in_rows([[0]], some)) == 3 * cost.forward(source, target)
+
+
+def test_a_run_ends_when_its_operations_are_spent(small: Path, tmp_path: Path) -> None:
+    quietly(small, tmp_path / "steps", "train.steps=5")
+    spent = state(tmp_path / "steps")["flops"]
+    assert [event["flops"] for event in events(tmp_path / "steps") if event["event"] == "train"][-1] == spent
+    quietly(small, tmp_path / "flops", "train.steps=0", f"train.flops={spent}")
+    assert state(tmp_path / "flops")["step"] == 5
+    quietly(small, tmp_path / "less", "train.steps=0", f"train.flops={0.9 * spent}", "train.save_every=2")
+    quietly(small, tmp_path / "less", "train.steps=0", f"train.flops={spent}", "train.save_every=2", resume=True)
+    assert state(tmp_path / "less")["flops"] == spent
+
+
+def test_the_peak_of_memory_is_kept(small: Path, tmp_path: Path) -> None:
+    quietly(small, tmp_path / "run", "train.steps=2")
+    assert state(tmp_path / "run")["peak_memory"] > 10 * 2**20  # PyTorch alone takes more
+
+
+def state(run: Path) -> dict[str, Any]:
+    return RunFolder(run).state()

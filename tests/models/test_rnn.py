@@ -1,0 +1,281 @@
+"""Recurrent encoder-decoders: equal to PyTorch, alignments, refusals. For laws see test_model_contract.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor, nn
+
+from dragoman.config.settings import TokenizerSettings, TrainSettings
+from dragoman.data.batches import Widths
+from dragoman.decoding.beam import beam_search
+from dragoman.decoding.sampling import search_greedy
+from dragoman.errors import UserError
+from dragoman.inference.loading import load_as
+from dragoman.inference.translator import Translator
+from dragoman.kernels.masks import RowLayout
+from dragoman.models.registry import build_model
+from dragoman.models.rnn import BRIDGES, RecurrentLmDecoder, Rnn
+from dragoman.models.settings import MODEL_KINDS, RnnSettings
+from dragoman.modules.attention_scores import SCORES
+from dragoman.modules.recurrent import CELLS, NONLINEARITIES
+from dragoman.recipe import Recipe, check_model
+from dragoman.training.start import check
+from dragoman.types import PAD, Batch
+from pairs import in_pairs
+from tolerance import differ, same
+from toy_batch import VOCABULARY, examples, in_rows
+from toy_run import quietly, sentences, translated, write_corpus, write_recipe
+from toy_sections import settings_of
+
+MENUS: dict[str, Any] = {"cell": CELLS, "nonlinearity": NONLINEARITIES, "bridge": BRIDGES, "attention": SCORES}
+SMALL = {"width": 8, "dropout": 0.0}
+EACH = in_pairs({"cell": [*CELLS], "attention": [*SCORES], "input_feeding": [False, True], "layers": [1, 2]})
+
+
+def model_of(*, joint: bool = True, dtype: torch.dtype = torch.float64, seed: int = 0, **given: Any) -> Rnn:
+    """A small model whose biases and starts are not at rest, so that a fault in them shows."""
+    torch.manual_seed(seed)
+    model = Rnn(RnnSettings(**SMALL | given), source_size=VOCABULARY, target_size=VOCABULARY, joint=joint)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model.to(dtype)
+
+
+def gradients(model: Rnn, *batches: Batch) -> dict[str, Tensor]:
+    """Of the summed loss of all batches."""
+    model.zero_grad()
+    for batch in batches:
+        real_BT = batch.target_segment_BT > 0
+        logits_NV = model.project(model(batch)[real_BT])
+        nn.functional.cross_entropy(logits_NV, batch.target_out_BT[real_BT], reduction="sum").backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def alone(count: int, widths: Widths | None = None, *, seed: int = 0) -> Batch:
+    """So many examples, one to a row, and an empty row."""
+    return in_rows([*([i] for i in range(count)), []], examples(count, seed=seed), widths)
+
+
+@torch.no_grad()
+@EACH
+def test_alignment_rows_sum_to_one_inside_their_sentence(
+    cell: str, attention: str, input_feeding: bool, layers: int
+) -> None:
+    model = model_of(cell=cell, attention=attention, input_feeding=input_feeding, layers=layers)
+    batch = alone(3, Widths(12, 11))
+    look_BTS = model.alignment(batch)
+    assert look_BTS.dtype == torch.float32
+    same(look_BTS.sum(-1), torch.ones(look_BTS.shape[:2]))
+    real_BS = batch.source_segment_BS > 0
+    assert (look_BTS[:3] * ~real_BS[:3, None] == 0).all()
+    if not SCORES[attention].aligns:
+        same(look_BTS[:3], (real_BS / real_BS.sum(-1, keepdim=True))[:3, None].expand(3, 11, 12))
+    else:
+        assert ((look_BTS[0, 0] - look_BTS[0, 1])[real_BS[0]].abs() > 1e-9).all()
+
+
+@EACH
+def test_gradients_in_bf16_are_near(cell: str, attention: str, input_feeding: bool, layers: int) -> None:
+    model = model_of(dtype=torch.float32, cell=cell, attention=attention, input_feeding=input_feeding, layers=layers)
+    batch = alone(3)
+    exact = gradients(model, batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = gradients(model, batch)
+    assert all(grad.dtype == torch.float32 for grad in rough.values())
+    near, true = (torch.cat([grad.flatten() for grad in found.values()]) for found in (rough, exact))
+    assert 0 < (near - true).norm() <= 0.05 * true.norm()
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_it_is_pytorchs(cell: str) -> None:
+    """Without attention: a bidirectional module of PyTorch on packed sequences, a bridge, and another module."""
+    model = model_of(cell=cell, attention="none", encoder_layers=2, decoder_layers=2)
+    batch = in_rows([[0], [1], [2]], examples(3))
+    kind = {"gru": nn.GRU, "lstm": nn.LSTM}[cell]
+    reader = kind(8, 4, 2, batch_first=True, bidirectional=True).double()
+    writer = kind(8, 8, 2, batch_first=True).double()
+    with torch.no_grad():
+        for number, layer in enumerate(model.encoder.layers):
+            for suffix, mine in ((f"l{number}", layer.ahead), (f"l{number}_reverse", layer.back)):
+                copy_weights(mine, reader, suffix)
+        for number, mine in enumerate(model.decoder.stack.get_cells()):
+            copy_weights(mine, writer, f"l{number}")
+    x_BSC, x_BTC = (model.encoder.embedding(ids) * 8**0.5 for ids in (batch.source_BS, batch.target_in_BT))
+    lengths = (batch.source_segment_BS > 0).sum(1)
+    read = nn.utils.rnn.pack_padded_sequence(x_BSC, lengths, batch_first=True, enforce_sorted=False)
+    last = reader(read)[1]
+    last_BC = torch.cat([*(last[0] if cell == "lstm" else last)[-2:]], -1)
+    first = torch.tanh(model.decoder.bridge.out(last_BC)).view(3, 2, -1, 8).permute(2, 1, 0, 3).contiguous()
+    out, _ = writer(x_BTC, (first[0], first[1]) if cell == "lstm" else first[0])
+    real_BT = batch.target_segment_BT > 0
+    same(model(batch)[real_BT], torch.tanh(model.decoder.join(out))[real_BT])
+
+
+def copy_weights(mine: Any, theirs: nn.Module, suffix: str) -> None:
+    for name, weight in zip(
+        ("weight_ih", "weight_hh", "bias_ih", "bias_hh"),
+        (mine.input_weight, mine.hidden_weight, mine.bias, mine.hidden_bias()),
+        strict=True,
+    ):
+        getattr(theirs, f"{name}_{suffix}").copy_(weight)
+
+
+def test_feeding_is_reading_both_side_by_side() -> None:
+    """As PyTorch's cell does on [embedding; what was said], with attention as in the lecture's equations."""
+    model = model_of(input_feeding=True, attention="dot", embedding_width=6)
+    batch = in_rows([[0]], examples(1))
+    decoder = model.decoder
+    bottom = decoder.stack.get_cells()[0]
+    cell = nn.LSTMCell(12, 8).double()
+    with torch.no_grad():
+        cell.weight_ih.copy_(torch.cat([bottom.input_weight, decoder.feed.weight], 1))
+        cell.weight_hh.copy_(bottom.hidden_weight)
+        cell.bias_ih.copy_(bottom.bias)
+        cell.bias_hh.zero_()
+    memory_SC, last_C = (found[0] for found in model.encoder.encode(batch.source_BS, RowLayout.from_source(batch)))
+    h, c = torch.tanh(decoder.bridge.out(last_C)).view(2, 1, 8)
+    o, said = torch.zeros(1, 6, dtype=torch.float64), []
+    for x in decoder.embedding(batch.target_in_BT[0]) * 6**0.5:
+        h, c = cell(torch.cat([x[None], o], -1), (h, c))
+        a = (h @ memory_SC.T).softmax(-1) @ memory_SC
+        o = torch.tanh(decoder.join(torch.cat([a, h], -1)))
+        said.append(o)
+    same(model(batch)[0], torch.cat(said))
+
+
+@torch.no_grad()
+def test_the_bottleneck_sees_the_last_state_alone() -> None:
+    model, batch = model_of(attention="none", bidirectional=False), in_rows([[0]], examples(1, seed=3))
+    source, states = model.encode(batch.source_BS, RowLayout.from_source(batch))
+    other = replace(source, key_BSA=source.key_BSA + 1, value_BSM=source.value_BSM + 1)
+    same(model.decoder(batch.target_in_BT, other, states)[1], model(batch))
+    moved = replace(batch, source_BS=batch.source_BS.clone().fill_(9))
+    differ(model(moved), model(batch))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("feeding", [False, True])
+def test_search_runs_on_it(feeding: bool) -> None:
+    model = model_of(input_feeding=feeding, dtype=torch.float32)
+    batch = alone(3)
+    keep_BS = batch.source_BS != PAD
+    limit_B = torch.full((4,), 6)
+    one = search_greedy(model, batch.source_BS, keep_BS, limit_B, alpha=1.0)
+    wide = beam_search(model, batch.source_BS, keep_BS, limit_B, width=1, nbest=1, alpha=1.0)
+    assert [found[0].tokens for found in one] == [found[0].tokens for found in wide]
+    five = beam_search(model, batch.source_BS, keep_BS, limit_B, width=5, nbest=5, alpha=1.0)
+    assert all(found[0].score >= two[0].score - 1e-5 for found, two in zip(five, one) if two[0].finished)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("given", [{}, {"embedding_width": 6}, {"initial_state": "learned", "layers": 3}], ids=str)
+def test_a_stack_without_a_source(cell: str, given: dict[str, Any]) -> None:
+    """For language models: step by step as all at once, padding without influence, every weight in use."""
+    torch.manual_seed(0)
+    settings = RnnSettings(**SMALL | {"cell": cell} | given)
+    table = nn.Embedding(VOCABULARY, settings.embedded_width)
+    stack = RecurrentLmDecoder(settings, table).double()
+    batch = alone(3)
+    said_BTO = stack(batch.target_in_BT, RowLayout.from_target(batch))
+    assert said_BTO.size(-1) == settings.output_width
+    state = stack.start(len(batch.target_in_BT))
+    for t, token_B in enumerate(batch.target_in_BT.unbind(1)):
+        said_BO, state = stack.step(token_B, state)
+        same(said_BO, said_BTO[:, t])
+    said_BTO.square().sum().backward()
+    assert all(parameter.grad is not None for parameter in stack.parameters())
+    picked = stack.start(2).select(torch.tensor([1, 0, 1]))
+    assert [len(part) for part in picked.layers[0]] == [3] * CELLS[cell].parts
+
+
+@pytest.mark.parametrize("setting", MENUS)
+def test_an_unknown_name_is_answered_with_the_menu(setting: str) -> None:
+    first = next(iter(MENUS[setting]))
+    with pytest.raises(UserError) as caught:
+        settings_of({"kind": "rnn", setting: first + "x"})
+    assert f"there is no model.{setting} called {first + 'x'!r}; did you mean {first!r}?" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"width": 7}, "model.bidirectional=true gives each direction half of model.width: make it even, got 7"),
+        ({"nonlinearity": "relu"}, "model.nonlinearity has no use in model.cell=lstm"),
+        ({"attention": "dot", "attention_width": 5}, "model.attention_width has no use in model.attention=dot"),
+        ({"attention": "none", "bridge": "none"}, "the decoder never sees the source"),
+        ({"initial_state": "lerned"}, "model.initial_state: should be 'zero' or 'learned', got 'lerned'"),
+        ({"heads": 8}, "there is no setting 'model.heads'"),
+    ],
+)
+def test_what_cannot_work_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        settings_of({"kind": "rnn", **given})
+    assert settings_of({"kind": "rnn", "width": 7, "bidirectional": False}).width == 7
+
+
+def test_it_is_not_compiled() -> None:
+    recipe = check_model(Recipe(model={"kind": "rnn"}, train=TrainSettings(compile=True)))
+    with pytest.raises(UserError, match=r"train\.compile=true is of no use to recurrent models"):
+        check(recipe)
+
+
+def test_it_is_a_kind_of_model() -> None:
+    assert type(settings_of({"kind": "rnn"})) is MODEL_KINDS["rnn"][""]
+    assert settings_of({"kind": "rnn"}).layout == "padded"
+    whole = check_model(Recipe(model={"kind": "rnn", **SMALL}, tokenizer=TokenizerSettings(joint=False)))
+    assert whole.model.cell == "lstm"
+    model = build_model(whole.model, source_size=VOCABULARY, target_size=99, joint=whole.tokenizer.joint)
+    assert model.project.out_features == 99
+    assert model(alone(2)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("tied", "joint", "tables"), [(True, True, 1), (True, False, 2), (False, True, 3), (False, False, 3)]
+)
+@pytest.mark.parametrize("embedding_width", [0, 6])
+def test_ties_are_as_set(tied: bool, joint: bool, tables: int, embedding_width: int) -> None:
+    model = model_of(tied=tied, joint=joint, embedding_width=embedding_width)
+    matrices = (model.encoder.embedding.weight, model.decoder.embedding.weight, model.project.weight)
+    assert len({id(matrix) for matrix in matrices}) == tables
+    names = dict(model.named_parameters()).keys()
+    assert gradients(model, alone(2)).keys() == names
+    assert {name.split(".")[0] for name in names} == {"encoder", "decoder"} | (set() if tied else {"project"})
+
+
+@pytest.mark.parametrize(("given", "steps"), [({}, 300), ({"input_feeding": True}, 200)])
+def test_it_learns_a_language(given: dict[str, object], steps: int, tmp_path: Path) -> None:
+    """Through files, training, a run folder and search: most of what it never saw comes out right."""
+    write_corpus(tmp_path, train=400)
+    model = {"kind": "rnn", "width": 64, "dropout": 0.0, **given}
+    run = quietly(own_recipe(tmp_path, model), tmp_path / "run", f"train.steps={steps}", "train.validate_every=0")
+    new = sentences(30, seed=77)
+    found = load_as(Translator, run).translate(new)
+    right = sum(one.text == translated(text) for one, text in zip(found, new, strict=True))
+    assert right >= 20
+    assert all(abs(sum(row) - 1) < 1e-4 for one in found for row in one.alignment)
+
+
+def own_recipe(folder: Path, model: dict[str, object]) -> Path:
+    """A recipe whose model section is this one, not laid over the Transformer's."""
+    path = write_recipe(folder / "recipe.yaml")
+    whole = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**whole, "model": model}))
+    return path
+
+
+def test_a_run_goes_on_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    """With dropout on, to the bit."""
+    write_corpus(tmp_path)
+    recipe = own_recipe(tmp_path, {"kind": "rnn", "width": 16, "layers": 2, "input_feeding": True})
+    small = ["train.save_every=3", "train.validate_every=6", "train.validate_lines=4", "train.schedule=constant"]
+    quietly(recipe, tmp_path / "parts", "train.steps=3", *small)
+    quietly(recipe, tmp_path / "once", "train.steps=6", *small)
+    parts = quietly(recipe, tmp_path / "parts", "train.steps=6", *small, resume=True)
+    assert (parts / "model.safetensors").read_bytes() == (tmp_path / "once" / "model.safetensors").read_bytes()

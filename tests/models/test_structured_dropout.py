@@ -1,0 +1,136 @@
+"""Words, heads and layers that are left out: the right share, the right scale, nothing at use; over every model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from dragoman.errors import UserError
+from dragoman.models.base import Model
+from dragoman.models.settings import MODEL_KINDS
+from dragoman.modules.dropout import HeadDropout, LayerDropout, WordDropout, use_row_slice
+from dragoman.training.step import parts
+from dragoman.types import Batch
+from tolerance import DEVICES, differ, same
+from toy_models import KINDS, OF_TRANSFORMERS, RATES, SMALL_TRANSFORMER, batch_of, built, states_of
+from toy_sections import settings_of
+
+EVERYWHERE = pytest.mark.parametrize("device", DEVICES)
+USELESS = {
+    *((kind, rate) for kind in ("rnn", "lm rnn", "classifier rnn") for rate in OF_TRANSFORMERS),
+    *((f"lm {backbone}", "source_word_dropout") for backbone in MODEL_KINDS["lm"]),
+    *((f"classifier {backbone}", "target_word_dropout") for backbone in MODEL_KINDS["classifier"]),
+}
+USED = [(kind, rate) for kind in KINDS for rate in RATES if (kind, rate) not in USELESS]
+EVERY = pytest.mark.parametrize(("kind", "rate"), USED)
+
+
+def thinned(kind: str, **rates: float) -> tuple[Model, Batch]:
+    section = {**KINDS[kind], **rates}
+    return built(section), batch_of(section)
+
+
+def states(model: Model, batch: Batch, seed: int = 1) -> Tensor:
+    torch.manual_seed(seed)
+    return torch.cat(states_of(model, batch))
+
+
+@EVERY
+def test_a_rate_is_felt_at_training_and_not_at_use(kind: str, rate: str) -> None:
+    model, batch = thinned(kind, **{rate: 0.4})
+    plain, _ = thinned(kind)
+    expected = states(plain.train(), batch)
+    assert torch.equal(states(model.eval(), batch), states(plain.eval(), batch))
+    differ(states(model.train(), batch), expected)
+    differ(states(model, batch, seed=1), states(model, batch, seed=2))
+    assert torch.equal(states(model, batch, seed=1), states(model, batch, seed=1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_rate_zero_nothing_is_drawn(kind: str) -> None:
+    model, batch = thinned(kind)
+    before = torch.get_rng_state()
+    model.train()(batch)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@EVERY
+def test_a_grid_in_parts_draws_as_the_whole(kind: str, rate: str) -> None:
+    """What a row goes through does not depend on which rows are at hand."""
+    model, batch = thinned(kind, **{rate: 0.4})
+    whole = states(model.train(), batch)
+    found = []
+    for part in parts(batch, 3):
+        with use_row_slice(part.first_row, part.total_rows):
+            found.append(states(model, part))
+    same(torch.cat(found), whole)
+
+
+@pytest.mark.parametrize(("kind", "rate"), sorted(USELESS))
+def test_what_has_no_use_is_refused_by_name(kind: str, rate: str) -> None:
+    with pytest.raises(UserError, match=rf"model\.{rate}"):
+        settings_of({**KINDS[kind], rate: 0.1})
+
+
+def test_no_feed_forward_net_no_activation_to_drop() -> None:
+    with pytest.raises(UserError, match=r"model\.activation_dropout .*model\.activation=none"):
+        settings_of({**SMALL_TRANSFORMER, "activation": "none", "activation_dropout": 0.1})
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+@pytest.mark.parametrize(("kind", "shape"), [(WordDropout, (80, 90, 3)), (HeadDropout, (90, 80, 5, 3))])
+def test_each_thing_has_one_fate_and_the_mean_stays(
+    kind: type[WordDropout], shape: tuple[int, ...], rate: float, device: str
+) -> None:
+    out = kind(rate)(torch.ones(shape, device=device)).flatten(2).double()
+    assert torch.equal(out.amin(2), out.amax(2))
+    fate = out[..., 0]
+    assert fate.unique().tolist() == pytest.approx([0.0, 1 / (1 - rate)], rel=1e-4)
+    spread = math.sqrt(rate / (1 - rate) / fate.numel())
+    assert fate.mean().item() == pytest.approx(1.0, abs=5 * spread)
+
+
+@EVERYWHERE
+def test_a_layer_is_gone_through_or_round(device: str) -> None:
+    before, after = torch.randn(2, 5000, 3, 2, device=device)
+    out = LayerDropout(0.3)(before, after)
+    round_, through = ((out == each).flatten(1).all(1) for each in (before, after))
+    assert (round_ ^ through).all()
+    assert round_.double().mean().item() == pytest.approx(0.3, abs=5 * math.sqrt(0.21 / 5000))
+    assert LayerDropout(0.3).eval()(before, after) is after
+    assert LayerDropout(0.0)(before, after) is after
+
+
+def test_rows_that_go_round_every_layer_are_their_embeddings() -> None:
+    """With layers left out almost surely, an encoder is its embedding and its last norm."""
+    section = {**SMALL_TRANSFORMER, "layer_dropout": 1 - 1e-9}
+    model, batch = built(section).train(), batch_of(section)
+    kept: list[Tensor] = []
+    model.encoder.norm.register_forward_hook(lambda _module, inputs, _output: kept.append(inputs[0]))
+    model.encoder.layers[0].register_forward_pre_hook(lambda _module, inputs: kept.append(inputs[0]))
+    model(batch)
+    assert torch.equal(kept[0], kept[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_token_that_is_not_seen_may_be_any(kind: str) -> None:
+    """On either side; and one that is seen may not."""
+    model, batch = thinned(kind)
+    sides = {"source_seen_BS": "source_BS", "target_seen_BT": "target_in_BT"}
+    for seen, ids in sides.items():
+        here = torch.zeros_like(getattr(batch, ids), dtype=torch.bool)
+        here[0, 1] = True
+        if not batch.source_tokens and ids == "source_BS":
+            continue  # of a language model
+        if "classifier" in kind and ids == "target_in_BT":
+            continue  # it reads none
+        other = replace(batch, **{ids: torch.where(here, 7, getattr(batch, ids))})
+        hidden = [replace(each, **{seen: ~here}) for each in (batch, other)]
+        same(*(states(model.eval(), each) for each in hidden))
+        differ(*(states(model.eval(), each) for each in (batch, other)))
+        differ(states(model, batch), states(model, hidden[0]))

@@ -1,0 +1,178 @@
+"""Every model that the menus can make, small, and batches for it: what the contract tests loop over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dragoman.data.batches import EXAMPLE_FORMATS, BatchPlan, Widths
+from dragoman.errors import UserError
+from dragoman.kernels.attention import KERNELS
+from dragoman.models.base import Model
+from dragoman.models.classifier import POOLS
+from dragoman.models.registry import build_model
+from dragoman.models.rnn import BRIDGES
+from dragoman.models.settings import MODEL_KINDS
+from dragoman.modules.attention_scores import SCORES
+from dragoman.modules.feedforward import FEEDFORWARDS, NORM_PLACES
+from dragoman.modules.norms import NORMS
+from dragoman.modules.patterns import PATTERNS
+from dragoman.modules.positions import POSITIONS
+from dragoman.modules.recurrent import CELLS, NONLINEARITIES
+from dragoman.types import UNKNOWN_DISTANCE, Batch, Example
+from pairs import pairwise
+from toy_batch import VOCABULARY
+from toy_sections import settings_of
+
+Section = dict[str, Any]
+TRANSFORMER: dict[str, Sequence[Any]] = {
+    "norm": [*NORMS], "norm_place": [*NORM_PLACES], "activation": [*FEEDFORWARDS], "position": [*POSITIONS],
+    "kernel": [*KERNELS], "attention": [*PATTERNS], "decoder_attention": [*PATTERNS], "residual": [True, False],
+    "scaled": [True, False], "projections": [True, False], "shared": [True, False], "tied": [True, False],
+}  # fmt: skip
+RNN: dict[str, Sequence[Any]] = {
+    "cell": [*CELLS], "attention": [*SCORES], "input_feeding": [True, False], "bidirectional": [True, False],
+    "bridge": [*BRIDGES], "initial_state": ["zero", "learned"], "nonlinearity": [*NONLINEARITIES],
+    "tied": [True, False],
+}  # fmt: skip
+HYBRID: dict[str, Sequence[Any]] = {
+    "cell": [*CELLS], "score": [*SCORES], "input_feeding": [True, False], "tied": [True, False],
+    "position": [*POSITIONS], "attention": [*PATTERNS], "decoder_layers": [1, 2],
+}  # fmt: skip
+SMALL_TRANSFORMER = {
+    "layers": 2, "width": 8, "heads": 2, "dropout": 0.0, "max_length": 40, "window": 3, "block": 2,
+    "rank": 4, "reach": 3,
+}  # fmt: skip
+SMALL_RNN = {"kind": "rnn", "width": 8, "layers": 2, "dropout": 0.0}
+SMALL_HYBRID = {**SMALL_TRANSFORMER, "kind": "hybrid"}
+FORM = {"translate": "pairs", "generate": "lines", "classify": "labels"}
+LABELS = 5
+
+
+def one_by_one(base: Section, menus: dict[str, Sequence[Any]]) -> Iterator[Section]:
+    """The base, and the base with every single choice of every menu in turn."""
+    for name, menu in menus.items():
+        for choice in menu:
+            yield {**base, name: choice}
+
+
+def cases() -> dict[str, Section]:
+    """Every entry of every menu, in a model that is small otherwise; of recurrent ones every two entries."""
+    found = {
+        "deep and shallow": {**SMALL_TRANSFORMER, "encoder_layers": 3, "decoder_layers": 1},
+        "widths apart": {**SMALL_TRANSFORMER, "query_width": 4, "value_width": 12},
+        "deep and shallow rnn": {**SMALL_RNN, "encoder_layers": 1, "decoder_layers": 3},
+        "widths apart hybrid": {**SMALL_HYBRID, "embedding_width": 6, "decoder_width": 10},
+        "one width apart hybrid": {**SMALL_HYBRID, "decoder_width": 6, "score": "additive", "score_width": 4},
+        "widths apart rnn": {**SMALL_RNN, "embedding_width": 6, "attention_width": 10},
+    }
+    for section in one_by_one(SMALL_TRANSFORMER, TRANSFORMER):
+        if section.get("decoder_attention", "full") == "full" or PATTERNS[section["decoder_attention"]].causal:
+            found[f"transformer {differences(section, SMALL_TRANSFORMER)}"] = section
+    for nonlinearity in NONLINEARITIES:
+        found[f"rnn {nonlinearity}"] = {**SMALL_RNN, "cell": "vanilla", "nonlinearity": nonlinearity}
+    others = {name: menu for name, menu in RNN.items() if name != "nonlinearity"}
+    for choices in pairwise(others, lambda choices: not refusal({**SMALL_RNN, **choices})):
+        found[" ".join(["rnn", *(f"{name}={choice}" for name, choice in choices.items())])] = {**SMALL_RNN, **choices}
+    for section in one_by_one(SMALL_HYBRID, HYBRID):
+        found[f"hybrid {differences(section, SMALL_HYBRID)}"] = section
+    for backbone in MODEL_KINDS["lm"]:
+        small = SMALL_RNN if backbone == "rnn" else SMALL_TRANSFORMER
+        found[f"lm {backbone}"] = {**small, "kind": "lm", "backbone": backbone}
+        for pool in POOLS:
+            found[f"classifier {backbone} {pool}"] = {**small, "kind": "classifier", "backbone": backbone, "pool": pool}
+    return found
+
+
+def refusal(section: Section) -> str:
+    """Why there can be no such model; nothing if there can."""
+    try:
+        settings_of(section)
+    except UserError as mistake:
+        return str(mistake)
+    return ""
+
+
+def differences(section: Section, base: Section) -> str:
+    return " ".join(f"{name}={choice}" for name, choice in section.items() if base.get(name) != choice)
+
+
+def built(section: Section, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> Model:
+    """The model, its biases and norms not at rest, so that a fault in them shows."""
+    torch.manual_seed(seed)
+    target_size = LABELS if settings_of(section).task == "classify" else VOCABULARY
+    model = build_model(settings_of(section), source_size=VOCABULARY, target_size=target_size, joint=True)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() <= 1:
+                parameter.add_(torch.randn_like(parameter) * 0.3)
+        for name, buffer in model.named_buffers():
+            buffer.add_(torch.rand_like(buffer) if name.endswith(("mean", "variance")) else 0)
+    return model.to(dtype)
+
+
+def some_examples(section: Section, count: int = 6, *, seed: int = 3, longest: int = 9) -> list[Example]:
+    rng, task = np.random.default_rng(seed), settings_of(section).task
+
+    def ids() -> Any:
+        return rng.integers(4, VOCABULARY, rng.integers(2, longest + 1))
+
+    def target() -> Any:
+        return rng.integers(0, LABELS, 1) if task == "classify" else ids()
+
+    return [Example(ids()[: 0 if task == "generate" else None], target(), line) for line in range(count)]
+
+
+def laid(section: Section, rows: Sequence[Sequence[int]], examples: Sequence[Example], *, spare: int = 0) -> Batch:
+    """These examples in these rows, with some room left over; with a tree for each source, where one is asked for."""
+    form = EXAMPLE_FORMATS[FORM[settings_of(section).task]]
+    source_N, target_N = form.lengths(examples)
+    widths = Widths(*(max(sum(int(n[i]) for i in row) for row in rows) + spare for n in (source_N, target_N)))
+    batch = form.collate(BatchPlan([list(row) for row in rows], widths), examples)
+    return with_chains(batch) if section.get("position") == "tree" else batch
+
+
+def with_chains(batch: Batch) -> Batch:
+    """The batch with the simplest of trees: every token hangs on the one before it."""
+    segment_BS, position_BS = batch.source_segment_BS, batch.source_position_BS
+    same = (segment_BS[:, :, None] == segment_BS[:, None]) & (segment_BS > 0)[:, None]
+    way_BSS = (position_BS[:, None] - position_BS[:, :, None]).masked_fill(~same, UNKNOWN_DISTANCE)
+    return replace(batch, depth_BS=(position_BS + 1) * (segment_BS > 0), tree_BSS=way_BSS.to(torch.int8))
+
+
+def states_of(model: Model, batch: Batch) -> list[Tensor]:
+    """The states of every segment's targets, row by row."""
+    states_BTC, segment_BT = model(batch), batch.target_segment_BT
+    return [
+        states_BTC[row][segment_BT[row] == number]
+        for row in range(len(segment_BT))
+        for number in range(1, int(segment_BT[row].max()) + 1)
+    ]
+
+
+def loss_of(model: Model, batch: Batch) -> Tensor:
+    real_BT = batch.target_segment_BT > 0
+    logits_NV = model.project(model(batch)[real_BT]).float()
+    return torch.nn.functional.cross_entropy(logits_NV, batch.target_out_BT[real_BT], reduction="sum")
+
+
+BASES = {"rnn": SMALL_RNN, "hybrid": SMALL_HYBRID}
+KINDS: dict[str, Section] = {
+    f"{kind} {backbone}".strip(): {
+        **BASES.get(backbone or kind, SMALL_TRANSFORMER), "kind": kind, **({"backbone": backbone} if backbone else {})
+    }
+    for kind, backbones in MODEL_KINDS.items()
+    for backbone in backbones
+}  # fmt: skip
+OF_TRANSFORMERS = ["head_dropout", "layer_dropout", "activation_dropout"]
+RATES = ["dropout", "source_word_dropout", "target_word_dropout", *OF_TRANSFORMERS]
+
+
+def batch_of(section: Section) -> Batch:
+    rows = [[0, 1], [2], [3], [], [4, 5]] if settings_of(section).layout == "packed" else [[item] for item in range(6)]
+    return laid(section, rows, some_examples(section), spare=2)

@@ -1,0 +1,196 @@
+"""A toy language with a model of it, trained once for all tests, and two ways to give commands.
+
+Every word has one counterpart, the order is turned round, and the mark at the end stays: "ba del fo!" is "ol ebi ak!".
+The fixtures are in toy_fixtures.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import yaml
+
+from dragoman.inference.loading import load_as
+from dragoman.inference.translator import Translator
+from dragoman.progress import Report
+from dragoman.training.trainer import train
+from dragoman.types import Pair
+
+WORDS = {"ba": "ak", "del": "ebi", "fo": "ol", "gri": "tun", "mun": "sa", "ne": "wex", "pol": "yim", "ra": "zu"}
+RECIPE = {
+    "data": {
+        "train": {"source": "train.src", "target": "train.trg"},
+        "dev": {"source": "dev.src", "target": "dev.trg"},
+        "cache": "cache",
+    },
+    "tokenizer": {"kind": "bpe", "size": 310},
+    "model": {"layers": 1, "width": 64, "heads": 4, "dropout": 0.0},
+    "train": {
+        "device": "cpu", "threads": 1, "precision": "float32", "tokens": 512, "steps": 330, "lr": 4e-3, "warmup": 50,
+        "schedule": "cosine", "label_smoothing": 0.0, "validate_every": 165, "save_every": 110, "log_every": 10,
+    },
+}  # fmt: skip
+
+SMALL: dict[str, dict[str, object]] = {
+    "model": {"width": 16, "heads": 2, "dropout": 0.2},
+    "train": {
+        "steps": 24, "tokens": 128, "accumulate": 2, "warmup": 4, "validate_every": 6, "validate_lines": 8,
+        "save_every": 4, "log_every": 1,
+    },
+}  # fmt: skip
+TIMES = {
+    "seconds", "tokens_per_second", "flops_per_second", "matrix_flops_per_second", "utilisation", "peak_memory",
+}  # fmt: skip
+
+
+def translated(source: str) -> str:
+    """The right answer to a sentence of the toy language."""
+    return " ".join(WORDS[word] for word in reversed(source[:-1].split())) + source[-1]
+
+
+def sentences(count: int, seed: int = 1, longest: int = 5) -> list[str]:
+    random, found = Random(seed), dict[str, None]()
+    while len(found) < count:
+        words = random.choices(list(WORDS), k=random.randint(1, longest))
+        found[" ".join(words) + random.choice(".!?")] = None
+    return list(found)
+
+
+def pairs(count: int, seed: int = 1) -> list[Pair]:
+    return [Pair(source, translated(source)) for source in sentences(count, seed)]
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> Path:
+    path.write_bytes("".join(line + "\n" for line in lines).encode())
+    return path
+
+
+def write_corpus(folder: Path, *, train: int = 200, dev: int = 20, seed: int = 1) -> None:
+    many = pairs(train + dev, seed)
+    for name, some in (("train", many[:train]), ("dev", many[train:])):
+        write_lines(folder / f"{name}.src", (pair.source for pair in some))
+        write_lines(folder / f"{name}.trg", (pair.target for pair in some))
+
+
+def write_recipe(path: Path, **sections: dict[str, object]) -> Path:
+    """RECIPE with other values in some sections, beside a corpus; its cache is there too."""
+    whole = {name: {**section, **sections.get(name, {})} for name, section in RECIPE.items()}
+    whole["data"]["cache"] = str(path.parent / "cache")
+    path.write_text(yaml.safe_dump(whole))
+    return path
+
+
+def quietly(recipe: Path, run: Path, *overrides: str, **options: Any) -> Path:
+    return train(recipe, out=run, overrides=overrides, report=Report(quiet=True), **options)
+
+
+def events(run: Path) -> list[dict[str, Any]]:
+    """The records of a run, without what depends on the clock."""
+    lines = (run / "metrics.jsonl").read_text().splitlines() if (run / "metrics.jsonl").exists() else []
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+
+
+def last_step(run: Path) -> int:
+    """The last step on record; a line that is being written is not there yet."""
+    text = (run / "metrics.jsonl").read_text() if (run / "metrics.jsonl").exists() else ""
+    whole = text.split("\n")[:-1]
+    return int(json.loads(whole[-1])["step"]) if whole else 0
+
+
+def tensors(run: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(run)): path.read_bytes() for path in sorted(run.rglob("*.safetensors"))}
+
+
+def files(folder: Path) -> list[str]:
+    """What lies in a test's folder, without the home that libraries may have furnished."""
+    return sorted(path.name for path in folder.iterdir() if path.name != "home")
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "dragoman", *map(str, arguments)]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def process(*arguments: object, stdin: bytes = b"") -> Answer:
+    """A command as a process of its own."""
+    done = subprocess.run(command(*arguments), input=stdin, capture_output=True, env=environment(), check=False)
+    return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+@contextmanager
+def started(*arguments: object, **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A command at work; whatever becomes of the test, it does not outlive it.
+
+    It listens to Ctrl-C, even where this process runs behind a script and does not."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command(*arguments), env=environment(), preexec_fn=listen, **pipes) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+Call = Callable[..., Answer]
+
+
+class Toy(NamedTuple):
+    folder: Path  # holds the corpus and the recipe
+    recipe: Path
+    run: Path
+    said: Answer  # what the training said
+
+    @property
+    def translator(self) -> Translator:
+        return load_as(Translator, self.run, device="cpu")
+
+
+def one_sentence(answer: Answer, *culprits: object, working: bool = False) -> None:
+    """The command was refused with a sentence that names the culprits, and nothing else was said before.
+
+    With `working`, it may have told of its progress until then.
+    """
+    assert answer.code == 2, answer
+    assert answer.out == ""
+    *before, sentence = answer.err.removesuffix("\n").split("\n")
+    assert working or not before, answer.err
+    assert not any(line.startswith(("dragoman: ", "Traceback")) for line in before), answer.err
+    assert sentence.startswith("dragoman: "), answer.err
+    for culprit in culprits:
+        assert str(culprit) in sentence
+
+
+def same_runs(run: Path, whole: Path) -> None:
+    """Every tensor of the model, the checkpoints and the optimizer, every record, and nothing left lying about."""
+    assert (run / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert tensors(run) == tensors(whole)
+    assert events(run) == events(whole)
+    assert not list(run.rglob(".*.tmp"))
+
+
+def until(moment: Callable[[], bool], running: subprocess.Popen[bytes]) -> None:
+    late = time.monotonic() + 120
+    while not moment():
+        assert time.monotonic() < late
+        assert running.poll() is None, running.communicate()[1].decode()
+        time.sleep(0.001)

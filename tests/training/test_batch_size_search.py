@@ -1,0 +1,50 @@
+"""The largest batch that fits: found for any line of needs, and never one that does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.training.planning import GRAIN, largest
+from toy_run import Call, one_sentence
+
+
+@given(
+    fixed=st.floats(0, 1e9),
+    slope=st.floats(1e2, 1e6),
+    room=st.floats(2e9, 2e11),
+    hard=st.floats(0.9, 1.3),
+)
+def test_what_is_found_fits_and_not_much_more_would(fixed: float, slope: float, room: float, hard: float) -> None:
+    tried = []
+
+    def needs(tokens: int) -> float | None:
+        tried.append(tokens)
+        need = fixed + slope * tokens
+        return need if need <= hard * room else None  # beyond that the machine gives up
+
+    found = largest(needs, room)
+    assert found % GRAIN == 0
+    limit = min(room, hard * room)
+    if fixed + slope * GRAIN <= limit:
+        assert fixed + slope * found <= room
+        assert found >= 0.45 * (limit - fixed) / slope - GRAIN
+    else:
+        assert found == GRAIN
+    assert len(tried) < 40
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here there is something to fit to")
+def test_without_a_gpu_there_is_nothing_to_fit_to(call: Call, small: Path) -> None:
+    one_sentence(call("fit", small), "memory of a GPU", "train.device=cpu")
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_it_says_how_many(call: Call, small: Path) -> None:
+    answer = call("fit", small, "train.device=cuda")
+    assert answer.code == 0
+    assert answer.out.startswith("train.tokens=")

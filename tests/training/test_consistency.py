@@ -1,0 +1,303 @@
+"""Two passes that are to say the same: the loss is its formula, the fast one the plain one, and a run with it a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dragoman.config.settings import TrainSettings
+from dragoman.modules import dropout
+from dragoman.training import loss as one_pass
+from dragoman.training.consistency import CONSISTENCY, LOSSES, Consistency, apart, chunked, seen, twice
+from dragoman.training.step import Learner, parts, real
+from dragoman.types import BOS, EOS, Batch
+from tolerance import DEVICES, differ, same
+from toy_models import KINDS, RATES, SMALL_TRANSFORMER, batch_of, built
+from toy_run import Call, events, one_sentence, quietly, same_runs
+
+METHODS = {name: method for name, method in CONSISTENCY.items() if method}
+EVERY = pytest.mark.parametrize("name", METHODS)
+EVERYWHERE = pytest.mark.parametrize("device", DEVICES)
+SMOOTHING = pytest.mark.parametrize("smoothing", [0.0, 0.1])
+DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(autouse=True)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(one_pass, "CHUNK", dict.fromkeys(one_pass.CHUNK, 16))
+
+
+def inputs(N: int, *, device: str = "cpu", dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """States of two passes, not far apart; a table; and targets, of which every fifth does not count."""
+    draw = torch.Generator().manual_seed(N)
+    base_NC, apart_2NC = (torch.randn(*shape, 8, generator=draw, dtype=torch.float64) for shape in ((N,), (2, N)))
+    states_2NC, weight_VC = base_NC + 0.3 * apart_2NC, torch.randn(23, 8, generator=draw, dtype=torch.float64)
+    target_N = torch.randint(23, (N,), generator=draw)
+    target_N[4::5] = -1
+    moved = [each.to(device, dtype).requires_grad_() for each in (states_2NC, weight_VC)]
+    return [*moved, target_N.to(device)]
+
+
+def run(way: str, tensors: list[Tensor], method: Consistency, smoothing: float = 0.1, weight: float = 3.0) -> Any:
+    """Loss, likelihood, divergence, and the gradients of 0.7 times the loss."""
+    states, table, target_N = tensors
+    loss, likelihood, divergence = LOSSES[way](states, table, target_N, smoothing, method, weight)
+    (0.7 * loss).backward()
+    assert states.grad is not None
+    assert table.grad is not None
+    found = [loss.detach(), likelihood, divergence, states.grad, table.grad]
+    states.grad = table.grad = None
+    return found
+
+
+@pytest.mark.parametrize("way", LOSSES)
+@SMOOTHING
+def test_rdrop_is_its_formula(way: str, smoothing: float) -> None:
+    """The mean of both losses, and the mean of both divergences (Liang 2021, equation 4, halved)."""
+    p, q = shares(inputs(20))
+    expected = between = 0.0
+    for right, p_V, q_V in zip(inputs(20)[2].tolist(), p, q, strict=True):
+        if right >= 0:
+            expected += (softened(p_V, right, smoothing) + softened(q_V, right, smoothing)) / 2
+            between += float((p_V * (p_V / q_V).log()).sum() + (q_V * (q_V / p_V).log()).sum()) / 2
+    loss, likelihood, divergence = LOSSES[way](*inputs(20), smoothing, METHODS["rdrop"], 3.0)
+    assert loss.item() == pytest.approx(expected + 3.0 * between, rel=1e-9)
+    assert divergence.item() == pytest.approx(between, rel=1e-9)
+    assert likelihood.item() == pytest.approx(nll(p), rel=1e-9)
+
+
+@pytest.mark.parametrize("way", LOSSES)
+@SMOOTHING
+def test_simcut_is_its_formula(way: str, smoothing: float) -> None:
+    """The loss of the first pass, and KL(first || second) (Gao 2022, equation 3)."""
+    p, q = shares(inputs(20))
+    expected = between = 0.0
+    for right, p_V, q_V in zip(inputs(20)[2].tolist(), p, q, strict=True):
+        if right >= 0:
+            expected += softened(p_V, right, smoothing)
+            between += float((p_V * (p_V / q_V).log()).sum())
+    loss, likelihood, divergence = LOSSES[way](*inputs(20), smoothing, METHODS["simcut"], 3.0)
+    assert loss.item() == pytest.approx(expected + 3.0 * between, rel=1e-9)
+    assert divergence.item() == pytest.approx(between, rel=1e-9)
+    assert likelihood.item() == pytest.approx(nll(p), rel=1e-9)
+
+
+def shares(tensors: list[Tensor]) -> Sequence[Tensor]:
+    """What each pass says of every token: p_NV and q_NV."""
+    return (tensors[0] @ tensors[1].T).softmax(-1).detach().unbind()
+
+
+def softened(p_V: Tensor, right: int, smoothing: float) -> float:
+    return -float((1 - smoothing) * p_V[right].log() + smoothing * p_V.log().mean())
+
+
+def nll(p_NV: Tensor) -> float:
+    return sum(softened(p_V, right, 0.0) for p_V, right in zip(p_NV, inputs(20)[2].tolist(), strict=True) if right >= 0)
+
+
+@EVERY
+@SMOOTHING
+@EVERYWHERE
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("N", [1, 7, 8, 50])
+def test_chunked_is_plain(name: str, smoothing: float, device: str, dtype: torch.dtype, N: int) -> None:
+    exact = [each.detach().double().requires_grad_() for each in inputs(N, device=device, dtype=dtype)[:2]]
+    expected = run("plain", [*exact, inputs(N, device=device)[2]], METHODS[name], smoothing)
+    found = run("chunked", inputs(N, device=device, dtype=dtype), METHODS[name], smoothing)
+    for one, other in zip(found, expected, strict=True):
+        same(one, other, dtype)
+
+
+@pytest.mark.parametrize("right", [(0.0, 1.0), (0.8, 0.3)])
+@pytest.mark.parametrize("together", [(0.0, 1.0), (0.9, 0.4)])
+def test_every_part_of_the_loss_has_its_slope(right: tuple[float, float], together: tuple[float, float]) -> None:
+    """However much each weighs; the next entry of the menu may ask for any of them."""
+    method = Consistency(right, together, cuts=False)
+    for one, other in zip(run("chunked", inputs(20), method), run("plain", inputs(20), method), strict=True):
+        same(one, other)
+
+
+@EVERY
+def test_what_is_done_to_a_chunk_is_one_graph(name: str) -> None:
+    """So that it can be compiled, which `compiled` does."""
+    slopes = torch.compile(apart, backend="eager", fullgraph=True)
+    given = (*inputs(20), 0.1, METHODS[name], 3.0)
+    for one, other in zip(chunked(*given, slopes), chunked(*given), strict=True):
+        same(one, other)
+
+
+@EVERY
+@EVERYWHERE
+def test_under_autocast_too(name: str, device: str) -> None:
+    """Products in bf16, sums and gradients of the weights in float32."""
+    expected = run("plain", inputs(50, device=device), METHODS[name])
+    for way in LOSSES:
+        with torch.autocast(device, torch.bfloat16):
+            found = run(way, inputs(50, device=device, dtype=torch.float32), METHODS[name])
+        for one, other in zip(found, expected, strict=True):
+            assert one.dtype == torch.float32
+            same(one, other, torch.bfloat16)
+
+
+@EVERY
+def test_passes_that_agree_cost_what_one_costs(name: str) -> None:
+    """No divergence, no slope of it: the loss of one pass, half of whose gradient goes each way or all of it one."""
+    states, table, target_N = inputs(50, dtype=torch.float32)
+    both = states.detach()[:1].expand(2, -1, -1).clone().requires_grad_()
+    one = states.detach()[0].clone().requires_grad_()
+    found = run("chunked", [both, table, target_N], METHODS[name], weight=100.0)
+    loss, likelihood = one_pass.chunked(one, table, target_N, 0.1)
+    (0.7 * loss).backward()
+    assert one.grad is not None
+    assert table.grad is not None
+    none = torch.zeros_like(likelihood)
+    for found_, expected in zip(found, (loss.detach(), likelihood, none, one.grad, table.grad), strict=True):
+        same(found_.sum(0) if found_.dim() == 3 else found_, expected)
+
+
+def test_tokens_are_hidden_from_the_second_pass_alone() -> None:
+    ids_BT = torch.randint(0, 40, (400, 50))
+    seen_BT = seen(ids_BT, 0.2)
+    marks = (ids_BT == BOS) | (ids_BT == EOS)
+    assert seen_BT[:200].all()
+    assert seen_BT[marks].all()
+    hidden = (~seen_BT[200:][~marks[200:]]).double()
+    assert hidden.mean().item() == pytest.approx(0.2, abs=5 * (0.16 / len(hidden)) ** 0.5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_dropout_the_first_pass_is_the_only_one(kind: str) -> None:
+    """To the second one tokens are missing."""
+    model, batch = built(KINDS[kind]), batch_of(KINDS[kind])
+    both = twice(batch, METHODS["simcut"], 0.5)
+    first, second = real(model(both), both)[0].unflatten(0, (2, -1))
+    alone, _ = real(model(batch), batch)
+    same(first, alone)
+    differ(second, alone)
+
+
+def learner_of(kind: str, name: str, **rates: float) -> tuple[Learner, Batch]:
+    section = {**KINDS[kind], **rates}
+    settings = TrainSettings(consistency=name, cut=0.3 if METHODS[name].cuts else TrainSettings().cut)
+    return Learner(built(section).train(), settings), batch_of(section)
+
+
+def learned(learner: Learner, some: Sequence[Batch]) -> list[Tensor]:
+    """Sums and gradients of all parts of a grid."""
+    learner.zero_grad()
+    sums = []
+    for part in some:
+        torch.manual_seed(3)
+        sums.append(learner(part))
+    torch.stack(sums).sum(0)[0].backward()
+    return [torch.stack(sums).sum(0).detach(), *(p.grad for p in learner.parameters() if p.grad is not None)]
+
+
+@EVERY
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_grid_in_parts_costs_what_it_costs_whole(kind: str, name: str) -> None:
+    learner, batch = learner_of(kind, name, dropout=0.3)
+    whole = learned(learner, [batch])
+    for count in (2, 3):
+        for one, other in zip(learned(learner, parts(batch, count)), whole, strict=True):
+            same(one, other, torch.float64)
+
+
+@EVERY
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_two_passes_draw_apart(kind: str, name: str) -> None:
+    """The likelihood is that of the first; the divergence is there, and more of it the more is left out."""
+    found = []
+    for rate in (0.0, 0.2, 0.5):
+        learner, batch = learner_of(kind, name, dropout=rate)
+        torch.manual_seed(3)
+        loss, likelihood, divergence = learner(batch).tolist()
+        learner.settings = learner.settings.model_copy(update={"consistency_weight": 1e-9})
+        torch.manual_seed(3)
+        without, *again = learner(batch).tolist()
+        assert again == [likelihood, divergence]
+        assert loss - without == pytest.approx(divergence, rel=1e-4, abs=1e-4)
+        found.append(divergence)
+    assert found[0] > 1e-3 if METHODS[name].cuts else abs(found[0]) < 1e-6
+    assert found[2] > found[1] > 1e-3
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@EVERY
+def test_the_way_it_is_computed_is_a_setting(name: str, loss: str) -> None:
+    section = {**SMALL_TRANSFORMER, "dropout": 0.3}
+    learners = [Learner(built(section).train(), TrainSettings(consistency=name, loss=way)) for way in (loss, "plain")]
+    found = [learned(learner, [batch_of(section)]) for learner in learners]
+    for one, other in zip(*found, strict=True):
+        same(one, other, torch.float32)
+
+
+@EVERY
+def test_no_value_is_looked_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has shapes and no values goes through, there and back: so a step can be compiled whole and captured."""
+    monkeypatch.setitem(one_pass.CHUNK, "meta", 16)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda _device: False)  # it does not know that device
+    monkeypatch.setattr(dropout, "_sample_on_cpu", lambda shape, _rate, like: like.new_empty(shape))
+    learner, batch = learner_of("transformer", name, **dict.fromkeys(RATES, 0.3))
+    learner.to("meta")(batch.to(torch.device("meta")))[0].backward()
+    assert all(parameter.grad is not None for parameter in learner.parameters())
+
+
+# Runs.
+
+EVERYTHING = [f"model.{rate}=0.1" for rate in RATES]
+
+
+@EVERY
+def test_twice_six_steps_are_twelve(small: Path, tmp_path: Path, name: str) -> None:
+    settings = (*EVERYTHING, f"train.consistency={name}", "train.schedule=constant", "data.dev=[]")
+    quietly(small, tmp_path / "run", *settings, "train.steps=6")
+    quietly(small, tmp_path / "run", *settings, "train.steps=12", resume=True)
+    quietly(small, tmp_path / "whole", *settings, "train.steps=12")
+    same_runs(tmp_path / "run", tmp_path / "whole")
+
+
+@EVERY
+def test_it_costs_twice_the_operations(small: Path, tmp_path: Path, name: str) -> None:
+    flops, told = [], []
+    for method in ("none", name):
+        run = quietly(small, tmp_path / method, f"train.consistency={method}", "train.steps=2", "data.dev=[]")
+        flops.append([event["flops"] for event in events(run) if event["event"] == "train"])
+        told.append([event.get("divergence", 0) > 0 for event in events(run) if event["event"] == "train"])
+    assert flops[1] == [2 * each for each in flops[0]]
+    assert told == [[False, False], [True, True]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "culprits"),
+    [
+        (["train.consistency=rdop"], ["train.consistency", "'rdrop'"]),
+        (["train.consistency_weight=3.0"], ["train.consistency_weight", "train.consistency;"]),
+        (["train.consistency_weight=0.0"], ["train.consistency_weight", "greater than 0"]),
+        (["train.cut=0.1"], ["train.cut", "train.consistency=none", "simcut"]),
+        (["train.consistency=rdrop", "train.cut=0.1"], ["train.cut", "train.consistency=rdrop", "simcut"]),
+        (["train.consistency=rdrop", "model.dropout=0.0"], ["train.consistency=rdrop", "model.dropout"]),
+        (["train.consistency=simcut", "train.cut=0.0", "model.dropout=0.0"], ["train.consistency=simcut"]),
+    ],
+)
+def test_what_has_no_use_is_refused(
+    small: Path, tmp_path: Path, call: Call, settings: list[str], culprits: list[str]
+) -> None:
+    one_sentence(call("train", small, "--out", tmp_path / "run", *settings), *culprits)
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_dropout_will_do(small: Path, tmp_path: Path) -> None:
+    settings = ("train.consistency=rdrop", "model.dropout=0.0", "model.head_dropout=0.2", "data.dev=[]")
+    quietly(small, tmp_path / "run", *settings, "train.steps=1")
+
+
+def test_every_method_is_told() -> None:
+    page = (Path(__file__).parents[2] / "docs/regularisation.md").read_text(encoding="utf-8")
+    assert all(f"| `{name}` |" in page for name in CONSISTENCY)
+    assert all(f"`model.{rate}`" in page for rate in RATES)

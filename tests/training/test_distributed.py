@@ -1,0 +1,471 @@
+"""Several processes train as one does: the same batches, the same losses, the same checkpoints; and when one of them
+is gone, hangs or is told to stop, so are the others. Real processes, started by torchrun as the page says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from torch import distributed as dist
+
+from dragoman.config.settings import TrainSettings
+from dragoman.data.batches import EXAMPLE_FORMATS, BatchPlan, Widths, add_unknown_trees
+from dragoman.errors import UserError
+from dragoman.process_group import PeerWait, ProcessGroup, join_process_group
+from dragoman.process_group import agree_on_name as meet_at
+from dragoman.training.distributed import PARALLEL
+from dragoman.training.prepare import check_alike
+from dragoman.training.step import Learner
+from toy_models import FORM, SMALL_TRANSFORMER, built, cases, laid, some_examples
+from toy_run import SMALL, Answer, environment, events, last_step, quietly, tensors, write_corpus, write_recipe
+from toy_sections import settings_of
+
+pytestmark = pytest.mark.slow
+PAGE = (Path(__file__).parents[2] / "docs/many-machines.md").read_text(encoding="utf-8")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+FEW: dict[str, object] = {
+    **SMALL["train"], "steps": 8, "tokens": 512, "save_every": 4, "validate_every": 4, "validate_lines": 2,
+    "schedule": "constant", "ema": 0.8,
+}  # fmt: skip
+MODELS: dict[str, dict[str, object]] = {
+    "transformer": {"kind": "transformer", "layers": 2, "width": 16, "heads": 2, "dropout": 0.2},
+    "rnn": {"kind": "rnn", "layers": 1, "width": 16, "dropout": 0.2},
+    "fed": {"kind": "rnn", "layers": 2, "width": 16, "dropout": 0.2, "input_feeding": True, "attention": "additive"},
+    "tight": {"kind": "transformer", "layers": 1, "width": 16, "heads": 2, "dropout": 0.2, "shared": True},
+}
+HALF = ["train.steps=4"]
+NO_DEV = "data.dev=[]"
+TIGHT = ["train.tokens=64", "train.accumulate=1"]  # a row or two in a grid: some of four processes have none
+
+
+def write(folder: Path) -> None:
+    write_corpus(folder)
+    for name, model in MODELS.items():
+        recipe = write_recipe(folder / f"{name}.yaml", train=FEW)
+        recipe.write_text(yaml.safe_dump({**yaml.safe_load(recipe.read_text()), "model": model}))
+
+
+def close(run: Path, other: Path) -> None:
+    """The same records: numbers within 1e-5, counts to the digit."""
+    assert len(events(run)) == len(events(other)) > 8
+    for one, two in zip(events(run), events(other), strict=True):
+        assert one.keys() == two.keys()
+        for name, value in one.items():
+            near = pytest.approx(value, abs=1e-5, rel=1e-5) if isinstance(value, float) else value
+            assert two[name] == near, (name, one, two)
+
+
+class Jobs:
+    """Trainings in one process, here, and in several, all at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        write(folder)
+
+    def alone(self, recipe: str, run: str, *overrides: str, **options: Any) -> Path:
+        return quietly(self.folder / f"{recipe}.yaml", self.folder / run, *overrides, **options)
+
+    def together(self, world: int, *jobs: tuple[str, str, list[str], bool]) -> None:
+        about = [
+            {"recipe": str(self.folder / f"{recipe}.yaml"), "out": str(self.folder / run), "overrides": some,
+             "resume": resume}
+            for recipe, run, some, resume in jobs
+        ]  # fmt: skip
+        (self.folder / "jobs.json").write_text(json.dumps(about))
+        script = Path(__file__).parents[1] / "support" / "toy_workers.py"
+        done = torchrun("--standalone", "--nproc-per-node", world, script, self.folder / "jobs.json", cwd=self.folder)
+        assert done.code == 0, done.err
+
+
+def torchrun(*arguments: object, cwd: Path) -> Answer:
+    command = [*TORCHRUN, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment(), check=False)
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+@contextmanager
+def running(*arguments: object, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [*TORCHRUN, *map(str, arguments)]
+    with subprocess.Popen(command, cwd=cwd, env=environment(), **pipes) as started:
+        try:
+            yield started
+        finally:
+            if started.poll() is None:
+                started.terminate()
+                started.wait(60)
+
+
+def worker(started: subprocess.Popen[str]) -> int:
+    """A process that this torchrun started."""
+    return int(Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text().split()[-1])
+
+
+def until(moment: Callable[[], bool], *processes: subprocess.Popen[str]) -> None:
+    late = time.monotonic() + 120
+    while not moment():
+        assert time.monotonic() < late
+        assert all(each.poll() is None for each in processes), [each.communicate() for each in processes]
+        time.sleep(0.01)
+
+
+def said(answer: str) -> list[str]:
+    return [line for line in answer.splitlines() if line.startswith("dragoman: ")]
+
+
+# The same losses.
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    """What two and four processes made of the toy, and one process of the same."""
+    made = Jobs(tmp_path_factory.mktemp("jobs"))
+    for recipe in MODELS:
+        made.alone(recipe, f"{recipe}-1", *(TIGHT if recipe == "tight" else []))
+    made.alone("transformer", "1-then-4", *HALF)
+    fsdp, muon, sgd = "train.parallel=fsdp", "train.optimizer=muon", "train.optimizer=sgd"
+    made.alone("transformer", "muon-1", muon)
+    made.alone("transformer", "sgd-1", sgd)
+    made.together(
+        4,
+        ("transformer", "transformer-4", [], False),
+        ("transformer", "transformer-4-fsdp", [fsdp], False),
+        ("fed", "fed-4-fsdp", [fsdp], False),
+        ("tight", "tight-4", TIGHT, False),
+        ("tight", "tight-4-fsdp", [*TIGHT, fsdp], False),
+        ("transformer", "muon-4-fsdp", [muon, fsdp, *HALF], False),
+        ("transformer", "muon-4-fsdp", [muon, fsdp], True),
+        ("transformer", "4-then-1", [fsdp, *HALF], False),
+        ("transformer", "full-disk", [fsdp, NO_DEV, *HALF], False),
+        ("transformer", "1-then-4", [fsdp], True),
+        *(("transformer", f"4-then-4-{way}", [f"train.parallel={way}", *HALF], False) for way in PARALLEL),
+        *(("transformer", f"4-then-4-{way}", [f"train.parallel={way}"], True) for way in PARALLEL),
+    )
+    made.together(
+        2,
+        ("transformer", "transformer-2", [], False),
+        ("transformer", "sgd-2-fsdp", [sgd, fsdp], False),
+        ("rnn", "rnn-2-fsdp", [fsdp], False),
+    )
+    made.alone("transformer", "4-then-1", resume=True)
+    return made
+
+
+@pytest.mark.parametrize(
+    "run",
+    ["transformer-2", "transformer-4", "transformer-4-fsdp", "rnn-2-fsdp", "fed-4-fsdp", "tight-4", "tight-4-fsdp",
+     "muon-4-fsdp", "sgd-2-fsdp"],
+)  # fmt: skip
+def test_as_one_does(jobs: Jobs, run: str) -> None:
+    """Dropout on, grids of few rows and many, batches added up, a running mean: every number of every step."""
+    close(jobs.folder / f"{run.partition('-')[0]}-1", jobs.folder / run)
+
+
+@pytest.mark.parametrize("run", ["4-then-1", "1-then-4"])
+def test_a_checkpoint_is_for_any_number(jobs: Jobs, run: str) -> None:
+    """Saved whole or in shards, it is read by one and by four; by two where a disk was full."""
+    close(jobs.folder / "transformer-1", jobs.folder / run)
+
+
+@pytest.mark.parametrize(("whole", "run"), [("transformer-4", "4-then-4-ddp"), ("transformer-4-fsdp", "4-then-4-fsdp")])
+def test_resumed_by_as_many_it_is_the_same_to_the_bit(jobs: Jobs, whole: str, run: str) -> None:
+    """Of shards, the weights that are made of them: who writes what all hold alike is not the same every time."""
+    one, other = (tensors(jobs.folder / each) for each in (run, whole))
+    assert one.keys() == other.keys()
+    assert all(one[name] == other[name] for name in one if "/shard-" not in name)
+    assert events(jobs.folder / run) == events(jobs.folder / whole)
+
+
+def test_a_published_model_is_whole(jobs: Jobs) -> None:
+    """And the same, whoever held which part of it. (A bias of keys has no slope but that of rounding.)"""
+    one, four = (load_file(jobs.folder / run / "model.safetensors") for run in ("transformer-1", "transformer-4-fsdp"))
+    assert one.keys() == four.keys()
+    for name in [name for name in one if "query_key_value.bias" not in name and "key_value.bias" not in name]:
+        torch.testing.assert_close(one[name], four[name], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("part", ["model", "optimizer", "ema"])
+def test_a_damaged_shard_is_refused(jobs: Jobs, tmp_path: Path, part: str) -> None:
+    shutil.copytree(jobs.folder / "transformer-4-fsdp", tmp_path / "run")
+    *_, shard = sorted((tmp_path / "run").glob(f"checkpoints/step-*/{part}/shard-*"))
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    with pytest.raises(UserError, match=f"{part}.*damaged"):
+        quietly(jobs.folder / "transformer.yaml", tmp_path / "run", "train.steps=9", resume=True)
+    shard.unlink()
+    with pytest.raises(UserError, match=f"{part}.*damaged"):
+        quietly(jobs.folder / "transformer.yaml", tmp_path / "run", "train.steps=9", resume=True)
+
+
+def test_a_full_disk_is_not_kept_full(jobs: Jobs) -> None:
+    """Parts of a checkpoint that cannot be written are removed; the one before stays, and the job goes on from it."""
+    run = jobs.folder / "full-disk"
+    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "dragoman", "train", "transformer.yaml"]
+    command += ["--out", str(run), "train.parallel=fsdp", NO_DEV, "--resume"]
+    kept = {path.name: path.stat().st_size for path in run.rglob("*.safetensors")}
+    little = max(kept.values()) // 2048  # in blocks of 1024 bytes: half of the largest part
+    limited = ["bash", "-c", f'ulimit -f {little}; exec "$@"', "-", *command]
+    done = subprocess.run(limited, capture_output=True, text=True, cwd=jobs.folder, env=environment(), check=False)
+    [sentence] = said(done.stderr)
+    assert "File too large" in sentence
+    assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-0000000004"]
+    assert torchrun(*command[3:], cwd=jobs.folder).code == 0
+    assert last_step(run) == 8
+
+
+def test_who_comes_back_meets_who_is_there_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those of the attempt before, who have left their names."""
+    monkeypatch.setenv("MASTER_ADDR", "here")
+    monkeypatch.setenv("MASTER_PORT", "0")
+    store, names = dist.HashStore(), dict[int, str]()  # type: ignore[attr-defined]
+
+    def meet(rank: int) -> Thread:
+        thread = Thread(target=lambda: names.update({rank: meet_at(store, rank, 2, PeerWait(rank, 2, 1.0))}))
+        thread.start()
+        return thread
+
+    for thread in [meet(0), meet(1)]:
+        thread.join(30)
+    before = dict(names)
+    early = meet(1)
+    early.join(0.3)
+    assert early.is_alive()
+    for thread in (meet(0), early):
+        thread.join(30)
+    assert before[0] == before[1] != names[0] == names[1]
+
+
+def lonely(rank: int) -> dict[str, str]:
+    """The environment of one of two processes, the other of which was never started."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return {
+        "TORCHELASTIC_RUN_ID": "x", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_waits_for_others_says_so_and_can_be_stopped(rank: int, tmp_path: Path) -> None:
+    about = lonely(rank)
+    write_corpus(tmp_path)
+    recipe = write_recipe(tmp_path / "recipe.yaml", **SMALL)
+    command = [sys.executable, "-m", "dragoman", "train", str(recipe), "--out", str(tmp_path / "run")]
+    with subprocess.Popen(command, env=environment() | about, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None
+        missing = "process 0" if rank else "1 process"
+        lines = iter(waiting.stderr.readline, "")
+        assert any(f"waiting for {missing} at 127.0.0.1:{about['MASTER_PORT']}" in line for line in lines)
+        waiting.terminate()
+        assert list(lines)[-1] == "dragoman: stopped by SIGTERM\n"
+    assert waiting.returncode == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_wait_for_others_ends(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in lonely(rank).items():
+        monkeypatch.setenv(name, value)
+    sentence = rf"process {rank} of 2 waited 0 minutes for .* at 127.0.0.1:\d+; check their output"
+    with pytest.raises(UserError, match=sentence), join_process_group(lambda: 0.0):
+        pass
+
+
+# What every model must do for it.
+
+
+@pytest.mark.parametrize("name", cases())
+def test_all_parameters_get_a_gradient(name: str) -> None:
+    """Those of a process that has no row, too: the others wait for it. And it is 0, whatever an empty row looks at."""
+    section = cases()[name]
+    learner = Learner(built(section, dtype=torch.float32), TrainSettings())
+    empty = EXAMPLE_FORMATS[FORM[settings_of(section).task]].collate(BatchPlan([[]], Widths(12, 12)), [])
+    empty = add_unknown_trees(empty) if section.get("position") == "tree" else empty
+    batches = [laid(section, [[0], [1]], some_examples(section)), *([empty] if section.get("norm") != "batch" else [])]
+    for batch in batches:
+        learner.zero_grad()
+        learner(batch)[0].backward()
+        assert all(one.grad is not None and one.grad.isfinite().all() for one in learner.parameters())
+    assert section.get("norm") == "batch" or not any(one.grad.any() for one in learner.parameters())
+
+
+@pytest.mark.parametrize(
+    ("way", "norm", "culprit"),
+    [("ddp", "batch", "model.norm=batch"), ("fsdp", "batch", "model.norm=batch"), ("fsdp", "scale", "single number")],
+)
+def test_what_cannot_be_shared_is_refused(way: str, norm: str, culprit: str) -> None:
+    with pytest.raises(UserError, match=culprit):
+        PARALLEL[way].check(built({**SMALL_TRANSFORMER, "norm": norm}))
+    PARALLEL[way].check(built(SMALL_TRANSFORMER))
+
+
+# What the page says.
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def words(command: str) -> list[str]:
+    """A command of the page, without the word torchrun."""
+    first, *rest = command.replace("\\\n", " ").split()
+    assert first == "torchrun"
+    return rest
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    write(tmp_path)
+    (tmp_path / "transformer.yaml").rename(tmp_path / "recipe.yaml")
+    return tmp_path
+
+
+def test_a_dry_run_of_two_is_that_of_one(small: Path) -> None:
+    """One process prints, and a batch is not larger because two processes share it."""
+    command = ["-m", "dragoman", "train", "recipe.yaml", "--out", "new", "--dry-run"]
+    one, two = (torchrun(f"--nproc-per-node={count}", *command, cwd=small) for count in (1, 2))
+    assert (one.code, two.code) == (0, 0), one.err + two.err
+    assert one.out == two.out
+    assert "an epoch is about" in one.out
+    assert not (small / "new").exists()
+
+
+def test_stopped_by_two_resumed_by_one(small: Path, jobs: Jobs) -> None:
+    """All processes end the same step, save, and say so once; as many others as there are then go on."""
+    begin, go_on = map(words, blocks("sh"))
+    with running(*begin, "train.log_every=1", "train.save_every=100", cwd=small) as started:
+        until(lambda: last_step(small / "run") >= 2, started)
+        started.send_signal(signal.SIGTERM)
+        _, err = started.communicate(timeout=120)
+    [sentence] = said(err)
+    assert "stopped by SIGTERM at step" in sentence
+    [newest] = (small / "run/checkpoints").glob("step-*")
+    assert int(newest.name.removeprefix("step-")) == last_step(small / "run") < 8
+    done = torchrun(*("1" if word == "4" else word for word in go_on), cwd=small)
+    assert done.code == 0, done.err
+    assert f"going on from step {int(newest.name.removeprefix('step-'))}" in done.err
+    close(jobs.folder / "transformer-1", small / "run")
+
+
+def test_killed_on_one_of_two_machines(small: Path, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job begins again by itself, and ends with the same bytes as one that nothing happened to."""
+    export, block = blocks("sh nodes")[0].split("\n", 1)
+    monkeypatch.setenv(*export.removeprefix("export ").split("="))
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        endpoint = f"localhost:{free.getsockname()[1]}"
+    changes = {"node1:29400": endpoint, "8": "1"}
+    node = [changes.get(word, word) for word in words(block)]
+    with running(*node, cwd=small) as one, running(*node, cwd=small) as two:
+        until(lambda: last_step(small / "run") >= 2, one, two)
+        os.kill(worker(two), signal.SIGKILL)
+        answers = [each.communicate(timeout=120) for each in (one, two)]
+    assert [one.returncode, two.returncode] == [0, 0], answers
+    same = jobs.folder / "transformer-2"
+    assert (small / "run/model.safetensors").read_bytes() == (same / "model.safetensors").read_bytes()
+    assert events(small / "run") == events(same)
+
+
+def test_one_that_hangs_is_not_waited_for(small: Path) -> None:
+    settings = ("--out", "run", "train.timeout=0.05", "train.steps=100000")
+    begin = ("--standalone", "--nproc-per-node", 2, "-m", "dragoman", "train", "recipe.yaml", *settings)
+    with running(*begin, cwd=small) as started:
+        until(lambda: last_step(small / "run") >= 2, started)
+        os.kill(stopped := worker(started), signal.SIGSTOP)
+        assert started.stderr
+        sentence = next(line for line in started.stderr if line.startswith("dragoman: "))
+        os.kill(stopped, signal.SIGKILL)  # as torchrun would, half a minute later
+        _, err = started.communicate(timeout=120)
+    assert started.returncode == 1
+    assert said(err) == []
+    assert "waited 0.05 minutes" in sentence
+    assert "train.timeout" in sentence
+    assert "--resume" in sentence
+
+
+@pytest.mark.parametrize(("rank", "local", "turn"), [(0, 0, 0), (1, 1, 2), (2, 0, 1), (3, 1, 2)])
+def test_machines_take_turns(monkeypatch: pytest.MonkeyPatch, rank: int, local: int, turn: int) -> None:
+    """Two of two processes each: the first of a machine does what the others find done."""
+    turns: list[int] = []
+
+    def run_on_all(_self: ProcessGroup, work: Callable[[], Any]) -> Any:
+        turns.append(len(turns))
+        return work()
+
+    monkeypatch.setattr(ProcessGroup, "run_on_all", run_on_all)
+    assert ProcessGroup(rank=rank, world_size=4, local_rank=local).in_rank_order(lambda: turns[-1]) == turn
+    assert turns == [0, 1, 2]
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_processes_that_read_other_texts_are_told(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    same = {"data.train (a)": "1", "data.dev (b)": "2"}
+    others = [same, same, {**same, "data.dev (b)": "3"}]
+    prepared: Any = SimpleNamespace(digests=others[rank])
+    monkeypatch.setattr(ProcessGroup, "gather", lambda _self, work: [*others[:rank], work(), *others[rank + 1 :]])
+    with pytest.raises(UserError) as caught:
+        check_alike(prepared, ProcessGroup(rank=rank, world_size=3))
+    sentence = "data.dev (b) is not the same for process 2 as for the first; give all machines the same files"
+    assert str(caught.value) == (sentence if rank == 0 else "")
+    others[2] = prepared.digests = same
+    check_alike(prepared, ProcessGroup(rank=rank, world_size=3))
+
+
+@pytest.mark.parametrize("fault", ["model.norm=batch"])
+def test_a_mistake_is_said_once(small: Path, fault: str) -> None:
+    begin = ("--standalone", "--nproc-per-node", 2, "-m", "dragoman", "train", "recipe.yaml", "--out", "run", fault)
+    answer = torchrun(*begin, cwd=small)
+    [sentence] = said(answer.err)
+    assert fault in sentence
+    codes = set(re.findall(r"exitcode +: (-?\d+)", answer.err))
+    assert {"2"} <= codes <= {"2", "-15", "143"}  # torchrun sends SIGTERM to who is not quick enough
+    assert not (small / "run").exists()
+
+
+def options(command: list[str]) -> Any:
+    """A command line as torchrun reads it."""
+    from torch.distributed.run import get_args_parser
+
+    return get_args_parser().parse_args(command)
+
+
+def test_a_job_of_slurm(tmp_path: Path) -> None:
+    [script] = blocks("sbatch")
+    (tmp_path / "train.sbatch").write_text(script)
+    subprocess.run(["bash", "-n", tmp_path / "train.sbatch"], check=True)
+    command = script[script.index("torchrun") :]
+    known = options(words(command))
+    assert known.training_script == "dragoman"
+    assert known.training_script_args[-1] == "--resume"
+
+
+def test_a_job_of_kubernetes() -> None:
+    service, job = yaml.safe_load_all(blocks("yaml")[0])
+    pod = job["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    known = options(container["command"][1:])
+    assert service["metadata"]["name"] == pod["subdomain"] == job["metadata"]["name"]
+    assert known.rdzv_endpoint.startswith(f"{job['metadata']['name']}-0.{pod['subdomain']}:")
+    assert known.nnodes == str(job["spec"]["completions"]) == str(job["spec"]["parallelism"])
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == int(known.nproc_per_node)
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_every_way_is_told() -> None:
+    assert all(f"| `{name}` |" in PAGE for name in PARALLEL)

@@ -1,0 +1,281 @@
+"""A run that was killed, stopped or resumed ends exactly as one that never was: the same bytes, the same records."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from dragoman.errors import UserError
+from dragoman.inference.loading import load
+from dragoman.io import lock_folder
+from dragoman.recipe import Recipe
+from dragoman.run_dir import RunFolder
+from dragoman.training import checkpoint as provenance
+from dragoman.training import start, trainer
+from dragoman.training.optim import OPTIMIZERS
+from toy_run import (
+    SMALL,
+    Call,
+    events,
+    last_step,
+    one_sentence,
+    quietly,
+    same_runs,
+    started,
+    tensors,
+    until,
+    write_corpus,
+    write_lines,
+    write_recipe,
+)
+
+EVERYTHING: dict[str, dict[str, object]] = {
+    **SMALL,
+    "tokenizer": {"kind": "unigram", "size": 300, "sampling": 0.3},
+    "train": {**SMALL["train"], "ema": 0.8, "average": 2, "keep": 2, "schedule": "inverse_sqrt"},
+}
+
+
+def moments(run: Path, random: Random) -> list[tuple[str, Callable[[], bool]]]:
+    """Five moments to be killed at, drawn at random from every part of a run's life."""
+    wake = time.monotonic() + random.uniform(0.05, 1.0)
+    early, late = random.randint(1, 8), random.randint(16, 21)
+    return [
+        ("starting", lambda: time.monotonic() > wake),
+        ("preparing", lambda: (run / "FORMAT").exists()),
+        ("training", lambda: last_step(run) >= early),
+        ("saving", lambda: last_step(run) > 8 and any((run / "checkpoints").glob(".*.tmp"))),
+        ("training late", lambda: last_step(run) >= late),
+    ]
+
+
+def test_killed_five_times(tmp_path: Path, call: Call) -> None:
+    random = Random(2017)
+    write_corpus(tmp_path)
+    small = write_recipe(tmp_path / "recipe.yaml", **EVERYTHING)
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    for name, moment in moments(run, random):
+        with started("train", small, "--out", run, "--resume", f"data.cache={tmp_path / 'other cache'}") as running:
+            until(moment, running)
+            time.sleep(random.uniform(0, 0.02))
+            assert running.poll() is None, name
+            running.kill()
+            assert running.wait() == -signal.SIGKILL
+    ended = call("train", small, "--out", run, "--resume", f"data.cache={tmp_path / 'other cache'}")
+    assert ended.code == 0, ended.err
+    assert "going on from step" in ended.err
+    quietly(small, whole)
+    same_runs(run, whole)
+    assert [event["step"] for event in events(run) if event["event"] == "train"] == list(range(1, 25))
+    assert [event["step"] for event in events(run) if event["event"] == "validate"] == [6, 12, 18, 24]
+
+
+def test_stopped_by_signals(small: Path, tmp_path: Path) -> None:
+    """The step ends, all is saved, and the exit code is the one that a shell expects."""
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    for number, step in ((signal.SIGTERM, 5), (signal.SIGINT, 14)):
+        with started("train", small, "--out", run, "--resume") as running:
+            until(lambda step=step: last_step(run) >= step, running)  # type: ignore[misc]
+            running.send_signal(number)
+            _, said = running.communicate()
+        assert running.returncode == 128 + number, said
+        assert f"stopped by {number.name} at step" in said.decode().splitlines()[-1]
+        assert b"Traceback" not in said
+        [newest] = (run / "checkpoints").glob("step-*")
+        assert int(newest.name.removeprefix("step-")) == last_step(run)
+    quietly(small, run, resume=True)
+    quietly(small, whole)
+    same_runs(run, whole)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_twice_six_steps_are_twelve(small: Path, tmp_path: Path, optimizer: str) -> None:
+    settings = (f"train.optimizer={optimizer}", "train.schedule=constant", "train.log_every=5")
+    quietly(small, tmp_path / "run", *settings, "train.steps=6")
+    quietly(small, tmp_path / "run", *settings, "train.steps=12", resume=True)
+    quietly(small, tmp_path / "whole", *settings, "train.steps=12")
+    same_runs(tmp_path / "run", tmp_path / "whole")
+
+
+def test_running_means_of_a_norm_go_on(small: Path, tmp_path: Path) -> None:
+    """Batch norm holds numbers that no gradient changes."""
+    settings = ("model.norm=batch", "train.ema=0.8", "train.schedule=constant")
+    quietly(small, tmp_path / "run", *settings, "train.steps=6")
+    quietly(small, tmp_path / "run", *settings, "train.steps=12", resume=True)
+    quietly(small, tmp_path / "whole", *settings, "train.steps=12")
+    same_runs(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_finished_run_says_so(small: Path, tmp_path: Path, call: Call) -> None:
+    run = tmp_path / "run"
+    quietly(small, run, "train.steps=3")
+    before = tensors(run)
+    (run / "model.safetensors").unlink()  # as if killed between the last checkpoint and this
+    again = call("train", small, "--out", run, "--resume", "train.steps=3")
+    assert again.code == 0
+    assert "already come to its end (train.steps=3)" in again.err
+    assert tensors(run) == before
+
+
+def test_nothing_to_resume_is_a_beginning(small: Path, tmp_path: Path, call: Call) -> None:
+    answer = call("train", small, "--out", tmp_path / "run", "--resume", "train.steps=1")
+    assert answer.code == 0
+    assert "nothing" in answer.err.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "culprit"),
+    [
+        ("train.lr=0.5", "train.lr=0.004"),
+        ("train.seed=2", "train.seed=1"),
+        ("train.accumulate=1", "train.accumulate=2"),
+        ("model.width=32", "model.width=16"),
+        ("model.dropout=0.0", "model.dropout=0.2"),
+        ("tokenizer.kind=char", "tokenizer.kind='bpe'"),
+        ("data.max_length=9", "data.max_length=512"),
+        ("data.train.tsv=x", "data.train"),
+    ],
+)
+def test_another_run_is_refused_by_name(begun: Path, call: Call, change: str, culprit: str) -> None:
+    before = tensors(begun)
+    one_sentence(call("train", begun.parent / "recipe.yaml", "--out", begun, "--resume", change), culprit)
+    assert tensors(begun) == before
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps that tests may look at, but not change."""
+    folder = tmp_path_factory.mktemp("begun")
+    write_corpus(folder)
+    small = write_recipe(folder / "recipe.yaml", **SMALL)
+    return quietly(small, folder / "run", "train.steps=2")
+
+
+def test_a_run_is_not_overwritten(begun: Path, call: Call) -> None:
+    before = tensors(begun)
+    one_sentence(call("train", begun.parent / "recipe.yaml", "--out", begun), begun, "--resume")
+    assert tensors(begun) == before
+
+
+def test_two_cannot_train_in_one_folder(small: Path, tmp_path: Path, call: Call) -> None:
+    """A job that was started twice would otherwise ruin its own checkpoints."""
+    run = tmp_path / "run"
+    with started("train", small, "--out", run, "train.steps=100000", "train.schedule=constant") as running:
+        until(lambda: last_step(run) > 0, running)
+        again = call("train", small, "--out", run, "train.steps=100000", "train.schedule=constant", "--resume")
+        one_sentence(again, "another process", run)
+    assert call("train", small, "--out", run, "train.steps=1", "train.schedule=constant", "--resume").code == 0
+
+
+def test_a_folder_that_another_process_made_is_left_to_it(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two begin at the same moment: the one that is refused removes nothing."""
+    folder = RunFolder(tmp_path / "run")
+    with ExitStack() as other:
+
+        def overtake(recipe: Recipe) -> None:
+            other.enter_context(lock_folder(folder.path, ""))
+            folder.begin(recipe)
+
+        monkeypatch.setattr(start, "check_files", overtake)
+        with pytest.raises(UserError, match="another process"):
+            quietly(small, folder.path)
+        assert folder.check()
+
+
+@pytest.mark.parametrize("made", [False, True])
+def test_an_interrupt_before_training_leaves_nothing(
+    small: Path, tmp_path: Path, made: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Except for a folder that was there before."""
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trainer, "record_start", interrupt)
+    if made:
+        (tmp_path / "run").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        quietly(small, tmp_path / "run")
+    assert (tmp_path / "run").exists() == made
+
+
+def test_a_finished_run_keeps_its_end(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path / "run")
+    quietly(small, folder.path, "train.steps=1")
+    before = folder.provenance()
+    monkeypatch.setattr(provenance, "now", lambda: "later")
+    quietly(small, folder.path, "train.steps=1", resume=True)
+    assert folder.provenance() == before
+    quietly(small, folder.path, "train.steps=2", resume=True)
+    assert folder.provenance() == {**before, "ended": "later"}
+
+
+def test_a_start_that_came_to_nothing_is_no_run(small: Path, tmp_path: Path, call: Call) -> None:
+    """Who corrects the mistake may give the same command again."""
+    run = tmp_path / "run"
+    one_sentence(call("train", small, "--out", run, "tokenizer.size=100000"), "tokenizer.size 100000", working=True)
+    late = call("train", small, "--out", run, "tokenizer.kind=char", "train.freeze=[nothing]")
+    one_sentence(late, "train.freeze", working=True)
+    assert call("train", small, "--out", run, "train.steps=1").code == 0
+    assert load(run).tokenizers.source.size == 310  # not the characters of the start before
+
+
+def test_a_changed_corpus_is_refused(small: Path, tmp_path: Path, call: Call) -> None:
+    run, source = tmp_path / "run", tmp_path / "train.src"
+    quietly(small, run, "train.steps=2")
+    text = source.read_bytes()
+    source.write_bytes(text.replace(b"ba", b"ra", 1))
+    one_sentence(call("train", small, "--out", run, "--resume"), source, "begun with", working=True)
+    source.write_bytes(text)  # the same text at another time is the same corpus
+    assert call("train", small, "--out", run, "--resume", "train.steps=3").code == 0
+
+
+def test_a_changed_dev_set_is_refused(small: Path, tmp_path: Path, call: Call) -> None:
+    """Else the best checkpoint would be the one that met the easier sentences."""
+    quietly(small, tmp_path / "run", "train.steps=2")
+    write_lines(tmp_path / "dev.src", ["ba."] * 20)
+    one_sentence(call("train", small, "--out", tmp_path / "run", "--resume"), tmp_path / "dev.src", working=True)
+
+
+def test_a_deleted_corpus_is_said(small: Path, tmp_path: Path, call: Call) -> None:
+    quietly(small, tmp_path / "run", "train.steps=2")
+    (tmp_path / "train.trg").unlink()
+    one_sentence(call("train", small, "--out", tmp_path / "run", "--resume"), tmp_path / "train.trg")
+
+
+def test_minutes_count_across_resumes(small: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    minutes = "train.minutes=1000"
+    quietly(small, run, minutes, "train.steps=2")
+    [state] = (run / "checkpoints").glob("step-*/state.json")
+    progress = json.loads(state.read_text())
+    assert progress["seconds"] > 0
+    state.write_text(json.dumps({**progress, "seconds": 1000 * 60 - 1e-3}))
+    quietly(small, run, minutes, "train.steps=50", resume=True)
+    assert last_step(run) == 3
+
+
+def test_a_change_of_machine_is_said(small: Path, tmp_path: Path, call: Call) -> None:
+    quietly(small, tmp_path / "run", "train.steps=2")
+    answer = call("train", small, "--out", tmp_path / "run", "--resume", "train.steps=3", "train.precision=bf16")
+    assert answer.code == 0
+    assert "not to the bit" in answer.err
+
+
+def test_a_run_that_format_2_began_goes_on(small: Path, tmp_path: Path) -> None:
+    run = quietly(small, tmp_path / "run", "train.steps=4")
+    (run / "FORMAT").write_text("2\n")
+    quietly(small, run, "train.steps=6", resume=True)
+    assert last_step(run) == 6
+    (run / "FORMAT").write_text("1\n")
+    with pytest.raises(UserError, match="begun by an earlier Dragoman"):
+        quietly(small, run, "train.steps=8", resume=True)

@@ -1,0 +1,145 @@
+"""Validations: which of two is better, what is kept of them, and that metrics of every kind can choose a model."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dragoman.config.settings import TrainSettings
+from dragoman.inference.model_card import format_validation, rank_validation
+from dragoman.metrics.metrics import METRICS
+from dragoman.recipe import Recipe
+from dragoman.run_dir import RunFolder
+from dragoman.training.checkpoint import TrainState
+from dragoman.training.choices import Choices
+from dragoman.training.validation import Validation
+from toy_run import Call, events, quietly, sentences, translated, write_lines
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_better_is_higher_whatever_the_metric(name: str) -> None:
+    low, high = Validation(9.0, 20.0, name), Validation(1.0, 30.0, name)
+    best, worst = (high, low) if METRICS[name].higher else (low, high)
+    assert best.goodness(name) > worst.goodness(name)
+    assert high.goodness("loss") > low.goodness("loss")
+    assert Validation(1.0, 20.0, name).goodness(name) > Validation(2.0, 20.0, name).goodness(name)
+
+
+@pytest.mark.parametrize("metric", ["loss", "auto"])
+def test_no_number_is_worst(metric: str) -> None:
+    assert Validation(math.nan).goodness(metric) < Validation(1e9).goodness(metric)
+
+
+def test_only_sequences_have_a_perplexity() -> None:
+    """A classifier predicts one label."""
+    for metric in ("accuracy", "wer", "bleu"):
+        one = Validation(1.5, 20.0, metric, "how")
+        assert "perplexity 4.48" in one.describe("translate")
+        assert "perplexity" not in one.describe("classify")
+        assert "perplexity 4.48" in format_validation(one.to_metrics(), "translate")
+        assert "perplexity" not in format_validation(one.to_metrics(), "classify")
+
+
+@pytest.mark.parametrize(
+    "one", [Validation(1.5), Validation(1.5, 20.0, "wer", "how"), Validation(0.7, metric="loss", bits=1.0)]
+)
+def test_it_is_kept_whole(one: Validation) -> None:
+    assert Validation.from_state(json.loads(json.dumps(asdict(one)))) == one
+    assert one.to_metrics()["loss"] == one.loss
+    assert str(round(one.loss, 4)) in str(one)
+
+
+@pytest.mark.parametrize("tag", ["", "one for all"])
+def test_every_corpus_of_dev_is_asked(small: Path, tmp_path: Path, tag: str) -> None:
+    """As many lines of each while they last; each has the score that it would have alone, in whatever order."""
+    corpora = {}
+    for name, count, seed in (("long", 20, 7), ("short", 3, 8)):
+        source = write_lines(tmp_path / f"{name}.src", sentences(count, seed))
+        target = write_lines(tmp_path / f"{name}.trg", map(translated, sentences(count, seed)))
+        corpora[name] = f"{{source: {source}, target: {target}, tag: '{tag}'}}"
+
+    def judged(lines: int, *names: str) -> dict[str, Any]:
+        asked = (f"data.dev=[{', '.join(corpora[name] for name in names)}]", f"train.validate_lines={lines}")
+        asked = (*asked, f"data.train.tag={tag}") if tag else asked
+        run = quietly(small, tmp_path / "-".join(names), *asked, "train.steps=6", "train.metric=chrf")
+        [event] = [event for event in events(run) if event["event"] == "validate"]
+        return event
+
+    both, other_way = judged(11, "long", "short"), judged(11, "short", "long")
+    assert both["chrf"] == other_way["chrf"]
+    for name, lines in (("long", 8), ("short", 3)):
+        [score] = [score for shown, score in both["chrf_by_corpus"].items() if name in shown]
+        assert score == judged(lines, name)["chrf"]
+
+
+def test_every_reference_counts(small: Path, tmp_path: Path, call: Call) -> None:
+    lines = sentences(6, 9)
+    rows = ({"source": line.split(), "target": ["x", translated(line)]} for line in lines)
+    dev = write_lines(tmp_path / "dev.jsonl", map(json.dumps, rows))
+    corpora = [f"data.{split}={{jsonl: {dev}}}" for split in ("train", "dev")]
+    answer = call("train", small, "--out", tmp_path / "run", *corpora, "train.steps=6", "train.metric=chrf")
+    [event] = [event for event in events(tmp_path / "run") if event["event"] == "validate"]
+    assert event["signature"].startswith("nrefs:2|")
+    assert "train: 6 further targets are left out; of several, the first is learned" in answer.err
+    assert "dev: 6 further" not in answer.err
+
+
+def test_the_first_format_knew_only_bleu() -> None:
+    assert Validation.from_state({"loss": 1.0, "bleu": 2.0, "signature": "s"}) == Validation(1.0, 2.0, "bleu", "s")
+    assert Validation.from_state({"loss": 1.0, "bleu": None, "signature": ""}) == Validation(1.0)
+
+
+@pytest.mark.parametrize("metric", ["wer", "exact", "loss", "auto"])
+def test_the_best_model_is_the_best_by_its_metric(small: Path, tmp_path: Path, metric: str) -> None:
+    run = quietly(small, tmp_path / "run", f"train.metric={metric}", "train.validate_every=3", "train.steps=12")
+    name = {"loss": "bleu", "auto": "bleu"}.get(metric, metric)
+    found = {event["step"]: event for event in events(run) if event["event"] == "validate"}
+    assert len(found) == 4
+    assert all(event[name] is not None and event["signature"] for event in found.values())
+
+    def worth(step: int) -> tuple[float, float]:
+        event, floor = found[step], METRICS[name].floor if metric == "auto" else -math.inf
+        score = -event["loss"] if metric == "loss" else METRICS[name].goodness(event[name])
+        return max(score, floor), -event["loss"]
+
+    best = [step for _, step in RunFolder(run).state()["best"]]
+    assert best[0] == max(found, key=worth)
+
+
+@pytest.mark.parametrize(
+    ("name", "early", "late", "best"),
+    [
+        ("bleu", (0.57, 6.42), (0.31, 6.20), "late"),  # both have hardly learned: by the loss
+        ("bleu", (0.57, 6.42), (1.2, 6.9), "late"),  # a score that says something is ahead of one that does not
+        ("bleu", (1.5, 6.42), (1.2, 6.20), "early"),  # from there on by the score
+        ("wer", (104.0, 3.0), (130.0, 2.0), "late"),
+        ("wer", (90.0, 3.0), (95.0, 2.0), "early"),
+    ],
+)
+def test_while_a_model_has_hardly_learned_the_loss_decides(
+    name: str, early: tuple[float, float], late: tuple[float, float], best: str
+) -> None:
+    """With train.metric=auto alone: a metric that was asked for is obeyed. The model card ranks alike."""
+    found = [Validation(loss, score, name) for score, loss in (early, late)]
+    by_score = max(found, key=lambda one: one.goodness(name))
+    for metric, expected in (("auto", found[best == "late"]), (name, by_score)):
+        progress = TrainState(Choices("cpu", "float32", False, 1), {})
+        for step, validation in enumerate(found):
+            progress = replace(progress, step=step).add_validation(validation, metric, 2)
+        assert found[progress.best[0][1]] is expected
+        recipe = Recipe(train=TrainSettings(metric=metric))
+        assert max(found, key=lambda one: rank_validation(one.to_metrics(), recipe)) is expected
+
+
+def test_auto_is_the_first_of_the_recipes_metrics(small: Path, tmp_path: Path) -> None:
+    """It stays so when the run is resumed with others."""
+    run = quietly(small, tmp_path / "run", "data.metrics=[chrf, bleu]", "train.steps=6")
+    quietly(small, run, "data.metrics=[bleu]", "train.steps=12", resume=True)
+    validated = [event for event in events(run) if event["event"] == "validate"]
+    assert len(validated) == 2
+    assert all("chrf" in event and "bleu" not in event for event in validated)
