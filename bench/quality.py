@@ -36,7 +36,7 @@ from dragoman.data.corpus import read_pairs
 from dragoman.evaluation.predictions import predict_own_tests
 from dragoman.hardware import cpu_name
 from dragoman.inference.loading import copy_weights, load, open_engine
-from dragoman.inference.model_card import card, rank_validation, read_events
+from dragoman.inference.model_card import rank_validation, read_card, read_events
 from dragoman.inference.translator import Translator
 from dragoman.metrics.metrics import select_best_metric
 from dragoman.recipe import read_recipe
@@ -94,7 +94,7 @@ class Bench:
 
     def judge(self, seed: int) -> None:
         run = self.folder / f"seed-{seed}"
-        about, state = card(run), RunFolder(run).state()
+        about, state = read_card(run), RunFolder(run).state()
         self.found[seed] = {
             "parameters": about["parameters"],
             "pairs": sum(1 for corpus in RunFolder(run).recipe().data.train for _ in read_pairs(corpus)),

@@ -14,7 +14,7 @@ from dragoman.inference import export as trade
 from dragoman.inference.engines import ctranslate2, huggingface, onnx
 from dragoman.inference.engines.formats import Holds, format_setting
 from dragoman.inference.loading import load
-from dragoman.inference.model_card import card_markdown
+from dragoman.inference.model_card import render_card
 from dragoman.run_dir import RunFolder
 from toy_run import Call, Toy
 
@@ -44,7 +44,7 @@ def test_there(toy: Toy, call: Call, tmp_path: Path, to: str) -> None:
 
 def test_and_back(toy: Toy, call: Call, tmp_path: Path) -> None:
     assert call("export", toy.run, "--to", "huggingface", tmp_path / "there").code == 0
-    assert (tmp_path / "there" / "README.md").read_text() == card_markdown(toy.run, exported="there")
+    assert (tmp_path / "there" / "README.md").read_text() == render_card(toy.run, exported="there")
     said = call("import", tmp_path / "there", "--out", tmp_path / "back")
     assert said.code == 0, said.err
     assert agreeing(said.out) == 2

@@ -11,17 +11,16 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file
 
-from dragoman.config.settings import CorpusSettings, build
+from dragoman.config.settings import CorpusSettings, TrainSettings, build
 from dragoman.inference.model_card import (
-    card,
-    card_markdown,
-    card_table,
     corpus_name,
-    goodness,
     list_languages,
+    make_card_table,
+    rank_validation,
+    read_card,
     read_events,
+    render_card,
 )
-from dragoman.metrics.metrics import select_best_metric
 from dragoman.models.settings import MODEL_KINDS
 from dragoman.modules.patterns import PATTERNS
 from dragoman.modules.positions import POSITIONS
@@ -34,12 +33,12 @@ from toy_sections import settings_of
 def said(about: dict[str, object]) -> str:
     console = Console(width=10_000)
     with console.capture() as held:
-        console.print(card_table(about))
+        console.print(make_card_table(about))
     return held.get()
 
 
 def test_numbers_are_those_of_the_run(toy: Toy) -> None:
-    about = card(toy.run)
+    about = read_card(toy.run)
     records = events(toy.run)
     assert about["parameters"] == sum(tensor.numel() for tensor in load_file(toy.run / "model.safetensors").values())
     assert about["steps"] == 330
@@ -54,7 +53,7 @@ def test_numbers_are_those_of_the_run(toy: Toy) -> None:
 
 
 def test_the_table_says_it_all(toy: Toy) -> None:
-    about = card(toy.run)
+    about = read_card(toy.run)
     text = said(about)
     for part in (
         f"{about['parameters']:,} parameters",
@@ -71,11 +70,11 @@ def test_best_is_what_the_run_went_by(small: Path, tmp_path: Path) -> None:
     """By loss where the recipe says so, and without a dev set there is none."""
     run = quietly(small, tmp_path / "run", "train.metric=loss", "train.validate_every=1", "train.steps=4")
     losses = [r["loss"] for r in events(run) if r["event"] == "validate"]
-    assert card(run)["validation"]["loss"] == min(losses)
+    assert read_card(run)["validation"]["loss"] == min(losses)
     alone = quietly(small, tmp_path / "alone", "data.dev=[]", "train.steps=2")
-    assert card(alone)["validation"] is None
-    assert "nothing" in said(card(alone))
-    assert "best on dev" not in said(card(alone))
+    assert read_card(alone)["validation"] is None
+    assert "nothing" in said(read_card(alone))
+    assert "best on dev" not in said(read_card(alone))
 
 
 @pytest.mark.parametrize(
@@ -91,8 +90,15 @@ def test_best_is_what_the_run_went_by(small: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_better(better: dict[str, float], worse: dict[str, float], metric: str) -> None:
-    entry = select_best_metric(metric, "translate")
-    assert goodness(better, entry) > goodness(worse, entry)
+    recipe = Recipe(train=TrainSettings(metric=metric))
+    assert rank_validation(better, recipe) > rank_validation(worse, recipe)
+
+
+def test_only_sequences_have_a_perplexity(toy: Toy) -> None:
+    """A classifier predicts one label."""
+    about = read_card(toy.run)
+    assert "perplexity" in said(about)
+    assert "perplexity" not in said({**about, "task": "classify"})
 
 
 def test_a_card_without_records(toy: Toy, tmp_path: Path) -> None:
@@ -101,7 +107,7 @@ def test_a_card_without_records(toy: Toy, tmp_path: Path) -> None:
         '{"event": "train", "tokens": 1, "seconds": 1}\n{"event": "validate"}\n[1]\n\n{"event": "tr'
     )
     assert list(read_events(tmp_path / "torn")) == [{"event": "train", "tokens": 1, "seconds": 1}]
-    assert "0 tokens" in said({**card(toy.run), "tokens_read": 0, "validation": None})
+    assert "0 tokens" in said({**read_card(toy.run), "tokens_read": 0, "validation": None})
 
 
 def test_names_of_corpora() -> None:
@@ -117,7 +123,7 @@ def test_a_path_in_brackets_is_shown_as_it_is(toy: Toy, tmp_path: Path, call: Ca
 
 
 def test_a_card_counts_what_the_run_learned_from(toy: Toy) -> None:
-    about = card(toy.run)
+    about = read_card(toy.run)
     assert [(one["split"], one["count"]) for one in about["corpora"]] == [("train", 2000), ("dev", 100)]
     assert "train.src + train.trg (2,000 pairs)" in said(about)
     assert all(about["versions"].values())
@@ -130,11 +136,11 @@ def test_a_card_of_an_earlier_release_says_what_is_unknown(toy: Toy, tmp_path: P
     """Neither provenance nor checkpoints: the card says so instead of guessing."""
     lost = shutil.ignore_patterns("provenance.json", "checkpoints", "scores.jsonl")
     old = shutil.copytree(toy.run, tmp_path / "old", ignore=lost)
-    about = card(old)
+    about = read_card(old)
     assert [one["count"] for one in about["corpora"]] == [None, None]
     assert "unknown number of pairs" in said(about)
     assert about["parent"] is None
-    assert card_markdown(old).count("unknown") == 4  # two corpora, dates, versions
+    assert render_card(old).count("unknown") == 4  # two corpora, dates, versions
 
 
 def test_a_fine_tuned_run_names_its_parents(small: Path, tmp_path: Path) -> None:
@@ -146,12 +152,12 @@ def test_a_fine_tuned_run_names_its_parents(small: Path, tmp_path: Path) -> None
     shutil.rmtree(first)
     shutil.rmtree(second)
     quietly(small, third, "train.steps=3", resume=True)
-    parent = card(third)["parent"]
+    parent = read_card(third)["parent"]
     assert (parent["run"], parent["digest"], parent["steps"]) == (str(second), digests[1], 2)
     assert (parent["parent"]["run"], parent["parent"]["digest"]) == (str(first), digests[0])
     assert parent["parent"]["parent"] is None
-    assert f"second after 2 steps, weights {digests[1][:12]}; before that first" in card_markdown(third)
-    assert str(tmp_path) not in card_markdown(third)
+    assert f"second after 2 steps, weights {digests[1][:12]}; before that first" in render_card(third)
+    assert str(tmp_path) not in render_card(third)
 
 
 def test_only_settings_that_apply_are_shown(toy: Toy) -> None:
@@ -164,7 +170,7 @@ def test_only_settings_that_apply_are_shown(toy: Toy) -> None:
     several = settings_of({"kind": "transformer", "encoder_layers": 2, "decoder_layers": 3}).in_use()
     assert "layers" not in several
     assert (several["encoder_layers"], several["decoder_layers"]) == (2, 3)
-    assert "rank" not in said(card(toy.run))
+    assert "rank" not in said(read_card(toy.run))
     for name in PATTERNS:
         assert set(PATTERNS[name].uses) <= set(settings_of({"attention": name}).in_use())
     for name in POSITIONS:
@@ -197,7 +203,7 @@ def test_a_card_in_markdown(toy: Toy, tmp_path: Path, call: Call) -> None:
     assert "chrF" in text
     assert "dragoman translate 'a|b' < input.txt" in text
     assert str(tmp_path) not in text
-    text = card_markdown(run, exported="x y")
+    text = render_card(run, exported="x y")
     assert "dragoman import 'x y' --out 'a|b'\ndragoman translate 'a|b' < input.txt" in text
 
 
@@ -206,10 +212,10 @@ def test_scores_of_other_engines_and_metrics_stand_side_by_side(toy: Toy, tmp_pa
     files = ["--source", toy.folder / "dev.src", "--reference", toy.folder / "dev.trg"]
     for options in (["--metric", "bleu"], ["--metric", "chrf"], ["--engine", "ctranslate2", "--metric", "bleu"]):
         assert call("evaluate", run, *files, *options).code == 0
-    first, second = card(run)["tests"]
+    first, second = read_card(run)["tests"]
     assert (first["engine"], set(first["scores"])) == ("torch", {"bleu", "chrf"})
     assert (second["engine"], set(second["scores"])) == ("ctranslate2", {"bleu"})
-    text = card_markdown(run)
+    text = render_card(run)
     assert "| test dev.src |" in text
     assert "| test dev.src (2) |" in text
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rouge_score.rouge_scorer import RougeScorer
 
 from dragoman.errors import UserError
-from dragoman.inference.model_card import card
+from dragoman.inference.model_card import read_card
 from dragoman.metrics.metrics import (
     AUTO_METRIC,
     DEFAULT_METRICS,
@@ -209,10 +209,10 @@ def test_a_run_that_went_by_the_earlier_name_is_read_and_resumed(small: Path, tm
     [state] = run.glob("checkpoints/*/state.json")
     for path in (state, run / "metrics.jsonl"):
         path.write_text(path.read_text().replace("line_error_rate", "wrong"))
-    best = card(run)["validation"]
+    best = read_card(run)["validation"]
     assert best["line_error_rate"] is not None
     quietly(small, run, "train.steps=6", *given, resume=True)
-    assert card(run)["validation"] is not None
+    assert read_card(run)["validation"] is not None
 
 
 @pytest.mark.parametrize(("kind", "noted"), [("space", True), ("char", False)])

@@ -22,7 +22,7 @@ from torch import Tensor
 import dragoman
 from dragoman.errors import UserError
 from dragoman.inference.loading import load
-from dragoman.inference.model_card import card
+from dragoman.inference.model_card import read_card
 from dragoman.models.base import Model
 from dragoman.progress import Report
 from dragoman.run_dir import RunFolder, mean
@@ -104,7 +104,7 @@ def test_records_have_the_names_of_the_field(toy: Toy) -> None:
     record = of(toy.run, "train")[-1]
     assert {"nll", "grad_norm", "lr", "loss", "epoch", "tokens", "flops"} <= set(record)
     assert not {"likelihood", "norm"} & set(record)
-    assert record["epoch"] == pytest.approx(card(toy.run)["epochs"], abs=1e-3)
+    assert record["epoch"] == pytest.approx(read_card(toy.run)["epochs"], abs=1e-3)
 
 
 def test_loss_falls_and_records_are_json(toy: Toy) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dragoman.config.settings import TrainSettings
-from dragoman.inference.model_card import format_validation, rank_validation
+from dragoman.inference.model_card import rank_validation
 from dragoman.metrics.metrics import METRICS
 from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
@@ -41,8 +41,6 @@ def test_only_sequences_have_a_perplexity() -> None:
         one = Validation(1.5, 20.0, metric, "how")
         assert "perplexity 4.48" in one.describe("translate")
         assert "perplexity" not in one.describe("classify")
-        assert "perplexity 4.48" in format_validation(one.to_metrics(), "translate")
-        assert "perplexity" not in format_validation(one.to_metrics(), "classify")
 
 
 @pytest.mark.parametrize(

@@ -170,14 +170,14 @@ def info(
 ) -> None:
     """A model card: what it is, what it was trained on, what it scored."""
     check_runs([run])
-    from dragoman.inference.model_card import card, card_markdown, card_table
+    from dragoman.inference.model_card import make_card_table, read_card, render_card
 
     if as_json:
-        print(json.dumps(card(run), ensure_ascii=False))
+        print(json.dumps(read_card(run), ensure_ascii=False))
     elif markdown:
-        print(card_markdown(run), end="")
+        print(render_card(run), end="")
     else:
-        results_console().print(card_table(card(run)))
+        results_console().print(make_card_table(read_card(run)))
 
 
 @app.command()

@@ -18,7 +18,7 @@ from dragoman.inference.engines.ctranslate2 import CTranslate2Engine
 from dragoman.inference.engines.huggingface import HuggingFaceEngine, import_huggingface
 from dragoman.inference.engines.onnx import OnnxEngine
 from dragoman.inference.loading import load_as
-from dragoman.inference.model_card import card_markdown
+from dragoman.inference.model_card import render_card
 from dragoman.inference.translator import Translator
 from dragoman.metrics.metrics import METRICS
 from dragoman.phrasebook.generate import generate_pairs
@@ -105,7 +105,7 @@ def export(
             translator.tokenizers.save(beside / "tokenizer")
             RunFolder(beside).save_recipe(translator.recipe)
             if to == "huggingface":
-                write_text(beside / "README.md", card_markdown(run, exported=out.name))
+                write_text(beside / "README.md", render_card(run, exported=out.name))
         except OSError as error:
             raise UserError(
                 f"cannot write {str(out)!r} ({error.strerror}); make room or choose another folder"
