@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from dragoman.config.settings import (
 )
 from dragoman.errors import UserError
 from dragoman.models.settings import ModelSettings, TransformerSettings
+
+RECIPES = "recipes"  # a folder
+PACKAGE = Path(__file__).parent
 
 
 class Recipe(Settings):
@@ -69,11 +72,11 @@ def inherit_model(values: dict[str, Any], parent: Recipe | None) -> dict[str, An
 def check_model(recipe: Recipe) -> Recipe:
     """Return the recipe; refuse a model section that no model can be built from, or that is too short for the data."""
     recipe.model.check()
-    most, longest = recipe.model.most, recipe.data.max_length
-    if most is not None and longest >= most and recipe.model.task != "generate":  # a language model reads windows
+    limit, longest = recipe.model.length_limit, recipe.data.max_length
+    if limit is not None and longest >= limit and recipe.model.task != "generate":  # a language model reads windows
         raise UserError(
             f"data.max_length={longest} leaves no place for a sentence of that length and its mark in a model with "
-            f"model.max_length={most}; lower the one below the other"
+            f"model.max_length={limit}; lower the one below the other"
         )
     return recipe
 
@@ -90,3 +93,31 @@ def _is_valid(values: dict[str, Any], parent: Recipe | None) -> bool:
     except UserError:
         return False
     return True
+
+
+def packaged_folder() -> Path | None:
+    """Return the folder of the recipes that come with Dragoman: in a wheel inside the package, else beside src."""
+    return next((folder / RECIPES for folder in (PACKAGE, PACKAGE.parents[1]) if (folder / RECIPES).is_dir()), None)
+
+
+def find_recipe(path: Path) -> Path:
+    """Return the path or, where nothing is there, the recipe or folder that comes with Dragoman under this name.
+
+    `recipes/lectures`, `lectures` and `lectures/21-rotary` are found; a path that is found nowhere comes back.
+    """
+    folder = packaged_folder()
+    if folder is None or path.is_absolute() or path.exists():
+        return path
+    inside = Path(*path.parts[1:]) if path.parts[:1] == (RECIPES,) else path
+    names = [inside, inside.with_name(inside.name + ".yaml")] if inside.name else [inside]
+    return next((folder / name for name in names if (folder / name).exists()), path)
+
+
+def list_recipes() -> Iterator[tuple[str, str]]:
+    """Yield the name of every recipe that comes with Dragoman, and the comment that it begins with."""
+    if (folder := packaged_folder()) is None:
+        return
+    for file in sorted(folder.rglob("*.yaml")):
+        if file.name != "questions.yaml":
+            first = file.read_text(encoding="utf-8").partition("\n")[0]
+            yield str(file.relative_to(folder).with_suffix("")), first.removeprefix("#").strip()

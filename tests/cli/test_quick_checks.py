@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from dragoman import recipe as recipe_files
 from dragoman.cli.options import ENGINE_NAMES, FORMAT_NAMES, check_input_files, check_output, check_recipe, check_runs
-from dragoman.config import recipe_files
 from dragoman.errors import UserError
 from dragoman.inference import export
 from dragoman.inference.engines import select as choose

@@ -20,9 +20,9 @@ from dragoman.config.settings import (
     TokenizerSettings,
     TrainSettings,
     build,
-    near,
     override,
     pick,
+    suggest_name,
     to_yaml,
 )
 from dragoman.config.yaml import parse_yaml
@@ -369,7 +369,7 @@ def test_what_is_written_is_what_is_read(
 
 
 def test_an_empty_name_is_not_suggested() -> None:
-    assert near("zzzz", ["", "abc"]) == ""
+    assert suggest_name("zzzz", ["", "abc"]) == ""
 
 
 @pytest.mark.parametrize("text", ["1:30", "010", "0o17", "08", "0_1", "no", "Yes", "on", "2026-01-01", "=", "12e"])
@@ -511,14 +511,16 @@ def test_pick_gives_the_entry_or_the_menu(menu: dict[str, int], name: str) -> No
         return
     with pytest.raises(UserError) as caught:
         pick(menu, name, "dish")
-    assert f"there is no dish called {name!r}{near(name, menu)} (there are: {', '.join(menu)})" == str(caught.value)
+    assert f"there is no dish called {name!r}{suggest_name(name, menu)} (there are: {', '.join(menu)})" == str(
+        caught.value
+    )
 
 
 @given(st.lists(TEXT, max_size=5), TEXT)
 def test_near_names_something_on_the_menu_or_nothing(menu: list[str], name: str) -> None:
-    assert near(name, menu) in {"", *(f"; did you mean {entry!r}?" for entry in menu)}
+    assert suggest_name(name, menu) in {"", *(f"; did you mean {entry!r}?" for entry in menu)}
     if name and name in menu:
-        assert near(name, menu) == f"; did you mean {name!r}?"
+        assert suggest_name(name, menu) == f"; did you mean {name!r}?"
 
 
 @pytest.mark.parametrize(

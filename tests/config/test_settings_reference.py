@@ -1,15 +1,16 @@
-"""`dragoman settings`: what it prints is a recipe, its menus are those that settings are held against."""
+"""`dragoman settings`: what it prints is a recipe, its choices are the entries of the registries."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from dragoman.cli.settings import catalogue, menus, reference
-from dragoman.config.reference import load_reference
+from dragoman.cli.settings import build_reference, collect_registries, describe_recipe
+from dragoman.config.reference import find_settings, load_reference, render_settings
 from dragoman.config.settings import build
 from dragoman.config.yaml import parse_yaml
 from dragoman.errors import UserError
@@ -29,28 +30,36 @@ def recipe_of(kind: str, backbone: str) -> Recipe:
     return check_model(build(Recipe, {"model": given(kind, backbone)}))
 
 
+def show_settings(words: Sequence[str] = (), overrides: Sequence[str] = ()) -> str:
+    """Return what `dragoman settings` prints, collected anew."""
+    reference, kind = describe_recipe(overrides)
+    return render_settings(find_settings(reference, kind, words), kind)
+
+
 @pytest.mark.parametrize(("kind", "backbone"), KINDS)
 def test_it_is_a_recipe_of_defaults(kind: str, backbone: str) -> None:
-    text = catalogue(overrides=[f"model.{name}={word}" for name, word in given(kind, backbone).items()])
-    assert check_model(build(Recipe, parse_yaml(text, "the catalogue"))) == recipe_of(kind, backbone)
+    text = show_settings(overrides=[f"model.{name}={word}" for name, word in given(kind, backbone).items()])
+    assert check_model(build(Recipe, parse_yaml(text, "the settings"))) == recipe_of(kind, backbone)
 
 
 CHOICES = [
     (*kind, section, name)
     for kind in KINDS
-    for section, some in menus(recipe_of(*kind)).items()
+    for section, some in collect_registries(recipe_of(*kind)).items()
     for name in some
     if name != "metrics"  # a list of names
 ]
 
 
 @pytest.mark.parametrize(("kind", "backbone", "section", "name"), CHOICES)
-def test_a_menu_is_what_a_setting_is_held_against(kind: str, backbone: str, section: str, name: str) -> None:
+def test_choices_are_the_names_that_a_wrong_one_is_refused_with(
+    kind: str, backbone: str, section: str, name: str
+) -> None:
     """A wrong name is refused with the same names that are shown."""
     recipe = recipe_of(kind, backbone)
-    menu = menus(recipe)[section][name]
-    shown = re.search(rf"^  {name}: .*?  # (\S+( \| \S+)*?)(;|$)", catalogue([section], overrides_of(recipe)), re.M)
-    assert (shown[1].split(" | ") if shown else []) == list(menu)
+    registry = collect_registries(recipe)[section][name]
+    shown = re.search(rf"^  {name}: .*?  # (\S+( \| \S+)*?)(;|$)", show_settings([section], overrides_of(recipe)), re.M)
+    assert (shown[1].split(" | ") if shown else []) == list(registry)
     values = recipe.model_dump(mode="json")
     values[section] = {**values[section], name: "nonsense"}
     values["tokenizer"]["joint"] = False  # so that there may be two kinds
@@ -59,13 +68,13 @@ def test_a_menu_is_what_a_setting_is_held_against(kind: str, backbone: str, sect
         check(check_model(build(Recipe, values)))
     listed = re.search(r"\(there are: (.*)\)", str(caught.value))
     assert listed
-    assert listed[1].split(", ") == list(menu)
+    assert listed[1].split(", ") == list(registry)
 
 
 @pytest.mark.parametrize(("kind", "backbone"), KINDS)
-def test_every_word_in_a_model_section_is_on_a_menu(kind: str, backbone: str) -> None:
+def test_every_name_in_a_model_section_has_a_registry(kind: str, backbone: str) -> None:
     record = MODEL_KINDS[kind][backbone]
-    assert {name for name, field in record.model_fields.items() if field.annotation is str} == set(record.menus())
+    assert {name for name, field in record.model_fields.items() if field.annotation is str} == set(record.registries())
 
 
 def overrides_of(recipe: Recipe) -> list[str]:
@@ -73,7 +82,7 @@ def overrides_of(recipe: Recipe) -> list[str]:
 
 
 def test_meanings_and_choices_stand_behind_the_settings() -> None:
-    lines = catalogue().splitlines()
+    lines = show_settings().splitlines()
     for words in (
         r"  norm: layer +# layer \| .*\| none; normalization",
         r"  tied: true +# one matrix for target",
@@ -86,28 +95,28 @@ def test_meanings_and_choices_stand_behind_the_settings() -> None:
 
 
 def test_every_setting_has_a_description() -> None:
-    rows = [row for settings in reference().values() for row in settings if row.name not in ("kind", "backbone")]
+    rows = [row for settings in build_reference().values() for row in settings if row.name not in ("kind", "backbone")]
     assert [row.path for row in rows if not row.meaning] == []
 
 
 def test_sections() -> None:
-    assert parse_yaml(catalogue(["train", "search"]), "the catalogue").keys() == {"train", "search"}
+    assert parse_yaml(show_settings(["train", "search"]), "the settings").keys() == {"train", "search"}
     with pytest.raises(UserError, match="has 'trian'; did you mean 'train'"):
-        catalogue(["trian"])
+        show_settings(["trian"])
     with pytest.raises(UserError, match=r"model\.kind called 'transfromer'"):
-        catalogue(["model"], ["model.kind=transfromer"])
+        show_settings(["model"], ["model.kind=transfromer"])
 
 
 def test_on_the_command_line(call: Call) -> None:
     answer = call("settings", "model", "model.kind=lm", "model.backbone=rnn")
     assert answer.code == 0
-    assert answer.out == catalogue(["model"], ["model.kind=lm", "model.backbone=rnn"])
+    assert answer.out == show_settings(["model"], ["model.kind=lm", "model.backbone=rnn"])
     one_sentence(call("settings", "modle"), "did you mean 'model'")
 
 
 def test_the_reference_is_up_to_date() -> None:
     """Otherwise: python -m dragoman.cli.settings."""
-    assert load_reference() == reference()
+    assert load_reference() == build_reference()
 
 
 @pytest.mark.parametrize(
@@ -143,5 +152,5 @@ def test_a_setting_of_another_kind_of_model_is_shown_with_it(call: Call) -> None
 
 @pytest.mark.parametrize("overrides", [[], ["model.kind=rnn"], ["model.kind=lm", "model.backbone=rnn"]])
 def test_the_reference_reads_as_the_settings_do(call: Call, overrides: list[str]) -> None:
-    assert call("settings", *overrides).out == catalogue((), overrides)
-    assert call("settings", *overrides, "train.steps=7").out == catalogue((), [*overrides, "train.steps=7"])
+    assert call("settings", *overrides).out == show_settings((), overrides)
+    assert call("settings", *overrides, "train.steps=7").out == show_settings((), [*overrides, "train.steps=7"])

@@ -33,7 +33,7 @@ def test_a_recipe_without_places_for_its_sentences_is_refused(bounded: dict[str,
 
 def test_other_models_have_places_for_all() -> None:
     for model in ({"kind": "transformer"}, {"position": "rotary", "attention": "bigbird"}, {"kind": "rnn"}):
-        assert settings_of(model).most is None
+        assert settings_of(model).length_limit is None
 
 
 @EVERY

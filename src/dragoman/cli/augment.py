@@ -21,7 +21,7 @@ from dragoman.cli.options import (
     check_runs,
     parse_output_file,
 )
-from dragoman.config.recipe_files import find_recipe
+from dragoman.recipe import find_recipe
 
 
 def distil_command(

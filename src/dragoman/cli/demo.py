@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.console import Console
 
-from dragoman.config.recipe_files import packaged_folder
 from dragoman.config.settings import build, override
 from dragoman.config.yaml import parse_yaml
 from dragoman.errors import UserError
@@ -23,7 +22,7 @@ from dragoman.inspection.attention_maps import render_alignment
 from dragoman.models.registry import parameters
 from dragoman.phrasebook.generate import Phrase, generate_phrases
 from dragoman.progress import Report
-from dragoman.recipe import Recipe
+from dragoman.recipe import Recipe, packaged_folder
 from dragoman.run_dir import RunFolder, read_json, write_text
 from dragoman.training.trainer import train
 

@@ -22,10 +22,10 @@ from dragoman.cli.evaluate import evaluate_command, score_command
 from dragoman.cli.exit_codes import run_command
 from dragoman.cli.options import Commands, Json, Overrides, Run, check_recipe, check_runs
 from dragoman.cli.translate import classify_command, generate_command, translate_command
-from dragoman.config.recipe_files import find_recipe, list_recipes
 from dragoman.errors import UserError
 from dragoman.hardware import limit_threads, set_runtime_defaults
 from dragoman.progress import results_console
+from dragoman.recipe import find_recipe, list_recipes
 from dragoman.run_dir import RunFolder
 
 app = Commands()
@@ -212,9 +212,9 @@ def settings(
         reference = load_reference()
         kind = kind_in(reference, model)
     else:  # values that have to be checked
-        from dragoman.cli.settings import laid_over
+        from dragoman.cli.settings import describe_recipe
 
-        reference, kind = laid_over(changes)
+        reference, kind = describe_recipe(changes)
     found = find_settings(reference, kind, words)
     if as_json:
         for setting in (each for some in found.values() for each in some):

@@ -18,12 +18,11 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from dragoman.cli.lines import is_stdin
-from dragoman.config.messages import near
-from dragoman.config.recipe_files import list_recipes
+from dragoman.config.messages import suggest_name
 from dragoman.config.settings import CorpusSettings, pick
 from dragoman.errors import UserError
 from dragoman.progress import DETAIL, ERROR, INFO, WARNING, set_verbosity
-from dragoman.recipe import read_recipe
+from dragoman.recipe import list_recipes, read_recipe
 from dragoman.run_dir import RunFolder
 
 ENGINE_NAMES = (
@@ -90,7 +89,9 @@ def check_recipe(path: Path, overrides: Iterable[str] = (), *, parent: Path | No
         return
     if not path.exists():
         names = [name for name, _ in list_recipes()]
-        raise UserError(f"there is no recipe file {str(path)!r}{near(str(path), names)}; dragoman recipes lists ours")
+        raise UserError(
+            f"there is no recipe file {str(path)!r}{suggest_name(str(path), names)}; dragoman recipes lists ours"
+        )
     recipe = read_recipe(path, overrides, parent=RunFolder(parent).recipe() if parent else None)
     corpora: list[CorpusSettings] = [*recipe.data.train, *recipe.data.dev, *recipe.data.test]
     for file in (Path(name) for corpus in corpora for name in corpus.files):

@@ -1,36 +1,27 @@
-"""`dragoman settings`: every setting with its default, what else it may be and what it means, as a recipe in YAML.
+"""`dragoman settings`: collect every setting with its default, its choices and its meaning.
 
 Nothing is listed here: defaults and descriptions come from the settings' records, choices from the registries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, get_args, get_origin
 
-from dragoman.config.reference import CORPUS, Reference, Setting, find_settings, render_settings, save_reference
-from dragoman.config.settings import CorpusSettings, Menus, Settings, build, override
+from dragoman.config.reference import CORPUS, Reference, Setting, save_reference
+from dragoman.config.settings import CorpusSettings, Registries, build, override
 from dragoman.data.tokenizers import TOKENIZERS
-from dragoman.decoding.methods import SEARCH_REGISTRIES as SEARCH
+from dragoman.decoding.methods import SEARCH_REGISTRIES
 from dragoman.inference.postprocess import UNKNOWN_WORD_METHODS
 from dragoman.metrics.metrics import metrics_for_task
 from dragoman.models.settings import MODEL_KINDS
 from dragoman.phrasebook.generate import DIRECTIONS
 from dragoman.recipe import Recipe
-from dragoman.training.consistency import CONSISTENCY
-from dragoman.training.distributed import PARALLEL
-from dragoman.training.loss import LOSSES
-from dragoman.training.optim import OPTIMIZERS, SCHEDULES
+from dragoman.training.start import TRAIN_REGISTRIES
 
 
-def catalogue(sections: Sequence[str] = (), overrides: Sequence[str] = ()) -> str:
-    """Return the settings that words ask for, by default all, of a recipe with `a.b=c` laid over its defaults."""
-    found, kind = laid_over(overrides)
-    return render_settings(find_settings(found, kind, sections), kind)
-
-
-def laid_over(overrides: Sequence[str]) -> tuple[Reference, str]:
-    """Return the settings of one recipe as a reference, with the name of its kind of model there."""
+def describe_recipe(overrides: Sequence[str]) -> tuple[Reference, str]:
+    """Return the settings of the default recipe with `a.b=c` laid over it, and the name of its kind of model there."""
     values: dict[str, Any] = {}
     for item in overrides:
         override(values, item)
@@ -38,62 +29,56 @@ def laid_over(overrides: Sequence[str]) -> tuple[Reference, str]:
     return {recipe.model.kind: list_settings(recipe)}, recipe.model.kind
 
 
-def list_settings(recipe: Recipe) -> list[Setting]:
-    """Return every setting of a recipe, with its value in place of the default."""
-    recipe.model.check()
-    found: list[Setting] = []
-    for name in Recipe.model_fields:
-        found += rows(name, getattr(recipe, name), menus(recipe)[name])
-        if name == "data":
-            found += rows(CORPUS, CorpusSettings(), {})
+def build_reference() -> Reference:
+    """Return the settings of every kind of model, as settings.json holds them."""
+    found: Reference = {}
+    for kind, backbones in MODEL_KINDS.items():
+        for backbone in backbones:
+            model = {"kind": kind, "backbone": backbone} if backbone else {"kind": kind}
+            found["/".join(model.values())] = list_settings(build(Recipe, {"model": model}))
     return found
 
 
-def reference() -> Reference:
-    """Return the settings of every kind of model, as settings.json holds them."""
-    kinds = [(kind, backbone) for kind, backbones in MODEL_KINDS.items() for backbone in backbones]
-    models = {"/".join(filter(None, each)): dict(zip(("kind", "backbone"), filter(None, each))) for each in kinds}
-    return {name: list_settings(build(Recipe, {"model": model})) for name, model in models.items()}
+def list_settings(recipe: Recipe) -> list[Setting]:
+    """Return every setting of a recipe, with its value in place of the default.
+
+    In each section those come first that decide which others there are.
+    """
+    recipe.model.check()
+    found: list[Setting] = []
+    registries = collect_registries(recipe)
+    sections = [(name, getattr(recipe, name)) for name in Recipe.model_fields]
+    sections.insert(1, (CORPUS, CorpusSettings()))
+    for section, record in sections:
+        values = record.model_dump(mode="json")
+        for name in sorted(values, key=lambda name: name not in ("kind", "backbone", "method")):
+            field = type(record).model_fields[name]
+            choices = list(registries.get(section, {}).get(name, ())) or list_literals(field.annotation)
+            found.append(Setting(section, name, values[name], choices, field.description or ""))
+    return found
 
 
-def menus(recipe: Recipe) -> dict[str, Menus]:
-    """What the settings of each section choose from."""
+def collect_registries(recipe: Recipe) -> dict[str, Registries]:
+    """Return the registries of the settings of each section."""
     task, backbones = recipe.model.task, MODEL_KINDS[recipe.model.kind]
-    answers = metrics_for_task(task)
+    metrics = metrics_for_task(task)
+    with_backbone = {} if "" in backbones else {"backbone": backbones}
     return {
-        "data": {"metrics": answers, "direction": dict.fromkeys(DIRECTIONS)},
+        "data": {"metrics": metrics, "direction": dict.fromkeys(DIRECTIONS)},
         "tokenizer": {"kind": TOKENIZERS, **({"target_kind": TOKENIZERS} if task == "translate" else {})},
-        "model": {"kind": MODEL_KINDS, **({} if "" in backbones else {"backbone": backbones}), **recipe.model.menus()},
-        "train": {
-            "optimizer": OPTIMIZERS,
-            "schedule": SCHEDULES,
-            "loss": LOSSES,
-            "consistency": CONSISTENCY,
-            "parallel": PARALLEL,
-            "metric": {"auto": None, "loss": None, **answers},
-        },
-        "search": {**SEARCH, "unknown": UNKNOWN_WORD_METHODS},
+        "model": {"kind": MODEL_KINDS, **with_backbone, **recipe.model.registries()},
+        "train": {**TRAIN_REGISTRIES, "metric": {"auto": None, "loss": None, **metrics}},
+        "search": {**SEARCH_REGISTRIES, "unknown": UNKNOWN_WORD_METHODS},
     }
 
 
-def rows(section: str, record: Settings, menus: Menus) -> Iterator[Setting]:
-    """Yield the settings of a record, those first that decide which others there are."""
-    fields = type(record).model_fields
-    values = sorted(
-        record.model_dump(mode="json").items(), key=lambda item: item[0] not in ("kind", "backbone", "method")
-    )
-    for name, value in values:
-        choices = list(menus.get(name, ())) or literals(fields[name].annotation)
-        yield Setting(section, name, value, choices, fields[name].description or "")
-
-
-def literals(kind: Any) -> list[str]:
-    """What a setting may be where its type says so; that one which is true may be false goes without saying."""
+def list_literals(kind: Any) -> list[str]:
+    """Return the values that a type lists. Those of a plain bool are left out, since they are obvious."""
     if get_origin(kind) is Literal:
         return [str(each) for each in get_args(kind)]
     members = () if isinstance(kind, type) else get_args(kind)
-    return [name for each in members for name in (["true", "false"] if each is bool else literals(each))]
+    return [name for each in members for name in (["true", "false"] if each is bool else list_literals(each))]
 
 
 if __name__ == "__main__":
-    save_reference(reference())
+    save_reference(build_reference())

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dragoman.config.messages import SETTING_SYNONYMS, near
+from dragoman.config.messages import SETTING_SYNONYMS, suggest_name
 from dragoman.config.settings import pick
 from dragoman.config.yaml import as_yaml
 from dragoman.errors import UserError
@@ -94,7 +94,7 @@ def find_settings(reference: Reference, kind: str, words: Sequence[str]) -> Refe
         else:
             names = [name for row in reference[kind] for name in (row.section, row.name, row.path)]
             raise UserError(
-                f"no section, setting or description has {word!r}{near(word, dict.fromkeys(names))} "
+                f"no section, setting or description has {word!r}{suggest_name(word, dict.fromkeys(names))} "
                 f"(sections: {', '.join(dict.fromkeys(row.section for row in reference[kind]))})"
             )
     return {each: [row for row in reference[each] if row.path in paths] for each, paths in found.items()}

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from dragoman.config.messages import describe_fault, near, short
+from dragoman.config.messages import describe_error, shorten_value, suggest_name
 from dragoman.config.yaml import as_yaml, lines_of_keys, parse_yaml, read_text
 from dragoman.errors import UserError
 
@@ -24,20 +24,27 @@ S = TypeVar("S", bound="Settings")
 BOOL_WORDS = {"yes": True, "on": True, "no": False, "off": False}
 
 
-def pick(menu: Mapping[str, V], name: str, what: str) -> V:
-    """The entry called `name`, or a sentence with the nearest right name and the whole menu."""
-    if name in menu:
-        return menu[name]
-    raise UserError(f"there is no {what} called {name!r}{near(name, menu)} (there are: {', '.join(menu)})")
+Registries = dict[str, Mapping[str, Any]]  # by the name of a setting: the registry of its values
 
 
-Menus = dict[str, Mapping[str, Any]]  # by the name of a setting: what it chooses from
+def pick(registry: Mapping[str, V], name: str, what: str) -> V:
+    """Return the entry called `name`, or raise a UserError that suggests the nearest name and lists all."""
+    if name in registry:
+        return registry[name]
+    suggestion = suggest_name(name, registry)
+    raise UserError(f"there is no {what} called {name!r}{suggestion} (there are: {', '.join(registry)})")
 
 
-def pick_all(menus: Menus, record: object, where: str) -> None:
-    """Refuse every setting of a record that is not on its menu."""
-    for name, menu in menus.items():
-        pick(menu, getattr(record, name), f"{where}.{name}")
+def check_names(registries: Registries, record: object, where: str) -> None:
+    """Refuse every setting of a record whose value is not in its registry."""
+    for name, registry in registries.items():
+        pick(registry, getattr(record, name), f"{where}.{name}")
+
+
+def setting(default: V, description: str, **limits: float) -> V:
+    """Return a field of a record, with limits such as `ge` and `lt` if it is a number."""
+    field: V = Field(default=default, description=description, **limits)  # type: ignore[call-overload]
+    return field
 
 
 class Settings(BaseModel):
@@ -60,29 +67,24 @@ class Settings(BaseModel):
         }
 
 
-def _as_list(value: Any) -> Any:
-    """One corpus or several as a list. The name of a file alone does not say what is in it."""
-    corpora = value if isinstance(value, list) else [value]
-    for name in corpora:
+def _list_corpora(value: Any) -> Any:
+    """Return one corpus or several as a list. A file name alone is refused: it does not tell what is in the file."""
+    for name in value if isinstance(value, list) else [value]:
         if isinstance(name, str):
             kind = "jsonl" if ".jsonl" in name else "tsv"
             raise ValueError(f"a corpus, such as {{{kind}: {name}}} or {{source: FILE, target: FILE}}")
     return [value] if isinstance(value, dict) else value
 
 
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _convert_to_text(value: Any) -> Any:
+    """Return a mapping with scalars as text: {0: train} names a column by its number, and 1 or true may be words."""
 
-
-def _as_words(value: Any) -> Any:
-    """{0: train} names a column by its number, and 1 or true may be a word to look for: here all of them are text."""
-
-    def as_text(word: Any) -> Any:
+    def convert(word: Any) -> Any:
         if isinstance(word, dict | list):
             return word
         return "" if word is None else str(word).lower() if isinstance(word, bool) else str(word)
 
-    return {as_text(key): as_text(word) for key, word in value.items()} if isinstance(value, dict) else value
+    return {convert(key): convert(word) for key, word in value.items()} if isinstance(value, dict) else value
 
 
 METRIC_ALIASES = {"wrong": "line_error_rate"}  # names of metrics in earlier releases
@@ -93,7 +95,8 @@ def metric_name(name: str) -> str:
     return METRIC_ALIASES.get(name, name)
 
 
-Listed = BeforeValidator(_as_tuple)  # YAML knows lists, frozen records hold tuples
+# YAML has lists, frozen records hold tuples
+Listed = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 MetricName = Annotated[str, AfterValidator(metric_name)]
 Count = Annotated[int, Field(ge=1)]
 Amount = Annotated[int, Field(ge=0, le=10**12)]
@@ -113,50 +116,42 @@ class CorpusSettings(Settings):
     A language model takes plain text, or the targets of pairs.
     """
 
-    source: str = Field(default="", description="plain text file of sources, one sentence a line")
-    target: str = Field(default="", description="plain text file of targets, line by line with the source")
-    tsv: str = Field(default="", description="file of tab-separated columns")
-    jsonl: str = Field(default="", description="file with one JSON object a line")
-    dialogue: str = Field(
-        default="",
-        description='file of numbered turns, "3 a question<tab>the answer"; the source is the dialogue so far',
+    source: str = setting("", "plain text file of sources, one sentence a line")
+    target: str = setting("", "plain text file of targets, line by line with the source")
+    tsv: str = setting("", "file of tab-separated columns")
+    jsonl: str = setting("", "file with one JSON object a line")
+    dialogue: str = setting(
+        "", 'file of numbered turns, "3 a question<tab>the answer"; the source is the dialogue so far'
     )
-    text: str = Field(default="", description="plain text file for a language model")
-    conllu: str = Field(
-        default="", description="dependency trees of the sources that are not empty, in order; for model.position=tree"
+    text: str = setting("", "plain text file for a language model")
+    conllu: str = setting("", "dependency trees of the sources that are not empty, in order; for model.position=tree")
+    part: Annotated[tuple[Share, Share], Listed] = setting(
+        (0.0, 1.0), "of a text, by its characters: from here to there"
     )
-    part: Annotated[tuple[Share, Share], Listed] = Field(
-        default=(0.0, 1.0), description="of a text, by its characters: from here to there"
+    columns: Annotated[tuple[Amount, Amount], Listed] = setting((0, 1), "of a TSV file: source, target")
+    keys: Annotated[tuple[str, str], Listed] = setting(("source", "target"), "of a JSONL file: source, target")
+    references: Annotated[tuple[str, ...], Listed] = setting(
+        (), "of a JSONL file to test on: keys of all reference translations"
     )
-    columns: Annotated[tuple[Amount, Amount], Listed] = Field(
-        default=(0, 1), description="of a TSV file: source, target"
+    where: Annotated[dict[str, str], BeforeValidator(_convert_to_text)] = setting(
+        {}, "TSV column or JSONL key: the word it must hold"
     )
-    keys: Annotated[tuple[str, str], Listed] = Field(
-        default=("source", "target"), description="of a JSONL file: source, target"
-    )
-    references: Annotated[tuple[str, ...], Listed] = Field(
-        default=(), description="of a JSONL file to test on: keys of all reference translations"
-    )
-    where: Annotated[dict[str, str], BeforeValidator(_as_words)] = Field(
-        default={}, description="TSV column or JSONL key: the word it must hold"
-    )
-    source_words: Amount = Field(
-        default=0, description="read only so many words of each source, such as a long document; 0: all"
-    )
-    phrasebook: Amount = Field(default=0, description="pairs to generate from the built-in phrasebook; 0: none")
-    split: str = Field(default="", description="of the phrasebook; by default the one that the recipe puts it under")
-    seed: Seed = Field(default=1, description="of the phrasebook")
-    weight: Annotated[float, Field(gt=0, le=1000)] = Field(
-        default=1.0, description="2.0: every pair twice an epoch; 0.5: every other pair"
-    )
-    reverse: bool = Field(default=False, description="swap source and target")
-    tag: str = Field(
-        default="", description="put before every source, such as de for the target language; a space between several"
-    )
+    source_words: Amount = setting(0, "read only so many words of each source, such as a long document; 0: all")
+    phrasebook: Amount = setting(0, "pairs to generate from the built-in phrasebook; 0: none")
+    split: str = setting("", "of the phrasebook; by default the one that the recipe puts it under")
+    seed: Seed = setting(1, "of the phrasebook")
+    weight: float = setting(1.0, "2.0: every pair twice an epoch; 0.5: every other pair", gt=0, le=1000)
+    reverse: bool = setting(False, "swap source and target")
+    tag: str = setting("", "put before every source, such as de for the target language; a space between several")
+
+    @property
+    def named_files(self) -> dict[str, str]:
+        """The files of the corpus by the names of their settings."""
+        return {name: path for name in FILES if (path := getattr(self, name))}
 
     @property
     def files(self) -> list[str]:
-        return [path for name in FILES if (path := getattr(self, name))]
+        return list(self.named_files.values())
 
     @property
     def shown(self) -> str:
@@ -192,42 +187,31 @@ class CorpusSettings(Settings):
             raise UserError(
                 f"{key}: part goes from a lower share to a higher, such as [0.0, 0.9], got {list(self.part)}"
             )
-        self.check_way(key, given[0])
-
-    def check_way(self, key: str, kind: str) -> None:
-        if self.reverse and (kind == "text" or self.references or self.conllu):
-            other = "text" if kind == "text" else "references" if self.references else "conllu"
+        if self.reverse and (self.text or self.references or self.conllu):
+            other = "text" if self.text else "references" if self.references else "conllu"
             raise UserError(f"{key}: reverse turns pairs round, which {other} does not allow; leave one of them out")
         if self.tag != " ".join(self.tag.split()):
             raise UserError(f"{key}: tag is a word, or words with one space between them, got {self.tag!r}")
-        if self.tag and kind == "text":
+        if self.tag and self.text:
             raise UserError(f"{key}: tag stands before a source, and text has none; leave it out")
 
 
 SPLITS = ("train", "dev", "test")
-Corpora = Annotated[tuple[CorpusSettings, ...], Listed, BeforeValidator(_as_list)]
+Corpora = Annotated[tuple[CorpusSettings, ...], Listed, BeforeValidator(_list_corpora)]
 
 
 class DataSettings(Settings):
-    train: Corpora = Field(default=(), description="corpora to train on")
-    dev: Corpora = Field(default=(), description="corpora to validate on")
-    test: Corpora = Field(default=(), description="corpora that `dragoman evaluate RUN` scores, each by itself")
-    metrics: Annotated[tuple[MetricName, ...], Listed] = Field(
-        default=(), description="metrics of evaluation; by default those of the task"
+    train: Corpora = setting((), "corpora to train on")
+    dev: Corpora = setting((), "corpora to validate on")
+    test: Corpora = setting((), "corpora that `dragoman evaluate RUN` scores, each by itself")
+    metrics: Annotated[tuple[MetricName, ...], Listed] = setting(
+        (), "metrics of evaluation; by default those of the task"
     )
-    direction: str = Field(default="en-de", description="of the phrasebook")
-    both_ways: bool = Field(
-        default=False, description="train on every pair in both directions, as a start for another run"
-    )
-    documents: Literal["file", "line"] = Field(
-        default="file", description="of a language model: each file is one text, or each line"
-    )
-    max_length: Count = Field(
-        default=512, description="tokens on either side; longer pairs are left out of training and counted"
-    )
-    cache: str = Field(
-        default="~/.cache/dragoman", description="folder for token ids, kept once per corpus and tokenizer"
-    )
+    direction: str = setting("en-de", "of the phrasebook")
+    both_ways: bool = setting(False, "train on every pair in both directions, as a start for another run")
+    documents: Literal["file", "line"] = setting("file", "of a language model: each file is one text, or each line")
+    max_length: Count = setting(512, "tokens on either side; longer pairs are left out of training and counted")
+    cache: str = setting("~/.cache/dragoman", "folder for token ids, kept once per corpus and tokenizer")
 
     def check(self) -> None:
         """Refuse corpora that name no files, or files and options that do not go together."""
@@ -243,10 +227,14 @@ class DataSettings(Settings):
             beside = folder / here
             return str((beside if not os.path.exists(here) and os.path.exists(beside) else here).absolute())
 
-        def resolve_all(corpus: CorpusSettings) -> CorpusSettings:
-            return corpus.model_copy(update={n: resolve(path) for n in FILES if (path := getattr(corpus, n))})
-
-        return self.model_copy(update={split: tuple(map(resolve_all, getattr(self, split))) for split in SPLITS})
+        resolved = {
+            split: tuple(
+                corpus.model_copy(update={name: resolve(path) for name, path in corpus.named_files.items()})
+                for corpus in getattr(self, split)
+            )
+            for split in SPLITS
+        }
+        return self.model_copy(update=resolved)
 
     @property
     def learned(self) -> tuple[CorpusSettings, ...]:
@@ -261,143 +249,94 @@ class DataSettings(Settings):
 
 
 class TokenizerSettings(Settings):
-    kind: str = Field(default="bpe", description="algorithm of the vocabulary")
-    size: Annotated[int, Field(ge=8, le=1_000_000)] = Field(
-        default=8000, description="of the vocabulary: subwords, or at most so many words or characters"
-    )
-    joint: bool = Field(default=True, description="one vocabulary for both sides")
-    target_kind: str = Field(
-        default="", description="of the target side, if there are two vocabularies; by default as the source side"
-    )
-    target_size: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
-        default=0, description="likewise; 0: as the source side"
-    )
-    byte_fallback: bool = Field(
-        default=True, description="spell in bytes what no subword covers, so that nothing is lost"
-    )
-    sampling: Fraction = Field(
-        default=0.0,
-        description="bpe: probability of skipping a merge; unigram: spread of the samples; at training only",
+    kind: str = setting("bpe", "algorithm of the vocabulary")
+    size: int = setting(8000, "of the vocabulary: subwords, or at most so many words or characters", ge=8, le=1_000_000)
+    joint: bool = setting(True, "one vocabulary for both sides")
+    target_kind: str = setting("", "of the target side, if there are two vocabularies; by default as the source side")
+    target_size: int = setting(0, "likewise; 0: as the source side", ge=0, le=1_000_000)
+    byte_fallback: bool = setting(True, "spell in bytes what no subword covers, so that nothing is lost")
+    sampling: Fraction = setting(
+        0.0, "bpe: probability of skipping a merge; unigram: spread of the samples; at training only"
     )
 
 
 class SampleSettings(Settings):
-    """How the next token is drawn; each name stands on the menu FILTERS of decoding/sampling.py."""
+    """How the next token is sampled; each setting is an entry of FILTERS in decoding/sampling.py."""
 
-    temperature: Annotated[float, Field(ge=0, le=100)] = Field(
-        default=1.0, description="below 1: likely tokens become likelier; 0: the likeliest"
-    )
-    top_k: Amount = Field(default=0, description="sample from the so many likeliest tokens; 0: from all")
-    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
-        default=1.0, description="sample from the likeliest tokens that together have this probability"
-    )
+    temperature: float = setting(1.0, "below 1: likely tokens become likelier; 0: the likeliest", ge=0, le=100)
+    top_k: Amount = setting(0, "sample from the so many likeliest tokens; 0: from all")
+    top_p: float = setting(1.0, "sample from the likeliest tokens that together have this probability", gt=0, le=1)
 
 
 class SearchSettings(SampleSettings):
     """How answers are looked for. What is drawn at random is for the methods sample and mbr."""
 
-    method: str = Field(default="beam", description="decoding method")
-    beam: Annotated[int, Field(ge=1, le=1000)] = Field(
-        default=4, description="hypotheses kept at each step; 1 is greedy"
-    )
-    nbest: Annotated[int, Field(ge=1, le=1000)] = Field(default=1, description="hypotheses returned for each line")
-    length_norm: str = Field(default="length", description="score = logp / length ** length_penalty, and so on")
-    length_penalty: Annotated[float, Field(ge=0, le=10)] = Field(
-        default=1.0, description="exponent of the length normalization"
-    )
-    coverage: Annotated[float, Field(ge=0, le=100)] = Field(
-        default=0.0, description="weight of the coverage penalty (Wu et al., 2016)"
-    )
-    stop: str = Field(default="enough", description="when a beam is done")
-    no_repeat: Annotated[int, Field(ge=0, le=1000)] = Field(
-        default=0, description="no n-gram of so many tokens is repeated; 0 is off"
-    )
-    min_ratio: Annotated[float, Field(ge=0, le=100)] = Field(
-        default=0.0, description="output tokens >= min_ratio * source tokens"
-    )
-    max_ratio: Annotated[float, Field(gt=0, le=100)] = Field(
-        default=2.0, description="output tokens <= max_ratio * source tokens + max_extra"
-    )
-    max_extra: Annotated[int, Field(ge=0, le=10_000)] = Field(default=16, description="see max_ratio")
-    seed: Seed = Field(default=1, description="of sampling, together with the text of the line")
-    samples: Annotated[int, Field(ge=1, le=10_000)] = Field(
-        default=32, description="mbr: hypotheses sampled; the one most similar to the others wins"
-    )
-    candidates: Literal["samples", "beam"] = Field(default="samples", description="mbr: where the candidates come from")
-    metric: str = Field(default="chrf", description="mbr: measure of similarity")
-    groups: Annotated[int, Field(ge=1, le=1000)] = Field(
-        default=4, description="diverse: parts of the beam that avoid each other's tokens"
-    )
-    diversity: Annotated[float, Field(ge=0, le=100)] = Field(
-        default=0.5, description="diverse: penalty of a token that another group has just chosen"
-    )
-    unknown: str = Field(default="drop", description="of a word vocabulary: what becomes of <unk>")
-    scores: bool = Field(
-        default=True, description="compute scores; if false, an engine may leave them out (nan) where that is faster"
-    )
+    method: str = setting("beam", "decoding method")
+    beam: int = setting(4, "hypotheses kept at each step; 1 is greedy", ge=1, le=1000)
+    nbest: int = setting(1, "hypotheses returned for each line", ge=1, le=1000)
+    length_norm: str = setting("length", "score = logp / length ** length_penalty, and so on")
+    length_penalty: float = setting(1.0, "exponent of the length normalization", ge=0, le=10)
+    coverage: float = setting(0.0, "weight of the coverage penalty (Wu et al., 2016)", ge=0, le=100)
+    stop: str = setting("enough", "when a beam is done")
+    no_repeat: int = setting(0, "no n-gram of so many tokens is repeated; 0 is off", ge=0, le=1000)
+    min_ratio: float = setting(0.0, "output tokens >= min_ratio * source tokens", ge=0, le=100)
+    max_ratio: float = setting(2.0, "output tokens <= max_ratio * source tokens + max_extra", gt=0, le=100)
+    max_extra: int = setting(16, "see max_ratio", ge=0, le=10_000)
+    seed: Seed = setting(1, "of sampling, together with the text of the line")
+    samples: int = setting(32, "mbr: hypotheses sampled; the one most similar to the others wins", ge=1, le=10_000)
+    candidates: Literal["samples", "beam"] = setting("samples", "mbr: where the candidates come from")
+    metric: str = setting("chrf", "mbr: measure of similarity")
+    groups: int = setting(4, "diverse: parts of the beam that avoid each other's tokens", ge=1, le=1000)
+    diversity: float = setting(0.5, "diverse: penalty of a token that another group has just chosen", ge=0, le=100)
+    unknown: str = setting("drop", "of a word vocabulary: what becomes of <unk>")
+    scores: bool = setting(True, "compute scores; if false, an engine may leave them out (nan) where that is faster")
 
 
 LIMITS = ("steps", "epochs", "minutes", "flops")  # of a training run, in TrainSettings
 
 
 class TrainSettings(Settings):
-    seed: Seed = Field(default=1, description="of all randomness in training")
-    steps: Amount = Field(default=100_000, description="limits: whichever comes first; 0 is no limit")
-    epochs: Amount = Field(default=0, description="limit; 0 is none")
-    minutes: Annotated[float, Field(ge=0)] = Field(default=0.0, description="limit; 0 is none")
-    flops: Annotated[float, Field(ge=0)] = Field(
-        default=0.0,
-        description="limit, such as 1e15: floating-point operations, as models/flops.py counts them; 0 is none",
+    seed: Seed = setting(1, "of all randomness in training")
+    steps: Amount = setting(100_000, "limits: whichever comes first; 0 is no limit")
+    epochs: Amount = setting(0, "limit; 0 is none")
+    minutes: float = setting(0.0, "limit; 0 is none", ge=0)
+    flops: float = setting(
+        0.0, "limit, such as 1e15: floating-point operations, as models/flops.py counts them; 0 is none", ge=0
     )
-    tokens: Annotated[int, Field(ge=64, le=10_000_000)] = Field(
-        default=8192, description="of one batch, on the longer side, padding included"
+    tokens: int = setting(8192, "of one batch, on the longer side, padding included", ge=64, le=10_000_000)
+    accumulate: int = setting(1, "batches per optimizer step", ge=1, le=10_000)
+    lr: Positive = setting(5e-4, "peak learning rate")
+    warmup: Amount = setting(1000, "steps")
+    optimizer: str = setting("adamw", "update rule")
+    beta2: Fraction = setting(0.98, "decay of the running mean of squared gradients")
+    weight_decay: float = setting(0.0, "of the optimizer", ge=0)
+    schedule: str = setting("inverse_sqrt", "of the learning rate after warmup")
+    label_smoothing: Fraction = setting(0.1, "probability mass spread over the vocabulary")
+    loss: str = setting("chunked", "how it is computed: the fast way, or the reference implementation")
+    consistency: str = setting("none", "run every batch twice and train both passes to agree")
+    consistency_weight: Positive = setting(1.0, "of the divergence of the two passes, beside the loss")
+    cut: Fraction = setting(0.05, "simcut: share of tokens hidden from the second pass")
+    clip: float = setting(1.0, "maximum norm of the gradient; 0 is off", ge=0)
+    precision: Literal["auto", "float32", "bf16"] = setting("auto", "of matrix products in training")
+    device: str = setting("auto", "auto, cpu, cuda, cuda:1, ...")
+    compile: Literal["auto"] | bool = setting("auto", "use torch.compile")
+    threads: int = setting(0, "0: as PyTorch finds best", ge=0, le=1024)
+    parallel: str = setting("ddp", "under torchrun, each process holds the full model or a shard of it")
+    timeout: float = setting(30.0, "minutes that processes wait for each other", gt=0, le=100_000)
+    ema: Fraction = setting(0.0, "decay of the exponential moving average of the weights; 0 is off")
+    average: Amount = setting(0, "the model is the mean of this many best checkpoints; 0 or 1: the best one")
+    keep: Count = setting(3, "best checkpoints kept, beside the last")
+    validate_every: Amount = setting(1000, "steps; 0 is only at the end")
+    validate_lines: Amount = setting(500, "dev pairs that are translated and scored; 0: only the loss")
+    metric: MetricName = setting(
+        "auto", "ranks checkpoints: loss, a metric, or auto: the first of data.metrics, else the task's own"
     )
-    accumulate: Annotated[int, Field(ge=1, le=10_000)] = Field(default=1, description="batches per optimizer step")
-    lr: Positive = Field(default=5e-4, description="peak learning rate")
-    warmup: Amount = Field(default=1000, description="steps")
-    optimizer: str = Field(default="adamw", description="update rule")
-    beta2: Fraction = Field(default=0.98, description="decay of the running mean of squared gradients")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.0, description="of the optimizer")
-    schedule: str = Field(default="inverse_sqrt", description="of the learning rate after warmup")
-    label_smoothing: Fraction = Field(default=0.1, description="probability mass spread over the vocabulary")
-    loss: str = Field(
-        default="chunked", description="how it is computed: the fast way, or the reference implementation"
-    )
-    consistency: str = Field(default="none", description="run every batch twice and train both passes to agree")
-    consistency_weight: Positive = Field(
-        default=1.0, description="of the divergence of the two passes, beside the loss"
-    )
-    cut: Fraction = Field(default=0.05, description="simcut: share of tokens hidden from the second pass")
-    clip: Annotated[float, Field(ge=0)] = Field(default=1.0, description="maximum norm of the gradient; 0 is off")
-    precision: Literal["auto", "float32", "bf16"] = Field(default="auto", description="of matrix products in training")
-    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, ...")
-    compile: Literal["auto"] | bool = Field(default="auto", description="use torch.compile")
-    threads: Annotated[int, Field(ge=0, le=1024)] = Field(default=0, description="0: as PyTorch finds best")
-    parallel: str = Field(
-        default="ddp", description="under torchrun, each process holds the full model or a shard of it"
-    )
-    timeout: Annotated[float, Field(gt=0, le=100_000)] = Field(
-        default=30.0, description="minutes that processes wait for each other"
-    )
-    ema: Fraction = Field(default=0.0, description="decay of the exponential moving average of the weights; 0 is off")
-    average: Amount = Field(
-        default=0, description="the model is the mean of this many best checkpoints; 0 or 1: the best one"
-    )
-    keep: Count = Field(default=3, description="best checkpoints kept, beside the last")
-    validate_every: Amount = Field(default=1000, description="steps; 0 is only at the end")
-    validate_lines: Amount = Field(
-        default=500, description="dev pairs that are translated and scored; 0: only the loss"
-    )
-    metric: MetricName = Field(
-        default="auto",
-        description="ranks checkpoints: loss, a metric, or auto: the first of data.metrics, else the task's own",
-    )
-    patience: Amount = Field(default=0, description="validations without improvement before stopping; 0 is off")
-    save_every: Count = Field(default=1000, description="steps")
-    log_every: Count = Field(default=50, description="steps")
-    tensorboard: bool = Field(default=False, description="write curves to RUN/tensorboard, beside metrics.jsonl")
-    freeze: Annotated[tuple[str, ...], Listed] = Field(
-        default=(), description="names of parameters that are not trained, such as encoder.*"
+    patience: Amount = setting(0, "validations without improvement before stopping; 0 is off")
+    save_every: Count = setting(1000, "steps")
+    log_every: Count = setting(50, "steps")
+    tensorboard: bool = setting(False, "write curves to RUN/tensorboard, beside metrics.jsonl")
+    freeze: Annotated[tuple[str, ...], Listed] = setting(
+        (), "names of parameters that are not trained, such as encoder.*"
     )
 
     @property
@@ -417,7 +356,7 @@ def override(values: dict[str, Any], item: str) -> None:
     for name in parents:
         inner = spot[name] = {} if spot.get(name) is None else spot[name]
         if not isinstance(inner, dict):
-            raise UserError(f"{item!r} sets something inside {name!r}, which is {short(inner)} in the recipe")
+            raise UserError(f"{item!r} sets something inside {name!r}, which is {shorten_value(inner)} in the recipe")
         spot = inner
     spot[leaf] = parse_yaml(value, item)
 
@@ -425,11 +364,11 @@ def override(values: dict[str, Any], item: str) -> None:
 def build(cls: type[S], values: Any, where: str = "", line_of: Mapping[str, int] | None = None) -> S:
     """Fill a record from nested dicts. The first fault becomes a sentence with the key, the value and the remedy."""
     if not isinstance(values, dict):
-        raise UserError(f"{where or 'the recipe'} must be settings written as name: value, got {short(values)}")
+        raise UserError(f"{where or 'the recipe'} must be settings written as name: value, got {shorten_value(values)}")
     try:
         return cls.model_validate(values)
     except ValidationError as error:
-        raise UserError(describe_fault(cls, error.errors(), where, line_of or {})) from None
+        raise UserError(describe_error(cls, error.errors(), where, line_of or {})) from None
 
 
 def read_values(path: Path) -> tuple[dict[str, Any], dict[str, int]]:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from dragoman.config.messages import near
+from dragoman.config.messages import suggest_name
 from dragoman.config.settings import Amount, Settings
 from dragoman.errors import UserError
 from dragoman.types import Pair
@@ -267,7 +267,9 @@ def detect_language(settings: CleanSettings) -> PairTest | None:
     languages = LanguageGuesser()
     for name, code in zip(("source_language", "target_language"), wanted):
         if code and code not in languages.codes:
-            raise UserError(f"{name} {code!r} is not a language that py3langid knows{near(code, languages.codes)}")
+            raise UserError(
+                f"{name} {code!r} is not a language that py3langid knows{suggest_name(code, languages.codes)}"
+            )
 
     def foreign(pair: Pair) -> bool:
         sides = (pair.source, pair.target)

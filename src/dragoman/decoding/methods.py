@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman.config.settings import Menus, SearchSettings, pick_all
+from dragoman.config.settings import Registries, SearchSettings, check_names
 from dragoman.decoding.beam import LENGTH_NORMS, STOP_RULES, beam_search
 from dragoman.decoding.mbr import MBR_METRICS, rank_by_agreement
 from dragoman.decoding.protocol import SearchResult
@@ -174,7 +174,7 @@ METHODS = {
     "mbr": Method(decode_mbr, check_mbr),
     "diverse": Method(search_diverse, check_diverse),
 }
-SEARCH_REGISTRIES: Menus = {
+SEARCH_REGISTRIES: Registries = {
     "method": METHODS,
     "length_norm": LENGTH_NORMS,
     "stop": STOP_RULES,
@@ -184,7 +184,7 @@ SEARCH_REGISTRIES: Menus = {
 
 def check_search_settings(settings: SearchSettings) -> None:
     """Refuse settings that cannot work, before any work is done."""
-    pick_all(SEARCH_REGISTRIES, settings, "search")
+    check_names(SEARCH_REGISTRIES, settings, "search")
     METHODS[settings.method].check(settings)
 
 

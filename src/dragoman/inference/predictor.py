@@ -69,7 +69,7 @@ class Predictor(Generic[_M]):
 
 def limit_tokens(recipe: Recipe) -> int:
     """Return the most tokens that a text may have, EOS and tags not included: as many as the model has positions."""
-    positions = recipe.model.most
+    positions = recipe.model.length_limit
     tags = max((len(tag.split()) for tag in recipe.data.tags), default=0)
     return sys.maxsize if positions is None else positions - 1 - tags
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dragoman.config.messages import near
+from dragoman.config.messages import suggest_name
 from dragoman.config.settings import SearchSettings
 from dragoman.data.batches import BatchPlan, collate_pairs, group_by_key, round_to_bucket
 from dragoman.data.trees import find_tree_fault, link_tokens, locate_words
@@ -266,7 +266,9 @@ class Translator(Predictor[Seq2Seq]):
                 raise UserError(f"this model was trained with tags, and one has to be named: {', '.join(named)}")
             [tag] = named
         if tag and tag not in named:
-            there = f"{near(tag, named)} (there are: {', '.join(named)})" if named else "; it was trained without"
+            there = (
+                f"{suggest_name(tag, named)} (there are: {', '.join(named)})" if named else "; it was trained without"
+            )
             raise UserError(f"this model knows no tag {tag!r}{there}")
         return self.tokenizers.before(tag)
 

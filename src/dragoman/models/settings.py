@@ -1,7 +1,7 @@
 """The settings of each kind of model: one frozen record per kind and backbone, joined as `ModelSettings`.
 
 A recipe can be read and most faults in it reported without PyTorch, so registries are imported where a method needs
-them: `menus` and `check` compare names with the registries, which stand beside the classes they list.
+them: `registries` and `check` compare names with the registries, which stand beside the classes they list.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from dragoman.config.settings import Count, Fraction, Layers, Menus, Settings, pick, pick_all
+from dragoman.config.settings import Count, Fraction, Layers, Registries, Settings, check_names, pick, setting
 from dragoman.errors import UserError
 from dragoman.modules.settings import AttentionSettings
 
@@ -25,22 +25,22 @@ TARGET_SETTINGS = ("tied", "target_word_dropout")  # only of models with a decod
 class BaseModelSettings(Settings):
     """What every kind of model has: depths, and properties that training and inference ask for."""
 
-    layers: Annotated[Layers, Field(ge=1)] = Field(default=6, description="of encoder and decoder each")
-    encoder_layers: Layers = Field(default=0, description="0: as many as `layers`")
-    decoder_layers: Layers = Field(default=0, description="0: as many as `layers`")
+    layers: Layers = setting(6, "of encoder and decoder each", ge=1)
+    encoder_layers: Layers = setting(0, "0: as many as `layers`")
+    decoder_layers: Layers = setting(0, "0: as many as `layers`")
 
     task: ClassVar[Literal["translate", "generate", "classify"]] = "translate"
     compiles: ClassVar[bool] = False  # whether torch.compile is of use
     absent: ClassVar[tuple[str, ...]] = ()  # settings of the half that a model lacks
 
     @classmethod
-    def menus(cls) -> Menus:
+    def registries(cls) -> Registries:
         """Return the registry of each setting that is a name."""
         raise NotImplementedError
 
     def check(self) -> None:
         """Refuse names that no registry has, and settings that do not go together."""
-        pick_all(self.menus(), self, "model")
+        check_names(self.registries(), self, "model")
 
     def unused(self) -> set[str]:
         """Return the names of settings that have no effect in this model."""
@@ -52,7 +52,7 @@ class BaseModelSettings(Settings):
         return "padded"
 
     @property
-    def most(self) -> int | None:
+    def length_limit(self) -> int | None:
         """The maximum length of a sentence and its EOS or BOS; None where any length will do."""
         return None
 
@@ -97,27 +97,24 @@ class BaseModelSettings(Settings):
 
 class TransformerSettings(AttentionSettings, BaseModelSettings):
     kind: Literal["transformer"] = "transformer"
-    shared: bool = Field(default=False, description="one layer's weights at every depth of a stack")
-    feedforward_width: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
-        default=0, description="0: four times the width"
-    )
-    activation: str = Field(default="relu", description="of the feed-forward net")
-    dropout: Fraction = Field(default=0.1, description="of embeddings and of each sublayer's output")
-    activation_dropout: Fraction = Field(default=0.0, description="between the two layers of the feed-forward net")
-    source_word_dropout: Fraction = Field(default=0.0, description="of whole source tokens, all but their positions")
-    target_word_dropout: Fraction = Field(default=0.0, description="of whole target tokens that the decoder reads")
-    layer_dropout: Fraction = Field(default=0.0, description="of whole layers, for each row of a batch by itself")
-    norm: str = Field(default="layer", description="normalization of states")
-    norm_place: str = Field(default="pre", description="normalization before or after each sublayer")
-    residual: bool = Field(default=True, description="add each sublayer's input to its output")
-    tied: bool = Field(
-        default=True,
-        description="one matrix for target embeddings and output; for source embeddings too, if they are joint",
+    shared: bool = setting(False, "one layer's weights at every depth of a stack")
+    feedforward_width: int = setting(0, "0: four times the width", ge=0, le=1_000_000)
+    activation: str = setting("relu", "of the feed-forward net")
+    dropout: Fraction = setting(0.1, "of embeddings and of each sublayer's output")
+    activation_dropout: Fraction = setting(0.0, "between the two layers of the feed-forward net")
+    source_word_dropout: Fraction = setting(0.0, "of whole source tokens, all but their positions")
+    target_word_dropout: Fraction = setting(0.0, "of whole target tokens that the decoder reads")
+    layer_dropout: Fraction = setting(0.0, "of whole layers, for each row of a batch by itself")
+    norm: str = setting("layer", "normalization of states")
+    norm_place: str = setting("pre", "normalization before or after each sublayer")
+    residual: bool = setting(True, "add each sublayer's input to its output")
+    tied: bool = setting(
+        True, "one matrix for target embeddings and output; for source embeddings too, if they are joint"
     )
     compiles: ClassVar[bool] = True
 
     @classmethod
-    def menus(cls) -> Menus:
+    def registries(cls) -> Registries:
         from dragoman.kernels.attention import KERNELS
         from dragoman.modules.feedforward import FEEDFORWARDS, NORM_PLACES
         from dragoman.modules.norms import NORMS
@@ -144,7 +141,7 @@ class TransformerSettings(AttentionSettings, BaseModelSettings):
                 raise UserError(
                     f"model.{name} must be a multiple of model.heads, got {getattr(self, name)} and {self.heads} heads"
                 )
-        causal = self.menus()["decoder_attention"]
+        causal = self.registries()["decoder_attention"]
         if self.decoder_attention in PATTERNS and self.decoder_attention not in causal:
             raise UserError(
                 f"model.decoder_attention={self.decoder_attention} would look ahead, which a decoder may not; "
@@ -206,7 +203,7 @@ class TransformerSettings(AttentionSettings, BaseModelSettings):
         return self.decoder_depth - (1 if self.decoder_depth <= 2 else 2)
 
     @property
-    def most(self) -> int | None:
+    def length_limit(self) -> int | None:
         from dragoman.modules.patterns import PATTERNS
         from dragoman.modules.positions import POSITIONS
 
@@ -223,29 +220,26 @@ class TransformerSettings(AttentionSettings, BaseModelSettings):
 
 class RnnSettings(BaseModelSettings):
     kind: Literal["rnn"] = "rnn"
-    cell: str = Field(default="lstm", description="of encoder and decoder")
-    nonlinearity: str = Field(default="tanh", description="of the vanilla cell; the others have their own")
-    initial_state: Literal["zero", "learned"] = Field(default="zero", description="of each cell at the start")
-    layers: Annotated[Layers, Field(ge=1)] = Field(default=1, description="of encoder and decoder each")
-    width: Annotated[int, Field(ge=1, le=65_536)] = Field(
-        default=512, description="of a state; both directions of an encoder together"
-    )
-    embedding_width: Width = Field(default=0, description="0: the width")
-    bidirectional: bool = Field(default=True, description="the encoder's; a decoder cannot look ahead")
-    bridge: str = Field(default="linear", description="how the decoder's first state comes from the encoder's last")
-    attention: str = Field(default="additive", description="score of the decoder's attention to the source")
-    attention_width: Width = Field(default=0, description="of additive scores; 0: the width")
-    input_feeding: bool = Field(default=False, description="the output of a step is input to the next one too")
-    dropout: Fraction = Field(default=0.2, description="of embeddings, between layers, and of the output")
-    source_word_dropout: Fraction = Field(default=0.0, description="of whole source tokens")
-    target_word_dropout: Fraction = Field(default=0.0, description="of whole target tokens that the decoder reads")
-    tied: bool = Field(
-        default=True,
-        description="one matrix for target embeddings and output; for source embeddings too, if they are joint",
+    cell: str = setting("lstm", "of encoder and decoder")
+    nonlinearity: str = setting("tanh", "of the vanilla cell; the others have their own")
+    initial_state: Literal["zero", "learned"] = setting("zero", "of each cell at the start")
+    layers: Layers = setting(1, "of encoder and decoder each", ge=1)
+    width: int = setting(512, "of a state; both directions of an encoder together", ge=1, le=65_536)
+    embedding_width: Width = setting(0, "0: the width")
+    bidirectional: bool = setting(True, "the encoder's; a decoder cannot look ahead")
+    bridge: str = setting("linear", "how the decoder's first state comes from the encoder's last")
+    attention: str = setting("additive", "score of the decoder's attention to the source")
+    attention_width: Width = setting(0, "of additive scores; 0: the width")
+    input_feeding: bool = setting(False, "the output of a step is input to the next one too")
+    dropout: Fraction = setting(0.2, "of embeddings, between layers, and of the output")
+    source_word_dropout: Fraction = setting(0.0, "of whole source tokens")
+    target_word_dropout: Fraction = setting(0.0, "of whole target tokens that the decoder reads")
+    tied: bool = setting(
+        True, "one matrix for target embeddings and output; for source embeddings too, if they are joint"
     )
 
     @classmethod
-    def menus(cls) -> Menus:
+    def registries(cls) -> Registries:
         from dragoman.models.rnn import BRIDGES
         from dragoman.modules.attention_scores import SCORES
         from dragoman.modules.recurrent import CELLS, NONLINEARITIES
@@ -299,25 +293,24 @@ class HybridSettings(TransformerSettings):
     """The encoder's settings are a Transformer's; those of the recurrent decoder follow here."""
 
     kind: Literal["hybrid"] = "hybrid"  # type: ignore[assignment]
-    decoder_layers: Annotated[Layers, Field(ge=1)] = Field(default=1, description="of cells")
-    cell: str = Field(default="lstm", description="of the decoder")
-    score: str = Field(default="additive", description="of the decoder's attention to the source")
-    score_width: Width = Field(default=0, description="of additive scores; 0: decoder_width")
-    decoder_width: Width = Field(default=0, description="of a cell's state; 0: the width")
-    embedding_width: Width = Field(
-        default=0,
-        description="of target embeddings and, if tied, output; 0: the width, and the source's are the same",
+    decoder_layers: Layers = setting(1, "of cells", ge=1)
+    cell: str = setting("lstm", "of the decoder")
+    score: str = setting("additive", "of the decoder's attention to the source")
+    score_width: Width = setting(0, "of additive scores; 0: decoder_width")
+    decoder_width: Width = setting(0, "of a cell's state; 0: the width")
+    embedding_width: Width = setting(
+        0, "of target embeddings and, if tied, output; 0: the width, and the source's are the same"
     )
-    input_feeding: bool = Field(default=False, description="the output of a step is input to the next one too")
+    input_feeding: bool = setting(False, "the output of a step is input to the next one too")
     compiles: ClassVar[bool] = False
     absent: ClassVar[tuple[str, ...]] = ("decoder_attention",)
 
     @classmethod
-    def menus(cls) -> Menus:
+    def registries(cls) -> Registries:
         from dragoman.modules.attention_scores import SCORES
         from dragoman.modules.recurrent import CELLS
 
-        return {**super().menus(), "cell": CELLS, "score": SCORES}
+        return {**super().registries(), "cell": CELLS, "score": SCORES}
 
     def check(self) -> None:
         from dragoman.modules.attention_scores import SCORES
@@ -364,9 +357,7 @@ class HybridSettings(TransformerSettings):
 class TransformerLmSettings(TransformerSettings):
     kind: Literal["lm"] = "lm"  # type: ignore[assignment]
     backbone: Literal["transformer"] = "transformer"
-    context: Count = Field(
-        default=256, description="tokens of a window of the text, and the most that attention looks back"
-    )
+    context: Count = setting(256, "tokens of a window of the text, and the most that attention looks back")
     task: ClassVar[Literal["translate", "generate", "classify"]] = "generate"
     bounded: ClassVar[bool] = True  # it looks back no further than its context
     absent: ClassVar[tuple[str, ...]] = ("encoder_layers", "attention", "source_word_dropout")
@@ -378,7 +369,7 @@ class TransformerLmSettings(TransformerSettings):
             raise UserError(
                 f"model.position={self.position} needs whole sentences, which a language model has not read yet"
             )
-        if self.most is not None and self.most < self.context:
+        if self.length_limit is not None and self.length_limit < self.context:
             raise UserError(
                 f"model.context={self.context} is more than model.position={self.position} reaches; "
                 f"raise model.max_length, which is {self.max_length}"
@@ -393,15 +384,15 @@ class TransformerLmSettings(TransformerSettings):
 class TransformerClassifierSettings(TransformerSettings):
     kind: Literal["classifier"] = "classifier"  # type: ignore[assignment]
     backbone: Literal["transformer"] = "transformer"
-    pool: str = Field(default="mean", description="how the states of a text become one")
+    pool: str = setting("mean", "how the states of a text become one")
     task: ClassVar[Literal["translate", "generate", "classify"]] = "classify"
     absent: ClassVar[tuple[str, ...]] = ("decoder_layers", "decoder_attention", *TARGET_SETTINGS)
 
     @classmethod
-    def menus(cls) -> Menus:
+    def registries(cls) -> Registries:
         from dragoman.models.classifier import POOLS
 
-        return {**super().menus(), "pool": POOLS}
+        return {**super().registries(), "pool": POOLS}
 
     def check(self) -> None:
         super().check()
@@ -415,10 +406,8 @@ class TransformerClassifierSettings(TransformerSettings):
 class RnnLmSettings(RnnSettings):
     kind: Literal["lm"] = "lm"  # type: ignore[assignment]
     backbone: Literal["rnn"] = "rnn"
-    context: Count = Field(
-        default=256, description="tokens of a window of the text at training; the state is carried on to the next one"
-    )
-    bidirectional: bool = Field(default=False, description="not for a language model")
+    context: Count = setting(256, "tokens of a window of the text at training; the state is carried on to the next one")
+    bidirectional: bool = setting(False, "not for a language model")
     task: ClassVar[Literal["translate", "generate", "classify"]] = "generate"
     bounded: ClassVar[bool] = False
     absent: ClassVar[tuple[str, ...]] = ("encoder_layers", "bidirectional", "source_word_dropout", *SOURCE_SETTINGS)
@@ -431,15 +420,15 @@ class RnnLmSettings(RnnSettings):
 class RnnClassifierSettings(RnnSettings):
     kind: Literal["classifier"] = "classifier"  # type: ignore[assignment]
     backbone: Literal["rnn"] = "rnn"
-    pool: str = Field(default="mean", description="how the states of a text become one")
+    pool: str = setting("mean", "how the states of a text become one")
     task: ClassVar[Literal["translate", "generate", "classify"]] = "classify"
     absent: ClassVar[tuple[str, ...]] = ("decoder_layers", *TARGET_SETTINGS, *SOURCE_SETTINGS)
 
     @classmethod
-    def menus(cls) -> Menus:
+    def registries(cls) -> Registries:
         from dragoman.models.classifier import POOLS
 
-        return {**super().menus(), "pool": POOLS}
+        return {**super().registries(), "pool": POOLS}
 
     def check(self) -> None:
         super().check()

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dragoman.config.settings import Settings, TrainSettings, pick
+from dragoman.config.settings import Settings, TrainSettings
 from dragoman.errors import UserError
 from dragoman.modules.dropout import sample_dropout_mask
 from dragoman.modules.linear import fast_linear
@@ -160,7 +160,7 @@ def compiled(way: TwoPasses) -> TwoPasses:
 
 def check(settings: TrainSettings, model: Settings) -> None:
     """Refuse what would be of no use."""
-    method = pick(CONSISTENCY, settings.consistency, "train.consistency")
+    method = CONSISTENCY[settings.consistency]
     usual = type(settings).model_fields
     if not method and settings.consistency_weight != usual["consistency_weight"].default:
         raise UserError("train.consistency_weight has no use without train.consistency; set that to rdrop or simcut")

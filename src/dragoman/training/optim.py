@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from dragoman.config.settings import Settings, TrainSettings, pick
+from dragoman.config.settings import Settings, TrainSettings
 from dragoman.errors import UserError
 from dragoman.training.distributed import gather_like, is_sharded, shard_like, to_local
 
@@ -248,8 +248,6 @@ MAX_WARMUP = 0.1  # share of a run limited in minutes, whose number of steps is 
 
 def check_optimization(settings: TrainSettings, model: Settings) -> None:
     """Raise a UserError if optimizer, schedule, limits or averaging cannot work."""
-    pick(OPTIMIZERS, settings.optimizer, "train.optimizer")
-    pick(SCHEDULES, settings.schedule, "train.schedule")
     if not settings.limit:
         raise UserError("training needs an end: set train.steps, train.epochs, train.minutes or train.flops")
     if settings.average > settings.keep:

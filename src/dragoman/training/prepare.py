@@ -213,7 +213,7 @@ def stream_of(
     """Batches without end, as the model's task and kind want them; their grids, if it is asked for, of few shapes."""
     form, settings, layout = form_of(recipe), recipe.train, layout_for(recipe)
     common: dict[str, Any] = {"layout": layout, "tokens": settings.tokens, "seed": settings.seed}
-    common |= {"share": share or RankShare(), "most": recipe.model.most}
+    common |= {"share": share or RankShare(), "most": recipe.model.length_limit}
     if few_shapes and comes_in_few_shapes(recipe):
         common["layout"] = FEW_SHAPES[layout]
     if form == "windows":

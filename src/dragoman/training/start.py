@@ -16,9 +16,11 @@ from dragoman.config.settings import (
     FILES,
     LIMITS,
     SPLITS,
+    Registries,
     TokenizerSettings,
     TrainSettings,
     build,
+    check_names,
     override,
     pick,
     read_values,
@@ -56,6 +58,15 @@ MAY_CHANGE = {
     },
     "data": {"cache", "test", "metrics"},
 }  # fmt: skip
+
+
+TRAIN_REGISTRIES: Registries = {
+    "optimizer": optim.OPTIMIZERS,
+    "schedule": optim.SCHEDULES,
+    "loss": LOSSES,
+    "consistency": consistency.CONSISTENCY,
+    "parallel": PARALLEL,
+}
 
 
 class Start(NamedTuple):
@@ -255,11 +266,10 @@ def opened(folder: RunFolder, *, resume: bool) -> Path | None:
 
 
 def check(recipe: Recipe) -> None:
-    """Whatever a menu can refuse is refused before anything is read or written."""
+    """Refuse settings that cannot work, before anything is read or written."""
     task = recipe.model.task
+    check_names(TRAIN_REGISTRIES, recipe.train, "train")
     optim.check_optimization(recipe.train, recipe.model)
-    pick(LOSSES, recipe.train.loss, "train.loss")
-    pick(PARALLEL, recipe.train.parallel, "train.parallel")
     consistency.check(recipe.train, recipe.model)
     if recipe.train.compile is True and not recipe.model.compiles:
         raise UserError("train.compile=true is of no use to recurrent models, whose kernels are compiled; leave it out")

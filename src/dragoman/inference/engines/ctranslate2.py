@@ -88,7 +88,7 @@ def check_ctranslate2(model: nn.Module) -> Transformer:
 
 def max_positions(model: Transformer) -> int:
     """Return the most tokens that a source or an output may have, EOS included."""
-    return model.settings.most or TABLE_POSITIONS
+    return model.settings.length_limit or TABLE_POSITIONS
 
 
 def save_ctranslate2(
