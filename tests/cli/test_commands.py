@@ -31,8 +31,8 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
 from dragoman.cli import main as cli
-from dragoman.cli.exit_codes import run_command
 from dragoman.cli.lines import LineWarnings
+from dragoman.cli.main import run_command
 from dragoman.phrasebook.generate import generate_phrases
 from dragoman.progress import results_console
 from dragoman.run_dir import RunFolder
@@ -363,7 +363,11 @@ def test_each_kind_has_its_few_and_processes_share_them() -> None:
     assert said[2].startswith("further lines cut are only counted")
     assert said[7].startswith(f"further lines {LACK} are only counted")
     assert warned.lines == {"cut": 6, LACK: 3}
-    assert LineWarnings(processes=64).few == 1
+    many = LineWarnings(lambda message, _: said.append(message), processes=64)
+    said.clear()
+    for number in (1, 2, 3):
+        many.log(number, ["cut at 5 tokens"])
+    assert [line.partition(":")[0] for line in said if line.startswith("line ")] == ["line 1"]
 
 
 def test_the_phrasebook_by_phenomenon(toy: Toy, call: Call) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dragoman.cli import interrupts
-from dragoman.cli.exit_codes import run_command
+from dragoman.cli.main import run_command
 
 INTERRUPT = "import os, signal; os.kill(os.getpid(), signal.SIGINT)\n"
 AT_EXIT = f"""

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -73,7 +74,7 @@ def test_a_long_line_comes_in_many_parts(pipe: Pipe) -> None:
     reader = lines.ArrivingLines(pipe.file)
     assert not reader.has_next()
     pipe.write(arriving)
-    assert [next(reader), next(reader)] == [b"a" * 60_000 + b"b" * 60_000 + b"\n", b"next\n"]
+    assert list(islice(reader, 2)) == [b"a" * 60_000 + b"b" * 60_000 + b"\n", b"next\n"]
     pipe.close()
     assert list(groups) == []
 
@@ -82,7 +83,7 @@ def test_an_endless_line_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatc
     """Only a little more than the limit is read of a stream that never ends a line."""
     with Path("/dev/zero").open("rb") as endless:
         reader = lines.ArrivingLines(endless, longest=1 << 20)
-        assert 1 << 20 < len(next(reader)) <= (1 << 20) + (1 << 16)
+        assert 1 << 20 < len(next(iter(reader))) <= (1 << 20) + (1 << 16)
         monkeypatch.setattr(lines, "LONGEST_LINE", 1 << 20)
         monkeypatch.setattr(file_io.lines_of, "__kwdefaults__", {"longest": 1 << 20})
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(endless))

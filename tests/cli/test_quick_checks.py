@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dragoman import recipe as recipe_files
-from dragoman.cli.options import ENGINE_NAMES, FORMAT_NAMES, check_input_files, check_output, check_recipe, check_runs
+from dragoman.cli.options import ENGINE_NAMES, FORMAT_NAMES, check_arguments, check_recipe
 from dragoman.errors import UserError
 from dragoman.inference import export
 from dragoman.inference.engines import select as choose
@@ -143,9 +145,9 @@ def test_every_recipe_is_listed(call: Call) -> None:
 
 def test_one_of_several_processes_leaves_checks_to_the_main_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its machine may lack the recipe, and an error is printed once."""
-    checks = [lambda: check_runs([NOWHERE]), lambda: check_input_files([NOWHERE]), lambda: check_recipe(NOWHERE)]
-    checks.append(lambda: check_output(NOWHERE / "file"))
-    for check in checks:
+    wrong: list[dict[str, Any]] = [{"runs": [NOWHERE]}, {"inputs": [NOWHERE]}, {"output": NOWHERE / "file"}]
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    for check in [partial(check_recipe, NOWHERE), *(partial(check_arguments, **each) for each in wrong)]:
         monkeypatch.setenv("WORLD_SIZE", "1")
         with pytest.raises(UserError):
             check()
@@ -155,7 +157,7 @@ def test_one_of_several_processes_leaves_checks_to_the_main_one(monkeypatch: pyt
 
 def test_a_null_character_in_a_name() -> None:
     with pytest.raises(UserError, match="cannot be read: embedded null"):
-        check_input_files([Path("a\0b")])
+        check_arguments(inputs=[Path("a\0b")])
 
 
 def test_a_misspelt_recipe_is_answered_with_the_nearest(call: Call, tmp_path: Path) -> None:

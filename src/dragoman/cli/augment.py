@@ -15,10 +15,8 @@ from dragoman.cli.options import (
     Overrides,
     Run,
     Tag,
-    check_engine,
-    check_input_files,
+    check_arguments,
     check_recipe,
-    check_runs,
     parse_output_file,
 )
 from dragoman.recipe import find_recipe
@@ -51,9 +49,8 @@ def distil_command(
 ) -> None:
     """Train a small fast student on what a large model says to the sources of the recipe's data.train."""
     recipe = find_recipe(recipe)
-    check_runs([run, *(others or [])])
+    check_arguments(runs=[run, *(others or [])], inputs=sources or [])
     check_recipe(recipe, overrides or [])
-    check_input_files(sources or [])
     from dragoman.augmentation.distillation import DistilSettings
     from dragoman.augmentation.distillation import distil as run_distillation
 
@@ -84,9 +81,7 @@ def backtranslate_command(
 
     Started again after it was killed it goes on; under torchrun all processes share the work.
     """
-    check_engine(engine)
-    check_runs([run])
-    check_input_files([input_file])
+    check_arguments(engine=engine, runs=[run], inputs=[input_file])
     from dragoman.augmentation.backtranslation import backtranslate as translate_back
     from dragoman.inference.constraints import parse_search_overrides
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from dragoman.cli.options import FORMAT_NAMES, Json, Run, check_runs
+from dragoman.cli.options import FORMAT_NAMES, Json, Run, check_arguments
 from dragoman.config.settings import pick
 from dragoman.errors import UserError
 from dragoman.io import CACHE, cache_entries, cache_folder, remove_unused
@@ -30,7 +30,7 @@ def export_command(
 ) -> None:
     """Write a run in another format, and compare its translations with the run's own before it is done."""
     pick(dict.fromkeys(FORMAT_NAMES), to, "format")
-    check_runs([run])
+    check_arguments(runs=[run])
     from dragoman.inference.export import export as write
 
     begun = time.monotonic()

@@ -24,10 +24,7 @@ from dragoman.cli.options import (
     Run,
     SourceFile,
     Tag,
-    check_engine,
-    check_input_files,
-    check_output,
-    check_runs,
+    check_arguments,
     parse_output_file,
 )
 from dragoman.progress import DETAIL, ProgressBar, Report, is_shown, log, results_console
@@ -81,10 +78,8 @@ def evaluate_command(
 
     -v also prints the n-gram precisions and the brevity penalty of BLEU. --hypotheses needs no run and no --source.
     """
-    check_engine(engine)
-    check_runs(runs or [])
-    check_input_files([source, conllu, *(reference or []), *(hypotheses or [])])
-    check_output(page)
+    inputs = [source, conllu, *(reference or []), *(hypotheses or [])]
+    check_arguments(engine=engine, runs=runs or [], inputs=inputs, output=page)
     from dragoman.evaluation.report import render_evaluation
     from dragoman.evaluation.scorer import Scorer
     from dragoman.evaluation.systems import EvaluationOptions, collect_outputs
@@ -149,8 +144,7 @@ def score_command(
 
     Targets are tokenized again, so the score differs from that of the search where it used other subwords.
     """
-    check_runs([run])
-    check_input_files([source, target, conllu])
+    check_arguments(runs=[run], inputs=[source, target, conllu])
     from dragoman.evaluation.systems import read_texts, read_trees
     from dragoman.inference.loading import load_as
     from dragoman.inference.translator import Translator

@@ -9,11 +9,12 @@ import select
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from dragoman.config.settings import SearchSettings
 from dragoman.errors import UserError
@@ -23,46 +24,50 @@ from dragoman.recipe import Recipe
 
 LOGGED_WARNINGS = 10  # of each kind that are logged in full
 SETTING = re.compile(r"(?:(\w+)\.)?(\w+)=\S*")
+STDIN = (None, Path("-"))
+LINE_BREAKS = str.maketrans("\r\n", "  ")  # for str.translate: one line in is one line out
 Input = Path | Sequence[str] | None  # a file, lines that were given with the command, or stdin
-OutputLine = tuple[str, Sequence[str]]  # a line and its warnings
 
 
+class OutputLine(NamedTuple):
+    """The output for one line of input."""
+
+    text: str
+    warnings: Sequence[str]
+    flags: Sequence[str] = ()
+
+
+@dataclass
 class ArrivingLines:
-    """Iterate over the lines of a stream, with their line feeds; `has_next` tells whether the next one has arrived.
+    """The lines of a stream, with their line feeds, and whether the next one has arrived.
 
     A line of more than `longest` bytes is yielded in parts, so that an endless one does not fill the memory.
     """
 
-    def __init__(self, stream: Any, longest: float = math.inf) -> None:
-        self.stream, self.longest = stream, longest
-        self.lines: deque[bytes] = deque()
-        self.begun: list[bytes] = []  # parts of a line whose end has not come yet
-        self.size = 0  # bytes in these parts
-        self.ended = False
+    stream: Any
+    longest: float = math.inf
+    lines: deque[bytes] = field(default_factory=deque)  # read but not yielded yet
+    begun: list[bytes] = field(default_factory=list)  # parts of a line whose end has not come yet
+    size: int = 0  # bytes in these parts
+    ended: bool = False
 
-    def __iter__(self) -> ArrivingLines:
-        return self
-
-    def __next__(self) -> bytes:
-        while not self.lines:
-            if self.ended:
-                raise StopIteration
-            self.read_some()
-        return self.lines.popleft()
+    def __iter__(self) -> Iterator[bytes]:
+        while self.lines or not self.ended:
+            if self.lines:
+                yield self.lines.popleft()
+            else:
+                self.read_some()
 
     def has_next(self) -> bool:
-        """Tell whether a line, or the end, can be had without waiting."""
-        while not self.lines and not self.ended and self.is_readable():
-            self.read_some()
-        return bool(self.lines) or self.ended
-
-    def is_readable(self) -> bool:
-        try:
-            return bool(select.select([self.stream.fileno()], [], [], 0)[0])
-        except io.UnsupportedOperation:  # not a file: all of it is in memory
-            return True
+        """Return whether a line, or the end, can be read without waiting."""
+        with suppress(io.UnsupportedOperation):  # not a file: all of it is in memory
+            while not self.lines and not self.ended and select.select([self.stream.fileno()], [], [], 0)[0]:
+                self.read_some()
+            return bool(self.lines) or self.ended
+        return True
 
     def read_some(self) -> None:
+        """Read what has arrived, at least one byte, and split it into lines."""
         chunk = self.stream.read1(1 << 16)
         *whole, rest = chunk.split(b"\n")
         if whole:
@@ -81,21 +86,12 @@ class ArrivingLines:
                 self.lines.append(b"".join(self.begun))
 
 
-def is_stdin(path: Path | None) -> bool:
-    return path is None or str(path) == "-"
-
-
-def input_lines(given: Input) -> Iterator[str]:
-    """Yield the lines of the input. Only a line feed ends a line, with or without a carriage return."""
-    return (line for group in input_groups(given, 1) for line in group)
-
-
 def input_groups(given: Input, size: int) -> Iterator[list[str]]:
-    """Yield up to `size` lines at a time.
+    """Yield up to `size` lines at a time. Only a line feed ends a line, with or without a carriage return.
 
     From a pipe or a terminal, yield the lines that have arrived: the writer may wait for an answer before the next one.
     """
-    if not isinstance(given, Path | None) or not is_stdin(given):
+    if given not in STDIN:
         lines = read_lines(given) if isinstance(given, Path) else iter(given or ())
         while group := list(islice(lines, size)):
             yield group
@@ -142,19 +138,20 @@ def process_lines(
 
     `process` gets the number of lines before a batch, and the batch.
     """
-    warned, start = LineWarnings(), time.monotonic()
-    is_file = isinstance(given, Path) and not is_stdin(given)
-    total = sum(1 for _ in input_lines(given)) if is_file and sys.stderr.isatty() and is_shown(INFO) else 0
-    bar = ProgressBar("answering", total=total, unit="lines", visible=total > 0)
-    with output_to(output_file) as sink, bar:
-        number = 0
-        for some in input_groups(given, batch):
-            for text, warnings in process(number, some):
+    warned, start, number = LineWarnings(), time.monotonic(), 0
+    with ExitStack() as stack:
+        sink, bar = stack.enter_context(output_to(output_file)), None
+        if isinstance(given, Path) and given not in STDIN and sys.stderr.isatty() and is_shown(INFO):
+            total = sum(1 for _ in read_lines(given))
+            bar = stack.enter_context(ProgressBar("answering", total=total, unit="lines"))
+        for lines in input_groups(given, batch):
+            for output in process(number, lines):
                 number += 1
-                print(text, file=sink)
-                warned.log(number, warnings)
+                print(output.text, file=sink)
+                warned.log(number, output.warnings, output.flags)
             sink.flush()
-            bar.update(number)
+            if bar:
+                bar.update(number)
     log_counts(warned.lines)
     log(f"{number:,} line{'s' * (number != 1)} in {time.monotonic() - start:.1f} s", DETAIL)
 
@@ -193,37 +190,37 @@ def split_arguments(arguments: Sequence[str] | None) -> tuple[list[str], list[st
     return texts, settings
 
 
+@dataclass
 class LineWarnings:
     """Log the first warnings of each kind in full, and count the lines of each kind.
 
-    Several processes share the number that is logged.
+    Several processes share the number that is logged. Flags, which point out odd outputs, are only counted.
     """
 
-    def __init__(self, log: Callable[[str, int], None] = log, processes: int = 1) -> None:
-        self.print, self.few = log, max(LOGGED_WARNINGS // processes, 1)
-        self.lines: Counter[str] = Counter()  # of each kind
+    print: Callable[[str, int], None] = log
+    processes: int = 1
+    lines: Counter[str] = field(default_factory=Counter)  # by kind
 
-    def log(self, number: int, warnings: Sequence[str]) -> None:
+    def log(self, number: int, warnings: Sequence[str], flags: Sequence[str] = ()) -> list[str]:
+        """Log and count a line; return the kinds of its warnings and its flags, each once."""
         from dragoman.inference.postprocess import warning_kinds
 
-        self.lines.update(warning_kinds(warnings))
+        kinds, most = warning_kinds(warnings), max(LOGGED_WARNINGS // self.processes, 1)
+        found = list(dict.fromkeys([*kinds, *flags]))
+        self.lines.update(found)
         for warning in warnings:
-            if self.lines[warning_kinds([warning])[0]] <= self.few:
+            if self.lines[warning_kinds([warning])[0]] <= most:
                 self.print(f"line {number}: {warning}", WARNING)
-        for kind in warning_kinds(warnings):
-            if self.lines[kind] == self.few + 1:
+        for kind in kinds:
+            if self.lines[kind] == most + 1:
                 self.print(
                     f"further lines {kind} are only counted; answers with --json have the warnings of every line",
                     WARNING,
                 )
+        return found
 
 
-def log_counts(warned: Counter[str]) -> None:
+def log_counts(lines: Mapping[str, int]) -> None:
     """Log how many lines had each kind of warning."""
-    if warned:
-        log("; ".join(f"{count} line{'s' * (count > 1)} {what}" for what, count in warned.items()), WARNING)
-
-
-def one_line(text: str) -> str:
-    """Replace line breaks inside an output: one line in is one line out."""
-    return text.replace("\r", " ").replace("\n", " ")
+    if lines:
+        log("; ".join(f"{count} line{'s' * (count > 1)} {kind}" for kind, count in lines.items()), WARNING)

@@ -1,6 +1,7 @@
 """The command line. Each command reads its arguments and calls one function.
 
-Results go to stdout, messages and progress to stderr. exit_codes.py has the exit codes.
+Results go to stdout, messages and progress to stderr. Exit codes are 0: done; 2: an error of the user, explained in
+one sentence; 1: an error of Dragoman; 130: Ctrl-C.
 """
 
 from __future__ import annotations
@@ -9,24 +10,34 @@ import json
 import os
 import signal
 import sys
+import traceback
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from dragoman.cli import interrupts
 from dragoman.cli.augment import backtranslate_command, distil_command
 from dragoman.cli.convert import cache_command, export_command, import_command
 from dragoman.cli.data import data
 from dragoman.cli.evaluate import evaluate_command, score_command
-from dragoman.cli.exit_codes import run_command
-from dragoman.cli.options import Commands, Json, Overrides, Run, check_recipe, check_runs
+from dragoman.cli.options import Commands, Json, Overrides, Run, check_arguments, check_recipe
 from dragoman.cli.translate import classify_command, generate_command, translate_command
-from dragoman.errors import UserError
+from dragoman.errors import Stop, UserError
 from dragoman.hardware import limit_threads, set_runtime_defaults
-from dragoman.progress import results_console
+from dragoman.progress import ERROR, log, results_console
 from dragoman.recipe import find_recipe, list_recipes
 from dragoman.run_dir import RunFolder
+
+OUT_OF_MEMORY = (  # parts of messages
+    "can't allocate memory",
+    "can't start new thread",
+    "Resource temporarily unavailable",
+    "std::bad_alloc",
+)
+TERMINATED = 128 + signal.SIGTERM
 
 app = Commands()
 app.add_typer(data, name="data")
@@ -89,7 +100,7 @@ def train_command(
 ) -> None:
     """Train a model from a recipe into a run folder."""
     recipe = find_recipe(recipe)
-    check_runs([init_from])
+    check_arguments(runs=[init_from])
     begun = out_folder if resume and RunFolder(out_folder).state() else None  # else it was killed before a checkpoint
     check_recipe(recipe, overrides or [], parent=begun or init_from)
     if dry_run and resume:
@@ -169,7 +180,7 @@ def info(
     markdown: Annotated[bool, typer.Option("--markdown", help="as Markdown, for a README.md")] = False,
 ) -> None:
     """A model card: what it is, what it was trained on, what it scored."""
-    check_runs([run])
+    check_arguments(runs=[run])
     from dragoman.inference.model_card import make_card_table, read_card, render_card
 
     if as_json:
@@ -242,8 +253,70 @@ def repeat_options(arguments: list[str]) -> list[str]:
     return result
 
 
+def run_command(command: Any, arguments: list[str]) -> int:
+    """Run a command and return its exit code; print one sentence if it fails."""
+    interrupts.is_caught, interrupts.was_raised = True, False
+    try:
+        with command.make_context("dragoman", arguments) as context:
+            command.invoke(context)
+        sys.stdout.flush()
+    except typer.Exit as end:
+        return int(end.exit_code)
+    except (UserError, Stop) as end:
+        if str(end):  # else another process of this command prints it
+            log(f"dragoman: {end}", ERROR)
+        return end.code if isinstance(end, Stop) else 2
+    except SystemExit as end:
+        if end.code == TERMINATED:
+            log("dragoman: stopped by SIGTERM", ERROR)
+        raise
+    except (KeyboardInterrupt, typer.Abort):
+        log("dragoman: stopped", ERROR)
+        return interrupts.EXIT_CODE
+    except BrokenPipeError:  # the reader has gone, such as head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        log(f"dragoman: {error.strerror or error}" + (f": {error.filename!r}" if error.filename else ""), ERROR)
+        with suppress(OSError):
+            sys.stdout.close()  # what it still holds cannot be written either
+        return 2
+    except Exception as error:
+        return report_error(error)
+    finally:
+        interrupts.is_caught = False
+    return 0
+
+
+def report_error(error: Any) -> int:
+    """Print a message about an error that is no UserError, and return the exit code."""
+    if interrupts.was_raised:  # a library that was being imported, for example, made an ImportError of it
+        log("dragoman: stopped", ERROR)
+        return interrupts.EXIT_CODE
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return 2
+    if hasattr(error, "format_message"):  # the parser does not understand the command line
+        message = " ".join(error.format_message().split()).rstrip(".")
+        where = error.ctx.command_path if getattr(error, "ctx", None) else "dragoman"
+        log(f"dragoman: {message[:1].lower()}{message[1:]}; {where} --help shows what there is", ERROR)
+        return 2
+    out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # the latter: PyTorch
+    if out_of_memory or (isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)):
+        advice = "free what others hold, or ask for less: a smaller model, or smaller batches"
+        log(f"dragoman: out of memory; {advice}", ERROR)
+        return 2
+    traceback.print_exc()
+    log(
+        "dragoman: this is our fault, not yours. Please report it with the lines above, the command, and the "
+        "output of `pip freeze`.",
+        ERROR,
+    )
+    return 1
+
+
 def main() -> None:
-    """Run the command that stands in sys.argv, and exit with its code."""
+    """Run the command in sys.argv, and exit with its code."""
     if sys.stdin is None or sys.stdout is None:
         print("dragoman: standard input and output must be open; use /dev/null for nothing", file=sys.stderr)
         sys.exit(2)
@@ -251,10 +324,10 @@ def main() -> None:
     if sys.stderr is not None:
         sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
     if "_DRAGOMAN_COMPLETE" in os.environ:
-        app(prog_name="dragoman")  # a shell asks for completions
+        app(prog_name="dragoman")  # prints completions for the shell
     set_runtime_defaults()
     limit_threads()
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that files are tidied up
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # removes temporary files
     try:
         code = run_command(typer.main.get_command(app), repeat_options(sys.argv[1:]))
     finally:

@@ -1,8 +1,8 @@
 """Options that several commands share, records of options, and checks of arguments.
 
-The checks come before PyTorch is imported, which takes seconds. Under torchrun they are left out: every process would
-print the same error, and some machines may lack the files that only the main process reads. What is wrong is then found
-when the processes have met.
+Arguments are checked before PyTorch is imported, which takes seconds. Under torchrun these checks are left out: every
+process would print the same error, and some machines may lack the files that only the main process reads. Errors are
+then found after the processes have joined their group.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from dragoman.cli.lines import is_stdin
+from dragoman.cli.lines import STDIN
 from dragoman.config.messages import suggest_name
 from dragoman.config.settings import CorpusSettings, pick
 from dragoman.errors import UserError
@@ -37,22 +37,31 @@ FORMAT_NAMES = ("ctranslate2", "huggingface", "onnx")  # inference/export.py
 
 
 def is_distributed() -> bool:
-    """Tell whether this is one of several processes that torchrun started."""
-    return os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1")
+    """Return whether this is one of several processes that torchrun started."""
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") not in ("", "0", "1")
 
 
-def check_runs(runs: Iterable[str | Path | None]) -> None:
-    """Refuse a path that does not exist, is not a run folder, or holds a run of a later version of Dragoman."""
+def check_arguments(
+    *,
+    runs: Iterable[str | Path | None] = (),
+    inputs: Iterable[Path | None] = (),
+    output: Path | None = None,
+    engine: str = "auto",
+) -> None:
+    """Refuse an unknown engine, what is no run folder, files that cannot be read, and an output without a folder.
+
+    The content of the files is not checked.
+    """
+    pick(dict.fromkeys(ENGINE_NAMES), engine, "engine")
+    if is_distributed():
+        return
     for run in runs:
-        if run is not None and not is_distributed():
+        if run is not None:
             RunFolder(run).check()
-
-
-def check_input_files(paths: Iterable[Path | None]) -> None:
-    """Refuse a file to read that is not there. What is in it is another matter."""
-    for path in paths:
-        if path is None or is_stdin(path) or is_distributed():
+    for path in inputs:
+        if path in STDIN:
             continue
+        assert path
         try:
             path.stat()
         except FileNotFoundError:
@@ -61,29 +70,21 @@ def check_input_files(paths: Iterable[Path | None]) -> None:
             raise UserError(f"{str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
         if path.is_dir():
             raise UserError(f"{str(path)!r} is a folder, but a text file is wanted")
-
-
-def check_output(path: Path | None) -> None:
-    """Refuse a file to write in a folder that is not there."""
-    if path and not is_distributed() and not path.absolute().parent.is_dir():
-        raise UserError(f"cannot write {str(path)!r}: there is no such folder")
+    if output and not output.absolute().parent.is_dir():
+        raise UserError(f"cannot write {str(output)!r}: there is no such folder")
 
 
 def parse_output_file(text: str) -> Path:
-    """Return the path of a file to write; refuse a folder, which a slash at the end says even where it is not there."""
+    """Return the path of a file to write; refuse a name with a slash at the end, which is that of a folder."""
     if text.endswith("/"):
         raise typer.BadParameter(f"{text!r} is the name of a folder; name a file, such as {text + 'output.txt'!r}")
     return Path(text)
 
 
-def check_engine(name: str) -> None:
-    pick(dict.fromkeys(ENGINE_NAMES), name, "engine")
-
-
 def check_recipe(path: Path, overrides: Iterable[str] = (), *, parent: Path | None = None) -> None:
-    """Refuse a recipe that cannot be read with `a.b=c` laid over it, or names a file which is not there.
+    """Refuse a recipe that is not valid with the overrides `a.b=c`, or that names a file which does not exist.
 
-    `parent` is the run folder that has the settings of the model which the recipe leaves out.
+    `parent` is the run folder whose model settings the recipe inherits.
     """
     if is_distributed():
         return
@@ -96,7 +97,7 @@ def check_recipe(path: Path, overrides: Iterable[str] = (), *, parent: Path | No
     corpora: list[CorpusSettings] = [*recipe.data.train, *recipe.data.dev, *recipe.data.test]
     for file in (Path(name) for corpus in corpora for name in corpus.files):
         try:
-            check_input_files([file])
+            check_arguments(inputs=[file])
         except UserError as error:  # names the recipe, which may be one of several
             beside = path.absolute().parent / file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
             also = "" if beside == file else f", nor {str(beside)!r} beside the recipe"

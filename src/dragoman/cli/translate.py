@@ -8,22 +8,21 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dragoman.cli.lines import (
+    LINE_BREAKS,
     Input,
     LineWarnings,
     OutputLine,
     choose_input,
     input_groups,
-    input_lines,
     log_counts,
-    one_line,
     output_to,
     process_lines,
     split_arguments,
@@ -40,20 +39,20 @@ from dragoman.cli.options import (
     Run,
     Tag,
     Texts,
-    check_engine,
-    check_input_files,
-    check_output,
-    check_runs,
+    check_arguments,
+    is_distributed,
 )
 from dragoman.config.settings import CorpusSettings, SampleSettings, build
 from dragoman.errors import UserError
 from dragoman.io import digest_bytes, read_lines
 from dragoman.progress import DETAIL, WARNING, Report, log
-from dragoman.types import Hypothesis, Line, Tree
+from dragoman.types import Hypothesis, Line
 
 if TYPE_CHECKING:
     from dragoman.augmentation.jobs import Record
-    from dragoman.inference.translator import Translator
+    from dragoman.data.trees import TreeReader
+    from dragoman.inference.constraints import Glossary
+    from dragoman.inference.translator import DecodeOptions, Translator
     from dragoman.process_group import ProcessGroup
 
 
@@ -103,12 +102,8 @@ class TranslateOptions:
     engine: EngineName = "auto"
     device: Device = "auto"
 
-    @property
-    def runs(self) -> list[Path]:
-        return [self.run, *(self.others or [])]
-
     def check(self, *, sharded: bool) -> None:
-        """Refuse options that do not go together. `sharded`: the file is translated in resumable shards."""
+        """Refuse options that exclude each other. `sharded`: the file is translated in resumable shards."""
         if self.stream and self.engine not in ("auto", "torch"):
             raise UserError(f"--stream needs the engine torch, not {self.engine}; leave the engine out")
         if self.stream and (self.as_json or self.nbest or self.conllu):
@@ -127,118 +122,110 @@ def translate_command(options: TranslateOptions) -> None:
     """
     texts, overrides = split_arguments(options.arguments)
     given = choose_input(texts, options.input_file)
-    check_engine(options.engine)
-    check_runs(options.runs)
-    check_input_files([options.input_file, options.glossary, options.dictionary, options.conllu])
-    check_output(options.output_file)
-    from dragoman.augmentation.jobs import choose_device_of_rank
-    from dragoman.inference.constraints import parse_search_overrides
+    runs = [options.run, *(options.others or [])]
+    inputs = [options.input_file, options.glossary, options.dictionary, options.conllu]
+    check_arguments(engine=options.engine, runs=runs, inputs=inputs, output=options.output_file)
+    if options.resume or is_distributed():
+        from dragoman.augmentation.jobs import choose_device_of_rank
+        from dragoman.process_group import join_process_group
+
+        with join_process_group() as group:
+            device, report = choose_device_of_rank(options.device, group), Report(quiet=not group.is_main)
+            work = group.in_rank_order(lambda: load_line_translator(options, overrides, device, report.log))
+            work.translate_file(group, report)
+        return
+    work = load_line_translator(options, overrides, options.device, log)
+    if options.stream:
+        work.stream_lines(given)
+    else:
+        process_lines(work.translate, given, options.output_file, options.batch)
+    if work.trees:
+        work.trees.end()
+
+
+def load_line_translator(
+    options: TranslateOptions, overrides: Sequence[str], device: str, log: Callable[[str, int], None]
+) -> LineTranslator:
+    """Load the model and the files that options name; refuse what cannot work before a line is read."""
+    from dragoman.data.trees import TreeReader
+    from dragoman.inference.constraints import parse_search_overrides, read_dictionary, read_glossary
     from dragoman.inference.loading import load_as
     from dragoman.inference.translator import Translator
-    from dragoman.process_group import join_process_group
 
-    start = time.monotonic()
-    with join_process_group() as group:
-        unknown = {"unknown": "dictionary"} if options.dictionary else {}
-        changes = group.run_on_all(lambda: parse_search_overrides(overrides, unknown))
-        sharded = options.resume or group.is_distributed
-        group.broadcast(lambda: options.check(sharded=sharded))
-        device = choose_device_of_rank(options.device, group)
-        translator = group.in_rank_order(
-            lambda: load_as(Translator, options.runs, device=device, engine=options.engine)
-        )
-        if group.is_main:
-            engine = "torch" if options.engine == "auto" else options.engine
-            log(f"engine {engine}, device {translator.device}, loaded in {time.monotonic() - start:.1f} s", DETAIL)
-        work = group.run_on_all(lambda: LineTranslator(translator, changes, options))
-        if sharded:
-            work.translate_file(group)
-        elif options.stream:
-            work.stream_lines(given)
-        else:
-            work.translate_lines(given)
+    search = parse_search_overrides(overrides, {"unknown": "dictionary"} if options.dictionary else {})
+    options.check(sharded=options.resume or is_distributed())
+    start, runs = time.monotonic(), [options.run, *(options.others or [])]
+    translator = load_as(Translator, runs, device=device, engine=options.engine)
+    engine = "torch" if options.engine == "auto" else options.engine
+    log(f"engine {engine}, device {translator.device}, loaded in {time.monotonic() - start:.1f} s", DETAIL)
+    decode = translator.make_options(
+        beam=options.beam,
+        count=options.nbest,
+        search=search,
+        dictionary=read_dictionary(options.dictionary) if options.dictionary else None,
+        tag=options.tag,
+        align=options.as_json,
+    )
+    translator.encode_tag(options.tag)
+    if translator.recipe.model.reads_trees and not options.conllu:
+        log("no trees were given with --conllu: words are known by their positions alone", WARNING)
+    scores = options.as_json or decode.search.nbest > 1
+    return LineTranslator(
+        translator,
+        options,
+        replace(decode, search=decode.search.model_copy(update={"scores": scores})),
+        read_glossary(options.glossary) if options.glossary else None,
+        TreeReader(options.conllu, str(options.input_file or "the input")) if options.conllu else None,
+    )
 
 
+@dataclass(frozen=True)
 class LineTranslator:
-    """A translator with the options of the command. What cannot work is refused before a line is read."""
+    """A translator with the options of the command."""
 
-    def __init__(self, translator: Translator, changes: dict[str, Any], options: TranslateOptions) -> None:
-        from dragoman.inference.constraints import merge_search, read_dictionary, read_glossary
+    translator: Translator
+    options: TranslateOptions
+    decode: DecodeOptions
+    glossary: Glossary | None
+    trees: TreeReader | None
 
-        self.translator, self.options = translator, options
-        translator.encode_tag(options.tag)
-        self.settings = merge_search(translator.recipe.search, changes, beam=options.beam, count=options.nbest)
-        self.glossary = read_glossary(options.glossary) if options.glossary else None
-        self.dictionary = read_dictionary(options.dictionary) if options.dictionary else None
-
-    def make_line(self, text: str) -> Line:
-        """Return a line with its tag, and the terms that the glossary has for it."""
-        line = Line(text, tag=self.options.tag)
-        return self.glossary.line(line) if self.glossary else line
-
-    def translate_batch(
-        self, before: int, lines: Sequence[str], trees: Sequence[Tree | None] | None = None
-    ) -> Iterator[tuple[str, Hypothesis]]:
-        """Yield the output for each line and its best hypothesis; `before` is the number of lines before these."""
-        nbest, as_json = self.settings.nbest, self.options.as_json
-        found = self.translator.nbest(
-            [self.make_line(line) for line in lines],
-            trees=trees,
-            search={**self.settings.model_dump(), "scores": as_json or nbest > 1},
-            dictionary=self.dictionary,
-            align=as_json,
-        )
-        for number, (line, answers) in enumerate(zip(lines, found, strict=True), before):
-            if as_json:
-                all_of_them = {"nbest": [asdict(one) for one in answers]} if nbest > 1 else {}
-                text = json.dumps({"source": line, **asdict(answers[0]), **all_of_them}, ensure_ascii=False)
-            elif nbest > 1:
-                text = "\n".join(f"{number} ||| {one_line(one.text)} ||| {one.score:.4f}" for one in answers)
-            else:
-                text = one_line(answers[0].text)
-            yield text, answers[0]
-
-    def translate_lines(self, given: Input) -> None:
-        """Translate batch by batch."""
-        from dragoman.data.trees import TreeReader
+    def translate(self, before: int, lines: Sequence[str]) -> Iterator[OutputLine]:
+        """Yield the output for each line; `before` is the number of lines before these."""
         from dragoman.inference.translator import NO_TREE_WARNING
 
-        options = self.options
-        reader = TreeReader(options.conllu, str(options.input_file or "the input")) if options.conllu else None
-        if self.translator.reads_trees and not reader:
-            log("no trees were given with --conllu: words are known by their positions alone", WARNING)
-        flags: Counter[str] = Counter()
+        nbest, as_json = self.decode.search.nbest, self.options.as_json
+        trees = [self.trees.tree_of(line) for line in lines] if self.trees else None
+        requests = [self.glossary.line(Line(line)) for line in lines] if self.glossary else lines
+        found = self.translator.translate_nbest(requests, self.decode, trees=trees)
+        for number, (line, answers) in enumerate(zip(lines, found, strict=True), before):
+            best = answers[0]
+            if as_json:
+                several = {"nbest": [asdict(one) for one in answers]} if nbest > 1 else {}
+                text = json.dumps({"source": line, **asdict(best), **several}, ensure_ascii=False)
+            elif nbest > 1:
+                rows = [(one.text.translate(LINE_BREAKS), one.score) for one in answers]
+                text = "\n".join(f"{number} ||| {text} ||| {score:.4f}" for text, score in rows)
+            else:
+                text = best.text.translate(LINE_BREAKS)
+            warnings = [one for one in best.warnings if self.trees or one != NO_TREE_WARNING]  # that is logged once
+            yield OutputLine(text, warnings, best.flags)
 
-        def process(before: int, lines: list[str]) -> Iterator[OutputLine]:
-            trees = [reader.tree_of(line) for line in lines] if reader else None
-            for text, best in self.translate_batch(before, lines, trees):
-                flags.update(new_flags(best))
-                yield text, [one for one in best.warnings if reader or one != NO_TREE_WARNING]  # logged once, above
-
-        process_lines(process, given, options.output_file, options.batch)
-        log_counts(flags)
-        if reader:
-            reader.end()
-
-    def translate_file(self, group: ProcessGroup) -> None:
+    def translate_file(self, group: ProcessGroup, report: Report) -> None:
         """Translate a file in shards that are kept until all are done, by one process or several."""
         from dragoman.augmentation.jobs import digest_runs, write_sharded
         from dragoman.data.corpus import fingerprint_corpus
-        from dragoman.inference.postprocess import warning_kinds
 
         options, source, output = self.options, self.options.input_file, self.options.output_file
         assert source
         assert output
         counts: Counter[str] = Counter()
-        report = Report(quiet=not group.is_main)
         warned = LineWarnings(processes=group.world_size)
 
         def process(before: int, lines: Sequence[str]) -> list[Record]:
-            records = []
-            for number, (text, best) in enumerate(self.translate_batch(before, lines), before + 1):
-                warned.log(number, best.warnings)
-                records.append({"said": text, "odd": [*warning_kinds(best.warnings), *new_flags(best)]})
-            return records
+            return [
+                {"said": line.text, "odd": warned.log(number, line.warnings, line.flags)}
+                for number, line in enumerate(self.translate(before, lines), before + 1)
+            ]
 
         def write(records: Iterator[Record]) -> Iterator[str]:
             for record in records:
@@ -249,12 +236,12 @@ class LineTranslator:
         files = {"glossary": options.glossary, "dictionary": options.dictionary}
         about = {
             "input": group.broadcast(lambda: fingerprint_corpus(CorpusSettings(text=str(source)))),
-            "model": digest_runs(options.runs),
+            "model": digest_runs([options.run, *(options.others or [])]),
             **{name: digest_bytes(path.read_bytes()) if path else "" for name, path in files.items()},
             "engine": options.engine,
             "tag": options.tag,
             "json": options.as_json,
-            **{f"search.{name}": value for name, value in self.settings.model_dump(mode="json").items()},
+            **{f"search.{name}": value for name, value in self.decode.search.model_dump(mode="json").items()},
         }
         write_sharded(
             output,
@@ -270,28 +257,20 @@ class LineTranslator:
 
     def stream_lines(self, given: Input) -> None:
         """Translate one line at a time, and print words as soon as they are certain."""
-        warned, flags = LineWarnings(), Counter[str]()
-        search = self.settings.model_dump()
+        warned = LineWarnings()
         with output_to(self.options.output_file) as sink:
-            for number, line in enumerate(input_lines(given), 1):
-                words = self.translator.stream(self.make_line(line), search=search, dictionary=self.dictionary)
+            for number, [text] in enumerate(input_groups(given, 1), 1):
+                line = self.glossary.line(Line(text)) if self.glossary else text
+                words = self.translator.stream_line(line, self.decode)
                 while True:
                     try:
-                        print(one_line(next(words)), end="", file=sink, flush=True)
+                        print(next(words).translate(LINE_BREAKS), end="", file=sink, flush=True)
                     except StopIteration as end:
                         answer: Hypothesis = end.value
                         break
                 print(file=sink, flush=True)
-                warned.log(number, answer.warnings)
-                flags.update(new_flags(answer))
-        log_counts(warned.lines + flags)
-
-
-def new_flags(answer: Hypothesis) -> list[str]:
-    """Return the flags of an answer that none of its warnings names already: a line counts once for each."""
-    from dragoman.inference.postprocess import warning_kinds
-
-    return [flag for flag in answer.flags if flag not in warning_kinds(answer.warnings)]
+                warned.log(number, answer.warnings, answer.flags)
+        log_counts(warned.lines)
 
 
 def generate_command(
@@ -320,8 +299,7 @@ def generate_command(
     prompts = [*([prompt] if prompt else []), *(texts or [])]
     if prompts and input_file:
         raise UserError("generate takes prompts on the command line or by --input F, not both")
-    check_runs([run])
-    check_input_files([input_file])
+    check_arguments(runs=[run], inputs=[input_file])
     from dragoman.inference.generator import Generator
     from dragoman.inference.loading import load_as
 
@@ -351,8 +329,7 @@ def classify_command(
 ) -> None:
     """Put a label on lines: as many out as in, in the same order."""
     given = choose_input(texts, input_file)
-    check_runs([run])
-    check_input_files([input_file])
+    check_arguments(runs=[run], inputs=[input_file])
     from dragoman.inference.classifier import Classifier
     from dragoman.inference.loading import load_as
 
@@ -361,6 +338,7 @@ def classify_command(
     def process(_: int, lines: list[str]) -> Iterator[OutputLine]:
         for line, one in zip(lines, classifier.classify(lines), strict=True):
             record = {"source": line, **asdict(one)}
-            yield json.dumps(record, ensure_ascii=False) if as_json else one_line(one.label), one.warnings
+            text = json.dumps(record, ensure_ascii=False) if as_json else one.label.translate(LINE_BREAKS)
+            yield OutputLine(text, one.warnings)
 
     process_lines(process, given, output_file, batch)

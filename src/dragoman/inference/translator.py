@@ -209,8 +209,12 @@ class Translator(Predictor[Seq2Seq]):
         be observed), there is one part, or one for each sentence of a line that had to be split.
         """
         options = self.make_options(beam=beam, count=1, search=search, dictionary=dictionary, tag=tag)
+        return self.stream_line(line, options)
+
+    def stream_line(self, line: str | Line, options: DecodeOptions) -> Generator[str, None, Hypothesis]:
+        """Yield the translation of a line in parts, as `stream` does; return the hypothesis."""
         parts: list[Hypothesis] = []
-        for segment in self.make_segments(as_line(line, tag), options):
+        for segment in self.make_segments(as_line(line, options.tag), options):
             if parts:
                 yield " "
             work = partial(self._translate_observed, segment, options)
