@@ -13,11 +13,10 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from dragoman.compare.compare import read_measurements, run_comparison
 from dragoman.compare.measure import LENGTH_BINS, choose_metrics, measure_distances, measure_lengths, measure_run
-from dragoman.compare.plan import find_recipes, plan_runs
 from dragoman.compare.questions import answer_question, check_questions, read_questions
-from dragoman.compare.report import render_comparison, summarise
+from dragoman.compare.report import render_comparison, run_comparison, summarise
+from dragoman.compare.runs import find_recipes, plan_runs, read_measurements
 from dragoman.errors import UserError
 from dragoman.phrasebook.generate import generate_phrases
 from dragoman.progress import Report
@@ -204,9 +203,9 @@ def test_measurements_of_another_version_are_made_again(done: Path, tmp_path: Pa
     [run, *_] = plan_runs([done.parent / "recipes"], done, [], 1)
     assert read_measurements(run) is not None
     copy = run._replace(folder=tmp_path / "runs" / "x-seed1")
-    copy.measurements.parent.mkdir()
+    copy.folder.parent.mkdir()
     for torn_or_old in ("{", json.dumps({"version": 0})):
-        copy.measurements.write_text(torn_or_old)
+        copy.file(".json").write_text(torn_or_old)
         assert read_measurements(copy) is None
 
 
@@ -387,10 +386,8 @@ def test_a_budget_in_minutes_that_was_unfair_is_said(
 
 
 def test_the_warning_comes_on_standard_error(done: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "dragoman.compare.compare.summarise", lambda *_, **__: {**report(done), "warnings": ["Unfair!"]}
-    )
-    monkeypatch.setattr("dragoman.compare.compare.write_text", lambda *_: None)  # others read what lies there
+    monkeypatch.setattr("dragoman.compare.report.summarise", lambda *_, **__: {**report(done), "warnings": ["Unfair!"]})
+    monkeypatch.setattr("dragoman.compare.report.write_text", lambda *_: None)  # others read what lies there
     answer = call("compare", done.parent / "recipes", "--out", done)
     assert "Unfair!" in answer.err
     assert "Unfair!" not in answer.out

@@ -154,7 +154,7 @@ def compare_command(
     for path in paths:
         if not path.is_dir():
             check_recipe(path, settings)
-    from dragoman.compare.compare import format_comparison, run_comparison
+    from dragoman.compare.report import format_comparison, run_comparison
 
     whole = run_comparison(paths, out=out_folder, overrides=settings, seeds=seeds, jobs=jobs)
     if as_json:
@@ -168,7 +168,7 @@ def compare_command(
 @app.command(hidden=True)
 def compare_one(recipe: Path, run: Path) -> None:
     """Train and measure one run; `compare_command` starts this in a process of its own."""
-    from dragoman.compare.compare import run_one
+    from dragoman.compare.runs import run_one
 
     run_one(recipe, run)
 

@@ -42,21 +42,12 @@ TASK_METRICS = {  # by task, where data.metrics names none; the first one is plo
 TIMED_SENTENCES = 256  # translated greedily to measure speed
 GRADIENT_SENTENCES = 64
 SMALLEST_BIN = 0.02  # of all lines; a smaller bin is joined with another
-LENGTH_BINS = (
-    (1, 4),
-    (5, 8),
-    (9, 12),
-    (13, 16),
-    (17, 20),
-    (21, 30),
-    (31, 40),
-    (41, 60),
-    (61, None),
-)  # words of a source
+LENGTH_BINS = ((1, 4), (5, 8), (9, 12), (13, 16), (17, 20), (21, 30), (31, 40), (41, 60), (61, None))  # source words
 DISTANCES = ((1, 1), (2, 2), (3, 4), (5, 6), (7, 8), (9, None))  # words between the first and the last that must agree
 
 
 def measure_run(run: Path, *, device: str) -> dict[str, Any]:
+    """Return all measurements of a trained run."""
     predictor = load(run, device=device)
     measured = {"version": VERSION, "parameters": parameters(predictor.model), "training": read_training(run)}
     if isinstance(predictor, Translator):
@@ -64,14 +55,52 @@ def measure_run(run: Path, *, device: str) -> dict[str, Any]:
     return measured | {"tests": score_tests(predictor)}
 
 
+def read_training(run: Path) -> dict[str, Any]:
+    """Return what the run's own log and state hold, with the loss at every validation and the cost until then.
+
+    The speed is the median of those in the log, so that the slow first steps and validations do not count.
+    """
+    state, curve, speeds = RunFolder(run).state(), [], []
+    spent: dict[str, Any] = {"seconds": 0.0, "flops": 0.0}
+    for event in read_events(RunFolder(run).metrics):
+        if event["event"] == "train":
+            spent = {name: event.get(name) for name in spent}
+            speeds.append(event["tokens_per_second"])
+        else:
+            curve.append({"step": event["step"], **spent, "loss": event["loss"]})
+    return {
+        "steps": state["step"],
+        **{key: state[key] for key in ("seconds", "tokens", "flops", "peak_memory", "skipped")},
+        "device": state["choices"]["device"],
+        "tokens_per_second": float(np.median(speeds)) if speeds else None,
+        "curve": curve,
+    }
+
+
+def choose_metrics(recipe: Recipe) -> Sequence[str]:
+    """Return the metrics that a recipe names, or else those of its task."""
+    return recipe.data.metrics or TASK_METRICS[recipe.model.task]
+
+
+def name_tests(recipe: Recipe) -> dict[str, CorpusSettings]:
+    """Return the corpora to evaluate on, dev where there is no test set, by names short enough for a table."""
+    split = "test" if recipe.data.test else "dev"
+    found: dict[str, CorpusSettings] = {}
+    for corpus in getattr(recipe.data, split):
+        own_split = corpus.split or split
+        name = own_split if corpus.phrasebook else Path(corpus.files[0]).name + corpus.chosen
+        key = name if name not in found else f"{name} ({len(found) + 1})"
+        found[key] = corpus.model_copy(update={"split": own_split})
+    return found
+
+
 def score_tests(predictor: Any) -> dict[str, Any]:
-    """Return the scores of a classifier or a language model on each test set, or on dev where the recipe has none."""
-    data = predictor.recipe.data
-    dev = tuple(corpus.model_copy(update={"split": corpus.split or "dev"}) for corpus in data.dev)
-    data = data.model_copy(update={"test": data.test or dev})
+    """Return the scores of a classifier or a language model on each test set."""
+    tests = name_tests(predictor.recipe)
+    data = predictor.recipe.data.model_copy(update={"test": tuple(tests.values())})
     own = replace(predictor, recipe=predictor.recipe.model_copy(update={"data": data}))
     results = {}
-    for name, output in zip(name_tests(predictor.recipe), predict_own_tests(own), strict=True):
+    for name, output in zip(tests, predict_own_tests(own), strict=True):
         result = output.result()
         scores = scores_of(result)
         results[name] = {
@@ -84,110 +113,50 @@ def score_tests(predictor: Any) -> dict[str, Any]:
 
 def measure_translator(translator: Translator) -> dict[str, Any]:
     """Return quality, speed and gradients of a model that turns one sentence into another."""
-    held = read_tests(translator.recipe, trees=translator.reads_trees)
-    pairs = [pair for some, _ in held.values() for pair in some]
-    translate_pairs(translator, pairs[:8])  # the first call is slow
-    names = choose_metrics(translator.recipe)
-    results = {name: measure_test(translator, *test, names) for name, test in held.items()}
-    timed, begun = pairs[:TIMED_SENTENCES], time.monotonic()
+    direction, metrics = translator.recipe.data.direction, choose_metrics(translator.recipe)
+    tests: dict[str, tuple[list[Pair], list[Phrase]]] = {}
+    for name, corpus in name_tests(translator.recipe).items():
+        phrases: list[Phrase] = []
+        if corpus.phrasebook:
+            way = phrasebook_direction(corpus, direction)
+            phrases = list(generate_phrases(corpus.split, corpus.phrasebook, seed=corpus.seed, direction=way))
+            pairs = [Pair(p.source, p.target, p.tree, corpus.tag) for p in phrases]
+        else:
+            pairs = list(read_pairs(corpus, split=corpus.split, direction=direction, trees=translator.reads_trees))
+        tests[name] = pairs, phrases
+    everything = [pair for pairs, _ in tests.values() for pair in pairs]
+    translate_pairs(translator, everything[:8])  # the first call is slow
+    results: dict[str, dict[str, Any]] = {}
+    for name, (pairs, phrases) in tests.items():
+        begun = time.monotonic()
+        texts = translate_pairs(translator, pairs)
+        seconds = time.monotonic() - begun
+        scores = compute_metrics(texts, collect_references(pairs), metrics)
+        results[name] = {
+            "lines": len(pairs),
+            "seconds": seconds,
+            "scores": {score.name: score.value for score in scores},
+            "signatures": {score.name: score.signature for score in scores},
+            "lengths": measure_lengths(pairs, texts, metrics[0]),
+        }
+        if phrases:
+            results[name]["phenomena"] = score_phenomena(phrases, texts)
+            results[name]["distances"] = measure_distances(phrases, texts)
+    timed, begun = everything[:TIMED_SENTENCES], time.monotonic()
     translate_pairs(translator, timed, beam=1)
-    greedy = len(timed) / (time.monotonic() - begun)
-    return {
-        "tests": results,
-        "speed": {
-            "greedy": greedy,
-            "beam": len(pairs) / sum(result["seconds"] for result in results.values()),
-            "width": translator.recipe.search.beam,
-        },
-        "gradient": measure_gradients(translator, pairs[:GRADIENT_SENTENCES]),
+    speed = {
+        "greedy": len(timed) / (time.monotonic() - begun),
+        "beam": len(everything) / sum(result["seconds"] for result in results.values()),
+        "width": translator.recipe.search.beam,
     }
+    gradient = measure_gradients(translator, everything[:GRADIENT_SENTENCES])
+    return {"tests": results, "speed": speed, "gradient": gradient}
 
 
 def translate_pairs(translator: Translator, pairs: Sequence[Pair], *, beam: int | None = None) -> list[str]:
     trees = [pair.tree for pair in pairs] if translator.reads_trees else None
     lines = [Line(pair.source, tag=pair.tag) for pair in pairs]
-    found = translator.translate(lines, beam=beam, trees=trees, align=False)
-    return [one.text for one in found]
-
-
-def read_training(run: Path) -> dict[str, Any]:
-    """Return what the run's own log says.
-
-    Its speed is the median of those in the log, so that the slow first steps and validations do not count.
-    """
-    state = RunFolder(run).state()
-    events = list(read_events(RunFolder(run).metrics))
-    trained = [event for event in events if event["event"] == "train"]
-    return {
-        "steps": state["step"],
-        "seconds": state["seconds"],
-        "tokens": state["tokens"],
-        "flops": state["flops"],
-        "peak_memory": state["peak_memory"],
-        "device": state["choices"]["device"],
-        "tokens_per_second": float(np.median([event["tokens_per_second"] for event in trained])) if trained else None,
-        "skipped": state["skipped"],
-        "curve": read_curve(events),
-    }
-
-
-def read_curve(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the loss at every validation, with the time and FLOPs spent by then."""
-    points: list[dict[str, Any]] = []
-    spent: dict[str, Any] = {"seconds": 0.0, "flops": 0.0}
-    for event in events:
-        if event["event"] == "train":
-            spent = {name: event.get(name) for name in spent}
-        else:
-            points.append({"step": event["step"], **spent, "loss": event["loss"]})
-    return points
-
-
-def choose_metrics(recipe: Recipe) -> Sequence[str]:
-    return recipe.data.metrics or TASK_METRICS[recipe.model.task]
-
-
-def read_tests(recipe: Recipe, *, trees: bool) -> dict[str, tuple[list[Pair], list[Phrase]]]:
-    """Return the test sets by name, with the phrases of the phrasebook; dev where the recipe has no test set."""
-    split = "test" if recipe.data.test else "dev"
-    found: dict[str, tuple[list[Pair], list[Phrase]]] = {}
-    for name, corpus in name_tests(recipe).items():
-        if corpus.phrasebook:
-            part, direction = corpus.split or split, phrasebook_direction(corpus, recipe.data.direction)
-            phrases = list(generate_phrases(part, corpus.phrasebook, seed=corpus.seed, direction=direction))
-            found[name] = [Pair(p.source, p.target, p.tree, corpus.tag) for p in phrases], phrases
-        else:
-            found[name] = list(read_pairs(corpus, split=split, direction=recipe.data.direction, trees=trees)), []
-    return found
-
-
-def name_tests(recipe: Recipe) -> dict[str, CorpusSettings]:
-    """Return the corpora to evaluate on, by names short enough for a table."""
-    split = "test" if recipe.data.test else "dev"
-    found: dict[str, CorpusSettings] = {}
-    for corpus in getattr(recipe.data, split):
-        name = (corpus.split or split) if corpus.phrasebook else Path(corpus.files[0]).name + corpus.chosen
-        found[name if name not in found else f"{name} ({len(found) + 1})"] = corpus
-    return found
-
-
-def measure_test(
-    translator: Translator, pairs: Sequence[Pair], phrases: Sequence[Phrase], names: Sequence[str]
-) -> dict[str, Any]:
-    begun = time.monotonic()
-    texts = translate_pairs(translator, pairs)
-    spent = time.monotonic() - begun
-    scores = compute_metrics(texts, collect_references(pairs), names)
-    result = {
-        "lines": len(pairs),
-        "seconds": spent,
-        "scores": {score.name: score.value for score in scores},
-        "signatures": {score.name: score.signature for score in scores},
-        "lengths": measure_lengths(pairs, texts, names[0]),
-    }
-    if phrases:
-        result |= {"phenomena": score_phenomena(phrases, texts), "distances": measure_distances(phrases, texts)}
-    return result
+    return [one.text for one in translator.translate(lines, beam=beam, trees=trees, align=False)]
 
 
 def measure_lengths(pairs: Sequence[Pair], texts: Sequence[str], metric: str) -> list[dict[str, Any]]:

@@ -1,41 +1,40 @@
-"""The report of a comparison: report.json, one record of all numbers, and report.html, which shows it."""
+"""`dragoman compare`: train several recipes, and report on them in report.json (all numbers) and report.html."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from rich.text import Text
 
 from dragoman.compare.measure import choose_metrics
-from dragoman.compare.plan import PlannedRun
-from dragoman.compare.questions import FIGURES, FigureKind, FigureOptions, metric_title
+from dragoman.compare.questions import (
+    FIGURES,
+    answer_question,
+    check_questions,
+    figure_options,
+    metric_title,
+    read_questions,
+)
+from dragoman.compare.runs import PlannedRun, plan_runs, read_measurements, run_all
 from dragoman.config.settings import LIMITS, CorpusSettings
+from dragoman.errors import Stop, UserError
 from dragoman.evaluation.figures import render_chart
 from dragoman.evaluation.report import MISSING, Heading, Row, TableCell, render_page
+from dragoman.evaluation.tables import align_columns
+from dragoman.progress import WARNING, Report
 from dragoman.recipe import Recipe
+from dragoman.run_dir import write_text
 
-Measurements = Mapping[str, Any]
+Measurements = Mapping[str, Any]  # of a run (measure.py)
 SAME_COST = 1.05  # ratio of FLOPs per token up to which two runs should train equally fast
 SAME_SPEED = 1.2  # ratio of tokens per second up to which two such runs had about the same share of the machine
-NUMBERS: dict[str, Callable[[Measurements], float | None]] = {  # of a run, by column of the table
-    "parameters": lambda m: m["parameters"],
-    "steps": lambda m: m["training"]["steps"],
-    "tokens_per_second": lambda m: m["training"]["tokens_per_second"],
-    "greedy_per_second": lambda m: m["speed"]["greedy"] if "speed" in m else None,
-    "beam_per_second": lambda m: m["speed"]["beam"] if "speed" in m else None,
-    "peak_memory": lambda m: m["training"]["peak_memory"],
-    "train_seconds": lambda m: m["training"]["seconds"],
-    "flops": lambda m: m["training"]["flops"],
-    "dev_loss": lambda m: min((p["loss"] for p in m["training"]["curve"] if p["loss"] is not None), default=None),
-}
-
-TRANSFORMER_PARTS: dict[
-    str, tuple[object, str]
-] = {  # of a Transformer, by the setting and its value that leaves them out
+TRANSFORMER_PARTS: dict[str, tuple[object, str]] = {  # by setting: the value that leaves a part out, and the part
     "position": ("none", "positions"),
     "norm": ("none", "normalisation"),
     "residual": (False, "residual connections"),
@@ -43,24 +42,124 @@ TRANSFORMER_PARTS: dict[
     "scaled": (False, "score scaling"),
     "activation": ("none", "activation"),
 }
+DATA_PARTS = {"train": "training", "dev": "validation", "test": "test"}
+MEMORY = {"cpu": "peak memory of the process", "cuda": "peak GPU memory"}  # headings, where all runs had one device
+MOST_SERIES = 6  # in one chart; more are split by family
+SHORT_TABLE = ("dev_loss", "parameters", "steps", "tokens_per_second", "greedy_per_second", "peak_memory")  # terminal
+
+
+class Column(NamedTuple):
+    """A column of the main table: `number` reads it from the measurements of a run, None where it has none."""
+
+    heading: str
+    title: str  # explains the heading
+    write: Callable[[float], str]
+    number: Callable[[Measurements], float | None]
+
+
+def lowest_loss(run: Measurements) -> float | None:
+    return min((point["loss"] for point in run["training"]["curve"] if point["loss"] is not None), default=None)
+
+
+COLUMNS = {
+    "parameters": Column(
+        "parameters", "number of trained weights", lambda v: f"{v / 1e6:.2f} M", lambda run: run["parameters"]
+    ),
+    "dev_loss": Column("validation loss", "lowest, in nats per token", "{:.3f}".format, lowest_loss),
+    "steps": Column("steps", "of training", "{:,.0f}".format, lambda run: run["training"]["steps"]),
+    "tokens_per_second": Column(
+        "train tokens/s",
+        "median, source and target tokens",
+        "{:,.0f}".format,
+        lambda run: run["training"]["tokens_per_second"],
+    ),
+    "train_seconds": Column(
+        "train s", "wall-clock time, validation included", "{:,.0f}".format, lambda run: run["training"]["seconds"]
+    ),
+    "flops": Column(
+        "FLOPs", "of training, matrix products only", "{:.2e}".format, lambda run: run["training"]["flops"]
+    ),
+    "peak_memory": Column(
+        "peak memory",
+        "of the process on a CPU, of tensors on a GPU",
+        lambda v: f"{v / 2**20:,.0f} MiB",
+        lambda run: run["training"]["peak_memory"],
+    ),
+    "greedy_per_second": Column(
+        "greedy sent./s",
+        "translation speed with beam size 1",
+        "{:,.1f}".format,
+        lambda run: run.get("speed", {}).get("greedy"),
+    ),
+    "beam_per_second": Column(
+        "beam sent./s",
+        "translation speed with the recipe's beam size",
+        "{:,.1f}".format,
+        lambda run: run.get("speed", {}).get("beam"),
+    ),
+}
+
+
+def run_comparison(
+    paths: Sequence[Path], *, out: Path, overrides: Sequence[str] = (), seeds: int = 1, jobs: int = 1
+) -> dict[str, Any]:
+    """Train and measure what is not done yet; write OUT/report.html and OUT/report.json, and return the latter."""
+    report = Report()
+    runs = plan_runs(paths, out, overrides, seeds)
+    questions = read_questions(paths)
+    check_questions(questions, runs)
+    try:
+        failures = run_all(runs, report, jobs=jobs)
+    except KeyboardInterrupt:
+        raise Stop("stopped, all saved; the same command goes on", 130) from None
+    found = {run.folder: measured for run in runs if (measured := read_measurements(run)) is not None}
+    if not found:
+        raise UserError(f"none of the {len(runs)} runs came to an end; {next(iter(failures.values()))}")
+    whole = {"title": questions.title, **summarise(runs, found, failures, jobs=jobs)}
+    for warning in whole["warnings"]:
+        report.log(warning, WARNING)
+    whole["questions"] = [answer_question(question, whole) for question in questions.questions]
+    write_text(out / "report.json", json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+    write_text(out / "report.html", render_comparison(whole))
+    report.log(f"the report is {out / 'report.html'}, its numbers are in {out / 'report.json'}")
+    return whole
+
+
+# The record
 
 
 def summarise(
     runs: Sequence[PlannedRun], measurements: Mapping[Path, Measurements], failures: Mapping[Path, str], *, jobs: int
 ) -> dict[str, Any]:
     """Return the record of a comparison: each model's numbers over its seeds. The page shows nothing else."""
-    names = list(dict.fromkeys(run.name for run in runs))
     first = runs[0].recipe
-    trained = {
-        f"{run.name} (seed {run.seed})": measurements[run.folder]["training"]
-        for run in runs
-        if run.folder in measurements
-    }
+    measured = [run for run in runs if run.folder in measurements]
+    trained = {f"{run.name} (seed {run.seed})": measurements[run.folder]["training"] for run in measured}
+    models = []
+    for name in dict.fromkeys(run.name for run in runs):
+        own = [run for run in runs if run.name == name]
+        found = {run.seed: measurements[run.folder] for run in own if run in measured}
+        recipe, results = own[0].recipe, list(found.values())
+        numbers = {key: summarise_values([column.number(one) for one in results]) for key, column in COLUMNS.items()}
+        for test in results[0]["tests"] if results else ():
+            for metric in choose_metrics(recipe):
+                values = [one["tests"][test]["scores"][metric] for one in results]
+                numbers[f"{metric} {test}"] = summarise_values(values)
+        family, missing = classify_model(recipe)
+        models.append({
+            "name": name,
+            "family": family,
+            "missing": missing,
+            "settings": recipe.model_dump(mode="json", include={"model", "tokenizer", "train", "search"}),
+            "numbers": numbers,
+            "runs": [{"seed": seed, **one} for seed, one in found.items()],
+            "failures": [{"seed": run.seed, "why": failures[run.folder]} for run in own if run.folder in failures],
+        })  # fmt: skip
     return {
         "about": {
             "dragoman": version("dragoman"),
             "torch": torch.__version__,
-            "devices": sorted({one["training"]["device"] for one in measurements.values()}),
+            "devices": sorted({one["device"] for one in trained.values()}),
             "budget": {name: getattr(first.train, name) for name in LIMITS if getattr(first.train, name)},
             "seeds": sorted({run.seed for run in runs}),
             "jobs": jobs,
@@ -69,10 +168,29 @@ def summarise(
             "metrics": list(choose_metrics(first)),
         },
         "warnings": find_unfair_budgets(trained) if first.train.minutes else [],
-        "models": [
-            summarise_model(name, [run for run in runs if run.name == name], measurements, failures) for name in names
-        ],
+        "models": models,
     }
+
+
+def summarise_values(values: Sequence[float | None]) -> dict[str, float] | None:
+    """Return mean, lowest and highest over the seeds; None where a seed has no number."""
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return None
+    return {"mean": sum(known) / len(known), "low": min(known), "high": max(known)}
+
+
+def classify_model(recipe: Recipe) -> tuple[str, list[str]]:
+    """Return the group that a model is shown in, and the parts that a Transformer was built without."""
+    model = recipe.model
+    if model.kind == "rnn":
+        return ("recurrent, one vector" if model.attention in ("none", "mean") else "recurrent, attention"), []
+    if model.kind != "transformer":
+        return model.kind, []
+    missing = [part for key, (without, part) in TRANSFORMER_PARTS.items() if getattr(model, key) == without]
+    if missing:
+        return "Transformer, ablated", missing
+    return ("Transformer" if model.attention == "full" else "Transformer, efficient attention"), []
 
 
 def find_unfair_budgets(trained: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -85,7 +203,7 @@ def find_unfair_budgets(trained: Mapping[str, Mapping[str, Any]]) -> list[str]:
     speed = {name: run["tokens_per_second"] or run["tokens"] / run["seconds"] for name, run in runs.items()}
     steps = {name: run["steps"] for name, run in runs.items()}
     groups: list[list[str]] = []
-    for name in sorted(cost, key=lambda name: cost[name]):
+    for name in sorted(cost, key=cost.__getitem__):
         if not groups or cost[name] > SAME_COST * cost[groups[-1][0]]:
             groups.append([])
         groups[-1].append(name)
@@ -103,200 +221,102 @@ def find_unfair_budgets(trained: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def summarise_model(
-    name: str, runs: Sequence[PlannedRun], measurements: Mapping[Path, Measurements], failures: Mapping[Path, str]
-) -> dict[str, Any]:
-    mine = [measurements[run.folder] for run in runs if run.folder in measurements]
-    recipe = runs[0].recipe
-    return {
-        "name": name,
-        "family": model_family(recipe),
-        "missing": find_missing_parts(recipe),
-        "settings": recipe.model_dump(mode="json", include={"model", "tokenizer", "train", "search"}),
-        "numbers": {column: summarise_values([number(one) for one in mine]) for column, number in NUMBERS.items()}
-        | {
-            f"{metric} {test}": summarise_values([one["tests"][test]["scores"][metric] for one in mine])
-            for test in (mine[0]["tests"] if mine else {})
-            for metric in choose_metrics(recipe)
-        },
-        "runs": [{"seed": run.seed, **measurements[run.folder]} for run in runs if run.folder in measurements],
-        "failures": [{"seed": run.seed, "why": failures[run.folder]} for run in runs if run.folder in failures],
-    }
-
-
-def model_family(recipe: Recipe) -> str:
-    """Return the group that a model is shown in: recurrent models and Transformers by their attention."""
-    model = recipe.model
-    if model.kind == "rnn":
-        return "recurrent, one vector" if model.attention in ("none", "mean") else "recurrent, attention"
-    if model.kind != "transformer":
-        return model.kind
-    if find_missing_parts(recipe):
-        return "Transformer, ablated"
-    return "Transformer" if model.attention == "full" else "Transformer, efficient attention"
-
-
-def find_missing_parts(recipe: Recipe) -> list[str]:
-    """Return what a Transformer was built without."""
-    if recipe.model.kind != "transformer":
-        return []
-    return [part for setting, (without, part) in TRANSFORMER_PARTS.items() if getattr(recipe.model, setting) == without]
-
-
-def summarise_values(values: Sequence[float | None]) -> dict[str, float] | None:
-    """Return mean, lowest and highest over the seeds; None where a seed has no number."""
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
-        return None
-    return {"mean": sum(known) / len(known), "low": min(known), "high": max(known)}
-
-
-# The page
-
-
-class Column(NamedTuple):
-    heading: str
-    title: str  # explains the heading
-    write: Callable[[float], str]
-
-
-TABLE_COLUMNS: dict[str, Column] = {  # of the table
-    "parameters": Column("parameters", "number of trained weights", lambda v: f"{v / 1e6:.2f} M"),
-    "dev_loss": Column("validation loss", "lowest, in nats per token", lambda v: f"{v:.3f}"),
-    "steps": Column("steps", "of training", lambda v: f"{v:,.0f}"),
-    "tokens_per_second": Column("train tokens/s", "median, source and target tokens", lambda v: f"{v:,.0f}"),
-    "train_seconds": Column("train s", "wall-clock time, validation included", lambda v: f"{v:,.0f}"),
-    "flops": Column("FLOPs", "of training, matrix products only", lambda v: f"{v:.2e}"),
-    "peak_memory": Column(
-        "peak memory", "of the process on a CPU, of tensors on a GPU", lambda v: f"{v / 2**20:,.0f} MiB"
-    ),
-    "greedy_per_second": Column("greedy sent./s", "translation speed with beam size 1", lambda v: f"{v:,.1f}"),
-    "beam_per_second": Column("beam sent./s", "translation speed with the recipe's beam size", lambda v: f"{v:,.1f}"),
-}  # fmt: skip
-MEMORY = {"cpu": "peak memory of the process", "cuda": "peak GPU memory"}  # headings, where all runs had one device
-DATA_PARTS = {"train": "training", "dev": "validation", "test": "test"}
-MOST_SERIES = 6  # in one chart; more are split by family
-
-
-def render_comparison(report: Mapping[str, Any]) -> str:
-    """Return report.html: the table, the questions with their answers, the figures, and how all of it was made."""
-    about, models = report["about"], report["models"]
-    headings, rows = table_of_models(report)
-    sections = [describe_question(question, report) for question in report["questions"]]
-    sections += [section for kind in FIGURES.values() if kind.title for section in describe_figure(kind, report)]
-    return render_page(
-        "comparison.html",
-        title=report["title"],
-        introduction=introduce(about, models),
-        warnings=report.get("warnings", []),
-        headings=headings,
-        rows=rows,
-        failures=[
-            f"{m['name']}, seed {failure['seed']}: {failure['why']}" for m in models for failure in m["failures"]
-        ],
-        sections=sections,
-        phenomena=table_of_phenomena(models),
-        footnotes=list(describe_conditions(about)),
-    )
-
-
-def introduce(about: Mapping[str, Any], models: Sequence[Mapping[str, Any]]) -> str:
-    """Return one sentence on models, budget, seeds and devices."""
-    budget = " or ".join(f"{value:g} {name}" for name, value in about["budget"].items())
-    seeds, where = len(about["seeds"]), ", ".join(about["devices"])
-    sentence = f"{len(models)} models on the same data, {budget} each, {seeds} seed{'s' * (seeds > 1)}, on {where}."
-    return sentence + " Numbers are means over the seeds, ± half the range." * (seeds > 1)
+# What people see
 
 
 def column_heading(key: str, about: Mapping[str, Any]) -> str:
     """Return a column's heading; what "memory" means depends on the device."""
-    if key == "peak_memory" and len(about["devices"]) == 1:
-        return MEMORY.get(about["devices"][0], TABLE_COLUMNS[key][0])
-    return TABLE_COLUMNS[key][0]
+    heading = COLUMNS[key].heading
+    return MEMORY.get(about["devices"][0], heading) if key == "peak_memory" and len(about["devices"]) == 1 else heading
 
 
-def table_of_models(report: Mapping[str, Any]) -> tuple[list[Heading], list[Row]]:
+def format_comparison(whole: Mapping[str, Any]) -> Text:
+    """Return the main columns of the table and the answers to the questions, for a terminal."""
+    about = whole["about"]
+    metric = about["metrics"][0]
+    columns: dict[str, tuple[str, Callable[[float], str]]] = {
+        f"{metric} {test}": (f"{metric_title(metric)} {test}", "{:.2f}".format) for test in about["tests"]
+    }
+    columns |= {key: (column_heading(key, about), COLUMNS[key].write) for key in SHORT_TABLE}
+    rows = [["model", *(heading for heading, _ in columns.values())]]
+    for model in whole["models"]:
+        numbers = [(model["numbers"].get(key), write) for key, (_, write) in columns.items()]
+        rows.append([model["name"], *(write(number["mean"]) if number else "-" for number, write in numbers)])
+    lines = [align_columns(rows)]
+    lines += [f"\n{question['title']}\n  {question['answer']}" for question in whole["questions"]]
+    return Text("\n".join(lines), no_wrap=True, overflow="ignore")
+
+
+class Section(NamedTuple):
+    """A part of the page: charts are pairs of a caption and an SVG, `answer` is that of a question."""
+
+    title: str
+    text: str
+    charts: Sequence[tuple[str, str]]
+    answer: str = ""
+
+
+def render_comparison(report: Mapping[str, Any]) -> str:
+    """Return report.html: the table, the questions with their answers, the figures, and how all of it was made."""
+    models = report["models"]
+    sections = []
+    for question in report["questions"]:
+        own = [model for name in question["models"] for model in models if model["name"] == name]
+        options = figure_options(report, **{key: question[key] for key in ("test", "x", "lines")})
+        svg = render_chart(FIGURES[question["figure"]].plot(own, options), width=860)
+        sections.append(Section(question["title"], question["text"], [("", svg)], question["answer"]))
+    families = {model["name"]: model["family"] for model in models}
+    for kind in (kind for kind in FIGURES.values() if kind.title):
+        whole = kind.plot(models, figure_options(report))
+        charts = [("", render_chart(whole, width=860))] if whole.series else []
+        if len(whole.series) > MOST_SERIES:  # one chart per family, with the others in grey behind it
+            charts = []
+            for family in dict.fromkeys(families[series.name] for series in whole.series):
+                chart = replace(whole, series=[series for series in whole.series if families[series.name] == family])
+                others = [series for series in whole.series if families[series.name] != family]
+                charts.append((family, render_chart(chart, width=620, height=300, behind=others)))
+        sections += [Section(kind.title, kind.why, charts)] if charts else []
+    return render_page(
+        "comparison.html",
+        title=report["title"],
+        report=report,
+        table=tabulate_models(report),
+        sections=sections,
+        phenomena=tabulate_phenomena(models),
+        data=describe_data(report["about"]["data"]),
+    )
+
+
+def tabulate_models(report: Mapping[str, Any]) -> tuple[list[Heading], list[Row]]:
     """Return headings and rows of the main table. Columns without any number are left out."""
     about, models = report["about"], report["models"]
-    scores = {
-        f"{metric} {test}": Column(f"{metric_title(metric)} {test}", f"on the test set {test}", "{:.1f}".format)
-        for test in about["tests"]
-        for metric in about["metrics"]
-    }
-    columns = scores | {key: one._replace(heading=column_heading(key, about)) for key, one in TABLE_COLUMNS.items()}
-    columns = {key: column for key, column in columns.items() if any(m["numbers"].get(key) for m in models)}
+    scores = [f"{metric} {test}" for test in about["tests"] for metric in about["metrics"]]
+    keys = [key for key in (*scores, *COLUMNS) if any(model["numbers"].get(key) for model in models)]
     headings = [Heading("model"), Heading("family", kind="family")]
-    headings += [Heading(column.heading, column.title) for column in columns.values()]
+    for key in keys:
+        metric, _, test = key.partition(" ")
+        if key in scores:
+            headings.append(Heading(f"{metric_title(metric)} {test}", f"on the test set {test}"))
+        else:
+            headings.append(Heading(column_heading(key, about), COLUMNS[key].title))
     rows = []
     for model in models:
         family = f"Transformer without {', '.join(model['missing'])}" if model.get("missing") else model["family"]
         cells = [TableCell(family, kind="family")]
-        for key, column in columns.items():
+        for key in keys:
             if (number := model["numbers"].get(key)) is None:
                 cells.append(MISSING)
-                continue
-            mean, half = number["mean"], (number["high"] - number["low"]) / 2
-            cell = TableCell(column.write(mean), mean)
-            if key in scores:
-                share = max(0.0, min(100.0, mean))
-                cell = cell._replace(kind="bar", share=share, spread=f"{half:.1f}" if half else "")
-            cells.append(cell)
+            elif key in scores:
+                mean, half = number["mean"], (number["high"] - number["low"]) / 2
+                share, spread = max(0.0, min(100.0, mean)), f"{half:.1f}" if half else ""
+                cells.append(TableCell(f"{mean:.1f}", mean, "bar", share, spread))
+            else:
+                cells.append(TableCell(COLUMNS[key].write(number["mean"]), number["mean"]))
         rows.append(Row(model["name"], cells))
     return headings, rows
 
 
-class Section(NamedTuple):
-    title: str
-    text: str
-    charts: Sequence[tuple[str, str]]  # caption and SVG
-    legend: str
-    answer: str = ""
-
-
-def figure_options(report: Mapping[str, Any], **more: str) -> FigureOptions:
-    about = report["about"]
-    given = {"test": next(iter(about["tests"]), ""), "metric": about["metrics"][0], **more}
-    return FigureOptions(budget=next(iter(about["budget"]), "steps"), **given)
-
-
-def describe_question(question: Mapping[str, Any], report: Mapping[str, Any]) -> Section:
-    models = [model for name in question["models"] for model in report["models"] if model["name"] == name]
-    options = figure_options(report, **{key: question[key] for key in ("test", "x", "lines")})
-    svg = render_chart(FIGURES[question["figure"]].plot(models, options), width=860)
-    return Section(question["title"], question["text"], [("", svg)], describe_legend(report), question["answer"])
-
-
-def describe_figure(kind: FigureKind, report: Mapping[str, Any]) -> Iterator[Section]:
-    """Yield one chart of all models or, where they are many, one per family with the others in grey behind it."""
-    models = report["models"]
-    whole = kind.plot(models, figure_options(report))
-    if not whole.series:
-        return
-    if len(whole.series) <= MOST_SERIES:
-        yield Section(kind.title, kind.why, [("", render_chart(whole, width=860))], describe_legend(report))
-        return
-    families = {model["name"]: model["family"] for model in models}
-    charts = []
-    for family in dict.fromkeys(families.values()):
-        own = [series for series in whole.series if families.get(series.name) == family]
-        others = [series for series in whole.series if families.get(series.name) != family]
-        if own:
-            chart = replace(whole, series=own)
-            charts.append((family, render_chart(chart, width=620, height=300, behind=others)))
-    yield Section(kind.title, kind.why, charts, describe_legend(report, grey=len(charts) > 1))
-
-
-def describe_legend(report: Mapping[str, Any], *, grey: bool = False) -> str:
-    """Return what bands and grey lines mean, where there are any."""
-    notes = []
-    if len(report["about"]["seeds"]) > 1:
-        notes.append("Lines are means over the seeds; bands reach from the lowest seed to the highest.")
-    if grey:
-        notes.append("Grey: the models of the other families; hover over a line for its name.")
-    return " ".join(notes)
-
-
-def table_of_phenomena(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def tabulate_phenomena(models: Sequence[Mapping[str, Any]]) -> tuple[list[Heading], list[Row]]:
     """Return the table of grammatical phenomena, in per cent correct, over all test sets that have them."""
     percents: dict[str, dict[str, list[float]]] = {}
     for model in models:
@@ -310,35 +330,21 @@ def table_of_phenomena(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         means = {column: sum(values) / len(values) for column, values in row.items()}
         cells = [TableCell(f"{means[c]:.1f}", means[c], "heat", means[c]) if c in means else MISSING for c in columns]
         rows.append(Row(name, cells))
-    return {"headings": [Heading("model"), *map(Heading, columns)], "rows": rows}
-
-
-def describe_conditions(about: Mapping[str, Any]) -> Iterator[str]:
-    """Yield notes on versions, data and how speed and memory were measured."""
-    yield f"Dragoman {about['dragoman']}, PyTorch {about['torch']}."
-    yield f"Data: {describe_data(about['data'])}."
-    if about["jobs"] > 1:
-        yield f"{about['jobs']} runs shared the machine at a time: speeds are lower than those of a run by itself."
-    if "cpu" in about["devices"]:
-        yield "On a CPU, memory is that of the whole process, libraries and data included."
+    return [Heading("model"), *map(Heading, columns)], rows
 
 
 def describe_data(data: Mapping[str, Any]) -> str:
     """Return the data section in words, with the names of files but not the folders of the machine it ran on."""
     parts = []
     for key, name in DATA_PARTS.items():
-        corpora = [CorpusSettings.model_validate(corpus) for corpus in data.get(key, [])]
-        if corpora:
-            parts.append(f"{name}: {', '.join(describe_corpus(corpus) for corpus in corpora)}")
-    others = {key: value for key, value in data.items() if key not in DATA_PARTS}
-    for key, value in others.items():
-        text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-        parts.append(f"{key.replace('_', ' ')} {text}")
+        corpora = []
+        for corpus in map(CorpusSettings.model_validate, data.get(key, [])):
+            split = f", split {corpus.split}" if corpus.split else ""
+            files = " and ".join(Path(file).name for file in corpus.files)
+            corpora.append((files or f"phrasebook ({corpus.phrasebook:,} pairs{split})") + corpus.chosen)
+        parts += [f"{name}: {', '.join(corpora)}"] if corpora else []
+    for key, value in data.items():
+        if key not in DATA_PARTS:
+            text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            parts.append(f"{key.replace('_', ' ')} {text}")
     return "; ".join(parts) or "none"
-
-
-def describe_corpus(corpus: CorpusSettings) -> str:
-    if corpus.phrasebook:
-        split = f", split {corpus.split}" if corpus.split else ""
-        return f"phrasebook ({corpus.phrasebook:,} pairs{split}){corpus.chosen}"
-    return " and ".join(Path(file).name for file in corpus.files) + corpus.chosen

@@ -1,0 +1,238 @@
+"""The runs of a comparison: each recipe with each seed, on the same data, with the same budget.
+
+Every run is trained and measured in a process of its own, so that the memory it needs can be measured. An interrupted
+run resumes, and a run that has been measured is not repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dragoman.compare.measure import VERSION, measure_run
+from dragoman.config.settings import LIMITS, METRIC_ALIASES, DataSettings, to_yaml
+from dragoman.errors import UserError
+from dragoman.hardware import thread_limited_environment
+from dragoman.progress import Report
+from dragoman.recipe import Recipe, check_model, read_recipe
+from dragoman.run_dir import RunFolder, read_json, write_text
+from dragoman.training.prepare import check_files
+from dragoman.training.start import MAY_CHANGE, check
+from dragoman.training.trainer import train
+
+QUESTIONS_FILE = "questions.yaml"  # in a folder of recipes: what to ask about them (questions.py)
+STEP_SIZE = ("tokens", "accumulate")  # settings that must agree where the budget is in steps
+FREE_SETTINGS = MAY_CHANGE["train"] - {*LIMITS, "patience", "average"}  # settings of train that change no result
+POLL_SECONDS = 0.05  # between two polls of the processes
+SAVE_SECONDS = 60.0  # that an interrupted process gets to save and end
+
+
+class PlannedRun(NamedTuple):
+    """One run: `name` is the recipe's, `recipe` has every setting written out."""
+
+    name: str
+    seed: int
+    recipe: Recipe
+    folder: Path
+
+    def file(self, suffix: str) -> Path:
+        """Return a file beside the run folder: .yaml (recipe), .log (output) or .json (measurements)."""
+        return self.folder.with_name(f"{self.folder.name}{suffix}")
+
+
+def plan_runs(paths: Sequence[Path], out: Path, overrides: Sequence[str], seeds: int) -> list[PlannedRun]:
+    """Return every recipe with the first seed, then every recipe with the second, so that each model runs early.
+
+    Recipes that cannot be compared are refused, and so is a folder `out` that an earlier comparison of other recipes
+    or settings has left.
+    """
+    recipes: dict[str, Recipe] = {}
+    for path in find_recipes(paths):
+        if path.stem in recipes:
+            raise UserError(f"two recipes are called {path.stem!r}; rename {str(path)!r}, since runs bear their names")
+        try:
+            recipes[path.stem] = check_model(read_recipe(path, overrides))
+            check(recipes[path.stem])
+            check_files(recipes[path.stem])
+        except UserError as fault:
+            message = str(fault)
+            raise UserError(message if str(path) in message else f"{path}: {message}") from None
+    check_comparable(recipes)
+    runs = []
+    for number in range(seeds):
+        for name, recipe in recipes.items():
+            settings = recipe.train.model_copy(update={"seed": recipe.train.seed + number})
+            folder = out / "runs" / f"{name}-seed{settings.seed}"
+            runs.append(PlannedRun(name, settings.seed, recipe.model_copy(update={"train": settings}), folder))
+    for run in runs:
+        check_same_settings(run)
+    there = {path.name.rpartition("-seed")[0] for path in (out / "runs").glob("*-seed*") if path.is_dir()}
+    if others := sorted(there - recipes.keys()):
+        raise UserError(
+            f"{str(out)!r} holds runs of other recipes ({', '.join(others)}); name them too, or choose another --out"
+        )
+    return runs
+
+
+def find_recipes(paths: Sequence[Path]) -> list[Path]:
+    """Return the files themselves, and those of each folder, sorted by name."""
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(path.glob("*.yaml")) if path.is_dir() else [path]
+        inside = [file for file in inside if file.name != QUESTIONS_FILE]
+        if not inside:
+            raise UserError(f"there is no recipe (*.yaml) in the folder {str(path)!r}")
+        found += inside
+    if not found:
+        raise UserError("compare needs recipes: files, or folders of them, such as recipes/lectures")
+    return found
+
+
+def check_comparable(recipes: Mapping[str, Recipe]) -> None:
+    """Refuse recipes that differ in task, data or budget, or have no test set."""
+    (first_name, first), *_ = recipes.items()
+    in_steps = any(recipe.train.steps for recipe in recipes.values())
+    remedies = {"model.task": "only models of one task (model.kind) can be compared"}
+    remedies |= {f"data.{key}": "a comparison needs the same data for all" for key in DataSettings.model_fields}
+    del remedies["data.cache"]
+    for key in (*LIMITS, *(STEP_SIZE if in_steps else ())):
+        example = f"train.{key}={getattr(first.train, key):g}"
+        remedies[f"train.{key}"] = f"give all the same budget, such as {example} on the command line"
+    for name, recipe in recipes.items():
+        for key, remedy in remedies.items():
+            wanted, value = attrgetter(key)(first), attrgetter(key)(recipe)
+            if value != wanted:
+                raise UserError(
+                    f"{key} is not the same in {first_name!r} and {name!r} "
+                    f"({format_value(wanted)}, {format_value(value)}); {remedy}"
+                )
+        if not (recipe.data.test or recipe.data.dev):
+            raise UserError(f"{name!r} has nothing to be evaluated on; name a corpus under data.test or data.dev")
+
+
+def format_value(value: object) -> str:
+    """Return a setting as text for a message: corpora without their defaults."""
+    if isinstance(value, tuple):
+        return "[" + ", ".join(format_value(each) for each in value) + "]"
+    return str(value.model_dump(exclude_defaults=True)) if hasattr(value, "model_dump") else repr(value)
+
+
+def check_same_settings(run: PlannedRun) -> None:
+    """Refuse the folder of a run if an earlier comparison trained it with other settings."""
+    if not RunFolder(run.folder).format.exists():
+        return
+    old, new = (recipe.model_dump(mode="json") for recipe in (RunFolder(run.folder).recipe(), run.recipe))
+    for section in new:
+        free = {"train": FREE_SETTINGS, "data": {"cache"}}.get(section, set())
+        for key in new[section].keys() - free:
+            if old[section].get(key) != new[section][key]:
+                raise UserError(
+                    f"{str(run.folder)!r} was made with {section}.{key}={old[section].get(key)!r}, not "
+                    f"{new[section][key]!r}; remove it, or choose another --out"
+                )
+
+
+def read_measurements(run: PlannedRun) -> dict[str, Any] | None:
+    """Return what an earlier call measured, if the file is complete and of this version."""
+    with suppress(UserError):  # missing or truncated
+        found = read_json(run.file(".json"))
+        scored = {name for test in found.get("tests", {}).values() for name in test.get("scores", {})}  # type: ignore[attr-defined]
+        return found if found.get("version") == VERSION and not scored & set(METRIC_ALIASES) else None
+    return None
+
+
+# Processes
+
+
+def run_one(recipe_file: Path, folder: Path) -> None:
+    """Train and measure one run, or resume it. Save and end when the process that started it ends."""
+
+    def end_with_parent() -> None:
+        os.read(0, 1)  # a pipe that closes however the parent ends; sys.stdin would block the end of the interpreter
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    recipe = read_recipe(recipe_file)
+    train(recipe, out=folder, resume=RunFolder(folder).format.exists())
+    measured = measure_run(folder, device=recipe.train.device)
+    write_text(folder.with_name(f"{folder.name}.json"), json.dumps(measured, indent=1) + "\n")
+
+
+def run_all(runs: Sequence[PlannedRun], report: Report, *, jobs: int) -> dict[Path, str]:
+    """Train and measure all runs, `jobs` at a time; return the messages of those that failed, by folder."""
+    waiting = [run for run in runs if read_measurements(run) is None]
+    if len(waiting) < len(runs):
+        report.log(f"{len(runs) - len(waiting)} of {len(runs)} runs were done before")
+    active: list[Worker] = []
+    failures: dict[Path, str] = {}
+    try:
+        while waiting or active:
+            while waiting and len(active) < jobs:
+                run = waiting.pop(0)
+                report.log(f"run {len(runs) - len(waiting)} of {len(runs)}: {run.name}, seed {run.seed}")
+                active.append(Worker(run, jobs=jobs))
+            time.sleep(POLL_SECONDS)
+            for worker in [worker for worker in active if worker.process.poll() is not None]:
+                active.remove(worker)
+                run = worker.run
+                if worker.wait():
+                    output = run.file(".log").read_text(encoding="utf-8", errors="replace")
+                    lines = [line for line in output.splitlines() if line.strip()] or ["it ended without a message"]
+                    failures[run.folder] = lines[-1].removeprefix("dragoman: ")
+                    report.log(f"{run.name}, seed {run.seed} failed: {failures[run.folder]}")
+                elif jobs > 1:
+                    report.log(f"done: {run.name}, seed {run.seed}")
+    finally:
+        for worker in active:
+            worker.process.terminate()
+        for worker in active:
+            try:
+                worker.process.wait(SAVE_SECONDS)
+            except subprocess.TimeoutExpired:
+                worker.process.kill()
+            worker.wait()
+    return failures
+
+
+class Worker:
+    """The process of a run. Its output goes to its log and, if it is the only process, to standard error too."""
+
+    def __init__(self, run: PlannedRun, *, jobs: int) -> None:
+        self.run = run
+        run.folder.parent.mkdir(parents=True, exist_ok=True)
+        write_text(run.file(".yaml"), to_yaml(run.recipe))
+        command = [sys.executable, "-m", "dragoman", "compare-one", str(run.file(".yaml")), str(run.folder)]
+        with run.file(".log").open("wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.PIPE if jobs == 1 else log,
+                start_new_session=True,
+                env=thread_limited_environment(jobs),
+            )
+        self.reader = threading.Thread(target=self.copy_errors, daemon=True)
+        self.reader.start()
+
+    def copy_errors(self) -> None:
+        with self.run.file(".log").open("ab", buffering=0) as file:
+            for line in self.process.stderr or ():
+                file.write(line)
+                sys.stderr.write(line.decode(errors="replace"))
+                sys.stderr.flush()
+
+    def wait(self) -> int:
+        """Return the exit code, once all output has been read."""
+        self.reader.join()
+        with self.process:  # closes its pipes
+            return self.process.wait()
