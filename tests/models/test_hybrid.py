@@ -14,8 +14,8 @@ from dragoman.errors import UserError
 from dragoman.inference.loading import load_as
 from dragoman.inference.translator import Translator
 from dragoman.kernels.masks import RowLayout
-from dragoman.models.hybrid import Hybrid
 from dragoman.models.registry import build_model
+from dragoman.models.rnn import Hybrid
 from dragoman.models.settings import HybridSettings
 from dragoman.modules.attention_scores import SCORES
 from dragoman.modules.recurrent import CELLS

@@ -17,7 +17,7 @@ from torch import Tensor
 from dragoman.config.settings import TrainSettings
 from dragoman.kernels.attention import KERNELS
 from dragoman.models.base import Model, collect_tensors
-from dragoman.models.classifier import POOLS
+from dragoman.models.single_sequence import POOLS
 from dragoman.modules.attention_scores import SCORES
 from dragoman.modules.feedforward import FEEDFORWARDS
 from dragoman.modules.norms import NORMS

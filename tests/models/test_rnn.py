@@ -105,7 +105,7 @@ def test_it_is_pytorchs(cell: str) -> None:
         for number, layer in enumerate(model.encoder.layers):
             for suffix, mine in ((f"l{number}", layer.ahead), (f"l{number}_reverse", layer.back)):
                 copy_weights(mine, reader, suffix)
-        for number, mine in enumerate(model.decoder.stack.get_cells()):
+        for number, mine in enumerate(model.decoder.stack.cells):
             copy_weights(mine, writer, f"l{number}")
     x_BSC, x_BTC = (model.encoder.embedding(ids) * 8**0.5 for ids in (batch.source_BS, batch.target_in_BT))
     lengths = (batch.source_segment_BS > 0).sum(1)
@@ -132,7 +132,7 @@ def test_feeding_is_reading_both_side_by_side() -> None:
     model = model_of(input_feeding=True, attention="dot", embedding_width=6)
     batch = in_rows([[0]], examples(1))
     decoder = model.decoder
-    bottom = decoder.stack.get_cells()[0]
+    bottom = decoder.stack.cells[0]
     cell = nn.LSTMCell(12, 8).double()
     with torch.no_grad():
         cell.weight_ih.copy_(torch.cat([bottom.input_weight, decoder.feed.weight], 1))
@@ -154,7 +154,7 @@ def test_feeding_is_reading_both_side_by_side() -> None:
 def test_the_bottleneck_sees_the_last_state_alone() -> None:
     model, batch = model_of(attention="none", bidirectional=False), in_rows([[0]], examples(1, seed=3))
     source, states = model.encode(batch.source_BS, RowLayout.from_source(batch))
-    other = replace(source, key_BSA=source.key_BSA + 1, value_BSM=source.value_BSM + 1)
+    other = source._replace(key_BSA=source.key_BSA + 1, value_BSM=source.value_BSM + 1)
     same(model.decoder(batch.target_in_BT, other, states)[1], model(batch))
     moved = replace(batch, source_BS=batch.source_BS.clone().fill_(9))
     differ(model(moved), model(batch))

@@ -14,10 +14,9 @@ from dragoman.data.batches import BatchPlan, Widths, collate_labels, collate_lin
 from dragoman.errors import UserError
 from dragoman.kernels.masks import RowLayout
 from dragoman.models.base import Model, collect_tensors
-from dragoman.models.classifier import POOLS
-from dragoman.models.language_model import LanguageModel
 from dragoman.models.registry import build_model
 from dragoman.models.settings import MODEL_KINDS
+from dragoman.models.single_sequence import POOLS, LanguageModel
 from dragoman.types import Example
 from tolerance import differ, same
 from toy_batch import examples

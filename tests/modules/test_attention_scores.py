@@ -13,7 +13,6 @@ from dragoman.modules.attention_scores import (
     AttentionScore,
     SourceAttention,
     score_additive_chunked,
-    score_additive_fused,
     score_additive_reference,
     supports_fused_score,
 )
@@ -122,6 +121,13 @@ def on_gpu(T: int, S: int, A: int, dtype: torch.dtype = torch.float32, rows: int
     query_BTA, key_BSA, weight_A = drawn(rows, T, A), drawn(rows, S, A, seed=2), drawn(A, seed=3)
     given = query_BTA.to("cuda", dtype), key_BSA.to("cuda", dtype), weight_A.float().cuda()
     return [x.requires_grad_() for x in given]
+
+
+def score_additive_fused(*given: Tensor) -> Tensor:
+    from dragoman.kernels.additive_score_triton import additive_score  # Triton is there with a GPU only
+
+    score_BTS: Tensor = additive_score(*given)
+    return score_BTS
 
 
 def slopes(score_BTS: Tensor, given: list[Tensor]) -> tuple[Tensor, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from dragoman.errors import UserError
 from dragoman.kernels.attention import KERNELS, attend_auto, attend_reference
 from dragoman.kernels.masks import AttentionMask, RowLayout, make_causal_mask, make_segment_mask
 from dragoman.models.settings import TransformerSettings
-from dragoman.modules.attention import SelfAttention, StepContext, join_heads
+from dragoman.modules.attention import SelfAttention, StepContext
 from dragoman.modules.patterns import PATTERNS, BigBird, BlockedAttention, BlockMask
 from dragoman.modules.positions import POSITIONS
 from dragoman.modules.settings import AttentionSettings
@@ -82,8 +83,8 @@ def by_the_rule(module: SelfAttention, x_BTC: Tensor, rows: RowLayout) -> Tensor
     if not module.pattern.bidirectional:
         keep_BTT = keep_BTT & make_causal_mask(rows.position_BT, rows.position_BT)
     mask = AttentionMask(keep_BTT[:, None], relative=module.relate.compute_relative(rows.position_BT, rows.position_BT))
-    parts = module.split_qkv(module.project_qkv(x_BTC), rows.position_BT)
-    out: Tensor = module.out(join_heads(module.relate.attend(attend_reference, *parts, mask)))
+    parts = module.split_qkv(module.query_key_value(x_BTC), rows.position_BT)
+    out: Tensor = module.project_output(module.relate.attend(attend_reference, *parts, mask))
     return out
 
 
@@ -217,7 +218,7 @@ def test_linformer_squeezes_the_tokens_of_a_sentence(lengths: list[int], positio
     """Wang 2020, equation 7, sum by sum: k' = E' k and v' = F' v, over the tokens that are there."""
     module, rows = attention("linformer", position=position), alone(*lengths, spare=4)
     x_BTC = inputs(rows)
-    q, k, v = module.split_qkv(module.project_qkv(x_BTC), rows.position_BT)
+    q, k, v = module.split_qkv(module.query_key_value(x_BTC), rows.position_BT)
     found = answer(module, x_BTC, rows)
     key_TR, value_TR = module.pattern.key_TR, module.pattern.value_TR
     for b, length in enumerate(lengths):
@@ -288,8 +289,9 @@ def test_bf16_is_close(name: str, position: str, device: str) -> None:
     module, rows = attention(name, position=position).to(device), alone(50, 31, device=device)
     q, k, v = (torch.randn(2, 2, 50, 4, device=device).bfloat16() for _ in range(3))
     mask = module.make_mask(rows)
-    found = module.pattern(q, k, v, mask, module.relate, attend_auto)
-    expected = module.pattern(q.double(), k.double(), v.double(), mask, module.relate, attend_reference)
+    found = module.pattern(q, k, v, mask, partial(module.relate.attend, attend_auto))
+    exact = partial(module.relate.attend, attend_reference)
+    expected = module.pattern(q.double(), k.double(), v.double(), mask, exact)
     assert found.dtype == torch.bfloat16
     same(found[1, :, :31], expected[1, :, :31])
 

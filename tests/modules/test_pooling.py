@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dragoman.kernels.masks import RowLayout
-from dragoman.models.classifier import POOLS
+from dragoman.models.single_sequence import POOLS
 from tolerance import same
 
 KIND = pytest.mark.parametrize("kind", POOLS)

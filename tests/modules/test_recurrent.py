@@ -225,7 +225,7 @@ def test_a_stack_step_by_step_is_a_stack(kind: str, nonlinearity: str) -> None:
     states = stack.make_initial_state(B)
     said = []
     for x_BI in x_BTI.unbind(1):
-        top, states = stack.step(x_BI, states)
+        top, states = stack.advance(stack.cells[0].project_input(x_BI), states)
         said.append(top)
     same(stack(x_BTI, stack.make_initial_state(B)), torch.stack(said, 1))
 

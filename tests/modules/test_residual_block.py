@@ -69,9 +69,9 @@ def test_the_sublayer_sees_the_inlet(place: str, norm: str) -> None:
 @EVERY
 def test_another_verb_is_wired_the_same(place: str) -> None:
     residual, x = wired(place)
-    same(residual.wrap(x, None, residual.sublayer), residual(x, None))
+    same(residual(x, None, function=residual.sublayer), residual(x, None))
     norm, step = NORMS["layer"](8), residual.sublayer.step
-    same(residual.wrap(x, None, step), x - norm(x) if place == "pre" else norm(x - x))
+    same(residual(x, None, function=step), x - norm(x) if place == "pre" else norm(x - x))
 
 
 @EVERY

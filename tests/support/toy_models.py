@@ -14,10 +14,10 @@ from dragoman.data.batches import EXAMPLE_FORMATS, BatchPlan, Widths
 from dragoman.errors import UserError
 from dragoman.kernels.attention import KERNELS
 from dragoman.models.base import Model
-from dragoman.models.classifier import POOLS
 from dragoman.models.registry import build_model
 from dragoman.models.rnn import BRIDGES
 from dragoman.models.settings import MODEL_KINDS
+from dragoman.models.single_sequence import POOLS
 from dragoman.modules.attention_scores import SCORES
 from dragoman.modules.feedforward import FEEDFORWARDS, NORM_PLACES
 from dragoman.modules.norms import NORMS

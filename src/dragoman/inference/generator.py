@@ -26,7 +26,7 @@ from dragoman.decoding.protocol import SearchResult
 from dragoman.decoding.sampling import sample_continuations
 from dragoman.errors import UserError
 from dragoman.inference.predictor import Predictor, check_texts, eval_mode
-from dragoman.models.language_model import LanguageModel
+from dragoman.models.single_sequence import LanguageModel
 from dragoman.types import BOS, EOS, PAD, UNK, Batch, Example
 
 

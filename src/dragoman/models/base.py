@@ -19,6 +19,23 @@ class Model(nn.Module, ABC):
 
     project: nn.Linear  # states to logits; separate, so that the loss need not hold all logits at once
 
+    def add_projection(self, width: int, size: int, table: nn.Embedding | None = None) -> None:
+        """Add the projection to `size` logits and initialize all parameters. `table`, if given, shares its weight.
+
+        Weights are drawn from Xavier's distribution, biases are zero, and embeddings have unit norm once they are
+        scaled by the root of their width.
+        """
+        self.project = nn.Linear(width, size, bias=False)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+        if table is not None:
+            self.project.weight = table.weight
+
     @abstractmethod
     def forward(self, batch: Batch) -> Tensor:
         """Return the states of every target position before the projection to the vocabulary: states_BTC."""
@@ -62,14 +79,3 @@ def expand_to_rows(sentences_K: Tensor, width: int) -> Tensor:
 def collect_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return all parameters and buffers by name. Buffers are the statistics of batch norm."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-def initialize_parameters(model: nn.Module) -> None:
-    """Initialize weights (Xavier), biases (zero) and embeddings (unit norm once scaled by the root of the width)."""
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)

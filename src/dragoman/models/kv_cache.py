@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional as F
 
 from dragoman.kernels.attention import KeyValue
 from dragoman.kernels.masks import AttentionMask
@@ -52,21 +53,22 @@ class KVCache:
     def select(self, rows_N: Tensor) -> KVCache:
         """Return the state of these rows, in this order, N / B of them per sentence."""
         beam_indices_NK = self.beam_indices_NK.index_select(0, rows_N)
-        if not self.indirect and (len(rows_N) != len(self.beam_indices_NK) or beam_indices_NK.is_cuda):
+        if self.indirect:
+            return replace(self, beam_indices_NK=beam_indices_NK)
+        if len(rows_N) != len(self.beam_indices_NK) or beam_indices_NK.is_cuda:
             return replace(self, caches=select_rows(self.caches, rows_N), beam_indices_NK=beam_indices_NK)
-        if not self.indirect:
-            self.copy_positions(rows_N, (beam_indices_NK != self.beam_indices_NK).nonzero())
-        return replace(self, beam_indices_NK=beam_indices_NK)
-
-    def copy_positions(self, rows_N: Tensor, changed_M2: Tensor) -> None:
-        """Copy the changed (row, position) pairs, each from the row that its new hypothesis comes from."""
-        heads, capacity = self.caches[0][0].shape[1:3]
+        changed_M2 = (beam_indices_NK != self.beam_indices_NK).nonzero()
         row_M1, position_M1 = changed_M2[:, :1], changed_M2[:, 1:]
-        head_H = torch.arange(heads, device=rows_N.device)
-        to_M, from_M = (((row * heads + head_H) * capacity + position_M1).flatten() for row in (row_M1, rows_N[row_M1]))
-        for tensor in (tensor for pair in self.caches for tensor in pair) if len(changed_M2) else ():
-            flat_MD = tensor.view(-1, tensor.size(3))
-            flat_MD.index_copy_(0, to_M, flat_MD.index_select(0, from_M))
+        if len(row_M1):  # copy these positions, each from the row that its new hypothesis comes from
+            heads, capacity = self.caches[0][0].shape[1:3]
+            head_H = torch.arange(heads, device=rows_N.device)
+            to_M, from_M = (
+                ((row * heads + head_H) * capacity + position_M1).flatten() for row in (row_M1, rows_N[row_M1])
+            )
+            for cached_NHKD in (cached_NHKD for pair in self.caches for cached_NHKD in pair):
+                flat_MD = cached_NHKD.view(-1, cached_NHKD.size(3))
+                flat_MD.index_copy_(0, to_M, flat_MD.index_select(0, from_M))
+        return replace(self, beam_indices_NK=beam_indices_NK)
 
     def make_indirect(self, capacity: int) -> KVCache:
         """Return a state with an indirect cache of this capacity, before the first token is decoded."""
@@ -76,8 +78,8 @@ class KVCache:
 
     def reserve(self, positions: int) -> KVCache:
         """Extend the capacity by so many positions."""
-        caches = [(extend_capacity(k, positions), extend_capacity(v, positions)) for k, v in self.caches]
-        return replace(self, caches=caches, beam_indices_NK=nn.functional.pad(self.beam_indices_NK, (0, positions)))
+        caches = [(F.pad(k, (0, 0, 0, positions)), F.pad(v, (0, 0, 0, positions))) for k, v in self.caches]
+        return replace(self, caches=caches, beam_indices_NK=F.pad(self.beam_indices_NK, (0, positions)))
 
     def rest(self, done_B: Tensor) -> KVCache:
         """Reset the length of finished sentences, so that they need no capacity."""
@@ -85,13 +87,14 @@ class KVCache:
 
     def keep(self, sentences_K: Tensor) -> KVCache:
         """Return only these sentences, with all of their rows."""
-        bias = self.mask.bias
+        bias, width = self.mask.bias, len(self.caches[0][0]) // len(self.length_B)
+        rows_N = expand_to_rows(sentences_K, width)
         return KVCache(
             select_rows(self.memory, sentences_K),
             AttentionMask(bias=None if bias is None else bias.index_select(0, sentences_K)),
-            select_rows(self.caches, self.expand_to_rows(sentences_K)),
+            select_rows(self.caches, rows_N),
             self.length_B.index_select(0, sentences_K),
-            self.beam_indices_NK.index_select(0, self.expand_to_rows(sentences_K)),
+            self.beam_indices_NK.index_select(0, rows_N),
         )
 
     def slice_sentences(self, first: int, count: int) -> KVCache:
@@ -112,16 +115,11 @@ class KVCache:
         for old_B, new_B in ((self.mask.bias, fresh.mask.bias), (self.mask.length_B, fresh.mask.length_B)):
             if old_B is not None and new_B is not None:
                 old_B.index_copy_(0, sentences_K, new_B)
-        self.beam_indices_NK.index_fill_(0, self.expand_to_rows(sentences_K), 0)
+        width = len(self.caches[0][0]) // len(self.length_B)
+        self.beam_indices_NK.index_fill_(0, expand_to_rows(sentences_K, width), 0)
         return replace(self, length_B=self.length_B.index_copy(0, sentences_K, fresh.length_B))
-
-    def expand_to_rows(self, sentences_K: Tensor) -> Tensor:
-        return expand_to_rows(sentences_K, len(self.caches[0][0]) // len(self.length_B))
 
 
 def select_rows(caches: list[CachePair], rows_N: Tensor) -> list[CachePair]:
+    """Return these rows of the keys and values of each layer."""
     return [tuple(tensor.index_select(0, rows_N) for tensor in pair) if pair else pair for pair in caches]  # type: ignore[misc]
-
-
-def extend_capacity(cache_NHKD: Tensor, positions: int) -> Tensor:
-    return nn.functional.pad(cache_NHKD, (0, 0, 0, positions))

@@ -8,11 +8,9 @@ from collections.abc import Callable, Mapping
 from torch import Tensor, nn
 
 from dragoman.models.base import Model
-from dragoman.models.classifier import TextClassifier
-from dragoman.models.hybrid import Hybrid
-from dragoman.models.language_model import LanguageModel
-from dragoman.models.rnn import Rnn
+from dragoman.models.rnn import Hybrid, Rnn
 from dragoman.models.settings import ModelSettings
+from dragoman.models.single_sequence import LanguageModel, TextClassifier
 from dragoman.models.transformer import Transformer
 
 MODELS: dict[str, Callable[..., Model]] = {

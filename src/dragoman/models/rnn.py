@@ -1,4 +1,6 @@
-"""Recurrent encoder-decoders: the bottleneck model, attention, input feeding. One sentence per row.
+"""Recurrent encoder-decoders: the bottleneck model, attention, input feeding; and with a Transformer as encoder.
+
+The rows of these models hold one sentence each.
 
 Shapes   B rows   S source width   T target width   E embedding width   C state width   O output width
          N rows of a search (B sentences x W beams)   G width of all gates   L layers   P tensors of a layer's state
@@ -16,21 +18,23 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.kernels.masks import RowLayout
-from dragoman.models.base import Seq2Seq, expand_to_rows, initialize_parameters
-from dragoman.models.settings import RnnSettings
+from dragoman.models.base import Seq2Seq, expand_to_rows
+from dragoman.models.settings import HybridSettings, RnnSettings
+from dragoman.models.transformer import Encoder
 from dragoman.modules.attention_scores import SCORES, EncodedSource, SourceAttention
-from dragoman.modules.dropout import Dropout, WordDropout
+from dragoman.modules.dropout import Dropout, WordDropout, sample_dropout_mask
 from dragoman.modules.linear import Linear
 from dragoman.modules.recurrent import CELLS, Cell, CellStack, RecurrentLayer, SentenceEnds, StackState
 from dragoman.types import Batch
 
 
-def make_cell_factory(settings: RnnSettings, *, learned: bool) -> Callable[[int, int], Cell]:
-    """Return a function from input and state width to a cell."""
+def make_cell_factory(settings: RnnSettings, *, learned: bool = True) -> Callable[[int, int], Cell]:
+    """Return a function from input and state width to a cell; `learned` allows a learned initial state."""
+    learned = learned and settings.initial_state == "learned"
     return partial(CELLS[settings.cell], nonlinearity=settings.nonlinearity, learned=learned)
 
 
-def make_decoder_stack(settings: RnnSettings, *, learned: bool) -> CellStack:
+def make_decoder_stack(settings: RnnSettings, *, learned: bool = True) -> CellStack:
     """Return the decoder's cells, the lowest of which reads embeddings."""
     make, width = make_cell_factory(settings, learned=learned), settings.width
     higher = [make(width, width) for _ in range(settings.decoder_depth - 1)]
@@ -46,6 +50,7 @@ class EmbeddedModule(nn.Module):
         self.words, self.dropout = WordDropout(word_dropout), Dropout(settings.dropout)
 
     def embed(self, ids: Tensor, seen: Tensor | None = None) -> Tensor:
+        """Return the input of the first layer."""
         x = self.words(self.embedding(ids) * math.sqrt(self.embedding.embedding_dim), seen)
         out: Tensor = self.dropout(x)
         return out
@@ -56,7 +61,7 @@ class RecurrentEncoder(EmbeddedModule):
 
     def __init__(self, settings: RnnSettings, embedding: nn.Embedding) -> None:
         super().__init__(settings, embedding, word_dropout=settings.source_word_dropout)
-        make = make_cell_factory(settings, learned=settings.initial_state == "learned")
+        make = make_cell_factory(settings)
         widths = [settings.embedded_width, *[settings.width] * (settings.encoder_depth - 1)]
         self.layers = nn.ModuleList(
             RecurrentLayer(make, width, settings.width, bidirectional=settings.bidirectional) for width in widths
@@ -127,28 +132,27 @@ class RnnState:
 
     def keep(self, sentences_K: Tensor) -> RnnState:
         """Return only these sentences, with all of their rows."""
-        return replace(
-            self.select(self.expand_to_rows(sentences_K)), source=self.source and self.source.keep(sentences_K)
-        )
+        assert self.source
+        rows_N = expand_to_rows(sentences_K, len(self.layers[0][0]) // len(self.source.value_BSM))
+        return replace(self.select(rows_N), source=self.source.keep(sentences_K))
 
     def put(self, sentences_K: Tensor, fresh: RnnState) -> RnnState:
         """Replace these sentences by fresh ones."""
-        rows_N = self.expand_to_rows(sentences_K)
+        assert self.source
+        assert fresh.source
+        rows_N = expand_to_rows(sentences_K, len(self.layers[0][0]) // len(self.source.value_BSM))
         layers = [
-            tuple(old.index_copy(0, rows_N, new) for old, new in zip(*both)) for both in zip(self.layers, fresh.layers)
+            tuple(old.index_copy(0, rows_N, new) for old, new in zip(*both, strict=True))
+            for both in zip(self.layers, fresh.layers, strict=True)
         ]
-        fed = self.out_NO is not None and fresh.out_NO is not None
-        out_NO = self.out_NO.index_copy(0, rows_N, fresh.out_NO) if fed else None  # type: ignore[union-attr,arg-type]
-        both = self.source and fresh.source
-        return RnnState(layers, self.source.put(sentences_K, fresh.source) if both else None, out_NO)  # type: ignore[union-attr,arg-type]
+        out_NO = self.out_NO
+        if out_NO is not None and fresh.out_NO is not None:
+            out_NO = out_NO.index_copy(0, rows_N, fresh.out_NO)
+        return RnnState(layers, self.source.put(sentences_K, fresh.source), out_NO)
 
     def rest(self, done_B: Tensor) -> RnnState:  # noqa: ARG002 - the signature of all states
         """Do nothing: the size of a recurrent state does not depend on the length."""
         return self
-
-    def expand_to_rows(self, sentences_K: Tensor) -> Tensor:
-        assert self.source
-        return expand_to_rows(sentences_K, len(self.layers[0][0]) // len(self.source.value_BSM))
 
 
 class RecurrentDecoder(EmbeddedModule):
@@ -162,40 +166,31 @@ class RecurrentDecoder(EmbeddedModule):
         super().__init__(settings, embedding, word_dropout=settings.target_word_dropout)
         width = settings.width
         self.bridge = BRIDGES[settings.bridge](settings)
-        self.stack = make_decoder_stack(
-            settings, learned=settings.initial_state == "learned" and not self.bridge.linked
-        )
+        self.stack = make_decoder_stack(settings, learned=not self.bridge.linked)
         score = SCORES[settings.attention](width, width, settings.attention_width or width)
         self.attention = SourceAttention(score, width)
         self.join = Linear(self.attention.width + width, settings.output_width)
-        gates = self.stack.get_cells()[0].gates * width
+        gates = self.stack.cells[0].gates * width
         self.feed = Linear(settings.output_width, gates, bias=False) if settings.input_feeding else None
 
     def combine(self, state_BTC: Tensor, source: EncodedSource) -> Tensor:
         """Return tanh(W [a; s] + b), the output made of context vector a and state s."""
         return torch.tanh(self.join(self.attention(state_BTC, source)))
 
-    def prepare(self, memory_BSC: Tensor, last_BC: Tensor, keep_BS: Tensor) -> tuple[EncodedSource, StackState]:
-        """Return the keys and values of the source, and the initial states."""
-        return self.attention.prepare(memory_BSC, keep_BS), self.bridge(
-            last_BC, self.stack.make_initial_state(len(last_BC))
-        )
-
     def forward(
         self, ids_BT: Tensor, source: EncodedSource, states: StackState, seen_BT: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the states of the top layer, state_BTC, and the outputs, out_BTO."""
         x_BTE = self.embed(ids_BT, seen_BT)
-        if self.feed:
-            return self.run_with_input_feeding(x_BTE, source, states)
-        state_BTC = self.stack(x_BTE, states)
-        return state_BTC, self.dropout(self.combine(state_BTC, source))
-
-    def run_with_input_feeding(self, x_BTE: Tensor, source: EncodedSource, states: StackState) -> tuple[Tensor, Tensor]:
-        gates_TBG = self.stack.get_cells()[0].project_input(x_BTE.transpose(0, 1).contiguous())
+        if not self.feed:
+            state_BTC = self.stack(x_BTE, states)
+            return state_BTC, self.dropout(self.combine(state_BTC, source))
+        gates_TBG = self.stack.cells[0].project_input(x_BTE.transpose(0, 1).contiguous())
         tops, outputs = [], [self.make_first_output(len(x_BTE))]
-        shape_BTO = (*x_BTE.shape[:2], self.settings.output_width)
-        mask_BTO = self.dropout.sample_mask(shape_BTO, gates_TBG)  # for all steps at once
+        mask_BTO = None
+        if self.training and self.dropout.rate:  # for all steps at once
+            shape_BTO = (*x_BTE.shape[:2], self.settings.output_width)
+            mask_BTO = sample_dropout_mask(shape_BTO, self.dropout.rate, gates_TBG)
         for step, gates_BG in enumerate(gates_TBG.unbind()):
             top_BC, out_BO, states = self.advance(gates_BG, outputs[-1], states, source)
             tops.append(top_BC)
@@ -216,15 +211,13 @@ class RecurrentDecoder(EmbeddedModule):
         return top_NC, self.combine(top_BWC, source).flatten(0, 1), states
 
     def make_first_output(self, rows: int) -> Tensor:
-        """Return the output that is fed to the first step: zeros."""
-        return self.embedding.weight.new_zeros(
-            rows, self.settings.output_width
-        )  # engines may have packed the other weights
+        """Return the output that is fed to the first step: zeros. (Engines may have packed the other weights.)"""
+        return self.embedding.weight.new_zeros(rows, self.settings.output_width)
 
     def step(self, token_N: Tensor, state: RnnState) -> tuple[Tensor, RnnState]:
         """Return the output after one more token per row, out_NO, and the new state."""
         assert state.source
-        gates_NG = self.stack.get_cells()[0].project_input(self.embed(token_N))
+        gates_NG = self.stack.cells[0].project_input(self.embed(token_N))
         _, out_NO, layers = self.advance(gates_NG, state.out_NO, state.layers, state.source)
         return out_NO, RnnState(layers, state.source, out_NO if self.feed else None)
 
@@ -234,7 +227,7 @@ class RecurrentLmDecoder(EmbeddedModule):
 
     def __init__(self, settings: RnnSettings, embedding: nn.Embedding) -> None:
         super().__init__(settings, embedding, word_dropout=settings.target_word_dropout)
-        self.stack = make_decoder_stack(settings, learned=settings.initial_state == "learned")
+        self.stack = make_decoder_stack(settings)
         widths = settings.width, settings.output_width
         self.out = Linear(*widths) if widths[0] != widths[1] else nn.Identity()
 
@@ -245,10 +238,13 @@ class RecurrentLmDecoder(EmbeddedModule):
         return out
 
     def start(self, rows: int) -> RnnState:
+        """Return the state before the first token of so many rows."""
         return RnnState(self.stack.make_initial_state(rows))
 
     def step(self, token_N: Tensor, state: RnnState) -> tuple[Tensor, RnnState]:
-        top_NC, layers = self.stack.step(self.embed(token_N), state.layers)
+        """Return the output after one more token per row, out_NO, and the new state."""
+        gates_NG = self.stack.cells[0].project_input(self.embed(token_N))
+        top_NC, layers = self.stack.advance(gates_NG, state.layers)
         return self.out(top_NC), RnnState(layers)
 
 
@@ -265,7 +261,8 @@ class RecurrentSeq2Seq(Seq2Seq):
     def encode(self, source_BS: Tensor, rows: RowLayout) -> tuple[EncodedSource, StackState]:
         """Return the encoded source and the decoder's initial states."""
         memory_BSC, last_BC = self.encoder.encode(source_BS, rows)
-        return self.decoder.prepare(memory_BSC, last_BC, rows.real_BT)
+        source = self.decoder.attention.prepare(memory_BSC, rows.real_BT)
+        return source, self.decoder.bridge(last_BC, self.decoder.stack.make_initial_state(len(last_BC)))
 
     def forward(self, batch: Batch) -> Tensor:
         source, states = self.encode(batch.source_BS, RowLayout.from_source(batch))
@@ -291,17 +288,48 @@ class Rnn(RecurrentSeq2Seq):
     def __init__(self, settings: RnnSettings, *, source_size: int, target_size: int, joint: bool) -> None:
         super().__init__()
         settings.check()
-        self.settings = settings
+        self.settings, self.output_size = settings, target_size
         same = joint and settings.tied
         size = source_size if same else target_size  # tags are read, never generated
         table = nn.Embedding(size, settings.embedded_width)
         self.decoder = RecurrentDecoder(settings, table)  # first, so that a shared table is named after it
         self.encoder = RecurrentEncoder(settings, table if same else nn.Embedding(source_size, settings.embedded_width))
-        self.project = nn.Linear(settings.output_width, size, bias=False)
-        self.output_size = target_size
-        initialize_parameters(self)
-        if settings.tied:
-            self.project.weight = table.weight
+        self.add_projection(settings.output_width, size, table if settings.tied else None)
+
+
+class HybridEncoder(Encoder):
+    """A Transformer encoder whose states have the width of the decoder."""
+
+    def __init__(self, settings: HybridSettings, embedding: nn.Embedding) -> None:
+        super().__init__(settings, embedding)
+        widths = settings.width, settings.state_width
+        self.out = Linear(*widths) if widths[0] != widths[1] else nn.Identity()
+
+    def encode(self, ids_BS: Tensor, rows: RowLayout) -> tuple[Tensor, Tensor]:
+        """Return the states, memory_BSC, and their mean, mean_BC, from which the decoder's initial state is made."""
+        memory_BSC: Tensor = self.out(self(ids_BS, rows))
+        real_BS1 = rows.real_BT[..., None]
+        return memory_BSC, memory_BSC.where(real_BS1, 0.0).sum(1) / real_BS1.sum(1).clamp(min=1)
+
+
+class Hybrid(RecurrentSeq2Seq):
+    """A Transformer encoder with a recurrent decoder, for small fast models.
+
+    The source is encoded once, so depth there is cheap; each generated token, in every beam, costs a few recurrent
+    cells instead of a stack of attentions.
+    """
+
+    def __init__(self, settings: HybridSettings, *, source_size: int, target_size: int, joint: bool) -> None:
+        super().__init__()
+        settings.check()
+        self.settings, self.output_size = settings, target_size
+        decoder = settings.of_decoder()
+        same = joint and settings.tied and settings.embedded_width == settings.width
+        size = source_size if same else target_size  # tags are read, never generated
+        table = nn.Embedding(size, settings.embedded_width)
+        self.decoder = RecurrentDecoder(decoder, table)  # first, so that a shared table is named after it
+        self.encoder = HybridEncoder(settings, table if same else nn.Embedding(source_size, settings.width))
+        self.add_projection(decoder.output_width, size, table if settings.tied else None)
 
 
 BRIDGES: dict[str, type[Bridge]] = {"linear": LinearBridge, "copy": CopyBridge, "none": Bridge}

@@ -390,7 +390,7 @@ class TransformerClassifierSettings(TransformerSettings):
 
     @classmethod
     def registries(cls) -> Registries:
-        from dragoman.models.classifier import POOLS
+        from dragoman.models.single_sequence import POOLS
 
         return {**super().registries(), "pool": POOLS}
 
@@ -426,7 +426,7 @@ class RnnClassifierSettings(RnnSettings):
 
     @classmethod
     def registries(cls) -> Registries:
-        from dragoman.models.classifier import POOLS
+        from dragoman.models.single_sequence import POOLS
 
         return {**super().registries(), "pool": POOLS}
 

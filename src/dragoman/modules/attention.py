@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -39,11 +40,8 @@ class StepContext:
 
 
 def split_heads(x_BTC: Tensor, heads: int) -> Tensor:
+    """Return a view of the features by heads: x_BHTD."""
     return x_BTC.view(*x_BTC.shape[:2], heads, -1).transpose(1, 2)
-
-
-def join_heads(x_BHTD: Tensor) -> Tensor:
-    return x_BHTD.transpose(1, 2).flatten(2)
 
 
 class MultiHeadAttention(nn.Module):
@@ -58,12 +56,14 @@ class MultiHeadAttention(nn.Module):
         self.fusable = settings.kernel == "auto" and settings.projections and settings.scaled and same_width
         self.out = Linear(self.value_width, settings.width) if settings.projections else nn.Identity()
 
-    def undo_scaling(self, q_BHTD: Tensor) -> Tensor:
-        """Kernels divide scores by the root of the width; without `scaled`, multiply the queries by it."""
+    def split_query(self, query_BTE: Tensor) -> Tensor:
+        """Split queries into heads. Kernels divide scores by the root of the width; without `scaled`, undo that."""
+        q_BHTD = split_heads(query_BTE, self.heads)
         return q_BHTD if self.settings.scaled else q_BHTD * q_BHTD.size(-1) ** 0.5
 
     def project_output(self, out_BHTD: Tensor) -> Tensor:
-        out_BTC: Tensor = self.out(join_heads(self.dropout(out_BHTD)))
+        """Join the heads: out_BTC."""
+        out_BTC: Tensor = self.out(self.dropout(out_BHTD).transpose(1, 2).flatten(2))
         return out_BTC
 
 
@@ -78,35 +78,34 @@ class SelfAttention(MultiHeadAttention):
         bidirectional: bool,
     ) -> None:
         super().__init__(settings)
-        if settings.projections:
-            self.query_key_value = Linear(settings.width, 2 * self.query_width + self.value_width)
+        widths = settings.width, 2 * self.query_width + self.value_width
+        self.query_key_value = Linear(*widths) if settings.projections else nn.Identity()
         self.relate = relate(settings)
         pattern = PATTERNS[settings.attention if bidirectional else settings.decoder_attention]
         self.pattern = pattern(settings, bidirectional=bidirectional)
         self.fusable = self.fusable and type(self.relate) is AttentionPosition and type(self.pattern) is FullAttention
 
-    def project_qkv(self, x_BTC: Tensor) -> Tensor:
-        """Return queries, keys and values side by side; without projections, the input serves as all three."""
-        out: Tensor = self.query_key_value(x_BTC) if self.settings.projections else x_BTC
-        return out
-
     def split_qkv(self, qkv_BTE: Tensor, position_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values by heads; queries and keys are rotated if the position scheme says so."""
+        """Split the projection into queries, keys and values by heads, with positions encoded in queries and keys.
+
+        Without projections the input serves as all three.
+        """
         widths = [self.query_width, self.query_width, self.value_width]
         parts = torch.split_with_sizes(qkv_BTE, widths, -1) if self.settings.projections else [qkv_BTE] * 3
         q, k, v = (split_heads(part, self.heads) for part in parts)
-        return self.undo_scaling(self.relate.rotate(q, position_BT)), self.relate.rotate(k, position_BT), v
+        q, k = self.relate.rotate(q, position_BT), self.relate.rotate(k, position_BT)
+        return q if self.settings.scaled else q * q.size(-1) ** 0.5, k, v
 
     def make_mask(self, rows: RowLayout) -> AttentionMask:
         """Return the mask for `forward`. All layers of a stack can share it."""
         return self.pattern.make_mask(rows, self.relate)
 
     def forward(self, x_BTC: Tensor, position_BT: Tensor, mask: AttentionMask) -> Tensor:
-        qkv_BTE = self.project_qkv(x_BTC)
+        qkv_BTE = self.query_key_value(x_BTC)
         if self.fusable and supports_packed_kernel(qkv_BTE, mask, self.settings.head_width):
             return self.project_output(split_heads(attend_packed(qkv_BTE, None, mask, self.heads), self.heads))
         q, k, v = self.split_qkv(qkv_BTE, position_BT)
-        return self.project_output(self.pattern(q, k, v, mask, self.relate, self.kernel))
+        return self.project_output(self.pattern(q, k, v, mask, partial(self.relate.attend, self.kernel)))
 
     def make_step_mask(self, position_N1: Tensor, capacity: int, dtype: torch.dtype) -> AttentionMask:
         """Return the mask for `step`: tokens at these positions attend to the cache up to their own position."""
@@ -122,7 +121,7 @@ class SelfAttention(MultiHeadAttention):
     def step(self, x_N1C: Tensor, cache: KeyValue, context: StepContext) -> Tensor:
         """Store the key and value of one more token per row in the cache, then attend to the cache."""
         position_N1 = context.position_N1
-        q_NH1D, k_NH1D, v_NH1D = self.split_qkv(self.project_qkv(x_N1C), position_N1)
+        q_NH1D, k_NH1D, v_NH1D = self.split_qkv(self.query_key_value(x_N1C), position_N1)
         if context.beam_indices_NK is not None:
             new = (k_NH1D[:, :, 0], v_NH1D[:, :, 0])
             out_NHD = attend_to_cache(q_NH1D[:, :, 0], new, cache, position_N1[:, 0], context.beam_indices_NK)
@@ -135,50 +134,40 @@ class SelfAttention(MultiHeadAttention):
             flat_MD.index_copy_(0, slot_N, new_NH1D.flatten(0, 2).to(cached_NHKD.dtype))
         return self.project_output(self.relate.attend(self.kernel, q_NH1D, *cache, context.mask))
 
-    def make_empty_cache(self, rows: int, like: Tensor) -> KeyValue:
-        """Return a cache with room for no token yet."""
-        return (
-            like.new_zeros(rows, self.heads, 0, self.settings.key_width),
-            like.new_zeros(rows, self.heads, 0, self.settings.head_width),
-        )
-
 
 class CrossAttention(MultiHeadAttention):
     """Attention of every target token to its source sentence."""
 
     def __init__(self, settings: AttentionSettings) -> None:
         super().__init__(settings)
-        if settings.projections:
-            self.query = Linear(settings.width, self.query_width)
-            self.key_value = Linear(settings.width, self.query_width + self.value_width)
+        widths = self.query_width, self.query_width + self.value_width
+        self.query, self.key_value = (
+            Linear(settings.width, width) if settings.projections else nn.Identity() for width in widths
+        )
 
     def project_memory(self, memory_BSC: Tensor) -> KeyValue:
-        """Return the keys and values of the source. They are made once and used at every step."""
+        """Return the keys and values of the source. In decoding they are made once and used at every step."""
         if not self.settings.projections:
-            both = split_heads(memory_BSC, self.heads)
-            return both, both
+            return (split_heads(memory_BSC, self.heads),) * 2
         k, v = self.key_value(memory_BSC).split([self.query_width, self.value_width], -1)
         return split_heads(k, self.heads), split_heads(v, self.heads)
 
-    def project_query(self, x_BTC: Tensor) -> Tensor:
-        return self.undo_scaling(split_heads(self.query(x_BTC) if self.settings.projections else x_BTC, self.heads))
+    def forward(self, x_BTC: Tensor, memory: Tensor | KeyValue, mask: AttentionMask) -> Tensor:
+        """Attend to the source: to its states, memory_BSC, as in training, or to keys and values made of them."""
+        query_BTE = self.query(x_BTC)
+        if isinstance(memory, Tensor):
+            if self.fusable and supports_packed_kernel(query_BTE, mask, self.settings.head_width):
+                out_BTE = attend_packed(query_BTE, self.key_value(memory), mask, self.heads)
+                return self.project_output(split_heads(out_BTE, self.heads))
+            memory = self.project_memory(memory)
+        q_BHTD = self.split_query(query_BTE)
+        if mask.length_B is None:
+            return self.project_output(self.kernel(q_BHTD, *memory, mask))
+        q_NHD = q_BHTD.transpose(1, 2).flatten(0, 1)
+        out_BTC: Tensor = self.out(attend_to_source(q_NHD, memory, mask.length_B).flatten(1)).view_as(x_BTC)
+        return out_BTC
 
-    def forward(self, x_BTC: Tensor, memory: KeyValue, mask: AttentionMask) -> Tensor:
-        if mask.length_B is not None:
-            q_NHD = self.project_query(x_BTC).transpose(1, 2).flatten(0, 1)
-            out_BTC: Tensor = self.out(attend_to_source(q_NHD, memory, mask.length_B).flatten(1)).view_as(x_BTC)
-            return out_BTC
-        return self.project_output(self.kernel(self.project_query(x_BTC), *memory, mask))
-
-    def attend_states(self, x_BTC: Tensor, memory_BSC: Tensor, mask: AttentionMask) -> Tensor:
-        """Attend straight to the source's states, as in training, where keys and values are used only once."""
-        if self.fusable:
-            query_BTC = self.query(x_BTC)
-            if supports_packed_kernel(query_BTC, mask, self.settings.head_width):
-                out_BTC = attend_packed(query_BTC, self.key_value(memory_BSC), mask, self.heads)
-                return self.project_output(split_heads(out_BTC, self.heads))
-        return self(x_BTC, self.project_memory(memory_BSC), mask)  # type: ignore[no-any-return]
-
-    def weights(self, x_BTC: Tensor, memory: KeyValue, mask: AttentionMask) -> Tensor:
+    def weights(self, x_BTC: Tensor, memory_BSC: Tensor, mask: AttentionMask) -> Tensor:
         """Return the attention weights that `forward` uses: weight_BHTS."""
-        return compute_attention_weights(self.project_query(x_BTC), memory[0], mask)
+        key_BHSD, _ = self.project_memory(memory_BSC)
+        return compute_attention_weights(self.split_query(self.query(x_BTC)), key_BHSD, mask)

@@ -9,8 +9,7 @@ Shapes   B sentences   S source width   T queries   C decoder width   M encoder 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -99,7 +98,12 @@ class AdditiveScore(AttentionScore):
 
     def forward(self, query_BTC: Tensor, key_BSA: Tensor) -> Tensor:
         inputs = self.query(query_BTC), key_BSA, self.weight
-        return score_additive_fused(*inputs) if supports_fused_score(*inputs) else score_additive_chunked(*inputs)
+        if not supports_fused_score(*inputs):
+            return score_additive_chunked(*inputs)
+        from dragoman.kernels.additive_score_triton import additive_score
+
+        score_BTS: Tensor = additive_score(*inputs)  # keeps the tanh in registers
+        return score_BTS
 
 
 def score_additive_reference(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -> Tensor:
@@ -111,14 +115,6 @@ def supports_fused_score(*inputs: Tensor) -> bool:
     """Return whether the Triton kernel can be used, which computes in float32."""
     supported = all(x.is_cuda and x.dtype in (torch.float32, torch.bfloat16, torch.float16) for x in inputs)
     return supported and inputs[-1].numel() <= WIDEST_FUSED_SCORE
-
-
-def score_additive_fused(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -> Tensor:
-    """Compute the score in one kernel that keeps the tanh in registers, gradients included."""
-    from dragoman.kernels.additive_score_triton import additive_score
-
-    score_BTS: Tensor = additive_score(query_BTA, key_BSA, weight_A)
-    return score_BTS
 
 
 def score_additive_chunked(query_BTA: Tensor, key_BSA: Tensor, weight_A: Tensor) -> Tensor:
@@ -173,8 +169,7 @@ def split_into_blocks(query_BTA: Tensor, key_BSA: Tensor) -> Iterator[tuple[slic
             yield slice(row, row + height), slice(time, time + width)
 
 
-@dataclass(frozen=True)
-class EncodedSource:
+class EncodedSource(NamedTuple):
     """Keys, values and padding mask of the sources, one per sentence."""
 
     key_BSA: Tensor
@@ -183,17 +178,13 @@ class EncodedSource:
 
     def keep(self, sentences_K: Tensor) -> EncodedSource:
         """Return only these sentences."""
-        return EncodedSource(*(each.index_select(0, sentences_K) for each in self.parts))
+        return EncodedSource(*(part.index_select(0, sentences_K) for part in self))
 
     def put(self, sentences_K: Tensor, fresh: EncodedSource) -> EncodedSource:
         """Overwrite these sentences in place."""
-        for old, new in zip(self.parts, fresh.parts):
+        for old, new in zip(self, fresh, strict=True):
             old.index_copy_(0, sentences_K, new)
         return self
-
-    @property
-    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.key_BSA, self.value_BSM, self.allowed_B1S
 
 
 class SourceAttention(nn.Module):
@@ -205,6 +196,7 @@ class SourceAttention(nn.Module):
         self.width = memory_width if score.reads else 0  # of the context vector
 
     def prepare(self, memory_BSM: Tensor, keep_BS: Tensor) -> EncodedSource:
+        """Return the source in the form that attention reads; `keep_BS` is False at padding."""
         return EncodedSource(self.score.keys(memory_BSM), memory_BSM, unmask_empty_queries(keep_BS[:, None]))
 
     def weights(self, query_BTC: Tensor, source: EncodedSource) -> Tensor:

@@ -46,22 +46,23 @@ class Dropout(nn.Module):
     a GPU. Here each element uses only 16 random bits, so the rate is exact to one part in 65,536.
     """
 
+    shared_axes = 0  # trailing axes along which one sample decides for all elements
+
     def __init__(self, rate: float) -> None:
         super().__init__()
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
-        mask = self.sample_mask(x.shape, x)
-        return x if mask is None else x * mask
+        return x * self.sample_mask(x) if self.training and self.rate else x
 
-    def sample_mask(self, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
-        """Return the factors for a tensor of this shape, 0 or 1 / (1 - rate); None if nothing is dropped."""
-        return sample_dropout_mask(shape, self.rate, like) if self.training and self.rate else None
+    def sample_mask(self, x: Tensor) -> Tensor:
+        """Return the factors for a tensor: 0 where it is dropped, else 1 / (1 - rate)."""
+        return sample_dropout_mask((*x.shape[: x.dim() - self.shared_axes], *[1] * self.shared_axes), self.rate, x)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """Return x + dropout(y), fused where that is faster."""
         if self.training and self.rate and y.device.type == "cpu":
-            return torch.addcmul(x, y, sample_dropout_mask(y.shape, self.rate, y))
+            return torch.addcmul(x, y, self.sample_mask(y))
         out: Tensor = x + self(y)
         return out
 
@@ -96,47 +97,33 @@ def _sample_on_cpu(shape: tuple[int, ...], rate: float, like: Tensor) -> Tensor:
     return keep.to(like.dtype).mul_(65_536 / (65_536 - dropped))
 
 
-class StructuredDropout(nn.Module):
-    """Drop a share `rate` of tokens, heads or layers in training: one sample decides for all of their elements."""
-
-    def __init__(self, rate: float) -> None:
-        super().__init__()
-        self.rate = rate
-
-    @property
-    def active(self) -> bool:
-        return self.training and self.rate > 0
-
-    def sample_mask(self, x: Tensor, axes: int) -> Tensor:
-        """Return factors that are constant along the last `axes` axes: 0 if dropped, else 1 / (1 - rate)."""
-        return sample_dropout_mask((*x.shape[:-axes], *[1] * axes), self.rate, x)
-
-    def extra_repr(self) -> str:
-        return f"{self.rate}"
-
-
-class WordDropout(StructuredDropout):
+class WordDropout(Dropout):
     """Drop the embeddings of tokens, but not their positions, and scale up the others (Sennrich 2019)."""
+
+    shared_axes = 1
 
     def forward(self, x_BTC: Tensor, seen_BT: Tensor | None = None) -> Tensor:
         """Drop tokens, and those where `seen_BT` is False in any case."""
-        x_BTC = x_BTC * self.sample_mask(x_BTC, 1) if self.active else x_BTC
+        x_BTC = super().forward(x_BTC)
         return x_BTC if seen_BT is None else x_BTC * seen_BT[..., None]
 
 
-class HeadDropout(StructuredDropout):
-    """Drop the outputs of attention heads and scale up the others (DropHead, Zhou 2020)."""
+class HeadDropout(Dropout):
+    """Drop the outputs of attention heads, out_BHTD, and scale up the others (DropHead, Zhou 2020)."""
 
-    def forward(self, out_BHTD: Tensor) -> Tensor:
-        return out_BHTD * self.sample_mask(out_BHTD, 2) if self.active else out_BHTD
+    shared_axes = 2
 
 
-class LayerDropout(StructuredDropout):
+class LayerDropout(Dropout):
     """Let rows of a batch skip a layer (LayerDrop, Fan 2020).
 
     Nothing is scaled up, since the norm that follows would undo it. Each row is sampled separately, so the result does
     not depend on how the batch is split; the layer is computed for all rows either way.
     """
 
-    def forward(self, before_BTC: Tensor, after_BTC: Tensor) -> Tensor:
-        return torch.where(self.sample_mask(after_BTC, 2) > 0, after_BTC, before_BTC) if self.active else after_BTC
+    shared_axes = 2
+
+    def forward(self, before_BTC: Tensor, after_BTC: Tensor) -> Tensor:  # type: ignore[override]
+        if not (self.training and self.rate):
+            return after_BTC
+        return torch.where(self.sample_mask(after_BTC) > 0, after_BTC, before_BTC)

@@ -77,15 +77,15 @@ class Residual(nn.Module, Generic[Sublayer]):
         self.sublayer, self.norm, self.norm_place, self.skip = sublayer, norm, norm_place, skip
         self.dropout = Dropout(dropout)
 
-    def forward(self, x_BTC: Tensor, real_BT: Tensor | None, *args: Any) -> Tensor:
-        return self.wrap(x_BTC, real_BT, self.sublayer, *args)
-
-    def wrap(self, x_BTC: Tensor, real_BT: Tensor | None, function: Callable[..., Tensor], *args: Any) -> Tensor:
-        """Apply the residual connection around another method of the sublayer, such as its `step`."""
-        x_BTC, input_BTC = self.norm.fork(x_BTC, real_BT) if self.norm_place == "pre" else (x_BTC, x_BTC)
-        y_BTC = function(input_BTC, *args)
+    def forward(
+        self, x_BTC: Tensor, real_BT: Tensor | None, *args: Any, function: Callable[..., Tensor] | None = None
+    ) -> Tensor:
+        """Apply the sublayer, or another function of it such as its `step`, to the input and these arguments."""
+        pre = self.norm_place == "pre"
+        x_BTC, input_BTC = self.norm.fork(x_BTC, real_BT) if pre else (x_BTC, x_BTC)
+        y_BTC = (function or self.sublayer)(input_BTC, *args)
         out: Tensor = self.dropout.add(x_BTC, y_BTC) if self.skip else self.dropout(y_BTC)
-        return out if self.norm_place == "pre" else self.norm(out, real_BT)
+        return out if pre else self.norm(out, real_BT)
 
     def normalize_input(self, x_BTC: Tensor, real_BT: Tensor | None) -> Tensor:
         """Return what the sublayer gets as input."""

@@ -59,7 +59,7 @@ class LayerNorm(Norm):
         if self.fused(x_BTC):
             both: tuple[Tensor, Tensor] = _FusedFork.apply(x_BTC, self.weight, self.bias)  # type: ignore[no-untyped-call]
             return both
-        return super().fork(x_BTC, real_BT)
+        return x_BTC, self(x_BTC, real_BT)
 
     def fused(self, x_BTC: Tensor) -> bool:
         """Return whether one Triton kernel computes all gradients: when training in half precision on a GPU."""

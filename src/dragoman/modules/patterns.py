@@ -63,16 +63,9 @@ class FullAttention(nn.Module):
         mask = make_self_attention_mask(rows, bidirectional=self.bidirectional)
         return replace(mask, relative=relate.compute_relative_in_rows(rows))
 
-    def forward(
-        self,
-        q_BHTD: Tensor,
-        k_BHTD: Tensor,
-        v_BHTD: Tensor,
-        mask: AttentionMask,
-        relate: AttentionPosition,
-        kernel: Kernel,
-    ) -> Tensor:
-        return relate.attend(kernel, q_BHTD, k_BHTD, v_BHTD, mask)
+    def forward(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: AttentionMask, attend: Kernel) -> Tensor:
+        """Compute attention by `attend`, which combines a kernel with a position scheme."""
+        return attend(q_BHTD, k_BHTD, v_BHTD, mask)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,20 +125,12 @@ class BlockedAttention(FullAttention, ABC):
         allowed_BNQK = self.make_allowed(split_queries_keys(segment_BT), positions)
         return BlockMask(allowed_BNQK[:, None], relative=relate.compute_relative(*positions), links_NL=links_NL)
 
-    def forward(
-        self,
-        q_BHTD: Tensor,
-        k_BHTD: Tensor,
-        v_BHTD: Tensor,
-        mask: AttentionMask,
-        relate: AttentionPosition,
-        kernel: Kernel,
-    ) -> Tensor:
+    def forward(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: AttentionMask, attend: Kernel) -> Tensor:
         if not isinstance(mask, BlockMask):
-            return super().forward(q_BHTD, k_BHTD, v_BHTD, mask, relate, kernel)
+            return super().forward(q_BHTD, k_BHTD, v_BHTD, mask, attend)
         q_BHNQD = split_into_row_blocks(q_BHTD, self.block)
         k_BHNKD, v_BHNKD = (gather_linked_blocks(x_BHTD, mask.links_NL, self.block) for x_BHTD in (k_BHTD, v_BHTD))
-        out_BHNQD = relate.attend(kernel, q_BHNQD, k_BHNKD, v_BHNKD, mask)
+        out_BHNQD = attend(q_BHNQD, k_BHNKD, v_BHNKD, mask)
         return out_BHNQD.flatten(2, 3)[:, :, : q_BHTD.size(2)]
 
 
@@ -225,20 +210,12 @@ class BigBird(BlockedAttention):
         global_mask = replace(make_self_attention_mask(rows, bidirectional=True), relative=relative)
         return replace(mask, global_mask=global_mask)
 
-    def forward(
-        self,
-        q_BHTD: Tensor,
-        k_BHTD: Tensor,
-        v_BHTD: Tensor,
-        mask: AttentionMask,
-        relate: AttentionPosition,
-        kernel: Kernel,
-    ) -> Tensor:
-        out_BHTD = super().forward(q_BHTD, k_BHTD, v_BHTD, mask, relate, kernel)
+    def forward(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: AttentionMask, attend: Kernel) -> Tensor:
+        out_BHTD = super().forward(q_BHTD, k_BHTD, v_BHTD, mask, attend)
         if not isinstance(mask, BlockMask) or mask.global_mask is None:
             return out_BHTD
         few = self.settings.global_blocks * self.block
-        first_BHQD = relate.attend(kernel, q_BHTD[:, :, :few], k_BHTD, v_BHTD, mask.global_mask)
+        first_BHQD = attend(q_BHTD[:, :, :few], k_BHTD, v_BHTD, mask.global_mask)
         return torch.cat([first_BHQD, out_BHTD[:, :, few:]], 2)
 
 
@@ -276,15 +253,7 @@ class Linformer(FullAttention):
             )
         return super().make_mask(rows, relate)
 
-    def forward(
-        self,
-        q_BHTD: Tensor,
-        k_BHTD: Tensor,
-        v_BHTD: Tensor,
-        mask: AttentionMask,
-        relate: AttentionPosition,
-        kernel: Kernel,
-    ) -> Tensor:
+    def forward(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: AttentionMask, attend: Kernel) -> Tensor:
         assert mask.allowed is not None
         real_B1T1 = mask.allowed.mT
 
@@ -293,7 +262,7 @@ class Linformer(FullAttention):
             return (real_BHTD.mT @ weight_TR[: real_BHTD.size(2)].to(x_BHTD.dtype)).mT.contiguous()
 
         k_BHRD, v_BHRD = project(k_BHTD, self.key_TR), project(v_BHTD, self.value_TR)
-        return relate.attend(kernel, q_BHTD, k_BHRD, v_BHRD, AttentionMask())
+        return attend(q_BHTD, k_BHRD, v_BHRD, AttentionMask())
 
 
 def list_neighbour_blocks(blocks: int, window: int, bidirectional: bool, device: torch.device) -> Tensor:

@@ -1,7 +1,7 @@
 """Recurrent cells and stacks of them, for unpacked rows: one sentence per row.
 
-A cell has two implementations: `step` is written to be read, and `forward` runs full sentences through PyTorch's fused
-kernel (on a GPU the step of the LSTM is fused as well). To add a cell, write a subclass of Cell and a line in CELLS.
+A cell is its `advance`, written to be read. `forward` runs full sentences through a fused kernel of PyTorch if there is
+one (on a GPU the step of the LSTM is fused as well). To add a cell, write a subclass of Cell and a line in CELLS.
 
 Shapes   B rows   T tokens   N rows of one step   I input width   C state width   G width of all gates
 """
@@ -29,6 +29,7 @@ class Cell(nn.Module, ABC):
     gates, parts = 1, 1  # blocks of the weight matrices; tensors of the state
     takes_nonlinearity = False  # whether model.nonlinearity applies
     torch_module: ClassVar[type[nn.RNNBase] | None] = None  # computes the same, for tests
+    kernel: Callable[..., tuple[Tensor, ...]] | None = None  # of PyTorch, for full sentences; None: a loop over steps
 
     def __init__(self, inputs: int, width: int, *, nonlinearity: str = "tanh", learned: bool = False) -> None:
         super().__init__()
@@ -59,10 +60,6 @@ class Cell(nn.Module, ABC):
     def advance(self, gates_NG: Tensor, state: CellState) -> CellState:
         """Return the next state, given the input's part of the gates."""
 
-    @abstractmethod
-    def forward(self, x_BTI: Tensor, state: CellState) -> Tensor:
-        """Return the output after each token of full sentences: h_BTC."""
-
     def run_loop(self, x_BTI: Tensor, state: CellState) -> Tensor:
         """Compute `forward` step by step, in the dtype of the fused kernels."""
         gates_BTG, out = self.project_input(x_BTI), []
@@ -75,8 +72,10 @@ class Cell(nn.Module, ABC):
         """Return the second bias of PyTorch's kernels, which is redundant here."""
         return torch.zeros_like(self.bias)
 
-    def run_fused(self, kernel: Callable[..., tuple[Tensor, ...]], x_BTI: Tensor, state: CellState) -> Tensor:
-        """Run PyTorch's kernel for full sentences, in the autocast precision."""
+    def forward(self, x_BTI: Tensor, state: CellState) -> Tensor:
+        """Return the output after each token of full sentences, h_BTC, in the autocast precision."""
+        if self.kernel is None:
+            return self.run_loop(x_BTI, state)
         device = x_BTI.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.bias.dtype
         parameters = [self.input_weight, self.hidden_weight, self.bias, self.hidden_bias()]
@@ -88,7 +87,9 @@ class Cell(nn.Module, ABC):
         # has_biases, num_layers, dropout, train, bidirectional, batch_first
         options = (True, 1, 0.0, torch.is_grad_enabled(), False, True)
         with torch.autocast(device, enabled=False):
-            out: Tensor = kernel(x_BTI.to(dtype), initial if len(initial) > 1 else initial[0], weights, *options)[0]
+            out: Tensor = self.kernel(x_BTI.to(dtype), initial if len(initial) > 1 else initial[0], weights, *options)[
+                0
+            ]
         return out
 
 
@@ -98,12 +99,12 @@ class VanillaCell(Cell):
     takes_nonlinearity = True
     torch_module = nn.RNN
 
+    def __init__(self, inputs: int, width: int, *, nonlinearity: str = "tanh", learned: bool = False) -> None:
+        super().__init__(inputs, width, nonlinearity=nonlinearity, learned=learned)
+        self.kernel = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}.get(nonlinearity)
+
     def advance(self, gates_NG: Tensor, state: CellState) -> CellState:
         return (NONLINEARITIES[self.nonlinearity](gates_NG + F.linear(state[0], self.hidden_weight)),)
-
-    def forward(self, x_BTI: Tensor, state: CellState) -> Tensor:
-        kernel = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}.get(self.nonlinearity)
-        return self.run_fused(kernel, x_BTI, state) if kernel else self.run_loop(x_BTI, state)
 
 
 class GruCell(Cell):
@@ -111,6 +112,7 @@ class GruCell(Cell):
 
     gates = 3
     torch_module = nn.GRU
+    kernel = torch.gru
 
     def __init__(self, inputs: int, width: int, *, nonlinearity: str = "tanh", learned: bool = False) -> None:
         super().__init__(inputs, width, nonlinearity=nonlinearity, learned=learned)
@@ -127,15 +129,13 @@ class GruCell(Cell):
         new_NC = torch.tanh(content + r_NC * content_h)
         return ((1 - z_NC) * new_NC + z_NC * h_NC,)
 
-    def forward(self, x_BTI: Tensor, state: CellState) -> Tensor:
-        return self.run_fused(torch.gru, x_BTI, state)
-
 
 class LstmCell(Cell):
     """Input, forget and output gates around a memory cell c (Hochreiter 1997, Gers 2000)."""
 
     gates, parts = 4, 2
     torch_module = nn.LSTM
+    kernel = torch.lstm
 
     def __init__(self, inputs: int, width: int, *, nonlinearity: str = "tanh", learned: bool = False) -> None:
         super().__init__(inputs, width, nonlinearity=nonlinearity, learned=learned)
@@ -152,9 +152,6 @@ class LstmCell(Cell):
         i_NC, f_NC, o_NC = torch.sigmoid(input_), torch.sigmoid(forget), torch.sigmoid(output)
         c_NC = f_NC * c_NC + i_NC * torch.tanh(content)
         return o_NC * torch.tanh(c_NC), c_NC
-
-    def forward(self, x_BTI: Tensor, state: CellState) -> Tensor:
-        return self.run_fused(torch.lstm, x_BTI, state)
 
 
 class RecurrentLayer(nn.Module):
@@ -173,11 +170,8 @@ class RecurrentLayer(nn.Module):
         if self.back is None:
             return out_BTC, last_BC
         back_BTC = self.back(ends.reverse(x_BTI), self.back.make_initial_state(B))
-        out_BTC, last_BC = (
-            torch.cat([out_BTC, ends.reverse(back_BTC)], -1),
-            torch.cat([last_BC, ends.last(back_BTC)], -1),
-        )
-        return out_BTC, last_BC
+        out_BTC = torch.cat([out_BTC, ends.reverse(back_BTC)], -1)
+        return out_BTC, torch.cat([last_BC, ends.last(back_BTC)], -1)
 
 
 class SentenceEnds:
@@ -197,39 +191,39 @@ class SentenceEnds:
         self.last_B = (row_B1 + (length_B1 - 1).clamp(min=0)).flatten()
 
     def reverse(self, x_BTC: Tensor) -> Tensor:
+        """Reverse each sentence and leave its padding on the right."""
         return x_BTC.flatten(0, 1).index_select(0, self.reversed_N).view_as(x_BTC)
 
     def last(self, x_BTC: Tensor) -> Tensor:
+        """Return the last token of each sentence: x_BC."""
         return x_BTC.flatten(0, 1).index_select(0, self.last_B)
 
 
 class CellStack(nn.Module):
     """Unidirectional cells, each of which reads the outputs of the one below."""
 
+    cells: Sequence[Cell]
+
     def __init__(self, cells: Sequence[Cell], dropout: float) -> None:
         super().__init__()
-        self.cells = nn.ModuleList(cells)
+        self.cells = nn.ModuleList(cells)  # type: ignore[assignment]
         self.dropout = Dropout(dropout)
 
     def make_initial_state(self, rows: int) -> StackState:
-        return [cell.make_initial_state(rows) for cell in self.get_cells()]
-
-    def get_cells(self) -> list[Cell]:
-        return [cell for cell in self.cells if isinstance(cell, Cell)]
+        return [cell.make_initial_state(rows) for cell in self.cells]
 
     def forward(self, x_BTI: Tensor, states: StackState) -> Tensor:
         """Return the top layer's output after each token of full sentences."""
-        for number, (cell, state) in enumerate(zip(self.get_cells(), states, strict=True)):
+        for number, (cell, state) in enumerate(zip(self.cells, states, strict=True)):
             x_BTI = cell(self.dropout(x_BTI) if number else x_BTI, state)
         return x_BTI
 
-    def step(self, x_NI: Tensor, states: StackState) -> tuple[Tensor, StackState]:
-        """Return the top layer's output after one more token, and the new states."""
-        return self.advance(self.get_cells()[0].project_input(x_NI), states)
-
     def advance(self, gates_NG: Tensor, states: StackState) -> tuple[Tensor, StackState]:
-        """Do the same, given the input's part of the lowest cell's gates."""
-        bottom, *higher = self.get_cells()
+        """Return the top layer's output after one more token, and the new states.
+
+        The input's part of the lowest cell's gates is given.
+        """
+        bottom, *higher = self.cells
         after = [bottom.advance(gates_NG, states[0])]
         for cell, state in zip(higher, states[1:], strict=True):
             after.append(cell.step(self.dropout(after[-1][0]), state))

@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dragoman.config.settings import TrainSettings
 from dragoman.errors import UserError
 from dragoman.io import digest_file
-from dragoman.models.transformer import DecoderLayer, EncoderLayer
+from dragoman.models.transformer import TransformerLayer
 from dragoman.modules.norms import BatchNorm
 from dragoman.process_group import ProcessGroup
 from dragoman.run_dir import read_json, unwritable, write_text
@@ -98,7 +98,7 @@ class FullyShardedDataParallel(SingleProcess):
         assert group.tensor_group
         mesh = DeviceMesh.from_group(group.tensor_group, next(learner.parameters()).device.type)
         for module in learner.modules():
-            if isinstance(module, EncoderLayer | DecoderLayer):  # training calls only their `forward`
+            if isinstance(module, TransformerLayer):  # training calls only their `forward`
                 fully_shard(module, mesh=mesh)
         fully_shard(learner, mesh=mesh)
 

@@ -39,7 +39,7 @@ from dragoman.inference.engines.formats import (
     list_vocabulary,
 )
 from dragoman.io import keep_folder
-from dragoman.models.transformer import DecoderLayer, EncoderLayer, Transformer, TransformerStack
+from dragoman.models.transformer import Transformer, TransformerStack
 from dragoman.modules.attention import SelfAttention
 from dragoman.modules.feedforward import FeedForward, Residual, SwiGluFeedForward
 from dragoman.modules.positions import Learned, Relative, Sinusoidal, make_sinusoids
@@ -173,10 +173,8 @@ def fill_stack(spec: Any, stack: TransformerStack) -> None:
     if stack.settings.norm_place == "pre":
         fill_norm(spec.layer_norm, stack.norm)
     for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
-        assert isinstance(layer, EncoderLayer | DecoderLayer)
         fill_attention(layer_spec.self_attention, layer.attention)
-        if isinstance(layer, DecoderLayer):
-            assert layer.cross
+        if layer.cross:
             fill_residual(layer_spec.attention, layer.cross)
             cross = layer.cross.sublayer
             fill_products(layer_spec.attention.linear, cross.query, cross.key_value, cross.out)

@@ -37,7 +37,7 @@ from dragoman.inference.engines.formats import Holds, check_holds, check_widths,
 from dragoman.models.base import collect_tensors
 from dragoman.models.registry import build_model
 from dragoman.models.settings import TransformerSettings
-from dragoman.models.transformer import DecoderLayer, EncoderLayer, Transformer, TransformerStack
+from dragoman.models.transformer import Transformer, TransformerLayer, TransformerStack
 from dragoman.modules.positions import make_sinusoids
 from dragoman.recipe import Recipe, check_model, read_recipe
 from dragoman.run_dir import RunFolder
@@ -94,17 +94,15 @@ def list_stack_weights(prefix: str, stack: TransformerStack) -> Iterator[Weight]
     if stack.settings.norm_place == "pre":
         yield from output_weights(f"{prefix}layer_norm.", stack.norm)
     for number, layer in enumerate(stack.layers):
-        assert isinstance(layer, EncoderLayer | DecoderLayer)
         yield from list_layer_weights(f"{prefix}layers.{number}.", layer)
 
 
-def list_layer_weights(prefix: str, layer: EncoderLayer | DecoderLayer) -> Iterator[Weight]:
+def list_layer_weights(prefix: str, layer: TransformerLayer) -> Iterator[Weight]:
     own = layer.attention.sublayer
     yield from input_weights(f"{prefix}self_attn.", own.query_key_value, "q_proj.", "k_proj.", "v_proj.")
     yield from output_weights(f"{prefix}self_attn.out_proj.", own.out)
     yield from output_weights(f"{prefix}self_attn_layer_norm.", layer.attention.norm)
-    if isinstance(layer, DecoderLayer):
-        assert layer.cross
+    if layer.cross:
         cross = layer.cross.sublayer
         yield from input_weights(f"{prefix}encoder_attn.", cross.query, "q_proj.")
         yield from input_weights(f"{prefix}encoder_attn.", cross.key_value, "k_proj.", "v_proj.")

@@ -1,25 +1,49 @@
-"""Text classifiers: an encoder, a pool from token states to one state per text, and a projection to labels.
+"""Models of single sequences: language models, which are a decoder, and text classifiers, which are an encoder.
 
-A pool takes states_BSC, the row layout and T, and returns zeros for
+A classifier pools the states of a text into one. A pool takes states_BSC, the row layout and T, and returns zeros for
 texts that a row does not have. To add a pool, write a function and a line in POOLS.
 
-Shapes   B rows   S source width   T texts of a row   C model width
+Shapes   B rows   S source width   T target width, or texts of a row   C model width
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dragoman.kernels.masks import RowLayout
-from dragoman.models.base import Model, initialize_parameters
-from dragoman.models.rnn import RecurrentEncoder
-from dragoman.models.settings import ClassifierSettings, RnnClassifierSettings
-from dragoman.models.transformer import Encoder
+from dragoman.models.base import AutoregressiveModel, Model
+from dragoman.models.rnn import RecurrentEncoder, RecurrentLmDecoder
+from dragoman.models.settings import ClassifierSettings, LmSettings, RnnClassifierSettings, RnnLmSettings
+from dragoman.models.transformer import Decoder, Encoder
 from dragoman.modules.dropout import Dropout
 from dragoman.types import Batch
+
+
+class LanguageModel(AutoregressiveModel):
+    """A model of the next token, given all tokens before it."""
+
+    def __init__(self, settings: LmSettings, *, source_size: int, target_size: int, joint: bool) -> None:  # noqa: ARG002
+        super().__init__()
+        settings.check()
+        self.settings = settings
+        self.decoder: RecurrentLmDecoder | Decoder
+        if isinstance(settings, RnnLmSettings):
+            self.decoder = RecurrentLmDecoder(settings, nn.Embedding(target_size, settings.embedded_width))
+        else:
+            self.decoder = Decoder(settings, nn.Embedding(target_size, settings.width), cross=False)
+        self.add_projection(settings.output_width, target_size, self.decoder.embedding if settings.tied else None)
+
+    def forward(self, batch: Batch) -> Tensor:
+        out: Tensor = self.decoder(batch.target_in_BT, RowLayout.from_target(batch))
+        return out
+
+    def start(self, source_BS: Tensor, keep_BS: Tensor) -> Any:  # noqa: ARG002 - the protocol's signature
+        """Return the state before the first token, one row per source; the sources are ignored."""
+        return self.decoder.start(len(source_BS))
 
 
 def make_membership(rows: RowLayout, texts: int) -> Tensor:
@@ -75,14 +99,7 @@ POOLS: dict[str, Pool] = {
 class TextClassifier(Model):
     """One pooled state per text; `project` maps it to a logit per label."""
 
-    def __init__(
-        self,
-        settings: ClassifierSettings,
-        *,
-        source_size: int,
-        target_size: int,
-        joint: bool,  # noqa: ARG002
-    ) -> None:
+    def __init__(self, settings: ClassifierSettings, *, source_size: int, target_size: int, joint: bool) -> None:  # noqa: ARG002
         super().__init__()
         settings.check()
         self.settings, self.pool = settings, POOLS[settings.pool]
@@ -94,8 +111,7 @@ class TextClassifier(Model):
         else:
             self.encoder = Encoder(settings, nn.Embedding(source_size, settings.width))
         self.dropout = Dropout(settings.dropout)
-        self.project = nn.Linear(settings.width, target_size, bias=False)
-        initialize_parameters(self)
+        self.add_projection(settings.width, target_size)
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the state of the n-th text of a source row at index n of the target row: states_BTC."""
