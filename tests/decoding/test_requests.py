@@ -7,7 +7,7 @@ import pytest
 from dragoman.config.settings import SearchSettings, TokenizerSettings
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
-from dragoman.inference.constraints import limit_length, make_constraints, merge_search, widen_nbest
+from dragoman.inference.constraints import limit_length, make_constraints, merge_search
 from dragoman.types import Line, Pair
 
 OWN = SearchSettings(beam=6, nbest=2)
@@ -22,14 +22,6 @@ def test_settings_are_laid_over_the_runs_own() -> None:
     for wrong, complaint in (({"beem": 3}, "did you mean 'beam'"), ({"unknown": "drip"}, "did you mean 'drop'")):
         with pytest.raises(UserError, match=complaint):
             merge_search(OWN, wrong)
-
-
-def test_more_is_found_where_some_may_fall_away() -> None:
-    """One text spelt in two ways is one answer; coverage may put another first."""
-    assert widen_nbest(SearchSettings(beam=6)).nbest == 1
-    assert widen_nbest(SearchSettings(beam=6, nbest=2)).nbest == 6
-    assert widen_nbest(SearchSettings(beam=6, coverage=0.1)).nbest == 6
-    assert widen_nbest(SearchSettings(beam=6, nbest=2, method="sample")).nbest == 2
 
 
 def test_what_is_asked_for_has_room_of_its_own() -> None:

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dragoman.config.settings import SearchSettings
 from dragoman.data.batches import group_by_key, round_to_bucket
 from dragoman.decoding.beam import beam_search
+from dragoman.decoding.protocol import SearchResult
+from dragoman.decoding.request import Job
 from dragoman.decoding.sampling import search_greedy
 from dragoman.errors import UserError
+from dragoman.inference.engines.base import Engine
 from dragoman.inference.loading import load
 from dragoman.inference.postprocess import drop_duplicates, join_hypotheses, warning_kinds
 from dragoman.inference.postprocess import split_sentences as sentences_of
@@ -284,6 +291,23 @@ def test_one_text_is_one_answer(translator: Translator) -> None:
     """Two ways to spell a text in pieces are not two answers."""
     one, other = translator.translate(["ba.", "fo."])
     assert drop_duplicates([one, other, one]) == [one, other]
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked"),
+    [({}, 1), ({"nbest": 2}, 6), ({"coverage": 0.1}, 6), ({"nbest": 2, "method": "sample"}, 2)],
+)
+def test_more_is_found_where_some_may_fall_away(translator: Translator, settings: dict[str, Any], asked: int) -> None:
+    """One text spelt in two ways is one answer; coverage may put another first."""
+    seen: list[int] = []
+
+    class Recorder(Engine):
+        def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
+            seen.append(search.nbest)
+            return translator.engine.search(jobs, search)
+
+    replace(translator, engine=Recorder()).nbest(["ba."], beam=6, search=settings)
+    assert seen == [asked]
 
 
 @pytest.mark.parametrize(("count", "beam"), [(5, None), (3, 2), (2, 1), (0, 4), (1, 0), (1, -1)])

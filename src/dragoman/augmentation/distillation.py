@@ -25,7 +25,7 @@ from dragoman.config.settings import Amount, CorpusSettings, Listed, Settings
 from dragoman.data.corpus import fingerprint_corpus, read_pairs
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
-from dragoman.inference.loading import RunPaths, list_runs, load_as
+from dragoman.inference.loading import RunPaths, load_as
 from dragoman.inference.translator import Translator
 from dragoman.io import cache_folder, digest_bytes, share_folder
 from dragoman.metrics.metrics import METRICS
@@ -188,7 +188,7 @@ class Teacher:
         beam = settings.beam or own.search.beam
         if settings.closest and beam == 1:
             raise UserError("--closest chooses among the answers in a beam, so it needs --beam 2 or more")
-        runs = list_runs(run)
+        runs = [run] if isinstance(run, str | Path) else list(run)
         way = [digest_runs(runs), own.search.model_dump(mode="json", exclude_defaults=True, exclude={"beam"})]
         digest = digest_bytes(json.dumps(way, sort_keys=True).encode())
         return cls(translator, " and ".join(map(str, runs)), digest, beam, settings.closest)

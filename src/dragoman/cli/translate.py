@@ -167,7 +167,7 @@ def load_line_translator(
         align=options.as_json,
     )
     translator.encode_tag(options.tag)
-    if translator.recipe.model.reads_trees and not options.conllu:
+    if translator.reads_trees and not options.conllu:
         log("no trees were given with --conllu: words are known by their positions alone", WARNING)
     scores = options.as_json or decode.search.nbest > 1
     return LineTranslator(

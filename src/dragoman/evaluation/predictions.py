@@ -178,11 +178,11 @@ def evaluate(
     """
     from dragoman.inference.generator import Generator
     from dragoman.inference.loading import load
-    from dragoman.inference.predictor import check_texts
+    from dragoman.inference.predictor import check_lines
     from dragoman.inference.translator import Translator
     from dragoman.metrics.metrics import compute_metrics
 
-    sources = check_texts(sources, "evaluate", "source")
+    sources = check_lines(sources, "evaluate", "source")
     given = [] if isinstance(references, str) else list(references)
     if not given:
         raise UserError("evaluate takes references=[...], a list of lines, or of such lists; put a line into a list")
@@ -192,7 +192,8 @@ def evaluate(
     if tag and not isinstance(predictor, Translator):
         raise UserError(f"tag={tag!r} is for runs that translate; leave it out")
     single = isinstance(given[0], str)
-    lists = [check_texts(each, "evaluate", "reference") for each in ([given] if single else given)]  # type: ignore[arg-type]
+    texts: Any = [given] if single else given
+    lists: list[list[str]] = [check_lines(each, "evaluate", "reference") for each in texts]
     for each in lists:
         if len(each) != len(sources):
             raise UserError(f"there are {len(sources)} sources but {len(each)} references; give one for each source")

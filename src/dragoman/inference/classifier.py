@@ -17,7 +17,7 @@ import torch
 
 from dragoman.data.batches import BatchPlan, Widths, collate_labels, group_by_key, round_to_bucket
 from dragoman.errors import UserError
-from dragoman.inference.predictor import Predictor, check_texts, eval_mode
+from dragoman.inference.predictor import Predictor, check_lines, eval_mode
 from dragoman.models.base import Model
 from dragoman.types import Example
 
@@ -40,7 +40,7 @@ class Classifier(Predictor[Model]):
 
     def classify(self, lines: Sequence[str]) -> list[Verdict]:
         """Return the label of each line, in order. An empty line has none."""
-        lines = check_texts(lines, "classify")
+        lines = check_lines(lines, "classify")
         parts = [self.split_ids(line) for line in lines]
         with eval_mode(self.model):
             found = iter(self.compute_logps([part for some in parts for part in some]))

@@ -23,7 +23,7 @@ import numpy as np
 
 from dragoman.config.settings import SearchSettings, build, override, pick
 from dragoman.data.tokenizers import Tokenizer, Tokenizers
-from dragoman.decoding.methods import METHODS, apply_fixed_settings, check_search_settings
+from dragoman.decoding.methods import apply_fixed_settings, check_search_settings
 from dragoman.decoding.request import UNREACHABLE, DecodingConstraints, SpellingTable, Term
 from dragoman.errors import UserError
 from dragoman.inference.postprocess import UNKNOWN_WORD_METHODS
@@ -194,9 +194,17 @@ def _entries(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def merge_search(
-    own: SearchSettings, changes: Mapping[str, Any] | None = None, *, beam: int | None = None, count: int | None = None
+    own: SearchSettings,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    beam: int | None = None,
+    count: int | None = None,
+    aligns: bool = True,
 ) -> SearchSettings:
-    """Return the search settings of a run with overrides, all of them checked."""
+    """Return the search settings of a run with overrides, all of them checked.
+
+    `aligns`: whether the model's attention tells source tokens apart, which some settings need.
+    """
     given = {"beam": beam, "nbest": count}
     values = {
         **own.model_dump(),
@@ -206,6 +214,13 @@ def merge_search(
     settings = build(SearchSettings, values, where="search")
     check_search_settings(settings)
     pick(UNKNOWN_WORD_METHODS, settings.unknown, "search.unknown")
+    needs = [f"search.coverage={settings.coverage:g}"] if settings.coverage else []
+    needs += [f"search.unknown={settings.unknown}"] if settings.unknown in ("copy", "dictionary") else []
+    if needs and not aligns:
+        raise UserError(
+            f"{needs[0]} needs the source word that each target word attends to, which this model's attention "
+            "(none or mean) does not give; leave it out, or train with another model.attention, such as additive"
+        )
     return apply_fixed_settings(settings)
 
 
@@ -218,12 +233,6 @@ def parse_search_overrides(overrides: Sequence[str], begun: Mapping[str, Any]) -
         override(values, item)
     changes: dict[str, Any] = values["search"]
     return changes
-
-
-def widen_nbest(settings: SearchSettings) -> SearchSettings:
-    """Return settings with nbest=beam if results may have the same text or will be reranked."""
-    more = METHODS[settings.method].reranks and (settings.nbest > 1 or settings.coverage > 0)
-    return settings.model_copy(update={"nbest": settings.beam}) if more else settings
 
 
 def make_constraints(

@@ -25,7 +25,7 @@ from dragoman.data.stream import TextWindows
 from dragoman.decoding.protocol import SearchResult
 from dragoman.decoding.sampling import sample_continuations
 from dragoman.errors import UserError
-from dragoman.inference.predictor import Predictor, check_texts, eval_mode
+from dragoman.inference.predictor import Predictor, check_lines, eval_mode
 from dragoman.models.single_sequence import LanguageModel
 from dragoman.types import BOS, EOS, PAD, UNK, Batch, Example
 
@@ -100,7 +100,7 @@ class Generator(Predictor[LanguageModel]):
 
         The n-th one is a function of the prompt, n and the seed; temperature 0 takes the likeliest tokens.
         """
-        prompts = check_texts(prompts, "generate")
+        prompts = check_lines(prompts, "generate")
         texts = [self.start_text(prompt, tokens, (seed, n)) for prompt in prompts for n in range(count)]
         with eval_mode(self.model):
             grids = [texts[at : at + self.rows] for at in range(0, len(texts), self.rows)]
@@ -174,7 +174,7 @@ class Generator(Predictor[LanguageModel]):
 
     def measure(self, lines: Sequence[str]) -> TextLikelihood:
         """Return how likely the text is, read in windows or line by line, as in training."""
-        lines = check_texts(lines, "measure")
+        lines = check_lines(lines, "measure")
         examples, form = (
             (self.make_windows(lines), "windows") if self.whole_files else (self.make_line_examples(lines), "lines")
         )

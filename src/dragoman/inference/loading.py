@@ -9,10 +9,12 @@ Shapes   B rows   S source width   T target width   V vocabulary
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +29,10 @@ from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.select import EngineParts, make_engine
 from dragoman.inference.generator import Generator
 from dragoman.inference.postprocess import PairStatistics
-from dragoman.inference.predictor import limit_tokens
 from dragoman.inference.translator import Translator
 from dragoman.io import cache_folder
-from dragoman.models.base import Model, Seq2Seq, collect_tensors
+from dragoman.models.base import Seq2Seq, collect_tensors
 from dragoman.models.registry import build_model, renamed
-from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder, load_tensors
 from dragoman.types import Batch, PairScore
 
@@ -45,17 +45,6 @@ PREDICTORS: dict[str, type[Translator] | type[Generator] | type[Classifier]] = {
 _P = TypeVar("_P", Translator, Generator, Classifier)
 
 
-class LoadedRun(NamedTuple):
-    """The content of a run folder, from which a predictor is built."""
-
-    model: Model
-    tokenizers: Tokenizers
-    recipe: Recipe
-    longest: int  # tokens of the longest source in training
-    device: torch.device
-    statistics: PairStatistics | None  # of the training pairs, where they are recorded
-
-
 def load(run: RunPaths, *, device: str = "auto", engine: str = "auto") -> Translator | Generator | Classifier:
     """Load a run folder as a Translator, a Generator or a Classifier, by what the model was trained to do.
 
@@ -66,17 +55,11 @@ def load(run: RunPaths, *, device: str = "auto", engine: str = "auto") -> Transl
         [hypothesis] = translator.translate(["A man walks his dog."])
         print(hypothesis.text)
     """
-    runs = list_runs(run)
-    if not runs:
+    opened = [open_run(one, device=device) for one in ([run] if isinstance(run, str | Path) else run)]
+    if not opened:
         raise UserError("there is no run to load; name a run folder, or several")
-    names = [str(one) for one in runs]
-    opened = [open_run(one, device=device) for one in runs]
-    loaded = opened[0] if len(opened) == 1 else combine_runs(opened, names)
-    predictor = PREDICTORS[loaded.recipe.model.task]
-    parts = {**loaded._asdict(), "run": ", ".join(names)}
-    if predictor is Translator:
-        parts["engine"] = open_engine(engine, loaded)
-    return predictor(**parts)
+    found = opened[0] if len(opened) == 1 else combine_runs(opened)
+    return replace(found, engine=open_engine(engine, found)) if isinstance(found, Translator) else found
 
 
 def load_as(predictor: type[_P], run: RunPaths, *, device: str = "auto", engine: str = "auto") -> _P:
@@ -87,16 +70,15 @@ def load_as(predictor: type[_P], run: RunPaths, *, device: str = "auto", engine:
     wanted, there = (
         next(task for task, each in PREDICTORS.items() if issubclass(one, each)) for one in (predictor, type(found))
     )
-    names = ", ".join(repr(str(one)) for one in list_runs(run))
+    names = ", ".join(repr(str(one)) for one in ([run] if isinstance(run, str | Path) else run))
     raise UserError(f"the model in {names} does not {wanted}: it was trained to {there}; use dragoman {there}")
 
 
-def list_runs(run: RunPaths) -> list[str | Path]:
-    return [run] if isinstance(run, str | Path) else list(run)
+def open_run(run: str | Path, *, device: str = "auto") -> Translator | Generator | Classifier:
+    """Read the model in a run folder. It needs nothing else, and nothing in the folder is executed.
 
-
-def open_run(run: str | Path, *, device: str = "auto") -> LoadedRun:
-    """Read the model in a run folder. It needs nothing else, and nothing in the folder is executed."""
+    A translator has the default engine.
+    """
     folder = RunFolder(run)
     recipe = folder.recipe()
     if not folder.model.exists():
@@ -115,32 +97,28 @@ def open_run(run: str | Path, *, device: str = "auto") -> LoadedRun:
     with prefix_errors(repr(str(folder.config))):
         model = build_model(recipe.model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
     copy_weights(model, renamed(weights, folder.check()), repr(str(folder.model)), "its config.yaml")
+    try:
+        longest = int(header["longest"])  # tokens of the longest source in training
+        statistics = PairStatistics(*json.loads(header["usual"])) if "usual" in header else None
+        if longest not in range(1 << 31) or not all(map(math.isfinite, statistics or ())):
+            raise ValueError
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
+        damage = f"the notes in the header of {str(folder.model)!r} are damaged"
+        raise UserError(f"{damage}; copy it again or restore it") from None
     where = choose_device(device)
-    longest, statistics = read_header(header, folder.model)
-    return LoadedRun(model.to(where).eval(), tokenizers, recipe, longest, where, statistics)
+    ready: Any = model.to(where).eval()
+    predictor = PREDICTORS[recipe.model.task]
+    return predictor(ready, tokenizers, recipe, longest, where, statistics=statistics, run=str(run))
 
 
-def open_engine(name: str, loaded: LoadedRun | Translator) -> Engine:
+def open_engine(name: str, loaded: Translator) -> Engine:
     """Return an engine for a model. Converted models go to the user's cache, not to the folder that the run's
     data.cache names: a run may come from anybody and must not decide where files are written."""
-    model = cast(Seq2Seq, loaded.model)
-    return make_engine(name, EngineParts(model, loaded.tokenizers, loaded.device, cache_folder()))
-
-
-def read_header(header: Mapping[str, str], path: Path) -> tuple[int, PairStatistics | None]:
-    """Return the longest source of training and the statistics of its pairs, from the header of the weights."""
-    try:
-        longest = int(header["longest"])
-        statistics = PairStatistics.read(header["usual"]) if "usual" in header else None
-        if longest in range(1 << 31) and (statistics is None or all(map(math.isfinite, statistics))):
-            return longest, statistics
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
-        pass
-    raise UserError(f"the notes in the header of {str(path)!r} are damaged; copy it again or restore it")
+    return make_engine(name, EngineParts(loaded.model, loaded.tokenizers, loaded.device, cache_folder()))
 
 
 def copy_weights(model: nn.Module, weights: dict[str, Tensor], name: str, place: str) -> None:
-    """Copy weights into a model whose tensors have the same names and shapes, or say which one does not fit."""
+    """Copy weights into a model whose tensors have the same names and shapes; refuse one that does not fit."""
     own = collect_tensors(model)
     for one in sorted(set(own) ^ set(weights)):
         raise UserError(f"{name} does not fit {place}: tensor {one!r} is only in one of them")
@@ -181,11 +159,10 @@ class EnsembleModel(Seq2Seq):
         return self.search.step(token_N, state)
 
 
-def combine_runs(runs: Sequence[LoadedRun], names: Sequence[str]) -> LoadedRun:
-    """Return the ensemble of several runs, with the search settings of the first; their vocabularies must be the
-    same."""
-    first = runs[0]
-    models = []
+def combine_runs(runs: Sequence[Translator | Generator | Classifier]) -> Translator:
+    """Return the ensemble of several runs with the same vocabularies, and with the search settings of the first."""
+    first, names = runs[0], [run.run for run in runs]
+    translators = []
     for run, name in zip(runs, names, strict=True):
         if run.tokenizers.fingerprint() != first.tokenizers.fingerprint():
             raise UserError(
@@ -194,13 +171,15 @@ def combine_runs(runs: Sequence[LoadedRun], names: Sequence[str]) -> LoadedRun:
             )
         if run.recipe.model.reads_trees != first.recipe.model.reads_trees:
             raise UserError(f"of {names[0]!r} and {name!r} only one reads trees, so they cannot answer as one")
-        if not isinstance(run.model, Seq2Seq):
+        if not isinstance(run, Translator):
             raise UserError(f"{name!r} does not translate, so it cannot be one of several that do")
-        models.append(run.model)
-    tightest = min(runs, key=lambda run: limit_tokens(run.recipe))  # a translation must fit into every model
+        translators.append(run)
+    tightest = min(translators, key=lambda run: run.max_tokens)  # a translation must fit into every model
+    model = EnsembleModel([run.model for run in translators]).eval()
     recipe = tightest.recipe.model_copy(update={"search": first.recipe.search})
     longest = min(run.longest for run in runs)
-    return first._replace(model=EnsembleModel(models).eval(), recipe=recipe, longest=longest)
+    about = (first.tokenizers, recipe, longest, first.device)
+    return Translator(model, *about, statistics=first.statistics, run=", ".join(names))
 
 
 def score(

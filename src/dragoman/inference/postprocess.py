@@ -14,10 +14,8 @@ from dataclasses import replace
 from operator import eq
 from typing import NamedTuple, Self
 
-from dragoman.config.settings import SearchSettings
 from dragoman.data.simple_tokenizers import SPACE_MARK, Tokenizer, WordTokenizer, count_letter_bytes
 from dragoman.decoding.protocol import SearchResult
-from dragoman.errors import UserError
 from dragoman.types import SPECIALS, UNK, Hypothesis
 
 FLAG_REPEATS, FLAG_LONG, FLAG_SHORT, FLAG_COPY, FLAG_UNKNOWN, FLAG_LOST, FLAG_ADDED = (
@@ -78,10 +76,6 @@ class PairStatistics(NamedTuple):
 
     def text(self) -> str:
         return json.dumps([round(value, 4) for value in self])
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        return cls(*json.loads(text))
 
 
 def length_ratio(source: int, target: int) -> float:
@@ -252,24 +246,6 @@ UNKNOWN_WORD_METHODS: dict[str, UnknownWordMethod | None] = {  # search.unknown
     "copy": copy_source_word,
     "dictionary": look_up_word,
 }
-
-
-def check_unknown(name: str, tokenizer: Tokenizer, dictionary: Mapping[str, str] | None) -> None:
-    if name != "drop" and not isinstance(tokenizer, WordTokenizer):
-        raise UserError(f"search.unknown={name} is for word vocabularies, and this run has none; leave it out")
-    if (name == "dictionary") != (dictionary is not None):
-        raise UserError("search.unknown=dictionary and a dictionary belong together; give both, or neither")
-
-
-def check_alignment(settings: SearchSettings, *, aligns: bool) -> None:
-    """Refuse settings that need an alignment if the model's attention gives none."""
-    needs = [f"search.coverage={settings.coverage:g}"] if settings.coverage else []
-    needs += [f"search.unknown={settings.unknown}"] if settings.unknown in ("copy", "dictionary") else []
-    if needs and not aligns:
-        raise UserError(
-            f"{needs[0]} needs the source word that each target word attends to, which this model's attention "
-            "(none or mean) does not give; leave it out, or train with another model.attention, such as additive"
-        )
 
 
 def fill_unknowns(

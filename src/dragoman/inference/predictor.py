@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -47,10 +48,15 @@ class Predictor(Generic[_M]):
     device: torch.device
     statistics: PairStatistics | None = field(default=None, kw_only=True)  # of the training pairs, where known
     run: str = field(default="", kw_only=True, compare=False)  # the folder that it was loaded from
-    max_tokens: int = field(init=False)  # of a text, see `limit_tokens`
+    max_tokens: int = field(init=False)  # of a text, EOS and tags not included: as many as the model has positions
+    max_unsplit: int = field(init=False)  # tokens up to which a text is kept whole
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "max_tokens", limit_tokens(self.recipe))
+        positions, tags = self.recipe.model.length_limit, self.recipe.data.tags
+        longest_tag = max((len(tag.split()) for tag in tags), default=0)
+        max_tokens = sys.maxsize if positions is None else positions - 1 - longest_tag
+        object.__setattr__(self, "max_tokens", max_tokens)
+        object.__setattr__(self, "max_unsplit", min(max(self.longest, MAX_UNSPLIT), max_tokens))
 
     def __repr__(self) -> str:
         """Return such as Translator('runs/demo', transformer, 3.8 M parameters, cpu)."""
@@ -61,58 +67,29 @@ class Predictor(Generic[_M]):
     def rows(self) -> int:
         return ROWS[self.device.type]
 
-    @property
-    def max_unsplit(self) -> int:
-        """The number of tokens up to which a text is kept whole."""
-        return min(max(self.longest, MAX_UNSPLIT), self.max_tokens)
 
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Turn dropout and garbage collection off, and restore both at the end.
 
-def limit_tokens(recipe: Recipe) -> int:
-    """Return the most tokens that a text may have, EOS and tags not included: as many as the model has positions."""
-    positions = recipe.model.length_limit
-    tags = max((len(tag.split()) for tag in recipe.data.tags), default=0)
-    return sys.maxsize if positions is None else positions - 1 - tags
-
-
-class eval_mode:
-    """A context in which dropout is off; the model's mode is restored after it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model, self.was_training = model, model.training
-
-    def __enter__(self) -> None:
-        if self.was_training:  # setting the mode of all modules takes milliseconds
-            self.model.eval()
-
-    def __exit__(self, *_: object) -> None:
-        if self.was_training:
-            self.model.train()
-
-
-class pause_garbage_collection:
-    """A context without garbage collection: thousands of hypotheses are many small lists, none of which is garbage,
-    and scanning them again and again takes longer than making them."""
-
-    def __enter__(self) -> None:
-        self.was_enabled = gc.isenabled()
-        gc.disable()
-
-    def __exit__(self, *_: object) -> None:
-        if self.was_enabled:
+    Thousands of hypotheses are many small lists, none of which is garbage: scanning them again and again would take
+    longer than making them.
+    """
+    was_training, collects = model.training, gc.isenabled()
+    if was_training:  # setting the mode of all modules takes milliseconds
+        model.eval()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_training:
+            model.train()
+        if collects:
             gc.enable()
 
 
-def check_lines(lines: Iterable[str | Line], verb: str) -> list[str | Line]:
-    """Return the lines as a list; refuse one line instead of several, and what is no text."""
-    return _check_items(lines, verb, "item", (str, Line))
-
-
-def check_texts(texts: Iterable[str], verb: str, noun: str = "item") -> list[str]:
-    """Return the texts as a list; refuse one text, and a `Line`, whose constraints have no use here."""
-    return _check_items(texts, verb, noun, (str,))
-
-
-def _check_items(lines: Iterable[_T], verb: str, noun: str, types: tuple[type, ...]) -> list[_T]:
+def check_lines(lines: Iterable[_T], verb: str, noun: str = "item", types: tuple[type, ...] = (str,)) -> list[_T]:
+    """Return the lines as a list; refuse one line instead of several, and what is not of these types."""
     if isinstance(lines, str | Line) or not isinstance(lines, Iterable):
         raise UserError(f"{verb} takes a list of lines; put a single line into a list of its own")
     found = list(lines)
@@ -133,7 +110,23 @@ def score_pairs(predictor: Predictor[Seq2Seq], examples: Sequence[Example]) -> l
     fitting = [i for i, one in enumerate(examples) if max(len(one.source), len(one.target)) <= most]
     with eval_mode(predictor.model):
         logps = dict(zip(fitting, compute_logps(predictor, [examples[i] for i in fitting]), strict=True))
-    return [make_pair_score(predictor, one, logps.get(i), most) for i, one in enumerate(examples)]
+    scores = []
+    for i, example in enumerate(examples):
+        source, target, warnings = len(example.source), example.target.tolist(), []
+        if i not in logps:
+            length = max(source, len(target))
+            warnings.append(f"without a score: {length} tokens, and the most that can be scored are {most}")
+        elif not source and target:
+            warnings.append("with an empty source")
+        elif source > predictor.longest:
+            warnings.append(f"longer than any sentence of training ({source} tokens against {predictor.longest})")
+        if UNK in target:
+            warnings.append(f"with what the tokenizer does not know: {target.count(UNK)} tokens of the target")
+        token_logps = [0.0] if not source and not target else logps.get(i, [])
+        logp = sum(token_logps) if token_logps else float("nan")
+        tokens = [*predictor.tokenizers.target.pieces(target), *predictor.tokenizers.target.pieces([EOS])]
+        scores.append(PairScore(logp, logp / len(tokens), tokens, token_logps, tuple(warnings)))
+    return scores
 
 
 @torch.inference_mode()
@@ -155,21 +148,3 @@ def compute_logps(predictor: Predictor[Seq2Seq], examples: Sequence[Example]) ->
                     logp_LV = model.project(states_LC).float().log_softmax(-1)
                     logps[i] += logp_LV.gather(1, target_L[:, None])[:, 0].tolist()
     return logps
-
-
-def make_pair_score(predictor: Predictor[Seq2Seq], example: Example, logps: list[float] | None, most: int) -> PairScore:
-    source, target = len(example.source), example.target.tolist()
-    warnings = []
-    if logps is None:
-        length = max(source, len(target))
-        warnings.append(f"without a score: {length} tokens, and the most that can be scored are {most}")
-    elif not source and target:
-        warnings.append("with an empty source")
-    elif source > predictor.longest:
-        warnings.append(f"longer than any sentence of training ({source} tokens against {predictor.longest})")
-    if UNK in target:
-        warnings.append(f"with what the tokenizer does not know: {target.count(UNK)} tokens of the target")
-    token_logps = [0.0] if not source and not target else logps or []
-    logp = sum(token_logps) if token_logps else float("nan")
-    tokens = [*predictor.tokenizers.target.pieces(target), *predictor.tokenizers.target.pieces([EOS])]
-    return PairScore(logp, logp / len(tokens), tokens, token_logps, tuple(warnings))

@@ -26,13 +26,14 @@ import torch
 from dragoman.config.messages import suggest_name
 from dragoman.config.settings import SearchSettings
 from dragoman.data.batches import BatchPlan, collate_pairs, group_by_key, round_to_bucket
+from dragoman.data.simple_tokenizers import WordTokenizer
 from dragoman.data.trees import find_tree_fault, link_tokens, locate_words
 from dragoman.decoding.beam import BeamState
 from dragoman.decoding.methods import METHODS, decode
 from dragoman.decoding.protocol import NEVER, SearchResult
 from dragoman.decoding.request import DecodingConstraints, Job
 from dragoman.errors import UserError
-from dragoman.inference.constraints import limit_length, list_unmet, make_constraints, merge_search, widen_nbest
+from dragoman.inference.constraints import limit_length, list_unmet, make_constraints, merge_search
 from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.torch import TorchEngine
 from dragoman.inference.postprocess import (
@@ -40,9 +41,7 @@ from dragoman.inference.postprocess import (
     NON_SPACE,
     NON_SPACES,
     AlignmentRows,
-    check_alignment,
     check_placeholders,
-    check_unknown,
     drop_duplicates,
     fill_unknowns,
     find_flags,
@@ -56,9 +55,7 @@ from dragoman.inference.predictor import (
     Predictor,
     bucket_widths,
     check_lines,
-    check_texts,
     eval_mode,
-    pause_garbage_collection,
     score_pairs,
 )
 from dragoman.models.base import Seq2Seq
@@ -79,10 +76,6 @@ class DecodeOptions:
     tag: str = ""
     align: bool = True
 
-    @property
-    def needs_alignments(self) -> bool:
-        return self.align or self.search.coverage > 0 or self.search.unknown != "drop"
-
 
 class SourceSegment(NamedTuple):
     """A line, or one sentence of a line that is longer than the model was trained on."""
@@ -96,10 +89,6 @@ class SourceSegment(NamedTuple):
     warning: str = ""
     constraints: DecodingConstraints = DecodingConstraints()
     limit: int = 0  # tokens of the translation, EOS included
-
-    @property
-    def job(self) -> Job:
-        return Job([*self.tag_ids, *self.ids], self.limit, self.constraints, self.links)
 
     def example(self, target: Sequence[int] = ()) -> Example:
         """Return the pair of this source and a target, for models that read both."""
@@ -170,28 +159,36 @@ class Translator(Predictor[Seq2Seq]):
         align: bool = True,
     ) -> DecodeOptions:
         """Return the options of a call: the run's search settings with overrides, checked against the model."""
-        settings = merge_search(self.recipe.search, search, beam=beam, count=count)
-        check_unknown(settings.unknown, self.tokenizers.target, dictionary)
-        check_alignment(settings, aligns=self.model.aligns)
+        settings = merge_search(self.recipe.search, search, beam=beam, count=count, aligns=self.model.aligns)
+        unknown = settings.unknown
+        if unknown != "drop" and not isinstance(self.tokenizers.target, WordTokenizer):
+            raise UserError(f"search.unknown={unknown} is for word vocabularies, and this run has none; leave it out")
+        if (unknown == "dictionary") != (dictionary is not None):
+            raise UserError("search.unknown=dictionary and a dictionary belong together; give both, or neither")
         return DecodeOptions(settings, dictionary or {}, tag, align)
 
     def translate_nbest(
         self, lines: Sequence[str | Line], options: DecodeOptions, *, trees: Sequence[Tree | None] | None = None
     ) -> list[list[Hypothesis]]:
         """Return the n best hypotheses for each line, best first."""
-        requests = [as_line(line, options.tag) for line in check_lines(lines, "translate")]
+        lines = check_lines(lines, "translate", types=(str, Line))
         if trees is not None:
-            self.check_trees(trees, len(requests))
-        ids = self.tokenizers.source.encode_all([request.text for request in requests])
-        with pause_garbage_collection(), eval_mode(self.model):
-            segments = [
-                segment
-                for index, request in enumerate(requests)
-                for segment in self.make_segments(request, options, ids[index], trees[index] if trees else None, index)
-            ]
-            results = self.engine.iter_results([segment.job for segment in segments], widen_nbest(options.search))
-            hypotheses = self.make_hypotheses(segments, results, options)
-        return merge_segments(len(requests), segments, hypotheses, options.search.nbest)
+            self.check_trees(trees, len(lines))
+        texts = [line if isinstance(line, str) else line.text for line in lines]
+        segments: list[SourceSegment] = []
+        for index, ids in enumerate(self.tokenizers.source.encode_all(texts)):
+            tree = trees[index] if trees else None
+            segments += self.make_segments(lines[index], options, ids, tree=tree, line_index=index)
+        by_line: list[list[list[Hypothesis]]] = [[] for _ in lines]
+        for segment, found in zip(segments, self.decode_segments(segments, options), strict=True):
+            by_line[segment.line_index].append(found)
+        results = []
+        for parts in by_line:
+            if len(parts) == 1:
+                results.append(drop_duplicates(parts[0])[: options.search.nbest])
+            else:
+                results.append([join_hypotheses([found[0] for found in parts])] if parts else [EMPTY_HYPOTHESIS])
+        return results
 
     def stream(
         self,
@@ -214,7 +211,7 @@ class Translator(Predictor[Seq2Seq]):
     def stream_line(self, line: str | Line, options: DecodeOptions) -> Generator[str, None, Hypothesis]:
         """Yield the translation of a line in parts, as `stream` does; return the hypothesis."""
         parts: list[Hypothesis] = []
-        for segment in self.make_segments(as_line(line, options.tag), options):
+        for segment in self.make_segments(line, options):
             if parts:
                 yield " "
             work = partial(self._translate_observed, segment, options)
@@ -222,16 +219,7 @@ class Translator(Predictor[Seq2Seq]):
         return join_hypotheses(parts) if len(parts) > 1 else parts[0] if parts else EMPTY_HYPOTHESIS
 
     def _translate_observed(self, segment: SourceSegment, options: DecodeOptions, observe: BeamObserver) -> Hypothesis:
-        """Translate a segment. `observe` sees the beam after each step, where that tells what is certain."""
-        search, engine = options.search, self.engine
-        plain = METHODS[search.method].is_beam_search and not (search.coverage or segment.constraints.must)
-        with eval_mode(self.model):
-            if plain and search.unknown == "drop" and isinstance(engine, TorchEngine):
-                request = engine.request([segment.job], round_to_bucket(len(segment.job.ids) + 1), search)
-                results: Iterable[tuple[int, list[SearchResult]]] = [(0, decode(replace(request, watch=observe))[0])]
-            else:
-                results = engine.iter_results([segment.job], widen_nbest(search))
-            return self.make_hypotheses([segment], results, options)[0][0]
+        return self.decode_segments([segment], options, observe)[0][0]
 
     def score(
         self,
@@ -242,7 +230,7 @@ class Translator(Predictor[Seq2Seq]):
         tag: str = "",
     ) -> list[PairScore]:
         """Return the log-probability of each target as the translation of its source. Long lines are not split."""
-        sources, targets = check_texts(sources, "score", "source"), check_texts(targets, "score", "target")
+        sources, targets = check_lines(sources, "score", "source"), check_lines(targets, "score", "target")
         if len(sources) != len(targets):
             raise UserError("score takes a list of sources and a list of as many targets")
         if trees is not None:
@@ -291,16 +279,18 @@ class Translator(Predictor[Seq2Seq]):
 
     def make_segments(
         self,
-        line: Line,
+        line: str | Line,
         options: DecodeOptions,
         ids: list[int] | None = None,
+        *,
         tree: Tree | None = None,
         line_index: int = 0,
     ) -> list[SourceSegment]:
         """Return the segments of a line, each with its constraints and the limit of its translation."""
-        tag_ids, search = self.encode_tag(line.tag), options.search
+        line = Line(line) if isinstance(line, str) else line
+        tag_ids, search = self.encode_tag(line.tag or options.tag), options.search
         segments: list[SourceSegment] = []
-        for segment in self.split_line(line, ids, tree, line_index):
+        for segment in self.split_line(line, ids, tree=tree, line_index=line_index):
             constraints = make_constraints(
                 line, segment.text, len(segment.ids), self.tokenizers, search, first=not segments
             )
@@ -309,7 +299,7 @@ class Translator(Predictor[Seq2Seq]):
         return segments
 
     def split_line(
-        self, line: Line, ids: list[int] | None = None, tree: Tree | None = None, line_index: int = 0
+        self, line: Line, ids: list[int] | None = None, *, tree: Tree | None = None, line_index: int = 0
     ) -> list[SourceSegment]:
         """Return the line as one segment, or sentence by sentence if it is longer than any the model was trained on.
 
@@ -354,24 +344,34 @@ class Translator(Predictor[Seq2Seq]):
         why = ": its words do not spell the line" if whole else ": the line was cut into parts"
         return segment._replace(links=links, warning=NO_TREE_WARNING + (why if tree else ""))
 
-    def make_hypotheses(
-        self,
-        segments: Sequence[SourceSegment],
-        results: Iterable[tuple[int, list[SearchResult]]],
-        options: DecodeOptions,
+    def decode_segments(
+        self, segments: Sequence[SourceSegment], options: DecodeOptions, observe: BeamObserver | None = None
     ) -> list[list[Hypothesis]]:
-        """Return the hypotheses of each segment from search results, which come with its index in any order.
+        """Return the hypotheses of each segment.
 
+        `observe` gets the beam of a single segment after each step, if the beam shows which tokens are certain.
         Without alignments each result is turned into text as it comes, while the engine decodes others.
         """
-        aligned: Iterable[tuple[int, list[tuple[SearchResult, AlignmentRows]]]]
-        if options.needs_alignments:
-            aligned = enumerate(self.add_alignments(segments, dict(results), options.search.coverage))
-        else:
-            aligned = ((index, [(one, []) for one in found]) for index, found in results)
+        search, engine = options.search, self.engine
+        jobs = [Job([*one.tag_ids, *one.ids], one.limit, one.constraints, one.links) for one in segments]
+        results: Iterable[tuple[int, list[SearchResult]]]
         hypotheses: list[list[Hypothesis]] = [[] for _ in segments]
-        for index, found in aligned:
-            hypotheses[index] = [self.make_hypothesis(segments[index], *one, options) for one in found]
+        with eval_mode(self.model):
+            if observe and isinstance(engine, TorchEngine) and is_certain_early(segments[0], search):
+                request = engine.request(jobs, round_to_bucket(len(jobs[0].ids) + 1), search)
+                results = [(0, decode(replace(request, watch=observe))[0])]
+            else:
+                # Several results may have the same text, and reranking changes their order.
+                if METHODS[search.method].reranks and (search.nbest > 1 or search.coverage > 0):
+                    search = search.model_copy(update={"nbest": search.beam})
+                results = engine.iter_results(jobs, search)
+            aligned: Iterable[tuple[int, list[tuple[SearchResult, AlignmentRows]]]]
+            if options.align or search.coverage > 0 or search.unknown != "drop":
+                aligned = enumerate(self.add_alignments(segments, dict(results), search.coverage))
+            else:
+                aligned = ((index, [(one, []) for one in found]) for index, found in results)
+            for index, found in aligned:
+                hypotheses[index] = [self.make_hypothesis(segments[index], *one, options) for one in found]
         return hypotheses
 
     @torch.inference_mode()
@@ -419,6 +419,8 @@ class Translator(Predictor[Seq2Seq]):
         flags = find_flags(segment.text, text, lengths, self.statistics)
         lost = [FLAG_UNKNOWN] if UNK in found.tokens and unknown == "drop" else []
         changed = check_placeholders(segment.text, text, self.statistics)
+        if segment.constraints.any:
+            warnings += list_unmet(segment.line, segment.constraints, text)
         return Hypothesis(
             text=text,
             score=found.score,
@@ -426,32 +428,15 @@ class Translator(Predictor[Seq2Seq]):
             alignment=alignment,
             source_tokens=source.pieces(segment.ids),
             logp=found.logp,
-            warnings=(*warnings, *list_unmet(segment.line, segment.constraints, text), *changed),
-            flags=(*flags, *lost, *warning_kinds(changed)),
+            warnings=(*warnings, *changed),
+            flags=(*flags, *lost, *(warning_kinds(changed) if changed else ())),
         )
 
 
-def as_line(line: str | Line, tag: str) -> Line:
-    """Return a line with its own tag, or else with this one."""
-    if isinstance(line, str):
-        return Line(line, tag=tag)
-    return line if line.tag or not tag else replace(line, tag=tag)
-
-
-def merge_segments(
-    lines: int, segments: Sequence[SourceSegment], hypotheses: Sequence[list[Hypothesis]], nbest: int
-) -> list[list[Hypothesis]]:
-    """Return the hypotheses of each line: the n best different ones, or one joined from the best of its segments."""
-    by_line: list[list[list[Hypothesis]]] = [[] for _ in range(lines)]
-    for segment, some in zip(segments, hypotheses, strict=True):
-        by_line[segment.line_index].append(some)
-    merged = []
-    for parts in by_line:
-        if len(parts) == 1:
-            merged.append(drop_duplicates(parts[0])[:nbest])
-        else:
-            merged.append([join_hypotheses([some[0] for some in parts])] if parts else [EMPTY_HYPOTHESIS])
-    return merged
+def is_certain_early(segment: SourceSegment, search: SearchSettings) -> bool:
+    """Return whether the beams of a search show which tokens its result begins with, before it ends."""
+    plain = METHODS[search.method].is_beam_search and search.unknown == "drop"
+    return plain and not search.coverage and not segment.constraints.must
 
 
 class StreamClosed(Exception):

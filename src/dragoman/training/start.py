@@ -28,8 +28,8 @@ from dragoman.config.settings import (
 from dragoman.data.tokenizers import TOKENIZERS, Tokenizers, target_settings
 from dragoman.errors import UserError
 from dragoman.inference.constraints import merge_search
-from dragoman.inference.loading import LoadedRun, copy_weights, open_run
-from dragoman.inference.postprocess import check_alignment
+from dragoman.inference.loading import copy_weights, open_run
+from dragoman.inference.predictor import Predictor
 from dragoman.io import is_temporary, lock_folder
 from dragoman.metrics.metrics import METRICS, metrics_for_task, note_on_wer, select_best_metric
 from dragoman.models.base import Model, collect_tensors
@@ -72,7 +72,7 @@ TRAIN_REGISTRIES: Registries = {
 class Start(NamedTuple):
     recipe: Recipe  # with every setting written out
     newest: Path | None  # the checkpoint to go on from
-    parent: LoadedRun | None  # the run whose weights a new one begins with
+    parent: Predictor[Any] | None  # the run whose weights a new one begins with
     init_from: str
 
 
@@ -326,7 +326,7 @@ def check_judging(recipe: Recipe) -> None:
         raise UserError(f"data.metrics: {lack}")
     train, task = recipe.train, recipe.model.task
     if task == "translate":
-        check_alignment(recipe.search, aligns=recipe.model.aligns)
+        merge_search(recipe.search, aligns=recipe.model.aligns)
     if task == "translate" and train.metric not in ("auto", "loss") and not train.validate_lines:
         raise UserError(
             f"train.metric={train.metric} judges answers, and train.validate_lines=0 asks for none; raise it, or set "
@@ -378,7 +378,7 @@ def first_difference(name: str, old: Any, new: Any) -> tuple[str, Any, Any] | No
     return (name, old, new) if old != new else None
 
 
-def new_model(recipe: Recipe, tokenizers: Tokenizers, parent: LoadedRun | None) -> Model:
+def new_model(recipe: Recipe, tokenizers: Tokenizers, parent: Predictor[Any] | None) -> Model:
     """Weights drawn from the seed, or those of the run that this one begins with."""
     torch.manual_seed(recipe.train.seed)
     model = build_model(recipe.model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
@@ -392,7 +392,7 @@ def grown(tensor: Tensor, other: Tensor) -> tuple[int, int] | None:
     return (len(tensor), len(other)) if tensor.dim() and tensor.shape[1:] == other.shape[1:] else None
 
 
-def with_new_tags(parent: LoadedRun, tokenizers: Tokenizers, model: Model) -> dict[str, Tensor]:
+def with_new_tags(parent: Predictor[Any], tokenizers: Tokenizers, model: Model) -> dict[str, Tensor]:
     """The parent's weights. The rows of tags that it did not know are those of the model, as they were drawn."""
     before, now = parent.tokenizers.sizes["source_size"], tokenizers.sizes["source_size"]
     weights, own = dict(collect_tensors(parent.model)), collect_tensors(model)
