@@ -7,11 +7,11 @@ Shapes   B rows of a batch   S source width   T target width
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import numpy as np
     import torch
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")  # every vocabulary begins with these four, in this order
-UNKNOWN_DISTANCE = -128  # between two tokens that no known tree joins, in Batch.tree_BSS
+UNKNOWN_DISTANCE = -128  # in a dependency tree, between two tokens that no known tree joins
 
 
 class Tree(NamedTuple):
@@ -48,26 +48,27 @@ class Pair:
     alternatives: tuple[str, ...] = ()
 
 
-class TokenTree(NamedTuple):
-    """A dependency tree over tokens: the word that each token belongs to, from 1, and the head of each word.
+class TokenFeature(NamedTuple):
+    """A feature of the tokens of one source, such as the word of each in a dependency tree (data/features.py).
 
-    A sentence without a tree has no heads, and its tokens belong to word 0.
+    `record` is what does not depend on the tokens, such as the tree. Where nothing is known it is empty, and the values
+    are 0.
     """
 
-    word: NDArray[np.integer]
-    head: NDArray[np.integer]
+    values: NDArray[np.integer]  # one for each token
+    record: NDArray[np.integer]
 
 
 class Example(NamedTuple):
     """A pair as token ids, without <s> and </s>; `line` is its stable number in the corpus.
 
-    All examples of a batch have `links` or none has: only models with tree positions need them.
+    All examples of a batch have the same `features` of the source: those that the model needs.
     """
 
     source: NDArray[np.integer]
     target: NDArray[np.integer]
     line: int
-    links: TokenTree | None = None
+    features: Mapping[str, TokenFeature] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +77,8 @@ class Batch:
 
     Segments count the pairs of a row from 1; segment 0 is padding. Positions restart at 0 in every segment.
     The target is shifted already: `target_in` begins with <s>, `target_out` ends with </s>. In an `unpacked` batch
-    no row has more than one segment. `tree_BSS` holds the distance in the dependency tree from each source token to
-    each other, for models with tree positions (data/batches.py). A batch may hold only some rows, those of one
-    process; `pairs` and the token counts are those of all rows all the same.
+    no row has more than one segment. `features` of the source tokens are for models that need them (data/features.py).
+    A batch may hold only some rows, those of one process; `pairs` and the token counts are those of all rows.
     """
 
     source_BS: Tensor
@@ -92,13 +92,10 @@ class Batch:
     source_tokens: int
     target_tokens: int
     unpacked: bool = False
-    depth_BS: Tensor | None = None  # depth of each source token in its dependency tree; 0: no tree is known
-    tree_BSS: Tensor | None = None
+    features: Mapping[str, Tensor] = field(default_factory=dict)
     first_row: int = 0  # index of its first row among all rows
     total_rows: int = 0  # rows of all processes; 0: this batch has all of them
-    source_seen_BS: Tensor | None = (
-        None  # False: the model sees only the position of this token, not the token; None: it sees all
-    )
+    source_seen_BS: Tensor | None = None  # False: the model sees the position of this token, but not the token
     target_seen_BT: Tensor | None = None
 
     @property
@@ -116,9 +113,15 @@ class Batch:
 
     def map_tensors(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with every tensor changed."""
+        changed: dict[str, Any] = {name: change(tensor) for name, tensor in self.tensors.items()}
+        features = {name: changed.pop(name) for name in self.features}
+        return replace(self, **changed, features=features)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors by name, those of the features included."""
         held = {f.name: getattr(self, f.name) for f in fields(self)}
-        changed: dict[str, Any] = {k: change(v) for k, v in held.items() if hasattr(v, "pin_memory")}
-        return replace(self, **changed)
+        return {name: value for name, value in held.items() if hasattr(value, "pin_memory")} | dict(self.features)
 
 
 @dataclass(frozen=True, slots=True)

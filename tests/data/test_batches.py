@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
@@ -26,6 +27,7 @@ from dragoman.data.batches import (
     plan_padded,
     plan_stepped,
 )
+from dragoman.data.features import FEATURES, fill_features
 from dragoman.phrasebook.generate import generate_pairs
 from dragoman.types import BOS, EOS, PAD, Batch, Example
 from toy_batch import examples, in_rows, log_normal
@@ -335,11 +337,10 @@ def test_rows_are_filled_from_the_left(case: tuple[Batch, list[list[int]], list[
 
 def test_a_batch_moves_whole() -> None:
     batch = in_rows([[0, 1], [2]], examples(3))
+    batch = replace(batch, features=fill_features(FEATURES, (2, batch.source_BS.size(1))))
     moved = batch.to(torch.device("meta"))
-    for name in batch.__slots__:
-        value, other = getattr(batch, name), getattr(moved, name)
-        if value is None or isinstance(value, int):
-            assert value == other
-        else:
-            assert other.device.type == "meta"
-            assert other.shape == value.shape
+    assert all(tensor.device.type == "meta" for tensor in moved.tensors.values())
+    assert batch.tensors.keys() == moved.tensors.keys() > {"source_BS", *batch.features}
+    for name in {*batch.__slots__} - {*batch.tensors, "features"}:
+        assert getattr(batch, name) == getattr(moved, name)
+    assert {name: t.shape for name, t in batch.tensors.items()} == {name: t.shape for name, t in moved.tensors.items()}

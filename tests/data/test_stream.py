@@ -73,10 +73,11 @@ def texts(batch: Batch, kind: str = "char") -> Iterator[Pair]:
 
 
 def equal(one: Batch, other: Batch) -> bool:
-    names = Batch.__slots__
-    return all(
-        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-        for a, b in ((getattr(one, name), getattr(other, name)) for name in names)
+    numbers = {*Batch.__slots__} - {*one.tensors, "features"}
+    return (
+        one.tensors.keys() == other.tensors.keys()
+        and all(torch.equal(tensor, other.tensors[name]) for name, tensor in one.tensors.items())
+        and all(getattr(one, name) == getattr(other, name) for name in numbers)
     )
 
 
@@ -179,13 +180,11 @@ def test_the_shares_of_several_are_the_whole(tmp_path: Path, layout: str, sampli
             assert end == start or part.first_row == start
             assert end > start or not part.source_segment_BS.any()
             idle += end == start
-        for name in Batch.__slots__:
-            held = [getattr(part, name) for part, _ in parts]
-            if isinstance(getattr(whole, name), torch.Tensor):
-                rows = [tensor[: end - start] for tensor, (start, end) in zip(held, cuts)]
-                assert torch.equal(torch.cat(rows), getattr(whole, name)), name
-            elif name not in ("first_row", "total_rows"):
-                assert set(held) == {getattr(whole, name)}, name
+        for name, tensor in whole.tensors.items():
+            rows = [part.tensors[name][: end - start] for (part, _), (start, end) in zip(parts, cuts)]
+            assert torch.equal(torch.cat(rows), tensor), name
+        for name in {*Batch.__slots__} - {*whole.tensors, "features", "first_row", "total_rows"}:
+            assert {getattr(part, name) for part, _ in parts} == {getattr(whole, name)}, name
     assert idle or (layout, world) != ("packed", 7)
 
 

@@ -160,7 +160,7 @@ def test_a_full_disk_is_a_mistake_and_leaves_nothing(tmp_path: Path, monkeypatch
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tokens._Stream, "write", full)
+    monkeypatch.setattr(tokens.ColumnWriter, "write", full)
     assert "No space left on device" in complaint(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -280,8 +280,8 @@ def test_ids_take_two_bytes_or_four(tmp_path: Path) -> None:
         lambda: iter([Pair("ab", "c")]), Tokenizers(many, many), key="x", cache=tmp_path, max_length=9, text=False
     )
     assert store.example(0).source.tolist() == [2**16 + 97, 2**16 + 98]
-    assert store.ids[0].dtype == np.uint32
-    assert made(tmp_path).ids[0].dtype == np.uint16
+    assert store.ids[0].values.dtype == np.uint32
+    assert made(tmp_path).ids[0].values.dtype == np.uint16
 
 
 def test_pages_can_be_forgotten_and_read_again(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_pages_can_be_forgotten_and_read_again(tmp_path: Path) -> None:
     before = [store.example(line).target.tolist() for line in range(len(store))]
     store.forget_pages()
     assert [store.example(line).target.tolist() for line in range(len(store))] == before
-    assert all(isinstance(ids.base, np.memmap) for ids in store.ids)
+    assert all(isinstance(ids.values.base, np.memmap) for ids in store.ids)
 
 
 def test_what_is_kept_is_json(tmp_path: Path) -> None:

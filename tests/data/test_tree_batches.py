@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dragoman.data.batches import MAX_TREE_DISTANCE, BatchPlan, Widths, collate_pairs
+from dragoman.data.batches import BatchPlan, Widths, collate_pairs
+from dragoman.data.features import MAX_TREE_DISTANCE
 from dragoman.errors import UserError
 from dragoman.kernels.attention import attend_reference
 from dragoman.kernels.masks import AttentionMask, RowLayout
@@ -21,7 +22,7 @@ from dragoman.models.settings import TransformerSettings
 from dragoman.models.transformer import Transformer
 from dragoman.modules.positions import POSITIONS
 from dragoman.modules.settings import AttentionSettings
-from dragoman.types import UNKNOWN_DISTANCE, Batch, Example, TokenTree
+from dragoman.types import UNKNOWN_DISTANCE, Batch, Example, TokenFeature
 from tolerance import differ, same
 from toy_batch import VOCABULARY, examples, in_rows
 from toy_sections import settings_of
@@ -35,14 +36,24 @@ def sources(draw: st.DrawFn, *, most: int = 7) -> Example:
     words = [word for word in range(1, len(found) + 1) for _ in range(draw(st.integers(0, 2)))] or [1]
     if draw(st.integers(0, 3)) == 0:
         found, words = (), [0] * len(words)
-    links = TokenTree(np.array(words, np.int32), np.array(found, np.int32))
-    return Example(np.full(len(words), 7), np.full(2, 8), 0, links)
+    return Example(np.full(len(words), 7), np.full(2, 8), 0, tree_of(words, found))
+
+
+def tree_of(words: Sequence[int], heads: Sequence[int]) -> dict[str, TokenFeature]:
+    """The feature of tokens that belong to these words; where a word begins in the text is of no importance here."""
+    record = np.stack([np.zeros(len(heads), np.int32), np.array(heads, np.int32)], 1).ravel()
+    return {"tree": TokenFeature(np.array(words, np.int32), record)}
+
+
+def words_and_heads(example: Example) -> tuple[list[int], list[int]]:
+    values, record = example.features["tree"]
+    return values.tolist(), record[1::2].tolist()
 
 
 def expected(example: Example, one: int, other: int) -> int:
     """The way between two tokens of a sentence, by walking."""
-    assert example.links
-    words, found = [*example.links.word.tolist(), 0], example.links.head.tolist()
+    words, found = words_and_heads(example)
+    words = [*words, 0]
     if not words[one] or not words[other]:
         return UNKNOWN_DISTANCE
     length = arcs(words[one], words[other], found)
@@ -60,17 +71,15 @@ def test_ways_are_those_of_a_walk(rows: list[list[Example]], spare: int) -> None
     for r, row in enumerate(rows):
         at = 0
         for example in row:
-            assert example.links
-            for one, word in enumerate(example.links.word.tolist()):
-                depth[r, at + one] = len(to_root(word, example.links.head.tolist())) - 1
+            words, found = words_and_heads(example)
+            for one, word in enumerate(words):
+                depth[r, at + one] = len(to_root(word, found)) - 1
                 for other in range(len(example.source)):
                     ways[r, at + one, at + other] = expected(example, one, other)
             at += len(example.source) + 1
-    assert batch.depth_BS is not None
-    assert batch.tree_BSS is not None
-    assert torch.equal(batch.depth_BS, depth)
-    assert torch.equal(batch.tree_BSS, ways)
-    assert batch.tree_BSS.dtype == torch.int8
+    assert torch.equal(batch.features["tree_depth"], depth)
+    assert torch.equal(batch.features["tree_distance"], ways)
+    assert batch.features["tree_distance"].dtype == torch.int8
 
 
 @given(heads(), st.randoms())
@@ -81,12 +90,10 @@ def test_the_order_of_words_turns_ways_round_and_no_more(found: tuple[int, ...],
     for word, place in enumerate(order):
         moved[place] = order[found[word] - 1] + 1 if found[word] else 0
     one, other = grid([found]), grid([moved])
-    assert one.depth_BS is not None
-    assert one.tree_BSS is not None
-    assert other.depth_BS is not None
-    assert other.tree_BSS is not None
-    assert torch.equal(one.depth_BS[0, :-1], other.depth_BS[0, order])
-    assert torch.equal(one.tree_BSS[0, :-1, :-1].abs(), other.tree_BSS[0][order][:, order].abs())
+    assert torch.equal(one.features["tree_depth"][0, :-1], other.features["tree_depth"][0, order])
+    assert torch.equal(
+        one.features["tree_distance"][0, :-1, :-1].abs(), other.features["tree_distance"][0][order][:, order].abs()
+    )
 
 
 def grid(trees: Sequence[Sequence[int]], widths: Widths | None = None) -> Batch:
@@ -98,22 +105,21 @@ def grid(trees: Sequence[Sequence[int]], widths: Widths | None = None) -> Batch:
 def tree_example(found: Sequence[int], seed: int = 0) -> Example:
     rng, words = np.random.default_rng(seed), np.arange(1, len(found) + 1)
     source, target = rng.integers(4, VOCABULARY, len(found)), rng.integers(4, VOCABULARY, 5)
-    return Example(source, target, 0, TokenTree(words, np.array(found, np.int64)))
+    return Example(source, target, 0, tree_of(words.tolist(), found))
 
 
 def test_ways_that_a_byte_cannot_hold_count_as_the_longest_that_it_can() -> None:
     batch = grid([range(300)])
-    assert batch.depth_BS is not None
-    assert batch.tree_BSS is not None
-    assert batch.depth_BS[0, :-1].tolist() == list(range(1, 301))
-    assert batch.tree_BSS[0, 0, 100:300].tolist() == [min(n, MAX_TREE_DISTANCE) for n in range(100, 300)]
-    assert batch.tree_BSS[0, 299, :100].tolist() == [-MAX_TREE_DISTANCE] * 100
+    assert batch.features["tree_depth"][0, :-1].tolist() == list(range(1, 301))
+    assert batch.features["tree_distance"][0, 0, 100:300].tolist() == [
+        min(n, MAX_TREE_DISTANCE) for n in range(100, 300)
+    ]
+    assert batch.features["tree_distance"][0, 299, :100].tolist() == [-MAX_TREE_DISTANCE] * 100
 
 
-def test_examples_without_links_carry_no_trees() -> None:
+def test_examples_without_features_make_batches_without() -> None:
     batch = in_rows([[0, 1]], examples(2))
-    assert batch.depth_BS is None
-    assert batch.tree_BSS is None
+    assert not batch.features
 
 
 def model_of(position: str, *, seed: int = 0, **given: Any) -> Transformer:
@@ -130,9 +136,9 @@ def test_a_tree_changes_what_is_read() -> None:
     batch = grid([CHAIN])
     for found in (STAR, DEEP):
         other = grid([found])
-        differ(model(batch), model(replace(batch, depth_BS=other.depth_BS, tree_BSS=other.tree_BSS)))
-        differ(model(batch), model(replace(batch, depth_BS=other.depth_BS)))
-        differ(model(batch), model(replace(batch, tree_BSS=other.tree_BSS)))
+        differ(model(batch), model(replace(batch, features=other.features)))
+        for name, tensor in other.features.items():
+            differ(model(batch), model(replace(batch, features={**batch.features, name: tensor})))
 
 
 def test_without_a_tree_it_is_the_sinusoidal_model() -> None:
@@ -144,8 +150,8 @@ def test_without_a_tree_it_is_the_sinusoidal_model() -> None:
     assert len(own) == 1 + 2 * 2  # the depths, and keys and values of the ways in each layer of the encoder
     assert all(name.startswith("encoder.") for name in own)
     some = [tree_example(CHAIN, 1), tree_example(STAR, 2)]
-    without = [example._replace(links=TokenTree(np.zeros(5, int), np.zeros(0, int))) for example in some]
-    batch = in_rows([[0, 1]], [example._replace(links=None) for example in some])
+    without = [example._replace(features=tree_of([0] * 5, ())) for example in some]
+    batch = in_rows([[0, 1]], [example._replace(features={}) for example in some])
     same(model(batch), plain(batch))
     same(model(in_rows([[0, 1]], without)), plain(batch))
     differ(model(in_rows([[0, 1]], some)), plain(batch))
@@ -177,7 +183,7 @@ def test_packed_equals_alone(trees: list[tuple[int, ...]], items: list[int], cut
 
 def attended(q: Tensor, gap: Tensor, reach: int) -> tuple[Tensor, Any]:
     relate = POSITIONS["tree"].relate(AttentionSettings(width=8, heads=2, reach=reach)).double()
-    rows = RowLayout(torch.ones(q.size(0), q.size(2)), torch.zeros(1), tree_BTT=gap)
+    rows = RowLayout(torch.ones(q.size(0), q.size(2)), torch.zeros(1), features={"tree_distance": gap})
     return relate.attend(
         attend_reference, q, q, q, AttentionMask(relative=relate.compute_relative_in_rows(rows))
     ), relate

@@ -11,11 +11,12 @@ import pytest
 import yaml
 
 from dragoman.data.corpus import read_pairs
+from dragoman.data.features import FEATURES
 from dragoman.data.preparation import write_phrasebook
 from dragoman.data.stream import BatchStream, WeightedStore
 from dragoman.data.token_store import open_store
 from dragoman.data.tokenizers import Tokenizers
-from dragoman.data.trees import link_tokens, locate_words, read_conllu
+from dragoman.data.trees import read_conllu
 from dragoman.errors import UserError
 from dragoman.evaluation.predictions import predict_own_tests, predict_phrasebook
 from dragoman.inference.loading import load_as
@@ -104,32 +105,33 @@ def test_the_words_of_pieces_follow_however_they_are_cut(corpus: Path, tmp_path:
     tokenizers = Tokenizers.load(corpus / "run" / "tokenizer")
     some = [Pair(p.source, p.target, p.tree) for p in generate_phrases("train", 50)]
     store = open_store(
-        lambda: iter(some), tokenizers, key="", cache=tmp_path, max_length=999, text=sampling > 0, trees=True
+        lambda: iter(some), tokenizers, key="", cache=tmp_path, max_length=999, text=sampling > 0, features=["tree"]
     )
     stream = BatchStream(
         [WeightedStore(store, 1.0)], tokenizers, layout="packed", tokens=512, seed=1, sampling=sampling
     )
-    assert store.treeless == 0
+    assert store.missing == {"tree": 0}
     for line, pair in enumerate(some):
         example = stream.example(line, 1)
-        links = link_tokens(
-            locate_words(pair.tree, pair.source), pair.source, example.source.tolist(), tokenizers.source
-        )
-        assert example.links
-        assert example.links.word.tolist() == links.word.tolist()
-        assert example.links.head.tolist() == list(pair.tree.heads if pair.tree else ())
-        assert links.word.all()
+        record = FEATURES["tree"].locate(pair)
+        words = FEATURES["tree"].align(record, pair.source, example.source.tolist(), tokenizers.source).values
+        values, stored = example.features["tree"]
+        assert values.tolist() == words.tolist()
+        assert stored[1::2].tolist() == list(pair.tree.heads if pair.tree else ())
+        assert words.all()
 
 
 def test_a_store_with_trees_is_another_store(corpus: Path, tmp_path: Path) -> None:
     tokenizers = Tokenizers.load(corpus / "run" / "tokenizer")
     some = [Pair(p.source, p.target, p.tree) for p in generate_phrases("train", 5)]
     plain, grown = (
-        open_store(lambda: iter(some), tokenizers, key="", cache=tmp_path, max_length=999, text=False, trees=trees)
-        for trees in (False, True)
+        open_store(
+            lambda: iter(some), tokenizers, key="", cache=tmp_path, max_length=999, text=False, features=features
+        )
+        for features in ((), ("tree",))
     )
-    assert (plain.treeless, plain.example(0).links) == (None, None)
-    assert grown.treeless == 0
+    assert (plain.missing, plain.example(0).features) == ({}, {})
+    assert grown.missing == {"tree": 0}
     assert plain.digest != grown.digest
 
 

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from dragoman.config.settings import CorpusSettings, TokenizerSettings
 from dragoman.data.corpus import read_pairs
+from dragoman.data.features import FEATURES
 from dragoman.data.tokenizers import TOKENIZERS, Tokenizer, train_tokenizer
-from dragoman.data.trees import attach_trees, find_tree_fault, format_conllu, link_tokens, locate_words, read_conllu
+from dragoman.data.trees import attach_trees, find_tree_fault, format_conllu, read_conllu
 from dragoman.errors import UserError
 from dragoman.phrasebook.generate import generate_phrases
-from dragoman.types import Pair, Tree
+from dragoman.types import Pair, TokenFeature, Tree
 from toy_run import write_lines
 from toy_trees import heads, to_root
 
@@ -78,7 +79,12 @@ def test_a_token_of_several_words_belongs_to_the_one_nearest_the_root(tmp_path: 
     [tree] = read_conllu(write(tmp_path, *rows))
     assert tree.words == ("", "", "ובבית", "x")
     ids = BYTE.encode("ובבית x")
-    assert link_tokens(locate_words(tree, "ובבית x"), "ובבית x", ids, BYTE).word.tolist() == [3] * 10 + [4] * 2
+    assert align(tree, "ובבית x", ids, BYTE).values.tolist() == [3] * 10 + [4] * 2
+
+
+def align(tree: Tree, text: str, ids: list[int], tokenizer: Tokenizer) -> TokenFeature:
+    feature = FEATURES["tree"]
+    return feature.align(feature.locate(Pair(text, "", tree)), text, ids, tokenizer)
 
 
 BYTE = train_tokenizer(["a"], TokenizerSettings(kind="byte"))
@@ -155,10 +161,10 @@ def test_a_piece_belongs_to_the_word_of_its_first_letter(kind: str, fallback: bo
     def law(words: list[str], spaces: int) -> None:
         text, tree = (" " * spaces).join(words), Tree(tuple(words), (0,) + (1,) * (len(words) - 1))
         for ids in (tokenizer.encode(text), tokenizer.sample(text, rate=0.5, key=(1, 2, 3))):
-            links = link_tokens(locate_words(tree, text), text, ids, tokenizer)
-            numbers = links.word.tolist()
+            aligned = align(tree, text, ids, tokenizer)
+            numbers = aligned.values.tolist()
             assert numbers == sorted(numbers)
-            assert links.head.tolist() == list(tree.heads)
+            assert aligned.record[1::2].tolist() == list(tree.heads)
             assert set(numbers) == set(range(1, len(words) + 1))
             if tokenizer.lossless:
                 pieces = [[i for i, n in zip(ids, numbers, strict=True) if n == 1 + word] for word in range(len(words))]
@@ -181,10 +187,7 @@ def test_marks_and_letters_of_many_bytes(kind: str) -> None:
     """Unknown words and letters have their places too."""
     for lines in (["a b"], [TEXT]):
         tokenizer = tokenizer_of(kind, False, lines)
-        assert (
-            link_tokens(locate_words(TREE, TEXT), TEXT, tokenizer.encode(TEXT), tokenizer).word.tolist()
-            == EXPECTED[kind]
-        )
+        assert align(TREE, TEXT, tokenizer.encode(TEXT), tokenizer).values.tolist() == EXPECTED[kind]
 
 
 def test_the_trees_of_the_phrasebook_fit_its_sentences(german: list[str]) -> None:
@@ -194,24 +197,23 @@ def test_the_trees_of_the_phrasebook_fit_its_sentences(german: list[str]) -> Non
             assert pair.tree
             assert not find_tree_fault(pair.tree)
             ids = tokenizer.encode(pair.source)
-            assert set(link_tokens(locate_words(pair.tree, pair.source), pair.source, ids, tokenizer).word) == set(
-                range(1, len(pair.tree.words) + 1)
-            )
+            words = align(pair.tree, pair.source, ids, tokenizer).values
+            assert set(words) == set(range(1, len(pair.tree.words) + 1))
             assert all(to_root(word, pair.tree.heads)[-1] == 0 for word in range(1, len(pair.tree.heads) + 1))
 
 
 @pytest.mark.parametrize("text", ["Ein Hund", "ein Hündchen, 中文犬 läuft ❤.", "", TEXT + "!"])
 def test_words_that_do_not_spell_the_text_are_no_tree(text: str) -> None:
-    links = link_tokens(locate_words(TREE, text), text, BYTE.encode(text), BYTE)
-    assert not len(links.head)
-    assert not links.word.any()
-    assert len(links.word) == len(text.encode())
+    aligned = align(TREE, text, BYTE.encode(text), BYTE)
+    assert not len(aligned.record)
+    assert not aligned.values.any()
+    assert len(aligned.values) == len(text.encode())
 
 
 def test_spaces_of_any_kind_do_not_count() -> None:
     text = "10\u00a0000\tDogs  "
-    links = link_tokens(locate_words(Tree(("10 000", "Dogs"), (2, 0)), text), text, BYTE.encode(text), BYTE)
-    assert links.word.tolist() == [1] * 8 + [2] * 6
+    aligned = align(Tree(("10 000", "Dogs"), (2, 0)), text, BYTE.encode(text), BYTE)
+    assert aligned.values.tolist() == [1] * 8 + [2] * 6
 
 
 def test_an_empty_line_has_no_tree(tmp_path: Path) -> None:

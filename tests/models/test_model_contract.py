@@ -6,7 +6,7 @@ A new entry of a menu is in these tests without a line being added here.
 from __future__ import annotations
 
 import itertools
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,14 +152,12 @@ def test_step_by_step_is_all_at_once(section: Section, beams: int) -> None:
 
 def repeated(batch: Batch, times: int) -> Batch:
     """The batch with every row so many times, one after the other."""
-    values = {field.name: getattr(batch, field.name) for field in fields(batch)}
-    rows = {name: value.repeat_interleave(times, 0) for name, value in values.items() if isinstance(value, Tensor)}
-    return replace(batch, **rows)
+    return batch.map_tensors(lambda tensor: tensor.repeat_interleave(times, 0))
 
 
 def started(model: Model, batch: Batch) -> Any:
-    trees = () if batch.depth_BS is None else (batch.depth_BS, batch.tree_BSS)
-    return model.start(batch.source_BS, batch.source_segment_BS > 0, *trees)
+    features = (batch.features,) if batch.features else ()
+    return model.start(batch.source_BS, batch.source_segment_BS > 0, *features)
 
 
 @EVERY

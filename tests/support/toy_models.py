@@ -142,7 +142,8 @@ def with_chains(batch: Batch) -> Batch:
     segment_BS, position_BS = batch.source_segment_BS, batch.source_position_BS
     same = (segment_BS[:, :, None] == segment_BS[:, None]) & (segment_BS > 0)[:, None]
     way_BSS = (position_BS[:, None] - position_BS[:, :, None]).masked_fill(~same, UNKNOWN_DISTANCE)
-    return replace(batch, depth_BS=(position_BS + 1) * (segment_BS > 0), tree_BSS=way_BSS.to(torch.int8))
+    depth_BS = (position_BS + 1) * (segment_BS > 0)
+    return replace(batch, features={"tree_depth": depth_BS, "tree_distance": way_BSS.to(torch.int8)})
 
 
 def states_of(model: Model, batch: Batch) -> list[Tensor]:

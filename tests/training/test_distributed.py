@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -26,7 +27,8 @@ from safetensors.torch import load_file
 from torch import distributed as dist
 
 from dragoman.config.settings import TrainSettings
-from dragoman.data.batches import EXAMPLE_FORMATS, BatchPlan, Widths, add_unknown_trees
+from dragoman.data.batches import EXAMPLE_FORMATS, BatchPlan, Widths
+from dragoman.data.features import fill_features
 from dragoman.errors import UserError
 from dragoman.process_group import PeerWait, ProcessGroup, join_process_group
 from dragoman.process_group import agree_on_name as meet_at
@@ -296,7 +298,7 @@ def test_all_parameters_get_a_gradient(name: str) -> None:
     section = cases()[name]
     learner = Learner(built(section, dtype=torch.float32), TrainSettings())
     empty = EXAMPLE_FORMATS[FORM[settings_of(section).task]].collate(BatchPlan([[]], Widths(12, 12)), [])
-    empty = add_unknown_trees(empty) if section.get("position") == "tree" else empty
+    empty = replace(empty, features=fill_features(settings_of(section).features, (1, 12)))
     batches = [laid(section, [[0], [1]], some_examples(section)), *([empty] if section.get("norm") != "batch" else [])]
     for batch in batches:
         learner.zero_grad()

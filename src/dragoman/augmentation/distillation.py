@@ -164,7 +164,7 @@ def make_student_recipe(recipe: Recipe, teacher: Recipe, corpora: tuple[CorpusSe
             )
     if recipe.model.task != "translate":
         raise UserError(f"model.kind={recipe.model.kind} cannot be a student's: it does not translate")
-    if recipe.model.reads_trees:
+    if recipe.model.features:
         raise UserError("model.position=tree cannot be a student's: a teacher's answers come without trees")
     tokenizer = teacher.tokenizer.model_copy(update={"sampling": recipe.tokenizer.sampling})
     data = recipe.data.model_copy(update={"train": corpora})

@@ -16,7 +16,6 @@ function, chosen by the task's ExampleFormat (EXAMPLE_FORMATS), writes a planned
 counted as slots of the batch: a source with its </s>, a target with its <s> or its </s>.
 
 Shapes   B rows   S source width   T target width   N examples, or tokens of all rows
-Trees    W words of a row   K words of all rows, counted from 1; 0 is no word
 """
 
 from __future__ import annotations
@@ -27,72 +26,14 @@ from itertools import islice
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dragoman.types import BOS, EOS, PAD, UNKNOWN_DISTANCE, Batch, Example, TokenTree
+from dragoman.data.features import FEATURES, IntArray, scatter
+from dragoman.types import BOS, EOS, PAD, Batch, Example
 
 Key = TypeVar("Key")
-IntArray = NDArray[np.int64]
 Examples = Sequence[Example] | Mapping[int, Example]  # by number
-MAX_TREE_DISTANCE = 127  # fits a byte
-
-
-def collate_trees(
-    links: Sequence[TokenTree], row: IntArray, slot_N: IntArray, shape: tuple[int, int]
-) -> tuple[Tensor, Tensor]:
-    """Return depth_BS and tree_BSS: how deep each source token lies in its tree, and the distances between tokens.
-
-    A distance is the number of arcs between two words, positive where the second stands to the right of the first and
-    negative where it stands to the left; 0 between the tokens of one word; at most MAX_TREE_DISTANCE. It is
-    UNKNOWN_DISTANCE between sentences, at padding, at </s>, and where no tree is known. `slot_N` is the index of each
-    token in the flattened batch, every </s> included.
-
-    Two words have as many ancestors in common, themselves included, as the lowest that they share is deep. So one
-    matrix product gives all distances at once.
-    """
-    word_N, head_K, column_K = _number_words(links, row)
-    sentence_N = np.repeat(np.arange(1, len(links) + 1), [len(one.word) + 1 for one in links])
-    word_BS, sentence_BS = (_scatter(each, slot_N, shape) for each in (word_N, np.where(word_N, sentence_N, 0)))
-    ancestor_BSW = torch.zeros(*shape, int(column_K.max()) + 1)
-    flat = ancestor_BSW.flatten(0, 1).numpy()
-    while word_N.any():
-        known = word_N > 0
-        flat[slot_N[known], column_K[word_N[known]]] = 1
-        word_N = head_K[word_N]
-    depth_BS = ancestor_BSW.sum(-1)
-    arcs_BSS = depth_BS[:, :, None] + depth_BS[:, None] - 2 * ancestor_BSW @ ancestor_BSW.mT
-    distance_BSS = arcs_BSS.clamp(max=MAX_TREE_DISTANCE) * (word_BS[:, None] - word_BS[:, :, None]).sign()
-    known_BSS = (sentence_BS[:, None] == sentence_BS[:, :, None]) & (sentence_BS > 0)[:, None]
-    return depth_BS.long(), distance_BSS.masked_fill(~known_BSS, UNKNOWN_DISTANCE).to(torch.int8)
-
-
-def add_unknown_trees(batch: Batch) -> Batch:
-    """Return the batch with depths and distances that say no tree is known, for a model that expects trees."""
-    depth_BS = torch.zeros_like(batch.source_BS)
-    tree_BSS = torch.full((*depth_BS.shape, depth_BS.size(1)), UNKNOWN_DISTANCE, dtype=torch.int8)
-    return replace(batch, depth_BS=depth_BS, tree_BSS=tree_BSS)
-
-
-def _number_words(links: Sequence[TokenTree], row: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Number all words consecutively; return the word of each token, and each word's head and its column in its row."""
-    size = np.array([len(one.head) for one in links])
-    before = np.cumsum(size) - size
-    own_N = np.concatenate([part for one in links for part in (one.word.astype(np.int64), [0])])
-    own_K = np.concatenate([[0], *(one.head.astype(np.int64) for one in links)])
-    word_N = np.where(own_N, own_N + np.repeat(before, [len(one.word) + 1 for one in links]), 0)
-    head_K = np.where(own_K, own_K + np.repeat([0, *before], [1, *size]), 0)
-    first = before[np.searchsorted(row, row)]  # word of the row
-    column_K = np.arange(-1, len(head_K) - 1) - np.repeat([0, *first], [1, *size])
-    return word_N, head_K, column_K
-
-
-def _scatter(values_N: IntArray, slot_N: IntArray, shape: tuple[int, int]) -> Tensor:
-    """Return a matrix with these values at these slots and zeros, which are PAD, elsewhere."""
-    out = np.zeros(shape, dtype=np.int64)
-    out.ravel()[slot_N] = values_N
-    return torch.from_numpy(out)
 
 
 def round_to_bucket(length: int) -> int:
@@ -472,22 +413,23 @@ class _Collator:
         return _Side(flat.astype(np.int64), segment, position, slot, (self.height, width))
 
     def make_batch(self, source: _Side, target: _Side, target_in: IntArray) -> Batch:
-        links = [one.links for one in self.examples if one.links]
-        depth_BS, tree_BSS = collate_trees(links, self.row_N, source.slot, source.shape) if links else (None, None)
+        features: dict[str, Tensor] = {}
+        for name in self.examples[0].features if self.examples else ():
+            values = [one.features[name] for one in self.examples]
+            features |= FEATURES[name].pack(values, self.row_N, source.slot, source.shape)
         return Batch(
-            source_BS=_scatter(source.token, source.slot, source.shape),
-            source_segment_BS=_scatter(source.segment, source.slot, source.shape),
-            source_position_BS=_scatter(source.position, source.slot, source.shape),
-            target_in_BT=_scatter(target_in, target.slot, target.shape),
-            target_out_BT=_scatter(target.token, target.slot, target.shape),
-            target_segment_BT=_scatter(target.segment, target.slot, target.shape),
-            target_position_BT=_scatter(target.position, target.slot, target.shape),
+            source_BS=scatter(source.token, source.slot, source.shape),
+            source_segment_BS=scatter(source.segment, source.slot, source.shape),
+            source_position_BS=scatter(source.position, source.slot, source.shape),
+            target_in_BT=scatter(target_in, target.slot, target.shape),
+            target_out_BT=scatter(target.token, target.slot, target.shape),
+            target_segment_BT=scatter(target.segment, target.slot, target.shape),
+            target_position_BT=scatter(target.position, target.slot, target.shape),
             pairs=len(self.examples),
             source_tokens=len(source.token),
             target_tokens=len(target.token),
             unpacked=self.unpacked,
-            depth_BS=depth_BS,
-            tree_BSS=tree_BSS,
+            features=features,
         )
 
 

@@ -28,16 +28,14 @@ from dragoman.data.batches import (
     EXAMPLE_FORMATS,
     LAYOUTS,
     BatchPlan,
-    IntArray,
     RankShare,
     Widths,
-    add_unknown_trees,
     choose_widths,
     count_all_rows,
 )
+from dragoman.data.features import FEATURES, IntArray, fill_features
 from dragoman.data.token_store import TokenStore
 from dragoman.data.tokenizers import Tokenizers
-from dragoman.data.trees import link_tokens
 from dragoman.errors import UserError
 from dragoman.types import Batch, Example
 
@@ -132,8 +130,11 @@ class BatchStream:
             return store.example(line)
         pair, key = store.pair(line), (self.seed, epoch, index)
         source, target = samplers.sample_pair(self.tokenizers, pair, rate=self.sampling, key=key, most=self.most)
-        links = link_tokens(store.roots(line), pair.source, source, self.tokenizers.source) if store.trees else None
-        return Example(np.asarray(source), np.asarray(target), line, links)
+        features = {
+            name: FEATURES[name].align(store.record(name, line), pair.source, source, self.tokenizers.source)
+            for name in store.features
+        }
+        return Example(np.asarray(source), np.asarray(target), line, features)
 
     def locate(self, index: int, epoch: int) -> tuple[int, int]:
         """Return the corpus that an example is in, and its number there."""
@@ -197,7 +198,7 @@ class BatchStream:
         Worker processes sample one window ahead. They end with this generator.
         """
         tasks = min(sum(self.sizes(place.epoch)), SHUFFLE_WINDOW) // PAIRS_PER_TASK
-        in_workers = self.sampling and not any(part.store.trees for part in self.parts)
+        in_workers = self.sampling and not any(part.store.features for part in self.parts)
         if not (count := min(tasks, samplers.count_workers()) if in_workers else 0):
             for window in self.windows(place):
                 every = range(len(window.indices) if self.sampling else 0)
@@ -268,8 +269,9 @@ class BatchStream:
         batch = self.form.collate(BatchPlan(rows or [[]], plan.widths), examples)
         if self.share.world > 1:
             batch = count_all_rows(batch, plan, lengths, self.share)
-        if batch.depth_BS is None and any(part.store.trees for part in self.parts):
-            batch = add_unknown_trees(batch)
+        if not any(rows):
+            features = fill_features(self.parts[0].store.features, (len(batch.source_BS), plan.widths.source))
+            batch = replace(batch, features=features)
         return batch
 
 

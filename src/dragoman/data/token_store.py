@@ -1,11 +1,11 @@
 """Memory-mapped token ids of a corpus, written once per corpus and tokenizer and cached.
 
-    FOLDER/source.ids  source.ends  target.ids  target.ends  store.json     (and *.text, *.text_ends for sampling)
-    source.words  source.words_ends  source.trees  source.trees_ends     for models with tree positions
+    FOLDER/source.ids  source.ends  target.ids  target.ends  store.json
+    *.text  *.text_ends                                                     for sampling
+    source.words  source.words_ends  source.trees  source.trees_ends        for models with tree positions
 
-Pair i is ids[ends[i-1]:ends[i]]. A corpus may be larger than memory, because only the pages in use are held. `words` is
-the word of the dependency tree that each token belongs to; `trees` holds where each word begins among the letters of
-the text, and its head.
+Pair i is ids[ends[i-1]:ends[i]]. A corpus may be larger than memory, because only the pages in use are held. A feature
+of the source tokens (data/features.py) has two files: the values of tokens, and records that do not depend on them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import hashlib
 import json
 import mmap
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -24,16 +23,44 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.data.batches import EXAMPLE_FORMATS
-from dragoman.data.tokenizers import Tokenizer, Tokenizers
-from dragoman.data.trees import TextTree, link_tokens, locate_words
+from dragoman.data.batches import EXAMPLE_FORMATS, ExampleFormat
+from dragoman.data.features import FEATURES, FeatureRecord
+from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
 from dragoman.io import digest_bytes, keep_folder
-from dragoman.types import EOS, Example, Pair, TokenTree
+from dragoman.types import EOS, Example, Pair, TokenFeature
 
 STORED_SIDES = ("source", "target")
-TREE_COLUMNS = ("words", "trees")
 ENCODED_TOGETHER = 8192  # pairs encoded at a time
+
+
+class StoredColumn:
+    """The values of all lines, one after the other, and where those of each line end."""
+
+    def __init__(self, folder: Path, name: str, dtype: str, ends: str = "") -> None:
+        self.values = map_array(folder / name, dtype)
+        self.ends = map_array(folder / (ends or f"{name}_ends"), "int64")
+
+    def __getitem__(self, line: int) -> NDArray[Any]:
+        values: NDArray[Any] = self.values[self.ends[line - 1] if line else 0 : self.ends[line]].copy()
+        return values
+
+    def read(self, lines: NDArray[np.int64]) -> list[NDArray[Any]]:
+        """Return the values of many lines, read at once."""
+        last_N, length_N = self.ends[lines], self.lengths(lines)
+        end_N = np.cumsum(length_N)
+        flat = self.values[np.arange(length_N.sum()) + np.repeat(last_N - end_N, length_N)]
+        return [flat[start:end] for start, end in zip((end_N - length_N).tolist(), end_N.tolist(), strict=True)]
+
+    def lengths(self, lines: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many values these lines have."""
+        lengths: NDArray[np.int64] = self.ends[lines] - np.where(lines > 0, self.ends[lines - 1], 0)
+        return lengths
+
+
+def map_array(path: Path, dtype: str) -> NDArray[Any]:
+    """Map a file as a plain array: slices of a memmap itself take half a kilobyte each."""
+    return np.asarray(np.memmap(path, dtype=dtype, mode="r")) if path.stat().st_size else np.zeros(0, dtype)
 
 
 class TokenStore:
@@ -41,82 +68,67 @@ class TokenStore:
 
     def __init__(self, folder: Path) -> None:
         try:
-            self._open(folder)
-            whole = all(
-                len(ends) == self.pairs and ends[-1] == len(values)
-                for values, ends in zip(
-                    (*self.ids, *self.text, *self.trees), (*self.ends, *self.text_ends, *self.tree_ends), strict=True
-                )
+            about = json.loads((folder / "store.json").read_text(encoding="utf-8"))
+            self.pairs: int = about["pairs"]
+            self.digest: str = about["digest"]
+            self.dropped: dict[str, int] = about["dropped"]
+            self.longest: int = about["longest"]  # source tokens
+            self.characters: int = about.get("characters", 0)  # of the targets, an end of line counted as one
+            self.tag: str = about.get("tag", "")  # of every source: its ids stand before those of the text
+            self.ids = [StoredColumn(folder, f"{side}.ids", about["dtype"], f"{side}.ends") for side in STORED_SIDES]
+            self.text = (
+                [StoredColumn(folder, f"{side}.text", "uint8") for side in STORED_SIDES] if about["text"] else []
             )
+            stored = {name: feature for name, feature in FEATURES.items() if feature.missing_key in about}
+            self.missing = {name: int(about[feature.missing_key]) for name, feature in stored.items()}  # sentences
+            self.features = {
+                name: [StoredColumn(folder, f"source.{file}", "int32") for file in feature.files]
+                for name, feature in stored.items()
+            }
+            self.columns = [*self.ids, *self.text, *(column for both in self.features.values() for column in both)]
+            complete = all(len(c.ends) == self.pairs and c.ends[-1] == len(c.values) for c in self.columns)
         except (OSError, ValueError, KeyError):
-            whole = False
-        if not whole:
+            complete = False
+        if not complete:
             raise UserError(
                 f"the token ids in {str(folder)!r} are damaged; remove that folder, and they are made again"
             )
-
-    def _open(self, folder: Path) -> None:
-        about = json.loads((folder / "store.json").read_text(encoding="utf-8"))
-        self.pairs: int = about["pairs"]
-        self.digest: str = about["digest"]
-        self.dropped: dict[str, int] = about["dropped"]
-        self.longest: int = about["longest"]  # source tokens
-        self.characters: int = about.get("characters", 0)  # of the targets, an end of line counted as one
-        self.tag: str = about.get("tag", "")  # of every source: its ids stand before those of the text
-        self.ids = [_open(folder / f"{side}.ids", about["dtype"]) for side in STORED_SIDES]
-        self.ends = [_open(folder / f"{side}.ends", "int64") for side in STORED_SIDES]
-        self.text = [_open(folder / f"{side}.text", "uint8") for side in STORED_SIDES] if about["text"] else []
-        self.text_ends = (
-            [_open(folder / f"{side}.text_ends", "int64") for side in STORED_SIDES] if about["text"] else []
-        )
-        self.treeless: int | None = about.get("treeless")  # sources without a usable tree; None: trees are not kept
-        names = TREE_COLUMNS if self.treeless is not None else ()
-        self.trees = [_open(folder / f"source.{name}", "int32") for name in names]
-        self.tree_ends = [_open(folder / f"source.{name}_ends", "int64") for name in names]
 
     def __len__(self) -> int:
         return self.pairs
 
     def example(self, line: int) -> Example:
-        source, target = (_slice(ids, ends, line).copy() for ids, ends in zip(self.ids, self.ends, strict=True))
-        links = (
-            TokenTree(_slice(self.trees[0], self.tree_ends[0], line).copy(), self.roots(line).heads)
-            if self.trees
-            else None
-        )
-        return Example(source, target, line, links)
+        features = {name: TokenFeature(*(column[line] for column in both)) for name, both in self.features.items()}
+        source, target = (ids[line] for ids in self.ids)
+        return Example(source, target, line, features)
 
     def examples(self, lines: NDArray[np.int64]) -> list[Example]:
         """Return many examples, read at once."""
-        if self.trees:
+        if self.features:
             return [self.example(line) for line in lines.tolist()]
-        sides = (_slices(ids, ends, lines) for ids, ends in zip(self.ids, self.ends, strict=True))
-        return list(map(Example, *sides, lines.tolist()))
+        return list(map(Example, *(ids.read(lines) for ids in self.ids), lines.tolist()))
 
-    def roots(self, line: int) -> TextTree:
-        """Return the tree of a source, where trees are kept."""
-        return TextTree(*_slice(self.trees[1], self.tree_ends[1], line).reshape(-1, 2).T.copy())
+    def record(self, feature: str, line: int) -> FeatureRecord:
+        """Return what a feature keeps of a source whatever its tokens are."""
+        return self.features[feature][1][line]
 
     def pair(self, line: int) -> Pair:
         """Return the text, where it is kept (to sample a new segmentation at every epoch)."""
-        source, target = (
-            _slice(text, ends, line).tobytes().decode() for text, ends in zip(self.text, self.text_ends, strict=True)
-        )
+        source, target = (text[line].tobytes().decode() for text in self.text)
         return Pair(source, target, tag=self.tag)
 
     def texts(self, lines: NDArray[np.int64]) -> list[list[bytes]]:
         """Return the texts of both sides of many lines, read at once, in UTF-8."""
-        sides = zip(self.text, self.text_ends, strict=True)
-        return [[text.tobytes() for text in _slices(text, ends, lines)] for text, ends in sides]
+        return [[text.tobytes() for text in side.read(lines)] for side in self.text]
 
     @property
     def text_length(self) -> int:
         """Return the number of tokens of all targets together, where they are one text."""
-        return len(self.ids[1])
+        return len(self.ids[1].values)
 
     def window(self, start: int, end: int) -> NDArray[Any]:
         """Return the target tokens from start to end, across lines."""
-        window: NDArray[Any] = self.ids[1][start:end].copy()
+        window: NDArray[Any] = self.ids[1].values[start:end].copy()
         return window
 
     def lengths(self, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -125,61 +137,14 @@ class TokenStore:
 
     def lengths_of(self, lines: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the lengths of the examples with these numbers."""
-        source, target = (e[lines] - np.where(lines > 0, e[lines - 1], 0) for e in self.ends)
+        source, target = (ids.lengths(lines) for ids in self.ids)
         return source, target
 
     def forget_pages(self) -> None:
         """Release the pages that were read; the operating system keeps them cached while it has memory."""
-        for array in (*self.ids, *self.ends, *self.text, *self.text_ends, *self.trees, *self.tree_ends):
+        for array in (array for column in self.columns for array in (column.values, column.ends)):
             if isinstance(array.base, np.memmap):
                 array.base._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
-
-
-def _open(path: Path, dtype: str) -> NDArray[Any]:
-    """Map a file as a plain array: slices of a memmap itself take half a kilobyte each."""
-    return np.asarray(np.memmap(path, dtype=dtype, mode="r")) if path.stat().st_size else np.zeros(0, dtype)
-
-
-def _slice(values: NDArray[Any], ends: NDArray[Any], line: int) -> NDArray[Any]:
-    return values[ends[line - 1] if line else 0 : ends[line]]
-
-
-def _slices(values: NDArray[Any], ends: NDArray[Any], lines: NDArray[np.int64]) -> list[NDArray[Any]]:
-    last_N = ends[lines]
-    length_N = last_N - np.where(lines > 0, ends[lines - 1], 0)
-    end_N = np.cumsum(length_N)
-    flat = values[np.arange(length_N.sum()) + np.repeat(last_N - end_N, length_N)]
-    return [flat[start:end] for start, end in zip((end_N - length_N).tolist(), end_N.tolist(), strict=True)]
-
-
-@dataclass(frozen=True)
-class _Content:
-    """What a store holds of a corpus."""
-
-    tokenizers: Tokenizers
-    form: str
-    max_length: int
-    text: bool
-    trees: bool
-
-    def key(self, corpus: str) -> str:
-        """Return the cache key of the store. Stores of earlier versions are found by it, so it must not change."""
-        form = f"|{self.form}" if self.form != "pairs" else ""
-        trees = "|trees" if self.trees else ""
-        return f"{corpus}|{self.tokenizers.fingerprint()}|{self.max_length}|{self.text}{form}{trees}"
-
-    @property
-    def dtype(self) -> str:
-        return "uint16" if max(self.tokenizers.sizes.values()) <= 2**16 else "uint32"
-
-    def encode(self, pairs: list[Pair]) -> tuple[list[list[int]], list[list[int]]]:
-        """Encode both sides. A tag is put before its source, unless that is empty."""
-        source, target = self.tokenizers.source, self.tokenizers.target
-        sources = [
-            [*self.tokenizers.before(pair.tag), *ids] if ids and pair.tag else ids
-            for pair, ids in zip(pairs, source.encode_all([pair.source for pair in pairs]), strict=True)
-        ]
-        return sources, target.encode_all([pair.target for pair in pairs])
 
 
 def open_store(
@@ -190,17 +155,20 @@ def open_store(
     cache: Path,
     max_length: int,
     text: bool,
-    trees: bool = False,
+    features: Sequence[str] = (),
     form: str = "pairs",
     name: str = "the corpus",
 ) -> TokenStore:
     """Open the store of this corpus and tokenizer; write it if it is not cached. Errors call the corpus `name`."""
-    content = _Content(tokenizers, form, max_length, text, trees)
-    folder = cache / digest_bytes(content.key(key).encode(), size=12)
+    # Stores of earlier versions are found by this key, so it must not change.
+    parts = [key, tokenizers.fingerprint(), str(max_length), str(text), *([form] if form != "pairs" else [])]
+    key = "|".join([*parts, *(FEATURES[feature].store_key for feature in features)])
+    folder = cache / digest_bytes(key.encode(), size=12)
 
     def write(beside: Path) -> None:
-        with ExitStack() as stack:
-            about = _write(beside, stack, pairs(), content, name)
+        writer = StoreWriter(beside, tokenizers, EXAMPLE_FORMATS[form], max_length, text=text, features=features)
+        with closing(writer):
+            about = writer.write(pairs(), name)
         (beside / "store.json").write_text(json.dumps(about), encoding="utf-8")
 
     if not (folder / "store.json").exists():
@@ -214,103 +182,108 @@ def open_store(
     return TokenStore(folder)
 
 
-def _write(folder: Path, stack: ExitStack, pairs: Iterator[Pair], content: _Content, name: str) -> dict[str, Any]:
-    """Write all files but store.json; return the content of that one."""
-    form, dtype, text = EXAMPLE_FORMATS[content.form], content.dtype, content.text
-    dropped: Counter[str] = Counter()
-    digest = hashlib.blake2b(digest_size=16)
-    writers = [stack.enter_context(closing(_Writer(folder, side, dtype, text, digest))) for side in STORED_SIDES]
-    tree_writer = stack.enter_context(closing(_TreeWriter(folder, digest))) if content.trees else None
-    count = seen = longest = characters = 0
-    tag = ""
-    while chunk := list(islice(pairs, ENCODED_TOGETHER)):
-        seen += len(chunk)
-        tag = chunk[0].tag  # of a corpus, and so of all its pairs
-        encoded = content.encode(chunk)
-        reasons = [form.refuse(s, t, content.max_length) for s, t in zip(*encoded, strict=True)]
-        dropped.update(reason for reason in reasons if reason)
-        usable = [i for i, reason in enumerate(reasons) if not reason]
-        kept = [chunk[i] for i in usable]
-        sources, targets = ([ids[i] for i in usable] for ids in encoded)
-        if form.keeps_eos:
-            targets = [[*ids, EOS] for ids in targets]
-        for writer, ids, side in zip(writers, (sources, targets), STORED_SIDES, strict=True):
-            writer.write(ids, [getattr(pair, side) for pair in kept])
-        if tree_writer:
-            tree_writer.write(kept, sources, content.tokenizers.source)
-        count += len(kept)
-        longest = max([longest, *map(len, sources)])
-        characters += sum(len(pair.target) + 1 for pair in kept)
-    if not count:
-        raise UserError(
-            f"{name}: none of {seen} {form.noun} can be used ({_said(dropped)}); check the files, or raise "
-            "data.max_length"
-        )
-    about = {"pairs": count, "dtype": dtype, "digest": digest.hexdigest(), "dropped": dict(dropped)}
-    treeless = {"treeless": tree_writer.treeless} if tree_writer else {}
-    return about | {"text": text, "longest": longest, "characters": characters, "tag": tag} | treeless
+class StoreWriter:
+    """Writer of all files of a token store except store.json."""
 
+    def __init__(
+        self,
+        folder: Path,
+        tokenizers: Tokenizers,
+        form: ExampleFormat,
+        max_length: int,
+        *,
+        text: bool,
+        features: Sequence[str],
+    ) -> None:
+        self.tokenizers, self.form, self.max_length = tokenizers, form, max_length
+        self.dtype = "uint16" if max(tokenizers.sizes.values()) <= 2**16 else "uint32"
+        self.digest = hashlib.blake2b(digest_size=16)
+        self.ids = [ColumnWriter(folder, f"{side}.ids", f"{side}.ends") for side in STORED_SIDES]
+        self.text = [ColumnWriter(folder, f"{side}.text") for side in STORED_SIDES] if text else []
+        self.features = {
+            name: [ColumnWriter(folder, f"source.{file}") for file in FEATURES[name].files] for name in features
+        }
+        self.missing = dict.fromkeys(features, 0)
 
-def _said(dropped: Counter[str]) -> str:
-    return ", ".join(f"{n} {reason}" for reason, n in dropped.items()) or "nothing read"
+    def close(self) -> None:
+        for writer in (*self.ids, *self.text, *(one for both in self.features.values() for one in both)):
+            writer.close()
 
+    def write(self, pairs: Iterator[Pair], corpus: str) -> dict[str, Any]:
+        """Write all pairs that the format does not refuse; return the content of store.json."""
+        dropped: Counter[str] = Counter()
+        count = seen = longest = characters = 0
+        tag = ""
+        while chunk := list(islice(pairs, ENCODED_TOGETHER)):
+            seen += len(chunk)
+            tag = chunk[0].tag  # of a corpus, and so of all its pairs
+            encoded = self.encode(chunk)
+            reasons = [self.form.refuse(s, t, self.max_length) for s, t in zip(*encoded, strict=True)]
+            dropped.update(reason for reason in reasons if reason)
+            usable = [i for i, reason in enumerate(reasons) if not reason]
+            kept = [chunk[i] for i in usable]
+            sources, targets = ([ids[i] for i in usable] for ids in encoded)
+            if self.form.keeps_eos:
+                targets = [[*ids, EOS] for ids in targets]
+            self.write_ids(sources, targets)
+            for side, writer in zip(STORED_SIDES, self.text):
+                writer.write([getattr(pair, side).encode() for pair in kept])
+            self.write_features(kept, sources)
+            count += len(kept)
+            longest = max([longest, *map(len, sources)])
+            characters += sum(len(pair.target) + 1 for pair in kept)
+        if not count:
+            reasons = [f"{n} {reason}" for reason, n in dropped.items()] or ["nothing read"]
+            raise UserError(
+                f"{corpus}: none of {seen} {self.form.noun} can be used ({', '.join(reasons)}); check the files, or "
+                "raise data.max_length"
+            )
+        about = {"pairs": count, "dtype": self.dtype, "digest": self.digest.hexdigest(), "dropped": dict(dropped)}
+        missing = {FEATURES[name].missing_key: number for name, number in self.missing.items()}
+        about |= {"text": bool(self.text), "longest": longest, "characters": characters, "tag": tag}
+        return about | missing
 
-class _Writer:
-    """Writer of one side's ids, their ends and, if wanted, the text itself."""
-
-    def __init__(self, folder: Path, side: str, dtype: str, text: bool, digest: Any) -> None:
-        self.dtype, self.digest = dtype, digest
-        self.streams = [
-            _Stream(folder, side, "ids", "ends"),
-            *([_Stream(folder, side, "text", "text_ends")] if text else []),
+    def encode(self, pairs: list[Pair]) -> tuple[list[list[int]], list[list[int]]]:
+        """Encode both sides. A tag is put before its source, unless that is empty."""
+        sources = [
+            [*self.tokenizers.before(pair.tag), *ids] if ids and pair.tag else ids
+            for pair, ids in zip(pairs, self.tokenizers.source.encode_all([pair.source for pair in pairs]), strict=True)
         ]
+        return sources, self.tokenizers.target.encode_all([pair.target for pair in pairs])
 
-    def write(self, ids: list[list[int]], texts: list[str]) -> None:
-        arrays = [np.asarray(i, dtype=self.dtype) for i in ids]
-        lengths = [len(a) for a in arrays]
-        self.digest.update(np.asarray(lengths, np.int64).tobytes())
-        self.digest.update(np.concatenate([np.zeros(0, self.dtype), *arrays]).tobytes())
-        self.streams[0].write([a.tobytes() for a in arrays], lengths)
-        for stream in self.streams[1:]:
-            raw = [t.encode() for t in texts]
-            stream.write(raw, [len(r) for r in raw])
+    def write_ids(self, *sides: list[list[int]]) -> None:
+        for writer, ids in zip(self.ids, sides, strict=True):
+            arrays = [np.asarray(i, dtype=self.dtype) for i in ids]
+            self.digest.update(np.asarray([len(a) for a in arrays], np.int64).tobytes())
+            self.digest.update(np.concatenate([np.zeros(0, self.dtype), *arrays]).tobytes())
+            writer.write(arrays)
 
-    def close(self) -> None:
-        for stream in self.streams:
-            stream.close()
-
-
-class _TreeWriter:
-    """Writer of the trees of the sources, over their tokens and over their letters."""
-
-    def __init__(self, folder: Path, digest: Any) -> None:
-        self.digest, self.treeless = digest, 0
-        self.streams = [_Stream(folder, "source", name, f"{name}_ends") for name in TREE_COLUMNS]
-
-    def write(self, pairs: list[Pair], ids: list[list[int]], tokenizer: Tokenizer) -> None:
-        roots = [locate_words(pair.tree, pair.source) for pair in pairs]
-        links = [link_tokens(r, pair.source, i, tokenizer) for r, pair, i in zip(roots, pairs, ids, strict=True)]
-        self.treeless += sum(not len(one.head) for one in links)
-        columns: list[list[NDArray[Any]]] = [[one.word for one in links], [np.stack(r, 1).ravel() for r in roots]]
-        for stream, arrays in zip(self.streams, columns, strict=True):
-            raw = [array.tobytes() for array in arrays]
-            stream.write(raw, [len(array) for array in arrays])
-            self.digest.update(b"".join(raw))
-
-    def close(self) -> None:
-        for stream in self.streams:
-            stream.close()
+    def write_features(self, pairs: list[Pair], ids: list[list[int]]) -> None:
+        for name, writers in self.features.items():
+            feature, tokenizer = FEATURES[name], self.tokenizers.source
+            records = [feature.locate(pair) for pair in pairs]
+            aligned = [
+                feature.align(record, pair.source, i, tokenizer)
+                for record, pair, i in zip(records, pairs, ids, strict=True)
+            ]
+            self.missing[name] += sum(not len(one.record) for one in aligned)
+            columns: list[list[NDArray[Any]]] = [[one.values for one in aligned], records]
+            for writer, arrays in zip(writers, columns, strict=True):
+                self.digest.update(b"".join(map(bytes, arrays)))
+                writer.write(arrays)
 
 
-class _Stream:
-    def __init__(self, folder: Path, side: str, values: str, ends: str) -> None:
-        self.values: IO[bytes] = (folder / f"{side}.{values}").open("wb")
-        self.ends: IO[bytes] = (folder / f"{side}.{ends}").open("wb")
+class ColumnWriter:
+    """Writer of a StoredColumn."""
+
+    def __init__(self, folder: Path, name: str, ends: str = "") -> None:
+        self.values: IO[bytes] = (folder / name).open("wb")
+        self.ends: IO[bytes] = (folder / (ends or f"{name}_ends")).open("wb")
         self.end = 0
 
-    def write(self, raw: list[bytes], lengths: list[int]) -> None:
-        ends = self.end + np.cumsum(lengths, dtype=np.int64)
-        self.values.write(b"".join(raw))
+    def write(self, lines: Sequence[NDArray[Any] | bytes]) -> None:
+        ends = self.end + np.cumsum([len(line) for line in lines], dtype=np.int64)
+        self.values.write(b"".join(map(bytes, lines)))
         self.ends.write(ends.tobytes())
         self.end = int(ends[-1]) if len(ends) else self.end
 

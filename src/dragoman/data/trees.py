@@ -1,12 +1,8 @@
-"""Dependency trees: read from CoNLL-U files, and mapped from words to the tokens that a tokenizer makes of them.
+"""Dependency trees in CoNLL-U files.
 
 The n-th sentence of a CoNLL-U file belongs to the n-th line of text that is not empty. The columns ID, FORM and HEAD
 are read. Where one token stands for several words ("3-4  zum", then "zu" and "dem") and these do not spell it, its
 letters belong to the word nearest the root. Empty nodes ("5.1") are not part of the basic tree and are skipped.
-
-A token belongs to the word that its first letter lies in; spaces are not letters. Words are located by walking the
-letters of the text, so a tree whose words do not spell the text cannot be used, and the sentence counts as one without
-a tree.
 """
 
 from __future__ import annotations
@@ -14,17 +10,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from dragoman.data.simple_tokenizers import Tokenizer
 from dragoman.errors import UserError
 from dragoman.io import read_lines
-from dragoman.types import Pair, TokenTree, Tree
+from dragoman.types import Pair, Tree
 
 CONLLU_COLUMNS = 10
 WORD_NUMBER = re.compile(r"(?P<word>[1-9]\d{0,8})|(?P<first>[1-9]\d{0,8})-(?P<last>[1-9]\d{0,8})|\d+\.\d+", re.ASCII)
@@ -173,35 +164,6 @@ def attach_trees(pairs: Iterable[Pair], path: Path, what: str) -> Iterator[Pair]
 def remove_spaces(text: str) -> str:
     """Return the text without whitespace."""
     return "".join(text.split())
-
-
-class TextTree(NamedTuple):
-    """A tree over the letters of its text: for each word the bytes before it, without spaces, and its head."""
-
-    starts: NDArray[np.int32]
-    heads: NDArray[np.int32]
-
-
-NO_TREE = TextTree(np.zeros(0, np.int32), np.zeros(0, np.int32))
-
-
-def locate_words(tree: Tree | None, text: str) -> TextTree:
-    """Locate the words of a tree in its text; return NO_TREE where they do not spell the text."""
-    words = [remove_spaces(word) for word in tree.words] if tree else []
-    if not tree or "".join(words) != remove_spaces(text):
-        return NO_TREE
-    before = [0, *accumulate(0 if letter == " " else len(letter.encode()) for letter in text)]
-    places = [n for n, letter in zip(before, text) if not letter.isspace()] + before[-1:]
-    starts = [places[n] for n in accumulate(map(len, words), initial=0)][:-1]
-    return TextTree(np.array(starts, np.int32), np.array(tree.heads, np.int32))
-
-
-def link_tokens(roots: TextTree, text: str, ids: Sequence[int], tokenizer: Tokenizer) -> TokenTree:
-    """Return the word of each token; word 0 where there is no tree or the letters of a token are unknown."""
-    starts = tokenizer.starts(text, ids) if len(roots.heads) else None
-    if starts is None:
-        return TokenTree(np.zeros(len(ids), np.int32), NO_TREE.heads)
-    return TokenTree(np.searchsorted(roots.starts, starts, side="right").astype(np.int32), roots.heads)
 
 
 def format_conllu(text: str, tree: Tree) -> str:

@@ -14,7 +14,7 @@ Shapes   B slots   K sentences that enter or leave   W beams   N = B * W rows of
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -248,7 +248,7 @@ class Scheduler:
         """Return the state and the limits of these jobs. Rows beyond them are empty and have limit 0."""
         jobs = [queue.jobs[number] for number in numbers]
         batch = collate_sources(jobs, queue.width, rows).to(self.device)
-        fresh = bind_trees(self.model, batch).start(batch.source_BS, batch.source_segment_BS > 0)
+        fresh = bind_features(self.model, batch).start(batch.source_BS, batch.source_segment_BS > 0)
         limits = [job.limit for job in jobs] + [0] * (rows - len(jobs))
         return fresh, torch.tensor(limits, device=self.device)
 
@@ -352,29 +352,26 @@ def round_up_length(tokens: int) -> int:
 def collate_sources(jobs: Sequence[Job], width: int, rows: int) -> Batch:
     """Return a batch of the sources, one per row, padded with empty rows."""
     nothing = np.zeros(0, dtype=np.int64)
-    examples = [Example(np.array(job.ids, dtype=np.int64), nothing, i, job.links) for i, job in enumerate(jobs)]
+    examples = [Example(np.array(job.ids, dtype=np.int64), nothing, i, job.features) for i, job in enumerate(jobs)]
     layout = [[row] for row in range(len(jobs))] + [[]] * (rows - len(jobs))
     return collate_pairs(BatchPlan(layout, Widths(width, 1)), examples)
 
 
 @dataclass(frozen=True)
-class TreeModel:
-    """A model whose `start` passes on the trees of a batch beside its sources."""
+class FeatureModel:
+    """A model whose `start` passes on the features of a batch beside its sources."""
 
     model: Any
-    depth_BS: Tensor
-    tree_BSS: Tensor
+    features: Mapping[str, Tensor]
 
     def start(self, source_BS: Tensor, keep_BS: Tensor) -> Any:
-        return self.model.start(source_BS, keep_BS, self.depth_BS, self.tree_BSS)
+        return self.model.start(source_BS, keep_BS, self.features)
 
     def step(self, token_N: Tensor, state: Any) -> tuple[Tensor, Any]:
         logp_NV, state = self.model.step(token_N, state)
         return logp_NV, state
 
 
-def bind_trees(model: StepModel[Any], batch: Batch) -> StepModel[Any]:
-    """Return the model with the trees of a batch, if the batch has some."""
-    if batch.depth_BS is None or batch.tree_BSS is None:
-        return model
-    return TreeModel(model, batch.depth_BS, batch.tree_BSS)
+def bind_features(model: StepModel[Any], batch: Batch) -> StepModel[Any]:
+    """Return the model with the features of a batch, if the batch has some."""
+    return FeatureModel(model, batch.features) if batch.features else model

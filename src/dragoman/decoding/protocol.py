@@ -12,7 +12,7 @@ Shapes   B sentences   S source width   N rows being searched   V vocabulary   T
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
@@ -115,11 +115,11 @@ class EnsembleState:
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Models that share a vocabulary, averaged. `features` are what they read beside the sources, such as trees."""
+    """Models that share a vocabulary, averaged. `features` of the sources are for models that need them."""
 
     models: Sequence[StepModel[Any]]
 
-    def start(self, source_BS: Tensor, keep_BS: Tensor, *features: Tensor) -> EnsembleState:
+    def start(self, source_BS: Tensor, keep_BS: Tensor, *features: Mapping[str, Tensor]) -> EnsembleState:
         return EnsembleState(tuple(model.start(source_BS, keep_BS, *features) for model in self.models))
 
     def step(self, token_N: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:

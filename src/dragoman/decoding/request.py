@@ -10,7 +10,7 @@ Shapes   B sentences   S source width, or states of an automaton   V vocabulary 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from dragoman.config.settings import SearchSettings
 from dragoman.decoding.beam import BeamState
 from dragoman.decoding.protocol import StateT, StepModel
-from dragoman.types import TokenTree
+from dragoman.types import TokenFeature
 
 Bytes = frozenset[int]
 UNREACHABLE = 1 << 20  # tokens that a term needs which cannot be spelt at all
@@ -234,4 +234,4 @@ class Job(NamedTuple):
     ids: list[int]
     limit: int
     constraints: DecodingConstraints = DecodingConstraints()
-    links: TokenTree | None = None  # the source's dependency tree, for models that read trees
+    features: Mapping[str, TokenFeature] = {}  # of the source, for models that need them

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -152,8 +152,8 @@ class EnsembleModel(Seq2Seq):
         """Return the mean of the alignments of those members that have one: weight_BTS."""
         return torch.stack([one.alignment(batch) for one in self.members if one.aligns]).mean(0)
 
-    def start(self, source_BS: Tensor, keep_BS: Tensor, *trees: Tensor) -> EnsembleState:
-        return self.search.start(source_BS, keep_BS, *trees)
+    def start(self, source_BS: Tensor, keep_BS: Tensor, *features: Mapping[str, Tensor]) -> EnsembleState:
+        return self.search.start(source_BS, keep_BS, *features)
 
     def step(self, token_N: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:
         return self.search.step(token_N, state)
@@ -169,7 +169,7 @@ def combine_runs(runs: Sequence[Translator | Generator | Classifier]) -> Transla
                 f"{names[0]!r} and {name!r} have different vocabularies, so they cannot answer as one; train one of "
                 f"them with the other's: dragoman train --init-from, or the same data, tokenizer settings and seed"
             )
-        if run.recipe.model.reads_trees != first.recipe.model.reads_trees:
+        if run.recipe.model.features != first.recipe.model.features:
             raise UserError(f"of {names[0]!r} and {name!r} only one reads trees, so they cannot answer as one")
         if not isinstance(run, Translator):
             raise UserError(f"{name!r} does not translate, so it cannot be one of several that do")

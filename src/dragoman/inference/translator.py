@@ -26,8 +26,9 @@ import torch
 from dragoman.config.messages import suggest_name
 from dragoman.config.settings import SearchSettings
 from dragoman.data.batches import BatchPlan, collate_pairs, group_by_key, round_to_bucket
+from dragoman.data.features import FEATURES
 from dragoman.data.simple_tokenizers import WordTokenizer
-from dragoman.data.trees import find_tree_fault, link_tokens, locate_words
+from dragoman.data.trees import find_tree_fault
 from dragoman.decoding.beam import BeamState
 from dragoman.decoding.methods import METHODS, decode
 from dragoman.decoding.protocol import NEVER, SearchResult
@@ -59,7 +60,7 @@ from dragoman.inference.predictor import (
     score_pairs,
 )
 from dragoman.models.base import Seq2Seq
-from dragoman.types import UNK, Example, Hypothesis, Line, PairScore, TokenTree, Tree
+from dragoman.types import UNK, Example, Hypothesis, Line, Pair, PairScore, TokenFeature, Tree
 
 BeamObserver = Callable[[BeamState], None]
 COMPLETE_WORDS = re.compile(r".*(?:(?=\s)|(?<=[\u2e80-\ua4cf])(?=.))", re.DOTALL)  # a CJK character is a word
@@ -85,7 +86,7 @@ class SourceSegment(NamedTuple):
     line: Line
     line_index: int
     tag_ids: Sequence[int] = ()  # read by the model before the others
-    links: TokenTree | None = None  # of the line's tree, for models that read trees
+    features: Mapping[str, TokenFeature] = {}  # for models that need them
     warning: str = ""
     constraints: DecodingConstraints = DecodingConstraints()
     limit: int = 0  # tokens of the translation, EOS included
@@ -93,7 +94,7 @@ class SourceSegment(NamedTuple):
     def example(self, target: Sequence[int] = ()) -> Example:
         """Return the pair of this source and a target, for models that read both."""
         source = np.array([*self.tag_ids, *self.ids], dtype=np.int64)
-        return Example(source, np.array(target, dtype=np.int64), self.line_index, self.links)
+        return Example(source, np.array(target, dtype=np.int64), self.line_index, self.features)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -266,7 +267,7 @@ class Translator(Predictor[Seq2Seq]):
 
     @property
     def reads_trees(self) -> bool:
-        return self.recipe.model.reads_trees
+        return "tree" in self.recipe.model.features
 
     def check_trees(self, trees: Sequence[Tree | None], lines: int) -> None:
         if not self.reads_trees:
@@ -337,12 +338,13 @@ class Translator(Predictor[Seq2Seq]):
 
     def _add_tree(self, segment: SourceSegment, tree: Tree | None, *, whole: bool) -> SourceSegment:
         """Add the tree of the line, or a warning that the segment is read by word positions alone."""
-        roots = locate_words(tree if whole else None, segment.text)
-        links = link_tokens(roots, segment.text, segment.ids, self.tokenizers.source)
-        if len(links.head):
-            return segment._replace(links=links)
+        record = FEATURES["tree"].locate(Pair(segment.text, "", tree if whole else None))
+        aligned = FEATURES["tree"].align(record, segment.text, segment.ids, self.tokenizers.source)
+        segment = segment._replace(features={"tree": aligned})
+        if len(aligned.record):
+            return segment
         why = ": its words do not spell the line" if whole else ": the line was cut into parts"
-        return segment._replace(links=links, warning=NO_TREE_WARNING + (why if tree else ""))
+        return segment._replace(warning=NO_TREE_WARNING + (why if tree else ""))
 
     def decode_segments(
         self, segments: Sequence[SourceSegment], options: DecodeOptions, observe: BeamObserver | None = None
@@ -353,7 +355,7 @@ class Translator(Predictor[Seq2Seq]):
         Without alignments each result is turned into text as it comes, while the engine decodes others.
         """
         search, engine = options.search, self.engine
-        jobs = [Job([*one.tag_ids, *one.ids], one.limit, one.constraints, one.links) for one in segments]
+        jobs = [Job([*one.tag_ids, *one.ids], one.limit, one.constraints, one.features) for one in segments]
         results: Iterable[tuple[int, list[SearchResult]]]
         hypotheses: list[list[Hypothesis]] = [[] for _ in segments]
         with eval_mode(self.model):

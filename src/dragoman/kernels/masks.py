@@ -5,7 +5,8 @@ Shapes   B batch   T tokens   Q queries   K keys   (masks broadcast over heads)
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -25,26 +26,23 @@ class RowLayout:
     segment_BT: Tensor
     position_BT: Tensor
     unpacked: bool = False
-    depth_BT: Tensor | None = None  # depth in a dependency tree, from 1; 0: unknown
-    tree_BTT: Tensor | None = None  # signed number of arcs between two tokens in it; UNKNOWN_DISTANCE: unknown
+    features: Mapping[str, Tensor] = field(default_factory=dict)  # of the tokens of a source, by name
     seen_BT: Tensor | None = None  # False: this token's embedding is hidden, its position is not; None: all are seen
 
     @classmethod
     def from_source(cls, batch: Batch) -> RowLayout:
-        trees = batch.depth_BS, batch.tree_BSS
-        return cls(batch.source_segment_BS, batch.source_position_BS, batch.unpacked, *trees, batch.source_seen_BS)
+        segment_BS, position_BS = batch.source_segment_BS, batch.source_position_BS
+        return cls(segment_BS, position_BS, batch.unpacked, batch.features, batch.source_seen_BS)
 
     @classmethod
     def from_target(cls, batch: Batch) -> RowLayout:
         return cls(batch.target_segment_BT, batch.target_position_BT, batch.unpacked, seen_BT=batch.target_seen_BT)
 
     @classmethod
-    def from_padding_mask(
-        cls, keep_BT: Tensor, depth_BT: Tensor | None = None, tree_BTT: Tensor | None = None
-    ) -> RowLayout:
+    def from_padding_mask(cls, keep_BT: Tensor, features: Mapping[str, Tensor] | None = None) -> RowLayout:
         """Lay out one sentence per row; `keep_BT` is False at padding, whose position is 0."""
         position_BT = torch.arange(keep_BT.size(1), device=keep_BT.device) * keep_BT
-        return cls(keep_BT.long(), position_BT, True, depth_BT, tree_BTT)
+        return cls(keep_BT.long(), position_BT, True, features or {})
 
     @property
     def real_BT(self) -> Tensor:

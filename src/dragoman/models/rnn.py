@@ -9,7 +9,7 @@ Shapes   B rows   S source width   T target width   E embedding width   C state 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -274,11 +274,9 @@ class RecurrentSeq2Seq(Seq2Seq):
         state_BTC, _ = self.decoder(batch.target_in_BT, source, states)
         return self.decoder.attention.weights(state_BTC, source).float()
 
-    def start(
-        self, source_BS: Tensor, keep_BS: Tensor, depth_BS: Tensor | None = None, tree_BSS: Tensor | None = None
-    ) -> RnnState:
+    def start(self, source_BS: Tensor, keep_BS: Tensor, features: Mapping[str, Tensor] | None = None) -> RnnState:
         """Encode the sources, one per row, and return the state before the first target token."""
-        source, states = self.encode(source_BS, RowLayout.from_padding_mask(keep_BS, depth_BS, tree_BSS))
+        source, states = self.encode(source_BS, RowLayout.from_padding_mask(keep_BS, features))
         return RnnState(states, source, self.decoder.make_first_output(len(source_BS)) if self.decoder.feed else None)
 
 

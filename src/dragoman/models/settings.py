@@ -62,9 +62,9 @@ class BaseModelSettings(Settings):
         return True
 
     @property
-    def reads_trees(self) -> bool:
-        """Whether batches carry the dependency trees of the sources."""
-        return False
+    def features(self) -> tuple[str, ...]:
+        """The features of source tokens that batches carry (data/features.py)."""
+        return ()
 
     @property
     def encoder_depth(self) -> int:
@@ -179,11 +179,11 @@ class TransformerSettings(AttentionSettings, BaseModelSettings):
 
     @property
     def decoder_scheme(self) -> PositionScheme:
-        """The decoder's own position scheme: it has no trees, so there positions are sinusoidal."""
+        """The decoder's own position scheme: only sources have features, so without them positions are sinusoidal."""
         from dragoman.modules.positions import POSITIONS
 
         scheme = POSITIONS[self.position]
-        return POSITIONS["sinusoidal"] if scheme.needs_trees else scheme
+        return POSITIONS["sinusoidal"] if scheme.features else scheme
 
     @property
     def layout(self) -> str:
@@ -211,11 +211,11 @@ class TransformerSettings(AttentionSettings, BaseModelSettings):
         return self.max_length if limited else None
 
     @property
-    def reads_trees(self) -> bool:
+    def features(self) -> tuple[str, ...]:
         from dragoman.modules.positions import POSITIONS
 
         scheme = POSITIONS.get(self.position)
-        return scheme is not None and scheme.needs_trees
+        return scheme.features if scheme else ()
 
 
 class RnnSettings(BaseModelSettings):
@@ -365,7 +365,7 @@ class TransformerLmSettings(TransformerSettings):
     def check(self) -> None:
         super().check()
         self.refuse("a language model, which has no encoder", *self.absent)
-        if self.reads_trees:
+        if self.features:
             raise UserError(
                 f"model.position={self.position} needs whole sentences, which a language model has not read yet"
             )
@@ -396,7 +396,7 @@ class TransformerClassifierSettings(TransformerSettings):
 
     def check(self) -> None:
         super().check()
-        if self.reads_trees:
+        if self.features:
             raise UserError(
                 f"model.position={self.position} needs trees beside texts, which only translation takes so far"
             )

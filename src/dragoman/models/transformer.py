@@ -6,7 +6,7 @@ Shapes   B rows   S source width   T target width   C model width   N rows of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -221,9 +221,7 @@ class Transformer(Seq2Seq):
         memory_BSC = self.encoder(batch.source_BS, source)
         return self.decoder.compute_alignment(batch.target_in_BT, RowLayout.from_target(batch), memory_BSC, source)
 
-    def start(
-        self, source_BS: Tensor, keep_BS: Tensor, depth_BS: Tensor | None = None, tree_BSS: Tensor | None = None
-    ) -> KVCache:
+    def start(self, source_BS: Tensor, keep_BS: Tensor, features: Mapping[str, Tensor] | None = None) -> KVCache:
         """Encode the sources, one per row, and return the state before the first target token."""
-        rows = RowLayout.from_padding_mask(keep_BS, depth_BS, tree_BSS)
+        rows = RowLayout.from_padding_mask(keep_BS, features)
         return self.decoder.start(len(source_BS), self.encoder(source_BS, rows), rows)

@@ -27,6 +27,7 @@ class PositionEmbedding(nn.Module):
     """Add nothing: the base class, and the embedding of schemes that act in attention only."""
 
     limited = False  # has no vectors for positions from settings.max_length on
+    features: tuple[str, ...] = ()  # of source tokens that it needs (data/features.py)
     uses: tuple[str, ...] = ()  # settings that only some patterns and positions read
 
     def __init__(self, settings: AttentionSettings) -> None:
@@ -86,6 +87,7 @@ class TreeDepth(Sinusoidal):
     The root is at depth 1. Depth 0 means that no tree is known, and only the sinusoids are added.
     """
 
+    features = ("tree",)
     uses = ("reach",)
 
     def __init__(self, settings: AttentionSettings) -> None:
@@ -94,10 +96,11 @@ class TreeDepth(Sinusoidal):
 
     def forward(self, x_BTC: Tensor, rows: RowLayout) -> Tensor:
         x_BTC = super().forward(x_BTC, rows)
-        if rows.depth_BT is None:
+        depth_BT = rows.features.get("tree_depth")
+        if depth_BT is None:
             return x_BTC
-        depth_BTC = self.table(rows.depth_BT.clamp(1, self.settings.reach) - 1) * self.settings.width**0.5
-        out: Tensor = x_BTC + depth_BTC * (rows.depth_BT > 0)[..., None]
+        depth_BTC = self.table(depth_BT.clamp(1, self.settings.reach) - 1) * self.settings.width**0.5
+        out: Tensor = x_BTC + depth_BTC * (depth_BT > 0)[..., None]
         return out
 
 
@@ -105,6 +108,7 @@ class AttentionPosition(nn.Module):
     """Change nothing: attention ignores positions. Subclasses override one or more of the hooks."""
 
     needs = "nothing"  # what it must know of a query and a key: "nothing", "distance" or "tree" (modules/patterns.py)
+    features: tuple[str, ...] = ()  # of source tokens that it needs (data/features.py)
     uses: tuple[str, ...] = ()
 
     def __init__(self, settings: AttentionSettings) -> None:
@@ -209,11 +213,13 @@ class TreeRelative(Relative):
     """
 
     needs = "tree"
+    features = ("tree",)
 
     def compute_relative_in_rows(self, rows: RowLayout) -> Tensor:
-        if rows.tree_BTT is None:
+        distance_BTT = rows.features.get("tree_distance")
+        if distance_BTT is None:
             return torch.full((1, 1, rows.segment_BT.size(1)), UNKNOWN_DISTANCE, device=rows.segment_BT.device)
-        return rows.tree_BTT
+        return distance_BTT
 
     def compute_bucket(self, relative_BQK: Tensor) -> Tensor:
         return torch.where(
@@ -243,9 +249,9 @@ class PositionScheme(NamedTuple):
         return (*self.embed.uses, *self.relate.uses)
 
     @property
-    def needs_trees(self) -> bool:
-        """Whether it needs the dependency trees of the sentences."""
-        return self.relate.needs == "tree"
+    def features(self) -> tuple[str, ...]:
+        """Return the features of source tokens that it needs."""
+        return tuple(dict.fromkeys((*self.embed.features, *self.relate.features)))
 
 
 POSITIONS = {

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import fields
 from typing import NamedTuple
 
 import torch
@@ -72,17 +71,13 @@ class CudaGraphs:
 
     @staticmethod
     def replay(recorded: CapturedGraph, batch: Batch) -> Tensor:
-        for name, there in tensors(recorded.batch).items():
-            there.copy_(getattr(batch, name), non_blocking=True)
+        for there, here in zip(recorded.batch.tensors.values(), batch.tensors.values(), strict=True):
+            there.copy_(here, non_blocking=True)
         recorded.graph.replay()
         return recorded.numbers.clone()
 
 
-def tensors(batch: Batch) -> dict[str, Tensor]:
-    return {each.name: found for each in fields(batch) if isinstance(found := getattr(batch, each.name), Tensor)}
-
-
 def shape_of(batch: Batch) -> Shape:
     """All that the work on a batch depends on, but for what its tensors hold."""
-    shapes = [(name, tuple(tensor.shape)) for name, tensor in tensors(batch).items()]
+    shapes = [(name, tuple(tensor.shape)) for name, tensor in batch.tensors.items()]
     return (*shapes, batch.unpacked, batch.first_row, batch.total_rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +15,7 @@ from typing import Any
 from dragoman.config.settings import SPLITS, CorpusSettings
 from dragoman.data.batches import EXAMPLE_FORMATS, RankShare
 from dragoman.data.corpus import READERS, fingerprint_corpus, read_pairs
+from dragoman.data.features import FEATURES
 from dragoman.data.simple_tokenizers import LabelTokenizer
 from dragoman.data.stream import BatchStream, TextWindowStream, WeightedStore
 from dragoman.data.token_store import TokenStore, open_store
@@ -121,7 +122,7 @@ def check_data(recipe: Recipe) -> None:
 def check_ways(recipe: Recipe, form: str) -> None:
     """Refuse tags and directions that cannot be learned, or would not be known."""
     data, kind = recipe.data, recipe.model.kind
-    trees = "reads trees of one side" if recipe.model.reads_trees else ""
+    trees = "reads trees of one side" if "tree" in recipe.model.features else ""
     why = trees or ("" if form == "pairs" else "does not translate")
     if why and any(data.tags):
         raise UserError(f"a tag is of no use to model.kind={kind}, which {why}; leave it out of data.train")
@@ -193,8 +194,8 @@ def _asked(recipe: Recipe) -> dict[str, list[Pair]]:
     short = [corpus.tag or Path((corpus.files or [corpus.shown])[0]).name for corpus in recipe.data.dev]
     alike = len(set(short)) < len(short)
     names = [corpus.shown for corpus in recipe.data.dev] if alike else short
-    trees = recipe.model.reads_trees
-    readers = (_reader(recipe, corpus, "dev", trees=trees)() for corpus in recipe.data.dev)
+    features = recipe.model.features
+    readers = (_reader(recipe, corpus, "dev", features=features)() for corpus in recipe.data.dev)
     rounds = zip_longest(*(zip(repeat(name), reader) for name, reader in zip(names, readers, strict=True)))
     asked: dict[str, list[Pair]] = {name: [] for name in names}
     for name, pair in islice(filter(None, chain.from_iterable(rounds)), recipe.train.validate_lines):
@@ -254,25 +255,27 @@ def _learned(recipe: Recipe, report: Report) -> Tokenizers:
     return Tokenizers(one, one)
 
 
-def _reader(recipe: Recipe, corpus: CorpusSettings, split: str, *, trees: bool = False) -> Callable[[], Iterator[Pair]]:
+def _reader(
+    recipe: Recipe, corpus: CorpusSettings, split: str, *, features: Sequence[str] = ()
+) -> Callable[[], Iterator[Pair]]:
     """The pairs of a corpus; a language model reads the targets alone."""
 
     def read() -> Iterator[Pair]:
-        pairs = read_pairs(corpus, split=split, direction=recipe.data.direction, trees=trees)
+        pairs = read_pairs(corpus, split=split, direction=recipe.data.direction, trees="tree" in features)
         return (Pair("", pair.target) for pair in pairs) if recipe.model.task == "generate" else pairs
 
     return read
 
 
 def _store(recipe: Recipe, corpus: CorpusSettings, split: str, tokenizers: Tokenizers, report: Report) -> WeightedStore:
-    form, trees = form_of(recipe), recipe.model.reads_trees
+    form, features = form_of(recipe), recipe.model.features
     noun = EXAMPLE_FORMATS[form].noun
     further = 0  # targets beside the first of a pair
 
     def pairs() -> Iterator[Pair]:
         nonlocal further
         bar = report.progress(f"encoding {split}", unit=noun)
-        for pair in bar.iterate(_reader(recipe, corpus, split, trees=trees)()):
+        for pair in bar.iterate(_reader(recipe, corpus, split, features=features)()):
             further += len(pair.alternatives)
             yield pair
 
@@ -283,7 +286,7 @@ def _store(recipe: Recipe, corpus: CorpusSettings, split: str, tokenizers: Token
         cache=cache_folder(recipe.data.cache),
         max_length=recipe.data.max_length,
         text=split == "train" and recipe.tokenizer.sampling > 0,
-        trees=trees,
+        features=features,
         form=form,
         name=f"data.{split} ({corpus.shown})",
     )
@@ -293,8 +296,7 @@ def _store(recipe: Recipe, corpus: CorpusSettings, split: str, tokenizers: Token
     report.log(f"{which}: {len(store):,} {noun}" + (f" ({left_out}: left out)" if left_out else ""))
     if further and split == "train":
         report.log(f"{which}: {further:,} further targets are left out; of several, the first is learned", WARNING)
-    if store.treeless:
-        report.log(
-            f"{which}: {store.treeless:,} sentences have no usable tree; their words are known by place alone", WARNING
-        )
+    for name, missing in store.missing.items():
+        if missing:
+            report.log(f"{which}: {missing:,} {FEATURES[name].missing_message}", WARNING)
     return WeightedStore(store, corpus.weight)

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -306,12 +307,12 @@ def parts(batch: Batch, count: int) -> list[Batch]:
     """The batch cut by rows into so many parts, or as many as it has rows; parts of empty rows are left out."""
     if count == 1:
         return [batch]
-    names = [n for n in Batch.__slots__ if isinstance(getattr(batch, n), Tensor)]
-    chunks = zip(*(getattr(batch, n).chunk(count) for n in names), strict=True)
-    made, first, height = [], batch.first_row, batch.total_rows or len(batch.source_BS)
-    for chunk in chunks:
-        made.append(replace(batch, first_row=first, total_rows=height, **dict(zip(names, chunk, strict=True))))
-        first += len(chunk[0])
+    rows = len(batch.source_BS)
+    size = -(-rows // count)
+    made = []
+    for start in range(0, rows, size):
+        part = batch.map_tensors(itemgetter(slice(start, start + size)))
+        made.append(replace(part, first_row=batch.first_row + start, total_rows=batch.total_rows or rows))
     return [part for part in made if part.target_segment_BT.any()]
 
 

@@ -28,7 +28,7 @@ from dragoman.decoding.continuous_batching import (
     JobQueue,
     Results,
     Scheduler,
-    bind_trees,
+    bind_features,
     collate_sources,
     round_up_length,
 )
@@ -210,7 +210,7 @@ class TorchEngine(Engine):
         batch = collate_sources(jobs, width, rows).to(self.device)
         spare = rows - len(jobs)
         return Request(
-            bind_trees(self.model, batch),
+            bind_features(self.model, batch),
             batch.source_BS,
             batch.source_segment_BS > 0,
             torch.tensor([job.limit for job in jobs] + [0] * spare, device=self.device),
