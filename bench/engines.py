@@ -37,9 +37,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from dragoman.errors import UserError
-from dragoman.inference.engines.select import ENGINES
 from dragoman.inference.export import FORMATS, Disagreement, export, import_run
-from dragoman.inference.loading import load, load_as, open_engine
+from dragoman.inference.loading import ENGINES, load, load_as, open_engine
 from dragoman.inference.translator import Translator
 from dragoman.io import read_lines
 from dragoman.metrics.metrics import METRICS
@@ -81,7 +80,7 @@ def engine(translator: Translator, name: str) -> Answer:
 def exported(translator: Translator, run: Path, folder: Path, to: str, quantization: str) -> Answer:
     """What answers from the folder that `dragoman export` writes."""
     out = folder / f"{to}-{quantization}"
-    export(run, to=to, out=out, quantization=quantization, say=log)
+    export(run, to=to, out=out, quantization=quantization)
     return texts_of(replace(translator, engine=FORMATS[to].engine(translator, out, quantization)))
 
 
@@ -104,7 +103,7 @@ def transformers_alone(folder: Path) -> Answer:
 
 
 def imported(folder: Path, out: Path) -> Answer:
-    import_run(folder, out, say=log)
+    import_run(folder, out)
     return texts_of(load(out, device="cpu"))
 
 

@@ -30,8 +30,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from dragoman.errors import UserError
-from dragoman.inference.engines.select import ENGINES
-from dragoman.inference.loading import load
+from dragoman.inference.loading import ENGINES, load
 from dragoman.inference.translator import Translator
 from dragoman.io import read_lines
 from dragoman.metrics.metrics import METRICS

@@ -21,8 +21,8 @@ from dragoman.decoding.request import Job
 from dragoman.hardware import cpu_features, cpu_name
 from dragoman.inference.engines import ctranslate2 as to_ctranslate2
 from dragoman.inference.engines import huggingface as to_huggingface
-from dragoman.inference.engines.formats import list_vocabulary
-from dragoman.inference.engines.select import EngineParts, make_engine
+from dragoman.inference.engines.base import list_vocabulary
+from dragoman.inference.loading import open_engine
 from dragoman.inference.translator import Translator
 from dragoman.types import BOS, EOS, PAD
 
@@ -57,8 +57,7 @@ def through(translator: Translator, search: Callable[[Ids], Ids]) -> System:
 
 def ours(translator: Translator, engine: str, beam: int) -> System:
     """`dragoman translate --engine NAME`."""
-    parts = EngineParts(translator.model, translator.tokenizers, translator.device, Path("~/.cache/dragoman"))
-    made = make_engine(engine, parts)
+    made = open_engine(engine, translator)
     door = replace(translator, engine=made)
     settings = translator.recipe.search.model_copy(update={"beam": beam, "nbest": 1})
 
@@ -77,9 +76,7 @@ def huggingface(translator: Translator, beam: int, batch: int, dtype: torch.dtyp
     from transformers import AutoModelForSeq2SeqLM
 
     with tempfile.TemporaryDirectory() as folder:
-        to_huggingface.save_huggingface(
-            translator.model, translator.tokenizers, translator.recipe, Path(folder), translator.longest
-        )
+        to_huggingface.save_huggingface(translator, Path(folder))
         model: Any = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=dtype).eval().to(translator.device)
     model.generation_config.max_length = None
 
@@ -109,7 +106,7 @@ def ctranslate2(translator: Translator, beam: int, batch: int, precision: str) -
     import ctranslate2 as library
 
     folder = tempfile.mkdtemp()
-    to_ctranslate2.save_ctranslate2(translator.model, translator.tokenizers, Path(folder), precision)
+    to_ctranslate2.save_ctranslate2(translator, Path(folder), precision, narrow_int8=False)
     threads = torch.get_num_threads()
     model = library.Translator(
         folder, device=translator.device.type, compute_type=precision, inter_threads=threads, intra_threads=1

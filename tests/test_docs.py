@@ -15,8 +15,8 @@ from dragoman.cli.translate import TranslateOptions
 from dragoman.config.settings import SearchSettings
 from dragoman.data.tokenizers import TOKENIZERS
 from dragoman.decoding.methods import SEARCH_REGISTRIES
-from dragoman.inference.engines.select import ENGINES
 from dragoman.inference.export import FORMATS
+from dragoman.inference.loading import ENGINES
 from dragoman.inference.postprocess import UNKNOWN_WORD_METHODS
 from dragoman.metrics.metrics import METRICS
 from dragoman.models.settings import MODEL_KINDS

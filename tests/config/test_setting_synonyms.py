@@ -11,8 +11,8 @@ from dragoman.config.messages import SETTING_SYNONYMS, VALUE_SYNONYMS
 from dragoman.config.settings import CorpusSettings, build, pick
 from dragoman.data.tokenizers import TOKENIZERS
 from dragoman.errors import UserError
-from dragoman.inference.engines.select import ENGINES
 from dragoman.inference.export import FORMATS
+from dragoman.inference.loading import ENGINES
 from dragoman.models.settings import MODEL_KINDS
 from dragoman.modules.attention_scores import SCORES
 from dragoman.modules.positions import POSITIONS

@@ -226,8 +226,7 @@ def test_a_glossary_where_every_corpus_has_a_tag(folder: Path, tmp_path: Path, c
 
 
 def test_an_engine_of_others_reads_tags(folder: Path, translator: Translator, tmp_path: Path) -> None:
-    model, tokenizers, device = translator.model, translator.tokenizers, translator.device
-    engine = CTranslate2Engine.of(model, tokenizers, cache=tmp_path, device=device, quantization="float32")
+    engine = CTranslate2Engine.convert(translator, tmp_path)
     words = lines_of(folder / "words")
     assert [one.text for one in replace(translator, engine=engine).translate(words, tag="there")] == lines_of(
         folder / "turned"

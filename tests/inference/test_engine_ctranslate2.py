@@ -17,15 +17,24 @@ from dragoman.errors import UserError
 from dragoman.hardware import CpuFeatures, cpu_features
 from dragoman.inference.engines import ctranslate2
 from dragoman.inference.engines import ctranslate2 as engines_ctranslate2
+from dragoman.inference.engines.base import list_vocabulary
 from dragoman.inference.engines.ctranslate2 import CTranslate2Engine
-from dragoman.inference.engines.formats import list_vocabulary
 from dragoman.models.transformer import Transformer
 from dragoman.types import EOS, SPECIALS
-from toy_exchange import WithoutMarks, answers, assert_same, combinations, letters, model_of, refused, some_jobs
+from toy_exchange import (
+    WithoutMarks,
+    answers,
+    assert_same,
+    combinations,
+    letters,
+    loaded_run,
+    model_of,
+    refused,
+    some_jobs,
+)
 from toy_models import built, cases, differences
 from toy_run import Call, Toy
 
-CPU = torch.device("cpu")
 HELD = combinations(**{name: ctranslate2.CTRANSLATE2_HOLDS[name] for name in ("norm", "activation", "position")})
 REFUSED = refused(ctranslate2.CTRANSLATE2_HOLDS)
 
@@ -36,7 +45,7 @@ def tokenizers() -> Tokenizers:
 
 
 def engine(model: Transformer, tokenizers: Tokenizers, cache: Path, quantization: str = "float32") -> CTranslate2Engine:
-    return CTranslate2Engine.of(model, tokenizers, cache=cache, device=CPU, quantization=quantization)
+    return CTranslate2Engine.convert(loaded_run(model, tokenizers), cache, quantization=quantization)
 
 
 @pytest.mark.parametrize("section", HELD, ids=lambda section: differences(section, {}))
@@ -64,7 +73,7 @@ def test_widths_apart_are_refused_by_name(name: str, tokenizers: Tokenizers, tmp
 def test_another_kind_of_model_is_refused_by_name(name: str, tokenizers: Tokenizers, tmp_path: Path) -> None:
     section = cases()[name]
     with pytest.raises(UserError, match=rf"^model\.kind={section['kind']} cannot be exported to CTranslate2"):
-        ctranslate2.save_ctranslate2(built(section), tokenizers, tmp_path, "float32")
+        ctranslate2.save_ctranslate2(loaded_run(built(section), tokenizers), tmp_path, "float32")
 
 
 def test_two_vocabularies(tmp_path: Path) -> None:
@@ -226,10 +235,10 @@ def test_int8_is_near(
 
 def test_without_vnni_weights_stay_within_64(tokenizers: Tokenizers) -> None:
     """And every row of them has the scale that gives it back."""
-    narrow = ctranslate2.make_specification(model_of({}), tokenizers)
-    weights = ctranslate2.copy_weights_by_name(narrow)
-    narrow.optimize("int8")
-    ctranslate2.narrow_weights(narrow, weights)
+    exact, narrow = (ctranslate2.make_specification(loaded_run(model_of({}), tokenizers)) for _ in range(2))
+    exact.validate()
+    weights = {name: value.numpy() for name, value in exact.variables().items() if name.endswith("/weight")}
+    ctranslate2.quantize_weights(narrow, "int8", narrow_int8=True)
     variables = narrow.variables()
     found = {name: variables[name] for name in weights if not isinstance(variables[name], str)}
     assert len(found) > 10

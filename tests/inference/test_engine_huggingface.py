@@ -28,7 +28,7 @@ from dragoman.models.transformer import Transformer
 from dragoman.modules.positions import make_sinusoids
 from dragoman.phrasebook.generate import generate_pairs
 from dragoman.types import BOS, EOS, PAD
-from toy_exchange import answers, assert_same, combinations, letters, model_of, recipe_of, refused, some_jobs
+from toy_exchange import answers, assert_same, combinations, letters, loaded_run, model_of, refused, some_jobs
 from toy_models import differences
 
 HELD = [
@@ -41,7 +41,7 @@ REFUSED = refused(huggingface.HUGGINGFACE_HOLDS)
 def written(model: Transformer, folder: Path, tokenizers: Tokenizers | None = None) -> Path:
     folder.mkdir()
     tokenizers = tokenizers or letters()
-    huggingface.save_huggingface(model, tokenizers, recipe_of(model), folder, longest=9)
+    huggingface.save_huggingface(loaded_run(model, tokenizers), folder)
     tokenizers.save(folder / "tokenizer")
     return folder
 
@@ -181,9 +181,7 @@ def test_auto_tokenizer_reads_the_folder(tmp_path: Path) -> None:
 
 def test_a_tokenizer_that_it_cannot_hold_is_said(tmp_path: Path) -> None:
     model = model_of({})
-    assert huggingface.save_huggingface(model, letters(), recipe_of(model), tmp_path, 9)[0].startswith(
-        "the tokenizer is no bpe"
-    )
+    assert huggingface.save_huggingface(loaded_run(model), tmp_path)[0].startswith("the tokenizer is no bpe")
     assert not (tmp_path / "tokenizer.json").exists()
 
 

@@ -2,51 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from dragoman.errors import UserError
-from dragoman.inference.engines import select as choose
+from dragoman.inference import loading
+from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.ctranslate2 import CTranslate2Engine
-from dragoman.inference.engines.select import ENGINES, EngineParts, make_engine
 from dragoman.inference.engines.torch import TorchEngine
-from dragoman.inference.loading import EnsembleModel
-from toy_exchange import letters, model_of
+from dragoman.inference.loading import ENGINES, EnsembleModel, open_engine
+from toy_exchange import loaded_run, model_of
 from toy_models import Section
 from toy_run import Call, Toy
 
 
-def parts(cache: Path, section: Section | None = None) -> EngineParts:
-    return EngineParts(model_of(section or {}), letters(), torch.device("cpu"), cache)
+def make_engine(name: str, cache: Path, section: Section | None = None) -> Engine:
+    return open_engine(name, loaded_run(model_of(section or {})), cache=cache)
 
 
 def test_asked_for_by_name(tmp_path: Path) -> None:
     for name, kind in {"auto": TorchEngine, "torch": TorchEngine, "ctranslate2": CTranslate2Engine}.items():
-        assert type(make_engine(name, parts(tmp_path))) is kind
+        assert type(make_engine(name, tmp_path)) is kind
     with pytest.raises(UserError, match="there is no engine called 'torhc'; did you mean 'torch'"):
-        make_engine("torhc", parts(tmp_path))
+        make_engine("torhc", tmp_path)
     with pytest.raises(UserError, match="norm=scale cannot be exported to CTranslate2"):
-        make_engine("ctranslate2", parts(tmp_path, {"norm": "scale"}))
-    several = parts(tmp_path)._replace(model=EnsembleModel([model_of({}), model_of({})]))
+        make_engine("ctranslate2", tmp_path, {"norm": "scale"})
+    several = replace(loaded_run(model_of({})), model=EnsembleModel([model_of({}), model_of({})]))
     with pytest.raises(UserError, match="what several runs say as one cannot be exported to CTranslate2"):
-        make_engine("ctranslate2", several)
+        open_engine("ctranslate2", several, cache=tmp_path)
 
 
 def test_auto_is_full_precision_whatever_is_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(choose, "make_ctranslate2_engine", None)
+    monkeypatch.setattr(loading, "CTranslate2Engine", None)
     assert ENGINES["auto"] is ENGINES["torch"]
-    make_engine("auto", parts(tmp_path))
+    make_engine("auto", tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_spoilt_conversion_says_what_to_do(tmp_path: Path) -> None:
-    make_engine("ctranslate2", parts(tmp_path))
+    make_engine("ctranslate2", tmp_path)
     (spoilt,) = tmp_path.glob("ctranslate2-*/model.bin")
     spoilt.write_bytes(spoilt.read_bytes()[:1000])
     with pytest.raises(UserError, match="remove it, and it is made anew, or use --engine torch"):
-        make_engine("ctranslate2", parts(tmp_path))
+        make_engine("ctranslate2", tmp_path)
 
 
 @pytest.mark.parametrize("engine", ["auto", "torch"])

@@ -36,7 +36,7 @@ def test_a_run_does_not_choose_where_files_are_written(
 ) -> None:
     """The cache of translations is that of the user, whatever the run folder's data.cache names."""
     caches: list[Path] = []
-    monkeypatch.setattr(loading, "make_engine", lambda _name, parts: caches.append(parts.cache))
+    monkeypatch.setitem(loading.ENGINES, "auto", lambda _run, cache: caches.append(cache))
     dragoman.load(runs["translate"], device="cpu", engine="auto")
     assert caches == [tmp_path / "home" / ".cache" / "dragoman"]
 

@@ -17,7 +17,8 @@ from dragoman.decoding.beam import beam_search
 from dragoman.decoding.protocol import NEVER, SearchResult
 from dragoman.decoding.request import Job
 from dragoman.decoding.sampling import search_greedy
-from dragoman.inference.engines.formats import Holds, format_setting
+from dragoman.inference.engines.base import Holds, format_setting
+from dragoman.inference.predictor import Predictor
 from dragoman.models.transformer import Transformer
 from dragoman.modules.feedforward import NORM_PLACES
 from dragoman.recipe import Recipe
@@ -120,5 +121,7 @@ def assert_same(ours: list[list[SearchResult]], theirs: list[list[SearchResult]]
         assert abs(a.logp - b.logp) < tolerance * 20
 
 
-def recipe_of(model: Transformer) -> Recipe:
-    return Recipe(model=model.settings.model_dump(mode="json"))
+def loaded_run(model: Any, tokenizers: Tokenizers | None = None) -> Predictor[Any]:
+    """The model as if it came from a run folder."""
+    recipe = Recipe(model=model.settings.model_dump(mode="json"))
+    return Predictor(model, tokenizers or letters(), recipe, 9, torch.device("cpu"))

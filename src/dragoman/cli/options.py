@@ -32,7 +32,7 @@ ENGINE_NAMES = (
     "torch-int8",
     "ctranslate2",
     "ctranslate2-int8",
-)  # inference/engines/select.py
+)  # inference/loading.py
 FORMAT_NAMES = ("ctranslate2", "huggingface", "onnx")  # inference/export.py
 
 

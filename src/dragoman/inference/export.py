@@ -1,9 +1,9 @@
-"""Export runs to the formats of others and import them again, each checked by translating a fixed sample."""
+"""Export runs to the formats of other libraries and import them again, each checked by translating a fixed sample."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -12,11 +12,10 @@ from typing import NamedTuple
 from dragoman.config.settings import DataSettings, pick
 from dragoman.data.corpus import read_pairs
 from dragoman.errors import UserError
-from dragoman.inference.engines import ctranslate2, huggingface, onnx
-from dragoman.inference.engines.base import Engine
-from dragoman.inference.engines.ctranslate2 import CTranslate2Engine
-from dragoman.inference.engines.huggingface import HuggingFaceEngine, import_huggingface
-from dragoman.inference.engines.onnx import OnnxEngine
+from dragoman.inference.engines.base import Engine, LoadedModel
+from dragoman.inference.engines.ctranslate2 import QUANTIZATIONS, CTranslate2Engine, save_ctranslate2
+from dragoman.inference.engines.huggingface import HuggingFaceEngine, import_huggingface, save_huggingface
+from dragoman.inference.engines.onnx import OnnxEngine, save_onnx
 from dragoman.inference.loading import load_as
 from dragoman.inference.model_card import render_card
 from dragoman.inference.translator import Translator
@@ -27,38 +26,53 @@ from dragoman.run_dir import RunFolder, write_text, write_whole
 from dragoman.types import Line
 
 SAMPLE_LINES, SLOW_SAMPLE_LINES = 100, 20  # sentences that are compared, and where that takes long
-NEAR_SCORE = 1e-3  # of scores: answers that are no nearer in score than this differ by more than rounding
+NEAR_SCORE = 1e-3  # translations whose scores differ by less differ by rounding only
 EXACT_SHARE = 0.99  # the share of translations that must be the same in full precision
-MIN_CHRF = 70  # the chrF that translations in less precision must have, the run's own being the reference
+MIN_CHRF = 70  # of translations in less precision, with those of the run as references
 
 
 class Format(NamedTuple):
-    write: Callable[[Translator, Path, str], list[str]]  # what it had to leave out comes back, for people to read
-    engine: Callable[[Translator, Path, str], Engine]  # what answers from the folder
-    quantizations: tuple[str, ...]
+    """How a run is written into a folder in some quantization, and the engine that reads it there."""
+
+    save: Callable[[LoadedModel, Path, str], list[str] | None]  # returns notes on what was left out
+    engine: Callable[[LoadedModel, Path, str], Engine]
+    quantizations: Sequence[str] = ("float32",)
     sample: int = SAMPLE_LINES  # sentences that are compared
 
 
+FORMATS = {
+    "ctranslate2": Format(save_ctranslate2, CTranslate2Engine, QUANTIZATIONS),
+    "huggingface": Format(
+        lambda run, folder, _: save_huggingface(run, folder), lambda _, folder, __: HuggingFaceEngine(folder)
+    ),
+    "onnx": Format(
+        lambda run, folder, _: save_onnx(run, folder),
+        lambda run, folder, _: OnnxEngine(run, folder),
+        sample=SLOW_SAMPLE_LINES,
+    ),
+}
+
+
 class Agreement(NamedTuple):
-    """How far translations from a folder are those of the run."""
+    """How well the translations of a folder agree with those of the run."""
 
     beam: int
     lines: int
     same: int
     near: int  # that differ, but are as good within rounding
     gap: float  # the largest difference of scores
-    bleu: float = 100.0  # of these translations, those of the run being the references
+    bleu: float = 100.0  # of these translations, with those of the run as references
     chrf: float = 100.0
 
-    def lack(self, *, exact: bool) -> str:
-        """Return what is missing for the two to agree, or nothing.
+    def explain_failure(self, *, exact: bool) -> str:
+        """Return why the two do not agree, or nothing.
 
-        In full precision the texts must be the same. In less they must be alike: equality says little of a model of
-        middling quality, many of whose hypotheses are nearly as good.
+        In full precision the texts must be the same. In less they must be similar: a model of middling quality has many
+        hypotheses that are nearly as good, so equality would tell little.
         """
-        asked = math.ceil(EXACT_SHARE * self.lines)
+        required = math.ceil(EXACT_SHARE * self.lines)
         if exact:
-            return f"{self}; {asked} must be the same" if self.same + self.near < asked else ""
+            return f"{self}; {required} must be the same" if self.same + self.near < required else ""
         return f"{self}; chrF must be {MIN_CHRF} at least" if self.chrf < MIN_CHRF else ""
 
     def __str__(self) -> str:
@@ -70,19 +84,21 @@ class Agreement(NamedTuple):
         )
 
 
+class Disagreement(UserError):
+    """A folder does not translate as its run does."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"nothing was written, since it does not translate as the run does ({reason}); {remedy}")
+        self.reason = reason
+
+
 def export(
-    run: str | Path,
-    *,
-    to: str,
-    out: str | Path,
-    quantization: str = "float32",
-    force: bool = False,
-    say: Callable[[str], None] = log,
+    run: str | Path, *, to: str, out: str | Path, quantization: str = "float32", force: bool = False
 ) -> list[Agreement]:
     """Write a run in another format: ctranslate2, huggingface or onnx. Return how its translations compare.
 
-    The folder `out` appears when it is complete and has been compared with the run. With `force` it appears however it
-    compares, and what differs is said.
+    The folder `out` appears when it is complete and has been compared with the run. With `force` it appears even if its
+    translations differ too much, and a message tells how much.
 
         for agreement in dragoman.export("runs/mine", to="ctranslate2", out="mine-ct2"):
             print(agreement)
@@ -95,155 +111,104 @@ def export(
         )
     check_free(out)
     translator = load_as(Translator, run, device="cpu")
-    found: list[Agreement] = []
+    agreements: list[Agreement] = []
 
-    def write(beside: Path) -> None:
+    def write(made: Path) -> None:
         try:
-            beside.mkdir(parents=True)
-            for lack in kind.write(translator, beside, quantization):
-                say(lack)
-            translator.tokenizers.save(beside / "tokenizer")
-            RunFolder(beside).save_recipe(translator.recipe)
+            made.mkdir(parents=True)
+            for note in kind.save(translator, made, quantization) or ():
+                log(note)
+            translator.tokenizers.save(made / "tokenizer")
+            RunFolder(made).save_recipe(translator.recipe)
             if to == "huggingface":
-                write_text(beside / "README.md", render_card(run, exported=out.name))
+                write_text(made / "README.md", render_card(run, exported=out.name))
         except OSError as error:
             raise UserError(
                 f"cannot write {str(out)!r} ({error.strerror}); make room or choose another folder"
             ) from None
-        lines = sample_lines(translator, kind.sample)
-        say(f"comparing the translations of {len(lines)} sentences")
-        engine = kind.engine(translator, beside, quantization)
+        engine = kind.engine(translator, made, quantization)
         if isinstance(engine, CTranslate2Engine) and (note := engine.other_precision(quantization)):
-            say(note)
-        theirs = replace(translator, engine=engine)
+            log(note)
+        agreements.extend(compare_translations(translator, engine, kind.sample))
         try:
-            found.extend(compare_translations(translator, theirs, lines))
-            check_agreements(
-                found, exact=quantization == "float32", override=", and --force (force=True) writes it in any case"
-            )
+            check_agreements(agreements, exact=quantization == "float32", can_force=True)
         except Disagreement as difference:
             if not force:
                 raise
-            say(f"written because of --force: {difference.lack}")
+            log(f"written because of --force: {difference.reason}")
         check_free(out)  # minutes have passed, and what is there now would be replaced
 
     write_whole(out, write)
-    return found
+    return agreements
 
 
-def import_run(folder: Path, out: Path, *, say: Callable[[str], None]) -> list[Agreement]:
-    """A run folder from a model that `transformers` has saved; compared with it, where that is installed."""
+def import_run(folder: Path, out: Path) -> list[Agreement]:
+    """Write a run folder from a model that `transformers` has saved; compare the two if it is installed."""
     check_free(out)
-    found: list[Agreement] = []
+    agreements: list[Agreement] = []
 
-    def write(beside: Path) -> None:
-        import_huggingface(folder, beside)
+    def write(made: Path) -> None:
+        import_huggingface(folder, made)
         try:
             engine = HuggingFaceEngine(folder)
-        except UserError as fault:
-            say(f"not compared: {fault}")
+        except UserError as error:
+            log(f"not compared: {error}")
             return
-        ours = load_as(Translator, beside, device="cpu")
-        lines = sample_lines(ours, SAMPLE_LINES)
-        say(f"comparing the translations of {len(lines)} sentences")
-        found.extend(compare_translations(ours, replace(ours, engine=engine), lines))
-        check_agreements(found, exact=True)
+        translator = load_as(Translator, made, device="cpu")
+        agreements.extend(compare_translations(translator, engine, SAMPLE_LINES))
+        check_agreements(agreements, exact=True)
 
     write_whole(out, write)
-    return found
+    return agreements
 
 
 def check_free(out: Path) -> None:
+    """Refuse an output folder that is there already, or whose parent is not."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{str(out)!r} is there already; remove it or choose another folder")
     if not out.absolute().parent.is_dir():
         raise UserError(f"there is no folder {str(out.absolute().parent)!r} to write into; make it first")
 
 
-def sample_lines(translator: Translator, count: int) -> list[Line]:
-    """Sentences of the run's own dev and test corpora, where those are still there; else of the phrasebook."""
-    data = translator.recipe.data
+def sample_lines(data: DataSettings, count: int) -> list[Line]:
+    """Return sentences of the run's own dev and test corpora if they are still there, else of the phrasebook."""
+
+    def read_sources() -> Iterator[Line]:
+        for split, corpora in (("dev", data.dev), ("test", data.test)):
+            for corpus in corpora:
+                for pair in read_pairs(corpus, split=split, direction=data.direction):
+                    if pair.source.strip():
+                        yield Line(pair.source, tag=pair.tag)
+
     try:
-        lines = list(islice(own_lines(data), count))
+        lines = list(islice(read_sources(), count))
     except UserError:
         lines = []
     tag = next(iter(data.tags), "")
     return lines or [Line(pair.source, tag=tag) for pair in generate_pairs("test", count, direction=data.direction)]
 
 
-def own_lines(data: DataSettings) -> Iterator[Line]:
-    for split, corpora in (("dev", data.dev), ("test", data.test)):
-        for corpus in corpora:
-            for pair in read_pairs(corpus, split=split, direction=data.direction):
-                if pair.source.strip():
-                    yield Line(pair.source, tag=pair.tag)
+def compare_translations(ours: Translator, engine: Engine, count: int) -> Iterator[Agreement]:
+    """Translate sample lines greedily and with the run's own beam, and compare what both engines find."""
+    lines = sample_lines(ours.recipe.data, count)
+    log(f"comparing the translations of {len(lines)} sentences")
+    theirs = replace(ours, engine=engine)
+    for beam in sorted({1, ours.recipe.search.beam}):
+        a, b = (each.translate(lines, beam=beam, align=False) for each in (ours, theirs))
+        gaps = [abs(one.score - other.score) for one, other in zip(a, b, strict=True)]
+        same = [one.text == other.text for one, other in zip(a, b, strict=True)]
+        near = sum(not equal and gap <= NEAR_SCORE for equal, gap in zip(same, gaps, strict=True))
+        agreement = Agreement(beam, len(lines), sum(same), near, max(gaps))
+        if not all(same):  # neither metric is 100 for empty texts
+            references, hypotheses = ([one.text for one in side] for side in (a, b))
+            bleu, chrf = (METRICS[name](hypotheses, [references]).value for name in ("bleu", "chrf"))
+            agreement = agreement._replace(bleu=bleu, chrf=chrf)
+        yield agreement
 
 
-class Disagreement(UserError):
-    """A folder does not translate as its run does."""
-
-    def __init__(self, lack: str, remedy: str) -> None:
-        super().__init__(f"nothing was written, since it does not translate as the run does ({lack}); {remedy}")
-        self.lack = lack
-
-
-def check_agreements(found: list[Agreement], *, exact: bool, override: str = "") -> None:
-    """Raise a Disagreement where translations agree too little; `override` is what lets the user have it anyway."""
-    for lack in filter(None, (each.lack(exact=exact) for each in found)):
+def check_agreements(agreements: Sequence[Agreement], *, exact: bool, can_force: bool = False) -> None:
+    """Raise a Disagreement if translations agree too little; `can_force` mentions how to write the folder anyway."""
+    for reason in filter(None, (each.explain_failure(exact=exact) for each in agreements)):
         longer = "a model that was trained for longer"
         remedy = f"{longer} usually agrees" if exact else f"quantization float32 or {longer} agrees more often"
-        raise Disagreement(lack, remedy + override)
-
-
-def compare_translations(ours: Translator, theirs: Translator, lines: list[Line]) -> list[Agreement]:
-    """Compare greedy translations, and those with the run's own beam."""
-    return [compare_at_beam(ours, theirs, lines, beam) for beam in sorted({1, ours.recipe.search.beam})]
-
-
-def compare_at_beam(ours: Translator, theirs: Translator, lines: list[Line], beam: int) -> Agreement:
-    answers = (each.translate(lines, beam=beam, align=False) for each in (ours, theirs))
-    pairs = list(zip(*answers, strict=True))
-    same = sum(a.text == b.text for a, b in pairs)
-    near = sum(a.text != b.text and abs(a.score - b.score) <= NEAR_SCORE for a, b in pairs)
-    references, hypotheses = ([one.text for one in side] for side in zip(*pairs, strict=True))
-    bleu, chrf = (METRICS[name](hypotheses, [references]).value for name in ("bleu", "chrf"))
-    alike = (100.0, 100.0) if same == len(lines) else (bleu, chrf)  # neither metric is 100 for empty texts
-    return Agreement(beam, len(lines), same, near, max(abs(a.score - b.score) for a, b in pairs), *alike)
-
-
-def to_ctranslate2(translator: Translator, folder: Path, quantization: str) -> list[str]:
-    """Weights in 8 bits are those for CPUs without VNNI: the folder may be opened on any CPU."""
-    ctranslate2.save_ctranslate2(translator.model, translator.tokenizers, folder, quantization, narrow_int8=True)
-    return []
-
-
-def from_ctranslate2(translator: Translator, folder: Path, quantization: str) -> Engine:
-    model = ctranslate2.check_ctranslate2(translator.model)
-    device = translator.device
-    return CTranslate2Engine(folder, model, translator.tokenizers, device=device, quantization=quantization)
-
-
-def to_huggingface(translator: Translator, folder: Path, quantization: str) -> list[str]:  # noqa: ARG001 - the menu's shape
-    return huggingface.save_huggingface(
-        translator.model, translator.tokenizers, translator.recipe, folder, translator.longest
-    )
-
-
-def from_huggingface(translator: Translator, folder: Path, quantization: str) -> Engine:  # noqa: ARG001
-    return HuggingFaceEngine(folder)
-
-
-def to_onnx(translator: Translator, folder: Path, quantization: str) -> list[str]:  # noqa: ARG001
-    onnx.save_onnx(translator.model, translator.tokenizers, folder)
-    return []
-
-
-def from_onnx(translator: Translator, folder: Path, quantization: str) -> Engine:  # noqa: ARG001
-    return OnnxEngine(folder, translator.tokenizers.target.decode)
-
-
-FORMATS = {
-    "ctranslate2": Format(to_ctranslate2, from_ctranslate2, tuple(ctranslate2.QUANTIZATIONS)),
-    "huggingface": Format(to_huggingface, from_huggingface, ("float32",)),
-    "onnx": Format(to_onnx, from_onnx, ("float32",), SLOW_SAMPLE_LINES),
-}
+        raise Disagreement(reason, remedy + (", and --force (force=True) writes it in any case" if can_force else ""))

@@ -11,22 +11,24 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from dragoman.config.settings import prefix_errors
+from dragoman.config.settings import pick, prefix_errors
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.decoding.protocol import Ensemble, EnsembleState, mean_logp
 from dragoman.errors import UserError
 from dragoman.hardware import choose_device
 from dragoman.inference.classifier import Classifier
-from dragoman.inference.engines.base import Engine
-from dragoman.inference.engines.select import EngineParts, make_engine
+from dragoman.inference.engines.base import Engine, LoadedModel
+from dragoman.inference.engines.ctranslate2 import CTranslate2Engine
+from dragoman.inference.engines.torch import TorchEngine, prepare_model
 from dragoman.inference.generator import Generator
 from dragoman.inference.postprocess import PairStatistics
 from dragoman.inference.translator import Translator
@@ -111,10 +113,29 @@ def open_run(run: str | Path, *, device: str = "auto") -> Translator | Generator
     return predictor(ready, tokenizers, recipe, longest, where, statistics=statistics, run=str(run))
 
 
-def open_engine(name: str, loaded: Translator) -> Engine:
-    """Return an engine for a model. Converted models go to the user's cache, not to the folder that the run's
-    data.cache names: a run may come from anybody and must not decide where files are written."""
-    return make_engine(name, EngineParts(loaded.model, loaded.tokenizers, loaded.device, cache_folder()))
+def make_torch_engine(run: LoadedModel, cache: Path, *, precision: str = "float32") -> Engine:  # noqa: ARG001
+    """Return an engine that runs the model in PyTorch; it needs no cache."""
+    model = prepare_model(cast(Seq2Seq, run.model), run.device, precision)
+    return TorchEngine(model, run.device, run.tokenizers.target.decode)
+
+
+# `auto` is PyTorch in float32: a line has the same translation at every batch size, in any order, and whatever ran
+# before. Rounding in CTranslate2 depends on the other sentences in the batch, and engines in less than float32 lose
+# precision, so both are used only where they are named (docs/decisions/0014-auto-is-torch.md).
+ENGINES: dict[str, Callable[[LoadedModel, Path], Engine]] = {
+    "auto": make_torch_engine,
+    "torch": make_torch_engine,
+    "torch-bf16": partial(make_torch_engine, precision="bf16"),
+    "torch-int8": partial(make_torch_engine, precision="int8"),
+    "ctranslate2": CTranslate2Engine.convert,
+    "ctranslate2-int8": partial(CTranslate2Engine.convert, quantization="int8"),
+}
+
+
+def open_engine(name: str, run: LoadedModel, *, cache: Path | None = None) -> Engine:
+    """Return the engine of that name for a model. Converted models go to the user's cache, not to the folder that the
+    run's data.cache names: a run may come from anybody and must not decide where files are written."""
+    return pick(ENGINES, name, "engine")(run, cache or cache_folder())
 
 
 def copy_weights(model: nn.Module, weights: dict[str, Tensor], name: str, place: str) -> None:

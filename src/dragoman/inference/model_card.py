@@ -22,6 +22,7 @@ from rich.text import Text
 
 from dragoman.config.settings import METRIC_ALIASES, CorpusSettings
 from dragoman.errors import UserError
+from dragoman.inference.engines.base import render_template
 from dragoman.inference.loading import open_run
 from dragoman.metrics.metrics import METRICS, select_best_metric
 from dragoman.models.registry import parameters
@@ -232,16 +233,7 @@ def join_names(paths: str) -> str:
     return " and ".join(map(base_name, paths.split(" and ")))
 
 
-def render_template(template: str, **context: Any) -> str:
-    """Render a template in templates/."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    loader = PackageLoader("dragoman.inference")
-    environment = Environment(
-        loader=loader, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
-    )
-    environment.filters |= {"base_name": base_name, "join_names": join_names, "quote": shlex.quote, "repr": repr}
-    return environment.get_template(template).render(context)
+TEXT_FILTERS = {"base_name": base_name, "join_names": join_names, "quote": shlex.quote, "repr": repr}
 
 
 def format_card(about: dict[str, Any]) -> Sections:
@@ -255,7 +247,8 @@ def format_card(about: dict[str, Any]) -> Sections:
         return ""
 
     duration = timedelta(seconds=round(about["train_seconds"]))
-    render_template("model_card_rows.jinja", **about, row=row, duration=duration, metrics=METRICS)
+    context = {**about, "row": row, "duration": duration, "metrics": METRICS}
+    render_template("model_card_rows.jinja", context, TEXT_FILTERS)
     return sections
 
 
@@ -272,4 +265,5 @@ def render_card(run: str | Path, *, exported: str = "") -> str:
     """Return the model card of a run folder as Markdown, or of what it was `exported` to, a folder of this name."""
     about = read_card(run)
     about["run"] = Path(about["run"]).resolve().name  # a card is given to others, who have another path
-    return render_template("model_card.md.jinja", **about, sections=format_card(about), exported=exported)
+    context = {**about, "sections": format_card(about), "exported": exported}
+    return render_template("model_card.md.jinja", context, TEXT_FILTERS)

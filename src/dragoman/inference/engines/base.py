@@ -1,13 +1,28 @@
-"""The interface of all engines."""
+"""What engines and export formats share: their protocols, vocabularies, and names of weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
 
 from dragoman.config.settings import SearchSettings
+from dragoman.data.subword_tokenizers import SubwordTokenizer
+from dragoman.data.tokenizers import Tokenizer, Tokenizers
 from dragoman.decoding.protocol import SearchResult
 from dragoman.decoding.request import Job
+from dragoman.errors import UserError
+from dragoman.models.base import Model, collect_tensors
+from dragoman.models.transformer import Transformer
+from dragoman.recipe import Recipe
+from dragoman.types import SPECIALS
+
+Holds = Mapping[str, Sequence[Any]]  # the values that a format can hold, by model setting
 
 
 class Engine(Protocol):
@@ -21,3 +36,136 @@ class Engine(Protocol):
         """Yield the results of each job with its number, in any order, so that callers can process the first ones
         while an asynchronous engine computes the others."""
         yield from enumerate(self.search(jobs, search))
+
+
+class LoadedModel(Protocol):
+    """A model with its tokenizers, recipe and device: a loaded run, or a predictor."""
+
+    @property
+    def model(self) -> Model: ...
+    @property
+    def tokenizers(self) -> Tokenizers: ...
+    @property
+    def recipe(self) -> Recipe: ...
+    @property
+    def longest(self) -> int: ...  # tokens of the longest source in training
+    @property
+    def device(self) -> torch.device: ...
+
+
+class LayerModule(NamedTuple):
+    """A module of a Transformer layer and its names in other libraries, which may split it into several.
+
+    `axis` is the axis of its weight that holds the features of the model: 0 if it writes them, 1 if it reads them.
+    """
+
+    path: str
+    huggingface: str
+    ctranslate2: str
+    axis: int
+
+
+LAYER_MODULES = [
+    LayerModule(
+        "attention.sublayer.query_key_value",
+        "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
+        "self_attention.linear.0",
+        axis=1,
+    ),
+    LayerModule("attention.sublayer.out", "self_attn.out_proj", "self_attention.linear.1", axis=0),
+    LayerModule("attention.norm", "self_attn_layer_norm", "self_attention.layer_norm", axis=0),
+    LayerModule("cross.sublayer.query", "encoder_attn.q_proj", "attention.linear.0", axis=1),
+    LayerModule("cross.sublayer.key_value", "encoder_attn.k_proj encoder_attn.v_proj", "attention.linear.1", axis=1),
+    LayerModule("cross.sublayer.out", "encoder_attn.out_proj", "attention.linear.2", axis=0),
+    LayerModule("cross.norm", "encoder_attn_layer_norm", "attention.layer_norm", axis=0),
+    LayerModule("feedforward.sublayer.wide", "fc1", "ffn.linear_0 ffn.linear_0_noact", axis=1),
+    LayerModule("feedforward.sublayer.narrow", "fc2", "ffn.linear_1", axis=0),
+    LayerModule("feedforward.norm", "final_layer_norm", "ffn.layer_norm", axis=0),
+]
+
+
+def list_layer_modules(layer: nn.Module) -> Iterator[tuple[LayerModule, nn.Module]]:
+    """Yield the modules of an encoder or decoder layer with their names in other libraries."""
+    for names in LAYER_MODULES:
+        if getattr(layer, names.path.partition(".")[0], None):  # an encoder layer has no cross-attention
+            yield names, layer.get_submodule(names.path)
+
+
+def check_holds(model: nn.Module, holds: Holds, name: str, *, one_width: bool = False) -> Transformer:
+    """Return the model if the format called `name` can hold it, or raise a UserError that names the setting.
+
+    With `one_width` the format has no query and value widths of their own.
+    """
+    if not isinstance(model, Transformer):
+        kind = getattr(model, "settings", None)
+        what = f"model.kind={kind.kind}" if kind else "what several runs say as one"
+        raise UserError(f"{what} cannot be exported to {name}, which holds model.kind=transformer")
+    settings = model.settings
+    for setting, choices in holds.items():
+        value = getattr(settings, setting)
+        if value not in choices:
+            raise UserError(
+                f"model.{setting}={format_setting(value)} cannot be exported to {name}, "
+                f"which holds {' or '.join(map(format_setting, choices))}"
+            )
+    for setting in ("query_width", "value_width") if one_width else ():
+        value = getattr(settings, setting)
+        if value not in (0, settings.width):
+            raise UserError(
+                f"model.{setting}={value} cannot be exported to {name}, which holds the width of the model, "
+                f"{settings.width}"
+            )
+    return model
+
+
+def format_setting(value: object) -> str:
+    """Return a value as a recipe writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def list_vocabulary(tokenizer: Tokenizer, tags: Sequence[str] = ()) -> list[str]:
+    """Return the tokens in the order of their ids, then the tags, all different. Those of SentencePiece are as
+    SentencePiece writes them."""
+    if isinstance(tokenizer, SubwordTokenizer):
+        found = dict.fromkeys(tokenizer.processor.id_to_piece(list(range(tokenizer.size))))
+    else:
+        found = dict.fromkeys(SPECIALS)
+        for number in range(len(SPECIALS), tokenizer.size):
+            piece = tokenizer.pieces([number])[0]
+            while piece in found:
+                piece += f"<{number}>"
+            found[piece] = None
+    for tag in tags:
+        while (piece := f"<{tag}>") in found:
+            tag += "'"
+        found[piece] = None
+    return list(found)
+
+
+def fingerprint_model(model: nn.Module, *about: object) -> str:
+    """Return a digest of a model's weights and of the values in `about`."""
+    digest = hashlib.blake2b(repr(about).encode(), digest_size=12)
+    for name, tensor in sorted(collect_tensors(model).items()):
+        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a value as JSON, indented as other libraries do."""
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def render_template(
+    name: str, context: Mapping[str, object], filters: Mapping[str, Callable[[str], str]] | None = None
+) -> str:
+    """Render a file of inference/templates/. Nothing is escaped."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    loader = PackageLoader("dragoman.inference")
+    environment = Environment(
+        loader=loader, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
+    )
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
+    environment.filters |= filters or {}
+    return environment.get_template(name).render(context)

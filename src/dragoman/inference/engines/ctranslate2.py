@@ -12,40 +12,37 @@ from __future__ import annotations
 import math
 import tempfile
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dragoman.config.settings import SampleSettings, SearchSettings, pick
-from dragoman.data.tokenizers import Tokenizers
+from dragoman.config.settings import SampleSettings, SearchSettings
 from dragoman.decoding.methods import METHODS, apply_fixed_settings
 from dragoman.decoding.protocol import SearchResult
 from dragoman.decoding.request import Job
 from dragoman.errors import UserError
 from dragoman.hardware import cpu_features
-from dragoman.inference.engines.base import Engine
-from dragoman.inference.engines.formats import (
+from dragoman.inference.engines.base import (
+    Engine,
     Holds,
+    LoadedModel,
     check_holds,
-    check_widths,
     fingerprint_model,
-    list_source_vocabulary,
+    list_layer_modules,
     list_vocabulary,
 )
 from dragoman.io import keep_folder
-from dragoman.models.transformer import Transformer, TransformerStack
-from dragoman.modules.attention import SelfAttention
-from dragoman.modules.feedforward import FeedForward, Residual, SwiGluFeedForward
+from dragoman.models.transformer import TransformerStack
 from dragoman.modules.positions import Learned, Relative, Sinusoidal, make_sinusoids
 from dragoman.types import BOS, EOS, PAD, SPECIALS
 
-CTRANSLATE2 = "CTranslate2"
 NARROW_INT8 = 64  # the largest weight in 8 bits whose products cannot saturate: 2 * 255 * 64 < 2**15
 TABLE_POSITIONS = 4096  # of the table of sinusoids: the longest source and output, EOS included
 CTRANSLATE2_HOLDS: Holds = {
@@ -58,70 +55,49 @@ CTRANSLATE2_HOLDS: Holds = {
     "projections": (True,),
 }
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swiglu": "SWISH"}
-QUANTIZATIONS = {  # how weights are kept; CTranslate2 computes in the nearest that the machine can
-    "float32": "as they were trained",
-    "int8": "in 8 bits, the rest as it is",
-    "int8_float32": "in 8 bits, the rest in 32",
-    "int8_float16": "in 8 bits, the rest in 16",
-    "int8_bfloat16": "in 8 bits, the rest in 16 with the range of 32",
-    "int16": "in 16 bits, as integers",
-    "float16": "in 16 bits",
-    "bfloat16": "in 16 bits with the range of 32",
-}
+QUANTIZATIONS = ["float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"]
+CACHE_VERSION = 1  # raised when the same model is written differently
+BATCH_ROWS = {"cpu": 32, "cuda": 256}  # sentences of a batch
+QUEUED_BATCHES = 3  # per worker: an interrupted call waits for these
+SUPPORTED_SETTINGS = {"method", "beam", "nbest", "length_penalty", "max_ratio", "max_extra", "scores"}
+UNUSED_SETTINGS = {  # those of other methods, and those applied to the results
+    *SampleSettings.model_fields, "seed", "samples", "candidates", "metric", "groups", "diversity", "unknown",
+    "coverage",
+}  # fmt: skip
+TINY_PENALTY = 1e-30  # with a length penalty of 0 CTranslate2 stops earlier than our search
 
 
-def import_ctranslate2() -> Any:
+def import_ctranslate2() -> ModuleType:
+    """Return the library, or raise a UserError that names its extra."""
     try:
         import ctranslate2
     except ImportError:
         raise UserError(
             "CTranslate2 is not installed; pip install 'dragoman[ctranslate2]' brings it, --engine torch needs nothing"
         ) from None
-    return ctranslate2
+    return ctranslate2  # type: ignore[no-any-return]
 
 
-def check_ctranslate2(model: nn.Module) -> Transformer:
-    transformer = check_holds(model, CTRANSLATE2_HOLDS, CTRANSLATE2)
-    check_widths(transformer.settings, CTRANSLATE2)
-    return transformer
-
-
-def max_positions(model: Transformer) -> int:
-    """Return the most tokens that a source or an output may have, EOS included."""
-    return model.settings.length_limit or TABLE_POSITIONS
-
-
-def save_ctranslate2(
-    model: nn.Module, tokenizers: Tokenizers, folder: Path, quantization: str, *, narrow_int8: bool = False
-) -> None:
-    """Write model and vocabularies into a folder that `ctranslate2.Translator` opens.
-
-    With `narrow_int8`, weights of 8 bits are kept within 64, so that sums cannot saturate on a CPU without VNNI.
-    """
-    pick(QUANTIZATIONS, quantization, "quantization")
-    spec = make_specification(check_ctranslate2(model), tokenizers)
-    weights = copy_weights_by_name(spec)
-    spec.optimize(quantization)
-    if narrow_int8 and quantization.startswith("int8"):
-        narrow_weights(spec, weights)
+def save_ctranslate2(run: LoadedModel, folder: Path, quantization: str, *, narrow_int8: bool = True) -> None:
+    """Write model and vocabularies into a folder that `ctranslate2.Translator` opens."""
+    spec = make_specification(run)
+    quantize_weights(spec, quantization, narrow_int8=narrow_int8)
     spec.save(str(folder))
 
 
-def copy_weights_by_name(spec: Any) -> dict[str, Any]:
-    """Return a copy of each weight that can be quantised, as an array, by its name."""
-    spec.validate()
-    return {name: value.numpy().copy() for name, value in spec.variables().items() if name.endswith("/weight")}
+def quantize_weights(spec: Any, quantization: str, *, narrow_int8: bool) -> None:
+    """Quantise the weights of a specification in place.
 
-
-def narrow_weights(spec: Any, weights: Mapping[str, Any]) -> None:
-    """Quantise again what CTranslate2 has quantised to 127, given the weights by name as they were before.
-
-    Its CPU libraries multiply unsigned inputs, at most 255, with these weights, and without VNNI add two products in 16
-    signed bits. Weights within 64 leave room for that, see inference/engines/torch.py.
+    With `narrow_int8`, weights of 8 bits are kept within 64. Libraries for CPUs multiply unsigned inputs, at most 255,
+    with these weights, and without VNNI add two products in 16 signed bits, which then cannot saturate. A folder that
+    may be opened on any CPU needs that, see inference/engines/torch.py.
     """
+    spec.validate()
+    weights = {name: value.numpy().copy() for name, value in spec.variables().items() if name.endswith("/weight")}
+    spec.optimize(quantization)
     spec_module = import_ctranslate2().specs.model_spec
 
-    def narrow(layer: Any, name: str, value: Any) -> None:
+    def narrow(layer: Any, name: str, value: object) -> None:
         if name not in weights or isinstance(value, str):  # not quantised, or the name of a weight that it shares
             return
         weight_OI = weights[name]
@@ -129,11 +105,13 @@ def narrow_weights(spec: Any, weights: Mapping[str, Any]) -> None:
         layer.weight = spec_module.NumpyVariable(np.rint(weight_OI * scale_O[:, None]).astype(np.int8))
         layer.weight_scale = spec_module.NumpyVariable(scale_O.astype(np.float32))
 
-    spec_module.visit_spec(spec, narrow)
+    if narrow_int8 and quantization.startswith("int8"):
+        spec_module.visit_spec(spec, narrow)
 
 
-def make_specification(model: Transformer, tokenizers: Tokenizers) -> Any:
+def make_specification(run: LoadedModel) -> Any:
     """Return CTranslate2's specification of the model, filled with its weights."""
+    model = check_holds(run.model, CTRANSLATE2_HOLDS, "CTranslate2", one_width=True)
     specs, settings = import_ctranslate2().specs, model.settings
     options = {
         "pre_norm": settings.norm_place == "pre",
@@ -144,192 +122,154 @@ def make_specification(model: Transformer, tokenizers: Tokenizers) -> Any:
         "rotary_dim": 0 if settings.position == "rotary" else None,  # 0: all of a head
         "rotary_interleave": True,  # even and odd features are rotated together
     }
-    depth = settings.decoder_depth
+    alignment = {"alignment_layer": settings.alignment_layer, "alignment_heads": settings.heads}
     spec = specs.TransformerSpec(
         specs.TransformerEncoderSpec(settings.encoder_depth, settings.heads, **options),
-        specs.TransformerDecoderSpec(
-            depth,
-            settings.heads,
-            alignment_layer=settings.alignment_layer,
-            alignment_heads=settings.heads,
-            **options,
-        ),
+        specs.TransformerDecoderSpec(settings.decoder_depth, settings.heads, **alignment, **options),
     )
     fill_stack(spec.encoder, model.encoder)
     fill_stack(spec.decoder, model.decoder)
     spec.encoder.embeddings[0].weight = copy_float(model.encoder.embedding.weight)
     spec.decoder.embeddings.weight = copy_float(model.decoder.embedding.weight[: model.output_size])
     spec.decoder.projection.weight = copy_float(model.project.weight[: model.output_size])
-    spec.register_source_vocabulary(list_source_vocabulary(tokenizers))
-    spec.register_target_vocabulary(list_vocabulary(tokenizers.target))
+    spec.register_source_vocabulary(list_vocabulary(run.tokenizers.source, run.tokenizers.tags))
+    spec.register_target_vocabulary(list_vocabulary(run.tokenizers.target))
     spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = SPECIALS[1:]
     spec.config.decoder_start_token, spec.config.add_source_eos = spec.config.bos_token, True
     return spec
 
 
 def fill_stack(spec: Any, stack: TransformerStack) -> None:
-    if hasattr(spec, "position_encodings"):
-        spec.position_encodings.encodings = position_table(stack)
-    if stack.settings.norm_place == "pre":
-        fill_norm(spec.layer_norm, stack.norm)
+    """Copy the weights of an encoder or a decoder into its specification."""
+    settings, embed = stack.settings, stack.position
+    if hasattr(spec, "position_encodings"):  # what is added to the embeddings; CTranslate2 orders its own otherwise
+        table_PC = torch.zeros(TABLE_POSITIONS, settings.width)
+        if isinstance(embed, Learned):
+            table_PC = copy_float(embed.table.weight) * settings.width**0.5
+        elif isinstance(embed, Sinusoidal):
+            table_PC = make_sinusoids(torch.arange(TABLE_POSITIONS), settings.width)
+        spec.position_encodings.encodings = table_PC
+    if settings.norm_place == "pre":
+        fill_parts([spec.layer_norm], stack.norm)
     for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
-        fill_attention(layer_spec.self_attention, layer.attention)
-        if layer.cross:
-            fill_residual(layer_spec.attention, layer.cross)
-            cross = layer.cross.sublayer
-            fill_products(layer_spec.attention.linear, cross.query, cross.key_value, cross.out)
-            set_scale(layer_spec.attention, scaled=stack.settings.scaled)
-        assert layer.feedforward
-        fill_feedforward(layer_spec.ffn, layer.feedforward)
+        for names, module in list_layer_modules(layer):
+            fill_parts(list(find_parts(layer_spec, names.ctranslate2)), module)
+        own = layer_spec.self_attention
+        if not settings.scaled:
+            for attention in find_parts(layer_spec, "self_attention attention"):
+                attention.queries_scale = 1.0
+        if isinstance(relate := layer.attention.sublayer.relate, Relative):
+            own.relative_position_keys = copy_float(relate.key_RD)
+            own.relative_position_values = copy_float(relate.value_RD)
 
 
-def position_table(stack: TransformerStack) -> Tensor:
-    """Return what is added to the embeddings at each position. CTranslate2 orders sinusoids differently from us."""
-    width, embed = stack.settings.width, stack.position
-    if isinstance(embed, Learned):
-        table_PC: Tensor = copy_float(embed.table.weight) * width**0.5
-        return table_PC
-    if isinstance(embed, Sinusoidal):
-        return make_sinusoids(torch.arange(TABLE_POSITIONS), width)
-    return torch.zeros(TABLE_POSITIONS, width)
+def find_parts(spec: object, paths: str) -> Iterator[Any]:
+    """Yield those parts of a specification that it has, by their paths, such as "linear.0" for linear[0]."""
+    for path in paths.split():
+        part: Any = spec
+        for name in path.split("."):
+            part = part[int(name)] if name.isdigit() else getattr(part, name, None)
+        if part is not None:
+            yield part
 
 
-def fill_attention(spec: Any, attention: Residual[SelfAttention]) -> None:
-    own = attention.sublayer
-    fill_residual(spec, attention)
-    fill_products(spec.linear, own.query_key_value, own.out)
-    set_scale(spec, scaled=own.settings.scaled)
-    if isinstance(own.relate, Relative):
-        spec.relative_position_keys = copy_float(own.relate.key_RD)
-        spec.relative_position_values = copy_float(own.relate.value_RD)
+def fill_parts(parts: list[Any], module: Any) -> None:
+    """Copy weight and bias of a linear layer or a norm; several parts share the outputs of the layer."""
+    if hasattr(parts[0], "gamma"):
+        parts[0].gamma = copy_float(module.weight)
+        if hasattr(parts[0], "beta"):
+            parts[0].beta = copy_float(module.bias)
+        return
+    chunks = (copy_float(tensor).chunk(len(parts)) for tensor in (module.weight, module.bias))
+    for part, weight, bias in zip(parts, *chunks, strict=True):
+        part.weight, part.bias = weight, bias
 
 
-def set_scale(spec: Any, *, scaled: bool) -> None:
-    if not scaled:
-        spec.queries_scale = 1.0
-
-
-def fill_feedforward(spec: Any, feedforward: Residual[FeedForward]) -> None:
-    own = feedforward.sublayer
-    fill_residual(spec, feedforward)
-    if isinstance(own, SwiGluFeedForward):
-        for half, linear in enumerate((spec.linear_0, spec.linear_0_noact)):
-            linear.weight, linear.bias = (copy_float(each).chunk(2)[half] for each in (own.wide.weight, own.wide.bias))
-    else:
-        fill_products([spec.linear_0], own.wide)
-    fill_products([spec.linear_1], own.narrow)
-
-
-def fill_residual(spec: Any, residual: Residual[Any]) -> None:
-    fill_norm(spec.layer_norm, residual.norm)
-
-
-def fill_norm(spec: Any, norm: nn.Module) -> None:
-    spec.gamma = copy_float(norm.weight)
-    if hasattr(spec, "beta"):
-        spec.beta = copy_float(norm.bias)
-
-
-def fill_products(specs: list[Any], *products: Any) -> None:
-    for spec, product in zip(specs, products, strict=True):
-        spec.weight, spec.bias = copy_float(product.weight), copy_float(product.bias)
-
-
-def copy_float(tensor: Any) -> Tensor:
+def copy_float(tensor: Tensor) -> Tensor:
     """Return a float32 copy on the CPU: CTranslate2 quantises in place."""
-    out: Tensor = tensor.detach().float().cpu().clone()
-    return out
+    return tensor.detach().float().cpu().clone()
 
 
-CACHE_VERSION = 1  # raised when the same model is written differently
-BATCH_ROWS = {"cpu": 32, "cuda": 256}  # sentences of a batch
-QUEUED_BATCHES = 3  # per worker: an interrupted call waits for these
-SUPPORTED_SETTINGS = {
-    "method",
-    "beam",
-    "nbest",
-    "length_penalty",
-    "max_ratio",
-    "max_extra",
-    "scores",
-}  # of the search settings
-UNUSED_SETTINGS = {  # those of other methods, and those applied to the results
-    *SampleSettings.model_fields, "seed", "samples", "candidates", "metric", "groups", "diversity", "unknown",
-    "coverage",
-}  # fmt: skip
-TINY_PENALTY = 1e-30  # with a length penalty of 0 CTranslate2 stops earlier than our search
+class TranslationResult(Protocol):
+    """What CTranslate2 returns for a sentence: hypotheses in tokens, and their scores unless they were not wanted."""
+
+    hypotheses: list[list[str]]
+    scores: list[float]
+
+
+class TranslationFuture(Protocol):
+    """A result that CTranslate2 may still compute."""
+
+    def result(self) -> TranslationResult: ...
+
+
+class BatchTranslator(Protocol):
+    """The part of `ctranslate2.Translator` that the engine uses."""
+
+    device: str
+    compute_type: str
+
+    def translate_batch(self, source: list[list[str]], **options: object) -> list[TranslationFuture]: ...
 
 
 class PendingBatch(NamedTuple):
     """Indices of the jobs in a batch, and the futures of their results."""
 
     indices: list[int]
-    futures: list[Any]
+    futures: list[TranslationFuture]
     is_retry: bool
 
 
 class CTranslate2Engine(Engine):
     """The engine of one model, in one precision: float32, int8 or another of QUANTIZATIONS."""
 
-    def __init__(
-        self, folder: Path, model: Transformer, tokenizers: Tokenizers, *, device: torch.device, quantization: str
-    ) -> None:
-        self.max_tokens = max_positions(model)
+    def __init__(self, run: LoadedModel, folder: Path, quantization: str) -> None:
+        device, threads = run.device, torch.get_num_threads()
+        self.max_tokens = run.recipe.model.length_limit or TABLE_POSITIONS  # of a source or an output, EOS included
         self.rows = BATCH_ROWS[device.type]
-        threads = torch.get_num_threads()
         self.max_pending = QUEUED_BATCHES * (threads if device.type == "cpu" else 1)
-        able = import_ctranslate2().get_supported_compute_types(device.type, device.index or 0)
-        self.translator: Any = import_ctranslate2().Translator(
+        library, index = import_ctranslate2(), device.index or 0
+        able = library.get_supported_compute_types(device.type, index)
+        self.translator: BatchTranslator = library.Translator(
             str(folder),
             device=device.type,
-            device_index=device.index or 0,
+            device_index=index,
             compute_type=quantization if quantization in able else "default",
             max_queued_batches=-1,  # `iter_results` limits them itself
             **({"inter_threads": threads, "intra_threads": 1} if device.type == "cpu" else {}),
         )
         torch.set_num_threads(threads)  # CTranslate2 changes it
-        self.source, self.target = list_source_vocabulary(tokenizers), list_vocabulary(tokenizers.target)
+        self.source = list_vocabulary(run.tokenizers.source, run.tokenizers.tags)
+        self.target = list_vocabulary(run.tokenizers.target)
         self.target_ids = {piece: number for number, piece in enumerate(self.target)}
 
     @classmethod
-    def of(
-        cls, model: nn.Module, tokenizers: Tokenizers, *, cache: Path, device: torch.device, quantization: str
-    ) -> CTranslate2Engine:
+    def convert(cls, run: LoadedModel, cache: Path, *, quantization: str = "float32") -> CTranslate2Engine:
         """Return the engine of a model, which is converted into the cache unless it is there already.
 
         If the cache cannot be written, the model is converted into a temporary folder, which is removed after opening.
         """
-        transformer = check_ctranslate2(model)
-        make = partial(
-            convert_cached,
-            transformer,
-            tokenizers,
-            quantization=quantization,
-            narrow_int8=needs_narrow_int8(device, quantization),
-        )
-        opened = partial(cls, model=transformer, tokenizers=tokenizers, device=device, quantization=quantization)
-        try:
-            folder = make(cache=cache.expanduser())
-        except OSError:
-            try:
-                with tempfile.TemporaryDirectory() as spare:
-                    return opened(make(cache=Path(spare)))
-            except RuntimeError as error:
-                raise UserError(
-                    f"CTranslate2 cannot open the model in a temporary folder ({error}); use --engine torch"
-                ) from None
-            except OSError as error:
-                raise UserError(
-                    f"the model for CTranslate2 cannot be kept in {str(cache)!r}, nor in a temporary folder "
-                    f"({error.strerror}); make room for it there, or use --engine torch"
-                ) from None
-        try:
-            return opened(folder)
-        except RuntimeError as error:
+        if run.device.type == "cuda" and not import_ctranslate2().get_cuda_device_count():
             raise UserError(
-                f"CTranslate2 cannot open {str(folder)!r} ({error}); "
-                "remove it, and it is made anew, or use --engine torch"
-            ) from None
+                "the CTranslate2 that is installed cannot use the GPU; write --device cpu or --engine torch"
+            )
+        with ExitStack() as held:
+            try:
+                folder = convert_cached(run, cache.expanduser(), quantization)
+                place, remedy = repr(str(folder)), "remove it, and it is made anew, or use --engine torch"
+            except OSError:
+                place, remedy = "the model in a temporary folder", "use --engine torch"
+                try:
+                    folder = convert_cached(run, Path(held.enter_context(tempfile.TemporaryDirectory())), quantization)
+                except OSError as error:
+                    raise UserError(
+                        f"the model for CTranslate2 cannot be kept in {str(cache)!r}, nor in a temporary folder "
+                        f"({error.strerror}); make room for it there, or use --engine torch"
+                    ) from None
+            try:
+                return cls(run, folder, quantization)
+            except RuntimeError as error:
+                raise UserError(f"CTranslate2 cannot open {place} ({error}); {remedy}") from None
 
     def other_precision(self, quantization: str) -> str:
         """Return a note if CTranslate2 computes in another precision than the weights are stored in, else nothing."""
@@ -394,16 +334,16 @@ class CTranslate2Engine(Engine):
         return PendingBatch(batch, futures, retry)
 
     def collect(self, batch: PendingBatch, search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
+        """Wait for a batch and yield the results of its jobs. Scores that were not computed are NaN."""
         for i, future in zip(batch.indices, batch.futures, strict=True):
-            result = future.result()
-            each = zip(result.hypotheses, result.scores if needs_scores(search) else [math.nan], strict=True)
-            yield i, [self.make_result(*one, search) for one in each]
-
-    def make_result(self, pieces: list[str], score: float, search: SearchSettings) -> SearchResult:
-        tokens = list(map(self.target_ids.__getitem__, pieces))
-        finished = not tokens or tokens[-1] == EOS
-        logp = score * max(len(tokens), 1) ** search.length_penalty
-        return SearchResult(tokens[:-1] if finished else tokens, logp, score, finished)
+            found, results = future.result(), []
+            scores = found.scores if needs_scores(search) else [math.nan]
+            for pieces, score in zip(found.hypotheses, scores, strict=True):
+                tokens = list(map(self.target_ids.__getitem__, pieces))
+                finished = not tokens or tokens[-1] == EOS
+                logp = score * max(len(tokens), 1) ** search.length_penalty
+                results.append(SearchResult(tokens[:-1] if finished else tokens, logp, score, finished))
+            yield i, results
 
     def lacks(self, job: Job) -> str:
         """Return what CTranslate2 cannot do of a job, or nothing."""
@@ -422,39 +362,26 @@ def needs_scores(search: SearchSettings) -> bool:
 
 def explain_refusal(search: SearchSettings) -> str:
     """Return why CTranslate2 would not search as we do with these settings, or nothing."""
-    wanted = {
-        name: getattr(search, name)
+    usual = SearchSettings()
+    refused = [
+        name
         for name in SearchSettings.model_fields
-        if name not in SUPPORTED_SETTINGS | UNUSED_SETTINGS
-    }
-    usual = SearchSettings().model_dump()
-    for name, value in wanted.items():
-        if value != usual[name]:
-            return f"search.{name}={value} is not something that CTranslate2 does"
-    return (
-        ""
-        if METHODS[search.method].is_beam_search
-        else f"search.method={search.method} is not something that CTranslate2 does"
-    )
+        if name not in SUPPORTED_SETTINGS | UNUSED_SETTINGS and getattr(search, name) != getattr(usual, name)
+    ]
+    if not METHODS[search.method].is_beam_search:
+        refused.append("method")
+    name = next(iter(refused), "")
+    return f"search.{name}={getattr(search, name)} is not something that CTranslate2 does" if name else ""
 
 
-def convert_cached(
-    model: Transformer, tokenizers: Tokenizers, cache: Path, quantization: str, *, narrow_int8: bool = False
-) -> Path:
+def convert_cached(run: LoadedModel, cache: Path, quantization: str) -> Path:
     """Return the folder of this model in the cache, made now if it is not there yet."""
+    model = check_holds(run.model, CTRANSLATE2_HOLDS, "CTranslate2", one_width=True)
+    narrow = quantization.startswith("int8") and run.device.type == "cpu" and not cpu_features().exact_int8
     key = fingerprint_model(
-        model, tokenizers.fingerprint(), model.settings, quantization, CACHE_VERSION, *["narrow"] * narrow_int8
+        model, run.tokenizers.fingerprint(), model.settings, quantization, CACHE_VERSION, *["narrow"] * narrow
     )
     folder = cache / f"ctranslate2-{key}"
-
-    def write(beside: Path) -> None:
-        save_ctranslate2(model, tokenizers, beside, quantization, narrow_int8=narrow_int8)
-
     if not (folder / "model.bin").exists():
-        keep_folder(folder, "model.bin", write)
+        keep_folder(folder, "model.bin", lambda made: save_ctranslate2(run, made, quantization, narrow_int8=narrow))
     return folder
-
-
-def needs_narrow_int8(device: torch.device, quantization: str) -> bool:
-    """Return whether weights of 8 bits must stay within 64, see inference/engines/torch.py."""
-    return quantization.startswith("int8") and device.type == "cpu" and not cpu_features().exact_int8

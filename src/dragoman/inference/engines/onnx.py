@@ -13,30 +13,28 @@ import copy
 import io
 import logging
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dragoman.config.settings import SearchSettings
-from dragoman.data.tokenizers import Tokenizers
 from dragoman.decoding.continuous_batching import collate_sources
 from dragoman.decoding.methods import decode
 from dragoman.decoding.protocol import SearchResult
 from dragoman.decoding.request import Job, Request
 from dragoman.errors import UserError
-from dragoman.inference.engines.base import Engine
-from dragoman.inference.engines.formats import Holds, check_holds, list_source_vocabulary, list_vocabulary, write_json
+from dragoman.inference.engines.base import Engine, Holds, LoadedModel, check_holds, list_vocabulary, write_json
 from dragoman.kernels.attention import KERNELS
 from dragoman.kernels.masks import RowLayout
 from dragoman.models.transformer import Transformer
 from dragoman.modules.attention import MultiHeadAttention
 from dragoman.types import PAD
 
-ONNX = "ONNX"
 ONNX_HOLDS: Holds = {
     "position": ("none", "sinusoidal", "relative", "rotary", "alibi"),
     "attention": ("full", "bigbird", "local"),
@@ -65,58 +63,43 @@ class DecoderGraph(EncoderGraph):
         return logp_BV[:, : self.model.output_size]
 
 
-def check_onnx(model: nn.Module) -> Transformer:
-    return check_holds(model, ONNX_HOLDS, ONNX)
-
-
-def save_onnx(model: nn.Module, tokenizers: Tokenizers, folder: Path) -> None:
-    plain = copy.deepcopy(check_onnx(model)).cpu().float().eval()
+def save_onnx(run: LoadedModel, folder: Path) -> None:
+    """Write both graphs and the vocabularies."""
+    plain = copy.deepcopy(check_holds(run.model, ONNX_HOLDS, "ONNX")).cpu().float().eval()
     for module in plain.modules():
         if isinstance(module, MultiHeadAttention):
             module.kernel = KERNELS["reference"]  # the others are for training, or for one device
-    rows, places, words = (torch.export.Dim.DYNAMIC,) * 3
     source_BS, target_BT = torch.full((2, 7), 4), torch.full((2, 5), 4)
     source_BS[1, 5:] = PAD
+    encoder = EncoderGraph(plain)
     with torch.no_grad():
-        memory_BSC = EncoderGraph(plain)(source_BS)
-    source, memory, target = {0: rows, 1: places}, {0: rows, 1: places}, {0: rows, 1: words}
-    export_graph(EncoderGraph(plain), (source_BS,), (source,), folder / "encoder.onnx", ["source"], "memory")
-    inputs = ["source", "memory", "target"]
+        memory_BSC = encoder(source_BS)
+    export_graph(encoder, folder / "encoder.onnx", "memory", source=source_BS)
     export_graph(
-        DecoderGraph(plain),
-        (source_BS, memory_BSC, target_BT),
-        (source, memory, target),
-        folder / "decoder.onnx",
-        inputs,
-        "logp",
+        DecoderGraph(plain), folder / "decoder.onnx", "logp", source=source_BS, memory=memory_BSC, target=target_BT
     )
-    write_json(folder / "source_vocabulary.json", list_source_vocabulary(tokenizers))
+    tokenizers = run.tokenizers
+    write_json(folder / "source_vocabulary.json", list_vocabulary(tokenizers.source, tokenizers.tags))
     write_json(folder / "target_vocabulary.json", list_vocabulary(tokenizers.target))
 
 
-def export_graph(
-    model: nn.Module,
-    inputs: tuple[Tensor, ...],
-    shapes: tuple[dict[int, object], ...],
-    path: Path,
-    names: list[str],
-    output: str,
-) -> None:
-    """Write one graph with dynamic shapes, without the exporter's messages, which are for PyTorch developers."""
+def export_graph(model: nn.Module, path: Path, output: str, **inputs: Tensor) -> None:
+    """Write one graph whose first two axes are dynamic, without messages of the exporter for PyTorch developers."""
     try:
         import onnxscript  # noqa: F401 - PyTorch's exporter needs it
     except ImportError:
         raise UserError("ONNX is not installed; pip install 'dragoman[onnx]' brings it") from None
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    dynamic = torch.export.Dim.DYNAMIC
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         torch.onnx.export(
             model,
-            inputs,
+            tuple(inputs.values()),
             path,
             dynamo=True,
-            dynamic_shapes=shapes,
-            input_names=names,
+            dynamic_shapes=tuple({0: dynamic, 1: dynamic} for _ in inputs),
+            input_names=list(inputs),
             output_names=[output],
             external_data=False,
             verbose=False,
@@ -125,43 +108,53 @@ def export_graph(
 
 @dataclass(frozen=True)
 class OnnxState:
+    """Sources, their encoder states and the target prefixes of a search."""
+
     source_NS: Tensor
     memory_NSC: Tensor
     target_NT: Tensor
 
     def select(self, rows_N: Tensor) -> OnnxState:
-        return OnnxState(*(each.index_select(0, rows_N) for each in (self.source_NS, self.memory_NSC, self.target_NT)))
+        """Return the state of these rows, in this order."""
+        return OnnxState(self.source_NS[rows_N], self.memory_NSC[rows_N], self.target_NT[rows_N])
+
+
+class OnnxSession(Protocol):
+    """The part of `onnxruntime.InferenceSession` that the engine uses."""
+
+    def run(self, outputs: None, inputs: dict[str, np.ndarray]) -> list[np.ndarray]: ...
 
 
 class OnnxEngine(Engine):
     """The decoding protocol (`start`, `step`, `select`) over the two graphs."""
 
-    def __init__(self, folder: Path, decode: Callable[[Sequence[int]], str]) -> None:
+    def __init__(self, run: LoadedModel, folder: Path) -> None:
         try:
             import onnxruntime
         except ImportError:
             raise UserError(
                 "there is no ONNX runtime to compare answers with; pip install 'dragoman[onnx]' brings it"
             ) from None
-        self.decode = decode
-        self.reads, self.writes = (onnxruntime.InferenceSession(folder / f"{each}coder.onnx") for each in ("en", "de"))
+        self.decode = run.tokenizers.target.decode
+        self.encoder: OnnxSession = onnxruntime.InferenceSession(folder / "encoder.onnx")
+        self.decoder: OnnxSession = onnxruntime.InferenceSession(folder / "decoder.onnx")
 
     def start(self, source_BS: Tensor, keep_BS: Tensor) -> OnnxState:  # noqa: ARG002 - padding is known by its id
-        return OnnxState(source_BS, run_session(self.reads, source=source_BS), source_BS[:, :0])
+        return OnnxState(source_BS, run_session(self.encoder, source=source_BS), source_BS[:, :0])
 
     def step(self, token_N: Tensor, state: OnnxState) -> tuple[Tensor, OnnxState]:
         state = replace(state, target_NT=torch.cat([state.target_NT, token_N[:, None]], 1))
-        logp_NV = run_session(self.writes, source=state.source_NS, memory=state.memory_NSC, target=state.target_NT)
+        logp_NV = run_session(self.decoder, source=state.source_NS, memory=state.memory_NSC, target=state.target_NT)
         return logp_NV, state
 
     def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
         width = max((len(job.ids) + 1 for job in jobs), default=1)
         batch, limit_B = collate_sources(jobs, width, len(jobs)), torch.tensor([job.limit for job in jobs])
+        constraints = [job.constraints for job in jobs]
         keep_BS = batch.source_segment_BS > 0
-        return decode(
-            Request(self, batch.source_BS, keep_BS, limit_B, search, [job.constraints for job in jobs], self.decode)
-        )
+        return decode(Request(self, batch.source_BS, keep_BS, limit_B, search, constraints, self.decode))
 
 
-def run_session(session: Any, **inputs: Tensor) -> Tensor:
+def run_session(session: OnnxSession, **inputs: Tensor) -> Tensor:
+    """Return the only output of a graph for these inputs."""
     return torch.from_numpy(session.run(None, {name: each.numpy() for name, each in inputs.items()})[0])
