@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from toy_shell import fast_commands
+from fork_server import fast_python, write_fast_commands
 
 ROOT = Path(__file__).parents[1]
 SHORT = (
@@ -34,10 +33,10 @@ def test_every_block_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     blocks = find_blocks((ROOT / page).read_text(encoding="utf-8"))
     assert {kind for kind, _ in blocks} >= {"bash", "python", "yaml"}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # a GPU may be full of other tests
-    with fast_commands(tmp_path / "bin") as commands:
-        monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
-        for kind, text in blocks:
-            run_block(kind, text, tmp_path)
+    commands = write_fast_commands(tmp_path / "bin")
+    monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
+    for kind, text in blocks:
+        run_block(kind, text, tmp_path)
     assert len((tmp_path / "dev.out").read_text(encoding="utf-8").split("\n")) == 201
 
 
@@ -49,7 +48,7 @@ def run_block(kind: str, text: str, folder: Path) -> None:
         return
     if kind == "python":
         text = text.replace("train.steps=30", SHORT.replace(" ", '", "'))
-        command = [sys.executable, "-c", text]
+        command = [fast_python(), "-c", text]
     else:
         if kind == "console":  # commands after a prompt, with their output
             text = "\n".join(re.findall(r"^\$ (.*)$", text, flags=re.MULTILINE)).replace("make demo", DEMO)

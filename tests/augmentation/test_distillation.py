@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,13 +42,14 @@ from toy_run import (
     SMALL,
     Call,
     Toy,
-    environment,
+    fast_environment,
     last_step,
     one_sentence,
     process,
     same_runs,
     sentences,
     started,
+    torchrun,
     translated,
     until,
     write_lines,
@@ -176,7 +176,8 @@ def test_killed_while_the_teacher_translates_and_while_the_student_learns(
         with started("distil", toy.run, recipe, "--out", run, *settings) as running:
             until(moment, running)
             running.kill()
-            assert running.wait() == -signal.SIGKILL
+            running.communicate()  # waits until nobody holds its streams
+            assert running.returncode == -signal.SIGKILL
     ended = process("distil", toy.run, recipe, "--out", run, *settings)
     assert ended.code == 0, ended.err
     assert "going on from step" in ended.err
@@ -189,10 +190,10 @@ def test_killed_while_the_teacher_translates_and_while_the_student_learns(
 
 def test_two_processes_teach_one_student(toy: Toy, recipe: Path, tmp_path: Path) -> None:
     """They share the translating, and then train; what is learned from is what one process would have written."""
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     script = Path(__file__).parents[1] / "support" / "small_shards.py"
     way = ["distil", toy.run, recipe, "--out", tmp_path / "two", *SHORT, f"data.cache={tmp_path / 'other cache'}"]
-    done = subprocess.run([*start, script, *way], capture_output=True, env=environment(), check=False)
+    start = torchrun("--standalone", "--nproc-per-node=2", script, *way)
+    done = subprocess.run(start, capture_output=True, env=fast_environment(), check=False)
     assert done.returncode == 0, done.stderr.decode()
     assert done.stderr.decode().count("translates 60 sources") == 1
     distil(toy.run, recipe, out=tmp_path / "one", overrides=SHORT, report=Ear())
@@ -202,9 +203,9 @@ def test_two_processes_teach_one_student(toy: Toy, recipe: Path, tmp_path: Path)
 
 
 def test_of_two_processes_one_says_what_is_wrong(toy: Toy, recipe: Path, tmp_path: Path) -> None:
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "dragoman"]
-    way = ["distil", toy.run, recipe, "--out", tmp_path / "run", "tokenizer.size=77"]
-    done = subprocess.run([*start, *way], capture_output=True, text=True, env=environment(), check=False)
+    way = ["-m", "dragoman", "distil", toy.run, recipe, "--out", tmp_path / "run", "tokenizer.size=77"]
+    start = torchrun("--standalone", "--nproc-per-node=2", *way)
+    done = subprocess.run(start, capture_output=True, text=True, env=fast_environment(), check=False)
     assert done.returncode == 1
     assert done.stderr.count("tokenizer.size=77, but a student keeps") == 1
     assert not (tmp_path / "run").exists()

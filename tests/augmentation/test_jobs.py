@@ -25,11 +25,12 @@ from dragoman.config.settings import CorpusSettings
 from dragoman.data.corpus import read_pairs
 from dragoman.process_group import ProcessGroup
 from dragoman.progress import ProgressBar, Report
+from fork_server import fast_python
 from toy_run import (
     SMALL,
     Call,
     Toy,
-    environment,
+    fast_environment,
     files,
     one_sentence,
     quietly,
@@ -182,8 +183,9 @@ def test_the_shards_of_another_work_are_in_the_way(tmp_path: Path) -> None:
 
 
 def command(*arguments: object, processes: int = 1) -> list[str]:
+    """A command with small shards, or a real torchrun of it, whose processes are children of what is started."""
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    return [*(start if processes > 1 else [sys.executable]), str(SCRIPT), *map(str, arguments)]
+    return [*(start if processes > 1 else [fast_python()]), str(SCRIPT), *map(str, arguments)]
 
 
 @pytest.mark.usefixtures("few")
@@ -221,17 +223,18 @@ def test_killed_and_started_again_alone_and_in_company(run: Path, tmp_path: Path
         return lambda: len(list(shards.glob("*/answers.jsonl"))) >= count
 
     again = (*way, "--output", out, "--resume", "--batch", "1")
-    with subprocess.Popen(command(*again), stderr=subprocess.PIPE, env=environment()) as one:
+    with subprocess.Popen(command(*again), stderr=subprocess.PIPE, env=fast_environment()) as one:
         until(made(2), one)
         one.kill()
+        one.communicate()  # waits until nobody holds its streams
     before = {file: file.stat().st_mtime_ns for file in shards.glob("*/answers.jsonl")}
-    with subprocess.Popen(command(*again, processes=2), stderr=subprocess.PIPE, env=environment()) as two:
+    with subprocess.Popen(command(*again, processes=2), stderr=subprocess.PIPE, env=fast_environment()) as two:
         until(made(len(before) + 2), two)
         os.kill(workers(two.pid)[-1], signal.SIGKILL)
         two.communicate()
         assert two.returncode != 0
     assert not out.exists()
-    done = subprocess.run(command(*again, processes=2), capture_output=True, env=environment(), check=False)
+    done = subprocess.run(command(*again, processes=2), capture_output=True, env=fast_environment(), check=False)
     assert done.returncode == 0, done.stderr.decode()
     assert out.read_bytes() == (tmp_path / "whole").read_bytes()
     assert not shards.exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 from html.parser import HTMLParser
 from pathlib import Path
@@ -120,7 +119,8 @@ def test_a_comparison_that_was_killed_goes_on(done: Path, tmp_path: Path) -> Non
     arguments = ("compare", recipe, "--out", out)
     with started(*arguments) as running:
         wait_for(lambda: any(out.glob("runs/attention-seed1/checkpoints/step-*")))
-        running.send_signal(signal.SIGKILL)
+        running.kill()
+        running.communicate()  # waits until nobody holds its streams
     assert not (out / "report.json").exists()
     kept = {file.name: file.read_bytes() for file in out.glob("runs/*.json")}
     run_comparison([recipe], out=out)

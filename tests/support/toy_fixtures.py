@@ -32,9 +32,10 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 
 
 def train_toy(folder: Path) -> None:
-    """Through the command line, in a process of its own; what it said is kept in said.json."""
+    """Train by a command in a real process, not a fork of the server; keep its output in said.json."""
     write_corpus(folder, train=2000, dev=100)
-    said = process("train", write_recipe(folder / "recipe.yaml"), "--out", folder / "run")
+    arguments = ("train", write_recipe(folder / "recipe.yaml"), "--out", folder / "run")
+    said = process(*arguments, python=sys.executable)
     assert said.code == 0, said.err
     (folder / "said.json").write_text(json.dumps(said))
 

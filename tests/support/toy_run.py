@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -26,6 +23,7 @@ from dragoman.inference.translator import Translator
 from dragoman.progress import Report
 from dragoman.training.trainer import train
 from dragoman.types import Pair
+from fork_server import fast_python
 
 WORDS = {"ba": "ak", "del": "ebi", "fo": "ol", "gri": "tun", "mun": "sa", "ne": "wex", "pol": "yim", "ra": "zu"}
 RECIPE = {
@@ -124,27 +122,35 @@ class Answer(NamedTuple):
 
 
 def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "dragoman", *map(str, arguments)]
+    return [fast_python(), "-m", "dragoman", *map(str, arguments)]
+
+
+def torchrun(*arguments: object) -> list[str]:
+    """Return a torchrun command; its processes start fast in `fast_environment`."""
+    return [fast_python(), "-m", "torch.distributed.run", *map(str, arguments)]
 
 
 def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def process(*arguments: object, stdin: bytes = b"") -> Answer:
-    """A command as a process of its own."""
-    done = subprocess.run(command(*arguments), input=stdin, capture_output=True, env=environment(), check=False)
+def fast_environment() -> dict[str, str]:
+    """Return an environment in which torchrun forks its processes from the server."""
+    return {**environment(), "PYTHON_EXEC": fast_python()}
+
+
+def process(*arguments: object, stdin: bytes = b"", python: str | None = None) -> Answer:
+    """Run a command as a process and return its output."""
+    start = [python or fast_python(), "-m", "dragoman", *map(str, arguments)]
+    done = subprocess.run(start, input=stdin, capture_output=True, env=environment(), check=False)
     return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 @contextmanager
 def started(*arguments: object, **streams: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A command at work; whatever becomes of the test, it does not outlive it.
-
-    It listens to Ctrl-C, even where this process runs behind a script and does not."""
+    """A running command, which is killed at the end of the context."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
-    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(command(*arguments), env=environment(), preexec_fn=listen, **pipes) as running:
+    with subprocess.Popen(command(*arguments), env=environment(), **pipes) as running:
         try:
             yield running
         finally:

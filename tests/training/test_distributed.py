@@ -36,12 +36,24 @@ from dragoman.training.distributed import PARALLEL
 from dragoman.training.prepare import check_alike
 from dragoman.training.step import Learner
 from toy_models import FORM, SMALL_TRANSFORMER, built, cases, laid, some_examples
-from toy_run import SMALL, Answer, environment, events, last_step, quietly, tensors, write_corpus, write_recipe
+from toy_run import (
+    SMALL,
+    Answer,
+    command,
+    environment,
+    events,
+    fast_environment,
+    last_step,
+    quietly,
+    tensors,
+    torchrun,
+    write_corpus,
+    write_recipe,
+)
 from toy_sections import settings_of
 
 pytestmark = pytest.mark.slow
 PAGE = (Path(__file__).parents[2] / "docs/many-machines.md").read_text(encoding="utf-8")
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 FEW: dict[str, object] = {
     **SMALL["train"], "steps": 8, "tokens": 512, "save_every": 4, "validate_every": 4, "validate_lines": 2,
     "schedule": "constant", "ema": 0.8,
@@ -84,7 +96,8 @@ class Jobs:
     def alone(self, recipe: str, run: str, *overrides: str, **options: Any) -> Path:
         return quietly(self.folder / f"{recipe}.yaml", self.folder / run, *overrides, **options)
 
-    def together(self, world: int, *jobs: tuple[str, str, list[str], bool]) -> None:
+    def together(self, world: int, *jobs: tuple[str, str, list[str], bool], real: bool = False) -> None:
+        """Train in processes that are forked from one server, or in real ones, each with its own hash seed."""
         about = [
             {"recipe": str(self.folder / f"{recipe}.yaml"), "out": str(self.folder / run), "overrides": some,
              "resume": resume}
@@ -92,21 +105,23 @@ class Jobs:
         ]  # fmt: skip
         (self.folder / "jobs.json").write_text(json.dumps(about))
         script = Path(__file__).parents[1] / "support" / "toy_workers.py"
-        done = torchrun("--standalone", "--nproc-per-node", world, script, self.folder / "jobs.json", cwd=self.folder)
+        command = torchrun("--standalone", "--nproc-per-node", world, script, self.folder / "jobs.json")
+        done = complete(command, cwd=self.folder, env=environment() if real else fast_environment())
         assert done.code == 0, done.err
 
 
-def torchrun(*arguments: object, cwd: Path) -> Answer:
-    command = [*TORCHRUN, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment(), check=False)
+def complete(command: list[str], *, cwd: Path, env: dict[str, str] | None = None) -> Answer:
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env or fast_environment(), check=False)
     return Answer(done.returncode, done.stdout, done.stderr)
 
 
 @contextmanager
-def running(*arguments: object, cwd: Path) -> Iterator[subprocess.Popen[str]]:
+def running(*arguments: object, cwd: Path, real: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """A real torchrun at work, whose processes are forks of the server or real ones."""
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    command = [*TORCHRUN, *map(str, arguments)]
-    with subprocess.Popen(command, cwd=cwd, env=environment(), **pipes) as started:
+    command = [sys.executable, *torchrun(*arguments)[1:]]
+    env = environment() if real else fast_environment()
+    with subprocess.Popen(command, cwd=cwd, env=env, **pipes) as started:
         try:
             yield started
         finally:
@@ -165,6 +180,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
         ("transformer", "transformer-2", [], False),
         ("transformer", "sgd-2-fsdp", [sgd, fsdp], False),
         ("rnn", "rnn-2-fsdp", [fsdp], False),
+        real=True,
     )
     made.alone("transformer", "4-then-1", resume=True)
     return made
@@ -218,16 +234,15 @@ def test_a_damaged_shard_is_refused(jobs: Jobs, tmp_path: Path, part: str) -> No
 def test_a_full_disk_is_not_kept_full(jobs: Jobs) -> None:
     """Parts of a checkpoint that cannot be written are removed; the one before stays, and the job goes on from it."""
     run = jobs.folder / "full-disk"
-    command = [*TORCHRUN, "--standalone", "--nproc-per-node", "2", "-m", "dragoman", "train", "transformer.yaml"]
-    command += ["--out", str(run), "train.parallel=fsdp", NO_DEV, "--resume"]
+    train = ("-m", "dragoman", "train", "transformer.yaml", "--out", run, "train.parallel=fsdp", NO_DEV, "--resume")
+    command = torchrun("--standalone", "--nproc-per-node=2", *train)
     kept = {path.name: path.stat().st_size for path in run.rglob("*.safetensors")}
     little = max(kept.values()) // 2048  # in blocks of 1024 bytes: half of the largest part
     limited = ["bash", "-c", f'ulimit -f {little}; exec "$@"', "-", *command]
-    done = subprocess.run(limited, capture_output=True, text=True, cwd=jobs.folder, env=environment(), check=False)
-    [sentence] = said(done.stderr)
+    [sentence] = said(complete(limited, cwd=jobs.folder).err)
     assert "File too large" in sentence
     assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-0000000004"]
-    assert torchrun(*command[3:], cwd=jobs.folder).code == 0
+    assert complete(command, cwd=jobs.folder).code == 0
     assert last_step(run) == 8
 
 
@@ -269,8 +284,8 @@ def test_a_process_that_waits_for_others_says_so_and_can_be_stopped(rank: int, t
     about = lonely(rank)
     write_corpus(tmp_path)
     recipe = write_recipe(tmp_path / "recipe.yaml", **SMALL)
-    command = [sys.executable, "-m", "dragoman", "train", str(recipe), "--out", str(tmp_path / "run")]
-    with subprocess.Popen(command, env=environment() | about, stderr=subprocess.PIPE, text=True) as waiting:
+    train = command("train", recipe, "--out", tmp_path / "run")
+    with subprocess.Popen(train, env=environment() | about, stderr=subprocess.PIPE, text=True) as waiting:
         assert waiting.stderr is not None
         missing = "process 0" if rank else "1 process"
         lines = iter(waiting.stderr.readline, "")
@@ -341,7 +356,7 @@ def small(tmp_path: Path) -> Path:
 def test_a_dry_run_of_two_is_that_of_one(small: Path) -> None:
     """One process prints, and a batch is not larger because two processes share it."""
     command = ["-m", "dragoman", "train", "recipe.yaml", "--out", "new", "--dry-run"]
-    one, two = (torchrun(f"--nproc-per-node={count}", *command, cwd=small) for count in (1, 2))
+    one, two = (complete(torchrun(f"--nproc-per-node={count}", *command), cwd=small) for count in (1, 2))
     assert (one.code, two.code) == (0, 0), one.err + two.err
     assert one.out == two.out
     assert "an epoch is about" in one.out
@@ -359,7 +374,7 @@ def test_stopped_by_two_resumed_by_one(small: Path, jobs: Jobs) -> None:
     assert "stopped by SIGTERM at step" in sentence
     [newest] = (small / "run/checkpoints").glob("step-*")
     assert int(newest.name.removeprefix("step-")) == last_step(small / "run") < 8
-    done = torchrun(*("1" if word == "4" else word for word in go_on), cwd=small)
+    done = complete(torchrun(*("1" if word == "4" else word for word in go_on)), cwd=small)
     assert done.code == 0, done.err
     assert f"going on from step {int(newest.name.removeprefix('step-'))}" in done.err
     close(jobs.folder / "transformer-1", small / "run")
@@ -387,7 +402,7 @@ def test_killed_on_one_of_two_machines(small: Path, jobs: Jobs, monkeypatch: pyt
 def test_one_that_hangs_is_not_waited_for(small: Path) -> None:
     settings = ("--out", "run", "train.timeout=0.05", "train.steps=100000")
     begin = ("--standalone", "--nproc-per-node", 2, "-m", "dragoman", "train", "recipe.yaml", *settings)
-    with running(*begin, cwd=small) as started:
+    with running(*begin, cwd=small, real=True) as started:
         until(lambda: last_step(small / "run") >= 2, started)
         os.kill(stopped := worker(started), signal.SIGSTOP)
         assert started.stderr
@@ -432,7 +447,7 @@ def test_processes_that_read_other_texts_are_told(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("fault", ["model.norm=batch"])
 def test_a_mistake_is_said_once(small: Path, fault: str) -> None:
     begin = ("--standalone", "--nproc-per-node", 2, "-m", "dragoman", "train", "recipe.yaml", "--out", "run", fault)
-    answer = torchrun(*begin, cwd=small)
+    answer = complete(torchrun(*begin), cwd=small)
     [sentence] = said(answer.err)
     assert fault in sentence
     codes = set(re.findall(r"exitcode +: (-?\d+)", answer.err))
