@@ -33,7 +33,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from dragoman.data.corpus import read_pairs
-from dragoman.evaluation.predictions import predict_own_tests
+from dragoman.evaluation.systems import predict_own_tests
 from dragoman.hardware import cpu_name
 from dragoman.inference.loading import copy_weights, load, open_engine
 from dragoman.inference.model_card import rank_validation, read_card, read_events

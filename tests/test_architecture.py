@@ -48,7 +48,7 @@ MAY_IMPORT = {
         "models",
         "decoding",
     ],
-    "evaluation": ["config", "recipe", "phrasebook", "metrics", "data", "inference"],
+    "evaluation": ["recipe", "phrasebook", "metrics", "data", "inference"],
     "inspection": ["models"],
     "training": [
         "config",

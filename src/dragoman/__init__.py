@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dragoman.config.settings import SampleSettings as SampleSettings
     from dragoman.errors import UserError as UserError
-    from dragoman.evaluation.predictions import evaluate as evaluate
+    from dragoman.evaluation.systems import evaluate as evaluate
     from dragoman.inference.classifier import Classifier as Classifier
     from dragoman.inference.classifier import Verdict as Verdict
     from dragoman.inference.export import export as export
@@ -43,7 +43,7 @@ _MODULES = {
     "Translator": "inference.translator",
     "UserError": "errors",
     "Verdict": "inference.classifier",
-    "evaluate": "evaluation.predictions",
+    "evaluate": "evaluation.systems",
     "export": "inference.export",
     "load": "inference.loading",
     "score": "inference.loading",

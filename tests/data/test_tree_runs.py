@@ -18,7 +18,7 @@ from dragoman.data.token_store import open_store
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.data.trees import read_conllu
 from dragoman.errors import UserError
-from dragoman.evaluation.predictions import predict_own_tests, predict_phrasebook
+from dragoman.evaluation.systems import predict_own_tests, predict_phrasebook
 from dragoman.inference.loading import load_as
 from dragoman.inference.translator import NO_TREE_WARNING, Translator
 from dragoman.io import read_lines

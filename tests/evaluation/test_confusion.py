@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.metrics.metrics import count_confusion, render_confusion_matrix
+from dragoman.evaluation.report import format_confusion
+from dragoman.metrics.metrics import count_confusion
 
 LABELS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("abcd")), min_size=1, max_size=40)
 
@@ -18,7 +19,7 @@ def test_by_hand() -> None:
     assert table["each"]["a"] == {"precision": pytest.approx(100 / 3), "recall": 100.0, "f1": 50.0, "texts": 1}
     assert table["each"]["c"] == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "texts": 1}
     assert table["f1"] == pytest.approx((50 + 200 / 3 + 0) / 3)
-    assert render_confusion_matrix(table).split("\n")[2].split() == ["b", "1", "1", "0", "100.00", "50.00", "66.67"]
+    assert format_confusion(table).split("\n")[2].split() == ["b", "1", "1", "0", "100.00", "50.00", "66.67"]
 
 
 @given(pairs=LABELS)
@@ -30,4 +31,4 @@ def test_every_text_is_counted_once(pairs: list[tuple[str, str]]) -> None:
     right = sum(table["counts"][i][i] for i in range(len(table["labels"])))
     recalled = sum(one["recall"] * one["texts"] / 100 for one in table["each"].values())
     assert recalled == pytest.approx(right)
-    assert len({len(line.rstrip()) for line in render_confusion_matrix(table).split("\n")}) == 1
+    assert len({len(line.rstrip()) for line in format_confusion(table).split("\n")}) == 1

@@ -20,25 +20,25 @@ from sacrebleu.metrics.bleu import BLEU
 
 from dragoman.config.settings import CorpusSettings
 from dragoman.errors import UserError
-from dragoman.evaluation.predictions import (
-    count_warnings,
-    predict_lines,
-    predict_own_tests,
-    predict_phrasebook,
-    score_phenomena,
-)
+from dragoman.evaluation.report import format_breakdowns, format_scores
 from dragoman.evaluation.scorer import (
     FREQUENCIES,
     Scorer,
     WordCounts,
-    count_training_words,
     count_words,
     fit_buckets,
     score_by_frequency,
     score_by_length,
 )
-from dragoman.evaluation.systems import SILENT, SystemOutput, read_texts
-from dragoman.evaluation.tables import format_breakdowns, format_scores
+from dragoman.evaluation.systems import (
+    SystemOutput,
+    count_warnings,
+    predict_lines,
+    predict_own_tests,
+    predict_phrasebook,
+    read_parallel,
+    score_phenomena,
+)
 from dragoman.metrics.metrics import METRICS, score_lines
 from dragoman.phrasebook.generate import generate_phrases
 from dragoman.run_dir import RunFolder
@@ -151,11 +151,11 @@ def test_files_must_belong_together(tmp_path: Path) -> None:
     three = write_lines(tmp_path / "three", "abc")
     two = write_lines(tmp_path / "two", "ab")
     none = write_lines(tmp_path / "none", [])
-    assert read_texts(three, [three, three]) == (["a", "b", "c"], [["a", "b", "c"]] * 2)
+    assert read_parallel([three, three]) == [["a", "b", "c"]] * 2
     with pytest.raises(UserError, match=r"three has 3 lines but .*two has 2"):
-        read_texts(three, [three, two])
+        read_parallel([three, three, two])
     with pytest.raises(UserError, match="none is empty"):
-        read_texts(none, [none])
+        read_parallel([none, none])
 
 
 def test_a_table_has_a_row_for_each_score(toy: Toy) -> None:
@@ -268,13 +268,13 @@ def test_where_words_were_seen(toy: Toy) -> None:
     recipe = toy.translator.recipe
     lost = recipe.data.model_copy(update={"train": (CorpusSettings(tsv="gone.tsv"),)})
     gone = recipe.model_copy(update={"data": lost})
-    found = count_training_words({"moved": gone, "here": recipe}, SILENT)
+    found = Scorer(recipes={"moved": gone, "here": recipe}).training_words
     assert found is not None
     assert found.where == "the training data of here"
     lines = (toy.folder / "train.trg").read_text().splitlines()
     assert found.times["ak"] == sum(line.rstrip(".!?").split().count("ak") for line in lines)
-    assert count_training_words({"moved": gone}, SILENT) is None
-    assert count_words([["a b a.", "c"], ["a"]]) == ({"a": 3, "b": 1, "c": 1}, "the references")
+    assert Scorer(recipes={"moved": gone}).training_words is None
+    assert count_words(["a b a.", "c", "a"]) == {"a": 3, "b": 1, "c": 1}
 
 
 def test_breakdowns_are_there_for_who_wants_them() -> None:

@@ -16,15 +16,15 @@ from dragoman.evaluation.report import (
     LINES_SHOWN,
     PIECE,
     Span,
+    compute_line_chrf,
     find_common,
     find_different,
     mark_differences,
     render_evaluation,
-    score_lines,
+    shorten_names,
 )
 from dragoman.evaluation.scorer import Scorer
 from dragoman.evaluation.systems import SystemOutput
-from dragoman.evaluation.tables import shorten_names
 from dragoman.metrics.metrics import METRICS
 from toy_run import Call, sentences, translated, write_lines
 
@@ -139,7 +139,7 @@ def test_the_lines_that_differ_most() -> None:
 
 def test_lines_are_judged_by_their_own_chrf() -> None:
     texts = worse(4)
-    [value_N] = score_lines([texts], [RIGHT])
+    [value_N] = compute_line_chrf([texts], [RIGHT])
     for at in (0, 1, 4):
         assert value_N[at] == pytest.approx(METRICS["chrf"]([texts[at]], [[RIGHT[at]]]).value)
 
@@ -167,11 +167,16 @@ def test_marks_by_hand() -> None:
 
 
 def test_names_are_short_where_they_can_be() -> None:
-    assert shorten_names(["runs/a", "other/b"]) == ["a", "b"]
-    assert shorten_names(["runs/a", "other/a"]) == ["runs/a", "other/a"]
-    assert shorten_names(["..", "."]) == ["..", "."]
-    assert shorten_names(["a/b/c", "x/b/c", "a/b/c"]) == ["a/b/c", "x/b/c", "a/b/c"]
-    assert shorten_names(["/d/e/one/t.en and /d/e/one/t.de (tag de)", "/d/e/two/t.en and /d/e/two/t.de (tag de)"]) == [
+    def short(*names: str) -> list[str]:
+        found = shorten_names(names)
+        assert list(found) == list(dict.fromkeys(names))
+        return list(found.values())
+
+    assert short("runs/a", "other/b") == ["a", "b"]
+    assert short("runs/a", "other/a") == ["runs/a", "other/a"]
+    assert short("..", ".") == ["..", "."]
+    assert short("a/b/c", "x/b/c", "a/b/c") == ["a/b/c", "x/b/c"]
+    assert short("/d/e/one/t.en and /d/e/one/t.de (tag de)", "/d/e/two/t.en and /d/e/two/t.de (tag de)") == [
         "one/t.en and one/t.de (tag de)",
         "two/t.en and two/t.de (tag de)",
     ]

@@ -18,7 +18,6 @@ from dragoman.metrics.metrics import (
     select_metrics,
     split_words,
     tokenize_moses,
-    tokenize_with,
 )
 
 TEXTS = {
@@ -70,14 +69,14 @@ def test_a_dictionary_that_is_not_there(language: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, extra in BLEU_TOKENIZERS.items() if not extra])
 def test_lines_are_cut_as_one_says(name: str) -> None:
-    found = tokenize_with(METRICS["bleu"], name).counted(TEXTS["zh"], [TEXTS["zh"]])
+    [bleu] = select_metrics(["bleu"], tokenize=name)
+    found = bleu.counted(TEXTS["zh"], [TEXTS["zh"]])
     assert f"|tok:{name}|" in found.signature
 
 
 def test_other_metrics_cut_nothing() -> None:
-    for metric in select_metrics(["chrf", "ter"]):
-        assert tokenize_with(metric, "zh") is metric
-    assert tokenize_with(METRICS["bleu"], "") is METRICS["bleu"]
+    assert select_metrics(["chrf", "ter"], tokenize="zh") == [METRICS["chrf"], METRICS["ter"]]
+    assert select_metrics(["bleu"], tokenize="") == [METRICS["bleu"]]
 
 
 def test_a_way_that_is_not_there() -> None:

@@ -14,8 +14,8 @@ from rich.console import Console
 from dragoman.config.settings import build, override
 from dragoman.config.yaml import parse_yaml
 from dragoman.errors import UserError
-from dragoman.evaluation.predictions import predict_phrasebook
-from dragoman.evaluation.tables import format_scores
+from dragoman.evaluation.report import format_scores
+from dragoman.evaluation.systems import predict_phrasebook
 from dragoman.inference.loading import load_as
 from dragoman.inference.translator import Translator
 from dragoman.inspection.attention_maps import render_alignment

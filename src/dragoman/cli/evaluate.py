@@ -80,10 +80,9 @@ def evaluate_command(
     """
     inputs = [source, conllu, *(reference or []), *(hypotheses or [])]
     check_arguments(engine=engine, runs=runs or [], inputs=inputs, output=page)
-    from dragoman.evaluation.report import render_evaluation
+    from dragoman.evaluation.report import format_breakdowns, format_scores, render_evaluation
     from dragoman.evaluation.scorer import Scorer
     from dragoman.evaluation.systems import EvaluationOptions, collect_outputs
-    from dragoman.evaluation.tables import format_breakdowns, format_scores
     from dragoman.metrics.metrics import looks_tokenized, make_sacrebleu, note_on_wer, select_metrics
 
     make_sacrebleu(bleu_tokenize, [])  # what is not there is refused now, not after the work
@@ -145,12 +144,12 @@ def score_command(
     Targets are tokenized again, so the score differs from that of the search where it used other subwords.
     """
     check_arguments(runs=[run], inputs=[source, target, conllu])
-    from dragoman.evaluation.systems import read_texts, read_trees
+    from dragoman.evaluation.systems import read_parallel, read_trees
     from dragoman.inference.loading import load_as
     from dragoman.inference.translator import Translator
 
     translator = load_as(Translator, run, device=device)
-    sources, [targets] = read_texts(source, [target])
+    sources, targets = read_parallel([source, target])
     trees = read_trees(conllu, sources, source) if conllu else None
     warned = LineWarnings()
     with output_to(output_file) as sink, ProgressBar("scoring", total=len(sources)) as bar:

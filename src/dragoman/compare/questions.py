@@ -25,7 +25,7 @@ from dragoman.config.settings import Listed, Settings, build, pick
 from dragoman.config.yaml import parse_yaml, read_text
 from dragoman.errors import UserError
 from dragoman.evaluation.figures import LineChart, Point, Series
-from dragoman.evaluation.tables import format_bounds
+from dragoman.evaluation.report import format_bounds
 from dragoman.metrics.metrics import METRICS
 
 ModelRecord = Mapping[str, Any]  # a model in report.json

@@ -25,8 +25,7 @@ from dragoman.compare.runs import PlannedRun, plan_runs, read_measurements, run_
 from dragoman.config.settings import LIMITS, CorpusSettings
 from dragoman.errors import Stop, UserError
 from dragoman.evaluation.figures import render_chart
-from dragoman.evaluation.report import MISSING, Heading, Row, TableCell, render_page
-from dragoman.evaluation.tables import align_columns
+from dragoman.evaluation.report import MISSING, Heading, TableCell, TableRow, align_columns, render_page
 from dragoman.progress import WARNING, Report
 from dragoman.recipe import Recipe
 from dragoman.run_dir import write_text
@@ -287,7 +286,7 @@ def render_comparison(report: Mapping[str, Any]) -> str:
     )
 
 
-def tabulate_models(report: Mapping[str, Any]) -> tuple[list[Heading], list[Row]]:
+def tabulate_models(report: Mapping[str, Any]) -> tuple[list[Heading], list[TableRow]]:
     """Return headings and rows of the main table. Columns without any number are left out."""
     about, models = report["about"], report["models"]
     scores = [f"{metric} {test}" for test in about["tests"] for metric in about["metrics"]]
@@ -312,11 +311,11 @@ def tabulate_models(report: Mapping[str, Any]) -> tuple[list[Heading], list[Row]
                 cells.append(TableCell(f"{mean:.1f}", mean, "bar", share, spread))
             else:
                 cells.append(TableCell(COLUMNS[key].write(number["mean"]), number["mean"]))
-        rows.append(Row(model["name"], cells))
+        rows.append(TableRow(model["name"], cells))
     return headings, rows
 
 
-def tabulate_phenomena(models: Sequence[Mapping[str, Any]]) -> tuple[list[Heading], list[Row]]:
+def tabulate_phenomena(models: Sequence[Mapping[str, Any]]) -> tuple[list[Heading], list[TableRow]]:
     """Return the table of grammatical phenomena, in per cent correct, over all test sets that have them."""
     percents: dict[str, dict[str, list[float]]] = {}
     for model in models:
@@ -329,7 +328,7 @@ def tabulate_phenomena(models: Sequence[Mapping[str, Any]]) -> tuple[list[Headin
     for name, row in percents.items():
         means = {column: sum(values) / len(values) for column, values in row.items()}
         cells = [TableCell(f"{means[c]:.1f}", means[c], "heat", means[c]) if c in means else MISSING for c in columns]
-        rows.append(Row(name, cells))
+        rows.append(TableRow(name, cells))
     return [Heading("model"), *map(Heading, columns)], rows
 
 

@@ -1,7 +1,8 @@
-"""HTML pages, and the one that `evaluate --page` writes: scores with significance, scores by length and word frequency,
-and the lines on which systems differ most.
+"""Results for people: tables for the terminal, and the page that `evaluate --page` writes.
 
-A page is one file without external resources. It is complete without scripts; with them it can be sorted and searched.
+Both show scores with significance, and scores by length and word frequency. The page also shows the lines on which
+systems differ most. It is one file without external resources, complete without scripts; with them it can be sorted
+and searched.
 
 Shapes   N lines   S systems
 """
@@ -12,29 +13,195 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from rich.text import Text
 
 from dragoman.errors import UserError
 from dragoman.evaluation.figures import LINE_COLOURS, LineChart, Point, Series, render_chart
-from dragoman.evaluation.scorer import ScoredSystem
-from dragoman.evaluation.tables import (
-    bleu_lines,
-    describe_method,
-    format_bounds,
-    format_count,
-    format_p,
-    group_by_test,
-    scores_of,
-    shorten_names,
-    word_count_source,
-)
+from dragoman.evaluation.scorer import TRAINING_DATA, ScoredSystem
 from dragoman.metrics.metrics import METRICS, WORD_OR_SIGN, Array
-from dragoman.metrics.significance import Interval
+from dragoman.metrics.significance import BOOTSTRAP, CONFIDENCE, RANDOMISATION, SEED, Interval
 
+Result = Mapping[str, Any]  # of a system on a test set (scorer.py)
+SCORE_COLUMNS = ("run", "score", "value", "±", "difference", "p (bootstrap)", "p (randomisation)", "signature")
+SCORE_TITLES = {**{name: metric.shown for name, metric in METRICS.items()}, "bits_per_character": "bits per character"}
+DIGITS = {"loss": 4, "bits_per_character": 4}  # after the decimal point; others have 2
+LABEL_SCORES = ("precision", "recall", "f1")  # columns of a confusion matrix
 LINES_SHOWN = 40  # on which a system beats the first by most, and as many on which it falls behind by most
 PIECE = re.compile(rf"{WORD_OR_SIGN.pattern}|\s+|.", re.DOTALL)  # words, spaces, and each punctuation mark by itself
+
+
+# Tables for the terminal
+
+
+def format_scores(results: Sequence[Result], *, parts: bool = False) -> Text:
+    """Return one table per test set, with a row for each score of each run, and below them how all was tested.
+
+    With `parts` each run also has a line with what its BLEU is made of. Signatures are not broken, however narrow the
+    terminal: people copy them.
+    """
+    runs = shorten_names([result["run"] for result in results])
+    blocks = []
+    for heading, group in group_by_test(results):
+        columns = list(zip(SCORE_COLUMNS, *(row for result in group for row in score_rows(result, runs)), strict=True))
+        shown = [column for column in columns[len(runs) == 1 :] if any(column[1:])]
+        block = [heading, align_columns(list(zip(*shown, strict=True)))]
+        block += [line for result in group for line in describe_bleu(result, runs)] if parts else []
+        for result in group:
+            if "confusion" in result:
+                block += ["", f"confusion matrix of {runs[result['run']]}", format_confusion(result["confusion"])]
+        blocks.append("\n".join(block))
+    blocks += filter(None, [describe_method(results, runs)])
+    return Text("\n\n".join(blocks), no_wrap=True, overflow="ignore")
+
+
+def score_rows(result: Result, runs: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
+    """Yield a row of SCORE_COLUMNS for each score and each grammatical phenomenon."""
+    run = runs[result["run"]]
+    for name, held in scores_of(result).items():
+        value = f"{held['value']:.{DIGITS.get(name, 2)}f}"
+        half = f"{Interval(*held['interval']).half:.2f}" if "interval" in held else ""
+        tests = ("", "", "")
+        if one := held.get("against"):
+            difference = f"{one['difference']:+.2f}{' *' * one['significant']}"
+            tests = (difference, format_p(one["p_bootstrap"]), format_p(one["p_randomisation"]))
+        yield (run, SCORE_TITLES.get(name, name), value, half, *tests, held["signature"])
+    for name, c in result.get("phenomena", {}).items():
+        yield (run, name, f"{c['percent']:.1f} %", "", "", "", "", f"{c['right']} of {c['total']} right")
+
+
+def scores_of(result: Result) -> dict[str, Any]:
+    """Return the scores of a result by the name of the metric."""
+    return {name: held for name, held in result.items() if isinstance(held, dict) and "signature" in held}
+
+
+def group_by_test(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:
+    """Return the results of each test set with its heading: a short name, where it has one, and how many lines."""
+    groups: dict[tuple[str, int], list[Result]] = {}
+    for result in results:
+        groups.setdefault((str(result.get("test", "")), result["lines"]), []).append(result)
+    short = shorten_names([name for name, _ in groups])
+    return [
+        (f"test set{f' {short[name]}' * bool(name)}: {lines:,} line{'s' * (lines != 1)}", group)
+        for (name, lines), group in groups.items()
+    ]
+
+
+def shorten_names(names: Sequence[str]) -> dict[str, str]:
+    """Return names with as few of the last components of their paths as tell them apart.
+
+    A name may hold several paths, such as "corpus/test.en and corpus/test.de (tag de)".
+    """
+
+    def keep_last(name: str, kept: int) -> str:
+        paths, bracket, rest = name.partition(" (")
+        return " and ".join("/".join(Path(path).parts[-kept:]) for path in paths.split(" and ")) + bracket + rest
+
+    for kept in range(1, max((len(Path(name).parts) for name in names), default=0)):
+        short = {name: keep_last(name, kept) for name in names}
+        if len(set(short.values())) == len(short) and ("" not in short.values() or "" in names):
+            return short
+    return {name: name for name in names}
+
+
+def describe_bleu(result: Result, runs: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each BLEU of a result: its precisions and its brevity penalty."""
+    for name, held in scores_of(result).items():
+        if "precisions" in held:
+            precisions = "/".join(f"{precision:.1f}" for precision in held["precisions"])
+            yield (
+                f"{runs[result['run']]}: {SCORE_TITLES[name]} {held['value']:.2f} = n-gram precisions {precisions}, "
+                f"brevity penalty {held['brevity_penalty']:.3f} "
+                f"(hypothesis {held['hypothesis_length']:,} tokens, reference {held['reference_length']:,})"
+            )
+
+
+def format_p(value: float) -> str:
+    return f"{value:.4f}" if value < 0.1 else f"{value:.2f}"
+
+
+def describe_method(results: Sequence[Result], runs: Mapping[str, str]) -> str:
+    """Return what ±, p and * mean. `runs` has the short names of runs."""
+    found = [held for result in results for held in scores_of(result).values()]
+    if not any("interval" in held for held in found):
+        return ""
+    note = (
+        f"± is half the width of the {CONFIDENCE:.0%} confidence interval from {BOOTSTRAP:,} bootstrap resamples "
+        f"(seed {SEED})."
+    )
+    firsts = dict.fromkeys(runs[held["against"]["run"]] for held in found if "against" in held)
+    if firsts:
+        note += (
+            f"\nDifferences are from {', '.join(firsts)}. p-values: paired bootstrap with {BOOTSTRAP:,} resamples, "
+            f"approximate randomisation with {RANDOMISATION:,} trials;\n"
+            f"* marks differences where both are below {1 - CONFIDENCE:.2f}."
+        )
+    if any("|tok:char|" in held["signature"] for held in found):
+        note += "\nBLEU counts characters here; for words of Japanese and Korean: pip install 'dragoman[mecab]'."
+    return note
+
+
+def format_confusion(table: Mapping[str, Any]) -> str:
+    """Return a confusion matrix: a row for each reference label, a column for each predicted label."""
+    labels = table["labels"]
+    rows = [["reference", *(f"as {label}" for label in labels), *LABEL_SCORES]]
+    for label, row in zip(labels, table["counts"], strict=True):
+        rows.append([label, *map(str, row), *(f"{table['each'][label][name]:.2f}" for name in LABEL_SCORES)])
+    return align_columns(rows, numbers=True)
+
+
+def format_breakdowns(results: Sequence[Result]) -> Text:
+    """Return, for each test set, every score by length and word F1 by frequency, with a column for each run."""
+    runs = shorten_names([result["run"] for result in results])
+    groups = group_by_test(results)
+    blocks = []
+
+    def add_table(title: str, group: Sequence[Result], key: str, unit: str, name: str) -> None:
+        rows = [["", unit, *(runs[result["run"]] for result in group)]]
+        rows += [
+            [format_bounds(row[0]), str(row[0][unit]), *(f"{one[name]:.2f}" for one in row)]
+            for row in zip(*(result[key]["buckets"] for result in group), strict=True)
+        ]
+        blocks.append(f"\n{title}\n{align_columns(rows)}")
+
+    for heading, group in groups:
+        some = [result for result in group if "lengths" in result]
+        where = f", {heading}" * (len(groups) > 1)
+        for name in scores_of(some[0]) if some else []:
+            length = f"{some[0]['lengths']['side']} length in {some[0]['lengths']['unit']}"
+            add_table(f"{SCORE_TITLES.get(name, name)} by {length}{where}", some, "lengths", "lines", name)
+        if rare := [result for result in some if "rarity" in result]:
+            title = f"word F1 by frequency in {word_count_source(rare[0], runs)}{where}"
+            add_table(title, rare, "rarity", "words", "f1")
+    return Text("\n".join(blocks), no_wrap=True, overflow="ignore")
+
+
+def word_count_source(result: Result, runs: Mapping[str, str]) -> str:
+    """Return where words were counted, with the short name of the run whose training data it is."""
+    where: str = result["rarity"]["counted_in"]
+    run = where.removeprefix(TRAINING_DATA)
+    return f"{TRAINING_DATA}{runs[run]}" if run in runs else where
+
+
+def format_bounds(row: Mapping[str, Any]) -> str:
+    """Return the bounds of a bucket in words."""
+    if row["high"] is None:
+        return f"{row['low']} or more"
+    return str(row["low"]) if row["low"] == row["high"] else f"{row['low']} to {row['high']}"
+
+
+def align_columns(lines: Sequence[Sequence[str]], *, numbers: bool = False) -> str:
+    """Return a table as text; with `numbers` all columns but the first are aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    align = [str.ljust, *[str.rjust if numbers else str.ljust] * (len(widths) - 1)]
+    rows = ([put(cell, width) for put, cell, width in zip(align, line, widths, strict=True)] for line in lines)
+    return "\n".join("  ".join(row).rstrip() for row in rows)
+
+
+# The page
 
 
 class Heading(NamedTuple):
@@ -52,10 +219,7 @@ class TableCell(NamedTuple):
     title: str = ""
 
 
-MISSING = TableCell("-", -1)
-
-
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     name: str
     cells: Sequence[TableCell]
     colour: str = ""  # CSS variable
@@ -73,6 +237,14 @@ class ShownText(NamedTuple):
     colour: str = ""
 
 
+MISSING = TableCell("-", -1)
+PAIRED_HEADINGS = (
+    Heading("difference"),
+    Heading("p (bootstrap)", "p-value of the paired bootstrap"),
+    Heading("p (randomisation)", "p-value of approximate randomisation"),
+)
+
+
 def render_page(template: str, **context: Any) -> str:
     """Return the page of a template in templates/. Everything but the charts is escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -87,45 +259,40 @@ def render_evaluation(tests: Sequence[Sequence[ScoredSystem]]) -> str:
     tests = [systems for systems in tests if systems and systems[0].output.texts]
     if not tests:
         raise UserError("--page shows translations, and a language model has none; leave it out")
-    every = list(dict.fromkeys(system.name for systems in tests for system in systems))
-    names = dict(zip(every, shorten_names(every), strict=True))
+    names = shorten_names([system.name for systems in tests for system in systems])
     title = ", ".join(names.values()) if len(names) < 4 else f"{len(names)} systems"
     headings = [heading for heading, _ in group_by_test([systems[0].result for systems in tests])]
-    sections = [describe_test(heading, systems, names) for heading, systems in zip(headings, tests, strict=True)]
+    sections = [
+        {"heading": heading, **describe_test(systems, names)} for heading, systems in zip(headings, tests, strict=True)
+    ]
     return render_page("evaluation.html", title=title, tests=sections)
 
 
-def describe_test(heading: str, systems: Sequence[ScoredSystem], names: Mapping[str, str]) -> dict[str, Any]:
+def describe_test(systems: Sequence[ScoredSystem], names: Mapping[str, str]) -> dict[str, Any]:
     """Return what the page shows of one test set. `names` has the short names of all systems."""
-    shown = [names[system.name] for system in systems]
+    results = [system.result for system in systems]
     metrics = list(dict.fromkeys(metric for system in systems for metric in system.counts))
     paired = len(systems) > 1
     headings = [Heading("system")]
     for metric in metrics:
         headings += [Heading(METRICS[metric].shown), *(PAIRED_HEADINGS if paired else [])]
     rows = []
-    for number, system in enumerate(systems):
-        scores = scores_of(system.result)
-        cells = [cell for metric in metrics for cell in score_cells(scores.get(metric), paired=paired)]
-        rows.append(Row(shown[number], cells, line_colour(number)))
-    value_SN = score_lines([system.output.texts for system in systems], systems[0].output.references)
+    for number, result in enumerate(results):
+        cells = [cell for metric in metrics for cell in score_cells(result.get(metric), paired=paired)]
+        rows.append(TableRow(names[result["run"]], cells, line_colour(number)))
+    value_SN = compute_line_chrf([system.output.texts for system in systems], systems[0].output.references)
+    gap_SN = value_SN[1:] - value_SN[0]
     return {
-        "heading": heading,
-        "systems": shown,
         "headings": headings,
         "rows": rows,
-        "notes": list(describe_scores([system.result for system in systems], names)),
+        "method": describe_method(results, names).replace("\n", " "),
+        "signatures": {METRICS[metric].shown: s["signature"] for r in results for metric, s in scores_of(r).items()},
+        "bleu": [line for result in results for line in describe_bleu(result, names)],
         "charts": list(render_breakdowns(systems, names)),
-        "tally": tally_lines(shown, value_SN),
-        "lines": [show_line(systems, shown, value_SN[:, line], line) for line in find_different(value_SN, LINES_SHOWN)],
+        "systems": [names[system.name] for system in systems],
+        "tallies": [((gap_N > 0).sum(), (gap_N < 0).sum(), (gap_N == 0).sum()) for gap_N in gap_SN],
+        "lines": [show_line(systems, names, value_SN[:, line], line) for line in find_different(value_SN, LINES_SHOWN)],
     }
-
-
-PAIRED_HEADINGS = (
-    Heading("difference"),
-    Heading("p (bootstrap)", "p-value of the paired bootstrap"),
-    Heading("p (randomisation)", "p-value of approximate randomisation"),
-)
 
 
 def line_colour(number: int) -> str:
@@ -149,50 +316,33 @@ def score_cells(score: Mapping[str, Any] | None, *, paired: bool) -> list[TableC
     return cells
 
 
-def describe_scores(results: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> Iterator[str]:
-    """Yield how scores were computed and differences tested."""
-    yield describe_method(results, names).replace("\n", " ") + " Click a column heading to sort."
-    signatures = {name: score["signature"] for result in results for name, score in scores_of(result).items()}
-    yield from (f"{METRICS[name].shown}: {signature}" for name, signature in signatures.items())
-    yield from (line for result in results for line in bleu_lines(result, names))
-
-
 def render_breakdowns(systems: Sequence[ScoredSystem], names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield titles and charts: the first metric by length and, where words were counted, word F1 by frequency."""
     first, metric = systems[0].result, next(iter(systems[0].counts))
-    shown = METRICS[metric].shown
+    kinds = []  # title of the chart, titles of its axes, and the keys of the breakdown, of its values and bucket sizes
     if "lengths" in first:
-        unit, side = first["lengths"]["unit"], first["lengths"]["side"]
-        x_title = f"{side} length in {unit}"
-        yield f"{shown} by {side} length", render_buckets(systems, names, ("lengths", metric, "lines"), x_title, shown)
+        shown, side = METRICS[metric].shown, first["lengths"]["side"]
+        x_title = f"{side} length in {first['lengths']['unit']}"
+        kinds.append((f"{shown} by {side} length", x_title, shown, "lengths", metric, "lines"))
     if "rarity" in first:
         x_title = f"occurrences of a word in {word_count_source(first, names)}"
-        svg = render_buckets(systems, names, ("rarity", "f1", "words"), x_title, "F1 of words")
-        yield "Word F1 by frequency", svg
-
-
-def render_buckets(
-    systems: Sequence[ScoredSystem], names: Mapping[str, str], keys: tuple[str, str, str], x_title: str, y_title: str
-) -> str:
-    """Return a chart of a breakdown; `keys` are those of the breakdown, of the value and of the size of a bucket."""
-    breakdown, value, unit = keys
-    tables = {names[system.name]: system.result[breakdown]["buckets"] for system in systems}
-    series = [
-        Series(name, [
-            Point(number, f"{format_bounds(row)} ({row[unit]:,} {unit})", (row[value],))
-            for number, row in enumerate(rows)
-        ])
-        for name, rows in tables.items() if rows and value in rows[0]
-    ]  # fmt: skip
-    ticks = tuple(f"{format_bounds(row)}\n({row[unit]:,})" for row in systems[0].result[breakdown]["buckets"])
-    chart = LineChart(series, f"{x_title} (in brackets: how many {unit})", y_title, y_title, ticks)
-    return render_chart(chart, width=680)
+        kinds.append(("Word F1 by frequency", x_title, "F1 of words", "rarity", "f1", "words"))
+    for title, x_title, y_title, key, value, unit in kinds:
+        series = []
+        for system in systems:
+            rows = [row for row in system.result[key]["buckets"] if value in row]
+            labels = [f"{format_bounds(row)} ({row[unit]:,} {unit})" for row in rows]
+            points = [Point(n, labels[n], (row[value],)) for n, row in enumerate(rows)]
+            series += [Series(names[system.name], points)] if points else []
+        ticks = tuple(f"{format_bounds(row)}\n({row[unit]:,})" for row in first[key]["buckets"])
+        chart = LineChart(series, f"{x_title} (in brackets: how many {unit})", y_title, y_title, ticks)
+        yield title, render_chart(chart, width=680)
 
 
 # Lines on which systems differ, and the words that make the difference
 
 
-def score_lines(texts: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Array:
+def compute_line_chrf(texts: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> Array:
     """Return the chrF of every line by itself, for each system: value_SN."""
     chrf = METRICS["chrf"]
     return np.stack([chrf.values(chrf.counted(lines, references).line_NK) for lines in texts])
@@ -214,32 +364,18 @@ def find_different(value_SN: Array, each: int) -> list[int]:
     return sorted(chosen, key=lambda line: -np.abs(gap_SN[:, line]).max())
 
 
-def tally_lines(names: Sequence[str], value_SN: Array) -> str:
-    """Return how often each system beats the first, line by line."""
-    tallies = []
-    for name, gap_N in zip(names[1:], value_SN[1:] - value_SN[0], strict=True):
-        better, worse = int((gap_N > 0).sum()), int((gap_N < 0).sum())
-        tallies.append(
-            f"{name} is better than {names[0]} on {format_count(better, 'line')}, worse on {worse:,}, "
-            f"equal on {len(gap_N) - better - worse:,}"
-        )
-    return f"{'; '.join(tallies)} (by sentence-level chrF)." if tallies else "By sentence-level chrF."
-
-
-def show_line(systems: Sequence[ScoredSystem], names: Sequence[str], value_S: Array, line: int) -> dict[str, Any]:
+def show_line(systems: Sequence[ScoredSystem], names: Mapping[str, str], value_S: Array, line: int) -> dict[str, Any]:
     """Return one line of the test set: the source, if known, the references and every system's output."""
     output = systems[0].output
     references = [reference[line] for reference in output.references]
     texts = [system.output.texts[line] for system in systems]
     shown = [ShownText("source", [Span(output.sources[line], "")])] if output.sources else []
     shown += [ShownText("reference", mark_differences(reference, texts, [])) for reference in references]
-    for number, (name, text) in enumerate(zip(names, texts, strict=True)):
+    for number, (system, text) in enumerate(zip(systems, texts, strict=True)):
         spans = mark_differences(text, references, texts[1:] if number == 0 else texts[:1])
-        shown.append(ShownText(name, spans, f"{value_S[number]:.1f}", line_colour(number)))
-    gap_S = value_S[1:] - value_S[0]
-    largest = f"{gap_S[np.abs(gap_S).argmax()]:+.1f}" if len(gap_S) else ""
-    gaps = " ".join(f"{gap:.2f}" for gap in gap_S)
-    return {"number": f"{line + 1:,}", "gaps": gaps, "largest_gap": largest, "texts": shown}
+        shown.append(ShownText(names[system.name], spans, f"{value_S[number]:.1f}", line_colour(number)))
+    gaps = (value_S[1:] - value_S[0]).tolist()
+    return {"number": line + 1, "gaps": gaps, "largest_gap": max(gaps, key=abs, default=0.0), "texts": shown}
 
 
 def mark_differences(text: str, references: Sequence[str], others: Sequence[str]) -> list[Span]:

@@ -6,8 +6,9 @@ Shapes   N lines   K counts of a metric (metrics/metrics.py)
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -24,7 +25,6 @@ from dragoman.metrics.metrics import (
     detect_eastern_script,
     select_metrics,
     split_words,
-    tokenize_with,
 )
 from dragoman.metrics.significance import (
     RANDOMISATION,
@@ -68,8 +68,8 @@ class WordCounts(NamedTuple):
 class Scorer:
     """Score systems one after another. `tests` holds the systems of each test set in the order in which they came.
 
-    `recipes` of the runs, by name, say whose training data to count words in. Without them there is no breakdown by
-    length and word frequency.
+    `recipes` are those of the runs, by name: words are counted in their training data. Without them there is no
+    breakdown by length and word frequency.
     """
 
     def __init__(
@@ -81,18 +81,18 @@ class Scorer:
     def score(self, name: str, output: SystemOutput) -> dict[str, Any]:
         """Return one system's result on one test set, as JSON has it."""
         systems = self.same_test(output)
-        metrics = (
-            [tokenize_with(metric, self.tokenize) for metric in select_metrics(output.metrics)] if output.texts else []
-        )
+        metrics = select_metrics(output.metrics, tokenize=self.tokenize) if output.texts else []
         counts = {metric.name: metric.counted(output.texts, output.references) for metric in metrics}
         values = bootstrap_scores(counts) if counts else {}
         scores: dict[str, dict[str, Any]] = {}
         for metric in metrics:
             counted = counts[metric.name]
-            bounds = list(compute_interval(values[metric.name]))
-            parts = metric.parts(counted.line_NK.sum(0)) if metric.parts else {}
-            about = {"value": counted.value, "signature": counted.signature, "interval": bounds}
-            scores[metric.name] = {**about, **parts}
+            scores[metric.name] = {
+                "value": counted.value,
+                "signature": counted.signature,
+                "interval": list(compute_interval(values[metric.name])),
+                **(metric.parts(counted.line_NK.sum(0)) if metric.parts else {}),
+            }
         if systems:
             first = systems[0]
             with self.report.progress("comparing with the first system", total=RANDOMISATION, unit="trials") as bar:
@@ -105,13 +105,12 @@ class Scorer:
                     "p_randomisation": one.randomisation,
                     "significant": one.significant,
                 }
-        breakdowns: dict[str, Any] = {}
+        result = {"run": name, **output.describe(), **scores, **output.about}
         if counts and self.recipes is not None:
-            breakdowns["lengths"] = score_by_length(output, counts)
+            result["lengths"] = score_by_length(output, counts)
             if "confusion" not in output.about:  # labels are no words
-                word_counts = self.training_words or count_words(output.references)
-                breakdowns["rarity"] = score_by_frequency(output, word_counts)
-        result = {"run": name, **output.describe(), **scores, **output.about, **breakdowns}
+                known = self.training_words or WordCounts(count_words(chain(*output.references)), "the references")
+                result["rarity"] = score_by_frequency(output, known)
         systems.append(ScoredSystem(name, output, counts, values, result))
         return result
 
@@ -126,7 +125,23 @@ class Scorer:
 
     @cached_property
     def training_words(self) -> WordCounts | None:
-        return count_training_words(self.recipes or {}, self.report)
+        """Count the target words in the training data of the first run whose data is still there.
+
+        One count serves all systems, so that they are scored on the same words.
+        """
+        for name, recipe in (self.recipes or {}).items():
+            data = recipe.data
+            if data.train and all(Path(file).exists() for corpus in data.train for file in corpus.files):
+                pairs = chain.from_iterable(
+                    read_pairs(corpus, split="train", direction=data.direction) for corpus in data.train
+                )
+                bar = self.report.progress("counting words of the training data")
+                return WordCounts(count_words(pair.target for pair in bar.iterate(pairs)), f"{TRAINING_DATA}{name}")
+        return None
+
+
+def count_words(lines: Iterable[str]) -> Counter[str]:
+    return Counter(word for line in lines for word in split_words(line))
 
 
 def fit_buckets(numbers: Sequence[int], most: int = LENGTH_BUCKETS) -> list[tuple[int, int]]:
@@ -142,13 +157,11 @@ def score_by_length(output: SystemOutput, counts: Counts) -> dict[str, Any]:
     """
     texts = output.sources or output.references[0]
     spaceless = detect_eastern_script(texts) in SPACELESS_LANGUAGES
-    lengths = [len(line) if spaceless else len(line.split()) for line in texts]
+    length_N = np.array([len(line) if spaceless else len(line.split()) for line in texts])
     rows = []
-    for low, high in fit_buckets(lengths):
-        inside_N = np.array([low <= length <= high for length in lengths])
-        values = {
-            name: float(METRICS[name].values(counted.line_NK[inside_N].sum(0))) for name, counted in counts.items()
-        }
+    for low, high in fit_buckets(length_N.tolist()):
+        inside_N = (low <= length_N) & (length_N <= high)
+        values = {name: float(METRICS[name].values(one.line_NK[inside_N].sum(0))) for name, one in counts.items()}
         rows.append({"low": low, "high": high, "lines": int(inside_N.sum()), **values})
     side = "source" if output.sources else "reference"
     return {"unit": "characters" if spaceless else "words", "side": side, "buckets": rows}
@@ -157,43 +170,22 @@ def score_by_length(output: SystemOutput, counts: Counts) -> dict[str, Any]:
 def score_by_frequency(output: SystemOutput, word_counts: WordCounts) -> dict[str, Any]:
     """Return precision, recall and F1 of words by their frequency. Of several references, the first counts."""
     given, wanted, both = Counter[Bounds](), Counter[Bounds](), Counter[Bounds]()
+    lows = [low for low, _ in FREQUENCIES]
     for text, reference in zip(output.texts, output.references[0], strict=True):
-        here, there = Counter(split_words(text)), Counter(split_words(reference))
+        here, there = count_words([text]), count_words([reference])
         for tally, counted in ((given, here), (wanted, there), (both, here & there)):
             for word, times in counted.items():
-                tally[find_frequency(word_counts.times.get(word, 0))] += times
-    rows = []
-    for bounds in FREQUENCIES:
-        if wanted[bounds]:
-            precision, recall = 100 * both[bounds] / max(given[bounds], 1), 100 * both[bounds] / wanted[bounds]
-            f1 = 200 * both[bounds] / (given[bounds] + wanted[bounds])
-            about = {"low": bounds[0], "high": bounds[1], "words": wanted[bounds]}
-            rows.append({**about, "precision": precision, "recall": recall, "f1": f1})
+                tally[FREQUENCIES[bisect_right(lows, word_counts.times.get(word, 0)) - 1]] += times
+    rows = [
+        {
+            "low": bounds[0],
+            "high": bounds[1],
+            "words": wanted[bounds],
+            "precision": 100 * both[bounds] / max(given[bounds], 1),
+            "recall": 100 * both[bounds] / wanted[bounds],
+            "f1": 200 * both[bounds] / (given[bounds] + wanted[bounds]),
+        }
+        for bounds in FREQUENCIES
+        if wanted[bounds]
+    ]
     return {"counted_in": word_counts.where, "buckets": rows}
-
-
-def find_frequency(times: int) -> Bounds:
-    return next((low, high) for low, high in FREQUENCIES if low <= times and (high is None or times <= high))
-
-
-def count_training_words(recipes: Mapping[str, Recipe], report: Report) -> WordCounts | None:
-    """Count the target words in the training data of the first run whose data is still there.
-
-    One count serves all systems, so that they are scored on the same words.
-    """
-    for name, recipe in recipes.items():
-        if recipe.data.train and all(Path(file).exists() for corpus in recipe.data.train for file in corpus.files):
-            times: Counter[str] = Counter()
-            corpora = (read_pairs(one, split="train", direction=recipe.data.direction) for one in recipe.data.train)
-            bar = report.progress("counting words of the training data")
-            for pair in bar.iterate(chain.from_iterable(corpora)):
-                times.update(split_words(pair.target))
-            return WordCounts(times, f"{TRAINING_DATA}{name}")
-    return None
-
-
-def count_words(references: Sequence[Sequence[str]]) -> WordCounts:
-    """Count words in the references themselves, where no training data is known."""
-    return WordCounts(
-        Counter(word for lines in references for line in lines for word in split_words(line)), "the references"
-    )

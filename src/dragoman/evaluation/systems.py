@@ -1,25 +1,35 @@
-"""The systems that are scored: runs, and files that hold the outputs of other systems; and the test sets.
+"""The systems that are scored and their outputs: runs, and files that hold the outputs of other systems.
 
-Needs no PyTorch unless a run is evaluated, so that files are scored at once.
+A run is scored on a pair of files, on a split of the phrasebook, or on each corpus under `data.test`. PyTorch is
+imported only where a run is evaluated, so that files are scored at once.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dragoman.config.settings import CorpusSettings
 from dragoman.data.corpus import collect_references, read_pairs
 from dragoman.data.trees import TreeReader
 from dragoman.errors import UserError
 from dragoman.io import read_lines
-from dragoman.metrics.metrics import TextLines, compute_metrics, refuse_subwords
+from dragoman.metrics.metrics import TextLines, compute_metrics, count_confusion, refuse_subwords, select_metrics
+from dragoman.phrasebook.generate import Phrase, count_correct_phenomena, generate_phrases
 from dragoman.progress import Report
-from dragoman.types import Tree
+from dragoman.types import Hypothesis, Score, Tree
+
+if TYPE_CHECKING:
+    from dragoman.inference.classifier import Classifier, Verdict
+    from dragoman.inference.generator import Generator
+    from dragoman.inference.predictor import Predictor
+    from dragoman.inference.translator import Translator
 
 SILENT = Report(quiet=True)
+PROGRESS_LINES = 512  # lines translated between two reports of progress
+LM_UNITS = {"loss": "nats per token", "perplexity": "per token", "bits_per_character": "line ends counted"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,108 +98,232 @@ def collect_outputs(
     """
     options.check(runs=bool(runs), hypotheses=bool(files))
     metrics = options.metrics
-    sources: list[str] = []
-    references: list[list[str]] = []
-    trees = None
-    if options.source:
-        sources, references = read_texts(options.source, options.references)
-        trees = read_trees(options.conllu, sources, options.source) if options.conllu else None
-    elif options.references:
-        references = read_references(options.references)
-    others = [read_hypotheses(path, references[0], options.references[0]) for path in files]
+    known = [options.source] if options.source else []
+    texts = read_parallel([*known, *options.references, *files])
+    sources = texts.pop(0) if options.source else []
+    references, others = texts[: len(options.references)], texts[len(options.references) :]
+    trees = read_trees(options.conllu, sources, options.source) if options.conllu and options.source else None
+    for path, lines in zip(files, others, strict=True):
+        try:
+            refuse_subwords(lines)
+        except UserError as fault:
+            raise UserError(f"{path}: {fault}") from None
     for run in runs:
-        for output in evaluate_run(run, sources, references, trees, options, report):
-            metrics = metrics or (output.metrics if options.source else ())
+        from dragoman.inference.loading import load, load_as
+        from dragoman.inference.translator import Translator
+
+        way: dict[str, Any] = {"metrics": options.metrics, "beam": options.beam, "report": report}
+        if options.phrasebook:
+            translator = load_as(Translator, run, device=options.device, engine=options.engine)
+            outputs = iter([predict_phrasebook(translator, options.phrasebook, options.count, tag=options.tag, **way)])
+        elif options.source:
+            predictor = load(run, device=options.device, engine=options.engine)
+            if trees and not getattr(predictor, "reads_trees", False):
+                report.log(f"{run} reads no trees: it is scored without them")
+            output = predict_lines(predictor, sources, references, trees=trees, tag=options.tag, **way)
+            metrics, outputs = metrics or output.metrics, iter([output])
+        else:
+            outputs = predict_own_tests(load(run, device=options.device, engine=options.engine), **way)
+        for output in outputs:
             yield str(run), output
     for path, lines in zip(files, others, strict=True):
         yield str(path), SystemOutput(sources, references, lines, metrics, {"warnings": {}})
 
 
-def evaluate_run(
-    run: Path,
-    sources: list[str],
-    references: list[list[str]],
-    trees: list[Tree | None] | None,
-    options: EvaluationOptions,
-    report: Report,
-) -> Iterator[SystemOutput]:
-    """Yield the outputs of a run on the files, on the phrasebook or on its own data.test."""
-    from dragoman.evaluation.predictions import predict_lines, predict_own_tests, predict_phrasebook
-    from dragoman.inference.loading import load, load_as
-    from dragoman.inference.translator import Translator
-
-    way: dict[str, Any] = {"metrics": options.metrics, "beam": options.beam, "report": report}
-    if options.phrasebook:
-        translator = load_as(Translator, run, device=options.device, engine=options.engine)
-        yield predict_phrasebook(translator, options.phrasebook, options.count, tag=options.tag, **way)
-        return
-    predictor = load(run, device=options.device, engine=options.engine)
-    if options.source:
-        if trees and not getattr(predictor, "reads_trees", False):
-            report.log(f"{run} reads no trees: it is scored without them")
-        yield predict_lines(predictor, sources, references, trees=trees, tag=options.tag, **way)
-    else:
-        yield from predict_own_tests(predictor, **way)
-
-
-# Test sets
-
-
-def read_texts(source: Path, references: Sequence[Path]) -> tuple[list[str], list[list[str]]]:
-    """Return the lines of the source and of each reference, which must belong together line by line."""
-    sources = read_filled(source)
-    return sources, [read_beside(path, sources, source) for path in references]
-
-
-def read_references(paths: Sequence[Path]) -> list[list[str]]:
-    """Return the lines of each reference, for a test set whose source is not known."""
-    first = read_filled(paths[0])
-    return [first, *(read_beside(path, first, paths[0]) for path in paths[1:])]
-
-
-def read_filled(path: Path) -> list[str]:
-    """Return the lines of a file that must have some."""
-    lines = list(read_lines(path))
-    if not lines:
-        raise UserError(f"{path} is empty")
-    return lines
-
-
-def read_beside(path: Path, others: Sequence[str], name: Path) -> list[str]:
-    """Return the lines of a file, as many as `others`, which came from the file `name`."""
-    lines = list(read_lines(path))
-    if len(lines) != len(others):
-        raise UserError(f"{name} has {len(others)} lines but {path} has {len(lines)}; they must belong together")
-    return lines
-
-
-def read_hypotheses(path: Path, others: Sequence[str], name: Path) -> list[str]:
-    """Return the outputs of some system: plain text, not subwords."""
-    lines = read_beside(path, others, name)
-    try:
-        refuse_subwords(lines)
-    except UserError as fault:
-        raise UserError(f"{path}: {fault}") from None
-    return lines
+def read_parallel(paths: Sequence[Path]) -> list[list[str]]:
+    """Return the lines of each file. The first must not be empty, and the others must have as many lines."""
+    texts = [list(read_lines(path)) for path in paths]
+    for path, lines in zip(paths, texts, strict=True):
+        if not texts[0]:
+            raise UserError(f"{paths[0]} is empty")
+        if len(lines) != len(texts[0]):
+            raise UserError(
+                f"{paths[0]} has {len(texts[0])} lines but {path} has {len(lines)}; they must belong together"
+            )
+    return texts
 
 
 def read_trees(conllu: Path, sources: Sequence[str], name: Path) -> list[Tree | None]:
     """Return the trees of these sources, which came from the file `name`."""
-    grove = TreeReader(conllu, str(name))
-    trees = [grove.tree_of(line) for line in sources]
-    grove.end()
+    reader = TreeReader(conllu, str(name))
+    trees = [reader.tree_of(line) for line in sources]
+    reader.end()
     return trees
 
 
-def read_test(
-    corpus: CorpusSettings, direction: str, *, trees: bool = False
-) -> tuple[list[str], list[list[str]], list[Tree | None]]:
-    """Return the sources of a corpus, its references, and, if they are wanted, the trees of the sources.
+# Outputs of a run
+
+
+def predict_own_tests(
+    predictor: Predictor[Any], *, metrics: Sequence[str] = (), beam: int | None = None, report: Report = SILENT
+) -> Iterator[SystemOutput]:
+    """Yield the outputs on every corpus of `data.test`, each by itself.
 
     References are the target, or the JSONL keys that `references` names; a list in JSONL is several of them.
     """
-    source, target = corpus.keys
-    reads = [corpus.model_copy(update={"keys": (source, key)}) for key in corpus.references or [target]]
-    sides = [list(read_pairs(one, split="test", direction=direction, trees=trees)) for one in reads]
-    references = [one for pairs in sides for one in collect_references(pairs)]
-    return [pair.source for pair in sides[0]], references, [pair.tree for pair in sides[0]]
+    data = predictor.recipe.data
+    if not data.test:
+        raise UserError("the run has no data.test; name what to score it on: --source F and --reference F")
+    wanted = getattr(predictor, "reads_trees", False)
+    for corpus in data.test:
+        source, target = corpus.keys
+        reads = [corpus.model_copy(update={"keys": (source, key)}) for key in corpus.references or [target]]
+        sides = [list(read_pairs(one, split="test", direction=data.direction, trees=wanted)) for one in reads]
+        references = [one for pairs in sides for one in collect_references(pairs)]
+        sources, trees = [pair.source for pair in sides[0]], [pair.tree for pair in sides[0]]
+        output = predict_lines(
+            predictor, sources, references, metrics=metrics, beam=beam, trees=trees, tag=corpus.tag, report=report
+        )
+        yield replace(output, test=corpus.shown)
+
+
+def predict_phrasebook(
+    translator: Translator,
+    split: str,
+    count: int,
+    *,
+    metrics: Sequence[str] = (),
+    beam: int | None = None,
+    tag: str = "",
+    report: Report = SILENT,
+) -> SystemOutput:
+    """Return the outputs on a split of the built-in corpus, and the share of each phenomenon that is right."""
+    phrases = list(generate_phrases(split, count, direction=translator.recipe.data.direction))
+    sources, targets = [phrase.source for phrase in phrases], [phrase.target for phrase in phrases]
+    trees = [phrase.tree for phrase in phrases]
+    output = predict_lines(
+        translator, sources, [targets], metrics=metrics, beam=beam, trees=trees, tag=tag, report=report
+    )
+    return replace(output, about={**output.about, "phenomena": score_phenomena(phrases, output.texts)})
+
+
+def predict_lines(
+    predictor: Predictor[Any],
+    sources: TextLines,
+    references: Sequence[TextLines],
+    *,
+    metrics: Sequence[str] = (),
+    beam: int | None = None,
+    trees: Sequence[Tree | None] | None = None,
+    tag: str = "",
+    report: Report = SILENT,
+) -> SystemOutput:
+    """Return the outputs of a translator or a classifier; a language model is measured by the text itself.
+
+    `trees` and `tag` of the sources are for translators; one whose model has no tree input ignores the trees.
+    """
+    from dragoman.inference.classifier import Classifier
+    from dragoman.inference.generator import Generator
+    from dragoman.inference.translator import Translator
+
+    metrics = metrics or predictor.recipe.data.metrics
+    select_metrics(metrics)  # refuse an unknown metric now, not after the work
+    if tag and not isinstance(predictor, Translator):
+        raise UserError("--tag is for runs that translate; leave it out")
+    if isinstance(predictor, Generator):
+        return measure_lm(predictor, references[0] if references else sources, metrics)
+    if not references:
+        raise UserError("evaluate needs --reference F beside --source F: the reference translations or labels")
+    if isinstance(predictor, Classifier):
+        return predict_labels(predictor, sources, references, metrics)
+    assert isinstance(predictor, Translator)
+    trees = trees if predictor.reads_trees else None
+    found: list[Hypothesis] = []
+    with report.progress("translating", total=len(sources)) as bar:
+        for start in range(0, len(sources), PROGRESS_LINES):
+            part = slice(start, start + PROGRESS_LINES)
+            found += predictor.translate(
+                sources[part], beam=beam, trees=trees and trees[part], tag=tag, align=False, search={"scores": False}
+            )
+            bar.update(len(found))
+    return SystemOutput(sources, references, [one.text for one in found], metrics, {"warnings": count_warnings(found)})
+
+
+def measure_lm(generator: Generator, lines: TextLines, metrics: Sequence[str]) -> SystemOutput:
+    """Return the loss of a language model on lines, its perplexity and its bits per character."""
+    if metrics:
+        raise UserError(f"a language model has no outputs that {metrics[0]} could score; leave the metric out")
+    found = generator.measure(lines)
+    way = f"context:{generator.model.settings.context}|documents:{generator.recipe.data.documents}"
+    scores = {
+        name: {"value": getattr(found, name), "signature": f"{way}|unit:{unit}"} for name, unit in LM_UNITS.items()
+    }
+    about = {"tokens": found.tokens, "characters": found.characters, **scores, "warnings": {}}
+    return SystemOutput(lines, [], [], about=about)
+
+
+def predict_labels(
+    classifier: Classifier, sources: TextLines, references: Sequence[TextLines], metrics: Sequence[str]
+) -> SystemOutput:
+    """Return labels and their confusion matrix. A reference label that training did not have counts as an error."""
+    found = classifier.classify(sources)
+    labels, wanted = [one.label for one in found], [label.strip() for label in references[0]]
+    warnings = count_warnings(found)
+    known = classifier.tokenizers.target.encode
+    if unknown := sum(not known(label) for label in wanted):
+        warnings["with a reference label that training did not have"] = unknown
+    about = {"confusion": count_confusion(labels, wanted), "warnings": warnings}
+    return SystemOutput(sources, [wanted, *references[1:]], labels, metrics or ["accuracy"], about)
+
+
+def count_warnings(found: Sequence[Hypothesis | Verdict]) -> dict[str, int]:
+    """Return how many outputs have each warning."""
+    from dragoman.inference.postprocess import warning_kinds
+
+    return dict(Counter(kind for one in found for kind in warning_kinds(one.warnings)))
+
+
+def score_phenomena(phrases: Sequence[Phrase], texts: TextLines) -> dict[str, dict[str, float]]:
+    """Return how many of each grammatical phenomenon the texts have right."""
+    right: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    for phrase, text in zip(phrases, texts, strict=True):
+        for name, (good, all_of_it) in count_correct_phenomena(phrase, text).items():
+            right[name] += good
+            total[name] += all_of_it
+    return {
+        name: {"right": right[name], "total": total[name], "percent": 100 * right[name] / total[name]}
+        for name in sorted(total)
+    }
+
+
+def evaluate(
+    run: str | Path | Sequence[str | Path],
+    *,
+    sources: Sequence[str],
+    references: Sequence[str] | Sequence[Sequence[str]],
+    metrics: Sequence[str] = (),
+    beam: int | None = None,
+    tag: str = "",
+    device: str = "auto",
+) -> list[Score]:
+    """Return scores of what a run outputs for sources: BLEU, chrF and TER, or the run's own metrics, or those named.
+
+    `references` are one list of lines, or several lists where each source has several references.
+
+        scores = dragoman.evaluate("runs/mine", sources=["A man walks."], references=["Ein Mann geht."])
+        for score in scores:
+            print(score)
+    """
+    from dragoman.inference.generator import Generator
+    from dragoman.inference.loading import load
+    from dragoman.inference.predictor import check_lines
+    from dragoman.inference.translator import Translator
+
+    sources = check_lines(sources, "evaluate", "source")
+    given = [] if isinstance(references, str) else list(references)
+    if not given:
+        raise UserError("evaluate takes references=[...], a list of lines, or of such lists; put a line into a list")
+    predictor = load(run, device=device)
+    if isinstance(predictor, Generator):
+        raise UserError("a language model outputs nothing to score; use dragoman.load(run).measure(lines).perplexity")
+    if tag and not isinstance(predictor, Translator):
+        raise UserError(f"tag={tag!r} is for runs that translate; leave it out")
+    single = isinstance(given[0], str)
+    texts: Any = [given] if single else given
+    lists: list[list[str]] = [check_lines(each, "evaluate", "reference") for each in texts]
+    for each in lists:
+        if len(each) != len(sources):
+            raise UserError(f"there are {len(sources)} sources but {len(each)} references; give one for each source")
+    output = predict_lines(predictor, sources, lists, metrics=metrics, beam=beam, tag=tag)
+    return compute_metrics(output.texts, output.references, output.metrics)

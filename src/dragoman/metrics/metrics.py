@@ -125,19 +125,6 @@ def _label_shares(right: int, given: int, there: int) -> dict[str, float]:
     }
 
 
-def render_confusion_matrix(table: dict[str, Any]) -> str:
-    """Return the matrix as text: a row for each reference label, a column for each predicted label."""
-    labels, shares = table["labels"], ("precision", "recall", "f1")
-    rows = [["reference", *(f"as {label}" for label in labels), *shares]]
-    for label, row in zip(labels, table["counts"], strict=True):
-        rows.append([label, *map(str, row), *(f"{table['each'][label][name]:.2f}" for name in shares)])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(n) for cell, n in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
-    )
-
-
 Array = NDArray[np.float64]
 BLEU_ORDERS = 4  # of BLEU
 TINY = 1e-300  # whose logarithm is still a number
@@ -380,19 +367,16 @@ def compute_metrics(hypotheses: TextLines, references: Sequence[TextLines], name
     return [metric.compute(hypotheses, references) for metric in select_metrics(names)]
 
 
-def select_metrics(names: Sequence[str]) -> list[Metric]:
-    """Return the metrics of these names; refuse one whose library is missing before any work is done."""
-    found = [pick(METRICS, metric_name(name), "metric") for name in names or DEFAULT_METRICS["translate"]]
+def select_metrics(names: Sequence[str], *, tokenize: str = "") -> list[Metric]:
+    """Return the metrics of these names, BLEU with this tokenizer where one is named.
+
+    A metric whose library is missing is refused before any work is done.
+    """
+    found = [pick(METRICS, metric_name(name), "metric") for name in names or DEFAULT_METRICS]
     if lack := next(filter(None, (metric.missing_library for metric in found)), ""):
         raise UserError(lack)
-    return found
-
-
-def tokenize_with(metric: Metric, tokenize: str) -> Metric:
-    """Return BLEU with this tokenizer; other metrics, and BLEU where none is named, unchanged."""
-    if not tokenize or metric.name != "bleu":
-        return metric
-    return replace(metric, count=partial(count_bleu, tokenize=tokenize))
+    bleu = replace(METRICS["bleu"], count=partial(count_bleu, tokenize=tokenize))
+    return [bleu if tokenize and metric.name == "bleu" else metric for metric in found]
 
 
 def select_best_metric(name: str, task: str, own: Sequence[str] = ()) -> Metric | None:
@@ -487,8 +471,5 @@ METRICS: dict[str, Metric] = {
         Metric("per", "phone errors", count_word_errors, higher=False),
     )
 }
-DEFAULT_METRICS = {
-    "translate": ("bleu", "chrf", "ter"),
-    "classify": ("accuracy",),
-}  # what `evaluate` counts, by the task
+DEFAULT_METRICS = ("bleu", "chrf", "ter")  # of `evaluate`, for translations
 AUTO_METRIC = {"translate": "bleu", "classify": "accuracy", "generate": "loss"}  # what "best" means, by the task
