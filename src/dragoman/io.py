@@ -104,7 +104,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         move_into_place(made, path)
 
 
-def keep_folder(folder: Path, last: str, write: Callable[[Path], None]) -> None:
+def keep_folder(folder: Path, last: str, write: Callable[[Path], object]) -> None:
     """Make a folder of a cache once: it is complete or absent, and complete if it has the file `last`.
 
     Of several commands that make the same folder at once, the first wins: others may be reading it already.

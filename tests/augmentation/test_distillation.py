@@ -340,7 +340,9 @@ def test_a_teacher_of_whom_next_to_nothing_is_left_is_refused(
 def lessons(good: int, bad: int, blank: int = 0) -> UsefulPairs:
     found = UsefulPairs()
     records = [("ba.", [])] * good + [("ba.", ["cut at 2 tokens"])] * bad + [("", ["empty"])] * blank
-    assert len(list(found.lines({"source": text, "target": text, "faults": why} for text, why in records))) == good
+    assert (
+        len(list(found.format_lines({"source": text, "target": text, "faults": why} for text, why in records))) == good
+    )
     return found
 
 
@@ -387,9 +389,9 @@ def test_answers_are_kept_as_they_were(tmp_path_factory: pytest.TempPathFactory,
     answers = [{"source": source, "target": target, "faults": []} for source, target in texts]
     pairs = [Pair(*both) for both in texts]
     kept = ShardedJob(folder, lambda: iter(pairs), lambda before, some: answers[before : before + len(some)], 2)
-    found = list(kept.records(kept.make(ProcessGroup(), ProgressBar("translating", visible=False))))
+    found = list(kept.read_records(kept.run(ProcessGroup(), ProgressBar("translating", visible=False))))
     assert found == answers
-    (folder / "1.jsonl").write_bytes("".join(UsefulPairs().lines(found)).encode())
+    (folder / "1.jsonl").write_bytes("".join(UsefulPairs().format_lines(found)).encode())
     assert list(read_pairs(CorpusSettings(jsonl=str(folder / "1.jsonl")))) == pairs
 
 

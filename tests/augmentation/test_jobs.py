@@ -118,15 +118,15 @@ def test_any_processes_killed_anywhere_give_the_answers_of_one(
             answers = Answers(until)
             shards = ShardedJob(folder, lambda: iter(items), answers, batch)
             with suppress(Killed):
-                shards.make(ProcessGroup(rank % world, world), pace())
+                shards.run(ProcessGroup(rank % world, world), pace())
         kept = sum(len(room.read_shard(file) or []) for file in folder.glob("*/answers.jsonl"))
         asked = 0
         for rank in range(world):
             shards = ShardedJob(folder, lambda: iter(items), answers := Answers(), batch)
-            count = shards.make(ProcessGroup(rank, world), pace())
+            count = shards.run(ProcessGroup(rank, world), pace())
             asked += len(answers.asked)
             assert all(number % world == rank for number in answers.shards)
-        found = list(shards.records(count))
+        found = list(shards.read_records(count))
         assert found == [{"said": f"{place} {item!r}"} for place, item in enumerate(items)]
         assert asked == len(items) - kept
         assert not list(folder.glob(".*.tmp"))
@@ -144,7 +144,7 @@ def test_shares_are_of_a_whole(total: int, world: int) -> None:
 def test_a_damaged_shard_is_made_again(tmp_path: Path, damage: bytes | str) -> None:
     def make(answers: Answers) -> list[Record]:
         shards = ShardedJob(tmp_path / "shards", lambda: iter("abcdefghij"), answers, 2)
-        return list(shards.records(shards.make(ProcessGroup(), pace())))
+        return list(shards.read_records(shards.run(ProcessGroup(), pace())))
 
     whole = make(Answers())
     first, second = (tmp_path / "shards" / name / "answers.jsonl" for name in ("000000", "000001"))
