@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dragoman.decoding.request import Job
+from dragoman.decoding.protocol import Job
 from dragoman.hardware import cpu_features, cpu_name
 from dragoman.inference.engines import ctranslate2 as to_ctranslate2
 from dragoman.inference.engines import huggingface as to_huggingface

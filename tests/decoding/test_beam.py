@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.decoding.beam import GROUP_SIZE, STOP_RULES, beam_search, find_candidates
-from dragoman.decoding.protocol import SearchResult, sanitize_logp
-from dragoman.decoding.sampling import search_greedy
-from dragoman.errors import UserError
+from dragoman.decoding.beam import GROUP_SIZE, STOP_RULES, find_candidates
+from dragoman.decoding.protocol import SearchResult
+from dragoman.decoding.search import sanitize_logp
 from dragoman.types import BOS, EOS, PAD
+from toy_requests import beam_search
 from toy_steps import Broken, Script, Toy, exhaustive, rescore, sources
 
 NEVER = -math.inf
@@ -77,14 +77,6 @@ def test_the_best_rule_loses_nothing_against_never_stopping(
             model = Toy(seed=seed, levels=levels)
             early, late = (one(model, limit, width=width, nbest=nbest, alpha=alpha, stop=s) for s in ("best", "never"))
             assert early == late
-
-
-@few
-@given(seed=seeds, alpha=st.sampled_from(ALPHAS), levels=st.sampled_from([2, 5, 1 << 20]))
-def test_width_one_is_greedy(seed: int, alpha: float, levels: int) -> None:
-    model, firsts, limits = Toy(seed=seed, levels=levels), [4, 5, 6, 7], [7, 1, 0, 12]
-    alone = search_greedy(model, *sources(*firsts), torch.tensor(limits), alpha=alpha)
-    assert search(model, firsts, limits, width=1, alpha=alpha) == alone
 
 
 @pytest.mark.parametrize("stop", STOP_RULES)
@@ -244,15 +236,6 @@ def test_dead_rows_ask_nothing_of_the_model() -> None:
     assert search(model, [4, 5], [0, 0]) == [[], []]
     assert search(model, [], []) == []
     assert model.steps == 0
-
-
-def test_mistakes_are_sentences() -> None:
-    with pytest.raises(UserError, match="5 answers cannot come from a beam of 4"):
-        one(Toy(), 3, width=4, nbest=5)
-    with pytest.raises(UserError, match="did you mean 'enough'"):
-        one(Toy(), 3, stop="enuf")
-    with pytest.raises(UserError, match="length penalty must be 0 or more, got -1"):
-        one(Toy(), 3, alpha=-1.0)
 
 
 @pytest.mark.gpu

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.decoding.methods import METHODS, decode
-from dragoman.decoding.request import DecodingConstraints
-from dragoman.decoding.sentence_beam import choose_width, search_constrained
+from dragoman.decoding.methods import METHODS, choose_width, decode, decode_constrained
+from dragoman.decoding.protocol import DecodingConstraints
 from exhaustive_search import search_exhaustively
 from toy_requests import PIECES, REAL, asked, real_request, term
 from toy_steps import Toy, rescore, sources
@@ -38,7 +37,7 @@ def test_terms_are_met(seed: int, wanted: list[str], sharp: float) -> None:
     """Where there is room for them, always, whatever the model thinks of them."""
     model = Toy(seed=seed, vocabulary=len(PIECES), sharp=sharp)
     wish = DecodingConstraints(must=tuple(map(term, wanted)))
-    found = search_constrained(asked(model, [4, 5], [20, 20], [DecodingConstraints(), wish], beam=3, nbest=2))
+    found = decode_constrained(asked(model, [4, 5], [20, 20], [DecodingConstraints(), wish], beam=3, nbest=2))
     assert found[0] == []
     assert found[1]
     for one in found[1]:
@@ -54,7 +53,7 @@ def test_the_best_answer_that_has_the_term(seed: int, wanted: str) -> None:
     model = Toy(seed=seed, vocabulary=len(PIECES))
     everything = search_exhaustively(model, *sources(4), 4)
     best = next(one for one in everything if one.finished and has(text_of(one.tokens), wanted))
-    [found] = search_constrained(
+    [found] = decode_constrained(
         asked(model, [4], [4], [DecodingConstraints(must=(term(wanted),))], beam=600, stop="limit")
     )
     assert found[0].tokens == best.tokens
@@ -67,7 +66,7 @@ def test_a_term_without_room_is_not_pretended(seed: int, limit: int) -> None:
     model = Toy(seed=seed, vocabulary=len(PIECES))
     wishes = [DecodingConstraints(must=(term("abab"), term("b b a"))), DecodingConstraints()]
     request = asked(model, [4, 5], [limit, limit], wishes)
-    assert search_constrained(request) == [[], []]
+    assert decode_constrained(request) == [[], []]
     assert decode(request) == METHODS["beam"].decode(request)
 
 
@@ -76,7 +75,7 @@ def test_a_term_that_is_forbidden_as_well_is_not_met() -> None:
     wish = DecodingConstraints(must=(term("ab"),), avoid=(term("ab"),))
     for seed in range(10):
         request = asked(Toy(seed=seed, vocabulary=len(PIECES)), [4], [9], [wish])
-        assert not any(one.finished for one in search_constrained(request)[0])
+        assert not any(one.finished for one in decode_constrained(request)[0])
         assert decode(request)[0]
 
 

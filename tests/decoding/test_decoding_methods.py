@@ -16,16 +16,17 @@ from dragoman.decoding.methods import (
     SEARCH_REGISTRIES,
     check_search_settings,
     decode,
-    draw_samples,
-    make_uniforms,
+    decode_samples,
 )
-from dragoman.decoding.request import DecodingConstraints
+from dragoman.decoding.protocol import DecodingConstraints, Job
+from dragoman.decoding.sampling import make_uniforms
 from dragoman.errors import UserError
 from dragoman.inference.translator import Translator
 from dragoman.types import EOS, Example, Hypothesis
-from toy_requests import REAL, asked, real_request, real_sources
+from toy_requests import REAL, asked, real, real_request, real_sources
 from toy_run import Call, Toy, sentences, translated, write_lines
 from toy_steps import Toy as Steps
+from toy_steps import sources
 
 QUICK: dict[str, Any] = {"samples": 4, "groups": 2}
 ODD = ["", " ", "\t", "ba del.", "ba\0del.\x1b\x07", "🎉👩‍👩‍👧🎉", "\u2028", "ba " * 3333, "del fo gri mun!", "</s>"]
@@ -74,7 +75,7 @@ def test_scores_are_those_of_a_fresh_pass(name: str, method: str) -> None:
     for example, found in zip(examples, decode(request), strict=True):
         assert 1 <= len(found) <= count
         for one in found:
-            assert one.logp == pytest.approx(fresh(request.model, example, one.tokens, one.finished), abs=1e-4)
+            assert one.logp == pytest.approx(fresh(real(name), example, one.tokens, one.finished), abs=1e-4)
 
 
 def fresh(model: Any, example: Example, tokens: list[int], finished: bool) -> float:
@@ -112,7 +113,7 @@ def test_what_is_drawn_depends_on_seed_text_and_number_alone(translator: Transla
 def test_draws_are_a_sentences_own() -> None:
     def of(*texts: str, seed: int = 1) -> torch.Tensor:
         wishes = [DecodingConstraints(text=text) for text in texts]
-        return make_uniforms(asked(Steps(), [4] * len(texts), [5] * len(texts), wishes, seed=seed), range(2))
+        return make_uniforms([Job([], 5, wish) for wish in wishes], seed, range(2), 5)
 
     draw_BWT = of("a", "b", "a")
     assert torch.equal(draw_BWT[0], draw_BWT[2])
@@ -130,8 +131,7 @@ def test_samples_follow_the_probabilities() -> None:
     """A thousand draws of the first token of one sentence, by chance and by count."""
     request = asked(Steps(seed=3), [4], [1], method="sample", nbest=1000)
     found = decode(request)[0]
-    state = request.model.start(request.source_BS, request.keep_BS)
-    share_V = request.model.step(torch.tensor([2]), state)[0][0].exp()
+    share_V = Steps(seed=3).step(torch.tensor([2]), Steps(seed=3).start(*sources(4)))[0][0].exp()
     share_V[[0, 2]] = 0
     counts = torch.bincount(torch.tensor([one.tokens[0] if one.tokens else EOS for one in found]), minlength=6)
     assert torch.allclose(counts / 1000, share_V / share_V.sum(), atol=0.05)
@@ -149,7 +149,7 @@ def test_agreement_can_be_had_from_a_beam(translator: Translator) -> None:
 def test_samples_agree_as_often_as_they_were_drawn() -> None:
     """Every sample counts once, and those of one text together."""
     request = asked(Steps(seed=6, sharp=2.0), [4, 5], [6, 6], method="mbr", samples=12, nbest=12)
-    for found, answers in zip(draw_samples(request, 12), decode(request), strict=True):
+    for found, answers in zip(decode_samples(request), decode(request), strict=True):
         texts = [request.decode(one.tokens) for one in found]
         assert answers == rank_by_agreement(found, texts, [1.0] * 12, "chrf")
 

@@ -11,13 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dragoman.config.settings import SearchSettings
 from dragoman.decoding.methods import METHODS, decode
-from dragoman.decoding.protocol import Prefix
-from dragoman.decoding.request import DecodingConstraints
-from dragoman.decoding.rules import RULES, forbid_repeats, make_rules
-from dragoman.decoding.sentence_beam import search_reference
+from dragoman.decoding.protocol import DecodingConstraints
+from dragoman.decoding.search import RULES, Prefix, forbid_repeats, make_rules
 from dragoman.types import EOS, PAD
-from toy_requests import PIECES, asked, term
+from toy_requests import PIECES, asked, search_reference, term
 from toy_steps import Toy
 
 NEVER = -math.inf
@@ -42,7 +41,9 @@ def forbidden(logp_NV: torch.Tensor) -> list[set[int]]:
 def test_no_run_is_said_twice_and_all_else_is_free(said: list[list[int]], lengths: list[int], n: int) -> None:
     """Against the plain way to say it; what stands behind a row's length is no matter."""
     length_N = torch.tensor(lengths[: len(said)])
-    logp_NV = forbid_repeats(n)(torch.zeros(len(said), 8), Prefix(torch.tensor(said), length_N))
+    rule = forbid_repeats([], SearchSettings(no_repeat=n), torch.device("cpu"))
+    assert rule
+    logp_NV = rule(torch.zeros(len(said), 8), Prefix(torch.tensor(said), length_N))
     for row, length, never in zip(said, length_N.tolist(), forbidden(logp_NV)):
         prefix = row[:length]
         runs = {tuple(prefix[i : i + n]) for i in range(length - n + 1)}
@@ -50,8 +51,9 @@ def test_no_run_is_said_twice_and_all_else_is_free(said: list[list[int]], length
 
 
 def test_rules_are_there_only_where_something_is_asked() -> None:
-    assert make_rules(asked(Toy(), [4, 5], [5, 5])) == ()
-    assert all(make(asked(Toy(), [4, 5], [5, 5])) is None for make in RULES.values())
+    nothing: Any = ([DecodingConstraints(text="a")] * 2, SearchSettings(), torch.device("cpu"))
+    assert make_rules(*nothing) == []
+    assert all(make(*nothing) is None for make in RULES.values())
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -7,12 +7,12 @@ from itertools import product
 import pytest
 import torch
 
-from dragoman.decoding.beam import LENGTH_NORMS, STOP_RULES, beam_search
+from dragoman.decoding.beam import LENGTH_NORMS, STOP_RULES
 from dragoman.decoding.protocol import SearchResult
 from dragoman.errors import UserError
 from dragoman.types import EOS
 from exhaustive_search import search_exhaustively
-from toy_requests import REAL, real, real_sources
+from toy_requests import REAL, beam_search, real, real_sources
 from toy_steps import Broken, Toy, rescore, sources
 from toy_steps import exhaustive as one_by_one
 

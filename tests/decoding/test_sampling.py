@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.config.settings import SampleSettings
-from dragoman.decoding.protocol import SearchResult, sanitize_logp
-from dragoman.decoding.sampling import FILTERS, pick_sampled_tokens, sample_continuations, search_greedy
-from dragoman.errors import UserError
+from dragoman.decoding.protocol import SearchResult
+from dragoman.decoding.sampling import FILTERS, pick_sampled_tokens, sample_continuations
+from dragoman.decoding.search import sanitize_logp
 from dragoman.types import BOS, EOS
-from toy_steps import Broken, Script, Toy, ToyState, rescore, sources
+from toy_requests import beam_search
+from toy_steps import Script, Toy, ToyState, rescore, sources
 
 
 def follow(model: Toy, first: int, limit: int) -> list[int]:
@@ -31,7 +32,7 @@ def follow(model: Toy, first: int, limit: int) -> list[int]:
 @given(seed=st.integers(0, 10_000), levels=st.sampled_from([2, 5, 1 << 20]), alpha=st.sampled_from([0.0, 0.6, 1.0]))
 def test_every_token_is_the_likeliest(seed: int, levels: int, alpha: float) -> None:
     model, firsts, limits = Toy(seed=seed, levels=levels), [4, 5, 6, 7], [8, 3, 0, 1]
-    answers = search_greedy(model, *sources(*firsts), torch.tensor(limits), alpha=alpha)
+    answers = beam_search(model, *sources(*firsts), torch.tensor(limits), width=1, alpha=alpha)
     assert answers[2] == []
     for b in (0, 1, 3):
         (found,) = answers[b]
@@ -42,47 +43,12 @@ def test_every_token_is_the_likeliest(seed: int, levels: int, alpha: float) -> N
         assert found.score == pytest.approx(found.logp / len(wanted) ** alpha, rel=1e-5)
 
 
-def test_neighbours_change_nothing() -> None:
-    model, firsts, limits = Toy(seed=5), [4, 5, 6], [9, 2, 5]
-    together = search_greedy(model, *sources(*firsts), torch.tensor(limits))
-    for b, (first, limit) in enumerate(zip(firsts, limits)):
-        assert search_greedy(model, *sources(8, first, 8), torch.tensor([0, limit, 0])) == [[], together[b], []]
-
-
 def test_it_stops_when_all_have_ended() -> None:
     never = -math.inf
     model = Script([never, never, never, -2.0, -0.1], [never, never, never, -0.1, -2.0])
-    (found,) = search_greedy(model, *sources(4), torch.tensor([50]))
+    (found,) = beam_search(model, *sources(4), torch.tensor([50]), width=1)
     assert found == [SearchResult([4], pytest.approx(-0.2), pytest.approx(-0.1), True)]
     assert model.steps == 2
-
-
-@pytest.mark.parametrize("value", [math.nan, -math.inf, math.inf])
-def test_a_broken_sentence_ends_there_and_the_others_do_not_notice(value: float) -> None:
-    limit_B = torch.tensor([7, 7])
-    healthy = search_greedy(Toy(seed=10), *sources(4, 5), limit_B)
-    assert len(healthy[1][0].tokens) > 1
-    broken = search_greedy(Broken(value, 1, 5, seed=10), *sources(4, 5), limit_B)
-    assert broken[0] == healthy[0]
-    (found,) = broken[1]
-    assert found.tokens == healthy[1][0].tokens[:1]
-    assert not found.finished
-    assert math.isfinite(found.score)
-    assert search_greedy(Broken(value, 0, 5, seed=10), *sources(4, 5), limit_B)[1] == [
-        SearchResult([], 0.0, 0.0, False)
-    ]
-
-
-def test_dead_rows_ask_nothing_of_the_model() -> None:
-    model = Toy()
-    assert search_greedy(model, *sources(4, 5), torch.tensor([0, 0])) == [[], []]
-    assert search_greedy(model, *sources(), torch.tensor([], dtype=torch.long)) == []
-    assert model.steps == 0
-
-
-def test_a_negative_penalty_is_a_mistake() -> None:
-    with pytest.raises(UserError, match="must be 0 or more"):
-        search_greedy(Toy(), *sources(4), torch.tensor([3]), alpha=-0.5)
 
 
 def prompts(*prompts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:

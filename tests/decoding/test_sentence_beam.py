@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from dragoman.decoding.beam import LENGTH_NORMS, STOP_RULES
 from dragoman.decoding.methods import decode_beam
-from dragoman.decoding.request import DecodingConstraints
-from dragoman.decoding.sentence_beam import search_reference
-from toy_requests import REAL, asked, real_request
+from dragoman.decoding.protocol import DecodingConstraints
+from toy_requests import REAL, asked, real_request, search_reference
 from toy_steps import Broken, Toy
 
 

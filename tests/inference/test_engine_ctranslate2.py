@@ -12,7 +12,7 @@ import torch
 
 from dragoman.config.settings import SearchSettings, TokenizerSettings
 from dragoman.data.tokenizers import Tokenizers, train_tokenizer
-from dragoman.decoding.request import DecodingConstraints, Job
+from dragoman.decoding.protocol import DecodingConstraints, Job
 from dragoman.errors import UserError
 from dragoman.hardware import CpuFeatures, cpu_features
 from dragoman.inference.engines import ctranslate2

@@ -17,8 +17,7 @@ from safetensors.torch import load_file, save_file
 from dragoman.config.settings import SearchSettings, TokenizerSettings
 from dragoman.data.subword_tokenizers import SubwordTokenizer
 from dragoman.data.tokenizers import Tokenizers, train_tokenizer
-from dragoman.decoding.protocol import SearchResult
-from dragoman.decoding.request import Job
+from dragoman.decoding.protocol import Job, SearchResult
 from dragoman.errors import UserError
 from dragoman.inference.engines import huggingface
 from dragoman.inference.engines.huggingface import HuggingFaceEngine, describe_tokenizer, import_huggingface

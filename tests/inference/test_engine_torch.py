@@ -15,9 +15,8 @@ import torch
 
 from dragoman.config.settings import SearchSettings
 from dragoman.decoding import continuous_batching as flow
-from dragoman.decoding.beam import beam_search
-from dragoman.decoding.protocol import Ensemble, SearchResult
-from dragoman.decoding.request import Job
+from dragoman.decoding.methods import METHODS, apply_fixed_settings
+from dragoman.decoding.protocol import DecodingConstraints, Ensemble, Job, SearchResult
 from dragoman.errors import UserError
 from dragoman.hardware import CpuFeatures, cpu_features
 from dragoman.inference.engines import torch as torch_engine
@@ -25,6 +24,7 @@ from dragoman.inference.engines.torch import PRECISIONS, Int8Linear, TorchEngine
 from dragoman.types import EOS
 from tolerance import DEVICES
 from toy_engine import MODELS, model_of, random_jobs
+from toy_requests import beam_search
 
 CPU = torch.device("cpu")
 SUPPORTED = [name for name in PRECISIONS if name != "bf16" or cpu_features().bf16]  # others are refused, see below
@@ -73,6 +73,21 @@ def test_an_ensemble_flows_too(monkeypatch: Any) -> None:
     model, search, jobs = Ensemble([model_of(), model_of(kind="rnn")]), SearchSettings(beam=3), random_jobs(20)
     for job, found in zip(jobs, engine(model).search(jobs, search), strict=True):
         close(found, alone(model, job, search))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_and_constraint_flows(method: str, monkeypatch: Any) -> None:
+    """Sentences that come and go, some with a prefix or a least length: as one at a time, to the bit."""
+    model = prepare_model(model_of(width=64), CPU, "float32")
+    search = apply_fixed_settings(SearchSettings(method=method, samples=4, no_repeat=3))
+    wishes: list[dict[str, Any]] = [{}, {"prefix": (7, 8)}, {"minimum": 6}]
+    jobs = [
+        job._replace(constraints=DecodingConstraints(text=str(i), **wishes[i % 3]))
+        for i, job in enumerate(random_jobs(12, longest=12))
+    ]
+    expected = [found for job in jobs for found in engine(model).search([job], search)]
+    monkeypatch.setattr(torch_engine, "choose_rows", lambda *_: 12)
+    assert engine(model).search(jobs, search) == expected
 
 
 @pytest.mark.parametrize("precision", SUPPORTED)
@@ -205,7 +220,7 @@ def test_slots_in_place_find_what_a_lone_search_finds(
     with workers(1):
         for _ in range(2):  # the second time in the same slots
             found = ours.search(jobs, search)
-            assert flow.GpuScheduler in ours.schedulers
+            assert ours.gpu_scheduler.pools
             for answers, wanted in zip(found, expected, strict=True):
                 close(answers, wanted, 1e-3)
 
@@ -221,10 +236,9 @@ def test_with_little_memory_few_are_answered_at_a_time(monkeypatch: Any) -> None
         ours = engine(model)
         with workers(1):
             found.append(ours.search([*jobs, Job([5] * 40, 100)], search))
-        gpu = ours.schedulers[flow.GpuScheduler]
-        assert isinstance(gpu, flow.GpuScheduler)
+        gpu = ours.gpu_scheduler
         few = memory == 1 << 21
         assert gpu.held <= 4 * gpu.share if few else len(gpu.pools) > 1
-        assert (max(len(slots.is_free) for slots in gpu.pools.values()) < 32) is few
+        assert (max(len(slots.numbers) for slots in gpu.pools.values()) < 32) is few
     for one, other in zip(*found, strict=True):
         close(one, other)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,11 @@ import torch
 import yaml
 
 from dragoman.decoding.methods import METHODS, decode
-from dragoman.decoding.protocol import Ensemble, mean_logp
+from dragoman.decoding.protocol import DecodingConstraints, Ensemble, mean_logp
 from dragoman.errors import UserError
 from dragoman.inference.loading import load
 from dragoman.inference.translator import Translator
-from toy_requests import real, real_request
+from toy_requests import make_request, real, real_sources
 from toy_run import Call, Toy, quietly, sentences, translated, write_recipe
 from toy_steps import Toy as Steps
 from toy_steps import sources
@@ -46,9 +45,13 @@ def test_the_mean_is_of_probabilities() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_one_model_twice_is_that_model(method: str) -> None:
-    single = real_request("transformer", 5, 8, method=method, samples=4)
-    double = decode(replace(single, model=Ensemble([real("transformer"), real("transformer")])))
-    for ours, theirs in zip(decode(single), double, strict=True):
+    source_BS, keep_BS, _ = real_sources(5)
+    wishes = [DecodingConstraints(text=str(row)) for row in range(5)]
+    single, double = (
+        decode(make_request(model, source_BS, keep_BS, [8] * 5, wishes, method=method, samples=4))
+        for model in (real("transformer"), Ensemble([real("transformer"), real("transformer")]))
+    )
+    for ours, theirs in zip(single, double, strict=True):
         assert [one.tokens for one in ours] == [one.tokens for one in theirs]
         assert [one.logp for one in ours] == pytest.approx([one.logp for one in theirs], abs=1e-4)
 

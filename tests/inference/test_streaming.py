@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.decoding.beam import BeamState, beam_search
+from dragoman.decoding.beam import BeamState
 from dragoman.decoding.methods import METHODS
 from dragoman.errors import UserError
 from dragoman.inference.translator import (
@@ -21,6 +21,7 @@ from dragoman.inference.translator import (
     stream_text,
 )
 from dragoman.types import Hypothesis, Line
+from toy_requests import beam_search
 from toy_run import Call, Toy, sentences, translated
 from toy_steps import Toy as Steps
 from toy_steps import sources

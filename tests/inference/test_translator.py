@@ -17,10 +17,7 @@ from hypothesis import strategies as st
 
 from dragoman.config.settings import SearchSettings
 from dragoman.data.batches import group_by_key, round_to_bucket
-from dragoman.decoding.beam import beam_search
-from dragoman.decoding.protocol import SearchResult
-from dragoman.decoding.request import Job
-from dragoman.decoding.sampling import search_greedy
+from dragoman.decoding.protocol import Job, SearchResult
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import Engine
 from dragoman.inference.loading import load
@@ -29,6 +26,7 @@ from dragoman.inference.postprocess import split_sentences as sentences_of
 from dragoman.inference.predictor import MAX_UNSPLIT
 from dragoman.inference.translator import Translator
 from dragoman.types import EOS, PAD, Hypothesis, Line
+from toy_requests import beam_search, take_likeliest
 from toy_run import Call, Toy, process, sentences, translated, write_lines
 
 ODD = [
@@ -74,11 +72,10 @@ def test_greedy_is_a_beam_of_one(translator: Translator) -> None:
     for row, line in enumerate(lines):
         ids = translator.tokenizers.source.encode(line)
         source_BS[row, : len(ids) + 1] = torch.tensor([*ids, EOS])
-    limit_B = torch.full((8,), 24)
-    one_by_one = search_greedy(translator.model, source_BS, source_BS != PAD, limit_B)
-    beam = beam_search(translator.model, source_BS, source_BS != PAD, limit_B, width=1)
-    assert one_by_one == beam
-    texts = [translator.tokenizers.target.decode(found[0].tokens) for found in one_by_one]
+    one_by_one = take_likeliest(translator.model, source_BS, source_BS != PAD, 24)
+    beam = beam_search(translator.model, source_BS, source_BS != PAD, torch.full((8,), 24), width=1)
+    assert one_by_one == [found[0].tokens for found in beam]
+    texts = [translator.tokenizers.target.decode(tokens) for tokens in one_by_one]
     assert [one.text for one in translator.translate(lines, beam=1)] == texts
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dragoman.decoding.request import Job
+from dragoman.decoding.protocol import Job
 from dragoman.models.base import Seq2Seq
 from dragoman.models.registry import build_model
 from toy_sections import settings_of

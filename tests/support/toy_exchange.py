@@ -13,10 +13,7 @@ from torch import Tensor
 
 from dragoman.config.settings import SearchSettings, TokenizerSettings
 from dragoman.data.tokenizers import Tokenizers, train_tokenizer
-from dragoman.decoding.beam import beam_search
-from dragoman.decoding.protocol import NEVER, SearchResult
-from dragoman.decoding.request import Job
-from dragoman.decoding.sampling import search_greedy
+from dragoman.decoding.protocol import NEVER, Job, SearchResult
 from dragoman.inference.engines.base import Holds, format_setting
 from dragoman.inference.predictor import Predictor
 from dragoman.models.transformer import Transformer
@@ -25,6 +22,7 @@ from dragoman.recipe import Recipe
 from dragoman.types import BOS, EOS, PAD
 from toy_batch import VOCABULARY
 from toy_models import SMALL_TRANSFORMER, TRANSFORMER, Section, built
+from toy_requests import beam_search
 
 LETTERS = (string.ascii_lowercase + string.digits)[: VOCABULARY - 4]
 
@@ -100,8 +98,6 @@ def answers(model: Any, jobs: Sequence[Job], search: SearchSettings) -> list[lis
         [torch.tensor([*job.ids, EOS]) for job in jobs], batch_first=True, padding_value=PAD
     )
     limit_B = torch.tensor([job.limit for job in jobs])
-    if search.beam == 1:
-        return search_greedy(model, source_BS, source_BS != PAD, limit_B, alpha=search.length_penalty)
     return beam_search(
         model,
         source_BS,

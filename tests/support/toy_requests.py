@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from dragoman.config.settings import SearchSettings
 from dragoman.data.batches import BatchPlan, Widths, collate_pairs
-from dragoman.decoding.protocol import Ensemble
-from dragoman.decoding.request import DecodingConstraints, Request, SpellingTable, Term
+from dragoman.decoding.continuous_batching import run_batch
+from dragoman.decoding.methods import Request, decode
+from dragoman.decoding.protocol import DecodingConstraints, Ensemble, Job, SearchResult
+from dragoman.decoding.search import sanitize_logp
+from dragoman.decoding.sentence_beam import SentenceBeam, SentenceSearches
+from dragoman.decoding.terms import SpellingTable, Term
 from dragoman.models.registry import build_model
-from dragoman.types import EOS, Example
+from dragoman.types import BOS, EOS, Example
 from toy_models import SMALL_RNN, SMALL_TRANSFORMER
 from toy_sections import settings_of
 from toy_steps import sources
@@ -31,16 +36,64 @@ def spelt(ids: Sequence[int]) -> str:
     return " ".join(chr(ord("a") + token - EOS - 1) for token in ids)
 
 
+def make_request(
+    model: Any,
+    source_BS: torch.Tensor,
+    keep_BS: torch.Tensor,
+    limits: Sequence[int],
+    wishes: Sequence[DecodingConstraints],
+    watch: Callable[[Any], None] = lambda _: None,
+    **settings: Any,
+) -> Request:
+    jobs = [Job([], limit, wish) for limit, wish in zip(limits, wishes, strict=True)]
+    run = partial(run_batch, model, source_BS, keep_BS, observe=watch)
+    return Request(jobs, SearchSettings(**settings), run, spelt)
+
+
+def beam_search(
+    model: Any,
+    source_BS: torch.Tensor,
+    keep_BS: torch.Tensor,
+    limit_B: torch.Tensor,
+    *,
+    width: int = 4,
+    alpha: float = 1.0,
+    norm: str = "length",
+    **options: Any,
+) -> list[list[SearchResult]]:
+    """Beam search of one batch; width 1 is greedy search."""
+    wishes = [DecodingConstraints()] * len(limit_B)
+    settings = {"beam": width, "length_penalty": alpha, "length_norm": norm, **options}
+    return decode(make_request(model, source_BS, keep_BS, limit_B.tolist(), wishes, **settings))
+
+
+def take_likeliest(model: Any, source_BS: torch.Tensor, keep_BS: torch.Tensor, limit: int) -> list[list[int]]:
+    """The likeliest token at every step, without any search: tokens up to the end mark, or as many as the limit."""
+    state, token_B = model.start(source_BS, keep_BS), torch.full((len(source_BS),), BOS)
+    columns = []
+    with torch.inference_mode():
+        for _ in range(limit):
+            logp_BV, state = model.step(token_B, state)
+            token_B = sanitize_logp(logp_BV).argmax(-1)
+            columns.append(token_B.tolist())
+    return [[*row, EOS][: [*row, EOS].index(EOS)] for row in zip(*columns, strict=True)]
+
+
+def search_reference(request: Request) -> list[list[SearchResult]]:
+    """The readable beam search."""
+    settings = request.settings
+    return request.run(request.jobs, partial(SentenceSearches, SentenceBeam, settings, settings.beam))
+
+
 def asked(
     model: Any,
     firsts: Sequence[int],
     limits: Sequence[int],
     wishes: Sequence[DecodingConstraints] = (),
     **settings: Any,
-) -> Request[Any]:
+) -> Request:
     given = wishes or [DecodingConstraints(text=str(first)) for first in firsts]
-    source_BS, keep_BS = sources(*firsts)
-    return Request(model, source_BS, keep_BS, torch.tensor(limits), SearchSettings(**settings), given, spelt)
+    return make_request(model, *sources(*firsts), limits, given, **settings)
 
 
 def real(name: str, *, sharp: float = 3.0) -> Any:
@@ -66,9 +119,7 @@ def real_sources(count: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor,
 
 def real_request(
     name: str, count: int, limit: int, wishes: Sequence[DecodingConstraints] = (), **settings: Any
-) -> Request[Any]:
+) -> Request:
     source_BS, keep_BS, _ = real_sources(count)
     given = wishes or [DecodingConstraints(text=str(row)) for row in range(count)]
-    return Request(
-        real(name), source_BS, keep_BS, torch.full((count,), limit), SearchSettings(**settings), given, spelt
-    )
+    return make_request(real(name), source_BS, keep_BS, [limit] * count, given, **settings)

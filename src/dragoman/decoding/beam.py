@@ -5,226 +5,155 @@ own steps, so one may begin while others are in the middle of theirs (decoding/c
 
 Ties go to the earlier step, then the better beam, then the lower token id.
 
-Shapes   B sentences   W beams   N = B * W rows of the model   S source width   V vocabulary   T longest target
-         K = 2 * W candidates   G groups of a row's columns
+Shapes   B sentences   W beams   N = B * W rows of the model   V vocabulary   T longest target   K = 2 * W candidates
+         G groups of a row's columns
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from dragoman.config.settings import pick
-from dragoman.decoding.protocol import NEVER, Prefix, Rule, SearchResult, StateT, StepModel, apply_rules
+from dragoman.config.settings import SearchSettings
+from dragoman.decoding.protocol import NEVER, Job, SearchResult
+from dragoman.decoding.search import Prefix, Search
 from dragoman.errors import UserError
-from dragoman.types import BOS, EOS, PAD
+from dragoman.types import EOS
 
 GROUP_SIZE = 64  # columns whose maximum is compared first, see `find_candidates`
 
 
-class ActiveBeams(NamedTuple):
-    """The prefixes that are still extended, best first; logp is -inf where there is none. All of a sentence's have
-    the same length."""
+class BeamState(NamedTuple):
+    """The prefixes that are still extended, and the W best hypotheses that have reached EOS, both best first.
+
+    logp is -inf where there is no prefix, and a score where there is no hypothesis. All prefixes of a sentence have the
+    same length. `limit_B` is the most tokens of a hypothesis, EOS counted; 0 means no search.
+    """
 
     token_BWT: Tensor
     logp_BW: Tensor
     length_B: Tensor
-
-
-class FinishedBeams(NamedTuple):
-    """The W best hypotheses that have reached EOS, best first; score is -inf where there is none."""
-
-    token_BWT: Tensor
-    logp_BW: Tensor
-    score_BW: Tensor
-    length_BW: Tensor  # counts EOS
+    end_token_BWT: Tensor
+    end_logp_BW: Tensor
+    end_score_BW: Tensor
+    end_length_BW: Tensor  # counts EOS
+    limit_B: Tensor
+    done_B: Tensor
 
 
 class Candidates(NamedTuple):
-    """Prefixes one token longer, best first: the beam that each extends, and the token that it adds."""
+    """Continuations of a sentence, best first: the log-probability, the beam that each extends, and its token."""
 
     logp_BK: Tensor
     parent_BK: Tensor
     token_BK: Tensor
 
 
-class BeamState(NamedTuple):
-    """The searches of B sentences. `limit_B` is the most tokens of a hypothesis, EOS counted; 0 means no search."""
+class BeamSearch(Search):
+    """Beam search of all slots at once; a beam of 1 that stops at its first result is greedy search.
 
-    active: ActiveBeams
-    finished: FinishedBeams
-    limit_B: Tensor
-    done_B: Tensor
+    Results differ from each other: finished ones by score, then, if they are fewer than `nbest`, unfinished ones. A
+    finished result precedes an unfinished one whatever their scores, because a model that repeats itself up to the
+    limit is very sure of every token. A sentence whose model returns only NaN or -inf ends there: its prefixes come
+    back as unfinished, and other sentences are not affected.
+    """
 
-    def select(self, index_K: Tensor) -> BeamState:
-        """Return the searches of these sentences."""
-        return BeamState(
-            ActiveBeams(*[each.index_select(0, index_K) for each in self.active]),
-            FinishedBeams(*[each.index_select(0, index_K) for each in self.finished]),
-            self.limit_B.index_select(0, index_K),
-            self.done_B.index_select(0, index_K),
+    state: BeamState
+
+    def __init__(self, settings: SearchSettings, longest: int, device: torch.device) -> None:
+        super().__init__(settings, settings.beam, longest, device)
+        assert settings.nbest <= settings.beam
+        self.norm_T = LENGTH_NORMS[settings.length_norm](longest, settings.length_penalty)
+        self.device_norm_T = self.norm_T.to(device)
+        self.should_stop = STOP_RULES[settings.stop]
+
+    @property
+    def done_B(self) -> Tensor:
+        return self.state.done_B
+
+    @property
+    def prefix(self) -> Prefix:
+        return Prefix(self.state.token_BWT.flatten(0, 1), self.state.length_B.repeat_interleave(self.width))
+
+    def make_state(self, jobs: Sequence[Job]) -> BeamState:
+        """Return one empty prefix per sentence, or none where the limit is 0."""
+        B, W, device = len(jobs), self.width, self.device
+        limit_B = torch.tensor([job.limit for job in jobs], dtype=torch.long, device=device)
+        token_BWT = torch.full((B, W, self.longest), EOS, device=device)
+        never_BW = torch.full((B, W), NEVER, device=device)
+        length_BW = torch.zeros(B, W, dtype=torch.long, device=device)
+        logp_BW = never_BW.clone()
+        logp_BW[:, 0] = torch.where(limit_B > 0, 0.0, NEVER)
+        ends = (token_BWT, never_BW, never_BW, length_BW)
+        return BeamState(token_BWT, logp_BW, length_BW[:, 0], *ends, limit_B, limit_B == 0)
+
+    def extend(self, logp_NV: Tensor) -> tuple[Tensor, Tensor]:
+        """Extend the best prefixes, add the hypotheses that end here, and decide which sentences are done."""
+        old, W, norm_T = self.state, self.width, self.device_norm_T
+        found = find_candidates(old.logp_BW, logp_NV)
+        done_B = old.done_B | (found.logp_BK[:, 0] == NEVER)
+
+        # Only EOS among the W best candidates ends a hypothesis: one that could not have held a beam of its own does
+        # not. So width 1 ends where greedy search ends. The W best hypotheses are kept.
+        length_B1 = (old.length_B + 1).clamp(max=len(norm_T) - 1)[:, None]
+        logp_BW, parent_BW, token_BW = (each_BK[:, :W] for each_BK in found)
+        score_BW = torch.where((token_BW == EOS) & ~done_B[:, None], logp_BW / norm_T[length_B1], NEVER)
+        score_BK, order_BK = torch.cat([old.end_score_BW, score_BW], 1).sort(dim=1, descending=True, stable=True)
+        order_BW, end_score_BW = order_BK[:, :W], score_BK[:, :W]
+        end_token_BKT = torch.cat([old.end_token_BWT, gather_beams(old.token_BWT, parent_BW)], 1)
+        end_logp_BW = torch.cat([old.end_logp_BW, logp_BW], 1).gather(1, order_BW)
+        end_length_BW = torch.cat([old.end_length_BW, length_B1.expand(-1, W)], 1).gather(1, order_BW)
+
+        # The W best candidates that are no EOS extend the prefixes; those of a sentence that is done stay as they were.
+        order_BW = (found.token_BK == EOS).int().sort(dim=1, stable=True).indices[:, :W]
+        logp_BW, parent_BW, token_BW = (each_BK.gather(1, order_BW) for each_BK in found)
+        token_BWT = gather_beams(old.token_BWT, parent_BW)
+        last_BW1 = old.length_B.clamp(max=token_BWT.size(2) - 1)[:, None, None].expand(-1, W, 1)
+        token_BWT.scatter_(2, last_BW1, token_BW[:, :, None])
+        new_logp_BW = torch.where(done_B[:, None], old.logp_BW, logp_BW)
+        length_B = old.length_B + (~done_B).long()
+        hope_B = new_logp_BW[:, 0] / norm_T[old.limit_B]
+        self.state = BeamState(
+            torch.where(done_B[:, None, None], old.token_BWT, token_BWT),
+            new_logp_BW,
+            length_B,
+            gather_beams(end_token_BKT, order_BK[:, :W]),
+            end_logp_BW,
+            end_score_BW,
+            end_length_BW,
+            old.limit_B,
+            done_B | (length_B >= old.limit_B) | self.should_stop(end_score_BW, hope_B, self.settings.nbest),
         )
+        first_B1 = W * torch.arange(len(done_B), device=done_B.device)[:, None]  # row of a sentence's first beam
+        token_BW = token_BW.masked_fill(logp_BW == NEVER, EOS)  # a token that every model knows
+        return (first_B1 + parent_BW).flatten(), token_BW.flatten()
 
-    def put(self, index_K: Tensor, new: BeamState) -> BeamState:
-        """Return the searches with new ones at these indices."""
-        return BeamState(
-            ActiveBeams(*[old.index_copy(0, index_K, one) for old, one in zip(self.active, new.active, strict=True)]),
-            FinishedBeams(
-                *[old.index_copy(0, index_K, one) for old, one in zip(self.finished, new.finished, strict=True)]
-            ),
-            self.limit_B.index_copy(0, index_K, new.limit_B),
-            self.done_B.index_copy(0, index_K, new.done_B),
-        )
+    def results(self, slots: Sequence[int]) -> list[list[SearchResult]]:
+        """Return up to `nbest` results per slot: finished ones by score, then unfinished ones."""
+        return self.list_results(self.select(slots))
 
-    def results(self, plan: BeamPlan) -> list[list[SearchResult]]:
-        """Return up to `nbest` results per sentence: finished ones by score, then unfinished ones.
+    def list_results(self, state: BeamState) -> list[list[SearchResult]]:
+        """Return the results of a state.
 
         A stop rule ends a sentence only when `nbest` hypotheses are finished or no beam is active, so an unfinished
         one gets onto the list only if it was cut. Converting to lists is slow, so only what is returned is converted.
         """
-        active, finished = self.active, self.finished
-        end_BWT, cut_BWT = finished.token_BWT.cpu(), active.token_BWT.cpu()
-        end_scores = finished.score_BW.tolist()
-        cut_scores = (active.logp_BW / plan.penalty_T[active.length_B][:, None]).tolist()
-        end_logps, cut_logps = finished.logp_BW.tolist(), active.logp_BW.tolist()
-        end_lengths, cut_lengths = (finished.length_BW - 1).tolist(), active.length_B.tolist()
-        results: list[list[SearchResult]] = []
-        for b in range(len(end_scores)):
-            ends = [w for w, score in enumerate(end_scores[b]) if score > NEVER][: plan.nbest]
-            cuts = [w for w, logp in enumerate(cut_logps[b]) if logp > NEVER][: plan.nbest - len(ends)]
-            some = [
-                SearchResult(end_BWT[b, w, : end_lengths[b][w]].tolist(), end_logps[b][w], end_scores[b][w], True)
-                for w in ends
-            ]
-            some += [
-                SearchResult(cut_BWT[b, w, : cut_lengths[b]].tolist(), cut_logps[b][w], cut_scores[b][w], False)
-                for w in cuts
-            ]
-            results.append(some)
+        state = BeamState(*[each.cpu() for each in state])
+        lengths_BW = state.length_B[:, None].expand_as(state.logp_BW)
+        cut_score_BW = state.logp_BW / self.norm_T[lengths_BW]
+        results: list[list[SearchResult]] = [[] for _ in state.limit_B]
+        for finished, token_BWT, *numbers in (
+            (True, state.end_token_BWT, state.end_length_BW - 1, state.end_logp_BW, state.end_score_BW),
+            (False, state.token_BWT, lengths_BW, state.logp_BW, cut_score_BW),
+        ):
+            for b, rows in enumerate(zip(*(each_BW.tolist() for each_BW in numbers), strict=True)):
+                for w, (length, logp, score) in enumerate(zip(*rows, strict=True)):
+                    if score > NEVER and len(results[b]) < self.settings.nbest:
+                        results[b].append(SearchResult(token_BWT[b, w, :length].tolist(), logp, score, finished))
         return results
-
-
-@dataclass(frozen=True)
-class BeamPlan:
-    """The settings of a search, the same for all of its sentences."""
-
-    width: int
-    nbest: int
-    penalty_T: Tensor  # the divisor of a log-probability, for every length up to the longest
-    should_stop: Callable[[Tensor, Tensor, int], Tensor]
-    rules: Sequence[Rule] = ()
-    key: tuple[Any, ...] = ()  # the settings as values that can be compared
-
-    @classmethod
-    def of(
-        cls,
-        longest: int,
-        device: torch.device,
-        *,
-        width: int,
-        nbest: int,
-        alpha: float,
-        norm: str,
-        stop: str,
-        rules: Sequence[Rule] = (),
-    ) -> BeamPlan:
-        """Look up the settings by name and check them."""
-        if not 1 <= nbest <= width:
-            raise UserError(
-                f"{nbest} answers cannot come from a beam of {width}; nbest must lie between 1 and the beam"
-            )
-        penalty_T = pick(LENGTH_NORMS, norm, "length norm")(longest, alpha).to(device)
-        key = (longest, width, nbest, alpha, norm, stop)
-        return cls(width, nbest, penalty_T, pick(STOP_RULES, stop, "stop rule"), rules, key)
-
-
-@torch.inference_mode()
-def beam_search(
-    model: StepModel[StateT],
-    source_BS: Tensor,
-    keep_BS: Tensor,
-    limit_B: Tensor,
-    *,
-    width: int = 4,
-    nbest: int = 1,
-    alpha: float = 1.0,
-    norm: str = "length",
-    stop: str = "enough",
-    rules: Sequence[Rule] = (),
-    watch: Callable[[BeamState], None] = lambda _: None,
-) -> list[list[SearchResult]]:
-    """Return up to `nbest` different results per sentence: finished ones by score, then, if too few, unfinished ones.
-
-    A finished result precedes an unfinished one whatever their scores, because a model that repeats itself up to the
-    limit is very sure of every token. `limit_B` is the most tokens of a hypothesis, EOS counted; a row with limit 0 has
-    no results. A sentence whose model returns only NaN or -inf ends there: its prefixes come back as unfinished, and
-    other sentences are not affected. `watch` is called with the beams after every step.
-    """
-    B, T, device = len(source_BS), max(limit_B.tolist(), default=0), source_BS.device
-    plan = BeamPlan.of(max(T, 1), device, width=width, nbest=nbest, alpha=alpha, norm=norm, stop=stop, rules=rules)
-    if T <= 0:
-        return [[] for _ in range(B)]
-    beams = init_beams(limit_B.to(device, torch.long).clamp(min=0), width, T)
-    token_N = torch.full((B * width,), BOS, device=device)
-    state = model.start(source_BS, keep_BS).select(torch.arange(B, device=device).repeat_interleave(width))
-    while not bool(beams.done_B.all()):  # the only value that the host waits for
-        logp_NV, state = model.step(token_N, state)
-        beams, rows_N, token_N = advance_beams(beams, logp_NV, plan)
-        state = state.select(rows_N)
-        watch(beams)
-    return beams.results(plan)
-
-
-def init_beams(limit_B: Tensor, W: int, T: int) -> BeamState:
-    """Return searches with one empty prefix each, or none where the limit is 0."""
-    B, device = len(limit_B), limit_B.device
-    token_BWT = torch.full((B, W, T), EOS, device=device)
-    never_BW = torch.full((B, W), NEVER, device=device)
-    length_BW = torch.zeros(B, W, dtype=torch.long, device=device)
-    logp_BW = never_BW.clone()
-    logp_BW[:, 0] = torch.where(limit_B > 0, 0.0, NEVER)
-    active = ActiveBeams(token_BWT, logp_BW, length_BW[:, 0])
-    return BeamState(active, FinishedBeams(token_BWT, never_BW, never_BW, length_BW), limit_B, limit_B == 0)
-
-
-def advance_beams(beams: BeamState, logp_NV: Tensor, plan: BeamPlan) -> tuple[BeamState, Tensor, Tensor]:
-    """Advance every sentence by one token; also return which rows continue, in which order, and their tokens.
-
-    Overwrites the log-probabilities of PAD and BOS, which must never come out.
-    """
-    active, finished, limit_B, done_B = beams
-    W = plan.width
-    logp_NV = logp_NV.float()
-    logp_NV[:, PAD] = NEVER
-    logp_NV[:, BOS] = NEVER
-    if plan.rules:
-        prefix = Prefix(active.token_BWT.flatten(0, 1), active.length_B.repeat_interleave(W))
-        logp_NV = apply_rules(logp_NV, prefix, plan.rules)
-    found = find_candidates(active.logp_BW, logp_NV)
-    done_B = done_B | (found.logp_BK[:, 0] == NEVER)
-    finished = add_finished(finished, active, found, plan.penalty_T, done_B)
-
-    # The W best candidates that are no EOS extend the active beams; those of a sentence that is done stay as they were.
-    order_BW = (found.token_BK == EOS).int().sort(dim=1, stable=True).indices[:, :W]
-    logp_BW, parent_BW, token_BW = (each_BK.gather(1, order_BW) for each_BK in found)
-    token_BWT = gather_beams(active.token_BWT, parent_BW)
-    last_BW1 = active.length_B.clamp(max=token_BWT.size(2) - 1)[:, None, None].expand(-1, W, 1)
-    token_BWT.scatter_(2, last_BW1, token_BW[:, :, None])
-    active = ActiveBeams(
-        torch.where(done_B[:, None, None], active.token_BWT, token_BWT),
-        torch.where(done_B[:, None], active.logp_BW, logp_BW),
-        active.length_B + (~done_B).long(),
-    )
-
-    hope_B = active.logp_BW[:, 0] / plan.penalty_T[limit_B]
-    done_B = done_B | (active.length_B >= limit_B) | plan.should_stop(finished.score_BW, hope_B, plan.nbest)
-    first_B1 = W * torch.arange(len(limit_B), device=limit_B.device)[:, None]  # row of a sentence's first beam
-    token_BW = token_BW.masked_fill(logp_BW == NEVER, EOS)  # a token that every model knows
-    return BeamState(active, finished, limit_B, done_B), (first_B1 + parent_BW).flatten(), token_BW.flatten()
 
 
 def find_candidates(logp_BW: Tensor, logp_NV: Tensor) -> Candidates:
@@ -269,29 +198,6 @@ def stable_topk(score_BC: Tensor, count: int, index_BC: Tensor | None = None) ->
         index_BC = torch.arange(score_BC.size(1), device=score_BC.device).expand_as(score_BC)
     column_BK = ((order_BC << 32) - index_BC).topk(min(count, score_BC.size(1)), dim=1).indices
     return score_BC.gather(1, column_BK), column_BK
-
-
-def add_finished(
-    finished: FinishedBeams, active: ActiveBeams, found: Candidates, penalty_T: Tensor, done_B: Tensor
-) -> FinishedBeams:
-    """Add the candidates that end here, and keep the W best hypotheses.
-
-    Only those among the W best candidates count: an EOS that could not have held a beam of its own ends no hypothesis.
-    So width 1 ends where greedy search ends.
-    """
-    W = finished.score_BW.size(1)
-    length_B1 = (active.length_B + 1).clamp(max=len(penalty_T) - 1)[:, None]
-    logp_BW, parent_BW, token_BW = (each_BK[:, :W] for each_BK in found)
-    ends_BW = (token_BW == EOS) & ~done_B[:, None]
-    score_BW = torch.where(ends_BW, logp_BW / penalty_T[length_B1], NEVER)
-    score_BK, order_BK = torch.cat([finished.score_BW, score_BW], 1).sort(dim=1, descending=True, stable=True)
-    order_BW = order_BK[:, :W]
-    return FinishedBeams(
-        gather_beams(torch.cat([finished.token_BWT, gather_beams(active.token_BWT, parent_BW)], 1), order_BW),
-        torch.cat([finished.logp_BW, logp_BW], 1).gather(1, order_BW),
-        score_BK[:, :W],
-        torch.cat([finished.length_BW, length_B1.expand(-1, W)], 1).gather(1, order_BW),
-    )
 
 
 def gather_beams(token_BKT: Tensor, row_BW: Tensor) -> Tensor:

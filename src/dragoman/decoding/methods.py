@@ -6,34 +6,47 @@ A `Method` also carries what the rest of the package has to know about it, so no
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from dragoman.config.settings import Registries, SearchSettings, check_names
-from dragoman.decoding.beam import LENGTH_NORMS, STOP_RULES, beam_search
+from dragoman.decoding.beam import LENGTH_NORMS, STOP_RULES, BeamSearch
 from dragoman.decoding.mbr import MBR_METRICS, rank_by_agreement
-from dragoman.decoding.protocol import SearchResult
-from dragoman.decoding.request import Request, sample_key
-from dragoman.decoding.rules import make_rules
-from dragoman.decoding.sampling import sample_translations, search_greedy
-from dragoman.decoding.sentence_beam import search_constrained, search_diverse
+from dragoman.decoding.protocol import DecodingConstraints, Job, SearchResult
+from dragoman.decoding.sampling import SampleSearch
+from dragoman.decoding.search import SearchFactory
+from dragoman.decoding.sentence_beam import ConstrainedBeam, DiverseBeam, SentenceSearches
 from dragoman.errors import UserError
 
 MAX_PARALLEL_SAMPLES = 32  # of one sentence
+MAX_WIDTH = 64  # beams of a sentence in constrained search
 
 
-def decode(request: Request[Any]) -> list[list[SearchResult]]:
-    """Return up to `settings.nbest` results per sentence, by the method that the settings name.
+@dataclass(frozen=True)
+class Request:
+    """Jobs to decode, and the function that runs one search for them: `run(jobs, make_search)`."""
+
+    jobs: Sequence[Job]
+    settings: SearchSettings
+    run: Callable[[Sequence[Job], SearchFactory], list[list[SearchResult]]]
+    decode: Callable[[Sequence[int]], str]  # from tokens to text
+
+    def only(self, chosen: Sequence[bool]) -> Request:
+        """Return the same request with results for these jobs only."""
+        pairs = zip(self.jobs, chosen, strict=True)
+        return replace(self, jobs=[job if keep else job._replace(limit=0) for job, keep in pairs])
+
+
+def decode(request: Request) -> list[list[SearchResult]]:
+    """Return up to `settings.nbest` results per job, by the method that the settings name.
 
     Sentences with terms that must appear go through constrained beam search first. If that finds nothing with all
     terms, the sentence is decoded like the others, and the caller looks for the terms in the text.
     """
-    results = search_constrained(request)
+    request = replace(request, settings=apply_fixed_settings(request.settings))
+    results = decode_constrained(request)
     rest = [not some for some in results]
     if not any(rest):
         return results
@@ -41,84 +54,63 @@ def decode(request: Request[Any]) -> list[list[SearchResult]]:
     return [some or other for some, other in zip(results, others, strict=True)]
 
 
-def decode_beam(request: Request[Any]) -> list[list[SearchResult]]:
-    """Run beam search; a beam of 1 that stops at its first result is greedy search, which is faster."""
-    settings = request.settings
-    if settings.beam == 1 and settings.stop == "enough" and not request.watch:
-        return decode_greedy(request)
-    return beam_search(
-        request.model,
-        request.source_BS,
-        request.keep_BS,
-        request.limit_B,
-        width=settings.beam,
-        nbest=settings.nbest,
-        stop=settings.stop,
-        watch=request.watch or (lambda _: None),
-        **_scoring(request),
-    )
-
-
-def decode_greedy(request: Request[Any]) -> list[list[SearchResult]]:
-    """Take the likeliest token at every step: beam search of width 1. An observer sees it as one."""
-    if request.watch:
-        return decode_beam(replace(request, settings=apply_fixed_settings(request.settings)))
-    return search_greedy(request.model, request.source_BS, request.keep_BS, request.limit_B, **_scoring(request))
-
-
-def decode_samples(request: Request[Any]) -> list[list[SearchResult]]:
-    """Sample every token by its probability. Results stay in the order they were sampled in."""
-    return draw_samples(request, request.settings.nbest)
-
-
-def decode_mbr(request: Request[Any]) -> list[list[SearchResult]]:
-    """Return the results most like all others: of samples, or of a beam's results weighted by probability."""
-    settings = request.settings
-    if settings.candidates == "samples":
-        results = draw_samples(request, settings.samples)
-        weights = [[1.0] * len(some) for some in results]
-    else:
-        results = decode_beam(replace(request, settings=settings.model_copy(update={"nbest": settings.beam})))
-        weights = [[math.exp(one.logp - max(each.logp for each in some)) for one in some] for some in results]
-    texts = [[request.decode(one.tokens) for one in some] for some in results]
-    rows = zip(results, texts, weights, strict=True)
-    return [rank_by_agreement(*row, settings.metric)[: settings.nbest] for row in rows]
-
-
-def draw_samples(request: Request[Any], count: int) -> list[list[SearchResult]]:
-    """Return `count` samples per sentence, computed at most MAX_PARALLEL_SAMPLES at a time."""
-    W = min(count, MAX_PARALLEL_SAMPLES)
-    results: list[list[SearchResult]] = [[] for _ in request.constraints]
-    scoring = _scoring(request)
-    for first in range(0, count, W):
-        uniform_BWT = make_uniforms(request, range(first, first + W))
-        sampled = sample_translations(
-            request.model,
-            request.source_BS,
-            request.keep_BS,
-            request.limit_B,
-            uniform_BWT,
-            request.settings,
-            **scoring,
-        )
-        for some, new in zip(results, sampled, strict=True):
-            some += new[: count - first]
+def decode_constrained(request: Request) -> list[list[SearchResult]]:
+    """Return results with all required terms; an empty list where no term is required or none was found."""
+    settings, results = request.settings, [list[SearchResult]() for _ in request.jobs]
+    widths = [choose_width(job.constraints, settings.beam) for job in request.jobs]
+    for width in sorted(set(widths) - {0}):
+        some = request.only([each == width for each in widths])
+        found = request.run(some.jobs, partial(SentenceSearches, ConstrainedBeam, settings, width))
+        results = [old or new for old, new in zip(results, found, strict=True)]
     return results
 
 
-def make_uniforms(request: Request[Any], numbers: range) -> Tensor:
-    """Return the random numbers of these samples. They depend on seed, text and sample number, not on the batch."""
-    uniform_BWT = np.zeros((len(request.constraints), len(numbers), request.longest))
-    for row, (constraints, limit) in enumerate(zip(request.constraints, request.limit_B.tolist(), strict=True)):
-        for column, number in enumerate(numbers):
-            rng = np.random.default_rng(sample_key(request.settings.seed, constraints.text, number))
-            uniform_BWT[row, column, :limit] = rng.random(limit)
-    return torch.from_numpy(uniform_BWT)
+def choose_width(constraints: DecodingConstraints, beam: int) -> int:
+    """Return the beams of a sentence, some for each bank, or 0 if no term is required.
+
+    They depend on its own constraints, not on the batch.
+    """
+    if not constraints.spellable:
+        return 0
+    width = max(beam, 8)
+    while width < min(beam + constraints.needed_tokens, MAX_WIDTH):
+        width *= 2
+    return width
 
 
-def _scoring(request: Request[Any]) -> dict[str, Any]:
+def decode_beam(request: Request) -> list[list[SearchResult]]:
+    """Run beam search. Greedy search is a beam of 1 that stops at its first result."""
+    return request.run(request.jobs, partial(BeamSearch, request.settings))
+
+
+def decode_diverse(request: Request) -> list[list[SearchResult]]:
+    """Run diverse beam search."""
     settings = request.settings
-    return {"alpha": settings.length_penalty, "norm": settings.length_norm, "rules": make_rules(request)}
+    return request.run(request.jobs, partial(SentenceSearches, DiverseBeam, settings, settings.beam))
+
+
+def decode_samples(request: Request) -> list[list[SearchResult]]:
+    """Return `nbest` samples in the order of their numbers, computed at most MAX_PARALLEL_SAMPLES at a time."""
+    settings, results = request.settings, [list[SearchResult]() for _ in request.jobs]
+    W = min(settings.nbest, MAX_PARALLEL_SAMPLES)
+    for first in range(0, settings.nbest, W):
+        sampled = request.run(request.jobs, partial(SampleSearch, settings, range(first, first + W)))
+        results = [(some + new)[: settings.nbest] for some, new in zip(results, sampled, strict=True)]
+    return results
+
+
+def decode_mbr(request: Request) -> list[list[SearchResult]]:
+    """Return the results most like all others: of samples, or of a beam's results weighted by probability."""
+    settings, by_beam = request.settings, request.settings.candidates == "beam"
+    count = settings.beam if by_beam else settings.samples
+    candidates = replace(request, settings=settings.model_copy(update={"nbest": count}))
+    ranked = []
+    for some in decode_beam(candidates) if by_beam else decode_samples(candidates):
+        best = max((one.logp for one in some), default=0.0)
+        weights = [math.exp(one.logp - best) if by_beam else 1.0 for one in some]
+        texts = [request.decode(one.tokens) for one in some]
+        ranked.append(rank_by_agreement(some, texts, weights, settings.metric)[: settings.nbest])
+    return ranked
 
 
 def check_beam(settings: SearchSettings) -> None:
@@ -160,19 +152,19 @@ def check_diverse(settings: SearchSettings) -> None:
 class Method:
     """A decoding method and its properties."""
 
-    decode: Callable[[Request[Any]], list[list[SearchResult]]]
+    decode: Callable[[Request], list[list[SearchResult]]]
     check: Callable[[SearchSettings], None] = lambda _: None  # refuses settings that it cannot follow
-    is_beam_search: bool = False  # plain beam search: runs in slots and in CTranslate2, and can be streamed
+    is_beam_search: bool = False  # plain beam search: runs in CUDA graphs and in CTranslate2, and can be streamed
     reranks: bool = False  # asks the search for the whole beam when results are deduplicated or reranked
     fixed: Mapping[str, Any] = field(default_factory=dict)  # settings that it overrides
 
 
 METHODS = {
     "beam": Method(decode_beam, check_beam, is_beam_search=True, reranks=True),
-    "greedy": Method(decode_greedy, check_greedy, is_beam_search=True, fixed={"beam": 1, "stop": "enough"}),
+    "greedy": Method(decode_beam, check_greedy, is_beam_search=True, fixed={"beam": 1, "stop": "enough"}),
     "sample": Method(decode_samples),
     "mbr": Method(decode_mbr, check_mbr),
-    "diverse": Method(search_diverse, check_diverse),
+    "diverse": Method(decode_diverse, check_diverse),
 }
 SEARCH_REGISTRIES: Registries = {
     "method": METHODS,

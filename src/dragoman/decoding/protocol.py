@@ -1,4 +1,4 @@
-"""What search needs from a model, and the small types that all decoding methods share.
+"""What search needs from a model, and the records that all decoding methods share.
 
     state = model.start(source_BS, keep_BS)          # one row per sentence
     logp_NV, state = model.step(token_N, state)      # one token in, log-probabilities of the next one out
@@ -6,20 +6,21 @@
 
 Search never asks what kind of model it has; an `Ensemble` implements the same protocol.
 
-Shapes   B sentences   S source width   N rows being searched   V vocabulary   T target length
+Shapes   B sentences   S source width   N rows being searched   V vocabulary
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from dragoman.types import BOS, PAD
+from dragoman.decoding.terms import Term
+from dragoman.types import TokenFeature
 
 NEVER = float("-inf")  # the log-probability of what is impossible
 
@@ -48,6 +49,41 @@ class StepModel(Protocol[StateT]):
 
 
 @dataclass(frozen=True, slots=True)
+class DecodingConstraints:
+    """What the translation of one sentence must satisfy."""
+
+    prefix: tuple[int, ...] = ()  # tokens that it starts with
+    must: tuple[Term, ...] = ()  # terms that must appear
+    avoid: tuple[Term, ...] = ()  # terms that must not appear
+    minimum: int = 0  # fewest tokens, without EOS
+    text: str = ""  # of the source: random numbers of a sentence depend on it, not on its row
+
+    @property
+    def any(self) -> bool:
+        """Return whether there is any constraint at all."""
+        return bool(self.prefix or self.must or self.avoid or self.minimum)
+
+    @property
+    def spellable(self) -> list[Term]:
+        """Return the required terms that the vocabulary can spell."""
+        return [term for term in self.must if term.possible]
+
+    @property
+    def needed_tokens(self) -> int:
+        """Return the fewest tokens that the required terms take."""
+        return sum(int(term.left_S[0]) for term in self.spellable)
+
+
+class Job(NamedTuple):
+    """A source to decode: its ids without BOS and EOS, and the most tokens of a result, EOS counted."""
+
+    ids: list[int]
+    limit: int  # 0: no result
+    constraints: DecodingConstraints = DecodingConstraints()
+    features: Mapping[str, TokenFeature] = {}  # of the source, for models that need them
+
+
+@dataclass(frozen=True, slots=True)
 class SearchResult:
     """One hypothesis, without BOS and EOS.
 
@@ -59,37 +95,6 @@ class SearchResult:
     logp: float
     score: float
     finished: bool
-
-
-class Prefix(NamedTuple):
-    """The tokens of the rows so far: the first `length` of each are valid.
-
-    Rows of one sentence are adjacent, and sentences keep their order.
-    """
-
-    token_NT: Tensor
-    length_N: Tensor
-
-
-Rule = Callable[[Tensor, Prefix], Tensor]  # returns log-probabilities_NV with NEVER where it forbids a token
-
-
-def apply_rules(logp_NV: Tensor, prefix: Prefix, rules: Sequence[Rule]) -> Tensor:
-    """Apply the rules one after the other."""
-    for rule in rules:
-        logp_NV = rule(logp_NV, prefix)
-    return logp_NV
-
-
-def sanitize_logp(logp_NV: Tensor) -> Tensor:
-    """Forbid PAD and BOS, and NaN and +inf, which only a broken model returns.
-
-    The rest is not rescaled, so that scores stay the model's own.
-    """
-    clean_NV = torch.nan_to_num(logp_NV.float(), nan=NEVER, posinf=NEVER, neginf=NEVER)
-    clean_NV[:, PAD] = NEVER
-    clean_NV[:, BOS] = NEVER
-    return clean_NV
 
 
 @dataclass(frozen=True)

@@ -1,122 +1,128 @@
-"""Greedy search and sampling: one token at a time, from left to right, without alternatives.
+"""Sampling: take every token by its probability, from left to right.
 
-Shapes   B sentences   S source width   P prompt width   V vocabulary   T target length   W samples   N rows
+Shapes   B sentences   P prompt width   V vocabulary   T target length   W samples   N = B * W rows
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman.config.settings import SampleSettings
+from dragoman.config.settings import SampleSettings, SearchSettings
 from dragoman.decoding.beam import LENGTH_NORMS
-from dragoman.decoding.protocol import (
-    NEVER,
-    Prefix,
-    Rule,
-    SearchResult,
-    StateT,
-    StepModel,
-    apply_rules,
-    sanitize_logp,
-)
-from dragoman.types import BOS, EOS
+from dragoman.decoding.protocol import NEVER, Job, SearchResult, StateT, StepModel
+from dragoman.decoding.search import Prefix, Search, sanitize_logp
+from dragoman.types import EOS
 
 
-@torch.inference_mode()
-def search_greedy(
-    model: StepModel[StateT],
-    source_BS: Tensor,
-    keep_BS: Tensor,
-    limit_B: Tensor,
-    *,
-    alpha: float = 1.0,
-    norm: str = "length",
-    rules: Sequence[Rule] = (),
-) -> list[list[SearchResult]]:
-    """Take the likeliest token at every step, of equals the lower id: what beam search of width 1 finds.
+class SampleState(NamedTuple):
+    """The samples of every sentence. `uniform_BWT` holds a number from [0, 1) for every token of a sample."""
 
-    `limit_B` is the most tokens of a result, EOS counted; a row with limit 0 has no result, every other row has one.
+    token_BWT: Tensor  # with EOS
+    logp_BW: Tensor
+    length_BW: Tensor
+    done_BW: Tensor
+    limit_B: Tensor
+    uniform_BWT: Tensor
+
+    @classmethod
+    def start(cls, limit_B: Tensor, uniform_BWT: Tensor) -> SampleState:
+        """Return samples without tokens. Those of a sentence whose limit is 0 are done."""
+        zero_BW = torch.zeros(uniform_BWT.shape[:2], device=limit_B.device)
+        token_BWT = torch.full_like(uniform_BWT, EOS, dtype=torch.long)
+        return cls(token_BWT, zero_BW, zero_BW.long(), zero_BW >= limit_B[:, None], limit_B, uniform_BWT)
+
+
+def extend_samples(
+    state: SampleState, logp_NV: Tensor, settings: SampleSettings, wait_BW: Tensor, *, ends: bool = True
+) -> tuple[SampleState, Tensor]:
+    """Extend every sample by one token, apart from those that wait; return the new state and the tokens.
+
+    With `ends`, EOS ends a sample. A sample that is done keeps running as a dummy, so that shapes never change.
     """
-    if not any(limit_B.tolist()):
-        return [[] for _ in limit_B]
-    norm_T = LENGTH_NORMS[norm](max(limit_B.tolist()), alpha)
-    limit_B = limit_B.to(source_BS.device)
-    state = model.start(source_BS, keep_BS)
-    found = generate_tokens(model, state, limit_B, norm_T, lambda logp_NV, _: logp_NV.argmax(-1), rules)
-    return [[one] if one else [] for one in found]
+    shape, T = state.done_BW.shape, state.token_BWT.size(2)
+    clean_NV = sanitize_logp(logp_NV)
+    position_BW1 = state.length_BW.clamp(max=T - 1)[:, :, None]
+    uniform_N = state.uniform_BWT.gather(2, position_BW1).flatten()
+    token_N = pick_sampled_tokens(apply_filters(clean_NV, settings), uniform_N)
+    step_BW, token_BW = clean_NV.gather(1, token_N[:, None]).view(shape), token_N.view(shape)
+    done_BW = state.done_BW | (~wait_BW & (step_BW == NEVER))
+    writes_BW = ~wait_BW & ~done_BW
+    length_BW = state.length_BW + writes_BW.long()
+    new_BW1 = torch.where(writes_BW[:, :, None], token_BW[:, :, None], state.token_BWT.gather(2, position_BW1))
+    done_BW = done_BW | (length_BW >= state.limit_B[:, None]) | (writes_BW & (token_BW == EOS) & ends)
+    state = SampleState(
+        state.token_BWT.scatter(2, position_BW1, new_BW1),
+        torch.where(writes_BW, state.logp_BW + step_BW, state.logp_BW),
+        length_BW,
+        done_BW,
+        state.limit_B,
+        state.uniform_BWT,
+    )
+    return state, token_BW.masked_fill(step_BW == NEVER, EOS).flatten()
 
 
-@torch.inference_mode()
-def sample_translations(
-    model: StepModel[StateT],
-    source_BS: Tensor,
-    keep_BS: Tensor,
-    limit_B: Tensor,
-    uniform_BWT: Tensor,
-    settings: SampleSettings,
-    *,
-    alpha: float = 1.0,
-    norm: str = "length",
-    rules: Sequence[Rule] = (),
-) -> list[list[SearchResult]]:
-    """Sample W translations of every sentence. `uniform_BWT` holds a number from [0, 1) for every token."""
-    B, W, T = uniform_BWT.shape
-    if not any(limit_B.tolist()):
-        return [[] for _ in range(B)]
-    row_N = torch.arange(B, device=source_BS.device).repeat_interleave(W)
-    uniform_NT = uniform_BWT.to(source_BS.device).flatten(0, 1)
+class SampleSearch(Search):
+    """Sample translations of every sentence: those of these numbers, in this order.
 
-    def choose(logp_NV: Tensor, step: int) -> Tensor:
-        return pick_sampled_tokens(apply_filters(logp_NV, settings), uniform_NT[:, step])
-
-    state = model.start(source_BS, keep_BS).select(row_N)
-    limit_N = limit_B.to(source_BS.device)[row_N]
-    found = generate_tokens(model, state, limit_N, LENGTH_NORMS[norm](T, alpha), choose, rules)
-    return [[one for one in found[b * W : (b + 1) * W] if one] for b in range(B)]
-
-
-def generate_tokens(
-    model: StepModel[StateT],
-    state: StateT,
-    limit_N: Tensor,
-    norm_T: Tensor,
-    choose: Callable[[Tensor, int], Tensor],
-    rules: Sequence[Rule],
-) -> list[SearchResult | None]:
-    """Extend every row by the tokens that `choose` returns until it ends; None where the limit is 0.
-
-    A row that has ended keeps running as a dummy, so that shapes never change.
+    A sample depends on its seed, text and number, and on nothing else.
     """
-    N, T, device = len(limit_N), len(norm_T) - 1, limit_N.device
-    token_N = torch.full((N,), BOS, device=device)
-    token_NT = torch.full((N, T), EOS, device=device)
-    logp_N, length_N = torch.zeros(N, device=device), torch.zeros(N, dtype=torch.long, device=device)
-    done_N = limit_N <= 0
-    for step in range(T):
-        if bool(done_N.all()):
-            break
-        logp_NV, state = model.step(token_N, state)
-        clean_NV = apply_rules(
-            sanitize_logp(logp_NV), Prefix(token_NT[:, :step], torch.full_like(length_N, step)), rules
-        )
-        token_N = choose(clean_NV, step)
-        step_N = clean_NV.gather(1, token_N[:, None])[:, 0]
-        done_N = done_N | (step_N == NEVER)
-        token_NT[:, step] = torch.where(done_N, EOS, token_N)
-        logp_N = torch.where(done_N, logp_N, logp_N + step_N)
-        length_N = length_N + (~done_N).long()
-        done_N = done_N | (token_N == EOS) | (length_N >= limit_N)
-        token_N = token_N.masked_fill(step_N == NEVER, EOS)
-    score_N = logp_N / norm_T.to(device)[length_N]
-    rows = zip(limit_N.tolist(), token_NT.tolist(), length_N.tolist(), logp_N.tolist(), score_N.tolist())
-    results: list[SearchResult | None] = []
-    for limit, tokens, length, logp, score in rows:
-        finished = length > 0 and tokens[length - 1] == EOS
-        results.append(SearchResult(tokens[: length - finished], logp, score, finished) if limit > 0 else None)
-    return results
+
+    state: SampleState
+
+    def __init__(self, settings: SearchSettings, numbers: range, longest: int, device: torch.device) -> None:
+        super().__init__(settings, len(numbers), longest, device)
+        self.numbers = numbers
+        self.norm_T = LENGTH_NORMS[settings.length_norm](longest, settings.length_penalty).to(device)
+
+    @property
+    def done_B(self) -> Tensor:
+        return self.state.done_BW.all(1)
+
+    @property
+    def prefix(self) -> Prefix:
+        return Prefix(self.state.token_BWT.flatten(0, 1), self.state.length_BW.flatten())
+
+    def make_state(self, jobs: Sequence[Job]) -> SampleState:
+        limit_B = torch.tensor([job.limit for job in jobs], dtype=torch.long, device=self.device)
+        uniform_BWT = make_uniforms(jobs, self.settings.seed, self.numbers, self.longest)
+        return SampleState.start(limit_B, uniform_BWT.to(self.device))
+
+    def extend(self, logp_NV: Tensor) -> tuple[None, Tensor]:
+        """Sample one token for every row."""
+        wait_BW = torch.zeros_like(self.state.done_BW)
+        self.state, token_N = extend_samples(self.state, logp_NV, self.settings, wait_BW)
+        return None, token_N
+
+    def results(self, slots: Sequence[int]) -> list[list[SearchResult]]:
+        """Return the samples in the order of their numbers."""
+        state = self.select(slots)
+        score_BW = state.logp_BW / self.norm_T[state.length_BW]
+        columns = (state.token_BWT, state.length_BW, state.logp_BW, score_BW)
+        results = []
+        for limit, *rows in zip(state.limit_B.tolist(), *(each.tolist() for each in columns), strict=True):
+            some = []
+            for tokens, length, logp, score in zip(*rows, strict=True):
+                finished = length > 0 and tokens[length - 1] == EOS
+                some.append(SearchResult(tokens[: length - finished], logp, score, finished))
+            results.append(some if limit > 0 else [])
+        return results
+
+
+def make_uniforms(jobs: Sequence[Job], seed: int, numbers: range, longest: int) -> Tensor:
+    """Return the random numbers of these samples. They depend on seed, text and sample number, not on the batch."""
+    uniform_BWT = np.zeros((len(jobs), len(numbers), longest))
+    for row, job in enumerate(jobs):
+        text = job.constraints.text.encode(errors="surrogatepass")
+        digest = memoryview(hashlib.blake2b(text, digest_size=16).digest()).cast("I")
+        for column, number in enumerate(numbers):
+            uniform_BWT[row, column, : job.limit] = np.random.default_rng([seed, number, *digest]).random(job.limit)
+    return torch.from_numpy(uniform_BWT)
 
 
 @torch.inference_mode()
@@ -135,30 +141,18 @@ def sample_continuations(
     `uniform_BT` holds a number from [0, 1) for every new token, and samples depend on nothing else. `limit_B` is the
     most new tokens of a row. With `ends`, EOS ends a row; otherwise it is a token like any other.
     """
-    B, device = len(prompt_BP), prompt_BP.device
-    state = model.start(prompt_BP[:, :0], prompt_BP[:, :0] > 0)
-    token_B, row_B = prompt_BP[:, 0], torch.arange(B, device=device)
-    token_BT = torch.full_like(uniform_BT, EOS, dtype=torch.long)
-    logp_B, written_B = torch.zeros(B, device=device), torch.zeros_like(length_B)
-    done_B = limit_B <= 0
+    model_state, token_B = model.start(prompt_BP[:, :0], prompt_BP[:, :0] > 0), prompt_BP[:, 0]
+    state = SampleState.start(limit_B, uniform_BT[:, None])
     read = 0
-    while not bool(done_B.all()):
+    while not bool(state.done_BW.all()):
         read += 1
-        logp_BV, state = model.step(token_B, state)
-        clean_BV = sanitize_logp(logp_BV)
-        position_B = written_B.clamp(max=uniform_BT.size(1) - 1)
-        token_B = pick_sampled_tokens(apply_filters(clean_BV, settings), uniform_BT[row_B, position_B])
-        step_B = clean_BV.gather(1, token_B[:, None])[:, 0]
+        logp_BV, model_state = model.step(token_B, model_state)
         reading_B = length_B > read
-        done_B = done_B | (~reading_B & (step_B == NEVER))
-        writing_B = ~reading_B & ~done_B
-        token_BT[row_B, position_B] = torch.where(writing_B, token_B, token_BT[row_B, position_B])
-        logp_B = torch.where(writing_B, logp_B + step_B, logp_B)
-        written_B = written_B + writing_B.long()
-        done_B = done_B | (written_B >= limit_B) | (writing_B & (token_B == EOS) & ends)
+        state, token_B = extend_samples(state, logp_BV, settings, reading_B[:, None], ends=ends)
         token_B = torch.where(reading_B, prompt_BP[:, min(read, prompt_BP.size(1) - 1)], token_B)
+    columns = (state.token_BWT, state.length_BW, state.logp_BW)
     results = []
-    for row, written, logp in zip(token_BT.tolist(), written_B.tolist(), logp_B.tolist(), strict=True):
+    for row, written, logp in zip(*(each[:, 0].tolist() for each in columns), strict=True):
         tokens = row[:written]
         finished = ends and tokens[-1:] == [EOS]
         score = logp / max(written, 1)

@@ -6,28 +6,26 @@ methods build on it and change only which candidates survive a step:
     DiverseBeam      groups of beams; a token that one group has just used costs the later groups more
     ConstrainedBeam  beams are kept apart by how many tokens of the required terms are still missing
 
-Shapes   B sentences   W beams of a sentence   N = B * W rows of the model   V vocabulary   T tokens so far
-         L active beams   K terms
+`SentenceSearches` runs them side by side.
+
+Shapes   W beams of a sentence   N rows of the model   V vocabulary   L active beams   K terms
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from dragoman.config.settings import pick
+from dragoman.config.settings import SearchSettings
 from dragoman.decoding.beam import LENGTH_NORMS, STOP_RULES, stable_topk
-from dragoman.decoding.protocol import NEVER, Prefix, SearchResult, apply_rules, sanitize_logp
-from dragoman.decoding.request import DecodingConstraints, Request
-from dragoman.decoding.rules import make_rules
-from dragoman.types import BOS, EOS
-
-MAX_WIDTH = 64  # beams of a sentence in constrained search
+from dragoman.decoding.protocol import NEVER, Job, SearchResult
+from dragoman.decoding.search import Prefix, Search, sanitize_logp
+from dragoman.types import EOS, PAD
 
 
 class Extension(NamedTuple):
@@ -51,28 +49,68 @@ class SentenceSearch(Protocol):
     def results(self) -> list[SearchResult]: ...
 
 
-@torch.inference_mode()
-def run_in_lockstep(request: Request[Any], searches: Sequence[SentenceSearch], width: int) -> list[list[SearchResult]]:
-    """Run all searches, one token at a time, until each is done. Shapes stay the same when some are done earlier."""
-    B, W, device = len(searches), width, request.device
-    rules = make_rules(request)
-    state = request.model.start(request.source_BS, request.keep_BS)
-    state = state.select(torch.arange(B, device=device).repeat_interleave(W))
-    token_N = torch.full((B * W,), BOS, device=device)
-    prefix_NT = torch.zeros(B * W, 0, dtype=torch.long, device=device)
-    while not all(search.done for search in searches):
-        logp_NV, state = request.model.step(token_N, state)
-        length_N = torch.full((B * W,), prefix_NT.size(1), device=device)
-        logp_NV = apply_rules(sanitize_logp(logp_NV), Prefix(prefix_NT, length_N), rules)
-        extensions = [
-            pad_extensions([] if search.done else search.advance(logp_WV), W)
-            for search, logp_WV in zip(searches, logp_NV.view(B, W, -1), strict=True)
-        ]
-        rows_N = torch.tensor([b * W + one.row for b, some in enumerate(extensions) for one in some], device=device)
-        token_N = torch.tensor([one.token for some in extensions for one in some], device=device)
-        prefix_NT = torch.cat([prefix_NT[rows_N], token_N[:, None]], 1)
-        state = state.select(rows_N)
-    return [search.results() for search in searches]
+class SentenceSlot(NamedTuple):
+    """The search of one sentence, and the tokens of its rows so far."""
+
+    search: SentenceSearch
+    rows: list[list[int]]
+
+
+class SentenceSearches(Search):
+    """Searches of single sentences, side by side in slots."""
+
+    state: list[SentenceSlot]
+
+    def __init__(
+        self,
+        make: Callable[[Job, SearchSettings, int, torch.device], SentenceSearch],
+        settings: SearchSettings,
+        width: int,
+        longest: int,
+        device: torch.device,
+    ) -> None:
+        super().__init__(settings, width, longest, device)
+        self.make = make
+
+    @property
+    def done_B(self) -> Tensor:
+        return torch.tensor([slot.search.done for slot in self.state], device=self.device)
+
+    @property
+    def prefix(self) -> Prefix:
+        rows = [tokens for slot in self.state for tokens in slot.rows]
+        T = max(map(len, rows))
+        padded = [[*tokens, *[PAD] * (T - len(tokens))] for tokens in rows]
+        length_N = torch.tensor([len(tokens) for tokens in rows], device=self.device)
+        return Prefix(torch.tensor(padded, dtype=torch.long, device=self.device), length_N)
+
+    def make_state(self, jobs: Sequence[Job]) -> list[SentenceSlot]:
+        searches = [self.make(job, self.settings, self.width, self.device) for job in jobs]
+        return [SentenceSlot(search, [[]] * self.width) for search in searches]
+
+    def put(self, slots: Sequence[int], jobs: Sequence[Job]) -> None:
+        for slot, job, new in zip(slots, jobs, self.make_state(jobs), strict=True):
+            self.jobs[slot], self.state[slot] = job, new
+        self.set_jobs(self.jobs)
+
+    def select(self, slots: Sequence[int]) -> list[SentenceSlot]:
+        return [self.state[slot] for slot in slots]
+
+    def extend(self, logp_NV: Tensor) -> tuple[Tensor, Tensor]:
+        """Advance the sentences one after the other."""
+        rows, tokens = [], []
+        for b, (slot, logp_WV) in enumerate(
+            zip(self.state, torch.split(sanitize_logp(logp_NV), self.width), strict=True)
+        ):
+            extensions = pad_extensions([] if slot.search.done else slot.search.advance(logp_WV), self.width)
+            if not slot.search.done:
+                self.state[b] = SentenceSlot(slot.search, [[*slot.rows[one.row], one.token] for one in extensions])
+            rows += [b * self.width + one.row for one in extensions]
+            tokens += [one.token for one in extensions]
+        return torch.tensor(rows, device=self.device), torch.tensor(tokens, device=self.device)
+
+    def results(self, slots: Sequence[int]) -> list[list[SearchResult]]:
+        return [self.state[slot].search.results() for slot in slots]
 
 
 def pad_extensions(extensions: list[Extension], width: int) -> list[Extension]:
@@ -87,11 +125,10 @@ class SentenceBeam:
     reached EOS, best first. Sums are float32, as in beam.py.
     """
 
-    def __init__(self, request: Request[Any], row: int, *, width: int, nbest: int) -> None:
-        self.limit, self.width, self.nbest = int(request.limit_B[row]), width, nbest
-        settings = request.settings
-        self.norm_T = pick(LENGTH_NORMS, settings.length_norm, "length norm")(self.limit, settings.length_penalty)
-        self.should_stop = pick(STOP_RULES, settings.stop, "stop rule")
+    def __init__(self, job: Job, settings: SearchSettings, width: int, device: torch.device) -> None:  # noqa: ARG002
+        self.limit, self.width, self.nbest = job.limit, width, min(settings.nbest, width)
+        self.norm_T = LENGTH_NORMS[settings.length_norm](self.limit, settings.length_penalty)
+        self.should_stop = STOP_RULES[settings.stop]
         self.active: list[tuple[list[int], float]] = [([], 0.0)]
         self.finished: list[SearchResult] = []
         self.done = self.limit == 0
@@ -149,13 +186,6 @@ class SentenceBeam:
         return (self.finished + cut)[: self.nbest]
 
 
-def search_reference(request: Request[Any]) -> list[list[SearchResult]]:
-    """Run the readable beam search."""
-    beam, nbest = request.settings.beam, request.settings.nbest
-    searches = [SentenceBeam(request, row, width=beam, nbest=nbest) for row in range(len(request.constraints))]
-    return run_in_lockstep(request, searches, beam)
-
-
 class DiverseBeam:
     """Diverse beam search (Vijayakumar 2018): several groups, each a beam search of the same width.
 
@@ -163,11 +193,10 @@ class DiverseBeam:
     one is not the one that beam search finds. Here the first group is a plain beam search and nothing is random.
     """
 
-    def __init__(self, request: Request[Any], row: int) -> None:
-        settings = request.settings
-        self.width = settings.beam // settings.groups
-        self.penalty, self.nbest = settings.diversity, settings.nbest
-        self.groups = [SentenceBeam(request, row, width=self.width, nbest=self.width) for _ in range(settings.groups)]
+    def __init__(self, job: Job, settings: SearchSettings, width: int, device: torch.device) -> None:
+        self.width, self.penalty, self.nbest = width // settings.groups, settings.diversity, settings.nbest
+        settings = settings.model_copy(update={"nbest": self.width})
+        self.groups = [SentenceBeam(job, settings, self.width, device) for _ in range(settings.groups)]
 
     @property
     def done(self) -> bool:
@@ -196,12 +225,6 @@ class DiverseBeam:
         return sorted(list(chosen.values())[: self.nbest], key=lambda one: (not one.finished, -one.score))
 
 
-def search_diverse(request: Request[Any]) -> list[list[SearchResult]]:
-    """Run diverse beam search."""
-    searches = [DiverseBeam(request, row) for row in range(len(request.constraints))]
-    return run_in_lockstep(request, searches, request.settings.beam)
-
-
 class ConstrainedBeam(SentenceBeam):
     """Beam search in which terms must appear. Terms that the vocabulary cannot spell are left out.
 
@@ -212,12 +235,12 @@ class ConstrainedBeam(SentenceBeam):
     lower bank, because the automata of its terms say how far each term has come.
     """
 
-    def __init__(self, request: Request[Any], row: int, *, width: int) -> None:
-        super().__init__(request, row, width=width, nbest=min(request.settings.nbest, width))
-        terms = request.constraints[row].spellable
-        self.next = [torch.tensor(term.next_SV, device=request.device) for term in terms]
-        self.left = [torch.tensor(term.left_S, device=request.device) for term in terms]
-        self.ends = [torch.tensor(term.ends_S, device=request.device) for term in terms]
+    def __init__(self, job: Job, settings: SearchSettings, width: int, device: torch.device) -> None:
+        super().__init__(job, settings, width, device)
+        terms = job.constraints.spellable
+        self.next = [torch.tensor(term.next_SV, device=device) for term in terms]
+        self.left = [torch.tensor(term.left_S, device=device) for term in terms]
+        self.ends = [torch.tensor(term.ends_S, device=device) for term in terms]
         self.states: list[list[int]] = [[0] * len(terms)]  # automaton states of each active beam
 
     def advance(self, logp_WV: Tensor) -> list[Extension]:
@@ -260,38 +283,3 @@ class ConstrainedBeam(SentenceBeam):
         met = [all(bool(ends[s]) for ends, s in zip(self.ends, states, strict=True)) for states in self.states]
         self.active = [beam for beam, all_met in zip(self.active, met, strict=False) if all_met]
         return super().results()
-
-
-def choose_width(constraints: DecodingConstraints, beam: int) -> int:
-    """Return the beams of a sentence, with some for each bank. They depend on its own constraints, not on the batch."""
-    width = max(beam, 8)
-    while width < min(beam + constraints.needed_tokens, MAX_WIDTH):
-        width *= 2
-    return width
-
-
-def search_constrained(request: Request[Any]) -> list[list[SearchResult]]:
-    """Return results with all required terms; an empty list where no term is required or none was found."""
-    results: list[list[SearchResult]] = [[] for _ in request.constraints]
-    widths = [choose_width(c, request.settings.beam) if c.spellable else 0 for c in request.constraints]
-    for width in sorted(set(widths) - {0}):
-        some = request.only([each == width for each in widths])
-        searches = [
-            ConstrainedBeam(some, row, width=width) if each == width else IdleSearch()
-            for row, each in enumerate(widths)
-        ]
-        for row, found in enumerate(run_in_lockstep(some, searches, width)):
-            results[row] = results[row] or found
-    return results
-
-
-class IdleSearch:
-    """The search of a sentence that takes part in the batch only to keep its shape."""
-
-    done = True
-
-    def advance(self, logp_WV: Tensor) -> list[Extension]:  # noqa: ARG002 - the protocol's shape
-        return []
-
-    def results(self) -> list[SearchResult]:
-        return []

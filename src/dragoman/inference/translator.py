@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import takewhile
 from queue import SimpleQueue
@@ -25,14 +25,13 @@ import torch
 
 from dragoman.config.messages import suggest_name
 from dragoman.config.settings import SearchSettings
-from dragoman.data.batches import BatchPlan, collate_pairs, group_by_key, round_to_bucket
+from dragoman.data.batches import BatchPlan, collate_pairs, group_by_key
 from dragoman.data.features import FEATURES
 from dragoman.data.simple_tokenizers import WordTokenizer
 from dragoman.data.trees import find_tree_fault
 from dragoman.decoding.beam import BeamState
-from dragoman.decoding.methods import METHODS, decode
-from dragoman.decoding.protocol import NEVER, SearchResult
-from dragoman.decoding.request import DecodingConstraints, Job
+from dragoman.decoding.methods import METHODS
+from dragoman.decoding.protocol import NEVER, DecodingConstraints, Job, SearchResult
 from dragoman.errors import UserError
 from dragoman.inference.constraints import limit_length, list_unmet, make_constraints, merge_search
 from dragoman.inference.engines.base import Engine
@@ -360,8 +359,7 @@ class Translator(Predictor[Seq2Seq]):
         hypotheses: list[list[Hypothesis]] = [[] for _ in segments]
         with eval_mode(self.model):
             if observe and isinstance(engine, TorchEngine) and is_certain_early(segments[0], search):
-                request = engine.request(jobs, round_to_bucket(len(jobs[0].ids) + 1), search)
-                results = [(0, decode(replace(request, watch=observe))[0])]
+                results = enumerate(engine.search(jobs, search, observe))
             else:
                 # Several results may have the same text, and reranking changes their order.
                 if METHODS[search.method].reranks and (search.nbest > 1 or search.coverage > 0):
@@ -450,12 +448,11 @@ def find_certain_prefix(beams: BeamState) -> list[int]:
 
     They are the common prefix of all active hypotheses and the best finished one.
     """
-    active, finished = beams.active, beams.finished
-    length = int(active.length_B[0])
-    rows = zip(active.token_BWT[0].tolist(), active.logp_BW[0].tolist())
+    length = int(beams.length_B[0])
+    rows = zip(beams.token_BWT[0].tolist(), beams.logp_BW[0].tolist())
     candidates = [tokens[:length] for tokens, logp in rows if logp > NEVER]
-    if float(finished.score_BW[0, 0]) > NEVER:
-        candidates.append(finished.token_BWT[0, 0, : int(finished.length_BW[0, 0]) - 1].tolist())
+    if float(beams.end_score_BW[0, 0]) > NEVER:
+        candidates.append(beams.end_token_BWT[0, 0, : int(beams.end_length_BW[0, 0]) - 1].tolist())
     same = takewhile(lambda tokens: len(set(tokens)) == 1, zip(*candidates))
     return [tokens[0] for tokens in same]
 

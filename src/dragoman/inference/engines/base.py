@@ -14,8 +14,7 @@ from torch import nn
 from dragoman.config.settings import SearchSettings
 from dragoman.data.subword_tokenizers import SubwordTokenizer
 from dragoman.data.tokenizers import Tokenizer, Tokenizers
-from dragoman.decoding.protocol import SearchResult
-from dragoman.decoding.request import Job
+from dragoman.decoding.protocol import Job, SearchResult
 from dragoman.errors import UserError
 from dragoman.models.base import Model, collect_tensors
 from dragoman.models.transformer import Transformer

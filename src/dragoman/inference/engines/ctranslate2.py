@@ -25,8 +25,7 @@ from torch import Tensor
 
 from dragoman.config.settings import SampleSettings, SearchSettings
 from dragoman.decoding.methods import METHODS, apply_fixed_settings
-from dragoman.decoding.protocol import SearchResult
-from dragoman.decoding.request import Job
+from dragoman.decoding.protocol import Job, SearchResult
 from dragoman.errors import UserError
 from dragoman.hardware import cpu_features
 from dragoman.inference.engines.base import (

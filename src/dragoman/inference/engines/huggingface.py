@@ -29,8 +29,7 @@ from dragoman.config.settings import SearchSettings, build
 from dragoman.data.simple_tokenizers import SPACE_MARK
 from dragoman.data.subword_tokenizers import ESCAPES, BpeTokenizer, SubwordTokenizer
 from dragoman.data.tokenizers import Tokenizers
-from dragoman.decoding.protocol import SearchResult
-from dragoman.decoding.request import Job
+from dragoman.decoding.protocol import Job, SearchResult
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import (
     Engine,

@@ -15,6 +15,7 @@ import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -23,10 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.config.settings import SearchSettings
-from dragoman.decoding.continuous_batching import collate_sources
-from dragoman.decoding.methods import decode
-from dragoman.decoding.protocol import SearchResult
-from dragoman.decoding.request import Job, Request
+from dragoman.decoding.continuous_batching import collate_sources, run_batch
+from dragoman.decoding.methods import Request, decode
+from dragoman.decoding.protocol import Job, SearchResult
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import Engine, Holds, LoadedModel, check_holds, list_vocabulary, write_json
 from dragoman.kernels.attention import KERNELS
@@ -149,10 +149,9 @@ class OnnxEngine(Engine):
 
     def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
         width = max((len(job.ids) + 1 for job in jobs), default=1)
-        batch, limit_B = collate_sources(jobs, width, len(jobs)), torch.tensor([job.limit for job in jobs])
-        constraints = [job.constraints for job in jobs]
-        keep_BS = batch.source_segment_BS > 0
-        return decode(Request(self, batch.source_BS, keep_BS, limit_B, search, constraints, self.decode))
+        batch = collate_sources(jobs, width, len(jobs))
+        run = partial(run_batch, self, batch.source_BS, batch.source_segment_BS > 0)
+        return decode(Request(jobs, search, run, self.decode))
 
 
 def run_session(session: OnnxSession, **inputs: Tensor) -> Tensor:

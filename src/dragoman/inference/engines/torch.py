@@ -4,8 +4,6 @@ On a CPU, weights are packed once as oneDNN wants them, in the requested precisi
 to twice as fast on few rows, and a row's result does not depend on how many other rows are in the batch. A precision
 that the CPU cannot compute correctly is refused here.
 
-Plain beam search uses continuous batching; constraints and other methods run in batches of a fixed number of rows.
-
 Shapes   N rows   I inputs   O outputs
 """
 
@@ -15,26 +13,18 @@ import copy
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from dragoman.config.settings import SearchSettings, pick
-from dragoman.data.batches import group_by_key, round_to_bucket
-from dragoman.decoding.beam import BeamPlan
-from dragoman.decoding.continuous_batching import (
-    GpuScheduler,
-    JobQueue,
-    Results,
-    Scheduler,
-    bind_features,
-    collate_sources,
-    round_up_length,
-)
-from dragoman.decoding.methods import METHODS, apply_fixed_settings, decode
-from dragoman.decoding.protocol import SearchResult, StepModel
-from dragoman.decoding.request import DecodingConstraints, Job, Request
+from dragoman.data.batches import round_to_bucket
+from dragoman.decoding.continuous_batching import GpuScheduler, JobQueue, Observer, Scheduler
+from dragoman.decoding.methods import METHODS, Request, decode
+from dragoman.decoding.protocol import Job, SearchResult, StepModel
+from dragoman.decoding.search import SearchFactory
 from dragoman.errors import UserError
 from dragoman.hardware import ROWS, CpuFeatures, best_precision, cpu_features, hold_memory, release_memory
 from dragoman.inference.engines.base import Engine
@@ -148,76 +138,60 @@ class TorchEngine(Engine):
 
     def __init__(self, model: StepModel[Any], device: torch.device, decode: Callable[[Sequence[int]], str]) -> None:
         self.model, self.device, self.decode = model, device, decode
-        self.schedulers: dict[type[Scheduler], Scheduler] = {}
         if device.type == "cpu":
             hold_memory()
 
-    def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
-        """Return up to `search.nbest` results per job, best first."""
-        results: list[list[SearchResult]] = [[] for _ in jobs]
+    @cached_property
+    def gpu_scheduler(self) -> GpuScheduler:
+        return GpuScheduler(self.model, self.device, choose_rows(self.model, self.device))
+
+    def search(
+        self, jobs: Sequence[Job], search: SearchSettings, observe: Observer | None = None
+    ) -> list[list[SearchResult]]:
+        """Return up to `search.nbest` results per job, best first. `observe` sees the state after every step."""
         plain = METHODS[search.method].is_beam_search and not search.no_repeat
-        queued: dict[int, list[int]] = {}  # jobs for continuous batching, by source width
-        others = []
-        for number, job in enumerate(jobs):
-            if plain and not job.constraints.any:
-                queued.setdefault(round_to_bucket(len(job.ids) + 1), []).append(number)
-            else:
-                others.append(number)
-        if queued:
-            self._run_queues([JobQueue(jobs, queued[width]) for width in sorted(queued, reverse=True)], search, results)
-        for width, some in group_by_key(
-            others, lambda number: round_to_bucket(len(jobs[number].ids) + 1), ROWS[self.device.type]
-        ):
-            found = decode(self.request([jobs[number] for number in some], width, search))
-            for number, one in zip(some, found, strict=False):  # the batch has spare rows
-                results[number] = one
+        results = decode(Request(jobs, search, partial(self.run, plain=plain, observe=observe), self.decode))
         if self.device.type == "cpu":
             release_memory()
         return results
 
-    def _run_queues(self, queues: list[JobQueue], search: SearchSettings, results: Results) -> None:
-        """Decode the jobs of all queues, by one worker per core on a CPU and by one on a GPU."""
-        search = apply_fixed_settings(search)
-        plan = BeamPlan.of(
-            round_up_length(max(queue.longest for queue in queues)),
-            self.device,
-            width=search.beam,
-            nbest=search.nbest,
-            alpha=search.length_penalty,
-            norm=search.length_norm,
-            stop=search.stop,
-        )
-        jobs = sum(len(queue.waiting) for queue in queues)
-        kind = GpuScheduler if use_cuda_graph(self.model, self.device, jobs) else Scheduler
-        if kind not in self.schedulers:
-            self.schedulers[kind] = kind(self.model, self.device, choose_rows(self.model, self.device))
-        scheduler = self.schedulers[kind]
+    def run(
+        self, jobs: Sequence[Job], make_search: SearchFactory, *, plain: bool, observe: Observer | None
+    ) -> list[list[SearchResult]]:
+        """Run one search for all jobs, by one worker per core on a CPU and by one on a GPU.
+
+        Jobs are queued by source width. A GPU rounds by the shape of a batch, so there only plain beam search is
+        batched continuously; constraints and other methods run in batches of a fixed shape.
+        """
+        results: list[list[SearchResult]] = [[] for _ in jobs]
+        queued: dict[tuple[int, bool], list[int]] = {}
+        for number, job in enumerate(jobs):
+            if job.limit:
+                key = (round_to_bucket(len(job.ids) + 1), plain and not job.constraints.any)
+                queued.setdefault(key, []).append(number)
+        count, rows = sum(map(len, queued.values())), choose_rows(self.model, self.device)
+        tasks: list[tuple[Scheduler, JobQueue]] = []
+        for (_, is_plain), numbers in sorted(queued.items(), reverse=True):
+            if is_plain and use_cuda_graph(self.model, self.device, count):
+                tasks.append((self.gpu_scheduler, JobQueue(jobs, numbers)))
+            elif is_plain or self.device.type == "cpu":
+                tasks.append((Scheduler(self.model, self.device, rows), JobQueue(jobs, numbers)))
+            else:
+                fixed = Scheduler(self.model, self.device, rows, ROWS[self.device.type])
+                starts = range(0, len(numbers), fixed.fixed_slots)
+                tasks += [(fixed, JobQueue(jobs, numbers[i : i + fixed.fixed_slots])) for i in starts]
         cancelled = threading.Event()
 
         def work() -> None:
-            for queue in queues:
-                scheduler.run(queue, plan, results, cancelled)
+            for scheduler, queue in tasks:
+                scheduler.run(queue, make_search, results, cancelled, observe)
 
-        workers = min(torch.get_num_threads() if self.device.type == "cpu" else 1, jobs)
-        if workers == 1:
+        workers = min(torch.get_num_threads() if self.device.type == "cpu" else 1, count)
+        if workers <= 1:
             work()
         else:
             run_workers(work, workers, cancelled)
-
-    def request(self, jobs: Sequence[Job], width: int, search: SearchSettings) -> Request[Any]:
-        """Return a batch of these jobs with the engine's fixed number of rows; the spare ones have limit 0."""
-        rows = ROWS[self.device.type]
-        batch = collate_sources(jobs, width, rows).to(self.device)
-        spare = rows - len(jobs)
-        return Request(
-            bind_features(self.model, batch),
-            batch.source_BS,
-            batch.source_segment_BS > 0,
-            torch.tensor([job.limit for job in jobs] + [0] * spare, device=self.device),
-            search,
-            [job.constraints for job in jobs] + [DecodingConstraints()] * spare,
-            self.decode,
-        )
+        return results
 
 
 def choose_rows(model: StepModel[Any], device: torch.device) -> int:
