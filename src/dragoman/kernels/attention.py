@@ -1,8 +1,8 @@
 """Attention kernels: from queries, keys and values to outputs. All kernels compute the same function.
 
 `attend_reference` is the readable implementation that the others are tested against. To add a kernel, write a function
-with the signature of `Kernel` and a line in KERNELS. Two special cases at the end have Triton kernels of their own:
-one new token that attends to a KV cache (kv_lookup_triton.py), and packed rows in training (attention_triton.py).
+with the signature of `Kernel` and a line in KERNELS. Two special cases at the end have Triton kernels of their own
+(attention_triton.py): one new token that attends to a KV cache, and packed rows in training.
 
 Shapes   B batch   H heads   Q queries   K keys   D head width   N leading dimensions flattened, or rows of a search
          W rows of one sentence   S source width   C all heads   E, F projections that hold several tensors side by side
@@ -149,7 +149,7 @@ def attend_to_cache(
     table changes and the cache stays as it is. At `position_N`, that of the new token, it must be the row itself.
     """
     if supports_cached_kernel(q_NHD, new[1]):
-        from dragoman.kernels.kv_lookup_triton import attend_cached
+        from dragoman.kernels.attention_triton import attend_cached
 
         return attend_cached(q_NHD, cache, position_N, beam_indices_NK=beam_indices_NK, new=new)
     row_N = torch.arange(len(q_NHD), device=q_NHD.device)
@@ -165,7 +165,7 @@ def attend_to_cache(
 def attend_to_source(q_NHD: Tensor, memory: KeyValue, length_B: Tensor) -> Tensor:
     """Attend to the first `length_B` positions of the own source: out_NHD. Each sentence has N / B rows."""
     if supports_cached_kernel(q_NHD, memory[1]):
-        from dragoman.kernels.kv_lookup_triton import attend_cached
+        from dragoman.kernels.attention_triton import attend_cached
 
         return attend_cached(q_NHD, memory, length_B)
     k_BHSD, v_BHSD = memory

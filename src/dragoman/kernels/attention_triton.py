@@ -1,12 +1,17 @@
-"""Triton kernels for attention within packed rows, for training in half precision.
+"""Triton kernels for attention: within packed rows, for training in half precision, and to a KV cache, for decoding.
 
-The mask follows from segment ids, so none is built. In rows of up to 128 tokens, one program per row and head keeps all
-scores in registers, forward and backward. Longer rows are split into tiles: a tile of queries loops over tiles of keys
-and skips those without a token of its own sentences, so the work grows with the sentences, not with the row. Backward,
-queries loop over keys for their gradients, then keys over queries for theirs. kernels/attention.py has the reference
-implementation and chooses.
+The reference implementations are in kernels/attention.py, which also chooses.
+
+Training: the mask follows from segment ids, so none is built. In rows of up to 128 tokens, one program per row and head
+keeps all scores in registers, forward and backward. Longer rows are split into tiles: a tile of queries loops over
+tiles of keys and skips those without a token of its own sentences, so the work grows with the sentences, not with the
+row.
+Backward, queries loop over keys for their gradients, then keys over queries for theirs.
+
+Decoding: one program per row and head attends from the new token to the row's past, or to its source.
 
 Shapes   B rows   H heads   Q queries   K keys   D head width   C all heads   E, F projections that hold several of them
+         N rows of a search
 """
 
 from __future__ import annotations
@@ -18,8 +23,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dragoman.kernels.attention import KeyValue
+
 LONGEST_SINGLE_TILE = 128  # tokens of a row whose scores one program can hold
 LOG2E = 1.4426950408889634  # scores are in base 2, since the hardware computes exp2
+TILE = 64  # queries, and keys, of a tile of longer rows
+POSITIONS_PER_BLOCK = 16  # of a KV cache that are read at a time
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -98,106 +107,6 @@ def _backward(  # type: ignore[no-untyped-def]
     tl.store(at, tl.dot(score_grad, k).to(q.dtype), mask=real)
     at, there = _tile(key_grad, b, h, K, K * key_grad_k, D, key_grad_k, N, D)
     tl.store(at, tl.dot(tl.trans(score_grad), q).to(k.dtype), mask=there)
-
-
-def _blocks(q_BHQD: Tensor, k_BHKD: Tensor, causal: bool) -> dict[str, Any]:
-    sides = [max(16, triton.next_power_of_2(x.size(2))) for x in (q_BHQD, k_BHKD)]
-    warps = 8 if sides[0] * sides[1] > 128 * 64 else 4
-    how = {"num_warps": warps, "num_stages": 1}  # there is no loop to pipeline
-    return {"CAUSAL": causal, "M": sides[0], "N": sides[1], "D": q_BHQD.size(3), **how}
-
-
-def _strides(*some: Tensor) -> list[int]:
-    return [stride for x in some for stride in x.stride()[:3]]
-
-
-def _heads(x_BTE: Tensor, heads: int, parts: int) -> tuple[Tensor, ...]:
-    """Split a projection into its parts, each as x_BHTD."""
-    return x_BTE.view(*x_BTE.shape[:2], parts, heads, -1).permute(2, 0, 3, 1, 4).unbind()
-
-
-@torch.library.custom_op("dragoman::attend_rows", mutates_args=())
-def attend_rows(
-    query_BQE: Tensor, key_value_BKF: Tensor | None, query_segment_BQ: Tensor, key_segment_BK: Tensor, heads: int,
-    causal: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the outputs, out_BQC, and the log-sum-exp of the scores of each query, sums_BHQ.
-
-    Keys and values are side by side in a projection of their own, or follow the queries in the same one.
-    """
-    q, k, v = _split(query_BQE, key_value_BKF, heads)
-    B, H, Q, D = q.shape
-    out, sums = q.new_empty(B, Q, H * D), q.new_empty(B, H, Q, dtype=torch.float32)
-    if max(Q, k.size(2)) > LONGEST_SINGLE_TILE:
-        segments = query_segment_BQ, key_segment_BK
-        attend_tiled((q, k, v), _strides(q, k, v), segments, out, sums, D**-0.5 * LOG2E, causal)
-        return out, sums
-    _forward[(B * H,)](
-        q, k, v, query_segment_BQ, key_segment_BK, out, sums, *_strides(q, k, v),
-        H, Q, k.size(2), D**-0.5 * LOG2E, **_blocks(q, k, causal),
-    )  # fmt: skip
-    return out, sums
-
-
-@torch.library.custom_op("dragoman::attend_rows_backward", mutates_args=())
-def attend_rows_backward(
-    grad_BQC: Tensor, query_BQE: Tensor, key_value_BKF: Tensor | None, query_segment_BQ: Tensor,
-    key_segment_BK: Tensor, out_BQC: Tensor, sums_BHQ: Tensor, heads: int, causal: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of both projections; an empty tensor if there is only one."""
-    q, k, v = _split(query_BQE, key_value_BKF, heads)
-    (grad,) = _heads(grad_BQC, heads, 1)
-    query_grad, key_value_grad = torch.empty_like(query_BQE), _like(key_value_BKF, query_BQE)
-    grads = _split(query_grad, None if key_value_BKF is None else key_value_grad, heads)
-    B, H, Q, D = q.shape
-    if max(Q, k.size(2)) > LONGEST_SINGLE_TILE:
-        segments, strides = (query_segment_BQ, key_segment_BK), _strides(q, k, v, grad)
-        scales = D**-0.5 * LOG2E, D**-0.5
-        attend_tiled_backward((q, k, v), strides, segments, out_BQC, sums_BHQ, grad, grads, *scales, causal)
-        return query_grad, key_value_grad
-    _backward[(B * H,)](
-        q, k, v, query_segment_BQ, key_segment_BK, out_BQC, sums_BHQ, grad, *grads, *_strides(q, k, v, grad),
-        *(x.stride(2) for x in grads), H, Q, k.size(2), D**-0.5 * LOG2E, D**-0.5, **_blocks(q, k, causal),
-    )  # fmt: skip
-    return query_grad, key_value_grad
-
-
-def _split(query_BQE: Tensor, key_value_BKF: Tensor | None, heads: int) -> tuple[Tensor, ...]:
-    if key_value_BKF is None:
-        return _heads(query_BQE, heads, 3)
-    return (*_heads(query_BQE, heads, 1), *_heads(key_value_BKF, heads, 2))
-
-
-def _like(key_value_BKF: Tensor | None, other: Tensor) -> Tensor:
-    return other.new_empty(0) if key_value_BKF is None else torch.empty_like(key_value_BKF)
-
-
-@attend_rows.register_fake
-def _(query_BQE: Tensor, key_value_BKF: Tensor | None, _: Tensor, __: Tensor, heads: int, ___: bool) -> Any:
-    B, Q, E = query_BQE.shape
-    width = E // 3 if key_value_BKF is None else E
-    return query_BQE.new_empty(B, Q, width), query_BQE.new_empty(B, heads, Q, dtype=torch.float32)
-
-
-@attend_rows_backward.register_fake
-def _(_: Tensor, query_BQE: Tensor, key_value_BKF: Tensor | None, *__: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(query_BQE), _like(key_value_BKF, query_BQE)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.heads, ctx.causal = inputs
-    ctx.save_for_backward(*tensors, *output)
-
-
-def _run_backward(ctx: Any, grad_BQC: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    _, key_value_BKF, *_ = ctx.saved_tensors
-    query_grad, key_value_grad = attend_rows_backward(grad_BQC.contiguous(), *ctx.saved_tensors, ctx.heads, ctx.causal)
-    return query_grad, None if key_value_BKF is None else key_value_grad, None, None, None, None
-
-
-attend_rows.register_autograd(_run_backward, setup_context=_save)
-
-TILE = 64  # queries, and keys, of a tile
 
 
 @triton.jit
@@ -322,33 +231,180 @@ def _keys_back(  # type: ignore[no-untyped-def]
     tl.store(at, value_total.to(v.dtype), mask=there)
 
 
-def attend_tiled(
-    parts: tuple[Tensor, ...], strides: list[int], segments: tuple[Tensor, Tensor], out: Tensor, sums: Tensor,
-    scale: float, causal: bool,
-) -> None:  # fmt: skip
-    """Fill `out` and `sums` from queries, keys and values, each as x_BHTD."""
-    (B, H, Q, D), K = parts[0].shape, parts[1].size(2)
-    _forward_tiled[(B * H, triton.cdiv(Q, TILE))](
-        *parts, *segments, out, sums, *strides, H, Q, K, scale, **_how(D, causal)
+def _single_tile(q_BHQD: Tensor, k_BHKD: Tensor, causal: bool) -> dict[str, Any]:
+    """Return the launch options for rows of a single tile. There is no loop to pipeline."""
+    M, N = (max(16, triton.next_power_of_2(x.size(2))) for x in (q_BHQD, k_BHKD))
+    warps = 8 if M * N > 128 * 64 else 4
+    return {"CAUSAL": causal, "M": M, "N": N, "D": q_BHQD.size(3), "num_warps": warps, "num_stages": 1}
+
+
+def _strides(*some: Tensor) -> list[int]:
+    return [stride for x in some for stride in x.stride()[:3]]
+
+
+def _split(query_BQE: Tensor, key_value_BKF: Tensor | None, heads: int) -> tuple[Tensor, ...]:
+    """Return views of queries, keys and values in one projection or two, each as x_BHTD."""
+    both = (query_BQE,) if key_value_BKF is None else (query_BQE, key_value_BKF)
+    parts = (3,) if key_value_BKF is None else (1, 2)
+    return tuple(
+        part_BHTD
+        for x_BTE, count in zip(both, parts, strict=True)
+        for part_BHTD in x_BTE.view(*x_BTE.shape[:2], count, heads, -1).permute(2, 0, 3, 1, 4).unbind()
     )
 
 
-def attend_tiled_backward(
-    parts: tuple[Tensor, ...], strides: list[int], segments: tuple[Tensor, Tensor], out: Tensor, sums: Tensor,
-    grad: Tensor, grads: tuple[Tensor, ...], scale: float, root: float, causal: bool,
-) -> None:  # fmt: skip
-    """Fill `grads`; `strides` are those of the parts and of `grad`."""
-    (B, H, Q, D), K = parts[0].shape, parts[1].size(2)
-    query_grad, key_grad, value_grad = grads
-    means, sizes = sums.new_empty(sums.shape), (H, Q, K, scale, root)
+@torch.library.custom_op("dragoman::attend_rows", mutates_args=())
+def attend_rows(
+    query_BQE: Tensor, key_value_BKF: Tensor | None, query_segment_BQ: Tensor, key_segment_BK: Tensor, heads: int,
+    causal: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the outputs, out_BQC, and the log-sum-exp of the scores of each query, sums_BHQ.
+
+    Keys and values are side by side in a projection of their own, or follow the queries in the same one.
+    """
+    q, k, v = _split(query_BQE, key_value_BKF, heads)
+    (B, H, Q, D), K = q.shape, k.size(2)
+    out, sums = q.new_empty(B, Q, H * D), q.new_empty(B, H, Q, dtype=torch.float32)
+    tensors = (q, k, v, query_segment_BQ, key_segment_BK, out, sums)
+    numbers = (*_strides(q, k, v), H, Q, K, D**-0.5 * LOG2E)
+    if max(Q, K) <= LONGEST_SINGLE_TILE:
+        _forward[(B * H,)](*tensors, *numbers, **_single_tile(q, k, causal))
+    else:
+        grid = (B * H, triton.cdiv(Q, TILE))
+        _forward_tiled[grid](*tensors, *numbers, CAUSAL=causal, TILE=TILE, D=D, num_warps=4, num_stages=1)
+    return out, sums
+
+
+@torch.library.custom_op("dragoman::attend_rows_backward", mutates_args=())
+def attend_rows_backward(
+    grad_BQC: Tensor, query_BQE: Tensor, key_value_BKF: Tensor | None, query_segment_BQ: Tensor,
+    key_segment_BK: Tensor, out_BQC: Tensor, sums_BHQ: Tensor, heads: int, causal: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of both projections; an empty tensor if there is only one."""
+    q, k, v = _split(query_BQE, key_value_BKF, heads)
+    grad = grad_BQC.view(*grad_BQC.shape[:2], heads, -1).transpose(1, 2)
+    projections = _like_projections(query_BQE, key_value_BKF)
+    grads = _split(projections[0], None if key_value_BKF is None else projections[1], heads)
+    query_grad_q, key_grad_k, value_grad_k = (x.stride(2) for x in grads)
+    (B, H, Q, D), K = q.shape, k.size(2)
+    inputs, strides = (q, k, v, query_segment_BQ, key_segment_BK), _strides(q, k, v, grad)
+    sizes = (H, Q, K, D**-0.5 * LOG2E, D**-0.5)
+    if max(Q, K) <= LONGEST_SINGLE_TILE:
+        _backward[(B * H,)](
+            *inputs, out_BQC, sums_BHQ, grad, *grads, *strides, query_grad_q, key_grad_k, value_grad_k, *sizes,
+            **_single_tile(q, k, causal),
+        )  # fmt: skip
+        return projections
+    means = torch.empty_like(sums_BHQ)
+    options: dict[str, Any] = {"CAUSAL": causal, "TILE": TILE, "D": D, "num_warps": 4, "num_stages": 1}
     _queries_back[(B * H, triton.cdiv(Q, TILE))](
-        *parts, *segments, out, sums, grad, means, query_grad, *strides, query_grad.stride(2), *sizes, **_how(D, causal)
+        *inputs, out_BQC, sums_BHQ, grad, means, grads[0], *strides, query_grad_q, *sizes, **options
     )
     _keys_back[(B * H, triton.cdiv(K, TILE))](
-        *parts, *segments, sums, grad, means, key_grad, value_grad, *strides, key_grad.stride(2), value_grad.stride(2),
-        *sizes, **_how(D, causal),
+        *inputs, sums_BHQ, grad, means, *grads[1:], *strides, key_grad_k, value_grad_k, *sizes, **options
+    )
+    return projections
+
+
+def _like_projections(query_BQE: Tensor, key_value_BKF: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return uninitialized gradients of the projections; that of a missing one is empty."""
+    key_value_grad = query_BQE.new_empty(0) if key_value_BKF is None else torch.empty_like(key_value_BKF)
+    return torch.empty_like(query_BQE), key_value_grad
+
+
+@attend_rows.register_fake
+def _(query_BQE: Tensor, key_value_BKF: Tensor | None, _: Tensor, __: Tensor, heads: int, ___: bool) -> Any:
+    B, Q, E = query_BQE.shape
+    width = E // 3 if key_value_BKF is None else E
+    return query_BQE.new_empty(B, Q, width), query_BQE.new_empty(B, heads, Q, dtype=torch.float32)
+
+
+@attend_rows_backward.register_fake
+def _(_: Tensor, query_BQE: Tensor, key_value_BKF: Tensor | None, *__: Any) -> tuple[Tensor, Tensor]:
+    return _like_projections(query_BQE, key_value_BKF)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.heads, ctx.causal = inputs
+    ctx.save_for_backward(*tensors, *output)
+
+
+def _run_backward(ctx: Any, grad_BQC: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    _, key_value_BKF, *_ = ctx.saved_tensors
+    query_grad, key_value_grad = attend_rows_backward(grad_BQC.contiguous(), *ctx.saved_tensors, ctx.heads, ctx.causal)
+    return query_grad, None if key_value_BKF is None else key_value_grad, None, None, None, None
+
+
+attend_rows.register_autograd(_run_backward, setup_context=_save)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _attend(  # type: ignore[no-untyped-def]
+    query, new_key, new_value, key, value, beam_indices, lengths, out,
+    query_stride, key_stride, value_stride, heads, capacity, rows, scale,
+    WRITES: tl.constexpr, D: tl.constexpr, E: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    """Attend from one row and head, with an online softmax over blocks of positions.
+
+    The program reads the positions up to its row's length and nothing else, so neither the capacity of the cache nor
+    other rows can change its result.
+    """
+    n, h = tl.program_id(0), tl.program_id(1)
+    d, e = tl.arange(0, D), tl.arange(0, E)
+    q = tl.load(query + n * query_stride + h * D + d).to(tl.float32) * scale
+    length = tl.load(lengths + n // rows)
+    if WRITES:  # the new token: store it in the cache, and start the softmax with it
+        k = tl.load(new_key + n * key_stride + h * D + d)
+        v = tl.load(new_value + n * value_stride + h * E + e)
+        slot = ((n * heads + h) * capacity + length).to(tl.int64)
+        tl.store(key + slot * D + d, k)
+        tl.store(value + slot * E + e, v)
+        highest = tl.sum(q * k.to(tl.float32), 0)
+        total = highest * 0.0 + 1.0
+        out_sum = v.to(tl.float32)
+    else:
+        highest = tl.sum(q, 0) * 0.0 - 1e30
+        total = highest * 0.0
+        out_sum = tl.zeros([E], tl.float32)
+    for begin in range(0, length, T):
+        t = begin + tl.arange(0, T)
+        real = t < length
+        row = tl.load(beam_indices + n * capacity + t, mask=real, other=0) if WRITES else t * 0 + n // rows
+        slots = ((row * heads + h) * capacity + t).to(tl.int64)
+        ks = tl.load(key + slots[:, None] * D + d[None, :], mask=real[:, None], other=0.0).to(tl.float32)
+        score = tl.where(real, tl.sum(ks * q[None, :], 1), -1e30)
+        now = tl.maximum(highest, tl.max(score, 0))
+        weight = tl.where(real, tl.exp(score - now), 0.0)
+        rescale = tl.exp(highest - now)
+        vs = tl.load(value + slots[:, None] * E + e[None, :], mask=real[:, None], other=0.0).to(tl.float32)
+        out_sum = out_sum * rescale + tl.sum(weight[:, None] * vs, 0)
+        total = total * rescale + tl.sum(weight, 0)
+        highest = now
+    tl.store(out + (n * heads + h) * E + e, (out_sum / tl.maximum(total, 1e-30)).to(out.dtype.element_ty))
+
+
+def attend_cached(
+    q_NHD: Tensor,
+    cache: KeyValue,
+    length: Tensor,
+    *,
+    beam_indices_NK: Tensor | None = None,
+    new: KeyValue | None = None,
+) -> Tensor:
+    """Attend to the first `length` positions of the own cache, through the table, or of the sentence's source: out_NHD.
+
+    `length` has one entry per row or per sentence. `new` is written to the cache at that position.
+    """
+    N, H, D = q_NHD.shape
+    key, value = cache
+    k_NHD, v_NHD = new or (q_NHD, q_NHD)
+    q_NHD, k_NHD, v_NHD = (
+        x if x.stride(2) == 1 and x.stride(1) == x.size(2) else x.contiguous() for x in (q_NHD, k_NHD, v_NHD)
+    )  # the kernel expects the heads of a row in one piece
+    out_NHD = torch.empty(N, H, value.size(3), dtype=q_NHD.dtype, device=q_NHD.device)
+    _attend[(N, H)](
+        q_NHD, k_NHD, v_NHD, key, value, length if beam_indices_NK is None else beam_indices_NK, length, out_NHD,
+        q_NHD.stride(0), k_NHD.stride(0), v_NHD.stride(0), H, key.size(2), N // len(length), D**-0.5,
+        WRITES=new is not None, D=D, E=value.size(3), T=POSITIONS_PER_BLOCK, num_warps=1,
     )  # fmt: skip
-
-
-def _how(D: int, causal: bool) -> dict[str, Any]:
-    return {"CAUSAL": causal, "TILE": TILE, "D": D, "num_warps": 4, "num_stages": 1}
+    return out_NHD
