@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.modules import linear
-from dragoman.modules.linear import Linear, compute_weight_gradient, fast_linear, linear_relu, uses_onednn
+from dragoman.modules.feedforward import ReluFeedForward
+from dragoman.modules.linear import Linear, compute_weight_gradient, fast_linear, uses_onednn
 from pairs import in_pairs
 from tolerance import DEVICES, TOLERANCE, differ, same
 
@@ -169,9 +170,10 @@ def test_a_relu_is_the_same_inside_the_product_and_after_it(
 ) -> None:
     """The larger case is more than the kernel for a GPU takes in one round, of tokens and of outputs."""
     torch.manual_seed(1)
-    layer = Linear(16, outputs).to(device)
+    net = ReluFeedForward(16, outputs).to(device)
+    layer = net.wide
     x, slope, found = torch.randn(3, tokens, 16, device=device), torch.randn(3, tokens, outputs, device=device), []
-    for way in (lambda x: linear_relu(x, layer), lambda x: torch.relu(layer(x))):
+    for way in (net.inner, lambda x: torch.relu(layer(x))):
         leaf = x.clone().requires_grad_()
         layer.zero_grad()
         with torch.autocast(device, torch.bfloat16, enabled=narrow):

@@ -38,7 +38,7 @@ class AttentionCost:
     query: str
     key: str
     width: int
-    count_keys: Callable[[Lengths], Lengths]  # per query of a sentence of this length
+    count_keys: Callable[[Lengths], Lengths] = lambda length_N: length_N  # per query of a sentence of this length
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,17 @@ class Cost:
         for name, weight in iterate_weights(model):
             side = next((side for part, side in WEIGHT_SIDES.items() if part in f".{name}"), "target")
             sides[side] += weight.numel()
-        costs = (make_attention_cost(name, module) for name, module in model.named_modules(remove_duplicate=False))
-        return cls(**sides, attentions=tuple(cost for cost in costs if cost), passes=passes)
+        costs = []
+        for name, module in model.named_modules(remove_duplicate=False):
+            if isinstance(module, SelfAttention):
+                side = "source" if name.startswith("encoder.") else "target"
+                width = module.query_width + module.value_width
+                costs.append(AttentionCost(side, side, width, module.pattern.count_keys))
+            elif isinstance(module, CrossAttention):
+                costs.append(AttentionCost("target", "source", module.query_width + module.value_width))
+            elif isinstance(module, SourceAttention):
+                costs.append(AttentionCost("target", "source", module.score.multiply_adds + module.width))
+        return cls(**sides, attentions=tuple(costs), passes=passes)
 
     def forward(self, source_N: Lengths, target_N: Lengths) -> float:
         """Return the operations for sentence pairs of these lengths, EOS and BOS included."""
@@ -74,23 +83,6 @@ class Cost:
         """Return the operations of forward and backward passes over a batch."""
         sides = (batch.source_segment_BS, batch.target_segment_BT)
         return self.passes * (1 + BACKWARD_FACTOR) * self.forward(*(measure_segments(segment) for segment in sides))
-
-
-def make_attention_cost(name: str, module: nn.Module) -> AttentionCost | None:
-    """Return the cost of a module if it is an attention."""
-    if isinstance(module, SelfAttention):
-        side = "source" if name.startswith("encoder.") else "target"
-        return AttentionCost(side, side, module.query_width + module.value_width, module.pattern.count_keys)
-    if isinstance(module, CrossAttention):
-        return AttentionCost("target", "source", module.query_width + module.value_width, count_all_keys)
-    if isinstance(module, SourceAttention):
-        return AttentionCost("target", "source", module.score.multiply_adds + module.width, count_all_keys)
-    return None
-
-
-def count_all_keys(length_N: Lengths) -> Lengths:
-    """Let a query attend to all keys of the sentence."""
-    return length_N
 
 
 def iterate_weights(model: Model) -> Iterator[tuple[str, Tensor]]:

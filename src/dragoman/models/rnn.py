@@ -52,8 +52,7 @@ class EmbeddedModule(nn.Module):
     def embed(self, ids: Tensor, seen: Tensor | None = None) -> Tensor:
         """Return the input of the first layer."""
         x = self.words(self.embedding(ids) * math.sqrt(self.embedding.embedding_dim), seen)
-        out: Tensor = self.dropout(x)
-        return out
+        return self.dropout(x)
 
 
 class RecurrentEncoder(EmbeddedModule):
@@ -234,8 +233,7 @@ class RecurrentLmDecoder(EmbeddedModule):
     def forward(self, ids_BT: Tensor, rows: RowLayout) -> Tensor:
         assert rows.unpacked
         x_BTE = self.embed(ids_BT, rows.seen_BT)
-        out: Tensor = self.dropout(self.out(self.stack(x_BTE, self.stack.make_initial_state(len(ids_BT)))))
-        return out
+        return self.dropout(self.out(self.stack(x_BTE, self.stack.make_initial_state(len(ids_BT)))))
 
     def start(self, rows: int) -> RnnState:
         """Return the state before the first token of so many rows."""

@@ -38,8 +38,7 @@ class LanguageModel(AutoregressiveModel):
         self.add_projection(settings.output_width, target_size, self.decoder.embedding if settings.tied else None)
 
     def forward(self, batch: Batch) -> Tensor:
-        out: Tensor = self.decoder(batch.target_in_BT, RowLayout.from_target(batch))
-        return out
+        return self.decoder(batch.target_in_BT, RowLayout.from_target(batch))
 
     def start(self, source_BS: Tensor, keep_BS: Tensor) -> Any:  # noqa: ARG002 - the protocol's signature
         """Return the state before the first token, one row per source; the sources are ignored."""
@@ -117,5 +116,4 @@ class TextClassifier(Model):
         """Return the state of the n-th text of a source row at index n of the target row: states_BTC."""
         rows = RowLayout.from_source(batch)
         states_BSC = self.encoder(batch.source_BS, rows)
-        out: Tensor = self.dropout(self.pool(states_BSC, rows, batch.target_out_BT.size(1)))
-        return out
+        return self.dropout(self.pool(states_BSC, rows, batch.target_out_BT.size(1)))

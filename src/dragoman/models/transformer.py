@@ -6,7 +6,7 @@ Shapes   B rows   S source width   T target width   C model width   N rows of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -21,7 +21,6 @@ from dragoman.models.settings import TransformerSettings
 from dragoman.modules.attention import CrossAttention, SelfAttention, StepContext
 from dragoman.modules.dropout import Dropout, LayerDropout, WordDropout
 from dragoman.modules.feedforward import FEEDFORWARDS, Residual, Sublayer
-from dragoman.modules.linear import to_autocast_dtype
 from dragoman.modules.norms import NORMS
 from dragoman.modules.positions import POSITIONS, PositionScheme
 from dragoman.types import Batch
@@ -82,13 +81,13 @@ class TransformerLayer(nn.Module):
 class TransformerStack(nn.Module):
     """The common part of encoder and decoder: embeddings, layers and a final norm."""
 
+    __call__: Callable[..., Tensor]
     layers: Sequence[TransformerLayer]
+    causal = False  # whether a token attends to earlier ones only
 
-    def __init__(
-        self, settings: TransformerSettings, embedding: nn.Embedding, *, decoder: bool, cross: bool = False
-    ) -> None:
+    def __init__(self, settings: TransformerSettings, embedding: nn.Embedding, *, cross: bool = False) -> None:
         super().__init__()
-        self.settings = settings
+        self.settings, decoder = settings, self.causal
         scheme = settings.decoder_scheme if decoder else POSITIONS[settings.position]
         depth = settings.decoder_depth if decoder else settings.encoder_depth
         make = partial(TransformerLayer, settings, scheme, bidirectional=not decoder, cross=cross)
@@ -104,7 +103,12 @@ class TransformerStack(nn.Module):
     def embed(self, ids_BT: Tensor, rows: RowLayout) -> Tensor:
         """Return the input of the first layer: embeddings, positions and dropout."""
         x_BTC = self.words(self.embedding(ids_BT) * math.sqrt(self.settings.width), rows.seen_BT)
-        return to_autocast_dtype(self.dropout(self.position(x_BTC, rows)))
+        x_BTC, device = self.dropout(self.position(x_BTC, rows)), x_BTC.device.type
+        # Elementwise operations between matrix products would move float32 through a GPU's memory. A CPU has the
+        # activations in its caches.
+        if device != "cpu" and torch.is_autocast_enabled(device):
+            x_BTC = x_BTC.to(torch.get_autocast_dtype(device))
+        return x_BTC
 
     @property
     def attention(self) -> SelfAttention:
@@ -115,22 +119,17 @@ class TransformerStack(nn.Module):
 class Encoder(TransformerStack):
     """Return one state per source token."""
 
-    def __init__(self, settings: TransformerSettings, embedding: nn.Embedding) -> None:
-        super().__init__(settings, embedding, decoder=False)
-
     def forward(self, ids_BS: Tensor, rows: RowLayout) -> Tensor:
         x_BSC, mask = self.embed(ids_BS, rows), self.attention.make_mask(rows)
         for layer in self.layers:
             x_BSC = self.bypass(x_BSC, layer(x_BSC, rows, mask))
-        out: Tensor = self.norm(x_BSC, rows.real_BT)
-        return out
+        return self.norm(x_BSC, rows.real_BT)
 
 
 class Decoder(TransformerStack):
     """Return one state per target token, made of the tokens up to it and of the source, if there is one."""
 
-    def __init__(self, settings: TransformerSettings, embedding: nn.Embedding, *, cross: bool) -> None:
-        super().__init__(settings, embedding, decoder=True, cross=cross)
+    causal = True
 
     def forward(
         self, ids_BT: Tensor, rows: RowLayout, memory_BSC: Tensor | None = None, source: RowLayout | None = None
@@ -139,8 +138,7 @@ class Decoder(TransformerStack):
         cross_mask = make_cross_attention_mask(rows, source) if source else None
         for layer in self.layers:
             x_BTC = self.bypass(x_BTC, layer(x_BTC, rows, mask, memory_BSC, cross_mask))
-        out: Tensor = self.norm(x_BTC, rows.real_BT)
-        return out
+        return self.norm(x_BTC, rows.real_BT)
 
     def compute_alignment(self, ids_BT: Tensor, rows: RowLayout, memory_BSC: Tensor, source: RowLayout) -> Tensor:
         """Return cross-attention weights, the mean over the heads of the layer that aligns best."""
@@ -183,8 +181,7 @@ class Decoder(TransformerStack):
             context = StepContext(position_N1, mask)
         for layer, memory, cache in zip(self.layers, state.memory, state.caches, strict=True):
             x_BWC = layer.step(x_BWC, cache, context, memory, state.mask)
-        states_NC: Tensor = self.norm(x_BWC).flatten(0, 1)
-        return states_NC, replace(state, length_B=state.length_B + 1)
+        return self.norm(x_BWC).flatten(0, 1), replace(state, length_B=state.length_B + 1)
 
 
 class Transformer(Seq2Seq):
@@ -213,8 +210,7 @@ class Transformer(Seq2Seq):
         """Return the states of every target position before the projection to the vocabulary: states_BTC."""
         source = RowLayout.from_source(batch)
         memory_BSC = self.encoder(batch.source_BS, source)
-        out: Tensor = self.decoder(batch.target_in_BT, RowLayout.from_target(batch), memory_BSC, source)
-        return out
+        return self.decoder(batch.target_in_BT, RowLayout.from_target(batch), memory_BSC, source)
 
     def alignment(self, batch: Batch) -> Tensor:
         source = RowLayout.from_source(batch)

@@ -72,8 +72,7 @@ class MultiplicativeScore(DotScore):
         self.key = Linear(memory_width, width, bias=False)
 
     def keys(self, memory_BSM: Tensor) -> Tensor:
-        out: Tensor = self.key(memory_BSM)
-        return out
+        return self.key(memory_BSM)
 
 
 class AdditiveScore(AttentionScore):
@@ -93,8 +92,7 @@ class AdditiveScore(AttentionScore):
         return self.attention_width
 
     def keys(self, memory_BSM: Tensor) -> Tensor:
-        out: Tensor = self.key(memory_BSM)
-        return out
+        return self.key(memory_BSM)
 
     def forward(self, query_BTC: Tensor, key_BSA: Tensor) -> Tensor:
         inputs = self.query(query_BTC), key_BSA, self.weight

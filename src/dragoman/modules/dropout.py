@@ -9,7 +9,7 @@ Shapes   B rows   T tokens   C model width   H heads   D head width
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -46,6 +46,7 @@ class Dropout(nn.Module):
     a GPU. Here each element uses only 16 random bits, so the rate is exact to one part in 65,536.
     """
 
+    __call__: Callable[..., Tensor]  # nn.Module has no type for its result
     shared_axes = 0  # trailing axes along which one sample decides for all elements
 
     def __init__(self, rate: float) -> None:
@@ -63,8 +64,7 @@ class Dropout(nn.Module):
         """Return x + dropout(y), fused where that is faster."""
         if self.training and self.rate and y.device.type == "cpu":
             return torch.addcmul(x, y, self.sample_mask(y))
-        out: Tensor = x + self(y)
-        return out
+        return x + self(y)
 
     def extra_repr(self) -> str:
         return f"{self.rate}"

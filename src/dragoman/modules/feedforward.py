@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.modules.dropout import Dropout
-from dragoman.modules.linear import Linear, linear_relu
+from dragoman.modules.linear import Linear, ReluLinear
 from dragoman.modules.norms import Norm
 
 Sublayer = TypeVar("Sublayer", bound=nn.Module)
@@ -33,19 +34,20 @@ class FeedForward(nn.Module):
 
     def inner(self, x_BTC: Tensor) -> Tensor:
         """Return the activations between the two layers."""
-        out: Tensor = self.wide(x_BTC)
-        return out
+        return self.wide(x_BTC)
 
     def forward(self, x_BTC: Tensor) -> Tensor:
-        out: Tensor = self.narrow(self.dropout(self.inner(x_BTC)))
-        return out
+        return self.narrow(self.dropout(self.inner(x_BTC)))
 
 
 class ReluFeedForward(FeedForward):
     """Feed-forward network with ReLU (Vaswani 2017)."""
 
     def inner(self, x_BTC: Tensor) -> Tensor:
-        return linear_relu(x_BTC, self.wide)
+        if not x_BTC.is_cuda or not torch.is_autocast_enabled("cuda"):
+            return F.relu(self.wide(x_BTC))
+        out: Tensor = ReluLinear.apply(x_BTC.flatten(0, -2), self.wide.weight, self.wide.bias)  # type: ignore[no-untyped-call]
+        return out.view(*x_BTC.shape[:-1], -1)
 
 
 class GeluFeedForward(FeedForward):
@@ -65,8 +67,7 @@ class SwiGluFeedForward(FeedForward):
 
     def inner(self, x_BTC: Tensor) -> Tensor:
         gate, value = self.wide(x_BTC).chunk(2, -1)
-        out: Tensor = F.silu(gate) * value
-        return out
+        return F.silu(gate) * value
 
 
 class Residual(nn.Module, Generic[Sublayer]):
@@ -84,13 +85,12 @@ class Residual(nn.Module, Generic[Sublayer]):
         pre = self.norm_place == "pre"
         x_BTC, input_BTC = self.norm.fork(x_BTC, real_BT) if pre else (x_BTC, x_BTC)
         y_BTC = (function or self.sublayer)(input_BTC, *args)
-        out: Tensor = self.dropout.add(x_BTC, y_BTC) if self.skip else self.dropout(y_BTC)
+        out = self.dropout.add(x_BTC, y_BTC) if self.skip else self.dropout(y_BTC)
         return out if pre else self.norm(out, real_BT)
 
     def normalize_input(self, x_BTC: Tensor, real_BT: Tensor | None) -> Tensor:
         """Return what the sublayer gets as input."""
-        out: Tensor = self.norm(x_BTC, real_BT) if self.norm_place == "pre" else x_BTC
-        return out
+        return self.norm(x_BTC, real_BT) if self.norm_place == "pre" else x_BTC
 
 
 FEEDFORWARDS: dict[str, type[FeedForward] | None] = {

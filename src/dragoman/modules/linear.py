@@ -5,6 +5,7 @@ Shapes   N tokens   I inputs   O outputs
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 class Linear(nn.Linear):
     """Compute x W' + b, as nn.Linear does, through oneDNN where that is faster."""
 
+    __call__: Callable[..., Tensor]  # nn.Module has no type for its result
+
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or torch.is_autocast_enabled(x.device.type) or not uses_onednn(x):
             return super().forward(x)
@@ -21,15 +24,9 @@ class Linear(nn.Linear):
         return out.view(*x.shape[:-1], -1)
 
 
-def linear_relu(x: Tensor, layer: nn.Linear) -> Tensor:
-    """Compute relu(x W' + b): in half precision on a GPU one kernel, where PyTorch uses two."""
-    if not x.is_cuda or not torch.is_autocast_enabled("cuda"):
-        return nn.functional.relu(layer(x))
-    out: Tensor = _ReluLinear.apply(x.flatten(0, -2), layer.weight, layer.bias)  # type: ignore[no-untyped-call]
-    return out.view(*x.shape[:-1], -1)
+class ReluLinear(torch.autograd.Function):
+    """Compute relu(x W' + b) under autocast on a GPU in one kernel, where PyTorch uses two."""
 
-
-class _ReluLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
         dtype = torch.get_autocast_dtype("cuda")
@@ -47,16 +44,6 @@ class _ReluLinear(torch.autograd.Function):
         grad_NO, bias_grad_O = relu_backward(grads[0].contiguous(), out_NO)
         x_dtype, weight_dtype = ctx.dtypes
         return (grad_NO @ weight).to(x_dtype), (grad_NO.T @ x).to(weight_dtype), bias_grad_O.to(weight_dtype)
-
-
-def to_autocast_dtype(x: Tensor) -> Tensor:
-    """Cast to the autocast dtype, except on a CPU.
-
-    On a GPU the elementwise operations between matrix products would otherwise move float32 through memory; a CPU has
-    the activations in its caches.
-    """
-    device = x.device.type
-    return x.to(torch.get_autocast_dtype(device)) if device != "cpu" and torch.is_autocast_enabled(device) else x
 
 
 class _Linear(torch.autograd.Function):

@@ -9,6 +9,7 @@ Shapes   B batch   T tokens   C model width
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ WIDEST_FUSED_NORM = 4096  # model width up to which the Triton kernel can hold a
 
 class Norm(nn.Module):
     """No normalization: the base class."""
+
+    __call__: Callable[..., Tensor]  # nn.Module has no type for its result
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -23,10 +23,9 @@ from dragoman.modules.settings import AttentionSettings
 from dragoman.types import UNKNOWN_DISTANCE
 
 
-class PositionEmbedding(nn.Module):
-    """Add nothing: the base class, and the embedding of schemes that act in attention only."""
+class PositionPart(nn.Module):
+    """The common part of both halves of a scheme."""
 
-    limited = False  # has no vectors for positions from settings.max_length on
     features: tuple[str, ...] = ()  # of source tokens that it needs (data/features.py)
     uses: tuple[str, ...] = ()  # settings that only some patterns and positions read
 
@@ -37,6 +36,12 @@ class PositionEmbedding(nn.Module):
     @classmethod
     def check(cls, settings: AttentionSettings) -> None:
         """Raise a UserError for settings that cannot work."""
+
+
+class PositionEmbedding(PositionPart):
+    """Add nothing: the base class, and the embedding of schemes that act in attention only."""
+
+    limited = False  # has no vectors for positions from settings.max_length on
 
     def forward(self, x_BTC: Tensor, rows: RowLayout) -> Tensor:  # noqa: ARG002 - the hook's signature
         return x_BTC
@@ -104,20 +109,10 @@ class TreeDepth(Sinusoidal):
         return out
 
 
-class AttentionPosition(nn.Module):
+class AttentionPosition(PositionPart):
     """Change nothing: attention ignores positions. Subclasses override one or more of the hooks."""
 
     needs = "nothing"  # what it must know of a query and a key: "nothing", "distance" or "tree" (modules/patterns.py)
-    features: tuple[str, ...] = ()  # of source tokens that it needs (data/features.py)
-    uses: tuple[str, ...] = ()
-
-    def __init__(self, settings: AttentionSettings) -> None:
-        super().__init__()
-        self.settings = settings
-
-    @classmethod
-    def check(cls, settings: AttentionSettings) -> None:
-        """Raise a UserError for settings that cannot work."""
 
     def compute_relative(self, query_BQ: Tensor, key_BK: Tensor) -> Tensor | None:  # noqa: ARG002
         """Return what `attend` must know of queries and keys at these positions, relative_BQK, if anything."""
