@@ -84,7 +84,7 @@ def overrides_of(recipe: Recipe) -> list[str]:
 def test_meanings_and_choices_stand_behind_the_settings() -> None:
     lines = show_settings().splitlines()
     for words in (
-        r"  norm: layer +# layer \| .*\| none; normalization",
+        r"  norm: layer +# layer \| .*; normalization",
         r"  tied: true +# one matrix for target",
         r"  precision: auto +# auto \| float32 \| bf16; ",
         r"  compile: auto +# auto \| true \| false",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +12,6 @@ from torch import Tensor
 from dragoman.modules import attention_scores as scores
 from dragoman.modules.attention_scores import (
     SCORES,
-    AdditiveScore,
     AttentionScore,
     SourceAttention,
     score_additive_chunked,
@@ -33,24 +35,34 @@ def drawn(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=generator)
 
 
-def by_hand(name: str, score: AttentionScore, s: Tensor, h: Tensor) -> Tensor:
-    """e_i of the lecture, for one state and one source state."""
-    if isinstance(score, AdditiveScore):
-        return score.weight @ torch.tanh(score.key.weight @ h + score.query.weight @ s)
-    if name == "multiplicative":
-        W: Tensor = score.key.weight  # type: ignore[assignment,union-attr]
-        return s @ W @ h
-    return s @ h if name == "dot" else torch.zeros((), dtype=torch.float64)
+# e_i of the lecture, for one decoder state s and one encoder state h
+FORMULAS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    "none": lambda *_: torch.zeros((), dtype=torch.float64),
+    "mean": lambda *_: torch.zeros((), dtype=torch.float64),
+    "dot": lambda _, s, h: s @ h,
+    "multiplicative": lambda score, s, h: s @ score.key.weight @ h,
+    "additive": lambda score, s, h: score.weight @ torch.tanh(score.key.weight @ h + score.query.weight @ s),
+}
 
 
-@EVERY
+@pytest.mark.parametrize("name", FORMULAS)
 def test_scores_are_those_of_the_lecture(name: str) -> None:
     score, query_BTC, memory_BSC = score_of(name), drawn(B, T, C), drawn(B, S, C, seed=2)
     score_BTS = score(query_BTC, score.keys(memory_BSC))
     for b in range(B):
         for t in range(T):
             for s in range(S):
-                same(score_BTS[b, t, s], by_hand(name, score, query_BTC[b, t], memory_BSC[b, s]))
+                same(score_BTS[b, t, s], FORMULAS[name](score, query_BTC[b, t], memory_BSC[b, s]))
+
+
+@EVERY
+def test_a_score_depends_on_its_query_and_its_key_alone(name: str) -> None:
+    score, query_BTC, memory_BSC = score_of(name), drawn(B, T, C), drawn(B, S, C, seed=2)
+    score_BTS = score(query_BTC, score.keys(memory_BSC))
+    for t in range(T):
+        for s in range(S):
+            alone_B11 = score(query_BTC[:, t : t + 1], score.keys(memory_BSC[:, s : s + 1]))
+            same(score_BTS[:, t, s], alone_B11[:, 0, 0])
 
 
 @pytest.mark.parametrize("name", ["multiplicative", "additive"])
@@ -67,7 +79,7 @@ def test_shares_sum_to_one_over_what_is_there(name: str) -> None:
     same(share_BTS.sum(-1), torch.ones(B, T))
     assert (share_BTS[1, :, 4:] == 0).all()
     assert (share_BTS[1, :, :4] > 0).all()
-    if name in ("none", "mean"):
+    if not SCORES[name].aligns:
         mean_BS = KEEP_BS.double() / KEEP_BS.sum(-1, keepdim=True)
         same(share_BTS[:2], mean_BS[:2, None].expand(2, T, S))
 

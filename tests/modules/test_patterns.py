@@ -19,7 +19,7 @@ from dragoman.kernels.masks import AttentionMask, RowLayout, make_causal_mask, m
 from dragoman.models.settings import TransformerSettings
 from dragoman.modules.attention import SelfAttention, StepContext
 from dragoman.modules.patterns import PATTERNS, BigBird, BlockedAttention, BlockMask
-from dragoman.modules.positions import POSITIONS
+from dragoman.modules.positions import POSITIONS, PositionEmbedding
 from dragoman.modules.settings import AttentionSettings
 from tolerance import DEVICES, differ, same
 
@@ -35,10 +35,13 @@ SIDES = [
     if bidirectional or pattern.causal
 ]
 CAUSAL = [name for name, pattern in PATTERNS.items() if pattern.causal]
+IN_ATTENTION = [  # positions that act in attention, trees apart
+    name for name, scheme in POSITIONS.items() if scheme.embed is PositionEmbedding and not scheme.needs_trees
+]
 FITTING = [
     (pattern, position)
     for pattern, kind in PATTERNS.items()
-    for position in ("none", "rotary", "alibi", "relative")
+    for position in IN_ATTENTION
     if POSITIONS[position].relate.needs in kind.provides
 ]
 
@@ -108,7 +111,7 @@ def equal_to_the_rule(module: SelfAttention, rows: RowLayout) -> None:
 @given(
     st.sampled_from(BLOCKED), st.booleans(), st.lists(st.integers(1, 70), min_size=1, max_size=3), st.integers(0, 9),
     st.integers(1, 9), st.integers(1, 5), st.integers(1, 2), st.integers(0, 2), st.integers(0, 3), st.integers(0, 99),
-    st.sampled_from(["none", "rotary", "alibi", "relative"]),
+    st.sampled_from(IN_ATTENTION),
 )  # fmt: skip
 def test_blocks_give_what_the_rule_says(
     name: str, bidirectional: bool, lengths: list[int], spare: int, window: int, block: int, window_blocks: int,
@@ -123,7 +126,7 @@ def test_blocks_give_what_the_rule_says(
 @trying(max_examples=30)
 @given(
     st.booleans(), st.lists(st.integers(1, 40), min_size=1, max_size=5), st.integers(0, 9), st.integers(1, 9),
-    st.sampled_from(["none", "rotary", "alibi", "relative"]),
+    st.sampled_from(IN_ATTENTION),
 )  # fmt: skip
 def test_windows_end_where_sentences_do(
     bidirectional: bool, lengths: list[int], spare: int, window: int, position: str
@@ -251,7 +254,7 @@ def test_neighbours_and_padding_change_nothing(name: str, position: str) -> None
 
 
 @pytest.mark.parametrize("name", CAUSAL)
-@pytest.mark.parametrize("position", ["none", "rotary", "alibi", "relative"])
+@pytest.mark.parametrize("position", IN_ATTENTION)
 def test_step_by_step_is_all_at_once_and_never_ahead(name: str, position: str) -> None:
     module, rows = attention(name, bidirectional=False, position=position), alone(45, 45)
     x_BTC = inputs(rows)
@@ -305,7 +308,7 @@ def largest(step: Any) -> int:
 
 
 @pytest.mark.parametrize(("name", "bidirectional"), SIDES)
-@pytest.mark.parametrize("position", ["none", "rotary", "alibi", "relative"])
+@pytest.mark.parametrize("position", IN_ATTENTION)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_nothing_ever_holds_all_pairs(name: str, bidirectional: bool, position: str, dtype: torch.dtype) -> None:
     """Not even as a mask, forward or backward; full attention does so for positions that ask for distances."""

@@ -35,7 +35,7 @@ def rows(*lengths: list[int], width: int = 12) -> RowLayout:
 LENGTHS = [[3, 1, 5], [12], [], [2, 2, 2, 2]]
 
 
-@KIND
+@pytest.mark.parametrize("kind", PLAIN)
 def test_it_is_what_its_name_says(kind: str) -> None:
     where = rows(*LENGTHS)
     states_BSC = torch.randn(4, 12, 6, dtype=torch.float64, requires_grad=True)
@@ -58,3 +58,14 @@ def test_padding_and_neighbours_change_nothing(kind: str) -> None:
     other: Tensor = states_BSC.masked_fill((where.segment_BT != 1)[..., None], 1e4)
     same(POOLS[kind](other, where, 4)[:, 0], before[:, 0])
     assert POOLS[kind](other, where, 4).isfinite().all()
+
+
+@KIND
+def test_a_text_is_pooled_as_if_alone(kind: str) -> None:
+    where, states_BSC = rows(*LENGTHS), torch.randn(4, 12, 6, dtype=torch.float64)
+    pooled_BTC = POOLS[kind](states_BSC, where, 5)
+    for b, some in enumerate(LENGTHS):
+        for number, length in enumerate(some, 1):
+            own_SC = states_BSC[b][where.segment_BT[b] == number]
+            same(pooled_BTC[b, number - 1], POOLS[kind](own_SC[None], rows([length], width=length), 1)[0, 0])
+        assert (pooled_BTC[b, len(some) :] == 0).all()

@@ -12,11 +12,11 @@ from torch import Tensor
 from dragoman.errors import UserError
 from dragoman.kernels.attention import KERNELS, compute_attention_weights
 from dragoman.kernels.masks import AttentionMask, RowLayout
-from dragoman.modules.positions import POSITIONS, Relative, make_sinusoids
+from dragoman.modules.positions import POSITIONS, PositionScheme, Relative, make_sinusoids
 from dragoman.modules.settings import AttentionSettings
 from tolerance import DEVICES, differ, same
 
-EVERY = pytest.mark.parametrize("name", [name for name, each in POSITIONS.items() if each.relate.needs != "tree"])
+EVERY = pytest.mark.parametrize("name", [name for name, each in POSITIONS.items() if not each.needs_trees])
 
 
 def of(**given: Any) -> AttentionSettings:
@@ -113,7 +113,7 @@ def test_without_a_scheme_order_does_not_matter_and_with_one_it_does(name: str) 
     order = torch.tensor([3, 0, 4, 1, 2])
     some = rows([0, 1, 2, 3, 4])
     turned, straight = attended(name, some, x_BTC[:, order]), attended(name, some, x_BTC)[:, :, order]
-    if name == "none":
+    if POSITIONS[name] == PositionScheme():
         same(turned, straight)
     else:
         differ(turned, straight)

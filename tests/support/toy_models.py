@@ -72,10 +72,11 @@ def cases() -> dict[str, Section]:
         "widths apart rnn": {**SMALL_RNN, "embedding_width": 6, "attention_width": 10},
     }
     for section in one_by_one(SMALL_TRANSFORMER, TRANSFORMER):
-        if section.get("decoder_attention", "full") == "full" or PATTERNS[section["decoder_attention"]].causal:
+        if PATTERNS[section.get("decoder_attention", "full")].causal:
             found[f"transformer {differences(section, SMALL_TRANSFORMER)}"] = section
-    for nonlinearity in NONLINEARITIES:
-        found[f"rnn {nonlinearity}"] = {**SMALL_RNN, "cell": "vanilla", "nonlinearity": nonlinearity}
+    for cell in (name for name, kind in CELLS.items() if kind.takes_nonlinearity):
+        for nonlinearity in NONLINEARITIES:
+            found[f"rnn {cell} {nonlinearity}"] = {**SMALL_RNN, "cell": cell, "nonlinearity": nonlinearity}
     others = {name: menu for name, menu in RNN.items() if name != "nonlinearity"}
     for choices in pairwise(others, lambda choices: not refusal({**SMALL_RNN, **choices})):
         found[" ".join(["rnn", *(f"{name}={choice}" for name, choice in choices.items())])] = {**SMALL_RNN, **choices}
@@ -134,7 +135,7 @@ def laid(section: Section, rows: Sequence[Sequence[int]], examples: Sequence[Exa
     source_N, target_N = form.lengths(examples)
     widths = Widths(*(max(sum(int(n[i]) for i in row) for row in rows) + spare for n in (source_N, target_N)))
     batch = form.collate(BatchPlan([list(row) for row in rows], widths), examples)
-    return with_chains(batch) if section.get("position") == "tree" else batch
+    return with_chains(batch) if settings_of(section).reads_trees else batch
 
 
 def with_chains(batch: Batch) -> Batch:
