@@ -245,7 +245,7 @@ def test_an_encoder_without_positions_does_not_know_the_order(norm: str, activat
     same(answers[1], answers[0])
 
 
-ORDERED = [name for name, each in POSITIONS.items() if each != PositionScheme() and not each.needs_trees]
+ORDERED = [name for name, each in POSITIONS.items() if each != PositionScheme() and not each.features]
 
 
 @pytest.mark.parametrize("position", ORDERED)

@@ -89,7 +89,7 @@ def test_cross_attention_is_pytorchs(name: str) -> None:
 
 
 @EVERY
-@pytest.mark.parametrize("position", [name for name, each in POSITIONS.items() if not each.needs_trees])
+@pytest.mark.parametrize("position", [name for name, each in POSITIONS.items() if not each.features])
 @pytest.mark.parametrize("projections", [True, False])
 def test_step_by_step_is_all_at_once(name: str, position: str, projections: bool) -> None:
     module = self_attention(of(kernel=name, position=position, projections=projections, reach=3), bidirectional=False)

@@ -36,7 +36,7 @@ SIDES = [
 ]
 CAUSAL = [name for name, pattern in PATTERNS.items() if pattern.causal]
 IN_ATTENTION = [  # positions that act in attention, trees apart
-    name for name, scheme in POSITIONS.items() if scheme.embed is PositionEmbedding and not scheme.needs_trees
+    name for name, scheme in POSITIONS.items() if scheme.embed is PositionEmbedding and not scheme.features
 ]
 FITTING = [
     (pattern, position)

@@ -16,7 +16,7 @@ from dragoman.modules.positions import POSITIONS, PositionScheme, Relative, make
 from dragoman.modules.settings import AttentionSettings
 from tolerance import DEVICES, differ, same
 
-EVERY = pytest.mark.parametrize("name", [name for name, each in POSITIONS.items() if not each.needs_trees])
+EVERY = pytest.mark.parametrize("name", [name for name, each in POSITIONS.items() if not each.features])
 
 
 def of(**given: Any) -> AttentionSettings:

@@ -135,7 +135,7 @@ def laid(section: Section, rows: Sequence[Sequence[int]], examples: Sequence[Exa
     source_N, target_N = form.lengths(examples)
     widths = Widths(*(max(sum(int(n[i]) for i in row) for row in rows) + spare for n in (source_N, target_N)))
     batch = form.collate(BatchPlan([list(row) for row in rows], widths), examples)
-    return with_chains(batch) if settings_of(section).reads_trees else batch
+    return with_chains(batch) if settings_of(section).features else batch
 
 
 def with_chains(batch: Batch) -> Batch:
