@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar
 
-from dragoman.phrasebook.lexicon import ACCUSATIVE, DATIVE, GENITIVE, NOMINATIVE, Noun
+from dragoman.phrasebook.lexicon import ACCUSATIVE, DATIVE, GENITIVE, NOMINATIVE, Adjective, Adverbial, Noun
 from dragoman.phrasebook.plan import (
     CLOSING_COMMA,
     COMMA,
@@ -36,6 +36,7 @@ from dragoman.phrasebook.plan import (
 # Among the nodes of a phenomenon: the word before the first one, the word after the last one.
 PREVIOUS_WORD, NEXT_WORD = -1, -2
 CASES = {"subject": NOMINATIVE, "accusative": ACCUSATIVE}  # of arguments; the others are dative or have a preposition
+MARKS = (",", ".", "?")
 QUESTION_ADVERBS = {"where": ("where", "wo"), "when": ("when", "wann"), "why": ("why", "warum")}
 
 Token = tuple[str, int, int]  # word, node, node of the head; `Realizer.governors` overrides it for heads of clauses
@@ -96,10 +97,12 @@ class Realizer(ABC):
             if first:
                 self.add(",", clause.node + COMMA, clause.head)
         self.add("?" if root.kind == QUESTION else ".", root.node + STOP, root.head)
-        followers = [token[0] for token in self.tokens[1:]] + [""]
-        self.tokens = [t for t, after in zip(self.tokens, followers) if t[0] != "," or after not in (",", ".", "?")]
-        words = self.words = [token[0] for token in self.tokens]
+        words = [token[0] for token in self.tokens]
+        for position in range(len(words) - 2, -1, -1):
+            if words[position] == "," and words[position + 1] in MARKS:
+                del words[position], self.tokens[position]
         words[0] = words[0][0].upper() + words[0][1:]
+        self.words = words
         self.text = " ".join(words).replace(" ,", ",").replace(" .", ".").replace(" ?", "?")
 
     def write_clause(self, clause: Clause, governor: int) -> None:
@@ -131,35 +134,31 @@ class Realizer(ABC):
     def write_rest(self, clause: Clause, *names: str) -> None:
         """Write those of these arguments and adjuncts that the clause has and that have not opened it."""
         for name in names:
-            if getattr(clause, name) and name != clause.moved and name != clause.fronted:
+            if getattr(clause, name) is not None and name != clause.moved and name != clause.fronted:
                 self.write_constituent(clause, name)
 
     def write_constituent(self, clause: Clause, name: str) -> None:
-        constituent = getattr(clause, name)
-        node, head = clause.node, clause.head
+        constituent, node, head = getattr(clause, name), clause.node, clause.head
         if isinstance(constituent, NounPhrase):
             self.write_noun_phrase(constituent, CASES.get(name, DATIVE), head)
-        elif name == "predicate":
-            self.write_predicate(clause)
+        elif isinstance(constituent, Adverbial):
+            first, *others = constituent[self.index]
+            if name != "time":
+                node += FREQUENCY if name == "frequency" else SENTENCE_ADVERB
+                self.add(first, node, head)
+                self.add_words(" ".join(others), node + 1, node)
+                return
+            last = node + TIME + 4 * len(others)
+            for position, word in enumerate((first, *others), -len(others)):
+                self.add(word, last + 4 * position, last if position else head)
         elif name == "manner":
             self.add(constituent.adverb[self.index], node + MANNER, head)
-        elif name == "frequency":
-            self.add(constituent[self.index][0], node + FREQUENCY, head)
-        elif name == "sentence_adverb":
-            first, *others = constituent[self.index]
-            self.add(first, node + SENTENCE_ADVERB, head)
-            self.add_words(" ".join(others), node + SENTENCE_ADVERB + 1, node + SENTENCE_ADVERB)
         else:
-            assert name == "time"
-            words = constituent[self.index]
-            last = node + TIME + 4 * (len(words) - 1)
-            for place, word in enumerate(words, 1 - len(words)):
-                self.add(word, last + 4 * place, last if place else head)
+            self.write_predicate(clause, constituent)
 
-    def write_predicate(self, clause: Clause) -> None:
+    def write_predicate(self, clause: Clause, adjective: Adjective) -> None:
         """Write the adjective after the verb: very old, older than the cat."""
-        adjective, node = clause.predicate, clause.node
-        assert adjective is not None
+        node = clause.node
         if clause.degree:
             self.add(clause.degree[self.index][0], node + MORE, node + PREDICATE)
         if clause.comparison is None:
