@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "modules": ["config", "kernels"],
     "models": ["config", "kernels", "modules"],
     "decoding": ["config", "data"],
-    "recipe": ["config", "models"],
+    "recipe": ["config", "data", "models"],
     "run_dir": ["config", "recipe"],
     "inference": [
         "config",

@@ -17,8 +17,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dragoman import io
-from dragoman.config.settings import DataSettings, TrainSettings
+from dragoman.config.settings import TrainSettings
 from dragoman.config.yaml import parse_yaml
+from dragoman.data.corpus import DataSettings
 from dragoman.errors import UserError
 from dragoman.recipe import Recipe
 from dragoman.run_dir import (

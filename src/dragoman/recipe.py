@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.config.settings import (
-    DataSettings,
     SearchSettings,
     Settings,
     TokenizerSettings,
@@ -17,6 +16,7 @@ from dragoman.config.settings import (
     override,
     read_values,
 )
+from dragoman.data.corpus import DataSettings
 from dragoman.errors import UserError
 from dragoman.models.settings import ModelSettings, TransformerSettings
 

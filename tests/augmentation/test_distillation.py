@@ -24,8 +24,7 @@ from dragoman.augmentation import jobs as shards
 from dragoman.augmentation.backtranslation import UsefulPairs, find_faults
 from dragoman.augmentation.distillation import DistilSettings, distil
 from dragoman.augmentation.jobs import ShardedJob
-from dragoman.config.settings import CorpusSettings
-from dragoman.data.corpus import read_pairs
+from dragoman.data.corpus import CorpusSettings, read_pairs
 from dragoman.errors import UserError
 from dragoman.inference.loading import load, load_as
 from dragoman.inference.postprocess import FLAG_REPEATS, warning_kinds

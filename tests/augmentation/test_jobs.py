@@ -21,8 +21,7 @@ from hypothesis import strategies as st
 from dragoman.augmentation import jobs as room
 from dragoman.augmentation.backtranslation import find_faults
 from dragoman.augmentation.jobs import Record, ShardedJob, count_own_items, write_sharded
-from dragoman.config.settings import CorpusSettings
-from dragoman.data.corpus import read_pairs
+from dragoman.data.corpus import CorpusSettings, read_pairs
 from dragoman.process_group import ProcessGroup
 from dragoman.progress import ProgressBar, Report
 from fork_server import fast_python

@@ -16,8 +16,8 @@ import yaml
 from safetensors.torch import save_file
 
 from dragoman import io as file_io
-from dragoman.config.settings import CorpusSettings
 from dragoman.data import corpus
+from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import UserError
 from dragoman.inference.loading import load
 from dragoman.phrasebook.generate import generate_pairs

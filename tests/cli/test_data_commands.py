@@ -15,9 +15,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.config.settings import CorpusSettings
 from dragoman.data.cleaning import COUNTED_WORD, CleanSettings, OverlapCounter
-from dragoman.data.corpus import read_pairs
+from dragoman.data.corpus import CorpusSettings, read_pairs
 from dragoman.data.preparation import parse_corpora
 from dragoman.errors import UserError
 from dragoman.io import OPENERS

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from dragoman.config.settings import CorpusSettings, build
+from dragoman.config.settings import build
 from dragoman.config.yaml import parse_yaml
-from dragoman.data.corpus import read_pairs
+from dragoman.data.corpus import CorpusSettings, read_pairs
 from dragoman.metrics.metrics import METRICS
 from dragoman.recipe import Recipe, read_recipe
 from dragoman.training.start import check

@@ -12,9 +12,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dragoman.config.settings import (
-    SPLITS,
-    CorpusSettings,
-    DataSettings,
     SearchSettings,
     Settings,
     TokenizerSettings,
@@ -26,6 +23,7 @@ from dragoman.config.settings import (
     to_yaml,
 )
 from dragoman.config.yaml import parse_yaml
+from dragoman.data.corpus import SPLITS, CorpusSettings, DataSettings
 from dragoman.errors import UserError
 from dragoman.models.settings import ModelSettings, RnnClassifierSettings, TransformerSettings
 from dragoman.recipe import Recipe, check_model, read_recipe

@@ -16,8 +16,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.config.settings import CorpusSettings, DataSettings
-from dragoman.data.corpus import collect_references, fingerprint_corpus, read_pairs
+from dragoman.data.corpus import CorpusSettings, DataSettings, collect_references, fingerprint_corpus, read_pairs
 from dragoman.errors import UserError
 from dragoman.io import OPENERS, read_lines
 from dragoman.recipe import Recipe

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.augmentation.distillation import DistilSettings, distil
-from dragoman.config.settings import CorpusSettings, build
-from dragoman.data.corpus import fingerprint_corpus, read_pairs
+from dragoman.config.settings import build
+from dragoman.data.corpus import CorpusSettings, fingerprint_corpus, read_pairs
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
 from dragoman.inference.engines.ctranslate2 import CTranslate2Engine

@@ -254,7 +254,7 @@ def test_conllu_goes_with_files_alone(call: Call, tmp_path: Path) -> None:
 
 
 def test_trees_of_files_are_read_only_when_wanted(corpus: Path) -> None:
-    from dragoman.config.settings import CorpusSettings
+    from dragoman.data.corpus import CorpusSettings
 
     settings = CorpusSettings(**files(corpus, "dev"))  # type: ignore[arg-type]
     assert [pair.tree for pair in read_pairs(settings)] == [None] * 10

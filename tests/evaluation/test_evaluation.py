@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sacrebleu.metrics.bleu import BLEU
 
-from dragoman.config.settings import CorpusSettings
+from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import UserError
 from dragoman.evaluation.report import format_breakdowns, format_scores
 from dragoman.evaluation.scorer import (

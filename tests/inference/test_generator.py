@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from dragoman.config.settings import CorpusSettings, SampleSettings
-from dragoman.data.corpus import read_pairs
+from dragoman.config.settings import SampleSettings
+from dragoman.data.corpus import CorpusSettings, read_pairs
 from dragoman.errors import UserError
 from dragoman.inference.generator import Generator
 from dragoman.inference.loading import load

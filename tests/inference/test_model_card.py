@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file
 
-from dragoman.config.settings import CorpusSettings, TrainSettings, build
+from dragoman.config.settings import TrainSettings, build
+from dragoman.data.corpus import CorpusSettings
 from dragoman.inference.model_card import (
     corpus_name,
     list_languages,

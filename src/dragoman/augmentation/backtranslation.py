@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.augmentation.jobs import NothingUseful, Record, choose_device_of_rank, digest_runs, write_sharded
-from dragoman.config.settings import CorpusSettings
-from dragoman.data.corpus import fingerprint_corpus
+from dragoman.data.corpus import CorpusSettings, fingerprint_corpus
 from dragoman.errors import UserError
 from dragoman.inference.constraints import merge_search
 from dragoman.inference.loading import load_as

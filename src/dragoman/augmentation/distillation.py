@@ -27,8 +27,8 @@ from dragoman.augmentation.jobs import (
     digest_runs,
     write_lines,
 )
-from dragoman.config.settings import Amount, CorpusSettings, Listed, Settings
-from dragoman.data.corpus import fingerprint_corpus, read_pairs
+from dragoman.config.settings import Amount, Listed, Settings
+from dragoman.data.corpus import CorpusSettings, fingerprint_corpus, read_pairs
 from dragoman.errors import UserError
 from dragoman.inference.loading import RunPaths, load_as
 from dragoman.inference.translator import Translator

@@ -13,7 +13,8 @@ import typer
 from typer.core import TyperCommand
 
 from dragoman.cli.options import Commands, Json
-from dragoman.config.settings import CorpusSettings, build
+from dragoman.config.settings import build
+from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import UserError
 from dragoman.progress import log, results_console
 

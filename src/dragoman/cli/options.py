@@ -19,7 +19,8 @@ import typer
 
 from dragoman.cli.lines import STDIN
 from dragoman.config.messages import suggest_name
-from dragoman.config.settings import CorpusSettings, pick
+from dragoman.config.settings import pick
+from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import UserError
 from dragoman.progress import DETAIL, ERROR, INFO, WARNING, set_verbosity
 from dragoman.recipe import list_recipes, read_recipe

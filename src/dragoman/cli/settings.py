@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from dragoman.config.reference import CORPUS, Reference, Setting, save_reference
-from dragoman.config.settings import CorpusSettings, Registries, build, override
+from dragoman.config.settings import Registries, build, override
+from dragoman.data.corpus import CorpusSettings
 from dragoman.data.tokenizers import TOKENIZERS
 from dragoman.decoding.methods import SEARCH_REGISTRIES
 from dragoman.inference.postprocess import UNKNOWN_WORD_METHODS

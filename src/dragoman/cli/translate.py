@@ -42,7 +42,8 @@ from dragoman.cli.options import (
     check_arguments,
     is_distributed,
 )
-from dragoman.config.settings import CorpusSettings, SampleSettings, build
+from dragoman.config.settings import SampleSettings, build
+from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import UserError
 from dragoman.io import digest_bytes, read_lines
 from dragoman.progress import DETAIL, WARNING, Report, log

@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dragoman.config.settings import CorpusSettings
 from dragoman.data.batches import BatchPlan, Widths, collate_pairs
-from dragoman.data.corpus import collect_references, phrasebook_direction, read_pairs
+from dragoman.data.corpus import CorpusSettings, collect_references, phrasebook_direction, read_pairs
 from dragoman.evaluation.report import scores_of
 from dragoman.evaluation.scorer import Bounds
 from dragoman.evaluation.systems import predict_own_tests, score_phenomena

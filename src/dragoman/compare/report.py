@@ -22,7 +22,8 @@ from dragoman.compare.questions import (
     read_questions,
 )
 from dragoman.compare.runs import PlannedRun, plan_runs, read_measurements, run_all
-from dragoman.config.settings import LIMITS, CorpusSettings
+from dragoman.config.settings import LIMITS
+from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import Stop, UserError
 from dragoman.evaluation.figures import render_chart
 from dragoman.evaluation.report import MISSING, Heading, TableCell, TableRow, align_columns, render_page

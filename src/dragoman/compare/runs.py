@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dragoman.compare.measure import VERSION, measure_run
-from dragoman.config.settings import LIMITS, METRIC_ALIASES, DataSettings, to_yaml
+from dragoman.config.settings import LIMITS, METRIC_ALIASES, to_yaml
+from dragoman.data.corpus import DataSettings
 from dragoman.errors import UserError
 from dragoman.hardware import thread_limited_environment
 from dragoman.progress import Report

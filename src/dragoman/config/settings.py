@@ -7,7 +7,6 @@ registry is known, so that adding a variant touches one file.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,26 +66,6 @@ class Settings(BaseModel):
         }
 
 
-def _list_corpora(value: Any) -> Any:
-    """Return one corpus or several as a list. A file name alone is refused: it does not tell what is in the file."""
-    for name in value if isinstance(value, list) else [value]:
-        if isinstance(name, str):
-            kind = "jsonl" if ".jsonl" in name else "tsv"
-            raise ValueError(f"a corpus, such as {{{kind}: {name}}} or {{source: FILE, target: FILE}}")
-    return [value] if isinstance(value, dict) else value
-
-
-def _convert_to_text(value: Any) -> Any:
-    """Return a mapping with scalars as text: {0: train} names a column by its number, and 1 or true may be words."""
-
-    def convert(word: Any) -> Any:
-        if isinstance(word, dict | list):
-            return word
-        return "" if word is None else str(word).lower() if isinstance(word, bool) else str(word)
-
-    return {convert(key): convert(word) for key, word in value.items()} if isinstance(value, dict) else value
-
-
 METRIC_ALIASES = {"wrong": "line_error_rate"}  # names of metrics in earlier releases
 
 
@@ -105,147 +84,6 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Layers = Annotated[int, Field(ge=0, le=1000)]
-
-
-FILES = ("source", "target", "tsv", "jsonl", "dialogue", "text", "conllu")  # settings of a corpus that name a file
-
-
-class CorpusSettings(Settings):
-    """Where pairs come from: two plain files, one TSV or JSONL file, dialogues, or the built-in phrasebook.
-
-    A language model takes plain text, or the targets of pairs.
-    """
-
-    source: str = setting("", "plain text file of sources, one sentence a line")
-    target: str = setting("", "plain text file of targets, line by line with the source")
-    tsv: str = setting("", "file of tab-separated columns")
-    jsonl: str = setting("", "file with one JSON object a line")
-    dialogue: str = setting(
-        "", 'file of numbered turns, "3 a question<tab>the answer"; the source is the dialogue so far'
-    )
-    text: str = setting("", "plain text file for a language model")
-    conllu: str = setting("", "dependency trees of the sources that are not empty, in order; for model.position=tree")
-    part: Annotated[tuple[Share, Share], Listed] = setting(
-        (0.0, 1.0), "of a text, by its characters: from here to there"
-    )
-    columns: Annotated[tuple[Amount, Amount], Listed] = setting((0, 1), "of a TSV file: source, target")
-    keys: Annotated[tuple[str, str], Listed] = setting(("source", "target"), "of a JSONL file: source, target")
-    references: Annotated[tuple[str, ...], Listed] = setting(
-        (), "of a JSONL file to test on: keys of all reference translations"
-    )
-    where: Annotated[dict[str, str], BeforeValidator(_convert_to_text)] = setting(
-        {}, "TSV column or JSONL key: the word it must hold"
-    )
-    source_words: Amount = setting(0, "read only so many words of each source, such as a long document; 0: all")
-    phrasebook: Amount = setting(0, "pairs to generate from the built-in phrasebook; 0: none")
-    split: str = setting("", "of the phrasebook; by default the one that the recipe puts it under")
-    seed: Seed = setting(1, "of the phrasebook")
-    weight: float = setting(1.0, "2.0: every pair twice an epoch; 0.5: every other pair", gt=0, le=1000)
-    reverse: bool = setting(False, "swap source and target")
-    tag: str = setting("", "put before every source, such as de for the target language; a space between several")
-
-    @property
-    def named_files(self) -> dict[str, str]:
-        """The files of the corpus by the names of their settings."""
-        return {name: path for name in FILES if (path := getattr(self, name))}
-
-    @property
-    def files(self) -> list[str]:
-        return list(self.named_files.values())
-
-    @property
-    def shown(self) -> str:
-        """What it is called where people read of it."""
-        return (" and ".join(self.files) or f"phrasebook: {self.phrasebook}, seed: {self.seed}") + self.chosen
-
-    @property
-    def chosen(self) -> str:
-        """Which rows of its file it takes, which part of it, and which way; nothing, where it takes all as it is."""
-        rows = [f"{name}: {word}" for name, word in self.where.items()]
-        rows += [f"part {list(self.part)}"] if self.part != (0.0, 1.0) else []
-        rows += ["reverse"] if self.reverse else []
-        rows += [f"tag {self.tag}"] if self.tag else []
-        return f" ({', '.join(rows)})" if rows else ""
-
-    def check(self, key: str) -> None:
-        given = [name for name in ("source", "tsv", "jsonl", "dialogue", "text", "phrasebook") if getattr(self, name)]
-        if len(given) != 1 or bool(self.source) != bool(self.target):
-            raise UserError(
-                f"{key} needs one of {{source: F, target: F}}, {{tsv: F}}, {{jsonl: F}}, {{dialogue: F}}, {{text: F}} "
-                f"or {{phrasebook: N}}, got {self.model_dump(exclude_defaults=True) or 'nothing'}"
-            )
-        pairs = ("source", "tsv", "jsonl", "dialogue")
-        works = {"where": ("tsv", "jsonl"), "references": ("jsonl",), "conllu": pairs, "source_words": pairs}
-        for name, kinds in works.items():
-            if getattr(self, name) and given[0] not in kinds:
-                raise UserError(f"{key}: {name} works with {' and '.join(kinds)}, not with {given[0]}")
-        if self.part != (0.0, 1.0) and given[0] != "text":
-            raise UserError(
-                f"{key}: part works with text, not with {given[0]}; dragoman data split makes files of parts"
-            )
-        if self.part[0] >= self.part[1]:
-            raise UserError(
-                f"{key}: part goes from a lower share to a higher, such as [0.0, 0.9], got {list(self.part)}"
-            )
-        if self.reverse and (self.text or self.references or self.conllu):
-            other = "text" if self.text else "references" if self.references else "conllu"
-            raise UserError(f"{key}: reverse turns pairs round, which {other} does not allow; leave one of them out")
-        if self.tag != " ".join(self.tag.split()):
-            raise UserError(f"{key}: tag is a word, or words with one space between them, got {self.tag!r}")
-        if self.tag and self.text:
-            raise UserError(f"{key}: tag stands before a source, and text has none; leave it out")
-
-
-SPLITS = ("train", "dev", "test")
-Corpora = Annotated[tuple[CorpusSettings, ...], Listed, BeforeValidator(_list_corpora)]
-
-
-class DataSettings(Settings):
-    train: Corpora = setting((), "corpora to train on")
-    dev: Corpora = setting((), "corpora to validate on")
-    test: Corpora = setting((), "corpora that `dragoman evaluate RUN` scores, each by itself")
-    metrics: Annotated[tuple[MetricName, ...], Listed] = setting(
-        (), "metrics of evaluation; by default those of the task"
-    )
-    direction: str = setting("en-de", "of the phrasebook")
-    both_ways: bool = setting(False, "train on every pair in both directions, as a start for another run")
-    documents: Literal["file", "line"] = setting("file", "of a language model: each file is one text, or each line")
-    max_length: Count = setting(512, "tokens on either side; longer pairs are left out of training and counted")
-    cache: str = setting("~/.cache/dragoman", "folder for token ids, kept once per corpus and tokenizer")
-
-    def check(self) -> None:
-        """Refuse corpora that name no files, or files and options that do not go together."""
-        for split in SPLITS:
-            for corpus in getattr(self, split):
-                corpus.check(f"data.{split}")
-
-    def resolve_paths(self, folder: Path) -> DataSettings:
-        """Return the same with absolute paths: a file is looked up in the working directory, then in `folder`."""
-
-        def resolve(name: str) -> str:
-            here = Path(os.path.expanduser(name))
-            beside = folder / here
-            return str((beside if not os.path.exists(here) and os.path.exists(beside) else here).absolute())
-
-        resolved = {
-            split: tuple(
-                corpus.model_copy(update={name: resolve(path) for name, path in corpus.named_files.items()})
-                for corpus in getattr(self, split)
-            )
-            for split in SPLITS
-        }
-        return self.model_copy(update=resolved)
-
-    @property
-    def learned(self) -> tuple[CorpusSettings, ...]:
-        """The corpora that a model is trained on."""
-        turned = (c.model_copy(update={"reverse": not c.reverse}) for c in self.train if self.both_ways)
-        return (*self.train, *turned)
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        """The tags that sources of training have; "" where a corpus has none."""
-        return tuple(dict.fromkeys(corpus.tag for corpus in self.train))
 
 
 class TokenizerSettings(Settings):
@@ -379,15 +217,6 @@ def read_values(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
         raise UserError(f"{path} is not a recipe: it must hold sections such as data:, model: and train:")
     with prefix_errors(path):
         return values, lines_of_keys(text)
-
-
-def read_data_section(path: Path) -> DataSettings:
-    """Return the data section of a recipe file, with the paths of its corpora resolved."""
-    values, lines = read_values(path)
-    with prefix_errors(path):
-        data = build(DataSettings, values.get("data") or {}, where="data", line_of=lines)
-        data.check()
-    return data.resolve_paths(path.parent)
 
 
 @contextmanager

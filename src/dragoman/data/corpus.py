@@ -1,22 +1,39 @@
-"""Read sentence pairs from files (two parallel files, TSV, JSONL, dialogues, plain text) or from the phrasebook.
+"""Corpora: their settings, and readers of files (parallel, TSV, JSONL, dialogues, plain text) and of the phrasebook.
 
 Files are read line by line and never held whole; .gz, .xz and .zst are read as they are. Only a newline (or a carriage
 return and a newline) ends a line, so that line n is the same line n in every tool that counts newlines.
+
+To add a kind of file: a field of CorpusSettings that names the file, a function that reads it, a line in READERS.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from dragoman.config.settings import FILES, CorpusSettings
+from pydantic import BeforeValidator
+
+from dragoman.config.settings import (
+    Amount,
+    Count,
+    Listed,
+    MetricName,
+    Seed,
+    Settings,
+    Share,
+    build,
+    prefix_errors,
+    read_values,
+    setting,
+)
 from dragoman.errors import UserError
 from dragoman.io import LONGEST_LINE, Watch, digest_bytes, read_lines
 from dragoman.phrasebook.generate import generate_pairs, hash_package
@@ -29,6 +46,181 @@ TURN_SEPARATOR = " | "  # between the turns of a dialogue
 MAX_TURN_DIGITS = 9  # of a turn's number
 QUOTED_ROWS = 5  # rows that a complaint quotes
 IRRELEVANT_TO_PAIRS = ("weight", "references", "phrasebook", "split", "seed")  # settings that change no pair of a file
+
+
+def _list_corpora(value: Any) -> Any:
+    """Return one corpus or several as a list. A file name alone is refused: it does not tell what is in the file."""
+    for name in value if isinstance(value, list) else [value]:
+        if isinstance(name, str):
+            kind = "jsonl" if ".jsonl" in name else "tsv"
+            raise ValueError(f"a corpus, such as {{{kind}: {name}}} or {{source: FILE, target: FILE}}")
+    return [value] if isinstance(value, dict) else value
+
+
+def _convert_to_text(value: Any) -> Any:
+    """Return a mapping with scalars as text: {0: train} names a column by its number, and 1 or true may be words."""
+
+    def convert(word: Any) -> Any:
+        if isinstance(word, dict | list):
+            return word
+        return "" if word is None else str(word).lower() if isinstance(word, bool) else str(word)
+
+    return {convert(key): convert(word) for key, word in value.items()} if isinstance(value, dict) else value
+
+
+class CorpusSettings(Settings):
+    """Where pairs come from: two plain files, one TSV or JSONL file, dialogues, or the built-in phrasebook.
+
+    A language model takes plain text, or the targets of pairs. READERS says which files and options belong together.
+    """
+
+    source: str = setting("", "plain text file of sources, one sentence a line")
+    target: str = setting("", "plain text file of targets, line by line with the source")
+    tsv: str = setting("", "file of tab-separated columns")
+    jsonl: str = setting("", "file with one JSON object a line")
+    dialogue: str = setting(
+        "", 'file of numbered turns, "3 a question<tab>the answer"; the source is the dialogue so far'
+    )
+    text: str = setting("", "plain text file for a language model")
+    conllu: str = setting("", "dependency trees of the sources that are not empty, in order; for model.position=tree")
+    part: Annotated[tuple[Share, Share], Listed] = setting(
+        (0.0, 1.0), "of a text, by its characters: from here to there"
+    )
+    columns: Annotated[tuple[Amount, Amount], Listed] = setting((0, 1), "of a TSV file: source, target")
+    keys: Annotated[tuple[str, str], Listed] = setting(("source", "target"), "of a JSONL file: source, target")
+    references: Annotated[tuple[str, ...], Listed] = setting(
+        (), "of a JSONL file to test on: keys of all reference translations"
+    )
+    where: Annotated[dict[str, str], BeforeValidator(_convert_to_text)] = setting(
+        {}, "TSV column or JSONL key: the word it must hold"
+    )
+    source_words: Amount = setting(0, "read only so many words of each source, such as a long document; 0: all")
+    phrasebook: Amount = setting(0, "pairs to generate from the built-in phrasebook; 0: none")
+    split: str = setting("", "of the phrasebook; by default the one that the recipe puts it under")
+    seed: Seed = setting(1, "of the phrasebook")
+    weight: float = setting(1.0, "2.0: every pair twice an epoch; 0.5: every other pair", gt=0, le=1000)
+    reverse: bool = setting(False, "swap source and target")
+    tag: str = setting("", "put before every source, such as de for the target language; a space between several")
+
+    @property
+    def reader(self) -> CorpusReader | None:
+        """The reader of its files; the phrasebook has none."""
+        return next((reader for kind, reader in READERS.items() if getattr(self, kind)), None)
+
+    @property
+    def has_sources(self) -> bool:
+        return self.reader is None or self.reader.has_sources
+
+    @property
+    def named_files(self) -> dict[str, str]:
+        """The files of the corpus by the names of their settings."""
+        return {name: path for name in FILES if (path := getattr(self, name))}
+
+    @property
+    def files(self) -> list[str]:
+        return list(self.named_files.values())
+
+    @property
+    def shown(self) -> str:
+        """What it is called where people read of it."""
+        return (" and ".join(self.files) or f"phrasebook: {self.phrasebook}, seed: {self.seed}") + self.chosen
+
+    @property
+    def chosen(self) -> str:
+        """Which rows of its file it takes, which part of it, and which way; nothing, where it takes all as it is."""
+        rows = [f"{name}: {word}" for name, word in self.where.items()]
+        rows += [f"part {list(self.part)}"] if self.part != (0.0, 1.0) else []
+        rows += ["reverse"] if self.reverse else []
+        rows += [f"tag {self.tag}"] if self.tag else []
+        return f" ({', '.join(rows)})" if rows else ""
+
+    def check(self, key: str) -> None:
+        """Refuse a corpus that is not of exactly one kind, or options that its kind does not have."""
+        given = [name for name in (*READERS, "phrasebook") if getattr(self, name)]
+        files = self.reader.files if self.reader else ()
+        if len(given) != 1 or {*self.named_files} - {"conllu"} != {*files}:
+            kinds = ", ".join(f"{{{', '.join(f'{name}: F' for name in one.files)}}}" for one in READERS.values())
+            raise UserError(
+                f"{key} needs one of {kinds} or {{phrasebook: N}}, "
+                f"got {self.model_dump(exclude_defaults=True) or 'nothing'}"
+            )
+        for name in ("where", "references", "conllu", "source_words", "part"):
+            works_with = [kind for kind, one in READERS.items() if name in one.options]
+            if getattr(self, name) != type(self).model_fields[name].default and given[0] not in works_with:
+                hint = "; dragoman data split makes files of parts" if name == "part" else ""
+                raise UserError(f"{key}: {name} works with {' and '.join(works_with)}, not with {given[0]}{hint}")
+        if self.part[0] >= self.part[1]:
+            raise UserError(
+                f"{key}: part goes from a lower share to a higher, such as [0.0, 0.9], got {list(self.part)}"
+            )
+        if self.reverse and (not self.has_sources or self.references or self.conllu):
+            other = given[0] if not self.has_sources else "references" if self.references else "conllu"
+            raise UserError(f"{key}: reverse turns pairs round, which {other} does not allow; leave one of them out")
+        if self.tag != " ".join(self.tag.split()):
+            raise UserError(f"{key}: tag is a word, or words with one space between them, got {self.tag!r}")
+        if self.tag and not self.has_sources:
+            raise UserError(f"{key}: tag stands before a source, and {given[0]} has none; leave it out")
+
+
+SPLITS = ("train", "dev", "test")
+Corpora = Annotated[tuple[CorpusSettings, ...], Listed, BeforeValidator(_list_corpora)]
+
+
+class DataSettings(Settings):
+    train: Corpora = setting((), "corpora to train on")
+    dev: Corpora = setting((), "corpora to validate on")
+    test: Corpora = setting((), "corpora that `dragoman evaluate RUN` scores, each by itself")
+    metrics: Annotated[tuple[MetricName, ...], Listed] = setting(
+        (), "metrics of evaluation; by default those of the task"
+    )
+    direction: str = setting("en-de", "of the phrasebook")
+    both_ways: bool = setting(False, "train on every pair in both directions, as a start for another run")
+    documents: Literal["file", "line"] = setting("file", "of a language model: each file is one text, or each line")
+    max_length: Count = setting(512, "tokens on either side; longer pairs are left out of training and counted")
+    cache: str = setting("~/.cache/dragoman", "folder for token ids, kept once per corpus and tokenizer")
+
+    def check(self) -> None:
+        """Refuse corpora that name no files, or files and options that do not go together."""
+        for split in SPLITS:
+            for corpus in getattr(self, split):
+                corpus.check(f"data.{split}")
+
+    def resolve_paths(self, folder: Path) -> DataSettings:
+        """Return the same with absolute paths: a file is looked up in the working directory, then in `folder`."""
+
+        def resolve(name: str) -> str:
+            here = Path(os.path.expanduser(name))
+            beside = folder / here
+            return str((beside if not os.path.exists(here) and os.path.exists(beside) else here).absolute())
+
+        resolved = {
+            split: tuple(
+                corpus.model_copy(update={name: resolve(path) for name, path in corpus.named_files.items()})
+                for corpus in getattr(self, split)
+            )
+            for split in SPLITS
+        }
+        return self.model_copy(update=resolved)
+
+    @property
+    def learned(self) -> tuple[CorpusSettings, ...]:
+        """The corpora that a model is trained on."""
+        turned = (c.model_copy(update={"reverse": not c.reverse}) for c in self.train if self.both_ways)
+        return (*self.train, *turned)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags that sources of training have; "" where a corpus has none."""
+        return tuple(dict.fromkeys(corpus.tag for corpus in self.train))
+
+
+def read_data_section(path: Path) -> DataSettings:
+    """Return the data section of a recipe file, with the paths of its corpora resolved."""
+    values, lines = read_values(path)
+    with prefix_errors(path):
+        data = build(DataSettings, values.get("data") or {}, where="data", line_of=lines)
+        data.check()
+    return data.resolve_paths(path.parent)
 
 
 def read_pairs(
@@ -51,7 +243,16 @@ def read_pairs(
         split = corpus.split or split
         pairs = generate_pairs(split, corpus.phrasebook, seed=corpus.seed, direction=direction, trees=trees)
     else:
-        pairs = _from_files(corpus, trees, watch)
+        reader = corpus.reader
+        assert reader is not None
+        longest = LONGEST_LINE if reader.has_sources else math.inf
+        pairs = reader.read(corpus, partial(read_lines, watch=watch, longest=longest))
+        if corpus.reverse:
+            pairs = (Pair(pair.target, pair.source) for pair in pairs)
+        elif corpus.conllu and trees:
+            from dragoman.data.trees import attach_trees
+
+            pairs = attach_trees(pairs, Path(corpus.conllu), corpus.files[0])
     if corpus.source_words:
         beginning = re.compile(rf"\s*(?:\S+\s+){{0,{corpus.source_words - 1}}}\S*")
         pairs = (replace(pair, source=beginning.match(pair.source)[0]) for pair in pairs)  # type: ignore[index]
@@ -73,20 +274,7 @@ def phrasebook_direction(corpus: CorpusSettings, direction: str) -> str:
     return "-".join(direction.split("-")[::-1]) if corpus.reverse else direction
 
 
-def _from_files(corpus: CorpusSettings, trees: bool, watch: Watch | None) -> Iterator[Pair]:
-    kind = next(kind for kind in READERS if getattr(corpus, kind))
-    lines_in = partial(read_lines, watch=watch, longest=math.inf if kind == "text" else LONGEST_LINE)
-    pairs = READERS[kind](corpus, lines_in)
-    if corpus.reverse:
-        return (Pair(pair.target, pair.source) for pair in pairs)
-    if corpus.conllu and trees:
-        from dragoman.data.trees import attach_trees
-
-        pairs = attach_trees(pairs, Path(corpus.conllu), getattr(corpus, kind))
-    return pairs
-
-
-def _side_by_side(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
+def read_parallel(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
     source, target = Path(corpus.source), Path(corpus.target)
     sources, targets = lines_in(source), lines_in(target)
     number = 0
@@ -106,7 +294,7 @@ def _side_by_side(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]
         raise UserError(f"{source} and {target} are empty")
 
 
-def _tsv(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
+def read_tsv(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
     """Read two columns of a table. Fields are what stands between tabs; there is no quoting."""
     path = Path(corpus.tsv)
     for name in corpus.where:
@@ -124,10 +312,10 @@ def _tsv(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
         return {name: fields[int(name)] for name in wanted}
 
     left, right = map(str, corpus.columns)
-    return (Pair(found[left], found[right]) for found in _chosen(lines_in(path), path, row, corpus.where))
+    return (Pair(found[left], found[right]) for found in _select_rows(lines_in(path), path, row, corpus.where))
 
 
-def _jsonl(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
+def read_jsonl(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
     """Read two keys of an object a line. A list of sources is joined; a list of targets is several references."""
     path = Path(corpus.jsonl)
 
@@ -147,11 +335,11 @@ def _jsonl(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
 
     return (
         Pair(" ".join(found[left]), found[right][0], alternatives=tuple(found[right][1:]))
-        for found in _chosen(lines_in(path), path, row, {key: [word] for key, word in corpus.where.items()})
+        for found in _select_rows(lines_in(path), path, row, {key: [word] for key, word in corpus.where.items()})
     )
 
 
-def _chosen(
+def _select_rows(
     lines: Iterable[str], path: Path, row: Callable[[str, str], dict[str, RowField]], where: dict[str, RowField]
 ) -> Iterator[dict[str, RowField]]:
     """Yield the rows of a file whose fields are those that `where` asks for."""
@@ -164,15 +352,15 @@ def _chosen(
             kept += 1
             yield found
         elif len(others) < QUOTED_ROWS:
-            others[", ".join(f"{name}: {_shown(field)}" for name, field in held.items())] = None
+            others[", ".join(f"{name}: {_shorten(field)}" for name, field in held.items())] = None
     if not number:
         raise UserError(f"{path} is empty")
     if not kept:
-        asked = ", ".join(f"{name}: {_shown(field)}" for name, field in where.items())
+        asked = ", ".join(f"{name}: {_shorten(field)}" for name, field in where.items())
         raise UserError(f"{path} has no line with {asked}, as where asks; its lines have such as {'; '.join(others)}")
 
 
-def _dialogue(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
+def read_dialogues(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
     """Yield a pair for every answer: all turns and facts before it, and the answer.
 
     A line is "3 what they say<tab>the answer" or "4 a fact"; the numbers begin anew with every dialogue.
@@ -201,7 +389,7 @@ def _dialogue(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
         raise UserError(f"{path} has no line with an answer, which stands behind a tab")
 
 
-def _plain(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
+def read_text_lines(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
     """Yield every line of a text, empty ones too, as a target without a source.
 
     A line is in the part of the text that its first character is in, so that parts that meet share no line.
@@ -220,7 +408,7 @@ def _plain(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
         raise UserError(f"{path} has no line in part {list(corpus.part)}" if at else f"{path} is empty")
 
 
-def _shown(field: str | list[str]) -> str:
+def _shorten(field: str | list[str]) -> str:
     return (field if isinstance(field, str) else " | ".join(field))[:40]
 
 
@@ -259,26 +447,39 @@ def fingerprint_corpus(corpus: CorpusSettings, *, split: str = "train", directio
         parts = ["phrasebook", corpus.phrasebook, corpus.split or split, corpus.seed, direction, hash_package()]
         parts += [corpus.reverse, corpus.tag]
     else:
-        files = [(name, _identity(getattr(corpus, name))) for name in FILES if getattr(corpus, name)]
-        parts = [*files, corpus.model_dump(mode="json", exclude={*FILES, *IRRELEVANT_TO_PAIRS})]
+        parts = []
+        for setting_name, name in corpus.named_files.items():
+            try:
+                path = Path(name).resolve()
+                stat = path.stat()
+            except (OSError, ValueError) as error:
+                raise UserError(f"{name!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+            if not (path.is_file() or path.is_dir()):
+                raise UserError(
+                    f"{name!r} is not a plain file; training reads a corpus more than once, so write it to one"
+                )
+            parts.append((setting_name, (str(path), stat.st_size, stat.st_mtime_ns)))
+        parts.append(corpus.model_dump(mode="json", exclude={*FILES, *IRRELEVANT_TO_PAIRS}))
     return digest_bytes(json.dumps(parts).encode())
 
 
-def _identity(name: str) -> tuple[str, int, int]:
-    try:
-        path = Path(name).resolve()
-        stat = path.stat()
-    except (OSError, ValueError) as error:
-        raise UserError(f"{name!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if not (path.is_file() or path.is_dir()):
-        raise UserError(f"{name!r} is not a plain file; training reads a corpus more than once, so write it to one")
-    return str(path), stat.st_size, stat.st_mtime_ns
+class CorpusReader(NamedTuple):
+    """A kind of corpus in files."""
+
+    read: Callable[[CorpusSettings, ReadLines], Iterator[Pair]]
+    files: tuple[str, ...]  # settings that name its files; the first is the name of the kind
+    options: tuple[str, ...] = ("conllu", "source_words")  # settings that not all kinds have
+    has_sources: bool = True  # plain text has targets alone, and lines of any length
 
 
-READERS: dict[str, Callable[[CorpusSettings, ReadLines], Iterator[Pair]]] = {
-    "source": _side_by_side,
-    "tsv": _tsv,
-    "jsonl": _jsonl,
-    "dialogue": _dialogue,
-    "text": _plain,
+READERS = {
+    reader.files[0]: reader
+    for reader in (
+        CorpusReader(read_parallel, ("source", "target")),
+        CorpusReader(read_tsv, ("tsv",), ("where", "conllu", "source_words")),
+        CorpusReader(read_jsonl, ("jsonl",), ("where", "references", "conllu", "source_words")),
+        CorpusReader(read_dialogues, ("dialogue",)),
+        CorpusReader(read_text_lines, ("text",), ("part",), has_sources=False),
+    )
 }
+FILES = (*(name for reader in READERS.values() for name in reader.files), "conllu")  # settings that name a file

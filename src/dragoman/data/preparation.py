@@ -18,19 +18,10 @@ from random import Random
 from tempfile import TemporaryFile
 from typing import Any
 
-from dragoman.config.settings import (
-    FILES,
-    SPLITS,
-    CorpusSettings,
-    DataSettings,
-    build,
-    override,
-    pick,
-    read_data_section,
-)
+from dragoman.config.settings import build, override, pick
 from dragoman.config.yaml import parse_yaml
 from dragoman.data.cleaning import CleanSettings, OverlapCounter, clean_pairs
-from dragoman.data.corpus import read_pairs
+from dragoman.data.corpus import FILES, SPLITS, CorpusSettings, DataSettings, read_data_section, read_pairs
 from dragoman.data.statistics import CorpusStatistics, add_overlap, compute_statistics
 from dragoman.data.trees import format_conllu
 from dragoman.errors import UserError
@@ -68,7 +59,7 @@ class CorpusList:
     def check_pairs(self, command: str, *, twice: bool = False) -> None:
         """Refuse plain text, which has no pairs, and pipes where files are read twice."""
         for corpus in self.corpora:
-            if corpus.text:
+            if not corpus.has_sources:
                 raise UserError(f"data {command} works on pairs of a source and a target, and {corpus.shown} has none")
             for name in corpus.files if twice else ():
                 if Path(name).exists() and not Path(name).is_file():

@@ -9,8 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from dragoman.config.settings import DataSettings, pick
-from dragoman.data.corpus import read_pairs
+from dragoman.config.settings import pick
+from dragoman.data.corpus import DataSettings, read_pairs
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import Engine, LoadedModel
 from dragoman.inference.engines.ctranslate2 import QUANTIZATIONS, CTranslate2Engine, save_ctranslate2

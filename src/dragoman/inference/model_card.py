@@ -20,7 +20,8 @@ from pydantic import BaseModel, ValidationError
 from rich.table import Table
 from rich.text import Text
 
-from dragoman.config.settings import METRIC_ALIASES, CorpusSettings
+from dragoman.config.settings import METRIC_ALIASES
+from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import render_template
 from dragoman.inference.loading import open_run

@@ -12,9 +12,8 @@ from itertools import chain, islice, repeat, zip_longest
 from pathlib import Path
 from typing import Any
 
-from dragoman.config.settings import SPLITS, CorpusSettings
 from dragoman.data.batches import EXAMPLE_FORMATS, RankShare
-from dragoman.data.corpus import READERS, fingerprint_corpus, read_pairs
+from dragoman.data.corpus import SPLITS, CorpusSettings, fingerprint_corpus, read_pairs
 from dragoman.data.features import FEATURES
 from dragoman.data.simple_tokenizers import LabelTokenizer
 from dragoman.data.stream import BatchStream, TextWindowStream, WeightedStore
@@ -106,7 +105,7 @@ def check_data(recipe: Recipe) -> None:
     """Refuse what the model's task cannot make use of."""
     form = form_of(recipe)
     for split in SPLITS:
-        if form in ("pairs", "labels") and any(corpus.text for corpus in getattr(recipe.data, split)):
+        if form in ("pairs", "labels") and any(not corpus.has_sources for corpus in getattr(recipe.data, split)):
             wanted = "sources and targets" if form == "pairs" else "texts and labels"
             raise UserError(
                 f"data.{split} is plain text, which only a language model learns from; model.kind="
@@ -167,15 +166,15 @@ def check_first_pair(corpus: CorpusSettings) -> None:
     """Refuse a corpus whose first pair cannot be read. At most `FIRST_LINES` of a file are read to find it."""
 
     def first_lines(path: Path) -> Iterator[str]:
-        for number, line in enumerate(read_lines(path, longest=math.inf if corpus.text else LONGEST_LINE)):
+        for number, line in enumerate(read_lines(path, longest=LONGEST_LINE if corpus.has_sources else math.inf)):
             if number == FIRST_LINES:
                 raise NoPairYet
             yield line
 
-    kind = next(kind for kind in READERS if getattr(corpus, kind))
+    assert corpus.reader is not None
     whole = corpus.model_copy(update={"part": (0.0, 1.0)})  # where a part begins is known from the whole file alone
     with suppress(NoPairYet):
-        next(READERS[kind](whole, first_lines), None)
+        next(corpus.reader.read(whole, first_lines), None)
 
 
 def prepare(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: Tokenizers | None = None) -> Prepared:

@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from dragoman.config.settings import (
-    FILES,
     LIMITS,
-    SPLITS,
     Registries,
     TokenizerSettings,
     TrainSettings,
@@ -25,6 +23,7 @@ from dragoman.config.settings import (
     pick,
     read_values,
 )
+from dragoman.data.corpus import FILES, SPLITS
 from dragoman.data.tokenizers import TOKENIZERS, Tokenizers, target_settings
 from dragoman.errors import UserError
 from dragoman.inference.constraints import merge_search
