@@ -12,7 +12,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from importlib.util import find_spec
@@ -101,27 +101,30 @@ def detect_features(flags: frozenset[str]) -> CpuFeatures:
     return CpuFeatures(**{name: not names.isdisjoint(flags) for name, names in FLAGS.items()})
 
 
+def read_cpuinfo(*names: str) -> str:
+    """Return the first value with one of these names in /proc/cpuinfo; nothing where there is no such file."""
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text(encoding="utf-8").splitlines() if info.exists() else ():
+        name, _, value = line.partition(":")
+        if name.strip() in names:
+            return value.strip()
+    return ""
+
+
 @cache
 def cpu_flags() -> frozenset[str]:
     """Return the names of the CPU's features, from Linux or, elsewhere, from PyTorch."""
     import torch
 
-    info = Path("/proc/cpuinfo")
-    for line in info.read_text(encoding="utf-8").splitlines() if info.exists() else ():
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            return frozenset(value.split())
+    if flags := read_cpuinfo("flags", "Features"):
+        return frozenset(flags.split())
     known: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # not in every PyTorch
     return frozenset(name for name, there in known.items() if there is True)
 
 
-@cache
 def cpu_name() -> str:
     """Return the model name of the CPU, for reports only: what a CPU can do is not known by its name."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    return read_cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def hold_memory() -> None:
@@ -234,36 +237,28 @@ def thread_limited_environment(processes: int) -> dict[str, str]:
     """Return the environment for one of several processes that share the cores. A number of threads set by the user
     stays."""
     set_by_user = os.environ.get(THREADS, _kept) != _kept
-    return (
-        dict(os.environ)
-        if set_by_user or processes == 1
-        else {**os.environ, THREADS: str(max(1, usable_cores() // processes))}
-    )
+    threads = {} if set_by_user or processes == 1 else {THREADS: str(max(1, usable_cores() // processes))}
+    return {**os.environ, **threads}
 
 
 def cpu_quota(mounted: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
-    """Return how many cores' worth of time the control group of this process and all above it allow."""
-    return min(quotas(mounted, own), default=math.inf)
+    """Return how many cores' worth of time the control group of this process and all above it allow.
 
-
-def quotas(mounted: Path, own: Path) -> Iterator[float]:
-    """Yield the quotas. In version 2 one file holds quota and period, in version 1 two do; -1 or max: no limit."""
-    for folder in find_cgroups(mounted, own):
-        held = read_words(folder / "cpu.max") or read_words(folder / "cpu.cfs_quota_us") + read_words(
-            folder / "cpu.cfs_period_us"
-        )
-        if len(held) == 2 and all(word.isdigit() for word in held) and int(held[1]):
-            yield int(held[0]) / int(held[1])
-
-
-def find_cgroups(mounted: Path, own: Path) -> Iterator[Path]:
-    """Yield the folders of the control groups of this process, from the innermost up; inside a container, the root."""
+    In version 2 one file holds quota and period, in version 1 two do; -1 or max is no limit. Inside a container the
+    innermost control group is the root.
+    """
+    found = [math.inf]
     for _, kinds, path in (line.split(":", 2) for line in read_words(own) if line.count(":") > 1):
         if kinds and "cpu" not in kinds.split(","):
             continue
         root = mounted / "cpu" if kinds else mounted  # also where it is mounted as cpu,cpuacct
         inmost = root / path.lstrip("/")
-        yield from (folder for folder in (inmost, *inmost.parents) if folder.is_relative_to(root))
+        for folder in (inmost, *inmost.parents):
+            version_1 = read_words(folder / "cpu.cfs_quota_us") + read_words(folder / "cpu.cfs_period_us")
+            limits = read_words(folder / "cpu.max") or version_1
+            if folder.is_relative_to(root) and len(limits) == 2 and all(map(str.isdigit, limits)) and int(limits[1]):
+                found.append(int(limits[0]) / int(limits[1]))
+    return min(found)
 
 
 def read_words(file: Path) -> list[str]:
@@ -274,7 +269,7 @@ def read_words(file: Path) -> list[str]:
         return []
 
 
-ROWS = {"cpu": 8, "cuda": 64}  # texts of one grid
+ROWS = {"cpu": 8, "cuda": 64}  # rows of a batch in inference
 
 
 def choose_device(name: str) -> torch.device:

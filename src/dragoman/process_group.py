@@ -1,4 +1,4 @@
-"""The processes of one command: this one alone, or several that torchrun started.
+"""The processes of one command: a single one, or several that torchrun started.
 
 With one process every method is a no-op. With several they are collectives: all ranks call the same methods in the same
 order, and rank 0, the main process, logs and writes. An error in one process ends them all, with one message.

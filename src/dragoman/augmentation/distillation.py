@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from dragoman.augmentation import jobs
+from dragoman.augmentation import jobs as sharded
 from dragoman.augmentation.backtranslation import UsefulPairs, find_faults, suggest_remedy, warn_of_poor_translations
 from dragoman.augmentation.jobs import (
     Record,
@@ -99,7 +99,7 @@ class Teacher:
         """Return the job of translating a corpus. Shards are kept in the cache, by all that they depend on."""
         direction = recipe.data.direction
         fingerprint = fingerprint_corpus(corpus, direction=direction)
-        key = [self.digest, self.beam, self.closest, fingerprint, jobs.SHARD_SIZE]
+        key = [self.digest, self.beam, self.closest, fingerprint, sharded.SHARD_SIZE]
         folder = cache_folder(recipe.data.cache) / f"{digest_bytes(json.dumps(key).encode(), size=12)}-answers"
 
         def read_sources() -> Iterator[Pair]:
@@ -132,8 +132,14 @@ def distil(
         teacher = group.in_rank_order(lambda: Teacher.load(run, wanted, settings, group))
         resumes = group.broadcast(lambda: bool(newest) or (resume and bool(folder.teacher())))
         corpora = group.run_on_all(lambda: list_corpora_to_translate(wanted, teacher, settings))
-        files = [folder.distilled / f"{number}.jsonl" for number in range(1, len(corpora) + 1)]
-        student = group.run_on_all(lambda: make_student_recipe(wanted, teacher, settings, corpora, files))
+        jobs = group.run_on_all(lambda: [teacher.make_job(corpus, wanted) for corpus in corpora])
+        files = list_files(folder, corpora)
+        translated = [
+            CorpusSettings(jsonl=str(file.absolute()), weight=corpus.weight, tag=corpus.tag)
+            for corpus, file in zip(corpora, files, strict=True)
+        ]
+        train_on = (*translated, *(wanted.data.train if settings.originals else ()))
+        student = group.run_on_all(lambda: make_student_recipe(wanted, teacher.translator.recipe, train_on))
         about = {"teacher": teacher.name, "digest": teacher.digest, **settings.model_dump(mode="json")}
         about["beam"] = teacher.beam
         if resumes:
@@ -141,15 +147,15 @@ def distil(
         with ExitStack() as held:
             group.broadcast(lambda: held.enter_context(alone(folder)))
             if not newest:
-                group.broadcast(lambda: begin_student(folder, student, about))
+                group.broadcast(lambda: folder.begin(student))
+                group.broadcast(lambda: write_teacher_record(folder, about, []))
             if group.broadcast(lambda: not newest or not all(file.exists() for file in files)):
-                translations = [teacher.make_job(corpus, wanted) for corpus in corpora]
-                for job in translations:  # `dragoman cache --clear` leaves what is in use
+                for job in jobs:  # `dragoman cache --clear` leaves what is in use
                     with suppress(OSError):  # a cache that cannot be written is refused below
                         held.enter_context(share_folder(job.folder))
-                counts = group.run_on_all(lambda: translate_corpora(teacher, translations, group, report))
-                records = [job.read_records(count) for job, count in zip(translations, counts, strict=True)]
-                group.broadcast(lambda: write_corpora(corpora, records, files, about, report))
+                counts = group.run_on_all(lambda: translate_corpora(teacher, jobs, group, report))
+                records = [job.read_records(count) for job, count in zip(jobs, counts, strict=True)]
+                group.broadcast(lambda: write_corpora(folder, corpora, records, about, report))
         return train(student, out=out, resume=resume, tokenizers=teacher.translator.tokenizers, report=report)
 
 
@@ -165,17 +171,15 @@ def list_corpora_to_translate(recipe: Recipe, teacher: Teacher, settings: Distil
     return corpora
 
 
-def make_student_recipe(
-    recipe: Recipe,
-    teacher: Teacher,
-    settings: DistilSettings,
-    corpora: Sequence[CorpusSettings],
-    files: Sequence[Path],
-) -> Recipe:
-    """Return the recipe with the teacher's tokenizer and, as training data, the translated corpora in `files`."""
-    own = teacher.translator.recipe.tokenizer
+def list_files(folder: RunFolder, corpora: Sequence[CorpusSettings]) -> list[Path]:
+    """Return the files of the student's training data, one per corpus."""
+    return [folder.distilled / f"{number}.jsonl" for number in range(1, len(corpora) + 1)]
+
+
+def make_student_recipe(recipe: Recipe, teacher: Recipe, corpora: tuple[CorpusSettings, ...]) -> Recipe:
+    """Return the recipe with the teacher's tokenizer, and with these corpora as training data."""
     for name in sorted(recipe.tokenizer.model_fields_set - {"sampling"}):
-        wanted, there = getattr(recipe.tokenizer, name), getattr(own, name)
+        wanted, there = getattr(recipe.tokenizer, name), getattr(teacher.tokenizer, name)
         if wanted != there:
             raise UserError(
                 f"the recipe has tokenizer.{name}={wanted}, but a student keeps its teacher's tokenizer, which has "
@@ -185,13 +189,8 @@ def make_student_recipe(
         raise UserError(f"model.kind={recipe.model.kind} cannot be a student's: it does not translate")
     if recipe.model.features:
         raise UserError("model.position=tree cannot be a student's: a teacher's answers come without trees")
-    translated = [
-        CorpusSettings(jsonl=str(file.absolute()), weight=corpus.weight, tag=corpus.tag)
-        for corpus, file in zip(corpora, files, strict=True)
-    ]
-    originals = recipe.data.train if settings.originals else ()
-    data = recipe.data.model_copy(update={"train": (*translated, *originals)})
-    tokenizer = own.model_copy(update={"sampling": recipe.tokenizer.sampling})
+    data = recipe.data.model_copy(update={"train": corpora})
+    tokenizer = teacher.tokenizer.model_copy(update={"sampling": recipe.tokenizer.sampling})
     student = check_model(recipe.model_copy(update={"data": data, "tokenizer": tokenizer}))
     check(student)
     return student
@@ -219,50 +218,46 @@ def describe_teacher(about: Mapping[str, Any]) -> str:
     return f"the teacher {about['teacher']} (digest {about['digest'][:8]}, {', '.join(options)})"
 
 
-def begin_student(folder: RunFolder, student: Recipe, about: Mapping[str, Any]) -> None:
-    """Begin the run folder, with a record of the teacher."""
-    folder.begin(student)
-    folder.distilled.mkdir(exist_ok=True)
-    write_teacher_record(folder.distilled, about, [])
-
-
-def write_teacher_record(folder: Path, about: Mapping[str, Any], corpora: Sequence[Mapping[str, Any]]) -> None:
+def write_teacher_record(folder: RunFolder, about: Mapping[str, Any], corpora: Sequence[Mapping[str, Any]]) -> None:
     """Write teacher.json: the teacher, its options, and the corpora that it has translated."""
-    write_text(folder / "teacher.json", json.dumps({**about, "corpora": corpora}, indent=1, ensure_ascii=False) + "\n")
+    folder.distilled.mkdir(exist_ok=True)
+    text = json.dumps({**about, "corpora": corpora}, indent=1, ensure_ascii=False) + "\n"
+    write_text(folder.distilled / "teacher.json", text)
 
 
 def translate_corpora(
-    teacher: Teacher, translations: Sequence[ShardedJob[Pair]], group: ProcessGroup, report: Report
+    teacher: Teacher, jobs: Sequence[ShardedJob[Pair]], group: ProcessGroup, report: Report
 ) -> list[int]:
     """Translate the share of this process. Return the number of shards of each corpus."""
-    sizes = [sum(1 for _ in report.progress("reading").iterate(job.items())) for job in translations]
+    sizes = [sum(1 for _ in report.progress("reading").iterate(job.items())) for job in jobs]
     verb = "translate" if " and " in teacher.name else "translates"
     report.log(f"{teacher.name} {verb} {sum(sizes):,} sources with a beam of {teacher.beam}")
     total = sum(count_own_items(size, group) for size in sizes)
     with report.progress("translating", total=total, unit="sources") as bar:
-        return [job.run(group, bar) for job in translations]
+        return [job.run(group, bar) for job in jobs]
 
 
 def write_corpora(
+    folder: RunFolder,
     corpora: Sequence[CorpusSettings],
     translations: Sequence[Iterator[Record]],
-    files: Sequence[Path],
     about: Mapping[str, Any],
     report: Report,
 ) -> None:
     """Write the student's training data and a record of it; refuse a teacher whose translations are too poor."""
     found, written, originals = [], [], 0
-    for corpus, records, file in zip(corpora, translations, files, strict=True):
+    folder.distilled.mkdir(exist_ok=True)
+    for corpus, records, file in zip(corpora, translations, list_files(folder, corpora), strict=True):
         pairs = UsefulPairs()
-        file.parent.mkdir(exist_ok=True)
         write_lines(file, pairs.format_lines(records))
-        written.append({"file": file.name, "of": corpus.shown, "answers": pairs.good, "left_out": dict(pairs.left_out)})
+        counts = {"answers": pairs.good, "left_out": dict(pairs.left_out)}
+        written.append({"file": file.name, "of": corpus.shown, **counts})
         found.append(pairs)
         originals += 0 if corpus.text or not about["originals"] else pairs.asked
         report.log(f"{corpus.shown}: {pairs}")
     if warning := check_useful(about["teacher"], found, originals):
         report.log(warning)
-    write_teacher_record(files[0].parent, about, written)
+    write_teacher_record(folder, about, written)
 
 
 def check_useful(teacher: str, found: Sequence[UsefulPairs], originals: int) -> str:

@@ -1,4 +1,4 @@
-"""Commands by which one model makes what another learns from: distil, backtranslate."""
+"""Commands that train on translations of another model, or make such pairs: distil, backtranslate."""
 
 from __future__ import annotations
 
@@ -49,13 +49,14 @@ def distil_command(
 ) -> None:
     """Train a small fast student on what a large model says to the sources of the recipe's data.train."""
     recipe = find_recipe(recipe)
-    check_arguments(runs=[run, *(others or [])], inputs=sources or [])
+    teachers = [run, *(others or [])]
+    check_arguments(runs=teachers, inputs=sources or [])
     check_recipe(recipe, overrides or [])
     from dragoman.augmentation.distillation import DistilSettings
     from dragoman.augmentation.distillation import distil as run_distillation
 
-    further, teachers = tuple(map(str, sources or [])), [run, *(others or [])]
-    settings = DistilSettings(beam=beam, closest=closest, originals=originals, sources=further, tag=tag)
+    files = tuple(map(str, sources or []))
+    settings = DistilSettings(beam=beam, closest=closest, originals=originals, sources=files, tag=tag)
     run_distillation(teachers, recipe, out=out_folder, overrides=overrides or [], resume=resume, settings=settings)
 
 
@@ -85,14 +86,7 @@ def backtranslate_command(
     from dragoman.augmentation.backtranslation import backtranslate as translate_back
     from dragoman.inference.constraints import parse_search_overrides
 
+    search = parse_search_overrides(overrides or [], {})
     translate_back(
-        run,
-        input_file,
-        output_file,
-        search=parse_search_overrides(overrides or [], {}),
-        beam=beam,
-        tag=tag,
-        batch=batch,
-        engine=engine,
-        device=device,
+        run, input_file, output_file, search=search, beam=beam, tag=tag, batch=batch, engine=engine, device=device
     )

@@ -1,4 +1,4 @@
-"""Commands on files that models are kept in: export, import, cache."""
+"""Commands on the files of models: export, import, cache."""
 
 from __future__ import annotations
 
@@ -64,19 +64,19 @@ def cache_command(
     """
     folder = cache_folder(folder)
     kinds: dict[str, dict[str, int]] = {}
-    in_use: list[Path] = []
+    in_use: list[str] = []
     for kind, path in cache_entries(folder):
         size = measure_size(path)
         if clear and not remove_entry(path):
-            in_use.append(path)
+            in_use.append(path.name)
             continue
         found = kinds.setdefault(kind, {"entries": 0, "bytes": 0})
         found["entries"] += 1
         found["bytes"] += size
     if in_use:
-        log(f"not removed, since a command is using it: {', '.join(path.name for path in in_use)}", WARNING)
-    about = {"folder": str(folder), "cleared": clear, "kinds": kinds, "in_use": [path.name for path in in_use]}
+        log(f"not removed, since a command is using it: {', '.join(in_use)}", WARNING)
     if as_json:
+        about = {"folder": str(folder), "cleared": clear, "kinds": kinds, "in_use": in_use}
         print(json.dumps(about, ensure_ascii=False))
         return
     print(f"{folder}{': removed' if clear else ''}")

@@ -224,17 +224,11 @@ def list_languages(recipe: Recipe) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def base_name(path: str) -> str:
-    """Return the last part of a path, or all of what has none, such as "phrasebook"."""
-    return Path(path).name or path
-
-
-def join_names(paths: str) -> str:
-    """Return the names of run folders, such as "a and b" for "/x/a and /x/b"."""
-    return " and ".join(map(base_name, paths.split(" and ")))
-
-
-TEXT_FILTERS = {"base_name": base_name, "join_names": join_names, "quote": shlex.quote, "repr": repr}
+TEXT_FILTERS: dict[str, Callable[[str], str]] = {
+    "base_name": lambda path: Path(path).name or path,  # the root has no name
+    "quote": shlex.quote,
+    "repr": repr,
+}
 
 
 def format_card(about: dict[str, Any]) -> Sections:

@@ -138,13 +138,9 @@ def save_huggingface(run: LoadedModel, folder: Path) -> list[str]:
     tensors["final_logits_bias"] = torch.zeros(1, len(model.project.weight))
     save_file(tensors, str(folder / "model.safetensors"), {"format": "pt"})
     context = {
-        "settings": settings,
+        "model": model,
         "search": search,
         "post_norm": post_norm,
-        "source_size": len(model.encoder.embedding.weight),
-        "target_size": len(model.decoder.embedding.weight),
-        "shared": model.encoder.embedding is model.decoder.embedding,
-        "feedforward_width": model.encoder.layers[0].feedforward.sublayer.wide.out_features,  # type: ignore[union-attr]
         "positions": positions,
         "max_output": max_output,
         "longest": run.longest,
