@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dragoman.config.settings import SearchSettings, build
 from dragoman.decoding.beam import LENGTH_NORMS
 from dragoman.errors import UserError
 
@@ -33,7 +34,6 @@ def test_known_divisors(name: str, alpha: float, length: int, divisor: float) ->
     assert float(LENGTH_NORMS[name](20, alpha)[length]) == pytest.approx(divisor)
 
 
-@pytest.mark.parametrize("name", ["length", "gnmt"])
-def test_a_penalty_below_zero_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match="length penalty must be 0 or more"):
-        LENGTH_NORMS[name](5, -0.5)
+def test_a_penalty_below_zero_is_refused() -> None:
+    with pytest.raises(UserError, match="length_penalty"):
+        build(SearchSettings, {"length_penalty": -0.5}, where="search")

@@ -20,7 +20,6 @@ from torch import Tensor
 from dragoman.config.settings import SearchSettings
 from dragoman.decoding.protocol import NEVER, Job, SearchResult
 from dragoman.decoding.search import Prefix, Search
-from dragoman.errors import UserError
 from dragoman.types import EOS
 
 GROUP_SIZE = 64  # columns whose maximum is compared first, see `find_candidates`
@@ -229,25 +228,17 @@ def stop_at_limit(score_BW: Tensor, hope_B: Tensor, nbest: int) -> Tensor:  # no
 
 def divide_by_length(longest: int, alpha: float) -> Tensor:
     """Return length ** alpha: with 1, scores are mean log-probabilities."""
-    check_alpha(alpha)
     return torch.tensor([float(max(length, 1)) ** alpha for length in range(longest + 1)])
 
 
 def divide_by_gnmt(longest: int, alpha: float) -> Tensor:
     """Return ((5 + length) / 6) ** alpha, which is milder on short hypotheses (Wu 2016)."""
-    check_alpha(alpha)
     return torch.tensor([((5.0 + max(length, 1)) / 6.0) ** alpha for length in range(longest + 1)])
 
 
 def divide_by_one(longest: int, alpha: float) -> Tensor:  # noqa: ARG001 - the registry's signature
     """Return ones: the score is the log-probability."""
     return torch.ones(longest + 1)
-
-
-def check_alpha(alpha: float) -> None:
-    """Refuse a negative exponent."""
-    if not alpha >= 0:
-        raise UserError(f"the length penalty must be 0 or more, got {alpha}")
 
 
 # What a log-probability is divided by, so that long hypotheses are not worse for being long: a divisor for every length

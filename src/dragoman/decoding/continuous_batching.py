@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -53,14 +53,11 @@ class SlotState(SearchState, Protocol):
         ...
 
 
-F = TypeVar("F", bound=SlotState)
-
-
-class Slots(Generic[F]):
+class Slots:
     """Sentences that are decoded side by side, one per slot. `numbers` are the numbers of their jobs, or FREE."""
 
     def __init__(
-        self, model: StepModel[F], search: Search, numbers: Sequence[int], fresh: F, jobs: Sequence[Job]
+        self, model: StepModel[Any], search: Search, numbers: Sequence[int], fresh: SlotState, jobs: Sequence[Job]
     ) -> None:
         """Open a slot for each job. `fresh` is the state of their sources and has one row for each."""
         self.model, self.search, self.numbers = model, search, list(numbers)
@@ -68,7 +65,7 @@ class Slots(Generic[F]):
         self.state = self.repeat_rows(fresh, len(jobs))
         self.token_N = torch.full((len(jobs) * search.width,), BOS, device=search.device)
 
-    def repeat_rows(self, fresh: F, sentences: int) -> F:
+    def repeat_rows(self, fresh: SlotState, sentences: int) -> SlotState:
         """Return the state with `width` rows per sentence instead of one."""
         return fresh.select(torch.arange(sentences, device=self.search.device).repeat_interleave(self.search.width))
 
@@ -88,7 +85,7 @@ class Slots(Generic[F]):
         rows_N, self.token_N = self.search.advance(logp_NV)
         self.state = state if rows_N is None else state.select(rows_N)
 
-    def fill(self, slots: Sequence[int], numbers: Sequence[int], fresh: F, jobs: Sequence[Job]) -> None:
+    def fill(self, slots: Sequence[int], numbers: Sequence[int], fresh: SlotState, jobs: Sequence[Job]) -> None:
         """Put new sentences into free slots."""
         index_K = torch.tensor(slots, device=self.search.device)
         self.state = self.state.put(index_K, self.repeat_rows(fresh, len(slots)))
@@ -107,10 +104,11 @@ class Slots(Generic[F]):
         self.numbers = [self.numbers[slot] for slot in slots]
 
 
-class StaticSlots(Slots[Any]):
+class StaticSlots(Slots):
     """A fixed number of slots of beam search that are updated in place, all of them free at first."""
 
     search: BeamSearch
+    state: Any  # a KVCache, or another state with an indirect cache
 
     def __init__(
         self, model: StepModel[Any], search: BeamSearch, numbers: Sequence[int], fresh: Any, jobs: Sequence[Job]

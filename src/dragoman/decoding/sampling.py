@@ -49,7 +49,10 @@ def extend_samples(
     clean_NV = sanitize_logp(logp_NV)
     position_BW1 = state.length_BW.clamp(max=T - 1)[:, :, None]
     uniform_N = state.uniform_BWT.gather(2, position_BW1).flatten()
-    token_N = pick_sampled_tokens(apply_filters(clean_NV, settings), uniform_N)
+    filtered_NV = clean_NV
+    for name, apply_filter in FILTERS.items():
+        filtered_NV = apply_filter(filtered_NV, getattr(settings, name))
+    token_N = pick_sampled_tokens(filtered_NV, uniform_N)
     step_BW, token_BW = clean_NV.gather(1, token_N[:, None]).view(shape), token_N.view(shape)
     done_BW = state.done_BW | (~wait_BW & (step_BW == NEVER))
     writes_BW = ~wait_BW & ~done_BW
@@ -158,13 +161,6 @@ def sample_continuations(
         score = logp / max(written, 1)
         results.append(SearchResult(tokens[:-1] if finished else tokens, logp, score, finished))
     return results
-
-
-def apply_filters(logp_NV: Tensor, settings: SampleSettings) -> Tensor:
-    """Apply temperature, top-k and top-p, in this order."""
-    for name, rule in FILTERS.items():
-        logp_NV = rule(logp_NV, getattr(settings, name))
-    return logp_NV
 
 
 def pick_sampled_tokens(logp_NV: Tensor, uniform_N: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,83 +34,6 @@ class Extension(NamedTuple):
     row: int
     token: int
     logp: float
-
-
-class SentenceSearch(Protocol):
-    """The search of one sentence."""
-
-    @property
-    def done(self) -> bool: ...
-
-    def advance(self, logp_WV: Tensor) -> list[Extension]:
-        """Take the log-probabilities of the next token of each beam, and return up to W extensions that stay active."""
-        ...
-
-    def results(self) -> list[SearchResult]: ...
-
-
-class SentenceSlot(NamedTuple):
-    """The search of one sentence, and the tokens of its rows so far."""
-
-    search: SentenceSearch
-    rows: list[list[int]]
-
-
-class SentenceSearches(Search):
-    """Searches of single sentences, side by side in slots."""
-
-    state: list[SentenceSlot]
-
-    def __init__(
-        self,
-        make: Callable[[Job, SearchSettings, int, torch.device], SentenceSearch],
-        settings: SearchSettings,
-        width: int,
-        longest: int,
-        device: torch.device,
-    ) -> None:
-        super().__init__(settings, width, longest, device)
-        self.make = make
-
-    @property
-    def done_B(self) -> Tensor:
-        return torch.tensor([slot.search.done for slot in self.state], device=self.device)
-
-    @property
-    def prefix(self) -> Prefix:
-        rows = [tokens for slot in self.state for tokens in slot.rows]
-        T = max(map(len, rows))
-        padded = [[*tokens, *[PAD] * (T - len(tokens))] for tokens in rows]
-        length_N = torch.tensor([len(tokens) for tokens in rows], device=self.device)
-        return Prefix(torch.tensor(padded, dtype=torch.long, device=self.device), length_N)
-
-    def make_state(self, jobs: Sequence[Job]) -> list[SentenceSlot]:
-        searches = [self.make(job, self.settings, self.width, self.device) for job in jobs]
-        return [SentenceSlot(search, [[]] * self.width) for search in searches]
-
-    def put(self, slots: Sequence[int], jobs: Sequence[Job]) -> None:
-        for slot, job, new in zip(slots, jobs, self.make_state(jobs), strict=True):
-            self.jobs[slot], self.state[slot] = job, new
-        self.set_jobs(self.jobs)
-
-    def select(self, slots: Sequence[int]) -> list[SentenceSlot]:
-        return [self.state[slot] for slot in slots]
-
-    def extend(self, logp_NV: Tensor) -> tuple[Tensor, Tensor]:
-        """Advance the sentences one after the other."""
-        rows, tokens = [], []
-        for b, (slot, logp_WV) in enumerate(
-            zip(self.state, torch.split(sanitize_logp(logp_NV), self.width), strict=True)
-        ):
-            extensions = pad_extensions([] if slot.search.done else slot.search.advance(logp_WV), self.width)
-            if not slot.search.done:
-                self.state[b] = SentenceSlot(slot.search, [[*slot.rows[one.row], one.token] for one in extensions])
-            rows += [b * self.width + one.row for one in extensions]
-            tokens += [one.token for one in extensions]
-        return torch.tensor(rows, device=self.device), torch.tensor(tokens, device=self.device)
-
-    def results(self, slots: Sequence[int]) -> list[list[SearchResult]]:
-        return [self.state[slot].search.results() for slot in slots]
 
 
 def pad_extensions(extensions: list[Extension], width: int) -> list[Extension]:
@@ -133,14 +56,13 @@ class SentenceBeam:
         self.finished: list[SearchResult] = []
         self.done = self.limit == 0
 
-    def advance(self, logp_WV: Tensor) -> list[Extension]:
-        """Extend the likeliest candidates."""
-        total_LV = self.add_logp(logp_WV)
-        return self.advance_by_rank(total_LV, total_LV)
+    def advance(self, logp_WV: Tensor, cost_V: Tensor | float = 0.0) -> list[Extension]:
+        """Take the log-probabilities of the next token of each beam; return up to W extensions that stay active.
 
-    def advance_by_rank(self, total_LV: Tensor, rank_LV: Tensor) -> list[Extension]:
-        """Extend the candidates of the highest rank, which need not be the likeliest. Scores ignore the rank."""
-        best = self.find_candidates(total_LV, rank_LV, 2 * self.width)
+        `cost_V` makes candidates rank lower. Scores ignore it.
+        """
+        total_LV = self.add_logp(logp_WV)
+        best = self.find_candidates(total_LV, total_LV - cost_V, 2 * self.width)
         ends = [one for one in best[: self.width] if one.token == EOS]
         return self.extend(ends, [one for one in best if one.token != EOS][: self.width])
 
@@ -207,10 +129,8 @@ class DiverseBeam:
         cost_V = torch.zeros_like(logp_WV[0])
         extensions = []
         for number, group in enumerate(self.groups):
-            first, some = number * self.width, []
-            if not group.done:
-                total_LV = group.add_logp(logp_WV[first:])
-                some = group.advance_by_rank(total_LV, total_LV - cost_V)
+            first = number * self.width
+            some = [] if group.done else group.advance(logp_WV[first:], cost_V)
             for one in some:
                 cost_V[one.token] += self.penalty
             extensions += [one._replace(row=first + one.row) for one in pad_extensions(some, self.width)]
@@ -243,7 +163,7 @@ class ConstrainedBeam(SentenceBeam):
         self.ends = [torch.tensor(term.ends_S, device=device) for term in terms]
         self.states: list[list[int]] = [[0] * len(terms)]  # automaton states of each active beam
 
-    def advance(self, logp_WV: Tensor) -> list[Extension]:
+    def advance(self, logp_WV: Tensor, cost_V: Tensor | float = 0.0) -> list[Extension]:  # noqa: ARG002
         """Extend the best candidates of every bank."""
         total_LV = self.add_logp(logp_WV)
         state_KL = torch.tensor(self.states, device=total_LV.device).T
@@ -283,3 +203,70 @@ class ConstrainedBeam(SentenceBeam):
         met = [all(bool(ends[s]) for ends, s in zip(self.ends, states, strict=True)) for states in self.states]
         self.active = [beam for beam, all_met in zip(self.active, met, strict=False) if all_met]
         return super().results()
+
+
+SentenceSearch = SentenceBeam | DiverseBeam
+
+
+class SentenceSlot(NamedTuple):
+    """The search of one sentence, and the tokens of its rows so far."""
+
+    search: SentenceSearch
+    rows: list[list[int]]
+
+
+class SentenceSearches(Search):
+    """Searches of single sentences, side by side in slots."""
+
+    state: list[SentenceSlot]
+
+    def __init__(
+        self,
+        make: Callable[[Job, SearchSettings, int, torch.device], SentenceSearch],
+        settings: SearchSettings,
+        width: int,
+        longest: int,
+        device: torch.device,
+    ) -> None:
+        super().__init__(settings, width, longest, device)
+        self.make = make
+
+    @property
+    def done_B(self) -> Tensor:
+        return torch.tensor([slot.search.done for slot in self.state], device=self.device)
+
+    @property
+    def prefix(self) -> Prefix:
+        rows = [tokens for slot in self.state for tokens in slot.rows]
+        T = max(map(len, rows))
+        padded = [[*tokens, *[PAD] * (T - len(tokens))] for tokens in rows]
+        length_N = torch.tensor([len(tokens) for tokens in rows], device=self.device)
+        return Prefix(torch.tensor(padded, dtype=torch.long, device=self.device), length_N)
+
+    def make_state(self, jobs: Sequence[Job]) -> list[SentenceSlot]:
+        searches = [self.make(job, self.settings, self.width, self.device) for job in jobs]
+        return [SentenceSlot(search, [[]] * self.width) for search in searches]
+
+    def put(self, slots: Sequence[int], jobs: Sequence[Job]) -> None:
+        for slot, job, new in zip(slots, jobs, self.make_state(jobs), strict=True):
+            self.jobs[slot], self.state[slot] = job, new
+        self.set_jobs(self.jobs)
+
+    def select(self, slots: Sequence[int]) -> list[SentenceSlot]:
+        return [self.state[slot] for slot in slots]
+
+    def extend(self, logp_NV: Tensor) -> tuple[Tensor, Tensor]:
+        """Advance the sentences one after the other."""
+        rows, tokens = [], []
+        for b, (slot, logp_WV) in enumerate(
+            zip(self.state, torch.split(sanitize_logp(logp_NV), self.width), strict=True)
+        ):
+            extensions = pad_extensions([] if slot.search.done else slot.search.advance(logp_WV), self.width)
+            if not slot.search.done:
+                self.state[b] = SentenceSlot(slot.search, [[*slot.rows[one.row], one.token] for one in extensions])
+            rows += [b * self.width + one.row for one in extensions]
+            tokens += [one.token for one in extensions]
+        return torch.tensor(rows, device=self.device), torch.tensor(tokens, device=self.device)
+
+    def results(self, slots: Sequence[int]) -> list[list[SearchResult]]:
+        return [self.state[slot].search.results() for slot in slots]

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -39,22 +39,19 @@ SPACELESS_LETTER = re.compile(f"[{NO_SPACES}]")  # letters of scripts that put n
 FIRST_WORD = re.compile(rf"[{NO_SPACES}]|[^\W{NO_SPACES}]+|\S")
 
 
-class TermEdges(NamedTuple):
-    """Whether a term must have a word boundary before and after it."""
+def needs_boundaries(term: str) -> tuple[bool, bool]:
+    """Return whether a term needs a word boundary before and after it.
 
-    before: bool
-    after: bool
-
-
-def term_edges(term: str) -> TermEdges:
-    """Return where a term needs word boundaries: at letters, except in scripts without spaces between words."""
-    return TermEdges(*(each.isalnum() and not SPACELESS_LETTER.match(each) for each in (term[0], term[-1])))
+    It does at letters, except in scripts without spaces between words.
+    """
+    before, after = (each.isalnum() and not SPACELESS_LETTER.match(each) for each in (term[0], term[-1]))
+    return before, after
 
 
 @lru_cache(maxsize=4096)
 def compile_term(term: str) -> re.Pattern[str]:
     """Return a pattern that finds a term in a text."""
-    before, after = term_edges(term)
+    before, after = needs_boundaries(term)
     return re.compile((r"(?<!\w)" if before else "") + re.escape(term) + (r"(?!\w)" if after else ""))
 
 
@@ -74,51 +71,34 @@ def spell_term(term: str, *, all_caps: bool = False) -> list[str]:
 
 
 class TermCompiler:
-    """Compiles terms to automata over the tokens of one vocabulary, and caches the latest."""
+    """Compiles terms to automata over the tokens of one vocabulary; `term` caches the latest."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer, self.spelt = tokenizer, tokenizer.spellings()
         self.spelling = SpellingTable(self.spelt)
-        self.cache: OrderedDict[tuple[str, bool], Term] = OrderedDict()
+        self.term = lru_cache(maxsize=CACHED_TERMS)(self.compile)
 
-    def term(self, text: str, *, all_caps: bool = False) -> Term:
-        key = (text, all_caps)
-        if key not in self.cache:
-            self.cache[key] = self.compile(text, all_caps=all_caps)
-            if len(self.cache) > CACHED_TERMS:
-                self.cache.popitem(last=False)
-        self.cache.move_to_end(key)
-        return self.cache[key]
-
-    def compile(self, text: str, *, all_caps: bool) -> Term:
+    def compile(self, text: str, *, all_caps: bool = False) -> Term:
         """Return the automaton of a term; one that cannot be reached if the vocabulary cannot spell the term."""
-        spelt = [
-            way
-            for way in spell_term(text, all_caps=all_caps)
-            if self.tokenizer.decode(self.tokenizer.encode(way)) == way
-        ]
+        encode, decode = self.tokenizer.encode, self.tokenizer.decode
+        spelt = [way for way in spell_term(text, all_caps=all_caps) if decode(encode(way)) == way]
         if not spelt:
             never_SV = np.zeros((2, len(self.spelt)), dtype=np.int16)
             return Term(text, never_SV, np.array([UNREACHABLE, 0], dtype=np.int32), np.array([False, True]))
-        bodies = [b"".join(self.spelt[i] for i in self.tokenizer.encode(way)).lstrip(b" ") for way in spelt]
-        before, after = term_edges(text)
+        bodies = [b"".join(self.spelt[i] for i in encode(way)).lstrip(b" ") for way in spelt]
+        before, after = needs_boundaries(text)
         return self.spelling.term(text, bodies, before=before, after=after)
 
 
-@lru_cache(maxsize=2)
-def term_compiler(tokenizer: Tokenizer) -> TermCompiler:
-    return TermCompiler(tokenizer)
+get_term_compiler = lru_cache(maxsize=2)(TermCompiler)  # the vocabularies of two models
 
 
 def select_terms(terms: Sequence[str | tuple[str, str]], text: str, *, first: bool) -> list[str]:
     """Return the terms that apply to a text. Those without a source term apply to the first segment of a line."""
     found = [term for term in terms if isinstance(term, str)] if first else []
-    found += [
-        term for source, term in (pair for pair in terms if not isinstance(pair, str)) if source_contains(source, text)
-    ]
-    for term in found:
-        if not term.strip():
-            raise UserError("a term must not be empty; leave it out, or write what must appear")
+    found += [pair[1] for pair in terms if not isinstance(pair, str) and source_contains(pair[0], text)]
+    if not all(term.strip() for term in found):
+        raise UserError("a term must not be empty; leave it out, or write what must appear")
     return check_terms(list(dict.fromkeys(term.strip() for term in found)), f"the line {text[:40]!r}")
 
 
@@ -138,24 +118,25 @@ class Glossary:
     """Pairs of source and target terms, indexed by the first word of the source term."""
 
     def __init__(self, must: Sequence[tuple[str, str]], avoid: Sequence[tuple[str, str]], never: Sequence[str]) -> None:
-        self.must, self.avoid, self.never = index_by_first_word(must), index_by_first_word(avoid), tuple(never)
+        self.never = tuple(never)
+        self.must: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        self.avoid: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        for index, pairs in ((self.must, must), (self.avoid, avoid)):
+            for pair in pairs:
+                index[FIRST_WORD.findall(pair[0])[0].casefold()].append(pair)
 
     def line(self, line: Line) -> Line:
         """Return the line with the glossary's terms added to its own; its tag and all else stay as they are."""
         words = {match[0].casefold() for match in FIRST_WORD.finditer(line.text)}
-        must = [pair for word in words for pair in self.must.get(word, ()) if source_contains(pair[0], line.text)]
-        avoid = [pair for word in words for pair in self.avoid.get(word, ()) if source_contains(pair[0], line.text)]
-        return replace(line, terms=(*line.terms, *sorted(must)), avoid=(*line.avoid, *self.never, *sorted(avoid)))
-
-
-def index_by_first_word(pairs: Sequence[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
-    found = defaultdict(list)
-    for source, target in pairs:
-        found[FIRST_WORD.findall(source)[0].casefold()].append((source, target))
-    return found
+        must, avoid = (
+            sorted(pair for word in words for pair in index.get(word, ()) if source_contains(pair[0], line.text))
+            for index in (self.must, self.avoid)
+        )
+        return replace(line, terms=(*line.terms, *must), avoid=(*line.avoid, *self.never, *avoid))
 
 
 def read_glossary(path: Path) -> Glossary:
+    """Read a glossary file, see the top of this module."""
     must, avoid, never = [], [], []
     for number, line in enumerate(read_lines(path), 1):
         if not line.strip():
@@ -181,17 +162,14 @@ def read_glossary(path: Path) -> Glossary:
 
 def read_dictionary(path: Path) -> dict[str, str]:
     """Read lines of a word, a tab and its translation; the first of several for a word counts."""
-    return dict(reversed(list(_entries(path))))
-
-
-def _entries(path: Path) -> Iterator[tuple[str, str]]:
+    found: dict[str, str] = {}
     for number, line in enumerate(read_lines(path), 1):
-        word, tab, translation = line.partition("\t")
-        if not line.strip():
-            continue
-        if not tab or not word.strip() or not translation.strip():
+        word, _, translation = (part.strip() for part in line.partition("\t"))
+        if line.strip() and not (word and translation):
             raise UserError(f"{path}, line {number}: should be 'word<tab>translation', got {line!r}")
-        yield word.strip(), translation.strip()
+        if word:
+            found.setdefault(word, translation)
+    return found
 
 
 def merge_search(
@@ -206,13 +184,8 @@ def merge_search(
 
     `aligns`: whether the model's attention tells source tokens apart, which some settings need.
     """
-    given = {"beam": beam, "nbest": count}
-    values = {
-        **own.model_dump(),
-        **(changes or {}),
-        **{name: value for name, value in given.items() if value is not None},
-    }
-    settings = build(SearchSettings, values, where="search")
+    given = {name: value for name, value in (("beam", beam), ("nbest", count)) if value is not None}
+    settings = build(SearchSettings, {**own.model_dump(), **(changes or {}), **given}, where="search")
     check_search_settings(settings)
     pick(UNKNOWN_WORD_METHODS, settings.unknown, "search.unknown")
     needs = [f"search.coverage={settings.coverage:g}"] if settings.coverage else []
@@ -246,11 +219,10 @@ def make_constraints(
     if not (line.terms or line.avoid or line.begin or search.min_ratio):
         return DecodingConstraints(text=text)
     terms, avoid = select_terms(line.terms, text, first=first), select_terms(line.avoid, text, first=True)
-    spell = term_compiler(tokenizers.target).term if terms or avoid else None
     return DecodingConstraints(
         prefix=tuple(tokenizers.target.encode(line.begin.rstrip())) if first and line.begin.strip() else (),
-        must=tuple(spell(term) for term in terms) if spell else (),
-        avoid=tuple(spell(term, all_caps=True) for term in avoid) if spell else (),
+        must=tuple(get_term_compiler(tokenizers.target).term(term) for term in terms),
+        avoid=tuple(get_term_compiler(tokenizers.target).term(term, all_caps=True) for term in avoid),
         minimum=math.ceil(search.min_ratio * tokens),
         text=text,
     )
@@ -264,16 +236,10 @@ def limit_length(constraints: DecodingConstraints, tokens: int, search: SearchSe
 
 def list_unmet(line: Line, constraints: DecodingConstraints, text: str) -> list[str]:
     """Return a warning for each constraint that the text does not meet."""
-    found = [
-        f"without a term that was asked for: {term.text!r}"
-        for term in constraints.must
-        if not output_contains(term.text, text)
-    ]
-    found += [
-        f"with a term to be avoided: {term.text!r}"
-        for term in constraints.avoid
-        if output_contains(term.text, text, all_caps=True)
-    ]
+    must, avoid = ([term.text for term in terms] for terms in (constraints.must, constraints.avoid))
+    found = [f"without a term that was asked for: {term!r}" for term in must if not output_contains(term, text)]
+    avoid = [term for term in avoid if output_contains(term, text, all_caps=True)]
+    found += [f"with a term to be avoided: {term!r}" for term in avoid]
     if constraints.prefix and not text.startswith(line.begin.rstrip()):
         found.append(f"not beginning as it was asked to: {line.begin!r}")
     return found

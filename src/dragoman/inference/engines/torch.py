@@ -73,21 +73,8 @@ class Int8Linear(nn.Module):
         x_NI = x.flatten(0, -2)
         scale_N1 = x_NI.abs().amax(1, keepdim=True).clamp_(min=1e-12).div_(127)
         uint8_NI = (x_NI / scale_N1).add_(self.ZERO + 0.5).to(torch.uint8)  # truncation after adding a half rounds
-        out_NO = torch.ops.onednn.qlinear_pointwise.default(
-            uint8_NI,
-            1.0,
-            self.ZERO,
-            self.weight,
-            self.scale_O,
-            self.zero_O,
-            None,
-            1.0,
-            0,
-            torch.float32,
-            "none",
-            [],
-            "",
-        )
+        inputs = (uint8_NI, 1.0, self.ZERO, self.weight, self.scale_O, self.zero_O)  # with scales and zero points
+        out_NO = torch.ops.onednn.qlinear_pointwise.default(*inputs, None, 1.0, 0, torch.float32, "none", [], "")
         out_NO = out_NO.mul_(scale_N1) if self.bias is None else torch.addcmul(self.bias, out_NO, scale_N1)
         return out_NO.view(*x.shape[:-1], -1)
 
@@ -96,10 +83,12 @@ def prepare_model(model: ModuleT, device: torch.device, precision: str, features
     """Return the model, or a copy where weights change, in a precision that the device computes correctly."""
     make = pick(PRECISIONS, precision, "precision")
     features = features or cpu_features()
-    packs = device.type == "cpu" and can_pack_weights()
+    has_onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
+    packs = device.type == "cpu" and has_onednn
     if precision == "int8" and not packs:
         raise UserError("int8 needs a CPU and a PyTorch with oneDNN; use float32 (--engine torch)")
-    if precision == "bf16" and not supports_bf16(device, features):
+    # Packing weights as bf16 raises without the instructions on some CPUs.
+    if precision == "bf16" and not (features.bf16 if device.type == "cpu" else best_precision(device) == "bf16"):
         raise UserError(f"this {device.type} has no instructions for bf16; use float32 (--engine torch)")
     if precision == "float32" and not packs:
         return model.eval()
@@ -112,16 +101,6 @@ def prepare_model(model: ModuleT, device: torch.device, precision: str, features
                 if isinstance(child, nn.Linear):
                     setattr(module, name, make(child, features))
     return prepared
-
-
-def can_pack_weights() -> bool:
-    """Return whether this PyTorch has oneDNN's products with packed weights."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
-
-
-def supports_bf16(device: torch.device, features: CpuFeatures) -> bool:
-    """Return whether there are instructions for bf16. Packing weights raises without them on some CPUs."""
-    return features.bf16 if device.type == "cpu" else best_precision(device) == "bf16"
 
 
 PRECISIONS: dict[str, Callable[[nn.Linear, CpuFeatures], nn.Module]] = {
