@@ -11,7 +11,7 @@ from plain import turns_on
 from turns import task
 
 from dragoman.config.settings import build
-from dragoman.models.registry import parameters
+from dragoman.models.registry import count_parameters
 from dragoman.recipe import Recipe
 from dragoman.training import trainer
 from dragoman.types import SPECIALS, Batch
@@ -67,7 +67,7 @@ def train(asked: dict[str, Any], gate: Gate) -> None:
             self.counted = 0.0
             gate.ready(
                 version=f"on torch {torch.__version__}",
-                parameters=parameters(self.stepper.model),
+                parameters=count_parameters(self.stepper.model),
                 chosen=str(self.stepper.choices),
                 widths=list(self.stream.widths),
             )

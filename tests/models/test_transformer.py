@@ -16,7 +16,7 @@ from dragoman.config.settings import TokenizerSettings
 from dragoman.data.batches import Widths
 from dragoman.errors import UserError
 from dragoman.kernels.attention import KERNELS
-from dragoman.models.registry import build_model, parameters
+from dragoman.models.registry import build_model, count_parameters
 from dragoman.models.settings import MODEL_KINDS, TransformerSettings
 from dragoman.models.transformer import CAPACITY_STEP, Transformer
 from dragoman.modules.feedforward import FEEDFORWARDS, NORM_PLACES
@@ -434,8 +434,8 @@ def test_ties_are_as_set(tied: bool, joint: bool, tables: int) -> None:
     matrices = (model.encoder.embedding.weight, model.decoder.embedding.weight, model.project.weight)
     assert len({id(matrix) for matrix in matrices}) == tables
     assert (model.project.weight is model.decoder.embedding.weight) == tied
-    inner = parameters(model) - tables * VOCABULARY * 8
-    assert inner == parameters(model_of(tied=True, joint=True)) - VOCABULARY * 8
+    inner = count_parameters(model) - tables * VOCABULARY * 8
+    assert inner == count_parameters(model_of(tied=True, joint=True)) - VOCABULARY * 8
     batch = in_rows([[0, 1]], examples(2))
     assert gradients(model, batch).keys() == dict(model.named_parameters()).keys()
 
@@ -529,4 +529,4 @@ def test_settings_become_a_model() -> None:
     assert model.settings == TransformerSettings(width=8, heads=2, layers=1)
     assert model.encoder.embedding.num_embeddings == 10
     assert check_model(recipe).model == TransformerSettings(width=8, heads=2, layers=1)
-    assert parameters(model) == sum(p.numel() for p in model.parameters())
+    assert count_parameters(model) == sum(p.numel() for p in model.parameters())

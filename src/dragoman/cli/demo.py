@@ -19,7 +19,7 @@ from dragoman.evaluation.systems import predict_phrasebook
 from dragoman.inference.loading import load_as
 from dragoman.inference.translator import Translator
 from dragoman.inspection.attention_maps import render_alignment
-from dragoman.models.registry import parameters
+from dragoman.models.registry import count_parameters
 from dragoman.phrasebook.generate import Phrase, generate_phrases
 from dragoman.progress import Report
 from dragoman.recipe import Recipe, packaged_folder
@@ -90,7 +90,7 @@ def score(out: Path, report_file: Path, console: Console) -> None:
         "bleu": {split: result["bleu"]["value"] for split, result in results.items()},
         "chrf": {split: result["chrf"]["value"] for split, result in results.items()},
         "train_seconds": RunFolder(out).state()["seconds"],
-        "parameters": parameters(translator.model),
+        "parameters": count_parameters(translator.model),
         "results": results,
     }
     write_text(report_file, json.dumps(report, indent=1, ensure_ascii=False) + "\n")

@@ -34,7 +34,7 @@ from dragoman.inference.postprocess import PairStatistics
 from dragoman.inference.translator import Translator
 from dragoman.io import cache_folder
 from dragoman.models.base import Seq2Seq, collect_tensors
-from dragoman.models.registry import build_model, renamed
+from dragoman.models.registry import build_model, rename_tensors
 from dragoman.run_dir import RunFolder, load_tensors
 from dragoman.types import Batch, PairScore
 
@@ -98,7 +98,7 @@ def open_run(run: str | Path, *, device: str = "auto") -> Translator | Generator
         raise UserError(f"{str(folder.tokenizer)!r} is damaged, or not the tokenizer that the model was trained with")
     with prefix_errors(repr(str(folder.config))):
         model = build_model(recipe.model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
-    copy_weights(model, renamed(weights, folder.check()), repr(str(folder.model)), "its config.yaml")
+    copy_weights(model, rename_tensors(weights, folder.check()), repr(str(folder.model)), "its config.yaml")
     try:
         longest = int(header["longest"])  # tokens of the longest source in training
         statistics = PairStatistics(*json.loads(header["usual"])) if "usual" in header else None

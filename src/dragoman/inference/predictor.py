@@ -25,7 +25,7 @@ from dragoman.errors import UserError
 from dragoman.hardware import ROWS
 from dragoman.inference.postprocess import PairStatistics
 from dragoman.models.base import Model, Seq2Seq
-from dragoman.models.registry import parameters
+from dragoman.models.registry import count_parameters
 from dragoman.recipe import Recipe
 from dragoman.types import EOS, UNK, Example, Line, PairScore
 
@@ -60,7 +60,7 @@ class Predictor(Generic[_M]):
 
     def __repr__(self) -> str:
         """Return such as Translator('runs/demo', transformer, 3.8 M parameters, cpu)."""
-        size = f"{parameters(self.model) / 1e6:.1f} M parameters"
+        size = f"{count_parameters(self.model) / 1e6:.1f} M parameters"
         return f"{type(self).__name__}({self.run!r}, {self.recipe.model.kind}, {size}, {self.device})"
 
     @property

@@ -27,11 +27,12 @@ def build_model(settings: ModelSettings, *, source_size: int, target_size: int, 
     return MODELS[settings.kind](settings, source_size=source_size, target_size=target_size, joint=joint)
 
 
-def parameters(model: nn.Module) -> int:
+def count_parameters(model: nn.Module) -> int:
+    """Return the number of weights; shared ones count once."""
     return sum(p.numel() for p in model.parameters())
 
 
-FIRST = (  # format 1: a Transformer's layers stood in the model itself
+FORMAT_1_NAMES = (  # format 1: a Transformer's layers stood in the model itself
     (r"(encoder|decoder)\.(\d+)\.", r"\1.layers.\2."),
     (r"(encoder|decoder)_norm\.", r"\1.norm."),
     (r"source_embedding\.", r"encoder.embedding."),
@@ -39,10 +40,10 @@ FIRST = (  # format 1: a Transformer's layers stood in the model itself
 )
 
 
-def renamed(tensors: Mapping[str, Tensor], version: int) -> dict[str, Tensor]:
-    """The same tensors under today's names."""
+def rename_tensors(tensors: Mapping[str, Tensor], version: int) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint of this format under the names that parameters have now."""
     found = dict(tensors)
     if version == 1:
-        for old, new in FIRST:
+        for old, new in FORMAT_1_NAMES:
             found = {re.sub(f"^{old}", new, name): tensor for name, tensor in found.items()}
     return found

@@ -53,21 +53,21 @@ class LayerNorm(Norm):
         return (x_BTC - x_BTC.mean(-1, keepdim=True)) / (x_BTC.var(-1, correction=0, keepdim=True) + 1e-5).sqrt()
 
     def forward(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        if self.fused(x_BTC):
+        if self.training and self.supports_fused_kernel(x_BTC):
             out_BTC: Tensor = _FusedLayerNorm.apply(x_BTC, self.weight, self.bias)  # type: ignore[no-untyped-call]
             return out_BTC
         return F.layer_norm(x_BTC, (self.width,), self.weight, self.bias).to(x_BTC.dtype)
 
     def fork(self, x_BTC: Tensor, real_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        if self.fused(x_BTC):
+        if self.training and self.supports_fused_kernel(x_BTC):
             both: tuple[Tensor, Tensor] = _FusedFork.apply(x_BTC, self.weight, self.bias)  # type: ignore[no-untyped-call]
             return both
         return x_BTC, self(x_BTC, real_BT)
 
-    def fused(self, x_BTC: Tensor) -> bool:
-        """Return whether one Triton kernel computes all gradients: when training in half precision on a GPU."""
+    def supports_fused_kernel(self, x_BTC: Tensor) -> bool:
+        """Return whether one Triton kernel can compute all gradients: in half precision on a GPU."""
         half = x_BTC.is_cuda and x_BTC.dtype in (torch.bfloat16, torch.float16)
-        return half and self.weight.dtype == torch.float32 and self.training and self.width <= WIDEST_FUSED_NORM
+        return half and self.weight.dtype == torch.float32 and self.width <= WIDEST_FUSED_NORM
 
 
 class _FusedLayerNorm(torch.autograd.Function):

@@ -61,7 +61,7 @@ class FullAttention(nn.Module):
     def make_mask(self, rows: RowLayout, relate: AttentionPosition) -> AttentionMask:
         """Return the mask of these rows, which all layers share."""
         mask = make_self_attention_mask(rows, bidirectional=self.bidirectional)
-        return replace(mask, relative=relate.compute_relative_in_rows(rows))
+        return mask if relate.needs == "nothing" else replace(mask, relative=relate.compute_relative_in_rows(rows))
 
     def forward(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: AttentionMask, attend: Kernel) -> Tensor:
         """Compute attention by `attend`, which combines a kernel with a position scheme."""

@@ -20,7 +20,7 @@ import torch
 
 from dragoman.data.stream import StreamPosition, WeightedStore
 from dragoman.errors import UserError
-from dragoman.models.registry import parameters
+from dragoman.models.registry import count_parameters
 from dragoman.process_group import ProcessGroup, join_process_group
 from dragoman.progress import Report
 from dragoman.recipe import check_model, read_recipe
@@ -57,7 +57,7 @@ def inspect(order: Order, group: ProcessGroup) -> dict[str, Any]:
         given = start.parent.tokenizers if start.parent else None
         prepared = prepare(start.recipe, folder, report, tokenizers=given)
         model = new_model(start.recipe, prepared.tokenizers, start.parent)
-        count, train = parameters(model), start.recipe.train
+        count, train = count_parameters(model), start.recipe.train
         slots, tokens = (sum(sizes) for sizes in zip(*map(epoch_size, prepared.train), strict=True))
         return {
             "model": start.recipe.model.kind,

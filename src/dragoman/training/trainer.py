@@ -24,7 +24,7 @@ from dragoman.data.stream import StreamPosition, prefetch
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import Stop, UserError
 from dragoman.models.flops import Cost
-from dragoman.models.registry import parameters
+from dragoman.models.registry import count_parameters
 from dragoman.process_group import ProcessGroup, join_process_group
 from dragoman.progress import WARNING, Report
 from dragoman.recipe import Recipe
@@ -177,7 +177,7 @@ class Trainer:
 
     def log_start(self) -> None:
         parallel = f" ({self.settings.parallel})" if self.group.is_distributed else ""
-        count = parameters(self.stepper.model)
+        count = count_parameters(self.stepper.model)
         self.report.log(f"{count:,} parameters; {self.state.choices}{parallel}; until {self.settings.limit}")
         if 0 < self.settings.steps <= self.settings.warmup:
             self.report.log(
