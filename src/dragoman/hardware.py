@@ -1,8 +1,8 @@
 """The hardware: CPU features and quotas, threads, devices, precision and memory.
 
-Everything that chooses a kernel, a precision or an engine by what the CPU can do asks `cpu_features`. A container often
-has a quota far below the cores of the machine. PyTorch starts a thread for each core all the same, and 64 threads that
-share the time of two cores spend most of it waiting, so `limit_threads` sets their number.
+Kernels, precisions and engines are chosen by `cpu_features`. A container often has a quota far below the cores of the
+machine. PyTorch starts a thread for each core all the same, and 64 threads that share the time of two cores spend most
+of it waiting, so `limit_threads` sets their number.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ LEVELS = {  # what the levels of ONEDNN_MAX_CPU_ISA leave; higher ones leave eve
 
 
 def cpu_features(environment: Mapping[str, str] = os.environ) -> CpuFeatures:
-    """Return what the CPU has, less what oneDNN is told not to use and what DRAGOMAN_CPU_FEATURES leaves out."""
+    """Return what the CPU has, less what oneDNN must not use and what DRAGOMAN_CPU_FEATURES leaves out."""
     found = detect_features(cpu_flags())
     level = next((environment[name] for name in ISA if environment.get(name)), "").upper()
     if level in LEVELS:
@@ -156,7 +156,7 @@ def release_memory() -> None:
 
 
 def resident_memory() -> int:
-    """Return the bytes of this process that are in memory; 0 where the system does not tell."""
+    """Return the bytes of this process that are in memory; 0 where it is unknown."""
     try:
         pages = Path("/proc/self/statm").read_text().split()[1]
     except OSError:
@@ -273,21 +273,26 @@ ROWS = {"cpu": 8, "cuda": 64}  # rows of a batch in inference
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of this name; `auto` is a GPU if there is one."""
+    """Return the device of this name; `auto` is a GPU if there is one. Refuse one that cannot be used."""
     import torch
 
     if name == "auto":
-        return require_triton(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"there is no device called {name!r}; write auto, cpu, cuda or cuda:1") from None
-    if device.type not in ROWS:
-        raise UserError(f"device {name!r} is not one that Dragoman runs on; write auto, cpu, cuda or cuda:1")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device {name!r} is not there; this machine has {torch.cuda.device_count()} CUDA devices")
-    make_current(device)
-    return require_triton(device)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    else:
+        try:
+            device = torch.device(name)
+        except RuntimeError:
+            raise UserError(f"there is no device called {name!r}; write auto, cpu, cuda or cuda:1") from None
+        if device.type not in ROWS:
+            raise UserError(f"device {name!r} is not one that Dragoman runs on; write auto, cpu, cuda or cuda:1")
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise UserError(f"device {name!r} is not there; this machine has {torch.cuda.device_count()} CUDA devices")
+        make_current(device)
+    if device.type == "cuda" and find_spec("triton") is None:  # our kernels need it; PyTorch brings it on Linux
+        raise UserError(
+            "a GPU needs triton, which is not installed; pip install triton brings it, or choose the device cpu"
+        )
+    return device
 
 
 def make_current(device: torch.device) -> None:
@@ -296,12 +301,3 @@ def make_current(device: torch.device) -> None:
 
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
-
-
-def require_triton(device: torch.device) -> torch.device:
-    """Return the device; refuse a GPU without Triton, in which our kernels are written (PyTorch brings it on Linux)."""
-    if device.type == "cuda" and find_spec("triton") is None:
-        raise UserError(
-            "a GPU needs triton, which is not installed; pip install triton brings it, or choose the device cpu"
-        )
-    return device

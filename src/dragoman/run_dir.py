@@ -39,6 +39,11 @@ def write_text(path: Path, text: str) -> None:
     write_whole(path, lambda made: made.write_text(text, encoding="utf-8"))
 
 
+def format_json(value: object) -> str:
+    """Return the text of a JSON file."""
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file or folder of a run atomically; what goes wrong is a UserError that names `path`."""
     try:

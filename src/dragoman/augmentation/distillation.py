@@ -37,7 +37,7 @@ from dragoman.metrics.metrics import METRICS
 from dragoman.process_group import ProcessGroup, join_process_group
 from dragoman.progress import Report
 from dragoman.recipe import Recipe, check_model, read_recipe
-from dragoman.run_dir import RunFolder, write_text
+from dragoman.run_dir import RunFolder, format_json, write_text
 from dragoman.training.prepare import check_files
 from dragoman.training.start import alone, check, opened
 from dragoman.training.trainer import train
@@ -221,8 +221,7 @@ def describe_teacher(about: Mapping[str, Any]) -> str:
 def write_teacher_record(folder: RunFolder, about: Mapping[str, Any], corpora: Sequence[Mapping[str, Any]]) -> None:
     """Write teacher.json: the teacher, its options, and the corpora that it has translated."""
     folder.distilled.mkdir(exist_ok=True)
-    text = json.dumps({**about, "corpora": corpora}, indent=1, ensure_ascii=False) + "\n"
-    write_text(folder.distilled / "teacher.json", text)
+    write_text(folder.distilled / "teacher.json", format_json({**about, "corpora": corpora}))
 
 
 def translate_corpora(

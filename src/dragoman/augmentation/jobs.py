@@ -26,7 +26,7 @@ from dragoman.errors import UserError
 from dragoman.io import digest_bytes, digest_file, is_temporary, keep_folder, lock_folder
 from dragoman.process_group import ProcessGroup
 from dragoman.progress import ProgressBar, Report
-from dragoman.run_dir import RunFolder, read_json, write_text, write_whole
+from dragoman.run_dir import RunFolder, format_json, read_json, write_text, write_whole
 
 ShardItem = TypeVar("ShardItem")
 SHARD_SIZE = 4096  # items whose records are kept together
@@ -153,7 +153,7 @@ def open_shards_beside(output: Path, about: Mapping[str, Any]) -> Iterator[Path]
                         f"{str(folder)!r} holds answers that were made with another {name}; repeat that command to go "
                         "on with it, or remove the folder"
                     )
-            write_text(folder / ABOUT, json.dumps(about, indent=1, ensure_ascii=False) + "\n")
+            write_text(folder / ABOUT, format_json(about))
             yield folder
         except BaseException as error:
             if isinstance(error, NothingUseful) or not has_shards(folder):

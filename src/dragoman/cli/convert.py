@@ -34,8 +34,8 @@ def export_command(
     from dragoman.inference.export import export as write
 
     begun = time.monotonic()
-    for each in write(run, to=to, out=folder, quantization=quantization, force=force):
-        print(each)
+    for agreement in write(run, to=to, out=folder, quantization=quantization, force=force):
+        print(agreement)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     log(f"{size / 2**20:.1f} MiB in {time.monotonic() - begun:.1f} s", DETAIL)
     print(f"done: {folder}")
@@ -48,8 +48,8 @@ def import_command(
     """Make a run folder of a Hugging Face model: MarianMT or Pegasus, such as export writes."""
     from dragoman.inference.export import import_run
 
-    for each in import_run(folder, out_folder):
-        print(each)
+    for agreement in import_run(folder, out_folder):
+        print(agreement)
     print(f"done: {out_folder}")
 
 

@@ -87,10 +87,6 @@ class Agreement(NamedTuple):
 class Disagreement(UserError):
     """A folder does not translate as its run does."""
 
-    def __init__(self, reason: str, remedy: str) -> None:
-        super().__init__(f"nothing was written, since it does not translate as the run does ({reason}); {remedy}")
-        self.reason = reason
-
 
 def export(
     run: str | Path, *, to: str, out: str | Path, quantization: str = "float32", force: bool = False
@@ -130,12 +126,7 @@ def export(
         if isinstance(engine, CTranslate2Engine) and (note := engine.other_precision(quantization)):
             log(note)
         agreements.extend(compare_translations(translator, engine, kind.sample))
-        try:
-            check_agreements(agreements, exact=quantization == "float32", can_force=True)
-        except Disagreement as difference:
-            if not force:
-                raise
-            log(f"written because of --force: {difference.reason}")
+        check_agreements(agreements, exact=quantization == "float32", force=force)
         check_free(out)  # minutes have passed, and what is there now would be replaced
 
     write_whole(out, write)
@@ -206,9 +197,15 @@ def compare_translations(ours: Translator, engine: Engine, count: int) -> Iterat
         yield agreement
 
 
-def check_agreements(agreements: Sequence[Agreement], *, exact: bool, can_force: bool = False) -> None:
-    """Raise a Disagreement if translations agree too little; `can_force` mentions how to write the folder anyway."""
-    for reason in filter(None, (each.explain_failure(exact=exact) for each in agreements)):
+def check_agreements(agreements: Sequence[Agreement], *, exact: bool, force: bool | None = None) -> None:
+    """Raise a Disagreement if translations agree too little, or only log it with `force`, which an import has not."""
+    for reason in filter(None, (agreement.explain_failure(exact=exact) for agreement in agreements)):
+        if force:
+            log(f"written because of --force: {reason}")
+            return
         longer = "a model that was trained for longer"
         remedy = f"{longer} usually agrees" if exact else f"quantization float32 or {longer} agrees more often"
-        raise Disagreement(reason, remedy + (", and --force (force=True) writes it in any case" if can_force else ""))
+        override = "" if force is None else ", and --force (force=True) writes it in any case"
+        raise Disagreement(
+            f"nothing was written, since it does not translate as the run does ({reason}); {remedy}{override}"
+        )

@@ -38,7 +38,6 @@ from dragoman.inference.engines.base import (
     check_holds,
     list_layer_modules,
     render_template,
-    write_json,
 )
 from dragoman.models.base import collect_tensors
 from dragoman.models.registry import build_model
@@ -46,7 +45,7 @@ from dragoman.models.settings import TransformerSettings
 from dragoman.models.transformer import Transformer
 from dragoman.modules.positions import make_sinusoids
 from dragoman.recipe import Recipe, check_model, read_recipe
-from dragoman.run_dir import RunFolder
+from dragoman.run_dir import RunFolder, format_json
 from dragoman.types import BOS, EOS, PAD, SPECIALS, UNK
 
 MIN_POSITIONS = 1024  # of the exported table of sinusoids
@@ -145,15 +144,18 @@ def save_huggingface(run: LoadedModel, folder: Path) -> list[str]:
         "max_output": max_output,
         "longest": run.longest,
     }
-    for name in ("config.json", "generation_config.json"):
-        write_json(folder / name, render_json(name, **context))
+    files = {name: render_json(name, **context) for name in ("config.json", "generation_config.json")}
+    notes = []
     if not isinstance(tokenizers.source, SubwordTokenizer):
-        return ["the tokenizer is no bpe or unigram, which is all that Hugging Face reads: encode with tokenizer/"]
-    if not tokenizers.joint:
-        return ["there are two vocabularies, and Hugging Face reads one: encode and decode with tokenizer/"]
-    write_json(folder / "tokenizer.json", describe_tokenizer(tokenizers.source))
-    write_json(folder / "tokenizer_config.json", render_json("tokenizer_config.json", **context))
-    return []
+        notes = ["the tokenizer is no bpe or unigram, which is all that Hugging Face reads: encode with tokenizer/"]
+    elif not tokenizers.joint:
+        notes = ["there are two vocabularies, and Hugging Face reads one: encode and decode with tokenizer/"]
+    else:
+        files["tokenizer.json"] = describe_tokenizer(tokenizers.source)
+        files["tokenizer_config.json"] = render_json("tokenizer_config.json", **context)
+    for name, content in files.items():
+        (folder / name).write_text(format_json(content), encoding="utf-8")
+    return notes
 
 
 def render_json(name: str, **context: object) -> object:

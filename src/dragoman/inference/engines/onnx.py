@@ -28,11 +28,12 @@ from dragoman.decoding.continuous_batching import collate_sources, run_batch
 from dragoman.decoding.methods import Request, decode
 from dragoman.decoding.protocol import Job, SearchResult
 from dragoman.errors import UserError
-from dragoman.inference.engines.base import Engine, Holds, LoadedModel, check_holds, list_vocabulary, write_json
+from dragoman.inference.engines.base import Engine, Holds, LoadedModel, check_holds, list_vocabulary
 from dragoman.kernels.attention import KERNELS
 from dragoman.kernels.masks import RowLayout
 from dragoman.models.transformer import Transformer
 from dragoman.modules.attention import MultiHeadAttention
+from dragoman.run_dir import format_json
 from dragoman.types import PAD
 
 ONNX_HOLDS: Holds = {
@@ -79,8 +80,9 @@ def save_onnx(run: LoadedModel, folder: Path) -> None:
         DecoderGraph(plain), folder / "decoder.onnx", "logp", source=source_BS, memory=memory_BSC, target=target_BT
     )
     tokenizers = run.tokenizers
-    write_json(folder / "source_vocabulary.json", list_vocabulary(tokenizers.source, tokenizers.tags))
-    write_json(folder / "target_vocabulary.json", list_vocabulary(tokenizers.target))
+    source, target = list_vocabulary(tokenizers.source, tokenizers.tags), list_vocabulary(tokenizers.target)
+    for side, vocabulary in (("source", source), ("target", target)):
+        (folder / f"{side}_vocabulary.json").write_text(format_json(vocabulary), encoding="utf-8")
 
 
 def export_graph(model: nn.Module, path: Path, output: str, **inputs: Tensor) -> None:
