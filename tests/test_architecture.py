@@ -23,7 +23,7 @@ BASE_EDGES = {
     "io": ["errors"],
     "progress": ["errors", "io"],
     "hardware": ["errors"],
-    "process_group": ["errors", "progress"],
+    "process_group": ["errors", "io", "progress"],
 }
 MAY_IMPORT = {
     "config": [],

@@ -21,20 +21,9 @@ from dragoman.config.settings import TrainSettings
 from dragoman.config.yaml import parse_yaml
 from dragoman.data.corpus import DataSettings
 from dragoman.errors import UserError
+from dragoman.io import write_atomically, write_text
 from dragoman.recipe import Recipe
-from dragoman.run_dir import (
-    CHANGED,
-    DIGEST_LINE,
-    FORMAT,
-    NOTE,
-    RunFolder,
-    load_tensors,
-    mean,
-    read_json,
-    save_tensors,
-    write_text,
-    write_whole,
-)
+from dragoman.run_dir import CHANGED, DIGEST_LINE, FORMAT, NOTE, RunFolder, load_tensors, mean, read_json, save_tensors
 from toy_run import files
 
 RECIPE = Recipe(
@@ -82,7 +71,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, error: BaseException
         raise error
 
     with pytest.raises(UserError if isinstance(error, OSError) else type(error)) as caught:
-        write_whole(path, write)
+        write_atomically(path, write)
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["file"]
     if isinstance(error, OSError):
@@ -100,7 +89,7 @@ def test_the_new_file_appears_whole(tmp_path: Path) -> None:
                 file.write(part)
             assert path.read_text() == "old"
 
-    write_whole(path, write)
+    write_atomically(path, write)
     assert path.read_text() == "half and half"
     assert sorted(file.name for file in tmp_path.iterdir() if file.is_file()) == ["file"]
 
@@ -124,7 +113,7 @@ def test_a_folder_appears_whole_and_takes_the_place_of_an_old_one(tmp_path: Path
             for name in names:
                 (beside / name).write_text(name)
 
-        write_whole(path, fill)
+        write_atomically(path, fill)
 
     write("a", "b")
     write("c")
@@ -138,7 +127,7 @@ def test_files_of_the_user_are_not_used_as_temporaries(tmp_path: Path) -> None:
     (tmp_path / "folder.part" / "thesis").write_text("precious")
     (tmp_path / "victim").write_text("precious")
     (tmp_path / "file.part").symlink_to("victim")
-    write_whole(tmp_path / "folder", lambda made: made.mkdir())
+    write_atomically(tmp_path / "folder", lambda made: made.mkdir())
     write_text(tmp_path / "file", "text")
     assert (tmp_path / "folder.part" / "thesis").read_text() == (tmp_path / "victim").read_text() == "precious"
     assert files(tmp_path) == ["file", "file.part", "folder", "folder.part", "victim"]

@@ -36,6 +36,7 @@ SUFFIX = ".dragoman.tmp"
 TEMPORARY = re.compile(r"\..*\.[a-z0-9_]{8}\.dragoman\.tmp", re.DOTALL)
 KEPT_OF_NAME = 40  # characters of the target's name in a temporary name, which may have 255 bytes
 ABANDONED = 86_400.0  # seconds after which an unlocked temporary folder belongs to a command that was killed
+RESUME_ADVICE = "what was saved before is whole: make room or choose another folder, then go on with --resume"
 CACHE = "~/.cache/dragoman"
 CACHE_ENTRIES = {  # what an entry of the cache holds: its name
     "token ids": re.compile(r"[0-9a-f]{24}"),
@@ -61,7 +62,7 @@ def temporary_beside(path: Path) -> Iterator[Path]:
 
 
 def move_into_place(made: Path, path: Path) -> None:
-    """Rename what `temporary_beside` gave room to, once all of it is on disk. A folder replaces a folder.
+    """Rename a file or folder that was made in a temporary folder, once all of it is on disk.
 
     A folder cannot be renamed over another one, so the old folder is moved aside first; if the new one then cannot be
     renamed, the old one is moved back.
@@ -76,32 +77,42 @@ def move_into_place(made: Path, path: Path) -> None:
         try:
             os.rename(made, path)
         except OSError:
-            _move_back(aside, path)
+            try:
+                os.rename(aside, path)
+            except OSError:  # the name is taken by now: another one, so that the folder is not lost
+                kept = Path(tempfile.mkdtemp(".old", f"{path.name[:KEPT_OF_NAME]}.", path.parent))
+                os.rename(aside, kept)
+                raise UserError(f"cannot write {str(path)!r}; what was there before is now {str(kept)!r}") from None
             raise
     else:
         os.replace(made, path)
     _sync(path.parent)
 
 
-def _move_back(aside: Path, path: Path) -> None:
-    """Give a folder its name back; where that is taken by now, give it a similar name, so that it is not lost."""
+@contextmanager
+def report_write_errors(path: Path, advice: str = RESUME_ADVICE) -> Iterator[None]:
+    """Raise a UserError that names `path` in place of an OSError."""
     try:
-        os.rename(aside, path)
-    except OSError:
-        kept = Path(tempfile.mkdtemp(".old", f"{path.name[:KEPT_OF_NAME]}.", path.parent))
-        os.rename(aside, kept)
-        raise UserError(f"cannot write {str(path)!r}; what was there before is now {str(kept)!r}") from None
+        yield
+    except OSError as error:
+        why = f"{str(path)!r} ({error.strerror or error})"
+        raise UserError(f"cannot write {why}; {advice}" if advice else f"cannot write {why}") from None
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make a file or folder, then rename it to `path`.
+    """Let `write` make a file or folder, then rename it to `path`. An OSError becomes a UserError.
 
     Readers of a file see the old one or the new one; a folder that is replaced is absent for a moment in between.
     """
-    path = path.resolve() if path.is_dir() else path  # a link to a folder stays a link
-    with temporary_beside(path) as made:
+    target = path.resolve() if path.is_dir() else path  # a link to a folder stays a link
+    with report_write_errors(path), temporary_beside(target) as made:
         write(made)
-        move_into_place(made, path)
+        move_into_place(made, target)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    write_atomically(path, lambda made: made.write_text(text, encoding="utf-8"))
 
 
 def keep_folder(folder: Path, last: str, write: Callable[[Path], object]) -> None:
@@ -236,9 +247,17 @@ def cache_entries(folder: Path) -> Iterator[tuple[str, Path]]:
             yield kind or "unfinished", path
 
 
-def digest_bytes(content: bytes, size: int = 16) -> str:
-    """Return a digest of `size` bytes, in hexadecimal."""
-    return hashlib.blake2b(content, digest_size=size).hexdigest()
+def digest_bytes(*parts: bytes | memoryview, size: int = 16) -> str:
+    """Return a digest of these parts together, of `size` bytes in hexadecimal."""
+    digest = hashlib.blake2b(digest_size=size)
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def hash_stably(content: bytes) -> int:
+    """Return a 64-bit hash that is the same on every machine."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
 
 
 def digest_file(path: Path) -> str:

@@ -6,7 +6,6 @@ order, and rank 0, the main process, logs and writes. An error in one process en
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 import uuid
@@ -22,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dragoman.errors import Stop, UserError
+from dragoman.io import digest_bytes
 from dragoman.progress import log
 
 T = TypeVar("T")
@@ -237,7 +237,7 @@ def agree_on_name(store: Any, rank: int, world: int, waiting: PeerWait) -> str:
             store.set("all", ",".join(store.get(f"here/{other}").decode() for other in range(world)))
         everyone = store.get("all").decode() if store.check(["all"]) else ""
         if own in everyone:  # else it is what an attempt before this one agreed upon
-            name = hashlib.blake2b(everyone.encode(), digest_size=8).hexdigest()
+            name = digest_bytes(everyone.encode(), size=8)
             store.set(f"{name}/{rank}", "agreed")
             missing = sum(not store.check([f"{name}/{other}"]) for other in range(world))
             if not missing:

@@ -37,21 +37,19 @@ def set_verbosity(level: int) -> None:
 
 
 def is_shown(level: int) -> bool:
-    """Tell whether messages of this level are printed. Progress is shown where INFO is."""
+    """Return whether messages of this level are printed. Progress is shown where INFO is."""
     return level <= _verbosity
 
 
 def log(message: str, level: int = INFO) -> None:
     """Print a message to stderr. On a terminal it replaces the line of progress, which is drawn again below it."""
-    if is_shown(level):
-        console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
-        console.print((CLEAR_LINE if sys.stderr.isatty() else "") + decode_names(message), markup=False)
-
-
-def decode_names(message: str) -> str:
-    """Decode file names that Python could not decode, such as without UTF-8 in the locale: '\\udcc3\\udcbc' is 'ü'."""
+    if level > _verbosity:
+        return
+    # File names that Python could not decode, such as without UTF-8 in the locale: '\\udcc3\\udcbc' is 'ü'.
     text = UNDECODED.sub(lambda found: chr(int(found[1], 16)), message)
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
+    console.print((CLEAR_LINE if sys.stderr.isatty() else "") + text, markup=False)
 
 
 class PipeConsole(Console):

@@ -1,4 +1,4 @@
-"""A run folder on disk: whole files or none, a format number, and a digest that tells damage from data.
+"""A run folder on disk: complete files only, a format number, and digests that reveal damage.
 
     config.yaml  model.safetensors  tokenizer/  metrics.jsonl  checkpoints/  FORMAT
     provenance.json (data counts, versions, dates, the parent run)  scores.jsonl (what `evaluate` found)
@@ -8,10 +8,9 @@ Only tensors, text and JSON; loading never runs code from a folder.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from dragoman.config.settings import build, prefix_errors, to_yaml
 from dragoman.config.yaml import parse_yaml
 from dragoman.errors import UserError
-from dragoman.io import check_plain, digest_bytes, write_atomically
+from dragoman.io import check_plain, digest_bytes, report_write_errors, write_atomically, write_text
 from dragoman.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -31,12 +30,7 @@ FORMAT = 3
 MOST_DIGITS = 100  # of a format number; Python itself gives up after some thousands
 DIGEST_LINE = "# digest: "
 NOTE = "dragoman"  # the entry of a safetensors header that holds what is known about the tensors, as JSON
-CHANGED = "changed by hand"  # in place of the digest: what the user says of a config.yaml that is not as written
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file atomically."""
-    write_whole(path, lambda made: made.write_text(text, encoding="utf-8"))
+CHANGED = "changed by hand"  # written by the user in place of the digest, to accept a changed config.yaml
 
 
 def format_json(value: object) -> str:
@@ -44,24 +38,8 @@ def format_json(value: object) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
 
 
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file or folder of a run atomically; what goes wrong is a UserError that names `path`."""
-    try:
-        write_atomically(path, write)
-    except (OSError, SafetensorError) as error:
-        raise unwritable(path, error) from None
-
-
-def unwritable(path: Path, error: Exception) -> UserError:
-    why = getattr(error, "strerror", None) or str(error)
-    return UserError(
-        f"cannot write {str(path)!r} ({why}); what was saved before is whole: make room or choose another "
-        "folder, then go on with --resume"
-    )
-
-
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], **about: str) -> None:
-    """Tensors and what there is to know about them, with a digest of both in the file's own header.
+    """Write tensors and what is known about them, with a digest of both in the header of the file.
 
     The header has one entry: safetensors writes several in random order, and equal runs must give equal bytes.
     """
@@ -69,11 +47,18 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], **about: str) -> Non
 
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     note = json.dumps({**about, "digest": _digest(held, about)}, sort_keys=True)
-    write_whole(path, lambda made: save_file(held, str(made), {NOTE: note}))
+
+    def write(made: Path) -> None:
+        try:
+            save_file(held, str(made), {NOTE: note})
+        except SafetensorError as error:
+            raise OSError(str(error)) from None
+
+    write_atomically(path, write)
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and what was written about them; a damaged file is refused."""
+    """Return the tensors of a file and what was written about them; refuse a damaged file."""
     try:
         with safe_open(str(path), framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
@@ -100,16 +85,16 @@ def read_digest(path: Path) -> str:
 def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
     import torch
 
-    digest = hashlib.blake2b(json.dumps(about, sort_keys=True).encode(), digest_size=16)
+    parts: list[bytes | memoryview] = [json.dumps(about, sort_keys=True).encode()]
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
-        digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+        parts.append(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+        parts.append(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest_bytes(*parts)
 
 
 def mean(many: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The average of several sets of weights, summed in double precision, in the order given."""
+    """Return the average of several sets of weights, summed in double precision, in this order."""
     sets = list(many)
     total = {name: tensor.double() for name, tensor in sets[0].items()}
     for tensors in sets[1:]:
@@ -119,7 +104,7 @@ def mean(many: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 class RunFolder:
-    """The places in a run folder, and how each is read and written."""
+    """The files of a run folder, and how each is read and written."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -130,22 +115,20 @@ class RunFolder:
         self.scores = self.path / "scores.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.provenance_file = self.path / "provenance.json"
-        self.distilled = self.path / "distilled"  # of a student: what its teacher said (augmentation/distillation.py)
+        self.distilled = self.path / "distilled"  # translations by the teacher (augmentation/distillation.py)
         self.format = self.path / "FORMAT"
 
     def begin(self, recipe: Recipe) -> None:
-        """The format number comes first: a folder that has one is a run, however early it was killed."""
+        """Create the folder. The format number comes first: a folder that has one is a run, however early it ends."""
         self.check_name()
-        try:
+        with report_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             write_text(self.format, f"{FORMAT}\n")
             self.checkpoints.mkdir(exist_ok=True)
-        except OSError as error:
-            raise unwritable(self.path, error) from None
         self.save_recipe(recipe)
 
     def discard(self) -> None:
-        """Remove a run that came to nothing: what its start wrote, and the folder if nothing else is in it."""
+        """Remove a run that failed at its start: the files written so far, and the folder if it is empty then."""
         for folder in (self.tokenizer, self.checkpoints, self.path / "tensorboard"):
             shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
@@ -200,22 +183,24 @@ class RunFolder:
                 f"{str(self.config)!r} is not as it was written; restore it, or, if you changed it on purpose, "
                 f"make its last line {DIGEST_LINE + CHANGED!r}"
             )
-        values = modernise(parse_yaml(body, str(self.config)), version)
+        values = parse_yaml(body, str(self.config))
+        if version < 3:
+            values = upgrade_settings(values)
         with prefix_errors(repr(str(self.config))):
             return build(Recipe, values)
 
     def state(self) -> dict[str, Any]:
-        """What the newest checkpoint says of the run, or nothing where there is none."""
+        """Return the state of the run in its newest checkpoint; empty if there is none."""
         newest = max(self.checkpoints.glob(f"step-{'[0-9]' * 10}/state.json"), default=None)
         return read_json(newest) if newest else {}
 
     def teacher(self) -> dict[str, Any]:
-        """Whose student the run is and what it was taught, or nothing."""
+        """Return what is known about the teacher of a distilled run; empty for others."""
         path = self.distilled / "teacher.json"
         return read_json(path) if path.exists() else {}
 
     def provenance(self) -> dict[str, Any]:
-        """Return where the run comes from (training/checkpoint.py); nothing for runs of earlier releases."""
+        """Return where the run comes from (training/checkpoint.py); empty for runs of earlier releases."""
         return read_json(self.provenance_file) if self.provenance_file.exists() else {}
 
     def add_scores(self, scores: Mapping[str, Any]) -> None:
@@ -227,14 +212,14 @@ class RunFolder:
         save_tensors(self.model, weights, tokenizer=tokenizer, **about)
 
 
-def modernise(values: Any, version: int) -> Any:
-    """Return the settings of an earlier format under today's names.
+def upgrade_settings(values: Any) -> Any:
+    """Return the settings of a format before 3 under today's names.
 
-    Until format 2 `pool: last` of a bidirectional recurrent classifier was the state at the last token, where the
-    backward cell has read that token alone. That is now `last_token`, so that those runs classify as they did.
+    `pool: last` of a bidirectional recurrent classifier was the state at the last token, where the backward cell has
+    read that token alone. That is now `last_token`, so that those runs classify as before.
     """
     model = values.get("model") if isinstance(values, dict) else None
-    if version < 3 and isinstance(model, dict) and (model.get("kind"), model.get("backbone")) == ("classifier", "rnn"):
+    if isinstance(model, dict) and (model.get("kind"), model.get("backbone")) == ("classifier", "rnn"):
         old = model.get("bidirectional") and model.get("pool") == "last"
         return {**values, "model": {**model, "pool": "last_token"}} if old else values
     return values

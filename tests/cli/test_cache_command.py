@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dragoman.errors import UserError
 from dragoman.io import cache_folder, lock_folder, sweep, temporary_beside, write_atomically
 from toy_run import Call, one_sentence, quietly
 
@@ -88,7 +89,7 @@ def test_a_replaced_folder_comes_back_if_the_new_one_cannot_be_renamed(
     write("old")
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", failing)
-        with pytest.raises(OSError, match="it fails"):
+        with pytest.raises(UserError, match="it fails"):
             write("new")
     assert (folder / "text").read_text() == "old"
     write("new")

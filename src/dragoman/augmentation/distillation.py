@@ -32,12 +32,12 @@ from dragoman.data.corpus import CorpusSettings, fingerprint_corpus, read_pairs
 from dragoman.errors import UserError
 from dragoman.inference.loading import RunPaths, load_as
 from dragoman.inference.translator import Translator
-from dragoman.io import cache_folder, digest_bytes, share_folder
+from dragoman.io import cache_folder, digest_bytes, share_folder, write_text
 from dragoman.metrics.metrics import METRICS
 from dragoman.process_group import ProcessGroup, join_process_group
 from dragoman.progress import Report
 from dragoman.recipe import Recipe, check_model, read_recipe
-from dragoman.run_dir import RunFolder, format_json, write_text
+from dragoman.run_dir import RunFolder, format_json
 from dragoman.training.prepare import check_files
 from dragoman.training.start import alone, check, opened
 from dragoman.training.trainer import train

@@ -8,7 +8,6 @@ shard that is damaged, or belongs to other items, is made again. Under torchrun 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -23,10 +22,10 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from dragoman.errors import UserError
-from dragoman.io import digest_bytes, digest_file, is_temporary, keep_folder, lock_folder
+from dragoman.io import digest_bytes, digest_file, is_temporary, keep_folder, lock_folder, write_atomically, write_text
 from dragoman.process_group import ProcessGroup
 from dragoman.progress import ProgressBar, Report
-from dragoman.run_dir import RunFolder, format_json, read_json, write_text, write_whole
+from dragoman.run_dir import RunFolder, format_json, read_json
 
 ShardItem = TypeVar("ShardItem")
 SHARD_SIZE = 4096  # items whose records are kept together
@@ -105,12 +104,11 @@ def read_shard(path: Path, digest: str = "") -> list[Record] | None:
 
 def digest_runs(runs: Iterable[str | Path]) -> str:
     """Return a digest of what the output of models depends on: weights, vocabularies and settings."""
-    digest = hashlib.blake2b(digest_size=16)
+    parts: list[bytes] = []
     for folder in map(RunFolder, runs):
-        digest.update(bytes.fromhex(digest_file(folder.model)))
         model = folder.recipe().model.model_dump(mode="json", exclude_unset=True)
-        digest.update(json.dumps(model, sort_keys=True).encode())
-    return digest.hexdigest()
+        parts += [bytes.fromhex(digest_file(folder.model)), json.dumps(model, sort_keys=True).encode()]
+    return digest_bytes(*parts)
 
 
 def count_own_items(total: int, group: ProcessGroup) -> int:
@@ -174,7 +172,7 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
         with made.open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(lines)
 
-    write_whole(path, write)
+    write_atomically(path, write)
 
 
 def write_sharded(

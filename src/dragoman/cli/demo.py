@@ -19,11 +19,12 @@ from dragoman.evaluation.systems import predict_phrasebook
 from dragoman.inference.loading import load_as
 from dragoman.inference.translator import Translator
 from dragoman.inspection.attention_maps import render_alignment
+from dragoman.io import write_text
 from dragoman.models.registry import count_parameters
 from dragoman.phrasebook.generate import Phrase, generate_phrases
 from dragoman.progress import Report
 from dragoman.recipe import Recipe, packaged_folder
-from dragoman.run_dir import RunFolder, read_json, write_text
+from dragoman.run_dir import RunFolder, read_json
 from dragoman.training.trainer import train
 
 RECIPE = "phrasebook-en-de.yaml"

@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple
 
 from dragoman.config.settings import SearchSettings
 from dragoman.errors import UserError
-from dragoman.io import LONGEST_LINE, lines_of, move_into_place, read_lines, temporary_beside
+from dragoman.io import LONGEST_LINE, lines_of, move_into_place, read_lines, report_write_errors, temporary_beside
 from dragoman.progress import DETAIL, INFO, WARNING, ProgressBar, is_shown, log
 from dragoman.recipe import Recipe
 
@@ -115,16 +115,14 @@ def output_to(path: Path | None) -> Iterator[IO[str]]:
         yield sys.stdout
         return
     try:
-        direct = path.exists() and not path.is_file()
-        target = path if direct else path.resolve()  # /dev/stdout leads to a pipe, which has no name of its own
-        with ExitStack() as held:
-            made = target if direct else held.enter_context(temporary_beside(target))
+        with report_write_errors(path, advice=""), ExitStack() as stack:
+            direct = path.exists() and not path.is_file()
+            target = path if direct else path.resolve()  # /dev/stdout leads to a pipe, which has no name of its own
+            made = target if direct else stack.enter_context(temporary_beside(target))
             with made.open("w", encoding="utf-8", newline="\n") as file:
                 yield file
             if not direct:
                 move_into_place(made, target)
-    except OSError as error:
-        raise UserError(f"cannot write {str(path)!r} ({error.strerror})") from None
     except RuntimeError:  # of Path.resolve, before Python 3.13
         if path.is_symlink():
             raise UserError(f"cannot write {str(path)!r} (it is a link to itself)") from None

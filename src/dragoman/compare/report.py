@@ -27,9 +27,9 @@ from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import Stop, UserError
 from dragoman.evaluation.figures import render_chart
 from dragoman.evaluation.report import MISSING, Heading, TableCell, TableRow, align_columns, render_page
+from dragoman.io import write_text
 from dragoman.progress import WARNING, Report
 from dragoman.recipe import Recipe
-from dragoman.run_dir import write_text
 
 Measurements = Mapping[str, Any]  # of a run (measure.py)
 SAME_COST = 1.05  # ratio of FLOPs per token up to which two runs should train equally fast

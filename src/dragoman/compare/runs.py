@@ -24,9 +24,10 @@ from dragoman.config.settings import LIMITS, METRIC_ALIASES, to_yaml
 from dragoman.data.corpus import DataSettings
 from dragoman.errors import UserError
 from dragoman.hardware import thread_limited_environment
+from dragoman.io import write_text
 from dragoman.progress import Report
 from dragoman.recipe import Recipe, check_model, read_recipe
-from dragoman.run_dir import RunFolder, read_json, write_text
+from dragoman.run_dir import RunFolder, read_json
 from dragoman.training.prepare import check_files
 from dragoman.training.start import MAY_CHANGE, check
 from dragoman.training.trainer import train

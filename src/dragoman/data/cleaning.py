@@ -11,7 +11,6 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -19,6 +18,7 @@ from pydantic import Field
 from dragoman.config.messages import suggest_name
 from dragoman.config.settings import Amount, Settings
 from dragoman.errors import UserError
+from dragoman.io import hash_stably
 from dragoman.types import Pair
 
 LANGUAGE_MARGIN = (
@@ -85,7 +85,7 @@ class TextSet:
     def _find(self, parts: tuple[str, ...]) -> tuple[int, int]:
         """Return the slot of a text, which is empty if the text was not added, and the text's hash."""
         text = b"\xff".join([part.encode() for part in parts])  # no byte of UTF-8: ("ab", "c") is not ("a", "bc")
-        key = int.from_bytes(blake2b(text, digest_size=8).digest(), "little") or 1
+        key = hash_stably(text) or 1
         table, mask = self.table, len(self.table) - 1
         slot = key & mask
         while (held := table[slot]) and held != key:

@@ -25,13 +25,14 @@ from dragoman.data.corpus import FILES, SPLITS, CorpusSettings, DataSettings, re
 from dragoman.data.statistics import CorpusStatistics, add_overlap, compute_statistics
 from dragoman.data.trees import format_conllu
 from dragoman.errors import UserError
-from dragoman.io import move_into_place, temporary_beside
+from dragoman.io import move_into_place, report_write_errors, temporary_beside
 from dragoman.phrasebook.generate import Phrase, generate_phrases
 from dragoman.phrasebook.lexicon import stable_hash
 from dragoman.progress import WARNING, ProgressBar, log
 from dragoman.types import Pair
 
 CORPUS_SIDES = ("source", "target")
+OUT_ADVICE = "choose another --out"
 LINE_END = re.compile(r"\r?\n|\r\Z")  # inside a text, as JSONL allows, it would shift every line that follows
 
 
@@ -185,22 +186,16 @@ def write_phrasebook(prefix: Path, *, count: int, split: str, seed: int, gold: b
 
 
 def check_outputs(prefix: Path, endings: Sequence[str]) -> list[Path]:
-    """The files PREFIX.ENDING. That they cannot be written is said before anything is read."""
+    """Return the files PREFIX.ENDING; refuse those that cannot be written, before anything is read."""
     if prefix.name in ("", ".."):
         raise UserError(f"--out {str(prefix)!r} is a folder; give the beginning of a file name, such as corpus/clean")
     paths = [prefix.with_name(f"{prefix.name}.{ending}") for ending in endings]
-    try:
+    with report_write_errors(prefix, OUT_ADVICE):
         for path in paths:
             if path.is_dir():
                 raise UserError(f"cannot write {str(path)!r}, which is a folder; remove it or choose another --out")
         with TemporaryFile(dir=next(folder for folder in prefix.absolute().parents if folder.exists())):
             return paths
-    except OSError as error:
-        raise unwritable(prefix, error) from None
-
-
-def unwritable(prefix: Path, error: OSError) -> UserError:
-    return UserError(f"cannot write {str(prefix)!r} ({error.strerror}); choose another --out")
 
 
 def write_columns(prefix: Path, endings: Sequence[str], rows: Iterable[Mapping[str, str]]) -> None:
@@ -215,22 +210,19 @@ def write_columns(prefix: Path, endings: Sequence[str], rows: Iterable[Mapping[s
     first = next(rows, None)
     if first is None:
         raise UserError(f"no pair is left, so {str(prefix)!r} was not written; see which settings drop them all")
-    try:
+    with report_write_errors(prefix, OUT_ADVICE), ExitStack() as held:
         prefix.parent.mkdir(parents=True, exist_ok=True)
-        with ExitStack() as held:
-            made = [held.enter_context(temporary_beside(path)) for path in paths]
-            with ExitStack() as stack:
-                opened = (stack.enter_context(path.open("w", encoding="utf-8", newline="\n")) for path in made)
-                files = dict(zip(endings, opened, strict=True))
-                for row in chain([first], rows):
-                    for ending, text in row.items():
-                        line = text
-                        if ("\n" in text or text.endswith("\r")) and not ending.endswith("conllu"):
-                            line, broken = LINE_END.sub(" ", text), broken + 1
-                        files[ending].write(line + "\n")
-            for new, path in zip(made, paths, strict=True):
-                move_into_place(new, path)
-    except OSError as error:
-        raise unwritable(prefix, error) from None
+        made = [held.enter_context(temporary_beside(path)) for path in paths]
+        with ExitStack() as stack:
+            opened = (stack.enter_context(path.open("w", encoding="utf-8", newline="\n")) for path in made)
+            files = dict(zip(endings, opened, strict=True))
+            for row in chain([first], rows):
+                for ending, text in row.items():
+                    line = text
+                    if ("\n" in text or text.endswith("\r")) and not ending.endswith("conllu"):
+                        line, broken = LINE_END.sub(" ", text), broken + 1
+                    files[ending].write(line + "\n")
+        for new, path in zip(made, paths, strict=True):
+            move_into_place(new, path)
     if broken:
         log(f"{broken} texts held line breaks, which a plain file cannot hold: they are spaces now", WARNING)

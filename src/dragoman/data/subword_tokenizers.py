@@ -25,7 +25,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
 from itertools import groupby, pairwise
 from typing import Any, ClassVar, Self
 
@@ -34,6 +33,7 @@ import sentencepiece
 from dragoman.config.settings import TokenizerSettings
 from dragoman.data.simple_tokenizers import BYTE_TOKENS, SPACE_MARK, Tokenizer, find_starts
 from dragoman.errors import UserError
+from dragoman.io import hash_stably
 from dragoman.types import BOS, EOS, PAD, SPECIALS, UNK
 
 VARIANTS = 64
@@ -75,7 +75,7 @@ class SubwordVocabulary:
 
 def generate_uniform(name: str) -> Iterator[float]:
     """Yield pseudo-random numbers in [0, 1) for ever, determined by `name`. Cheaper to start than a random.Random."""
-    state = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
+    state = hash_stably(name.encode())
     while True:
         state = (state * 6364136223846793005 + 1442695040888963407) & 0xFFFFFFFFFFFFFFFF
         yield (state >> 11) * 2**-53

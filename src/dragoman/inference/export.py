@@ -19,10 +19,11 @@ from dragoman.inference.engines.onnx import OnnxEngine, save_onnx
 from dragoman.inference.loading import load_as
 from dragoman.inference.model_card import render_card
 from dragoman.inference.translator import Translator
+from dragoman.io import write_atomically, write_text
 from dragoman.metrics.metrics import METRICS
 from dragoman.phrasebook.generate import generate_pairs
 from dragoman.progress import log
-from dragoman.run_dir import RunFolder, write_text, write_whole
+from dragoman.run_dir import RunFolder
 from dragoman.types import Line
 
 SAMPLE_LINES, SLOW_SAMPLE_LINES = 100, 20  # sentences that are compared, and where that takes long
@@ -129,7 +130,7 @@ def export(
         check_agreements(agreements, exact=quantization == "float32", force=force)
         check_free(out)  # minutes have passed, and what is there now would be replaced
 
-    write_whole(out, write)
+    write_atomically(out, write)
     return agreements
 
 
@@ -149,7 +150,7 @@ def import_run(folder: Path, out: Path) -> list[Agreement]:
         agreements.extend(compare_translations(translator, engine, SAMPLE_LINES))
         check_agreements(agreements, exact=True)
 
-    write_whole(out, write)
+    write_atomically(out, write)
     return agreements
 
 

@@ -15,13 +15,13 @@ import mmap
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 
 from dragoman.config.settings import pick
 from dragoman.errors import UserError
+from dragoman.io import digest_bytes
 from dragoman.phrasebook.english import English
 from dragoman.phrasebook.german import German
 from dragoman.phrasebook.grammar import Grammar
@@ -207,7 +207,7 @@ def analyse(plan: SentencePlan, english: English, german: German) -> Phrase:
 def hash_package() -> str:
     """Return a digest of the files of this package: grammar and lexicon, and so every sentence."""
     paths = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".py", ".tsv"))
-    return blake2b(b"".join(path.read_bytes() for path in paths)).hexdigest()
+    return digest_bytes(*(path.read_bytes() for path in paths), size=64)
 
 
 # ---- judging translations

@@ -25,19 +25,9 @@ from torch import Tensor
 from dragoman.data.batches import EXAMPLE_FORMATS
 from dragoman.data.stream import StreamPosition
 from dragoman.errors import UserError
-from dragoman.io import move_into_place, sweep, temporary_beside
+from dragoman.io import move_into_place, report_write_errors, sweep, temporary_beside, write_atomically, write_text
 from dragoman.models.base import collect_tensors
-from dragoman.run_dir import (
-    RunFolder,
-    load_tensors,
-    mean,
-    read_digest,
-    read_json,
-    save_tensors,
-    unwritable,
-    write_text,
-    write_whole,
-)
+from dragoman.run_dir import RunFolder, load_tensors, mean, read_digest, read_json, save_tensors
 from dragoman.training.choices import Choices
 from dragoman.training.distributed import shard_like
 from dragoman.training.prepare import Prepared
@@ -160,7 +150,7 @@ def save(folder: RunFolder, stepper: Stepper, state: TrainState) -> None:
         if stepper.parallel.sharded:
             save_parts(target, stepper, state)
         else:
-            group.broadcast(lambda: write_whole(target, lambda made: save_whole(made, stepper, state)))
+            group.broadcast(lambda: write_atomically(target, lambda made: save_whole(made, stepper, state)))
     group.broadcast(lambda: tidy(folder, {target, *(best_file(folder, step) for _, step in state.best)}))
 
 
@@ -179,16 +169,12 @@ def save_parts(target: Path, stepper: Stepper, state: TrainState) -> None:
 
     def finish() -> None:
         save_state(made, state)
-        try:
+        with report_write_errors(target):
             move_into_place(made, target)
-        except OSError as error:
-            raise unwritable(target, error) from None
 
     def begin() -> Path:
-        try:
+        with report_write_errors(target):
             return held.enter_context(temporary_beside(target))
-        except OSError as error:
-            raise unwritable(target, error) from None
 
     with ExitStack() as held:
         made = group.broadcast(begin)

@@ -29,11 +29,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dragoman.config.settings import TrainSettings
 from dragoman.errors import UserError
-from dragoman.io import digest_file
+from dragoman.io import digest_file, report_write_errors, write_text
 from dragoman.models.transformer import TransformerLayer
 from dragoman.modules.norms import BatchNorm
 from dragoman.process_group import ProcessGroup
-from dragoman.run_dir import read_json, unwritable, write_text
+from dragoman.run_dir import read_json
 from dragoman.types import Batch
 
 
@@ -161,10 +161,8 @@ def save_sharded(folder: Path, tensors: Mapping[str, Tensor], group: ProcessGrou
     """Write each process's part of the tensors. Collective: the files are complete when it returns."""
 
     def make_folder() -> None:
-        try:
+        with report_write_errors(folder):
             folder.mkdir(parents=True)
-        except OSError as error:
-            raise unwritable(folder, error) from None
 
     group.broadcast(make_folder)
     try:
@@ -172,7 +170,10 @@ def save_sharded(folder: Path, tensors: Mapping[str, Tensor], group: ProcessGrou
             writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
             save_parts(dict(tensors), storage_writer=writer, process_group=group.control_group)
     except CheckpointException as error:
-        raise unwritable(folder, _cause(error)) if group.is_main else UserError("") from None
+        if not group.is_main:
+            raise UserError("") from None
+        with report_write_errors(folder):
+            raise _cause(error) from None
     found = digest_files(folder, group)
     group.broadcast(lambda: write_text(folder / DIGESTS, json.dumps(found, indent=1) + "\n"))
 
@@ -215,7 +216,7 @@ def digest_files(folder: Path, group: ProcessGroup) -> dict[str, str]:
     return dict(sorted(pair for part in group.gather(digest_own) for pair in part.items()))
 
 
-def _cause(error: BaseException) -> Exception:
-    """Return the error of the first process that failed."""
+def _cause(error: BaseException) -> OSError:
+    """Return the error of the first process that failed, as an OSError."""
     causes = [failure[0] for failure in getattr(error, "failures", {}).values()] or [error]
-    return causes[0] if isinstance(causes[0], Exception) else Exception(str(causes[0]))
+    return causes[0] if isinstance(causes[0], OSError) else OSError(str(causes[0]))

@@ -21,8 +21,8 @@ import torch
 from dragoman.config.settings import TrainSettings
 from dragoman.errors import UserError
 from dragoman.hardware import matrix_speed
+from dragoman.io import report_write_errors, write_text
 from dragoman.progress import INFO, WARNING, Report
-from dragoman.run_dir import unwritable, write_text
 from dragoman.training.checkpoint import TrainState
 from dragoman.training.choices import Choices, peak_memory
 from dragoman.training.optim import MAX_WARMUP
@@ -54,11 +54,9 @@ class Metrics:
         if self.file is None or self.path is None:
             return
         values = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-        try:
+        with report_write_errors(self.path):
             self.file.write(json.dumps({"event": event, "step": step, **values}) + "\n")
             self.file.flush()
-        except OSError as error:
-            raise unwritable(self.path, error) from None
         if self.board:
             for name, value in values.items():
                 if isinstance(value, int | float):

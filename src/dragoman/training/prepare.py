@@ -21,12 +21,12 @@ from dragoman.data.token_store import TokenStore, open_store
 from dragoman.data.tokenizers import Tokenizers, train_tokenizer
 from dragoman.errors import UserError
 from dragoman.inference.postprocess import PairStatistics
-from dragoman.io import LONGEST_LINE, cache_folder, digest_bytes, keep_folder, read_lines
+from dragoman.io import LONGEST_LINE, cache_folder, digest_bytes, keep_folder, read_lines, write_atomically
 from dragoman.models.settings import LmSettings
 from dragoman.process_group import ProcessGroup
 from dragoman.progress import WARNING, Report
 from dragoman.recipe import Recipe
-from dragoman.run_dir import RunFolder, write_whole
+from dragoman.run_dir import RunFolder
 from dragoman.types import Pair
 
 FEW_SHAPES = {"packed": "level", "padded": "stepped"}  # layouts, and their like with few shapes of grids
@@ -180,7 +180,7 @@ def check_first_pair(corpus: CorpusSettings) -> None:
 def prepare(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: Tokenizers | None = None) -> Prepared:
     found = tagged(tokenizers or _tokenizers(recipe, folder, report), recipe)
     if not folder.tokenizer.exists():
-        write_whole(folder.tokenizer, found.save)
+        write_atomically(folder.tokenizer, found.save)
     train = [_store(recipe, c, "train", found, report) for c in recipe.data.learned]
     dev = [_store(recipe, c, "dev", found, report) for c in recipe.data.dev]
     named = [*(("train", c) for c in recipe.data.learned), *(("dev", c) for c in recipe.data.dev)]

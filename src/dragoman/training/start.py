@@ -29,7 +29,7 @@ from dragoman.errors import UserError
 from dragoman.inference.constraints import merge_search
 from dragoman.inference.loading import copy_weights, open_run
 from dragoman.inference.predictor import Predictor
-from dragoman.io import is_temporary, lock_folder
+from dragoman.io import is_temporary, lock_folder, report_write_errors
 from dragoman.metrics.metrics import METRICS, metrics_for_task, note_on_wer, select_best_metric
 from dragoman.models.base import Model, collect_tensors
 from dragoman.models.registry import build_model
@@ -37,7 +37,7 @@ from dragoman.phrasebook.generate import DIRECTIONS, check_request
 from dragoman.process_group import DEFAULT_MEETING_MINUTES, ProcessGroup
 from dragoman.progress import WARNING, Report
 from dragoman.recipe import Recipe, check_model, override_recipe, read_recipe
-from dragoman.run_dir import RunFolder, unwritable
+from dragoman.run_dir import RunFolder
 from dragoman.training import checkpoint as record
 from dragoman.training import consistency, optim
 from dragoman.training.choices import choose
@@ -178,10 +178,8 @@ def alone(folder: RunFolder) -> Iterator[bool]:
     """
     refusal = f"another process is training in {str(folder.path)!r}; wait for it or choose another --out"
     with ExitStack() as held:
-        try:
+        with report_write_errors(folder.path):
             made = held.enter_context(lock_folder(folder.path, refusal))
-        except OSError as error:
-            raise unwritable(folder.path, error) from None
         yield made
 
 
