@@ -89,11 +89,8 @@ def test_every_figure_can_be_asked_for(name: str) -> None:
     found = answer_question(question, report)
     assert found["models"] == ["model-0", "model-1", "model-2"]
     assert found["answer"].startswith("At ")
-    lines = (
-        FIGURES[name]
-        .plot(report["models"], FigureOptions("test", "bleu", "steps", "model.layers", "model.residual"))
-        .series
-    )
+    options = FigureOptions("test", "bleu", "steps", "model.layers", "model.residual")
+    lines = FIGURES[name](report["models"], options).series
     assert lines
     assert all(len(point.values) == 2 for line in lines for point in line.points)
 

@@ -32,12 +32,12 @@ def measurements_of(quality: float) -> dict[str, Any]:
 
 def report_of(*, models: int, seeds: int) -> dict[str, Any]:
     """Models that differ in depth and in whether they have residual connections."""
-    from dragoman.compare.report import COLUMNS, summarise_values
+    from dragoman.compare.report import TEXTS, summarise_values
 
     made = []
     for number in range(models):
         runs = [{"seed": seed + 1, **measurements_of(20.0 + number + seed)} for seed in range(seeds)]
-        numbers = {name: summarise_values([column.number(run) for run in runs]) for name, column in COLUMNS.items()}
+        numbers = {name: summarise_values([column.read(run) for run in runs]) for name, column in TEXTS.columns.items()}
         scores = {
             f"{m} test": summarise_values([run["tests"]["test"]["scores"][m] for run in runs]) for m in ("bleu", "chrf")
         }

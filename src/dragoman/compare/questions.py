@@ -146,42 +146,19 @@ def locate_model(model: ModelRecord, x: str, lines: str) -> tuple[float, str]:
     return float(value), f"{lines} {find_setting(lines)}".lower()
 
 
-class FigureKind(NamedTuple):
-    plot: Callable[[Sequence[ModelRecord], FigureOptions], LineChart]
-    title: str = ""  # on the page, over all models; a figure without one is plotted only where a question asks for it
-    why: str = ""
-
-
-FIGURES = {
-    "curve": FigureKind(plot_learning_curve, "Learning curves", "Loss on the validation set during training."),
-    "length": FigureKind(
-        partial(plot_buckets, key="lengths", x_title="words of the source (in brackets: how many sentences)"),
-        "Quality by source length",
-        "Scores on the test sentences of each length.",
+FIGURES: dict[str, Callable[[Sequence[ModelRecord], FigureOptions], LineChart]] = {
+    "curve": plot_learning_curve,
+    "length": partial(plot_buckets, key="lengths", x_title="words of the source (in brackets: how many sentences)"),
+    "distance": partial(
+        plot_buckets,
+        key="distances",
+        x_title="distance between words that must agree (in brackets: how many phenomena)",
+        unit="% right",
+        more=" apart",
     ),
-    "distance": FigureKind(
-        partial(
-            plot_buckets,
-            key="distances",
-            x_title="distance between words that must agree (in brackets: how many phenomena)",
-            unit="% right",
-            more=" apart",
-        ),
-        "Grammar by distance",
-        "Share of grammatical phenomena that are correct, by the distance between the words that must agree.",
-    ),
-    "gradient": FigureKind(
-        partial(plot_gradient, side="target", x_title="target tokens back"),
-        "Gradient by distance",
-        "Norm of the loss gradient at the target inputs before a token, in per cent of the nearest.",
-    ),
-    "source-gradient": FigureKind(
-        partial(plot_gradient, side="source", x_title="source tokens before the end"),
-        "Gradient in the source",
-        "Norm of the loss gradient at the source tokens, by their distance from the end of the source, "
-        "in per cent of the last token's.",
-    ),
-    "setting": FigureKind(plot_setting),
+    "gradient": partial(plot_gradient, side="target", x_title="target tokens back"),
+    "source-gradient": partial(plot_gradient, side="source", x_title="source tokens before the end"),
+    "setting": plot_setting,
 }
 
 
@@ -251,7 +228,7 @@ def answer_question(question: Question, report: Mapping[str, Any]) -> dict[str, 
     models = [
         {**records[name], "runs": [run for run in records[name]["runs"] if run["seed"] in common]} for name in names
     ]
-    answer = describe_outcome(question, FIGURES[question.figure].plot(models, options))
+    answer = describe_outcome(question, FIGURES[question.figure](models, options))
     return {**question.model_dump(mode="json"), "models": names, "test": options.test, "answer": answer}
 
 

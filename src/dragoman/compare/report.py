@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,8 @@ from dragoman.compare.questions import (
     read_questions,
 )
 from dragoman.compare.runs import PlannedRun, plan_runs, read_measurements, run_all
-from dragoman.config.settings import LIMITS
+from dragoman.config.settings import LIMITS, Settings, build
+from dragoman.config.yaml import parse_yaml
 from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import Stop, UserError
 from dragoman.evaluation.figures import render_chart
@@ -34,70 +36,51 @@ from dragoman.recipe import Recipe
 Measurements = Mapping[str, Any]  # of a run (measure.py)
 SAME_COST = 1.05  # ratio of FLOPs per token up to which two runs should train equally fast
 SAME_SPEED = 1.2  # ratio of tokens per second up to which two such runs had about the same share of the machine
-TRANSFORMER_PARTS: dict[str, tuple[object, str]] = {  # by setting: the value that leaves a part out, and the part
-    "position": ("none", "positions"),
-    "norm": ("none", "normalisation"),
-    "residual": (False, "residual connections"),
-    "projections": (False, "projections"),
-    "scaled": (False, "score scaling"),
-    "activation": ("none", "activation"),
-}
 DATA_PARTS = {"train": "training", "dev": "validation", "test": "test"}
-MEMORY = {"cpu": "peak memory of the process", "cuda": "peak GPU memory"}  # headings, where all runs had one device
 MOST_SERIES = 6  # in one chart; more are split by family
 SHORT_TABLE = ("dev_loss", "parameters", "steps", "tokens_per_second", "greedy_per_second", "peak_memory")  # terminal
 
 
-class Column(NamedTuple):
-    """A column of the main table: `number` reads it from the measurements of a run, None where it has none."""
+class Column(Settings):
+    """A column of the main table (report.yaml)."""
 
     heading: str
-    title: str  # explains the heading
-    write: Callable[[float], str]
-    number: Callable[[Measurements], float | None]
+    title: str
+    number: str
+    format: str
+    unit: float = 1.0
+
+    def read(self, run: Measurements) -> float | None:
+        """Return the number of a run, None where it has none."""
+        found: Any = reduce(lambda section, part: section.get(part, {}), self.number.split("."), run)
+        if isinstance(found, list):
+            return min((point["loss"] for point in found if point["loss"] is not None), default=None)
+        return None if found == {} else found
+
+    def write(self, number: float) -> str:
+        return self.format.format(number / self.unit)
 
 
-def lowest_loss(run: Measurements) -> float | None:
-    return min((point["loss"] for point in run["training"]["curve"] if point["loss"] is not None), default=None)
+class FigureText(Settings):
+    title: str
+    text: str
 
 
-COLUMNS = {
-    "parameters": Column(
-        "parameters", "number of trained weights", lambda v: f"{v / 1e6:.2f} M", lambda run: run["parameters"]
-    ),
-    "dev_loss": Column("validation loss", "lowest, in nats per token", "{:.3f}".format, lowest_loss),
-    "steps": Column("steps", "of training", "{:,.0f}".format, lambda run: run["training"]["steps"]),
-    "tokens_per_second": Column(
-        "train tokens/s",
-        "median, source and target tokens",
-        "{:,.0f}".format,
-        lambda run: run["training"]["tokens_per_second"],
-    ),
-    "train_seconds": Column(
-        "train s", "wall-clock time, validation included", "{:,.0f}".format, lambda run: run["training"]["seconds"]
-    ),
-    "flops": Column(
-        "FLOPs", "of training, matrix products only", "{:.2e}".format, lambda run: run["training"]["flops"]
-    ),
-    "peak_memory": Column(
-        "peak memory",
-        "of the process on a CPU, of tensors on a GPU",
-        lambda v: f"{v / 2**20:,.0f} MiB",
-        lambda run: run["training"]["peak_memory"],
-    ),
-    "greedy_per_second": Column(
-        "greedy sent./s",
-        "translation speed with beam size 1",
-        "{:,.1f}".format,
-        lambda run: run.get("speed", {}).get("greedy"),
-    ),
-    "beam_per_second": Column(
-        "beam sent./s",
-        "translation speed with the recipe's beam size",
-        "{:,.1f}".format,
-        lambda run: run.get("speed", {}).get("beam"),
-    ),
-}
+class Part(Settings):
+    without: str | bool
+    name: str
+
+
+class ReportTexts(Settings):
+    """What report.yaml holds."""
+
+    columns: dict[str, Column]
+    memory: dict[str, str]
+    figures: dict[str, FigureText]
+    parts: dict[str, Part]
+
+
+TEXTS = build(ReportTexts, parse_yaml(Path(__file__).with_name("report.yaml").read_text("utf-8"), "report.yaml"))
 
 
 def run_comparison(
@@ -140,7 +123,9 @@ def summarise(
         own = [run for run in runs if run.name == name]
         found = {run.seed: measurements[run.folder] for run in own if run in measured}
         recipe, results = own[0].recipe, list(found.values())
-        numbers = {key: summarise_values([column.number(one) for one in results]) for key, column in COLUMNS.items()}
+        numbers = {
+            key: summarise_values([column.read(one) for one in results]) for key, column in TEXTS.columns.items()
+        }
         for test in results[0]["tests"] if results else ():
             for metric in choose_metrics(recipe):
                 values = [one["tests"][test]["scores"][metric] for one in results]
@@ -187,7 +172,7 @@ def classify_model(recipe: Recipe) -> tuple[str, list[str]]:
         return ("recurrent, one vector" if model.attention in ("none", "mean") else "recurrent, attention"), []
     if model.kind != "transformer":
         return model.kind, []
-    missing = [part for key, (without, part) in TRANSFORMER_PARTS.items() if getattr(model, key) == without]
+    missing = [part.name for key, part in TEXTS.parts.items() if getattr(model, key) == part.without]
     if missing:
         return "Transformer, ablated", missing
     return ("Transformer" if model.attention == "full" else "Transformer, efficient attention"), []
@@ -226,8 +211,12 @@ def find_unfair_budgets(trained: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def column_heading(key: str, about: Mapping[str, Any]) -> str:
     """Return a column's heading; what "memory" means depends on the device."""
-    heading = COLUMNS[key].heading
-    return MEMORY.get(about["devices"][0], heading) if key == "peak_memory" and len(about["devices"]) == 1 else heading
+    heading = TEXTS.columns[key].heading
+    return (
+        TEXTS.memory.get(about["devices"][0], heading)
+        if key == "peak_memory" and len(about["devices"]) == 1
+        else heading
+    )
 
 
 def format_comparison(whole: Mapping[str, Any]) -> Text:
@@ -237,7 +226,7 @@ def format_comparison(whole: Mapping[str, Any]) -> Text:
     columns: dict[str, tuple[str, Callable[[float], str]]] = {
         f"{metric} {test}": (f"{metric_title(metric)} {test}", "{:.2f}".format) for test in about["tests"]
     }
-    columns |= {key: (column_heading(key, about), COLUMNS[key].write) for key in SHORT_TABLE}
+    columns |= {key: (column_heading(key, about), TEXTS.columns[key].write) for key in SHORT_TABLE}
     rows = [["model", *(heading for heading, _ in columns.values())]]
     for model in whole["models"]:
         numbers = [(model["numbers"].get(key), write) for key, (_, write) in columns.items()]
@@ -263,11 +252,11 @@ def render_comparison(report: Mapping[str, Any]) -> str:
     for question in report["questions"]:
         own = [model for name in question["models"] for model in models if model["name"] == name]
         options = figure_options(report, **{key: question[key] for key in ("test", "x", "lines")})
-        svg = render_chart(FIGURES[question["figure"]].plot(own, options), width=860)
+        svg = render_chart(FIGURES[question["figure"]](own, options), width=860)
         sections.append(Section(question["title"], question["text"], [("", svg)], question["answer"]))
     families = {model["name"]: model["family"] for model in models}
-    for kind in (kind for kind in FIGURES.values() if kind.title):
-        whole = kind.plot(models, figure_options(report))
+    for key, figure in TEXTS.figures.items():
+        whole = FIGURES[key](models, figure_options(report))
         charts = [("", render_chart(whole, width=860))] if whole.series else []
         if len(whole.series) > MOST_SERIES:  # one chart per family, with the others in grey behind it
             charts = []
@@ -275,7 +264,7 @@ def render_comparison(report: Mapping[str, Any]) -> str:
                 chart = replace(whole, series=[series for series in whole.series if families[series.name] == family])
                 others = [series for series in whole.series if families[series.name] != family]
                 charts.append((family, render_chart(chart, width=620, height=300, behind=others)))
-        sections += [Section(kind.title, kind.why, charts)] if charts else []
+        sections += [Section(figure.title, figure.text, charts)] if charts else []
     return render_page(
         "comparison.html",
         title=report["title"],
@@ -291,14 +280,14 @@ def tabulate_models(report: Mapping[str, Any]) -> tuple[list[Heading], list[Tabl
     """Return headings and rows of the main table. Columns without any number are left out."""
     about, models = report["about"], report["models"]
     scores = [f"{metric} {test}" for test in about["tests"] for metric in about["metrics"]]
-    keys = [key for key in (*scores, *COLUMNS) if any(model["numbers"].get(key) for model in models)]
+    keys = [key for key in (*scores, *TEXTS.columns) if any(model["numbers"].get(key) for model in models)]
     headings = [Heading("model"), Heading("family", kind="family")]
     for key in keys:
         metric, _, test = key.partition(" ")
         if key in scores:
             headings.append(Heading(f"{metric_title(metric)} {test}", f"on the test set {test}"))
         else:
-            headings.append(Heading(column_heading(key, about), COLUMNS[key].title))
+            headings.append(Heading(column_heading(key, about), TEXTS.columns[key].title))
     rows = []
     for model in models:
         family = f"Transformer without {', '.join(model['missing'])}" if model.get("missing") else model["family"]
@@ -311,7 +300,7 @@ def tabulate_models(report: Mapping[str, Any]) -> tuple[list[Heading], list[Tabl
                 share, spread = max(0.0, min(100.0, mean)), f"{half:.1f}" if half else ""
                 cells.append(TableCell(f"{mean:.1f}", mean, "bar", share, spread))
             else:
-                cells.append(TableCell(COLUMNS[key].write(number["mean"]), number["mean"]))
+                cells.append(TableCell(TEXTS.columns[key].write(number["mean"]), number["mean"]))
         rows.append(TableRow(model["name"], cells))
     return headings, rows
 

@@ -11,7 +11,6 @@ Shapes   N lines, in n-gram counts the orders   K counts of a metric   T sums of
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -28,13 +27,26 @@ from dragoman.config.settings import TokenizerSettings, metric_name, pick
 from dragoman.errors import UserError
 from dragoman.types import Score
 
+Array = NDArray[np.float64]
+TextLines = Sequence[str]
+
 KANA, HAN, HANGUL = "\u3040-\u30ff", "\u3400-\u4dbf\u4e00-\u9fff", "\uac00-\ud7af"
 EASTERN_SHARE = 0.3  # of all letters and digits: from here on a text is Japanese, Chinese or Korean
 TOKENIZED_LINES = 100  # lines that end in a separate full stop: from here on a text is taken for one in tokens
 SPACELESS_LANGUAGES = ("ja", "zh")
-WORD_OR_SIGN = re.compile(
-    rf"[{KANA}{HAN}]|[^\W{KANA}{HAN}]+"
-)  # a sign of these scripts; of others what marks and spaces cut
+WORD_OR_SIGN = re.compile(rf"[{KANA}{HAN}]|[^\W{KANA}{HAN}]+")  # one sign of these scripts, or a word of others
+BY_SCRIPT = {"": "13a", "zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}  # sacreBLEU's tokenizers of these languages
+BLEU_TOKENIZERS = {  # those of sacreBLEU that need no network, and the extra that installs what they need
+    **dict.fromkeys(("13a", "intl", "zh", "char", "none"), ""),
+    **dict.fromkeys(("ja-mecab", "ko-mecab"), "mecab"),
+}
+MOSES_LANGUAGES = ("cs", "de", "en", "fr")  # of Multi30k, whose papers count BLEU on tokens of Moses
+LIBRARIES = {"moses": "sacremoses", "rouge": "rouge_score"}  # by the extra that installs them
+SUBWORD_SHARE = 0.05  # of the tokens; it is far higher in subword text, and about 0 in plain text
+UNTRAINED_SCORE = 1.0  # of 100: with a score below it, or an error rate above 99, the loss tells models apart
+BLEU_ORDERS = 4  # the longest n-grams of BLEU
+TINY = 1e-300  # a number whose logarithm is finite
+BETA = 2.0  # of chrF: the weight of recall against precision
 
 
 def split_words(line: str) -> list[str]:
@@ -53,21 +65,21 @@ def detect_eastern_script(lines: Iterable[str]) -> str:
     return "ja" if kana > 0.1 * han else "zh"
 
 
-def make_sacrebleu(tokenize: str, references: Iterable[Iterable[str]], *, lowercase: bool = False) -> Any:
-    """sacreBLEU's BLEU, which cuts lines as `tokenize` says: a name of TOKENIZERS, or "" for what fits the references.
+def make_sacrebleu(tokenize: str, references: Iterable[Iterable[str]]) -> Any:
+    """Return sacreBLEU's BLEU with a tokenizer of BLEU_TOKENIZERS, or with "" that of the references' script.
 
-    Japanese and Korean words need a dictionary; where it is not there, "" means single signs.
+    Japanese and Korean words need a dictionary; without it "" means single characters.
     """
     from sacrebleu.metrics.bleu import BLEU
 
     name = tokenize or BY_SCRIPT[detect_eastern_script(line for lines in references for line in lines)]
-    extra = pick(BLEU_TOKENIZERS, name, "way to cut lines for BLEU")
+    extra = pick(BLEU_TOKENIZERS, name, "tokenizer of BLEU")
     try:
-        return BLEU(tokenize=name, lowercase=lowercase, force=True)  # its word on text in tokens is ours to say
-    except (RuntimeError, ImportError):  # what sacreBLEU says when a dictionary is missing
+        return BLEU(tokenize=name, force=True)  # no warning of its own: see `looks_tokenized`
+    except (RuntimeError, ImportError):  # the dictionary is missing
         if tokenize:
             raise UserError(f"{name} needs a dictionary that is not there; pip install 'dragoman[{extra}]'") from None
-        return BLEU(tokenize="char", lowercase=lowercase, force=True)
+        return BLEU(tokenize="char", force=True)
 
 
 def looks_tokenized(lines: Iterable[str]) -> bool:
@@ -87,48 +99,30 @@ def tokenize_moses(lines: Sequence[str], language: str) -> list[str]:
     return [cut.tokenize(plain.normalize(line.lower()), return_str=True) for line in lines]
 
 
-BY_SCRIPT = {"": "13a", "zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}  # as sacreBLEU would, were it told the language
-BLEU_TOKENIZERS = {  # those of sacreBLEU that need no network, and the extra that brings what they need
-    "13a": "",
-    "intl": "",
-    "zh": "",
-    "char": "",
-    "none": "",
-    "ja-mecab": "mecab",
-    "ko-mecab": "mecab",
-}
-
-
 def count_confusion(found: Sequence[str], wanted: Sequence[str]) -> dict[str, Any]:
-    """`counts[i][j]` texts of labels[i] were called labels[j]; for each label precision, recall and F1, in per cent.
+    """Return the confusion matrix, and for each label precision, recall and F1, in per cent.
 
-    A label that was never given has precision 0; the mean of F1 counts every label alike, however rare.
+    `counts[i][j]` texts of labels[i] were predicted as labels[j]. A label that was never predicted has precision 0; the
+    mean of F1 weighs every label alike, however rare.
     """
     counts = Counter(zip(wanted, found, strict=True))
-    said, there = Counter(found), Counter(wanted)
-    labels = sorted({*said, *there})
-    each = {label: _label_shares(counts[label, label], said[label], there[label]) for label in labels}
+    given, there = Counter(found), Counter(wanted)
+    labels = sorted({*given, *there})
+    each = {
+        label: {
+            "precision": 100 * counts[label, label] / max(given[label], 1),
+            "recall": 100 * counts[label, label] / max(there[label], 1),
+            "f1": 200 * counts[label, label] / max(given[label] + there[label], 1),
+            "texts": there[label],
+        }
+        for label in labels
+    }
     return {
         "labels": labels,
-        "counts": [[counts[right, given] for given in labels] for right in labels],
+        "counts": [[counts[right, label] for label in labels] for right in labels],
         "each": each,
         "f1": sum(one["f1"] for one in each.values()) / max(len(each), 1),
     }
-
-
-def _label_shares(right: int, given: int, there: int) -> dict[str, float]:
-    return {
-        "precision": 100 * right / max(given, 1),
-        "recall": 100 * right / max(there, 1),
-        "f1": 200 * right / max(given + there, 1),
-        "texts": there,
-    }
-
-
-Array = NDArray[np.float64]
-BLEU_ORDERS = 4  # of BLEU
-TINY = 1e-300  # whose logarithm is still a number
-BETA = 2.0  # of chrF: what is covered counts so much more than what is right
 
 
 def divide_or(part: Array, whole: Array, otherwise: Array | float = 0.0) -> Array:
@@ -158,16 +152,15 @@ def compute_bleu(total_TK: Array) -> Array:
 
 
 def split_bleu(total_K: Array) -> dict[str, Any]:
-    """Return what BLEU is the product of, from the same counts, as sacreBLEU prints it: n-gram precisions in per cent,
-    smoothed where an order has no match, and the brevity penalty, with the lengths in tokens behind it."""
-    length, wanted = int(total_K[0]), int(total_K[1])
-    right_N, all_N = total_K[2 : 2 + BLEU_ORDERS], total_K[2 + BLEU_ORDERS :]
-    hits_N = np.where(right_N == 0, 0.5 ** np.cumsum(right_N == 0), right_N)
-    precision_N = 100 * divide_or(hits_N, all_N) * bool(right_N.any())
-    penalty = 1.0 if length >= wanted else math.exp(1 - wanted / length) if length else 0.0
+    """Return the factors of BLEU from the same counts, by sacreBLEU: n-gram precisions in per cent, smoothed where an
+    order has no match, and the brevity penalty, with the lengths in tokens behind it."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    length, wanted, *counts = total_K.astype(int).tolist()
+    score = BLEU.compute_bleu(counts[:BLEU_ORDERS], counts[BLEU_ORDERS:], length, wanted, smooth_method="exp")
     return {
-        "precisions": precision_N.tolist(),
-        "brevity_penalty": penalty,
+        "precisions": score.precisions,
+        "brevity_penalty": score.bp,
         "hypothesis_length": length,
         "reference_length": wanted,
     }
@@ -184,16 +177,6 @@ def compute_chrf(total_TK: Array) -> Array:
     return 100 * divide_or((1 + BETA**2) * right_T * covered_T, BETA**2 * right_T + covered_T)
 
 
-MOSES_LANGUAGES = ("cs", "de", "en", "fr")  # languages of Multi30k, whose papers count in Moses's tokens
-SUBWORD_SHARE = 0.05  # of the tokens; in text cut into subwords the share is far higher, in plain text it is about 0
-
-UNTRAINED_SCORE = 1.0  # of 100: with a score below it, or an error rate above 99, the loss tells models apart
-
-LIBRARIES = {"moses": "sacremoses", "rouge": "rouge_score"}  # by the extra that brings them
-
-TextLines = Sequence[str]
-
-
 class CountedScore(NamedTuple):
     """A score, how it was counted, and the counts of every line, whose sums the score is a function of."""
 
@@ -204,28 +187,27 @@ class CountedScore(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """An entry of METRICS. `higher` is better, or lower; `shown` is its name in tables.
+    """An entry of METRICS, with its properties.
 
     `values` turns sums of counts into scores, for many sums at once: of all lines, of some of them, of resamples.
-    A metric that compares whole lines can judge `labels` too. `extra` is the extra of the package that installs the
-    library it needs. `parts` turns the sum of all lines into the components of the score, by name.
     """
 
     name: str
-    shown: str
+    shown: str  # its name in tables
     count: Callable[[TextLines, Sequence[TextLines]], CountedScore]
     values: Callable[[Array], Array] = compute_percentages
-    higher: bool = True
-    labels: bool = False
-    extra: str = ""
-    parts: Callable[[Array], dict[str, Any]] | None = None
+    higher: bool = True  # higher is better
+    labels: bool = False  # compares whole lines, so it can score labels too
+    extra: str = ""  # of this package: installs the library that the metric needs
+    parts: Callable[[Array], dict[str, Any]] | None = None  # components of the score, from the sum of all lines
+    best_reference: bool = True  # a further reference never makes a score worse
 
     @property
     def missing_library(self) -> str:
         """Return what to install where its library is missing, else ""."""
-        if not self.extra or find_spec(LIBRARIES[self.extra]):
+        library = LIBRARIES.get(self.extra)
+        if not library or find_spec(library):
             return ""
-        library = LIBRARIES[self.extra]
         return f"{self.name} needs {library}, which is not there; pip install 'dragoman[{self.extra}]' brings it"
 
     def __call__(self, hypotheses: TextLines, references: Sequence[TextLines]) -> Score:
@@ -239,8 +221,21 @@ class Metric:
         return Score(self.name, counted.value, counted.signature)
 
     def counted(self, hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
-        """Return the score with the counts of every line."""
-        check_line_counts(hypotheses, references)
+        """Return the score with the counts of every line; refuse lines and references that do not match up."""
+        if not hypotheses:
+            raise UserError("there are no hypotheses to score")
+        if not references:
+            raise UserError("there is no reference to score against")
+        for number, reference in enumerate(references, 1):
+            if isinstance(reference, str):
+                raise UserError(
+                    "references must be a list of lists of lines; put a single reference into a list of its own"
+                )
+            if len(reference) != len(hypotheses):
+                raise UserError(
+                    f"reference {number} of {len(references)} has {len(reference)} line{'s' * (len(reference) != 1)}, "
+                    f"but there are {len(hypotheses)} hypotheses; line by line they must belong together"
+                )
         if self.missing_library:
             raise UserError(self.missing_library)
         return self.count(hypotheses, references)
@@ -255,56 +250,54 @@ class Metric:
         return self.goodness(UNTRAINED_SCORE if self.higher else 100 - UNTRAINED_SCORE)
 
 
-def count_bleu(
-    hypotheses: TextLines, references: Sequence[TextLines], *, tokenize: str = "", lowercase: bool = False
-) -> CountedScore:
-    """Word n-grams up to 4 that occur in a reference, with a penalty for being short. 100 is perfect.
+def count_bleu(hypotheses: TextLines, references: Sequence[TextLines], *, tokenize: str = "") -> CountedScore:
+    """Count word n-grams up to 4 that occur in a reference, with a penalty for short outputs. 100 is perfect.
 
-    What a word is, the script of the references says, unless `tokenize` does (words.py); the signature tells.
+    The tokenizer depends on the script of the references, unless `tokenize` names one; the signature has its name.
     """
-    return _sacrebleu(make_sacrebleu(tokenize, references, lowercase=lowercase), hypotheses, references)
+    return count_by_sacrebleu(make_sacrebleu(tokenize, references), hypotheses, references)
 
 
 def count_bleu_moses(language: str, hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
-    """BLEU as papers print it that count lower-cased text in Moses's tokens: fairseq's BLEU4 and multi-bleu.
+    """Count BLEU on lower-cased text in tokens of Moses, as papers do with fairseq's BLEU4 and multi-bleu.
 
-    They do not smooth; sacreBLEU does where an order has no hit at all, which no system has that is worth printing.
+    Those do not smooth. sacreBLEU does, but only where an order has no match, which no usable system has.
     """
-    cut = partial(tokenize_moses, language=language)
-    counted = count_bleu(cut(hypotheses), [cut(lines) for lines in references], tokenize="none")
+    tokenize = partial(tokenize_moses, language=language)
+    counted = count_bleu(tokenize(hypotheses), [tokenize(lines) for lines in references], tokenize="none")
     signature = counted.signature.replace("case:mixed", "case:lc").replace("tok:none", f"tok:norm+moses-{language}")
     return counted._replace(signature=f"{signature}|sacremoses:{version('sacremoses')}")
 
 
 def count_chrf(hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
-    """Character n-grams up to 6, found and covered, the covered ones counting double (chrF2). 100 is perfect."""
+    """Count character n-grams up to 6; recall counts double (chrF2). 100 is perfect."""
     from sacrebleu.metrics.chrf import CHRF
 
-    return _sacrebleu(CHRF(), hypotheses, references)
+    return count_by_sacrebleu(CHRF(), hypotheses, references)
 
 
 def count_ter(hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
-    """Edits, among them moves of whole phrases, per hundred words of the reference. 0 is perfect."""
+    """Count edits, phrase shifts among them, per hundred words of the reference. 0 is perfect."""
     from sacrebleu.metrics.ter import TER
 
-    return _sacrebleu(TER(), hypotheses, references)
+    return count_by_sacrebleu(TER(), hypotheses, references)
 
 
-def _sacrebleu(metric: Any, hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
+def count_by_sacrebleu(metric: Any, hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
     """Do what sacreBLEU's `corpus_score` does, in two steps that expose the counts of every line."""
     counts = metric._extract_corpus_statistics(list(hypotheses), [list(reference) for reference in references])
     value = metric._aggregate_and_compute(counts).score
     return CountedScore(float(value), str(metric.get_signature()), np.array(counts, dtype=np.float64))
 
 
-def _shares(counts: Iterable[tuple[float, float]], signature: str) -> CountedScore:
-    """A score that is a sum of something in a hundred of something else; of shares of lines, the mean."""
+def make_share_score(counts: Iterable[tuple[float, float]], signature: str) -> CountedScore:
+    """Return the score of (part, whole) pairs, one for each line: the sum of the parts in per cent of the wholes."""
     line_N2 = np.array(list(counts), dtype=np.float64)
     return CountedScore(float(compute_percentages(line_N2.sum(0))), signature, line_N2)
 
 
 def count_rouge(kind: str, hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
-    """F1 of stemmed words, pairs of them or their longest common row, averaged over the lines. 100 is perfect.
+    """Compute F1 of stemmed words, word pairs or longest common subsequences, averaged over lines. 100 is perfect.
 
     With several references, each line counts by the one that it is nearest to.
     """
@@ -314,36 +307,36 @@ def count_rouge(kind: str, hypotheses: TextLines, references: Sequence[TextLines
     rows = zip(hypotheses, zip(*references, strict=True), strict=True)
     found = [scorer.score_multi(list(row), line)[kind].fmeasure for line, row in rows]
     signature = f"nrefs:{len(references)}|case:lc|stem:porter|mean:f1|version:rouge-score {version('rouge-score')}"
-    return _shares(((share, 1) for share in found), signature)
+    return make_share_score(((share, 1) for share in found), signature)
 
 
 def count_exact(hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
-    """How many lines in a hundred equal a reference, runs of spaces counting as one. 100 is perfect."""
+    """Count the lines in a hundred that equal a reference; runs of spaces count as one. 100 is perfect."""
     rows = zip(hypotheses, zip(*references, strict=True), strict=True)
     right = [line.split() in [reference.split() for reference in row] for line, row in rows]
-    return _shares(((one, 1) for one in right), f"nrefs:{len(references)}|case:mixed|space:one|unit:line")
+    return make_share_score(((one, 1) for one in right), f"nrefs:{len(references)}|case:mixed|space:one|unit:line")
 
 
 def count_line_errors(hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
-    """Return how many lines in a hundred differ from every reference: 100 minus `count_exact`. 0 is perfect.
+    """Count the lines in a hundred that differ from every reference: 100 minus `count_exact`. 0 is perfect.
 
     Where a line is a word and its tokens are phones, as in grapheme-to-phoneme conversion, the field calls this the
     word error rate.
     """
     _, signature, right_N2 = count_exact(hypotheses, references)
-    return _shares(((1 - right, 1) for right, _ in right_N2), signature)
+    return make_share_score(((1 - right, 1) for right, _ in right_N2), signature)
 
 
 def count_word_errors(hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
-    """Words (or whatever stands between spaces) to add, drop or change, per hundred of the reference. 0 is perfect.
+    """Count words (tokens between spaces) to add, drop or change, per hundred of the reference. 0 is perfect.
 
-    With several references, each line counts by the one that asks for the fewest edits.
+    With several references, each line counts by the one that needs the fewest edits.
     """
     counts = []
     for line, *row in zip(hypotheses, *references, strict=True):
         words = [reference.split() for reference in row]
         counts.append(min((compute_edit_distance(line.split(), reference), len(reference)) for reference in words))
-    return _shares(counts, f"nrefs:{len(references)}|case:mixed|edits:ins+del+sub|per:reference")
+    return make_share_score(counts, f"nrefs:{len(references)}|case:mixed|edits:ins+del+sub|per:reference")
 
 
 def compute_edit_distance(one: Sequence[str], other: Sequence[str]) -> int:
@@ -407,40 +400,15 @@ def metrics_for_task(task: str) -> dict[str, Metric]:
     return METRICS if task == "translate" else {}
 
 
-def check_line_counts(hypotheses: TextLines, references: Sequence[TextLines]) -> None:
-    """Refuse lines and references that do not match up."""
-    if not hypotheses:
-        raise UserError("there are no hypotheses to score")
-    if not references:
-        raise UserError("there is no reference to score against")
-    for number, reference in enumerate(references, 1):
-        if isinstance(reference, str):
-            raise UserError(
-                "references must be a list of lists of lines; put a single reference into a list of its own"
-            )
-        if len(reference) != len(hypotheses):
-            raise UserError(
-                f"reference {number} of {len(references)} has {_lines(reference)}, "
-                f"but there are {len(hypotheses)} hypotheses; line by line they must belong together"
-            )
-
-
 def refuse_subwords(hypotheses: TextLines) -> None:
-    if subword_share(hypotheses) > SUBWORD_SHARE:
+    """Refuse text in which too many tokens begin with '▁' or end in '@@'."""
+    tokens = [token for line in hypotheses for token in line.split()]
+    marked = sum(token.startswith("▁") or token.endswith("@@") for token in tokens)
+    if marked > SUBWORD_SHARE * len(tokens):
         raise UserError(
             "the hypotheses look like subword text ('▁' or '@@' marks); detokenise them first, "
             "since a score counted on subwords cannot be compared with any other"
         )
-
-
-def _lines(reference: TextLines) -> str:
-    return "1 line" if len(reference) == 1 else f"{len(reference)} lines"
-
-
-def subword_share(lines: Iterable[str]) -> float:
-    """Return the share of tokens that begin with '▁' or end in '@@'."""
-    tokens = [token for line in lines for token in line.split()]
-    return sum(token.startswith("▁") or token.endswith("@@") for token in tokens) / max(len(tokens), 1)
 
 
 METRICS: dict[str, Metric] = {
@@ -460,7 +428,7 @@ METRICS: dict[str, Metric] = {
             for code in MOSES_LANGUAGES
         ),
         Metric("chrf", "chrF", count_chrf, compute_chrf),
-        Metric("ter", "TER", count_ter, higher=False),
+        Metric("ter", "TER", count_ter, higher=False, best_reference=False),  # per word of the mean reference
         Metric("rouge1", "ROUGE-1", partial(count_rouge, "rouge1"), extra="rouge"),
         Metric("rouge2", "ROUGE-2", partial(count_rouge, "rouge2"), extra="rouge"),
         Metric("rougeL", "ROUGE-L", partial(count_rouge, "rougeL"), extra="rouge"),

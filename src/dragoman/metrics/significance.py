@@ -1,11 +1,14 @@
-"""Is it chance? Intervals of a score, and two tests of the difference between two systems on the same lines.
+"""Confidence intervals of scores, and two significance tests of the difference between two systems on the same lines.
 
-All of them ask what else the score could have been. The bootstrap draws as many lines as there are, with replacement,
-again and again. Approximate randomisation swaps the two systems' answers to each line or not, by the toss of a coin:
-if it does not matter who answered, differences as large as the real one come up often. Draws depend on the seed and the
-number of lines alone, so that all systems and metrics meet the same ones.
+The bootstrap samples as many lines as there are, with replacement, again and again. Approximate randomisation swaps the
+two systems' outputs for each line with probability 1/2: if the systems are equally good, differences as large as the
+observed one are frequent. Samples depend only on the seed and the number of lines, so that they are the same for all
+systems and metrics.
 
-Shapes   T trials   N lines   K counts of a metric (totals.py)
+sacreBLEU has both tests, but only for its own metrics, and it computes one score at a time. Here the scores of all
+trials are computed at once from sums of counts, for every metric. Tests compare the p-values with sacreBLEU's.
+
+Shapes   T trials   N lines   K counts of a metric (metrics.py)
 """
 
 from __future__ import annotations
@@ -20,12 +23,12 @@ from dragoman.metrics.metrics import METRICS, Array, CountedScore
 SEED = 12345  # sacreBLEU's
 BOOTSTRAP, RANDOMISATION = 1000, 10_000  # trials
 CONFIDENCE = 0.95
-MAX_DRAWS = 4_000_000  # draws held at a time
-ROUNDING = 1e-9  # two scores nearer than this are the same
+MAX_DRAWS = 4_000_000  # random numbers held at a time
+ROUNDING = 1e-9  # scores that differ by less are equal
 
 Counts = Mapping[str, CountedScore]  # by the name of a metric
 Values = Mapping[str, Array]  # value_T of each metric
-Tick = Callable[[int], object]  # told how many trials are done
+Tick = Callable[[int], object]  # called with the number of trials done
 
 
 class Interval(NamedTuple):
@@ -38,7 +41,7 @@ class Interval(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Of a score from that of the first system, and how likely chance alone makes one as large, by either test."""
+    """The difference of a score from that of the first system, and its p-value by either test."""
 
     value: float
     bootstrap: float
@@ -46,30 +49,30 @@ class Difference(NamedTuple):
 
     @property
     def significant(self) -> bool:
-        """Only where both tests say so: the bootstrap, as the field counts it, is the more easily persuaded."""
+        """Return whether both tests find it significant; the bootstrap, as sacreBLEU has it, is more lenient."""
         return max(self.bootstrap, self.randomisation) < 1 - CONFIDENCE
 
 
 def bootstrap_scores(counts: Counts, *, trials: int = BOOTSTRAP, seed: int = SEED, tick: Tick = id) -> dict[str, Array]:
-    """The scores of so many resamples of the lines: value_T of each metric."""
-    columns, line_NK = stack_counts(counts)
-    rng, lines = np.random.default_rng(seed), len(line_NK)
-    totals = []
+    """Return value_T of each metric: its scores of as many resamples of the lines."""
+    rng, lines = np.random.default_rng(seed), count_lines(counts)
+    totals: dict[str, list[Array]] = {name: [] for name in counts}
     for some in split_trials(trials, lines, tick):
-        drawn = rng.integers(lines, size=(some, lines)) + lines * np.arange(some)[:, None]
-        times_TN = np.bincount(drawn.ravel(), minlength=some * lines).reshape(some, lines)
-        totals.append(times_TN.astype(np.float64) @ line_NK)
-    return compute_scores(np.concatenate(totals), columns)
+        sampled = rng.integers(lines, size=(some, lines)) + lines * np.arange(some)[:, None]
+        times_TN = np.bincount(sampled.ravel(), minlength=some * lines).reshape(some, lines).astype(np.float64)
+        for name, counted in counts.items():
+            totals[name].append(times_TN @ counted.line_NK)
+    return {name: METRICS[name].values(np.concatenate(parts)) for name, parts in totals.items()}
 
 
 def compute_interval(value_T: Array) -> Interval:
-    """Where all but the outermost resamples lie."""
+    """Return the range of all but the outermost resamples."""
     low, high = np.quantile(value_T, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Interval(float(low), float(high))
 
 
 def compute_bootstrap_p(difference: float, first_T: Array, second_T: Array) -> float:
-    """How often resamples differ by more than their mean by as much as the real difference, as sacreBLEU counts it."""
+    """Return how often the differences of resamples exceed their mean by the observed one, as sacreBLEU counts it."""
     gap_T = np.abs(second_T - first_T)
     return compute_p_value(gap_T - gap_T.mean(), abs(difference))
 
@@ -77,54 +80,50 @@ def compute_bootstrap_p(difference: float, first_T: Array, second_T: Array) -> f
 def randomise_systems(
     first: Counts, second: Counts, *, trials: int = RANDOMISATION, seed: int = SEED, tick: Tick = id
 ) -> dict[str, float]:
-    """How often two systems made of these two by tosses of a coin differ as much as they do, by metric."""
-    columns, first_NK = stack_counts(first)
-    _, second_NK = stack_counts(second)
-    rng, moved_NK = np.random.default_rng(seed), second_NK - first_NK
-    gaps: dict[str, list[Array]] = {name: [] for name in columns}
-    for some in split_trials(trials, len(first_NK), tick):
-        swap_TN = rng.integers(2, size=(some, len(first_NK)), dtype=np.int8).astype(np.float64)
-        moved_TK = swap_TN @ moved_NK
-        one = compute_scores(first_NK.sum(0) + moved_TK, columns)
-        other = compute_scores(second_NK.sum(0) - moved_TK, columns)
-        for name in columns:
-            gaps[name].append(np.abs(one[name] - other[name]))
+    """Return, by metric, how often two systems differ as much as these after their lines were swapped at random."""
+    rng, lines = np.random.default_rng(seed), count_lines(first)
+    gaps: dict[str, list[Array]] = {name: [] for name in first}
+    for some in split_trials(trials, lines, tick):
+        swap_TN = rng.integers(2, size=(some, lines), dtype=np.int8).astype(np.float64)
+        for name in gaps:
+            first_NK, second_NK, scores_of = first[name].line_NK, second[name].line_NK, METRICS[name].values
+            moved_TK = swap_TN @ (second_NK - first_NK)
+            one_T, other_T = scores_of(first_NK.sum(0) + moved_TK), scores_of(second_NK.sum(0) - moved_TK)
+            gaps[name].append(np.abs(one_T - other_T))
     return {
-        name: compute_p_value(np.concatenate(gap), abs(second[name].value - first[name].value))
-        for name, gap in gaps.items()
+        name: compute_p_value(np.concatenate(parts), abs(second[name].value - first[name].value))
+        for name, parts in gaps.items()
     }
 
 
 def compare_with_first(
-    first: Counts, second: Counts, one: Values, other: Values, *, tick: Tick = id
+    first: Counts, second: Counts, first_values: Values, second_values: Values, *, tick: Tick = id
 ) -> dict[str, Difference]:
-    """The second system against the first, whose resamples are `other` and `one`, in the metrics that both have."""
+    """Return the differences of the second system from the first, in the metrics that both have.
+
+    The values are those of `bootstrap_scores`.
+    """
     both = [name for name in second if name in first]
     swapped = randomise_systems({n: first[n] for n in both}, {n: second[n] for n in both}, tick=tick) if both else {}
-    values = {name: second[name].value - first[name].value for name in both}
-    return {name: Difference(values[name], compute_bootstrap_p(values[name], one[name], other[name]), swapped[name])
-            for name in both}  # fmt: skip
+    found = {}
+    for name in both:
+        value = second[name].value - first[name].value
+        bootstrap = compute_bootstrap_p(value, first_values[name], second_values[name])
+        found[name] = Difference(value, bootstrap, swapped[name])
+    return found
 
 
 def compute_p_value(value_T: Array, bound: float) -> float:
-    """The share of trials that reach the bound, the real one counted among them: a share of 0 would be too sure."""
+    """Return the share of trials that reach the bound. The observed one counts as a trial, so that p is never 0."""
     return float(((value_T >= bound - ROUNDING).sum() + 1) / (len(value_T) + 1))
 
 
-def stack_counts(counts: Counts) -> tuple[dict[str, slice], Array]:
-    """The counts of all metrics side by side, and which columns are whose: one product then serves them all."""
-    columns, begun = {}, 0
-    for name, counted in counts.items():
-        columns[name] = slice(begun, begun := begun + counted.line_NK.shape[1])
-    return columns, np.concatenate([counted.line_NK for counted in counts.values()], axis=1)
-
-
-def compute_scores(total_TK: Array, columns: Mapping[str, slice]) -> dict[str, Array]:
-    return {name: METRICS[name].values(total_TK[:, part]) for name, part in columns.items()}
+def count_lines(counts: Counts) -> int:
+    return len(next(iter(counts.values())).line_NK)
 
 
 def split_trials(trials: int, lines: int, tick: Tick) -> Iterator[int]:
-    """The trials in portions whose draws fit into memory, however many lines there are."""
+    """Yield the sizes of portions of the trials whose random numbers fit into memory."""
     size = max(1, min(trials, MAX_DRAWS // lines))
     for begun in range(0, trials, size):
         yield (some := min(size, trials - begun))
