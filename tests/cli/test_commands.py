@@ -384,7 +384,7 @@ def test_answers_that_look_tokenised_are_told_once(tmp_path: Path, call: Call) -
     """By us, not by sacreBLEU, whose parameter nobody can give; and only where BLEU cuts lines itself."""
     one, two = (write_lines(tmp_path / name, ["ba del ."] * count) for name, count in (("one", 100), ("two", 99)))
     way = ("evaluate", "--source", one, "--reference", one, "--hypotheses", one)
-    told = f"the answers of {one} look tokenised; --metric bleu_tokens counts tokens as they are\n"
+    told = f"the outputs of {one} look tokenised; --metric bleu_tokens counts tokens as they are\n"
     assert call(*way, "--hypotheses", one).err == told
     for silent in (("--metric", "bleu_tokens"), ("--metric", "chrf"), ("--bleu-tokenize", "none")):
         answer = call(*way, *silent)

@@ -39,7 +39,7 @@ from dragoman.evaluation.systems import (
     read_parallel,
     score_phenomena,
 )
-from dragoman.metrics.metrics import METRICS, score_lines
+from dragoman.metrics.metrics import METRICS, compute_metrics
 from dragoman.phrasebook.generate import generate_phrases
 from dragoman.run_dir import RunFolder
 from dragoman.types import Hypothesis
@@ -63,7 +63,7 @@ def test_scores_are_those_of_the_answers(toy: Toy) -> None:
     references = [[translated(line) for line in sources]]
     result = predict_lines(toy.translator, sources, references).result()
     texts = [one.text for one in toy.translator.translate(sources)]
-    for score in score_lines(texts, references):
+    for score in compute_metrics(texts, references):
         assert result[score.name] == {"value": score.value, "signature": score.signature}
     assert result["lines"] == 30
     assert result["warnings"] == {}
@@ -89,7 +89,7 @@ def test_a_run_is_scored_on_its_own_tests(toy: Toy, tmp_path: Path) -> None:
     plain, hopeless, both, listed = (found.result() for found in predict_own_tests(translator))
     texts = [one.text for one in translator.translate(sources)]
     assert (plain["test"], plain["lines"]) == (str(tsv), 12)
-    assert plain["exact"]["value"] == score_lines(texts, [right], ["exact"])[0].value > 90
+    assert plain["exact"]["value"] == compute_metrics(texts, [right], ["exact"])[0].value > 90
     assert set(plain) == {"test", "lines", "exact", "wer", "warnings"}
     assert hopeless["exact"]["value"] == 0
     assert both["exact"]["value"] == plain["exact"]["value"]
@@ -233,7 +233,7 @@ def test_lengths_are_those_of_the_lines_apart() -> None:
     assert sum(row["lines"] for row in found["buckets"]) == len(SOURCES)
     for row in found["buckets"]:
         some = [i for i, line in enumerate(SOURCES) if row["low"] <= len(line.split()) <= row["high"]]
-        for score in score_lines([texts[i] for i in some], [[RIGHT[i] for i in some]], ["bleu", "exact"]):
+        for score in compute_metrics([texts[i] for i in some], [[RIGHT[i] for i in some]], ["bleu", "exact"]):
             assert row[score.name] == pytest.approx(score.value)
 
 

@@ -29,7 +29,6 @@ from dragoman.cli.options import (
 )
 from dragoman.progress import DETAIL, ProgressBar, Report, is_shown, log, results_console
 from dragoman.run_dir import RunFolder
-from dragoman.types import PairScore
 
 Files = list[Path] | None
 Runs = Annotated[Files, typer.Argument(metavar="RUN [RUN ...]", help="run folders", show_default=False)]
@@ -85,13 +84,13 @@ def evaluate_command(
     from dragoman.evaluation.systems import EvaluationOptions, collect_outputs
     from dragoman.metrics.metrics import looks_tokenized, make_sacrebleu, note_on_wer, select_metrics
 
-    make_sacrebleu(bleu_tokenize, [])  # what is not there is refused now, not after the work
+    make_sacrebleu(bleu_tokenize, [])  # refuse an unknown tokenizer now, not after the work
     names = [one.name for one in select_metrics(metric)] if metric else []
     options = EvaluationOptions(source, reference or [], conllu, phrasebook, count, names, beam, tag, device, engine)
     recipes = {str(run): RunFolder(run).recipe() for run in runs or []} if breakdown or page else None
     report = Report()
     scorer, results = Scorer(tokenize=bleu_tokenize, recipes=recipes, report=report), []
-    plain = bleu_tokenize != "none"  # BLEU tokenises lines, and no message yet about lines that are tokens already
+    plain = bleu_tokenize != "none"  # no message yet about outputs that look tokenised
     for name, output in collect_outputs(runs or [], hypotheses or [], options, report):
         results.append(scorer.score(name, output))
         if name in map(str, runs or []):
@@ -101,7 +100,7 @@ def evaluate_command(
                 log(note)
         log_counts(Counter(results[-1]["warnings"]))
         if plain and "bleu" in results[-1] and looks_tokenized(output.texts):
-            log(f"the answers of {name} look tokenised; --metric bleu_tokens counts tokens as they are")
+            log(f"the outputs of {name} look tokenised; --metric bleu_tokens counts tokens as they are")
             plain = False
         if as_json:
             print(json.dumps(results[-1], ensure_ascii=False), flush=True)
@@ -118,14 +117,19 @@ def keep_scores(
     folder: RunFolder, result: dict[str, Any], *, test: str, beam: int | None, engine: str, tag: str
 ) -> None:
     """Append a result to the run's scores.jsonl, for its model card."""
-    scores = {name: one for name, one in result.items() if isinstance(one, dict) and "value" in one}
-    kept = {name: {key: one[key] for key in ("value", "signature") if key in one} for name, one in scores.items()}
-    about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "test": result.get("test", test)}
+    from dragoman.evaluation.report import scores_of
+
     recipe = folder.recipe()
-    searches = recipe.model.task == "translate"
-    width = (beam or recipe.search.beam) if searches else None
-    way = {"beam": width, "engine": "torch" if engine == "auto" else engine, "tag": tag}
-    folder.add_scores({**about, "lines": result["lines"], **way, "scores": kept})
+    scores = scores_of(result).items()
+    folder.add_scores({
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "test": result.get("test", test),
+        "lines": result["lines"],
+        "beam": (beam or recipe.search.beam) if recipe.model.task == "translate" else None,
+        "engine": "torch" if engine == "auto" else engine,
+        "tag": tag,
+        "scores": {name: {"value": one["value"], "signature": one["signature"]} for name, one in scores},
+    })  # fmt: skip
 
 
 def score_command(
@@ -157,18 +161,13 @@ def score_command(
             part = slice(begun, begun + batch)
             found = translator.score(sources[part], targets[part], trees=trees[part] if trees else None, tag=tag)
             for number, one in enumerate(found, begun + 1):
-                print(scored_as(sources[number - 1], targets[number - 1], one, as_json), file=sink)
+                text = f"{one.logp:.6f}"
+                if as_json:
+                    whole = {"source": sources[number - 1], "target": targets[number - 1], **asdict(one)}
+                    whole |= {"logp": None, "mean": None} if math.isnan(one.logp) else {}  # JSON has no nan
+                    text = json.dumps(whole, ensure_ascii=False)
+                print(text, file=sink)
                 warned.log(number, one.warnings)
             sink.flush()
             bar.update(begun + len(found))
     log_counts(warned.lines)
-
-
-def scored_as(source: str, target: str, one: PairScore, as_json: bool) -> str:
-    """JSON knows no nan: there it is null."""
-    if not as_json:
-        return f"{one.logp:.6f}"
-    values: dict[str, Any] = {
-        name: None if name in ("logp", "mean") and math.isnan(value) else value for name, value in asdict(one).items()
-    }
-    return json.dumps({"source": source, "target": target, **values}, ensure_ascii=False)

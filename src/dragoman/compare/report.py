@@ -61,23 +61,13 @@ class Column(Settings):
         return self.format.format(number / self.unit)
 
 
-class FigureText(Settings):
-    title: str
-    text: str
-
-
-class Part(Settings):
-    without: str | bool
-    name: str
-
-
 class ReportTexts(Settings):
     """What report.yaml holds."""
 
     columns: dict[str, Column]
     memory: dict[str, str]
-    figures: dict[str, FigureText]
-    parts: dict[str, Part]
+    figures: dict[str, dict[str, str]]
+    parts: dict[str, dict[str, str | bool]]
 
 
 TEXTS = build(ReportTexts, parse_yaml(Path(__file__).with_name("report.yaml").read_text("utf-8"), "report.yaml"))
@@ -172,7 +162,7 @@ def classify_model(recipe: Recipe) -> tuple[str, list[str]]:
         return ("recurrent, one vector" if model.attention in ("none", "mean") else "recurrent, attention"), []
     if model.kind != "transformer":
         return model.kind, []
-    missing = [part.name for key, part in TEXTS.parts.items() if getattr(model, key) == part.without]
+    missing = [str(part["name"]) for key, part in TEXTS.parts.items() if getattr(model, key) == part["without"]]
     if missing:
         return "Transformer, ablated", missing
     return ("Transformer" if model.attention == "full" else "Transformer, efficient attention"), []
@@ -264,7 +254,7 @@ def render_comparison(report: Mapping[str, Any]) -> str:
                 chart = replace(whole, series=[series for series in whole.series if families[series.name] == family])
                 others = [series for series in whole.series if families[series.name] != family]
                 charts.append((family, render_chart(chart, width=620, height=300, behind=others)))
-        sections += [Section(figure.title, figure.text, charts)] if charts else []
+        sections += [Section(**figure, charts=charts)] if charts else []
     return render_page(
         "comparison.html",
         title=report["title"],

@@ -1,5 +1,5 @@
-"""Line charts as inline SVG, drawn by matplotlib: the mean of several values as a line, their range as a band, and the
-name of each line at its end.
+"""Line charts as inline SVG, rendered by matplotlib: the mean of several values as a line, their range as a band, and
+the name of each line at its end.
 
 Colours become CSS variables (templates/style.css), so a chart follows the page's light or dark mode. Text stays text.
 The SVG is the same at every call: it has no date and no random ids.
@@ -11,7 +11,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.etree import ElementTree
@@ -34,7 +34,8 @@ CHARACTER = 6.8  # pixels, about the width of a bold character at 11 pixels
 FEWEST_TICKS, MOST_TICKS = 3, 6
 CLASSES = {"line", "band", "behind", "dots", "name", "title", "y-tick", "grid"}
 MOST_DOTS = 12  # points on a line; longer lines have no dots
-CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # characters that XML does not know
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # characters that XML does not allow
+COLOUR = re.compile(r"#[0-9a-f]{6}")
 LONG_NUMBER = re.compile(r"\d+\.\d{2,}")
 SMALLEST_VALUE = 1e-12  # on a logarithmic axis
 STYLE: dict[Any, Any] = {  # of matplotlib
@@ -82,28 +83,23 @@ def render_chart(chart: LineChart, *, width: int = 720, height: int = 330, behin
     height = max(height, MARGIN_TOP + MARGIN_BOTTOM + LABEL_HEIGHT * len(chart.series))
     longest = max(estimate_width(series.name) for series in every)  # so that panels have the same axes
     right = width - 2 * LABEL_GAP - min(longest, 0.4 * width)
+    tips: dict[str, list[str]] = {}
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # the browser has the fonts
         figure = Figure(figsize=(width / 72, height / 72), dpi=72, frameon=False)  # one pixel is one point
-        plot = (
-            MARGIN_LEFT / width,
-            MARGIN_BOTTOM / height,
-            (right - MARGIN_LEFT) / width,
-            (height - MARGIN_TOP - MARGIN_BOTTOM) / height,
-        )
-        axes = figure.add_axes(plot, frameon=True)
+        size = (right - MARGIN_LEFT) / width, (height - MARGIN_TOP - MARGIN_BOTTOM) / height
+        axes = figure.add_axes((MARGIN_LEFT / width, MARGIN_BOTTOM / height, *size), frameon=True)
         draw_axes(axes, chart, every)
         for number, series in enumerate(behind):
             axes.plot(*mean_line(series), color=BEHIND, linewidth=1.2, gid=f"behind:{number}")
+            tips[f"behind:{number}"] = [series.name]
         for number, series in enumerate(chart.series):
             draw_series(axes, series, number)
+            tips[f"dots:{number}"] = [f"{series.name}, {point.label}: {point.mean:.4g}" for point in series.points]
+            tips[f"name:{number}"] = [series.name]
         draw_labels(axes, chart.series, width - right)
         svg = io.StringIO()
         figure.savefig(svg, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    tips = {f"behind:{number}": [series.name] for number, series in enumerate(behind)}
-    for number, series in enumerate(chart.series):
-        tips[f"dots:{number}"] = [f"{series.name}, {point.label}: {point.mean:.4g}" for point in series.points]
-        tips[f"name:{number}"] = [series.name]
     return inline_svg(svg.getvalue(), f"{chart.y_title} by {chart.x_title}", tips)
 
 
@@ -111,12 +107,19 @@ def draw_axes(axes: Axes, chart: LineChart, every: Sequence[Series]) -> None:
     """Set limits, ticks, grid and titles of both axes."""
     xs = [point.x for series in every for point in series.points]
     values = [value for series in every for point in series.points for value in point.values]
-    low, high = y_limits(min(values), max(values), logarithmic=chart.logarithmic)
-    axes.set_xlim(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1)
+    low, high = min(values), max(values)
     if chart.logarithmic:
+        low, high = max(low, SMALLEST_VALUE), max(high, SMALLEST_VALUE)
+        slack = (high / low) ** 0.04 if high > low * (1 + 1e-9) else 1.1
+        low, high = low / slack, high * slack
         axes.set_yscale("log")
+        y_ticks = logarithmic_ticks(math.log10(low), math.log10(high))
+    else:  # it starts at 0, unless the values lie too far from it to tell them apart
+        slack = 0.04 * (high - low) if high - low > 1e-9 * max(abs(low), abs(high), 1.0) else 1.0
+        low, high = (low - slack if low > 0.6 * high else min(0.0, low)), high + slack
+        y_ticks = linear_ticks(low, high)
+    axes.set_xlim(min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1)
     axes.set_ylim(low, high)
-    y_ticks = logarithmic_ticks(math.log10(low), math.log10(high)) if chart.logarithmic else linear_ticks(low, high)
     x_ticks: Sequence[float] = range(len(chart.ticks)) if chart.ticks else linear_ticks(*axes.get_xlim())
     axes.set_xticks(x_ticks, [""] * len(x_ticks))
     axes.set_yticks(y_ticks, [format_tick(tick) for tick in y_ticks])
@@ -138,16 +141,6 @@ def draw_axes(axes: Axes, chart: LineChart, every: Sequence[Series]) -> None:
     about: dict[str, Any] = {"xycoords": "figure pixels", "ha": "center", "color": INK, "gid": "title"}
     axes.annotate(chart.x_title, ((plot.x0 + plot.x1) / 2, 6), va="baseline", **about)
     axes.annotate(y_title, (12, (plot.y0 + plot.y1) / 2), va="center", rotation=90, **about)
-
-
-def y_limits(low: float, high: float, *, logarithmic: bool) -> tuple[float, float]:
-    """Return the ends of the y axis. A linear one starts at 0, unless the values lie too far from it to tell apart."""
-    if logarithmic:
-        low, high = max(low, SMALLEST_VALUE), max(high, SMALLEST_VALUE)
-        slack = (high / low) ** 0.04 if high > low * (1 + 1e-9) else 1.1
-        return low / slack, high * slack
-    slack = 0.04 * (high - low) if high - low > 1e-9 * max(abs(low), abs(high), 1.0) else 1.0
-    return (low - slack if low > 0.6 * high else min(0.0, low)), high + slack
 
 
 def linear_ticks(low: float, high: float) -> list[float]:
@@ -182,13 +175,14 @@ def format_tick(value: float) -> str:
     return f"{value:g}" if abs(value) >= 1e-3 or value == 0 else f"{value:.0e}".replace("e-0", "e-")
 
 
+def clip_small(values: Iterable[float]) -> list[float]:
+    """Return values that a logarithmic axis can show."""
+    return [value if abs(value) >= SMALLEST_VALUE else SMALLEST_VALUE for value in values]
+
+
 def mean_line(series: Series) -> tuple[list[float], list[float]]:
-    """Return the x and the mean of each point, never too small for a logarithmic axis."""
-    return [point.x for point in series.points], [drawable(point.mean) for point in series.points]
-
-
-def drawable(value: float) -> float:
-    return value if abs(value) >= SMALLEST_VALUE else SMALLEST_VALUE
+    """Return the x and the mean of each point."""
+    return [point.x for point in series.points], clip_small(point.mean for point in series.points)
 
 
 def draw_series(axes: Axes, series: Series, number: int) -> None:
@@ -196,8 +190,8 @@ def draw_series(axes: Axes, series: Series, number: int) -> None:
     colour = LINE_COLOURS[number % len(LINE_COLOURS)]
     xs, means = mean_line(series)
     if any(len(point.values) > 1 for point in series.points):
-        upper = [drawable(max(point.values)) for point in series.points]
-        lower = [drawable(min(point.values)) for point in series.points]
+        upper = clip_small(max(point.values) for point in series.points)
+        lower = clip_small(min(point.values) for point in series.points)
         axes.fill([*xs, *reversed(xs)], [*upper, *reversed(lower)], color=colour, alpha=0.16, linewidth=0, gid="band")
     dashes = DASHES[number // len(LINE_COLOURS) % len(DASHES)]
     axes.plot(xs, means, color=colour, linewidth=2, dashes=dashes, gid="line")
@@ -225,24 +219,12 @@ def draw_labels(axes: Axes, every: Sequence[Series], room: float) -> None:
     for number, (left, middle) in places.items():
         colour = LINE_COLOURS[number % len(LINE_COLOURS)]
         x, y = ends[number]
-        moved = left - x > 2 * LABEL_GAP or abs(middle - y) > LABEL_HEIGHT / 2
-        if moved:
-            axes.annotate(
-                "",
-                (x, y),
-                xytext=(left - 2, middle),
-                xycoords="figure pixels",
-                arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0},
-            )
-        axes.annotate(
-            names[number],
-            (left, middle - 4),
-            xycoords="figure pixels",
-            va="baseline",
-            color=colour,
-            weight="bold",
-            gid=f"name:{number}",
-        )
+        about: dict[str, Any] = {"xycoords": "figure pixels", "color": colour}
+        if left - x > 2 * LABEL_GAP or abs(middle - y) > LABEL_HEIGHT / 2:
+            line = {"arrowstyle": "-", "color": colour, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
+            axes.annotate("", (x, y), xytext=(left - 2, middle), arrowprops=line, **about)
+        about |= {"va": "baseline", "weight": "bold", "gid": f"name:{number}"}
+        axes.annotate(names[number], (left, middle - 4), **about)
 
 
 def place_labels(
@@ -306,8 +288,9 @@ def inline_svg(text: str, label: str, tips: Mapping[str, Sequence[str]]) -> str:
         for child in [child for child in element if child.tag.endswith(("}defs", "}metadata"))]:
             element.remove(child)
         element.attrib.pop("clip-path", None)
-        if "style" in element.attrib:
-            element.set("style", page_style(element.attrib["style"]))
+        if "style" in element.attrib:  # the page has its own colours and font
+            style = re.sub(r"font-family: [^;]*;? ?", "", element.attrib["style"])
+            element.set("style", COLOUR.sub(lambda found: f"var({CSS_VARIABLES.get(found[0], '--ink')})", style))
         if element.get("transform", "").startswith("rotate(-0 "):  # by nothing
             del element.attrib["transform"]
         for name in {"d", "x", "y"} & element.attrib.keys():
@@ -323,13 +306,7 @@ def inline_svg(text: str, label: str, tips: Mapping[str, Sequence[str]]) -> str:
                 ElementTree.SubElement(shape, "title").text = tip
     for dot in list(root.iter("use")):
         dot.tag = "circle"
-        dot.attrib = {"class": "dot", "cx": dot.get("x", ""), "cy": dot.get("y", ""), "r": "3",
-                      "style": dot.get("style", "")}  # fmt: skip
+        x, y, style = (dot.get(name, "") for name in ("x", "y", "style"))
+        dot.attrib = {"class": "dot", "cx": x, "cy": y, "r": "3", "style": style}
     root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": label}
     return CONTROL.sub("", ElementTree.tostring(root, encoding="unicode"))  # labels and tips too
-
-
-def page_style(style: str) -> str:
-    """Return an SVG style with the page's colours and font."""
-    style = re.sub(r"font-family: [^;]*;? ?", "", style)
-    return re.sub(r"#[0-9a-f]{6}", lambda found: f"var({CSS_VARIABLES.get(found[0], '--ink')})", style)

@@ -42,7 +42,9 @@ def gradient_by_distance(model: Seq2Seq, batch: Batch) -> GradientFlow:
         capture_embeddings(model, batch.target_in_BT, batch.source_BS) as embedded,
         torch.backends.cudnn.flags(enabled=False),
     ):
-        loss_BT = compute_token_losses(model, batch)
+        logits_BTV = model.project(model(batch))
+        loss_BT = nn.functional.cross_entropy(logits_BTV.transpose(1, 2), batch.target_out_BT, reduction="none")
+        loss_BT = loss_BT * (batch.target_segment_BT > 0)  # 0 at padding
         target_BTC, source_BSC = embedded[0], embedded[1]
         shares: list[Tensor] = []
         for position in range(loss_BT.size(1)):
@@ -69,13 +71,6 @@ def average_columns(tables: list[Tensor]) -> list[float]:
         for distance in range(max((log_ND.size(1) for log_ND in tables), default=0))
     ]
     return [float(column_N.mean().exp()) for column_N in columns if len(column_N) > MIN_REACH * len(columns[0])]
-
-
-def compute_token_losses(model: Seq2Seq, batch: Batch) -> Tensor:
-    """Return the loss of every target token, 0 at padding."""
-    logits_BTV = model.project(model(batch))
-    loss_BT = nn.functional.cross_entropy(logits_BTV.transpose(1, 2), batch.target_out_BT, reduction="none")
-    return loss_BT * (batch.target_segment_BT > 0)
 
 
 @contextmanager

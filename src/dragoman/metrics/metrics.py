@@ -350,13 +350,8 @@ def compute_edit_distance(one: Sequence[str], other: Sequence[str]) -> int:
     return above[-1]
 
 
-def score_lines(hypotheses: TextLines, references: Sequence[TextLines], names: Sequence[str] = ()) -> list[Score]:
-    """Score lines of any system by the metrics `names`; by default those usual for translations."""
-    return [metric(hypotheses, references) for metric in select_metrics(names)]
-
-
 def compute_metrics(hypotheses: TextLines, references: Sequence[TextLines], names: Sequence[str] = ()) -> list[Score]:
-    """Score a model's own output by the metrics `names`."""
+    """Score a model's own output by the metrics `names`; by default those usual for translations."""
     return [metric.compute(hypotheses, references) for metric in select_metrics(names)]
 
 
