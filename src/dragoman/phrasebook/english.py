@@ -3,23 +3,7 @@
 from __future__ import annotations
 
 from dragoman.phrasebook.lexicon import NOMINATIVE, Noun
-from dragoman.phrasebook.plan import (
-    ADJECTIVE,
-    AUXILIARY,
-    COLOUR,
-    COMMA,
-    DEGREE,
-    DETERMINER,
-    FINAL,
-    INFINITIVE,
-    MAIN,
-    NOT,
-    PARTICLE,
-    QUESTION,
-    RELATIVE,
-    Clause,
-    NounPhrase,
-)
+from dragoman.phrasebook.plan import FINAL, INFINITIVE, MAIN, QUESTION, RELATIVE, Clause, NounPhrase, Offset
 from dragoman.phrasebook.realization import NEXT_WORD, PREVIOUS_WORD, Realizer, Token
 
 ENGLISH_PRONOUNS = {  # as a subject, as an object
@@ -56,7 +40,7 @@ class English(Realizer):
         super().write_opening(clause)
         adverb = clause.sentence_adverb
         if clause.fronted == "circumstance" or (adverb and adverb.english in (("of", "course"), ("unfortunately",))):
-            self.add(",", clause.node + COMMA, clause.head)
+            self.add(",", clause.node + Offset.COMMA, clause.head)
 
     def write_predication(self, clause: Clause) -> None:
         node, head, subject = clause.node, clause.head, clause.subject
@@ -78,14 +62,22 @@ class English(Realizer):
         elif clause.kind == QUESTION:
             self.note("verb-position", finite[1], NEXT_WORD)
         if clause.negated and finite[0] == "can":
-            self.fuse("cannot", finite[1], node + NOT)
+            self.fuse("cannot", finite[1], node + Offset.NOT)
         elif clause.negated:
-            self.add("not", node + NOT, head)
+            self.add("not", node + Offset.NOT, head)
         if has_auxiliary:
             self.write_rest(clause, "frequency")
         for token in others:
             self.add(*token)
-        self.write_objects(clause)
+        verb, thing = clause.verb, clause.accusative
+        particle = (verb.particle if verb else "", node + Offset.PARTICLE, node)
+        has_pronoun = thing is not None and bool(thing.pronoun) and clause.moved != "accusative"
+        particle_last = has_pronoun and verb is not None and not verb.inseparable  # picks it up
+        if not particle_last:
+            self.add_words(*particle)
+        self.write_rest(clause, "dative", "accusative", "prepositional")
+        if particle_last:
+            self.add_words(*particle)
         self.write_rest(clause, "predicate", "manner", "place", "circumstance", "time")
 
     def fuse(self, word: str, node: int, other: int) -> None:
@@ -98,8 +90,8 @@ class English(Realizer):
         """Return the finite verb and the verb forms after it."""
         node, verb, subject, tense, modal = clause.node, clause.verb, clause.subject, clause.tense, clause.modal
         assert subject is not None
-        person = 2 if subject.plural else 0 if subject.pronoun == "I" else 1
-        head, auxiliary = clause.head, node + AUXILIARY
+        person = subject.person
+        head, auxiliary = clause.head, node + Offset.AUXILIARY
         infinitive = (verb.english[0] if verb else "be", node, head)
         if clause.kind == INFINITIVE:
             return ("", auxiliary, head), [("to", auxiliary, head), infinitive]
@@ -122,36 +114,24 @@ class English(Realizer):
             return (DO[tense][person], node + 1, head), [infinitive]
         return (verb.english[2] if tense == "past" else verb.english[person == 1], node, head), []
 
-    def write_objects(self, clause: Clause) -> None:
-        """Write the particle and the objects; a pronoun comes before the particle: picks it up."""
-        verb, thing = clause.verb, clause.accusative
-        particle = (verb.particle if verb else "", clause.node + PARTICLE, clause.node)
-        has_pronoun = thing is not None and bool(thing.pronoun) and clause.moved != "accusative"
-        particle_last = has_pronoun and verb is not None and not verb.inseparable
-        if not particle_last:
-            self.add_words(*particle)
-        self.write_rest(clause, "dative", "accusative", "prepositional")
-        if particle_last:
-            self.add_words(*particle)
-
     # ---- noun phrases
 
     def write_premodifiers(self, phrase: NounPhrase, noun: Noun, case: int) -> None:
         node = phrase.node
         adjectives: list[Token] = []
         if phrase.degree:
-            adjectives.append((phrase.degree.english[0], node + DEGREE, node + ADJECTIVE))
+            adjectives.append((phrase.degree.english[0], node + Offset.DEGREE, node + Offset.ADJECTIVE))
         if phrase.adjective:
-            adjectives.append((phrase.adjective.lemma, node + ADJECTIVE, node))
+            adjectives.append((phrase.adjective.lemma, node + Offset.ADJECTIVE, node))
         if phrase.colour:
-            adjectives.append((phrase.colour.lemma, node + COLOUR, node))
+            adjectives.append((phrase.colour.lemma, node + Offset.COLOUR, node))
         determiner = phrase.determiner
         if determiner == "this" and phrase.plural:
             determiner = "these"
         elif determiner == "a":
             next_word = adjectives[0][0] if adjectives else noun.forms[self.index][phrase.plural][case]
             determiner = "an" if next_word[0] in "aeiou" else "a"
-        self.add_words(determiner, node + DETERMINER, node)
+        self.add_words(determiner, node + Offset.DETERMINER, node)
         self.tokens += adjectives
 
     def inflect_pronoun(self, phrase: NounPhrase, case: int) -> str:

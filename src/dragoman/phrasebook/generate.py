@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from dragoman.config.settings import pick
 from dragoman.errors import UserError
@@ -72,20 +73,14 @@ class Phrase:
 
     def swap_sides(self) -> Phrase:
         """Return the other direction, with its own phenomena; English has no inflected adjectives, for instance."""
-        return replace(
-            self,
-            source=self.target,
-            target=self.source,
-            source_words=self.target_words,
-            target_words=self.source_words,
-            alignment=tuple(sorted((t, s) for s, t in self.alignment)),
-            source_heads=self.target_heads,
-            target_heads=self.source_heads,
-            source_coref=self.target_coref,
-            target_coref=self.source_coref,
-            phenomena=self.source_phenomena,
-            source_phenomena=self.phenomena,
-        )
+        sides: dict[str, Any] = {
+            side + part: getattr(self, other + part)
+            for part in ("", "_words", "_heads", "_coref")
+            for side, other in (("source", "target"), ("target", "source"))
+        }
+        alignment = tuple(sorted((t, s) for s, t in self.alignment))
+        phenomena, source_phenomena = self.source_phenomena, self.phenomena
+        return replace(self, **sides, alignment=alignment, phenomena=phenomena, source_phenomena=source_phenomena)
 
 
 def generate_phrases(split: str, count: int, *, seed: int = 1, direction: str = "en-de") -> Iterator[Phrase]:
@@ -126,13 +121,18 @@ def realize_plans(split: str, count: int, seed: int) -> Iterator[tuple[SentenceP
     random = Random(stable_hash(f"phrasebook {seed} {split}")).random
     grammar = Grammar(random, allow_held_out=split == "unseen")
     sources, targets = SentenceSet(count), SentenceSet(count)
+    low, high = PERCENTILES.get(split, (0, 100))
     found = repeats = 0
     while found < count:
         repeats += 1
         if repeats > MAX_REPEATS:
             raise UserError(f"the split {split!r} of the phrasebook has about {found:,} phrases, not {count:,}")
-        plan = draw_plan_of_split(grammar, split)
-        if plan is None:
+        try:
+            plan = grammar.draw_plan()
+        except NoFittingWord:
+            continue
+        percentile = (grammar.content_hash & (2**64 - 1)) * 100 >> 64
+        if not (grammar.found_held_out if split == "unseen" else low <= percentile < high):
             continue
         english, german = English(), German()
         english.write(plan)
@@ -143,18 +143,6 @@ def realize_plans(split: str, count: int, seed: int) -> Iterator[tuple[SentenceP
             sources.slots[source_slot], targets.slots[target_slot] = source_print, target_print
             found, repeats = found + 1, 0
             yield plan, english, german
-
-
-def draw_plan_of_split(grammar: Grammar, split: str) -> SentencePlan | None:
-    """Draw a plan; return it if it belongs to the split."""
-    try:
-        plan = grammar.draw_plan()
-    except NoFittingWord:
-        return None
-    if split == "unseen":
-        return plan if grammar.found_held_out else None
-    low, high = PERCENTILES[split]
-    return plan if low <= (grammar.content_hash & (2**64 - 1)) * 100 >> 64 < high else None
 
 
 class SentenceSet:

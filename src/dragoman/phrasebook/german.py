@@ -7,24 +7,7 @@ prefixes close the clause.
 from __future__ import annotations
 
 from dragoman.phrasebook.lexicon import PLURAL, Noun
-from dragoman.phrasebook.plan import (
-    ADJECTIVE,
-    AUXILIARY,
-    COLOUR,
-    COMMA,
-    CONJUNCTION,
-    DEGREE,
-    DETERMINER,
-    FINAL,
-    INFINITIVE,
-    MAIN,
-    NOT,
-    PARTICLE,
-    PREPOSITION,
-    RELATIVE,
-    Clause,
-    NounPhrase,
-)
+from dragoman.phrasebook.plan import FINAL, INFINITIVE, MAIN, RELATIVE, Clause, NounPhrase, Offset
 from dragoman.phrasebook.realization import NEXT_WORD, PREVIOUS_WORD, Realizer, Token
 
 Paradigm = tuple[tuple[str, ...], ...]  # forms or endings: [gender][case]
@@ -105,8 +88,16 @@ class German(Realizer):
         node, subject = clause.node, clause.subject
         assert subject is not None
         if clause.kind == INFINITIVE:
+            verb, head = clause.verb, clause.head
+            assert verb is not None
             self.write_middle_field(clause)
-            self.write_zu_infinitive(clause)
+            if verb.prefix:  # anzurufen, in one word
+                self.add(verb.prefix + "zu" + verb.infinitive, node, head)
+                self.fused[node] = node + Offset.AUXILIARY
+            else:
+                self.add("zu", node + Offset.AUXILIARY, head)
+                self.add(verb.infinitive, node, head)
+            self.note("verb-position", node + Offset.COMMA, node, NEXT_WORD)
             return
         finite, others = self.conjugate(clause)
         verb_last = clause.kind in (FINAL, RELATIVE)
@@ -126,10 +117,10 @@ class German(Realizer):
         if verb_last:
             self.add(*finite)
             moved: NounPhrase | None = getattr(clause, clause.moved) if clause.moved else None
-            subordinator = moved.node if moved else node + CONJUNCTION
+            subordinator = moved.node if moved else node + Offset.CONJUNCTION
             self.note("verb-position", subordinator, finite[1], NEXT_WORD)
-        elif others and others[-1][1] == node + PARTICLE:
-            self.note("verb-position", finite[1], node + PARTICLE, NEXT_WORD)
+        elif others and others[-1][1] == node + Offset.PARTICLE:
+            self.note("verb-position", finite[1], node + Offset.PARTICLE, NEXT_WORD)
         self.note_agreement(subject, finite[1])
 
     def write_middle_field(self, clause: Clause) -> None:
@@ -141,7 +132,7 @@ class German(Realizer):
             order.append("manner")
         self.write_rest(clause, *dict.fromkeys([*order, "accusative"]))
         if clause.negated and not clause.has_kein:
-            self.add("nicht", clause.node + NOT, clause.head)
+            self.add("nicht", clause.node + Offset.NOT, clause.head)
         if "manner" not in order:
             self.write_rest(clause, "manner")
         self.write_rest(clause, "place", "prepositional", "predicate")
@@ -150,8 +141,8 @@ class German(Realizer):
         """Return the finite verb and the verb forms that close the clause."""
         node, verb, subject, tense = clause.node, clause.verb, clause.subject, clause.tense
         assert subject is not None
-        person = 2 if subject.plural else 0 if subject.pronoun == "I" else 1
-        head, auxiliary = clause.head, node + AUXILIARY
+        person = subject.person
+        head, auxiliary = clause.head, node + Offset.AUXILIARY
         infinitive = (verb.prefix + verb.infinitive if verb else "sein", node, head)
         if clause.modal:
             return (MODAL_FORMS[clause.modal][tense][person], auxiliary, head), [infinitive]
@@ -164,20 +155,8 @@ class German(Realizer):
             return (BE[tense][person], node, head), []
         word = verb.present[person] if tense == "present" else verb.past[person == 2]
         if verb.prefix and clause.kind not in (FINAL, RELATIVE):
-            return (word, node, head), [(verb.prefix, node + PARTICLE, node)]
+            return (word, node, head), [(verb.prefix, node + Offset.PARTICLE, node)]
         return (verb.prefix + word, node, head), []
-
-    def write_zu_infinitive(self, clause: Clause) -> None:
-        """Write "zu schlafen", or in one word "anzurufen"."""
-        node, verb, head = clause.node, clause.verb, clause.head
-        assert verb is not None
-        if verb.prefix:
-            self.add(verb.prefix + "zu" + verb.infinitive, node, head)
-            self.fused[node] = node + AUXILIARY
-        else:
-            self.add("zu", node + AUXILIARY, head)
-            self.add(verb.infinitive, node, head)
-        self.note("verb-position", node + COMMA, node, NEXT_WORD)
 
     # ---- noun phrases
 
@@ -190,17 +169,17 @@ class German(Realizer):
         preposition = phrase.preposition.german if phrase.preposition else ""
         inflected = []  # nodes that show the declension
         if phrase.determiner == "the" and (preposition, word) in CONTRACTIONS:
-            self.tokens[-1] = (CONTRACTIONS[preposition, word], node + PREPOSITION, node)
-            self.fused[node + PREPOSITION] = node + DETERMINER
-            inflected.append(node + PREPOSITION)
+            self.tokens[-1] = (CONTRACTIONS[preposition, word], node + Offset.PREPOSITION, node)
+            self.fused[node + Offset.PREPOSITION] = node + Offset.DETERMINER
+            inflected.append(node + Offset.PREPOSITION)
         elif word:
-            self.add(word, node + DETERMINER, node)
-            inflected.append(node + DETERMINER)
+            self.add(word, node + Offset.DETERMINER, node)
+            inflected.append(node + Offset.DETERMINER)
             if phrase.negation >= 0:
-                self.fused[node + DETERMINER] = phrase.negation
+                self.fused[node + Offset.DETERMINER] = phrase.negation
         if phrase.degree:
-            self.add(phrase.degree.german[0], node + DEGREE, node + ADJECTIVE)
-        for adjective, offset in ((phrase.adjective, ADJECTIVE), (phrase.colour, COLOUR)):
+            self.add(phrase.degree.german[0], node + Offset.DEGREE, node + Offset.ADJECTIVE)
+        for adjective, offset in ((phrase.adjective, Offset.ADJECTIVE), (phrase.colour, Offset.COLOUR)):
             if adjective:
                 self.add(adjective.stem + ending, node + offset, node)
                 inflected.append(node + offset)

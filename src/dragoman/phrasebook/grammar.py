@@ -10,7 +10,17 @@ from collections.abc import Callable, Sequence
 
 from dragoman.phrasebook.lexicon import DATIVE, GENITIVE, Frame, Noun, Preposition, find_comparable
 from dragoman.phrasebook.noun_phrases import ON, POSSESSIVES, WITH, NoFittingWord, NounPhraseGrammar, expand_weights
-from dragoman.phrasebook.plan import FINAL, INFINITIVE, MAIN, NOT, QUESTION, RELATIVE, Clause, NounPhrase, SentencePlan
+from dragoman.phrasebook.plan import (
+    FINAL,
+    INFINITIVE,
+    MAIN,
+    QUESTION,
+    RELATIVE,
+    Clause,
+    NounPhrase,
+    Offset,
+    SentencePlan,
+)
 
 SIMPLE_TENSES = ("present", "past")
 TENSES = expand_weights("present*9 past*6 perfect*3 future*3")
@@ -270,7 +280,7 @@ class Grammar(NounPhraseGrammar):
             determiners = "recipient" if role == "dative" else "any"
         phrase = self.draw_noun_phrase(menu, role, determiners)
         if clause.negated and phrase.determiner in ("", "a") and role != "prepositional":
-            phrase.negation = clause.node + NOT
+            phrase.negation = clause.node + Offset.NOT
             clause.has_kein = True
         return phrase
 
@@ -367,7 +377,7 @@ def is_tense_ambiguous(clause: Clause) -> bool:
     assert verb is not None
     same_form = clause.tense == "past" and verb.english[0] == verb.english[2] and not clause.modal
     has_do = clause.negated or (clause.kind == QUESTION and clause.moved != "subject")
-    return same_form and not has_do and (subject.plural or subject.pronoun == "I")
+    return same_form and not has_do and subject.person != 1
 
 
 def ends_with_object(clause: Clause) -> bool:

@@ -13,12 +13,19 @@ from typing import NamedTuple
 from dragoman.phrasebook.lexicon import Adjective, Adverbial, Noun, Preposition, Verb
 
 BLOCK_SIZE = 64
-# Nodes of a noun phrase, as offsets into its block.
-NOUN, DETERMINER, ADJECTIVE, COLOUR, PREPOSITION, DEGREE, OF = range(0, 28, 4)
-# Nodes of a clause. TIME has two nodes, 52 and 56.
-VERB, NOT, AUXILIARY, CONJUNCTION, FREQUENCY, MANNER, COMMA, CLOSING_COMMA = range(0, 32, 4)
-PREDICATE, MORE, THAN, QUESTION_WORD, SENTENCE_ADVERB, TIME, _, STOP = range(32, 64, 4)
-PARTICLE = 2  # of a verb, the English particle or the German separable prefix: a translation of the verb as well
+
+
+class Offset:
+    """The nodes of a block, as offsets into it."""
+
+    # of a noun phrase
+    NOUN, DETERMINER, ADJECTIVE, COLOUR, PREPOSITION, DEGREE, OF = range(0, 28, 4)
+    # of a clause; TIME has two nodes, 52 and 56
+    VERB, NOT, AUXILIARY, CONJUNCTION, FREQUENCY, MANNER, COMMA, CLOSING_COMMA = range(0, 32, 4)
+    PREDICATE, MORE, THAN, QUESTION_WORD, SENTENCE_ADVERB, TIME, _, STOP = range(32, 64, 4)
+    # of a verb, the English particle or the German separable prefix: a translation of the verb as well
+    PARTICLE = 2
+
 
 # Kinds of clauses. In a final clause, such as one with "because", the German verb comes last.
 MAIN, FINAL, RELATIVE, QUESTION, INFINITIVE = "main", "final", "relative", "question", "infinitive"
@@ -42,6 +49,11 @@ class NounPhrase:
     possessor: NounPhrase | None = None  # the writer *of the books*
     postmodifier: NounPhrase | None = None  # the man *with the dogs*
     relative: Clause | None = None
+
+    @property
+    def person(self) -> int:
+        """Return the index of the verb form that agrees with it: 0 for I, 1 for he, 2 for we."""
+        return 2 if self.plural else 0 if self.pronoun == "I" else 1
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +90,7 @@ class Clause:
     @property
     def head(self) -> int:
         """Return the node of the head: the verb, or with "to be" the predicate."""
-        return self.node if self.verb else self.node + PREDICATE
+        return self.node if self.verb else self.node + Offset.PREDICATE
 
 
 class SentencePlan(NamedTuple):

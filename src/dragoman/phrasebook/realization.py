@@ -11,27 +11,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from dragoman.phrasebook.lexicon import ACCUSATIVE, DATIVE, GENITIVE, NOMINATIVE, Adjective, Adverbial, Noun
-from dragoman.phrasebook.plan import (
-    CLOSING_COMMA,
-    COMMA,
-    CONJUNCTION,
-    FINAL,
-    FREQUENCY,
-    MANNER,
-    MORE,
-    OF,
-    PREDICATE,
-    PREPOSITION,
-    QUESTION,
-    QUESTION_WORD,
-    SENTENCE_ADVERB,
-    STOP,
-    THAN,
-    TIME,
-    Clause,
-    NounPhrase,
-    SentencePlan,
-)
+from dragoman.phrasebook.plan import FINAL, QUESTION, Clause, NounPhrase, Offset, SentencePlan
 
 # Among the nodes of a phenomenon: the word before the first one, the word after the last one.
 PREVIOUS_WORD, NEXT_WORD = -1, -2
@@ -91,12 +71,12 @@ class Realizer(ABC):
                 continue
             first = clause is plan.clauses[0]
             if not first and self.is_comma_before(clause):
-                self.add(",", clause.node + COMMA, clause.head)
+                self.add(",", clause.node + Offset.COMMA, clause.head)
             self.write_conjunction(clause)
             self.write_clause(clause, root.head)
             if first:
-                self.add(",", clause.node + COMMA, clause.head)
-        self.add("?" if root.kind == QUESTION else ".", root.node + STOP, root.head)
+                self.add(",", clause.node + Offset.COMMA, clause.head)
+        self.add("?" if root.kind == QUESTION else ".", root.node + Offset.STOP, root.head)
         words = [token[0] for token in self.tokens]
         for position in range(len(words) - 2, -1, -1):
             if words[position] == "," and words[position + 1] in MARKS:
@@ -113,13 +93,13 @@ class Realizer(ABC):
         complement = clause.complement
         if complement:
             if self.encloses_clauses:
-                self.add(",", complement.node + COMMA, complement.head)
+                self.add(",", complement.node + Offset.COMMA, complement.head)
             if complement.kind == FINAL:
                 self.write_conjunction(complement)
             self.write_clause(complement, clause.head)
 
     def write_conjunction(self, clause: Clause) -> None:
-        self.add_words(clause.conjunction[self.index], clause.node + CONJUNCTION, clause.head)
+        self.add_words(clause.conjunction[self.index], clause.node + Offset.CONJUNCTION, clause.head)
 
     def write_opening(self, clause: Clause) -> None:
         """Write the argument, question word or adjunct that opens the clause, if any."""
@@ -127,7 +107,7 @@ class Realizer(ABC):
             self.write_constituent(clause, clause.moved)
         elif clause.question_adverb:
             word = QUESTION_ADVERBS[clause.question_adverb][self.index]
-            self.add(word, clause.node + QUESTION_WORD, clause.head)
+            self.add(word, clause.node + Offset.QUESTION_WORD, clause.head)
         elif clause.fronted:
             self.write_constituent(clause, clause.fronted)
 
@@ -144,15 +124,15 @@ class Realizer(ABC):
         elif isinstance(constituent, Adverbial):
             first, *others = constituent[self.index]
             if name != "time":
-                node += FREQUENCY if name == "frequency" else SENTENCE_ADVERB
+                node += Offset.FREQUENCY if name == "frequency" else Offset.SENTENCE_ADVERB
                 self.add(first, node, head)
                 self.add_words(" ".join(others), node + 1, node)
                 return
-            last = node + TIME + 4 * len(others)
+            last = node + Offset.TIME + 4 * len(others)
             for position, word in enumerate((first, *others), -len(others)):
                 self.add(word, last + 4 * position, last if position else head)
         elif name == "manner":
-            self.add(constituent.adverb[self.index], node + MANNER, head)
+            self.add(constituent.adverb[self.index], node + Offset.MANNER, head)
         else:
             self.write_predicate(clause, constituent)
 
@@ -160,15 +140,15 @@ class Realizer(ABC):
         """Write the adjective after the verb: very old, older than the cat."""
         node = clause.node
         if clause.degree:
-            self.add(clause.degree[self.index][0], node + MORE, node + PREDICATE)
+            self.add(clause.degree[self.index][0], node + Offset.MORE, node + Offset.PREDICATE)
         if clause.comparison is None:
-            self.add(adjective.positive[self.index], node + PREDICATE, node)
+            self.add(adjective.positive[self.index], node + Offset.PREDICATE, node)
             return
         *more, comparative = adjective.comparative[self.index].split()
-        self.add_words(" ".join(more), node + PREDICATE + 1, node + PREDICATE)
-        self.add(comparative, node + PREDICATE, node)
-        self.add(self.than, node + THAN, clause.comparison.node)
-        self.write_noun_phrase(clause.comparison, NOMINATIVE, node + PREDICATE)
+        self.add_words(" ".join(more), node + Offset.PREDICATE + 1, node + Offset.PREDICATE)
+        self.add(comparative, node + Offset.PREDICATE, node)
+        self.add(self.than, node + Offset.THAN, clause.comparison.node)
+        self.write_noun_phrase(clause.comparison, NOMINATIVE, node + Offset.PREDICATE)
 
     # ---- noun phrases
 
@@ -176,34 +156,31 @@ class Realizer(ABC):
         node = phrase.node
         if phrase.preposition:
             case = phrase.preposition.case
-            self.add_words(phrase.preposition[:2][self.index], node + PREPOSITION, node)
+            self.add_words(phrase.preposition[:2][self.index], node + Offset.PREPOSITION, node)
         if phrase.pronoun:
-            self.write_pronoun(phrase, case, head)
+            self.add(self.inflect_pronoun(phrase, case), node, head)
+            if phrase.pronoun == "relative":
+                self.note("relative", PREVIOUS_WORD, node)
+            elif phrase.antecedent is not None:
+                self.references.append((node, phrase.antecedent.node))
+                self.note("pronoun", PREVIOUS_WORD, node)
             return
         assert phrase.noun is not None
         self.write_premodifiers(phrase, phrase.noun, case)
         self.add(phrase.noun.forms[self.index][phrase.plural][case], node, head)
         self.nouns.append((node, phrase.plural))
         if phrase.possessor:
-            self.add_words(self.genitive, phrase.possessor.node + OF, phrase.possessor.node)
+            self.add_words(self.genitive, phrase.possessor.node + Offset.OF, phrase.possessor.node)
             self.write_noun_phrase(phrase.possessor, GENITIVE, node)
         if phrase.postmodifier:
             self.write_noun_phrase(phrase.postmodifier, DATIVE, node)
         if phrase.relative:
             relative = phrase.relative
             if self.encloses_clauses:
-                self.add(",", relative.node + COMMA, relative.head)
+                self.add(",", relative.node + Offset.COMMA, relative.head)
             self.write_clause(relative, node)
             if self.encloses_clauses:
-                self.add(",", relative.node + CLOSING_COMMA, relative.head)
-
-    def write_pronoun(self, phrase: NounPhrase, case: int, head: int) -> None:
-        self.add(self.inflect_pronoun(phrase, case), phrase.node, head)
-        if phrase.pronoun == "relative":
-            self.note("relative", PREVIOUS_WORD, phrase.node)
-        elif phrase.antecedent is not None:
-            self.references.append((phrase.node, phrase.antecedent.node))
-            self.note("pronoun", PREVIOUS_WORD, phrase.node)
+                self.add(",", relative.node + Offset.CLOSING_COMMA, relative.head)
 
     # ---- tokens and notes
 
