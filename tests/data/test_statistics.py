@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from collections import Counter
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ def test_counts_are_those_of_a_list(pairs: list[Pair]) -> None:
         assert side.empty == sum(not text.strip() for text in texts)
         assert side.repeated == len(texts) - len(set(texts))
         assert sum(side.histogram) == sum(found.ratio_histogram) == len(texts)
-    assert json.loads(json.dumps(found.as_dict()))["pairs"] == len(pairs)
+    assert json.loads(json.dumps(asdict(found)))["pairs"] == len(pairs)
 
 
 def test_lengths_that_go_together_and_ratios() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,47 +24,29 @@ if TYPE_CHECKING:
 data = Commands(help="Look at, filter and make corpora.")
 
 
+def corpus_option(name: str, metavar: str, description: str) -> Any:
+    return typer.Option(name, metavar=metavar, help=description, show_default=False)
+
+
+Files = list[Path] | None
+
+
 @dataclass(frozen=True)
 class CorpusOptions:
     """The options that name corpora. Corpora of all kinds are read as one, in this order."""
 
     source: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--source",
-            metavar="FILE",
-            help="plain text, one sentence a line; may be given several times",
-            show_default=False,
-        ),
+        Files, corpus_option("--source", "FILE", "plain text, one sentence a line; may be given several times")
     ] = None
-    target: Annotated[
-        list[Path] | None,
-        typer.Option("--target", metavar="FILE", help="its translations, line by line", show_default=False),
-    ] = None
-    tsv: Annotated[
-        list[Path] | None,
-        typer.Option("--tsv", metavar="FILE", help="source and target in columns", show_default=False),
-    ] = None
-    jsonl: Annotated[
-        list[Path] | None,
-        typer.Option("--jsonl", metavar="FILE", help="objects with source and target", show_default=False),
-    ] = None
-    columns: Annotated[
-        str,
-        typer.Option(
-            "--columns", metavar="S,T", help="columns of --tsv, counted from 0; by default 0,1", show_default=False
-        ),
-    ] = ""
-    keys: Annotated[
-        str, typer.Option("--keys", metavar="S,T", help="keys of --jsonl; by default source,target", show_default=False)
-    ] = ""
+    target: Annotated[Files, corpus_option("--target", "FILE", "its translations, line by line")] = None
+    tsv: Annotated[Files, corpus_option("--tsv", "FILE", "source and target in columns")] = None
+    jsonl: Annotated[Files, corpus_option("--jsonl", "FILE", "objects with source and target")] = None
+    columns: Annotated[str, corpus_option("--columns", "S,T", "columns of --tsv, counted from 0; by default 0,1")] = ""
+    keys: Annotated[str, corpus_option("--keys", "S,T", "keys of --jsonl; by default source,target")] = ""
     corpus: Annotated[
         list[str] | None,
-        typer.Option(
-            "--corpus",
-            metavar="CORPUS",
-            help="a corpus as in a recipe: '{tsv: FILE, where: {0: dev}}'; or RECIPE.yaml:dev",
-            show_default=False,
+        corpus_option(
+            "--corpus", "CORPUS", "a corpus as in a recipe: '{tsv: FILE, where: {0: dev}}'; or RECIPE.yaml:dev"
         ),
     ] = None
 
@@ -124,7 +106,7 @@ def stats(
 
     found = compute_corpus_statistics(corpora.read(), against or [])
     if as_json:
-        print(json.dumps(found.as_dict(), ensure_ascii=False))
+        print(json.dumps(asdict(found), ensure_ascii=False))
     else:
         results_console().print(render_statistics(found))
 

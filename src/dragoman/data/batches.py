@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
@@ -63,9 +64,8 @@ FULL_ENOUGH = 0.935  # share of slots that hold a token
 DOUBLING_COST = 0.015  # how much fuller rows of twice the width must be, since attention costs grow with it
 PACKED_TOGETHER = 8192  # pairs packed together: enough to fill rows, few enough to try every row
 UNBOUNDED = 1 << 20  # slots: more than any sentence needs
-BUCKET_WIDTHS = np.array(
-    [2.0**octave * part for octave in range(1, 20) for part in (4, 5, 6, 7)]
-)  # 8, 10, 12, 14, 16, 20, ...
+# 8, 10, 12, 14, 16, 20, ...
+BUCKET_WIDTHS = np.array([2.0**octave * part for octave in range(1, 20) for part in (4, 5, 6, 7)])
 
 
 class Widths(NamedTuple):
@@ -202,10 +202,11 @@ def choose_widths(source_N: IntArray, target_N: IntArray) -> Widths:
     worth: dict[Widths, float] = {}
     for doubled, source in enumerate((64, 128, 256, 512)):
         targets = {min(max(8, round(source * ratio * slack / 8) * 8), source) for slack in (0.97, 1.0, 1.03)}
-        fill = {
-            Widths(source, target): _measure_fill(source_N, target_N, Widths(source, target))
-            for target in sorted(targets)
-        }
+        fill: dict[Widths, float] = {}  # share of slots that hold a token, of the emptier side
+        for widths in (Widths(source, target) for target in sorted(targets)):
+            slots_2 = sum(len(group.rows) * np.array(group.widths) for group in pack_rows(source_N, target_N, widths))
+            fill_2 = np.array([source_N.sum(), target_N.sum()]) / slots_2
+            fill[widths] = float(fill_2[0] if target_N.max() <= 1 else fill_2.min())
         best = max(fill, key=fill.__getitem__)
         if fill[best] >= FULL_ENOUGH:
             return best
@@ -213,18 +214,13 @@ def choose_widths(source_N: IntArray, target_N: IntArray) -> Widths:
     return max(worth, key=worth.__getitem__)
 
 
-def _measure_fill(source_N: IntArray, target_N: IntArray, widths: Widths) -> float:
-    """Return the share of slots that hold a token, of the emptier side."""
-    groups = pack_rows(source_N, target_N, widths)
-    slots_2 = sum(len(s.rows) * np.array(s.widths) for s in groups)
-    fill_2 = np.array([source_N.sum(), target_N.sum()]) / slots_2
-    return float(fill_2[0] if target_N.max() <= 1 else fill_2.min())
-
-
 def plan_packed(
     source_N: IntArray, target_N: IntArray, *, tokens: int, widths: Widths, rng: np.random.Generator, heights: int = 8
 ) -> list[BatchPlan]:
-    """Plan full rows in random order. Batches of a width have one shape, but the last may be some eighths of it."""
+    """Plan full rows in random order. Batches of a width have one shape, but the last may be some eighths of it.
+
+    With `heights` 1, narrow rows are put end to end to fill the last batch of wide ones, so that it has their shape.
+    """
     rows_by_times: dict[int, list[list[int]]] = {1: []}  # by how many times as wide as the narrowest they are
     for start in range(0, len(source_N), PACKED_TOGETHER):
         for group in pack_rows(
@@ -247,16 +243,6 @@ def plan_packed(
             plans.append(BatchPlan(some + [[]] * (rows_needed - len(some)), wide))
     rng.shuffle(plans)
     return plans
-
-
-def plan_level(
-    source_N: IntArray, target_N: IntArray, *, tokens: int, widths: Widths, rng: np.random.Generator
-) -> list[BatchPlan]:
-    """Plan packed rows with one shape per width, for CUDA graphs, which are captured once per shape.
-
-    Where wide rows do not fill their last batch, narrow rows are put end to end to fill it.
-    """
-    return plan_packed(source_N, target_N, tokens=tokens, widths=widths, rng=rng, heights=1)
 
 
 def plan_padded(
@@ -314,9 +300,7 @@ def plan_stepped(
     rows: list[list[int]] = []
     for step in np.unique(step_N).tolist():
         rows += [[item] for item in order[step_N[order] == step].tolist()]
-        longest_2 = length_2N[:, [item for row in rows for item in row]].max(
-            1
-        )  # a sampled segmentation may be longer than `most`
+        longest_2 = length_2N[:, [row[0] for row in rows]].max(1)  # a sampled segmentation may exceed `most`
         stepped_2 = np.maximum(np.minimum(np.ceil(BUCKET_WIDTHS[step] * ratio_2 - 1e-6), most), longest_2)
         wide = Widths(*stepped_2.astype(int).tolist())
         height = max(1, tokens // max(wide))
@@ -436,7 +420,7 @@ class _Collator:
 Layout = Callable[..., list[BatchPlan]]
 LAYOUTS: dict[str, Layout] = {
     "packed": plan_packed,
-    "level": plan_level,
+    "level": partial(plan_packed, heights=1),  # for CUDA graphs, which are captured once per shape
     "padded": plan_padded,
     "stepped": plan_stepped,
 }

@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -85,9 +84,6 @@ class CorpusStatistics:
     equal_sides: int
     notes: list[str]  # what is worth a look, as sentences
     against: Overlap | None = None  # what is shared with another corpus, where one was named
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass

@@ -97,11 +97,8 @@ class BatchStream:
         if not any(int(weight) * size + round(weight % 1 * size) for size, weight in sizes):
             weights = ", ".join(f"{part.weight:g}" for part in parts)
             raise UserError(f"the corpora are too small for their weights ({weights}): no pair is left to train on")
-        self.widths = widths or self._widths()
-
-    def _widths(self) -> Widths:
-        lengths = [self.form.count_slots(*part.store.lengths(4096)) for part in self.parts]
-        return choose_widths(*(np.concatenate(side) for side in zip(*lengths, strict=True)))
+        lengths = [] if widths else [self.form.count_slots(*part.store.lengths(4096)) for part in self.parts]
+        self.widths = widths or choose_widths(*(np.concatenate(side) for side in zip(*lengths, strict=True)))
 
     def sizes(self, epoch: int) -> list[int]:  # noqa: ARG002 - text windows begin elsewhere at every epoch
         """Return how many examples each corpus has."""
@@ -218,14 +215,16 @@ class BatchStream:
                 some_N = index_N[start : start + PAIRS_PER_TASK]
                 line_N = some_N - first
                 about = (self.sampling, self.seed, epoch, store.tag, self.most)
-                submitted.append(
-                    (line_N, pool.submit(samplers.SamplingTask(*about, some_N.tolist(), *store.texts(line_N))))
-                )
+                task = samplers.SamplingTask(*about, some_N.tolist(), *store.texts(line_N))
+                submitted.append((line_N, pool.submit(task)))
                 store.forget_pages()
 
         def collect() -> dict[int, Example]:
-            sides = ((map(split_ids, future.result()), line_N.tolist()) for line_N, future in submitted)
-            examples = (example for (source, target), lines in sides for example in map(Example, source, target, lines))
+            examples: list[Example] = []
+            for line_N, future in submitted:
+                sides = ((np.asarray(side.ids), [0, *side.ends]) for side in future.result())
+                source, target = ([ids[start:end] for start, end in pairwise(ends)] for ids, ends in sides)
+                examples += map(Example, source, target, line_N.tolist())
             return dict(zip(slot_N.tolist(), examples, strict=True))
 
         return collect
@@ -319,12 +318,6 @@ class TextWindowStream(BatchStream):
 
     def read(self, index_N: NDArray[np.int64], epoch: int) -> Iterable[Example]:
         return [self.example(index, epoch) for index in index_N.tolist()]
-
-
-def split_ids(sampled: samplers.SampledIds) -> list[NDArray[np.uint32]]:
-    """Return the ids of each text."""
-    ids, ends = np.asarray(sampled.ids), sampled.ends.tolist()
-    return [ids[start:end] for start, end in pairwise([0, *ends])]
 
 
 @dataclass(frozen=True)

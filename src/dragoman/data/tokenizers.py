@@ -30,7 +30,7 @@ def train_tokenizer(
     settings: TokenizerSettings,
     *,
     seed: int = 1,
-    say: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
 ) -> Tokenizer:
     """Train a tokenizer of `settings.kind`. The same lines and seed give the same tokenizer.
 
@@ -40,7 +40,7 @@ def train_tokenizer(
     kind = pick(TOKENIZERS, settings.kind, "tokenizer")
     lines, total = sample_reservoir(texts, MAX_TRAINING_LINES, seed)
     if total > len(lines):
-        say(f"the tokenizer learns from {len(lines)} of {total} lines, drawn at random")
+        log(f"the tokenizer learns from {len(lines)} of {total} lines, drawn at random")
     return kind.train(lines, settings)
 
 
@@ -107,17 +107,17 @@ class Tokenizers:
         settings: TokenizerSettings,
         *,
         seed: int = 1,
-        say: Callable[[str], None] = lambda _: None,
+        log: Callable[[str], None] = lambda _: None,
     ) -> Tokenizers:
         """Train on the pairs of a corpus; each call of `pairs` reads the corpus from its beginning."""
         target = target_settings(settings)
         if settings.joint:
             both = (side for pair in pairs() for side in (pair.source, pair.target))
-            joint = train_tokenizer(both, settings, seed=seed, say=say)
+            joint = train_tokenizer(both, settings, seed=seed, log=log)
             return cls(joint, joint)
         return cls(
-            train_tokenizer((pair.source for pair in pairs()), settings, seed=seed, say=say),
-            train_tokenizer((pair.target for pair in pairs()), target, seed=seed, say=say),
+            train_tokenizer((pair.source for pair in pairs()), settings, seed=seed, log=log),
+            train_tokenizer((pair.target for pair in pairs()), target, seed=seed, log=log),
         )
 
     def fingerprint(self) -> str:

@@ -246,11 +246,11 @@ def _learned(recipe: Recipe, report: Report) -> Tokenizers:
     report.log(f"learning a {recipe.tokenizer.kind} tokenizer")
     settings, seed, form = recipe.tokenizer, recipe.train.seed, form_of(recipe)
     if form == "pairs":
-        return Tokenizers.train(pairs, settings, seed=seed, say=report.log)
+        return Tokenizers.train(pairs, settings, seed=seed, log=report.log)
     if form == "labels":
         labels = LabelTokenizer.train(pair.target for pair in pairs())
-        return Tokenizers(train_tokenizer((p.source for p in pairs()), settings, seed=seed, say=report.log), labels)
-    one = train_tokenizer((pair.target for pair in pairs()), settings, seed=seed, say=report.log)
+        return Tokenizers(train_tokenizer((p.source for p in pairs()), settings, seed=seed, log=report.log), labels)
+    one = train_tokenizer((pair.target for pair in pairs()), settings, seed=seed, log=report.log)
     return Tokenizers(one, one)
 
 
