@@ -28,7 +28,7 @@ from dragoman.config.yaml import parse_yaml
 from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import Stop, UserError
 from dragoman.evaluation.figures import render_chart
-from dragoman.evaluation.report import MISSING, Heading, TableCell, TableRow, align_columns, render_page
+from dragoman.evaluation.report import align_columns, render_page
 from dragoman.io import write_text
 from dragoman.progress import WARNING, Report
 from dragoman.recipe import Recipe
@@ -255,61 +255,28 @@ def render_comparison(report: Mapping[str, Any]) -> str:
                 others = [series for series in whole.series if families[series.name] != family]
                 charts.append((family, render_chart(chart, width=620, height=300, behind=others)))
         sections += [Section(**figure, charts=charts)] if charts else []
+    about = report["about"]
+    columns = {
+        f"{metric} {test}": (f"{metric_title(metric)} {test}", f"on the test set {test}")
+        for test in about["tests"]
+        for metric in about["metrics"]
+    }
+    columns |= {key: (column_heading(key, about), column.title) for key, column in TEXTS.columns.items()}
+    phenomena: dict[str, dict[str, list[float]]] = {}  # per cent correct, by phenomenon and model
+    for model in models:
+        for test, result in (pair for run in model["runs"] for pair in run.get("tests", {}).items()):
+            for name, count in result.get("phenomena", {}).items():
+                phenomena.setdefault(f"{name} ({test})", {}).setdefault(model["name"], []).append(count["percent"])
     return render_page(
         "comparison.html",
         title=report["title"],
         report=report,
-        table=tabulate_models(report),
+        columns={key: texts for key, texts in columns.items() if any(model["numbers"].get(key) for model in models)},
+        formats=TEXTS.columns,
         sections=sections,
-        phenomena=tabulate_phenomena(models),
-        data=describe_data(report["about"]["data"]),
+        phenomena=phenomena,
+        data=describe_data(about["data"]),
     )
-
-
-def tabulate_models(report: Mapping[str, Any]) -> tuple[list[Heading], list[TableRow]]:
-    """Return headings and rows of the main table. Columns without any number are left out."""
-    about, models = report["about"], report["models"]
-    scores = [f"{metric} {test}" for test in about["tests"] for metric in about["metrics"]]
-    keys = [key for key in (*scores, *TEXTS.columns) if any(model["numbers"].get(key) for model in models)]
-    headings = [Heading("model"), Heading("family", kind="family")]
-    for key in keys:
-        metric, _, test = key.partition(" ")
-        if key in scores:
-            headings.append(Heading(f"{metric_title(metric)} {test}", f"on the test set {test}"))
-        else:
-            headings.append(Heading(column_heading(key, about), TEXTS.columns[key].title))
-    rows = []
-    for model in models:
-        family = f"Transformer without {', '.join(model['missing'])}" if model.get("missing") else model["family"]
-        cells = [TableCell(family, kind="family")]
-        for key in keys:
-            if (number := model["numbers"].get(key)) is None:
-                cells.append(MISSING)
-            elif key in scores:
-                mean, half = number["mean"], (number["high"] - number["low"]) / 2
-                share, spread = max(0.0, min(100.0, mean)), f"{half:.1f}" if half else ""
-                cells.append(TableCell(f"{mean:.1f}", mean, "bar", share, spread))
-            else:
-                cells.append(TableCell(TEXTS.columns[key].write(number["mean"]), number["mean"]))
-        rows.append(TableRow(model["name"], cells))
-    return headings, rows
-
-
-def tabulate_phenomena(models: Sequence[Mapping[str, Any]]) -> tuple[list[Heading], list[TableRow]]:
-    """Return the table of grammatical phenomena, in per cent correct, over all test sets that have them."""
-    percents: dict[str, dict[str, list[float]]] = {}
-    for model in models:
-        for run in model["runs"]:
-            for test, result in run.get("tests", {}).items():
-                for name, count in result.get("phenomena", {}).items():
-                    percents.setdefault(model["name"], {}).setdefault(f"{name} ({test})", []).append(count["percent"])
-    columns = list(dict.fromkeys(name for row in percents.values() for name in row))
-    rows = []
-    for name, row in percents.items():
-        means = {column: sum(values) / len(values) for column, values in row.items()}
-        cells = [TableCell(f"{means[c]:.1f}", means[c], "heat", means[c]) if c in means else MISSING for c in columns]
-        rows.append(TableRow(name, cells))
-    return [Heading("model"), *map(Heading, columns)], rows
 
 
 def describe_data(data: Mapping[str, Any]) -> str:

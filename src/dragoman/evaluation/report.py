@@ -204,45 +204,9 @@ def align_columns(lines: Sequence[Sequence[str]], *, numbers: bool = False) -> s
 # The page
 
 
-class Heading(NamedTuple):
-    text: str
-    title: str = ""  # shown when the mouse is over it
-    kind: str = ""  # CSS class
-
-
-class TableCell(NamedTuple):
-    text: str
-    value: float | None = None  # to sort by
-    kind: str = ""
-    share: float | None = None  # length of a bar or depth of a colour, in per cent
-    spread: str = ""
-    title: str = ""
-
-
-class TableRow(NamedTuple):
-    name: str
-    cells: Sequence[TableCell]
-    colour: str = ""  # CSS variable
-
-
 class Span(NamedTuple):
     text: str
     kind: str  # "off" if no reference has these words, "own" if some other system does not, both, or neither
-
-
-class ShownText(NamedTuple):
-    name: str
-    spans: Sequence[Span]
-    score: str = ""
-    colour: str = ""
-
-
-MISSING = TableCell("-", -1)
-PAIRED_HEADINGS = (
-    Heading("difference"),
-    Heading("p (bootstrap)", "p-value of the paired bootstrap"),
-    Heading("p (randomisation)", "p-value of approximate randomisation"),
-)
 
 
 def render_page(template: str, **context: Any) -> str:
@@ -265,55 +229,25 @@ def render_evaluation(tests: Sequence[Sequence[ScoredSystem]]) -> str:
     sections = [
         {"heading": heading, **describe_test(systems, names)} for heading, systems in zip(headings, tests, strict=True)
     ]
-    return render_page("evaluation.html", title=title, tests=sections)
+    context = {"titles": SCORE_TITLES, "colours": len(LINE_COLOURS), "format_p": format_p}
+    return render_page("evaluation.html", title=title, tests=sections, **context)
 
 
 def describe_test(systems: Sequence[ScoredSystem], names: Mapping[str, str]) -> dict[str, Any]:
     """Return what the page shows of one test set. `names` has the short names of all systems."""
     results = [system.result for system in systems]
-    metrics = list(dict.fromkeys(metric for system in systems for metric in system.counts))
-    paired = len(systems) > 1
-    headings = [Heading("system")]
-    for metric in metrics:
-        headings += [Heading(METRICS[metric].shown), *(PAIRED_HEADINGS if paired else [])]
-    rows = []
-    for number, result in enumerate(results):
-        cells = [cell for metric in metrics for cell in score_cells(result.get(metric), paired=paired)]
-        rows.append(TableRow(names[result["run"]], cells, line_colour(number)))
     value_SN = compute_line_chrf([system.output.texts for system in systems], systems[0].output.references)
-    gap_SN = value_SN[1:] - value_SN[0]
     return {
-        "headings": headings,
-        "rows": rows,
+        "systems": [names[system.name] for system in systems],
+        "results": results,
+        "metrics": list(dict.fromkeys(metric for system in systems for metric in system.counts)),
         "method": describe_method(results, names).replace("\n", " "),
-        "signatures": {METRICS[metric].shown: s["signature"] for r in results for metric, s in scores_of(r).items()},
+        "signatures": {name: score["signature"] for result in results for name, score in scores_of(result).items()},
         "bleu": [line for result in results for line in describe_bleu(result, names)],
         "charts": list(render_breakdowns(systems, names)),
-        "systems": [names[system.name] for system in systems],
-        "tallies": [((gap_N > 0).sum(), (gap_N < 0).sum(), (gap_N == 0).sum()) for gap_N in gap_SN],
-        "lines": [show_line(systems, names, value_SN[:, line], line) for line in find_different(value_SN, LINES_SHOWN)],
+        "tallies": [((gap_N > 0).sum(), (gap_N < 0).sum(), (gap_N == 0).sum()) for gap_N in value_SN[1:] - value_SN[0]],
+        "lines": [compare_line(systems, value_SN[:, line], line) for line in find_different(value_SN, LINES_SHOWN)],
     }
-
-
-def line_colour(number: int) -> str:
-    return f"--line{number % len(LINE_COLOURS)}"
-
-
-def score_cells(score: Mapping[str, Any] | None, *, paired: bool) -> list[TableCell]:
-    """Return a score and, where several systems are compared, its difference from the first with both p-values."""
-    if score is None:
-        return [MISSING] * (4 if paired else 1)
-    value, interval = score["value"], Interval(*score["interval"])
-    title = f"{interval.low:.2f} to {interval.high:.2f}"
-    cells = [TableCell(f"{value:.2f}", value, "bar", min(100.0, value), f"{interval.half:.2f}", title)]
-    if paired and "against" in score:
-        against = score["against"]
-        marked = f"{against['difference']:+.2f}{'*' * against['significant']}"
-        cells.append(TableCell(marked, against["difference"], "sure" * against["significant"]))
-        cells += [TableCell(format_p(against[key]), against[key]) for key in ("p_bootstrap", "p_randomisation")]
-    elif paired:
-        cells += [TableCell("-", 0), TableCell("-", 2), TableCell("-", 2)]
-    return cells
 
 
 def render_breakdowns(systems: Sequence[ScoredSystem], names: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -364,18 +298,21 @@ def find_different(value_SN: Array, each: int) -> list[int]:
     return sorted(chosen, key=lambda line: -np.abs(gap_SN[:, line]).max())
 
 
-def show_line(systems: Sequence[ScoredSystem], names: Mapping[str, str], value_S: Array, line: int) -> dict[str, Any]:
+def compare_line(systems: Sequence[ScoredSystem], value_S: Array, line: int) -> dict[str, Any]:
     """Return one line of the test set: the source, if known, the references and every system's output."""
     output = systems[0].output
     references = [reference[line] for reference in output.references]
     texts = [system.output.texts[line] for system in systems]
-    shown = [ShownText("source", [Span(output.sources[line], "")])] if output.sources else []
-    shown += [ShownText("reference", mark_differences(reference, texts, [])) for reference in references]
-    for number, (system, text) in enumerate(zip(systems, texts, strict=True)):
-        spans = mark_differences(text, references, texts[1:] if number == 0 else texts[:1])
-        shown.append(ShownText(names[system.name], spans, f"{value_S[number]:.1f}", line_colour(number)))
+    spans = [mark_differences(text, references, texts[:1] if n else texts[1:]) for n, text in enumerate(texts)]
     gaps = (value_S[1:] - value_S[0]).tolist()
-    return {"number": line + 1, "gaps": gaps, "largest_gap": max(gaps, key=abs, default=0.0), "texts": shown}
+    return {
+        "number": line + 1,
+        "source": output.sources[line] if output.sources else None,
+        "references": [mark_differences(reference, texts, []) for reference in references],
+        "outputs": list(zip(spans, value_S.tolist(), strict=True)),
+        "gaps": gaps,
+        "largest_gap": max(gaps, key=abs, default=0.0),
+    }
 
 
 def mark_differences(text: str, references: Sequence[str], others: Sequence[str]) -> list[Span]:
