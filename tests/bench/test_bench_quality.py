@@ -6,13 +6,13 @@ import importlib.util
 import json
 import statistics
 import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from fork_server import fast_python
 from toy_run import SMALL, Answer, Call, environment, events, write_corpus, write_recipe
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +36,11 @@ def module(name: str) -> ModuleType:
 
 
 def bench(recipe: Path, *arguments: object) -> Answer:
-    command = [sys.executable, str(ROOT / "bench" / "quality.py"), str(recipe), *map(str, arguments)]
+    """Run the benchmark in a fork of the server, and what it starts in others."""
+    script = ROOT / "bench" / "quality.py"
+    code = f"import runpy, sys; sys.executable = {fast_python()!r}; sys.path.insert(0, {str(script.parent)!r}); "
+    code += f"runpy.run_path({str(script)!r}, run_name='__main__')"
+    command = [fast_python(), "-c", code, str(recipe), *map(str, arguments)]
     done = subprocess.run(command, cwd=recipe.parent, capture_output=True, text=True, env=environment(), check=False)
     return Answer(done.returncode, done.stdout, done.stderr)
 

@@ -113,6 +113,7 @@ def test_what_is_done_is_not_done_again(done: Path, call: Call) -> None:
     assert (done / "report.json").read_bytes() == bytes_before
 
 
+@pytest.mark.usefixtures("fast_processes")
 def test_a_comparison_that_was_killed_goes_on(done: Path, tmp_path: Path) -> None:
     """Killed at its first checkpoint, it leaves no process behind, and the same command ends in the same report."""
     out, recipe = tmp_path / "out", done.parent / "recipes" / "attention.yaml"
@@ -135,6 +136,7 @@ def wait_for(ready: Any, most: float = 60.0) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.usefixtures("fast_processes")
 def test_a_run_that_fails_does_not_take_the_others_with_it(tmp_path: Path, call: Call) -> None:
     write_recipes(tmp_path / "recipes")
     spoilt = tmp_path / "recipes" / "attention.yaml"

@@ -11,6 +11,7 @@ import pytest
 
 from dragoman.cli import main as cli
 from dragoman.inference.translator import Translator
+from fork_server import fast_python
 from shared_folders import made_once
 from toy_run import SMALL, Answer, Call, Toy, process, write_corpus, write_recipe
 
@@ -29,6 +30,12 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
         return Answer(end.value.code, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture
+def fast_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the Python processes that a command starts from the server."""
+    monkeypatch.setattr(sys, "executable", fast_python())
 
 
 def train_toy(folder: Path) -> None:
