@@ -38,7 +38,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from dragoman.errors import UserError
 from dragoman.inference.export import FORMATS, Disagreement, export, import_run
-from dragoman.inference.loading import ENGINES, load, load_as, open_engine
+from dragoman.inference.loading import ENGINES, load_as, open_engine
 from dragoman.inference.translator import Translator
 from dragoman.io import read_lines
 from dragoman.metrics.metrics import METRICS
@@ -104,7 +104,7 @@ def transformers_alone(folder: Path) -> Answer:
 
 def imported(folder: Path, out: Path) -> Answer:
     import_run(folder, out)
-    return texts_of(load(out, device="cpu"))
+    return texts_of(load_as(Translator, out, device="cpu"))
 
 
 def ways(translator: Translator, run: Path, folder: Path, only: str = "") -> dict[str, Way]:
@@ -159,7 +159,11 @@ def compared(run: Path, lines: Sequence[str], references: Sequence[str], only: s
                 results[name] = {"refused": str(lack), "good": not way.full and not isinstance(lack, Disagreement)}
                 continue
             apart = gaps(translator, lines, truth, texts)
-            found = {"same": 1 - len(apart) / len(lines), "gap": max(map(abs, apart), default=0.0), "gaps": apart}
+            found: dict[str, Any] = {
+                "same": 1 - len(apart) / len(lines),
+                "gap": max(map(abs, apart), default=0.0),
+                "gaps": apart,
+            }
             found |= {"bleu": METRICS["bleu"](texts, [references]).value, "digest": digest(texts)}
             found["bleu_of_the_run"] = METRICS["bleu"](texts, [truth]).value
             exact = found["same"] >= ALIKE and found["gap"] <= NEAR
@@ -259,7 +263,7 @@ def main() -> None:
         pairs = list(generate_pairs("test", options.lines, direction=recipe.data.direction))
         lines, references = [pair.source for pair in pairs], [pair.target for pair in pairs]
     corpus = options.source.name if options.source else "phrasebook, test"
-    about = {"date": date.today().isoformat(), "machine": ", ".join(describe_machine())}
+    about: dict[str, Any] = {"date": date.today().isoformat(), "machine": ", ".join(describe_machine())}
     about |= {"run": options.run.name, "corpus": corpus, "lines": len(lines), "beam": recipe.search.beam}
     if options.classes:
         found = by_class(options.run, options.lines)

@@ -75,7 +75,7 @@ class Gate:
         """By name, longest first; on a CPU the operators stand for kernels."""
         found = []
         for event in self.record.key_averages():
-            is_kernel = event.device_type == torch.autograd.DeviceType.CUDA and not event.key.startswith("##")
+            is_kernel = event.device_type == torch.profiler.DeviceType.CUDA and not event.key.startswith("##")
             if is_kernel != self.on_gpu or getattr(event, "is_user_annotation", False):
                 continue
             spent = event.self_device_time_total if self.on_gpu else event.self_cpu_time_total

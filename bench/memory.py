@@ -39,7 +39,7 @@ def forget_peak() -> None:
 
 def write(part: tuple[str, int, int]) -> None:
     prefix, count, seed = part
-    write_phrasebook(Path(prefix), count=count, split="train", seed=seed, gold=False)
+    write_phrasebook(Path(prefix), count=count, split="train", seed=seed, gold=False, conllu=False)
 
 
 def corpus(folder: str, pairs: int, workers: int) -> dict[str, str]:

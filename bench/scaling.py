@@ -57,7 +57,7 @@ def learning(kind: str, width: int, length: int, device: str) -> Callable[[], No
 
     def step() -> None:
         states_BTC: Tensor = model(ids_BT, rows)
-        (states_BTC * weight_C).sum().backward()
+        torch.autograd.backward((states_BTC * weight_C).sum())
         model.zero_grad()
 
     return step
@@ -106,7 +106,8 @@ def measured(kind: str, asked: argparse.Namespace) -> list[Row]:
 
 def exponent(rows: list[Row], of: str, least: int) -> float:
     kept = [(row["length"], row[of]) for row in rows if row["length"] >= least]
-    slope: float = np.polyfit(*np.log(np.array(kept)).T, 1)[0]
+    lengths, values = np.log(np.array(kept)).T
+    slope: float = np.polyfit(lengths, values, 1)[0]
     return round(slope, 3)
 
 

@@ -138,7 +138,7 @@ def told(found: Sequence[Result]) -> Iterator[tuple[Path, str]]:
     yield PAGE, page(PAGE.read_text(encoding="utf-8"), found)
     for path in sorted(RECIPES.glob("*.yaml")):
         line = measured(path, found)
-        yield path, MEASURED.sub(lambda _, line=line: line, path.read_text(encoding="utf-8"), count=1)
+        yield path, MEASURED.sub(line.replace("\\", r"\\"), path.read_text(encoding="utf-8"), count=1)
 
 
 def main() -> None:

@@ -165,7 +165,7 @@ def main() -> None:
         if name not in KINDS:
             raise SystemExit(f"there is no contestant called {name!r} (there are: {', '.join(KINDS)})")
     here = available(given.only.split(","), pythons)
-    report = {
+    report: dict[str, Any] = {
         "date": datetime.date.today().isoformat(),
         "hardware": hardware(),
         "python": platform.python_version(),

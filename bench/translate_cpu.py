@@ -24,13 +24,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dragoman.inference.loading import load_as
+
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line does
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from dragoman.errors import UserError
-from dragoman.inference.loading import ENGINES, load
+from dragoman.inference.loading import ENGINES
 from dragoman.inference.translator import Translator
 from dragoman.io import read_lines
 from dragoman.metrics.metrics import METRICS
@@ -98,7 +100,7 @@ def compared(
 
 
 def ratio(one: Sequence[float], other: Sequence[float] | None) -> float | None:
-    return other and round(statistics.median(a / b for a, b in zip(one, other, strict=True)), 2)
+    return None if not other else round(statistics.median(a / b for a, b in zip(one, other, strict=True)), 2)
 
 
 def table(found: dict[str, Any]) -> str:
@@ -141,7 +143,7 @@ def main() -> None:
         "runs": {},
     }
     for run in options.runs:
-        translator = load(run, device="cpu")
+        translator = load_as(Translator, run, device="cpu")
         found["runs"][run.name] = {
             beam: compared(translator, beam, lines, references, options.rounds, options.turn) for beam in options.beams
         }

@@ -15,13 +15,15 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dragoman.inference.loading import load_as
+
 sys.path.insert(0, str(Path(__file__).parent))
-from dragoman.inference.loading import load
 from dragoman.inference.translator import Translator
 from dragoman.io import read_lines
 from dragoman.metrics.metrics import METRICS
@@ -46,9 +48,9 @@ def compared(
     texts = {}
     for number in range(rounds + 1):
         for name, system in systems.items():
-            found, seconds = timed(lambda system=system: system.search(ids))
+            found, seconds = timed(partial(system.search, ids))
             tokens = sum(len(each) + 1 for each in found)
-            texts[name], whole = timed(lambda system=system: system.translate(lines))
+            texts[name], whole = timed(partial(system.translate, lines))
             if number:
                 speeds[name]["search"].append(tokens / seconds)
                 speeds[name]["lines"].append(tokens / whole)
@@ -80,7 +82,7 @@ def main() -> None:
     options = parser.parse_args()
     lines = list(read_lines(options.source)) * options.repeat
     read = list(read_lines(options.reference)) if options.reference else []
-    translator = load(options.run, device="cuda")
+    translator = load_as(Translator, options.run, device="cuda")
     found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "lines": len(lines)}
     for beam in options.beams:
         systems = {

@@ -22,7 +22,7 @@ from dragoman.metrics.metrics import METRICS
 from dragoman.models.settings import MODEL_KINDS
 from dragoman.recipe import check_model, read_recipe
 from dragoman.training.start import check
-from test_architecture import BASE, MAY_IMPORT
+from test_architecture import BASE, MAY_IMPORT  # type: ignore[import-not-found]
 from toy_models import HYBRID, RNN, TRANSFORMER
 
 ROOT = Path(__file__).parents[1]

@@ -52,7 +52,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 def complaint(action: object, *args: object) -> str:
     with pytest.raises(UserError) as caught:
-        action(*args)  # type: ignore[operator]
+        action(*args)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

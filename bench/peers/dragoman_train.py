@@ -80,7 +80,7 @@ def train(asked: dict[str, Any], gate: Gate) -> None:
             return done
 
     out = Path(tempfile.mkdtemp(dir=asked["folder"])) / "run"
-    usual, trainer.Trainer = trainer.Trainer, Gated  # type: ignore[misc] - what `train` makes
+    usual, trainer.Trainer = trainer.Trainer, Gated  # type: ignore[misc,assignment]  # what `train` makes
     try:
         trainer.train(recipe_of(asked), out=out, overrides=asked["overrides"])
     finally:

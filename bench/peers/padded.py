@@ -83,5 +83,5 @@ def _lay(pairs: list[tuple[Any, Any]], multiple: int, device: str) -> Padded:
         target_out[row, : len(t)], target_out[row, len(t)] = t, EOS
     lengths = torch.tensor([len(s) + 1 for s, _ in pairs])
     real = sum(len(s) + len(t) + 2 for s, t in pairs)
-    grids = (torch.from_numpy(grid).to(device) for grid in (source, target_in, target_out))
-    return Padded(*grids, source_length_B=lengths, tokens=real)
+    source_BS, in_BT, out_BT = (torch.from_numpy(grid).to(device) for grid in (source, target_in, target_out))
+    return Padded(source_BS, in_BT, out_BT, source_length_B=lengths, tokens=real)

@@ -43,7 +43,8 @@ def train(asked: dict[str, Any], turns: Turns, model: nn.Module, logits: Logits,
     turns.ready(version=version, fill=fill(batches), parameters=count)
     for batch in endless(batches):
         turns.before()
-        forward(batch.source_BS, batch.target_in_BT, batch.target_out_BT, batch.source_length_B).backward()
+        loss = forward(batch.source_BS, batch.target_in_BT, batch.target_out_BT, batch.source_length_B)
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(model.parameters(), asked["clip"])
         optimizer.step()
         optimizer.zero_grad()

@@ -30,9 +30,12 @@ class Translator(nn.Module):
             if hasattr(layer, "multihead_attn"):
                 layer.multihead_attn.dropout = 0.0
 
+    position: Tensor
+
     def embed(self, ids: Tensor) -> Tensor:
         scaled = self.embedding(ids) * math.sqrt(self.embedding.embedding_dim)
-        return self.dropout(scaled + self.position[: ids.size(1)])
+        embedded: Tensor = self.dropout(scaled + self.position[: ids.size(1)])
+        return embedded
 
     def forward(self, source_BS: Tensor, target_BT: Tensor, length_B: Tensor) -> Tensor:  # noqa: ARG002
         T = target_BT.size(1)

@@ -338,7 +338,9 @@ def test_a_teacher_of_whom_next_to_nothing_is_left_is_refused(
 
 def lessons(good: int, bad: int, blank: int = 0) -> UsefulPairs:
     found = UsefulPairs()
-    records = [("ba.", [])] * good + [("ba.", ["cut at 2 tokens"])] * bad + [("", ["empty"])] * blank
+    records: list[tuple[str, list[str]]] = (
+        [("ba.", [])] * good + [("ba.", ["cut at 2 tokens"])] * bad + [("", ["empty"])] * blank
+    )
     assert (
         len(list(found.format_lines({"source": text, "target": text, "faults": why} for text, why in records))) == good
     )

@@ -17,7 +17,7 @@ OLD_CPU = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "CT2_FOR
 
 def run(name: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **OLD_CPU, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, BENCH / f"{name}.py", *map(str, arguments), "--quick"]
+    command = [sys.executable, str(BENCH / f"{name}.py"), *map(str, arguments), "--quick"]
     return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
 
 

@@ -15,7 +15,7 @@ from dragoman.config.settings import LIMITS
 from dragoman.training import trainer
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
-CORPUS = {"pairs": 300, "mean": 10.0, "vocabulary": 60, "shortest": 3, "longest": 20}
+CORPUS: dict[str, Any] = {"pairs": 300, "mean": 10.0, "vocabulary": 60, "shortest": 3, "longest": 20}
 TASK = {
     "size": {"kind": "transformer", "layers": 1, "width": 16, "inner": 32, "heads": 2},
     "vocabulary": CORPUS["vocabulary"],

@@ -79,7 +79,7 @@ def test_rows_may_be_chosen_and_further_targets_are_counted(folder: Path, call: 
 
 
 def test_the_phrasebook_of_a_recipe_goes_its_way(folder: Path) -> None:
-    data = {"train": {"phrasebook": 5}, "test": {"phrasebook": 4}, "dev": [], "direction": "de-en"}
+    data: dict[str, object] = {"train": {"phrasebook": 5}, "test": {"phrasebook": 4}, "dev": [], "direction": "de-en"}
     write_recipe(folder / "book.yaml", data=data)
     [corpus] = parse_corpora("book.yaml:test", "--corpus").corpora
     wanted = list(read_pairs(CorpusSettings(phrasebook=4), split="test", direction="de-en"))

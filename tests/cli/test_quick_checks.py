@@ -15,7 +15,7 @@ from dragoman import recipe as recipe_files
 from dragoman.cli.options import ENGINE_NAMES, FORMAT_NAMES, check_arguments, check_recipe
 from dragoman.errors import UserError
 from dragoman.inference import export
-from dragoman.inference.engines import select as choose
+from dragoman.inference import loading as choose
 from toy_run import Call, one_sentence, write_corpus, write_recipe
 
 NOWHERE = Path("/nowhere/at/all")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 QUESTION = Question(title="t", figure="length", better="new", worse="old")
 
 
-def figure(new: list[tuple[float, ...]], old: list[tuple[float, ...]], **more: bool) -> LineChart:
+def figure(new: list[tuple[float, ...]], old: list[tuple[float, ...]], **more: Any) -> LineChart:
     lines = [
         Series(name, [Point(x, f"{x + 1} words", values) for x, values in enumerate(line)])
         for name, line in (("new", new), ("old", old))

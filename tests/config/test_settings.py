@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dragoman.config.messages import suggest_name
 from dragoman.config.settings import (
     SearchSettings,
     Settings,
@@ -19,7 +20,6 @@ from dragoman.config.settings import (
     build,
     override,
     pick,
-    suggest_name,
     to_yaml,
 )
 from dragoman.config.yaml import parse_yaml
@@ -412,7 +412,7 @@ def test_every_setting_is_written_out() -> None:
 
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        TrainSettings().steps = 5  # type: ignore[misc]
+        TrainSettings().steps = 5
 
 
 @pytest.mark.parametrize("split", ["train", "dev"])

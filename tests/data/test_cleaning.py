@@ -14,7 +14,7 @@ from dragoman.types import Pair
 
 ENGLISH = "A man walks his dog through the park in the morning."
 GERMAN = "Ein Mann geht am Morgen mit seinem Hund durch den Park."
-OFF = CleanSettings(max_words=0, max_characters=0, max_ratio=0, drop_duplicates=False)
+OFF = CleanSettings.model_validate({"max_words": 0, "max_characters": 0, "max_ratio": 0, "drop_duplicates": False})
 DROPPED = {  # for each reason: settings, and a pair that they drop for this reason and no other
     "empty": (OFF, Pair("a dog", " \t")),
     "equal": (OFF.model_copy(update={"drop_equal": True}), Pair("a dog", "a dog ")),
@@ -83,4 +83,4 @@ def test_what_is_kept_obeys_every_setting(pairs: list[Pair], settings: CleanSett
 
 def test_an_unknown_language_is_refused_with_the_nearest() -> None:
     with pytest.raises(UserError, match=r"source_language 'eng' .*did you mean 'en'"):
-        clean_pairs([], CleanSettings(source_language="eng"), Counter())
+        clean_pairs([], CleanSettings.model_validate({"source_language": "eng"}), Counter())

@@ -139,7 +139,7 @@ def test_no_pair_is_handed_out_before_the_files_are_sound(tmp_path: Path, make: 
         bad.touch()
     names = {"source": str(good), "target": str(good)} if side in ("source", "target") else {}
     with pytest.raises(UserError, match=words) as fault:
-        next(read_pairs(CorpusSettings(**{**names, side: str(bad)})))
+        next(read_pairs(CorpusSettings.model_validate({**names, side: str(bad)})))
     assert str(bad) in str(fault.value)
 
 

@@ -117,7 +117,7 @@ def test_samples_stay_within_the_places_of_a_model(tmp_path: Path, monkeypatch: 
     kept = store(tmp_path, MANY, tokenizers, "there back")
     places = max(int(side.max()) for side in kept.lengths(len(kept))) + 1
 
-    def widths(**places: int) -> list[int]:
+    def widths(**places: Any) -> list[int]:
         parts = [WeightedStore(kept, 1.0)]
         stream = BatchStream(parts, tokenizers, layout="padded", tokens=512, seed=3, sampling=0.9, **places)
         batches = [batch for batch, _ in islice(stream.batches(StreamPosition()), 60)]

@@ -178,7 +178,7 @@ def test_the_tag_says_what_is_wanted(folder: Path, translator: Translator) -> No
     assert [one.text for one in translator.translate(words, tag="there")] == turned
     assert [one.text for one in translator.translate(turned, tag="back")] == words
     assert [one.text for one in translator.translate(words)] == words
-    mixed = [Line("ba", tag="there"), Line("ba", tag="back"), "ba"]
+    mixed: list[str | Line] = [Line("ba", tag="there"), Line("ba", tag="back"), "ba"]
     assert [one.text for one in translator.translate(mixed)] == [turned[0], words[turned.index("ba")], "ba"]
     sampled = translator.nbest(words, count=4, tag="there", search={"method": "sample", "temperature": 5.0})
     known = set(translator.tokenizers.target.pieces(range(translator.tokenizers.target.size)))

@@ -162,7 +162,7 @@ def test_each_side_has_a_kind_and_size_of_its_own(tmp_path: Path) -> None:
     assert Tokenizers.load(tmp_path).fingerprint() == both.fingerprint()
     for other in ({"target_kind": "space"}, {"target_size": 9}):
         with pytest.raises(UserError, match=r"set tokenizer\.joint to false"):
-            Tokenizers.train(lambda: pairs, TokenizerSettings(kind="char", **other))  # type: ignore[arg-type]
+            Tokenizers.train(lambda: pairs, TokenizerSettings(kind="char", **other))
 
 
 def test_a_wrong_kind_is_answered_with_the_right_one() -> None:

@@ -212,17 +212,17 @@ def test_only_depths_that_occur_learn() -> None:
     model = model_of("tree")
     batch = grid([CHAIN])
     model(batch).square().sum().backward()
-    slope = model.encoder.position.table.weight.grad  # type: ignore[union-attr]
+    slope = model.encoder.position.table.weight.grad
     assert isinstance(slope, Tensor)
     assert (slope.abs().sum(1) > 0).tolist() == [True, True, True]  # depths 4 and 5 count as 3
     model.zero_grad()
     model(grid([STAR])).square().sum().backward()
-    slope = model.encoder.position.table.weight.grad  # type: ignore[union-attr]
+    slope = model.encoder.position.table.weight.grad
     assert isinstance(slope, Tensor)
     assert (slope.abs().sum(1) > 0).tolist() == [True, True, False]
 
 
-REFUSED = {
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "rnn": ({"kind": "rnn", "position": "tree"}, r"there is no setting 'model\.position'"),
     "lm": ({"kind": "lm", "position": "tree"}, r"model\.position=tree needs whole sentences"),
     "classifier": ({"kind": "classifier", "position": "tree"}, r"model\.position=tree needs trees beside texts"),

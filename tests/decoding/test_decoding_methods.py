@@ -157,9 +157,9 @@ def test_samples_agree_as_often_as_they_were_drawn() -> None:
 def test_every_menu_is_checked_before_any_work() -> None:
     for name, menu in SEARCH_REGISTRIES.items():
         for choice in menu:
-            check_search_settings(SearchSettings(**{name: choice}))
+            check_search_settings(SearchSettings.model_validate({name: choice}))
         with pytest.raises(UserError, match=f"there is no search.{name} called 'nonsense'"):
-            check_search_settings(SearchSettings(**{name: "nonsense"}))
+            check_search_settings(SearchSettings.model_validate({name: "nonsense"}))
 
 
 @pytest.mark.parametrize(

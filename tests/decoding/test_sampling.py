@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -47,7 +48,8 @@ def test_it_stops_when_all_have_ended() -> None:
     never = -math.inf
     model = Script([never, never, never, -2.0, -0.1], [never, never, never, -0.1, -2.0])
     (found,) = beam_search(model, *sources(4), torch.tensor([50]), width=1)
-    assert found == [SearchResult([4], pytest.approx(-0.2), pytest.approx(-0.1), True)]
+    expected: Any = SearchResult([4], pytest.approx(-0.2), pytest.approx(-0.1), True)  # type: ignore[arg-type]
+    assert found == [expected]
     assert model.steps == 2
 
 
@@ -63,7 +65,7 @@ def draws(rows: int, tokens: int, seed: int = 0) -> torch.Tensor:
 
 def follow_prompt(model: Toy, prompt: list[int], limit: int) -> list[int]:
     """The likeliest continuation, in plain Python; the end mark is kept."""
-    state, tokens = model.start(*sources(1)), []
+    state, tokens = model.start(*sources(1)), list[int]()
     for token in prompt:
         logp_NV, state = model.step(torch.tensor([token]), state)
     while len(tokens) < limit and tokens[-1:] != [EOS]:
@@ -91,7 +93,12 @@ def test_the_coldest_draw_is_greedy(seed: int, levels: int, given_as: dict[str, 
     model, some = Alone(seed=seed, levels=levels), [[BOS, 4], [BOS], [BOS, 5, 4, 5]]
     limits = [7, 0, 3]
     found = sample_continuations(
-        model, *prompts(*some), draws(3, 7, seed), torch.tensor(limits), SampleSettings(**given_as), ends=True
+        model,
+        *prompts(*some),
+        draws(3, 7, seed),
+        torch.tensor(limits),
+        SampleSettings.model_validate(given_as),
+        ends=True,
     )
     for b in (0, 2):
         wanted = follow_prompt(model, some[b], limits[b])

@@ -87,7 +87,7 @@ def test_all_of_it_is_there() -> None:
     lines = [int(n) - 1 for n in re.findall(r"<header>line (\d+)", page)]
     assert tags.count("article") == len(lines) == len(set(lines))
     assert all(SOURCES[line] in words for line in lines)
-    assert [attrs["data-gaps"].count(" ") for tag, attrs in reader.seen if tag == "article"] == [1] * len(lines)  # type: ignore[union-attr]
+    assert [attrs["data-gaps"].count(" ") for tag, attrs in reader.seen if tag == "article"] == [1] * len(lines)
     names = [attrs.get("name") for tag, attrs in reader.seen if tag == "select"]
     assert names == ["system", "kind"]
 
@@ -118,7 +118,7 @@ def test_one_system_shows_its_worst() -> None:
     reader = Reader(page)
     assert "Lines with the lowest scores" in page
     assert [attrs["class"] for tag, attrs in reader.seen if tag == "mark" and "own" in str(attrs["class"])] == []
-    first = int(re.search(r"<header>line (\d+)", page)[1]) - 1  # type: ignore[index]
+    first = int(re.search(r"<header>line (\d+)", page)[1]) - 1
     assert first % 10 == 0
 
 

@@ -62,7 +62,9 @@ def test_any_numbers_make_a_chart(lines: list[list[tuple[float, ...]]], logarith
 def test_names_do_not_lie_on_one_another(count: int) -> None:
     """Not even where all lines end at one place, at the top, in the middle or at the bottom."""
     for end in (0.0, 50.0, 100.0):
-        svg = render_chart(figure([(0.0,), (100.0,)], *([[(end,), (end,)]] * (count - 1))), height=HEIGHT)
+        flat: list[tuple[float, ...]] = [(end,), (end,)]
+        lines: list[list[tuple[float, ...]]] = [[(0.0,), (100.0,)], *[flat] * (count - 1)]
+        svg = render_chart(figure(*lines), height=HEIGHT)
         found = sorted(places(svg))
         assert all(low + LABEL_HEIGHT <= high + 1e-6 for low, high in pairwise(found))
         assert found[-1] <= HEIGHT - MARGIN_BOTTOM + 5

@@ -11,6 +11,7 @@ import pytest
 from dragoman.inference.classifier import Classifier
 from dragoman.inference.loading import load
 from dragoman.io import read_lines
+from dragoman.models.settings import TransformerClassifierSettings
 from dragoman.recipe import read_recipe
 from toy_heads import BACKBONES, classifier_recipe, label
 from toy_run import Call, events, one_sentence, quietly, sentences, tensors, write_lines
@@ -122,6 +123,7 @@ def test_a_resumed_run_ends_as_one_that_never_stopped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["tsv", "jsonl"])
 def test_labels_may_be_numbers_and_stand_anywhere(tmp_path: Path, form: str) -> None:
     classifier_recipe(tmp_path)
+    corpus: dict[str, object]
     rows = [line.split("\t") for line in read_lines(tmp_path / "train.tsv")]
     if form == "jsonl":
         records = (
@@ -178,4 +180,4 @@ def test_labels_of_dev_that_training_lacks_are_said(tmp_path: Path, call: Call) 
     answer = call("train", recipe, "--out", tmp_path / "run")
     assert answer.code == 0, answer.err
     assert "dev: 1 texts (1 with a label that training does not have: left out)" in answer.err
-    assert read_recipe(recipe).model.kind == "classifier"
+    assert isinstance(read_recipe(recipe).model, TransformerClassifierSettings)

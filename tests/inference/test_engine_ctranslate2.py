@@ -49,7 +49,9 @@ def engine(model: Transformer, tokenizers: Tokenizers, cache: Path, quantization
 
 
 @pytest.mark.parametrize("section", HELD, ids=lambda section: differences(section, {}))
-def test_every_model_that_it_holds_answers_as_ours(section: dict[str, object], tokenizers: Tokenizers, tmp_path: Path):
+def test_every_model_that_it_holds_answers_as_ours(
+    section: dict[str, object], tokenizers: Tokenizers, tmp_path: Path
+) -> None:
     model, jobs = model_of(section), some_jobs()
     other = engine(model, tokenizers, tmp_path)
     for search in (SearchSettings(beam=1), SearchSettings(beam=3, nbest=3)):
@@ -89,7 +91,9 @@ def test_two_vocabularies(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, 2.0])
 @pytest.mark.parametrize("nbest", [1, 2, 4])
-def test_each_sentence_keeps_to_its_own_limit(penalty: float, nbest: int, tokenizers: Tokenizers, tmp_path: Path):
+def test_each_sentence_keeps_to_its_own_limit(
+    penalty: float, nbest: int, tokenizers: Tokenizers, tmp_path: Path
+) -> None:
     """Whatever the others in its batch may have; whole answers come before cut ones."""
     model = model_of({"position": "none"})
     jobs = [job._replace(limit=1 + number % 12) for number, job in enumerate(some_jobs(36, seed=1))]
@@ -154,7 +158,7 @@ def test_a_search_that_it_does_not_know_is_refused_by_name(
 ) -> None:
     ((name, value),) = change.items()
     with pytest.raises(UserError, match=f"^search.{name}={value} is not something .*; use --engine torch$"):
-        engine(model_of({}), tokenizers, tmp_path).search(some_jobs(), SearchSettings(**change))
+        engine(model_of({}), tokenizers, tmp_path).search(some_jobs(), SearchSettings.model_validate(change))
 
 
 def test_wishes_are_refused(tokenizers: Tokenizers, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import yaml
 from dragoman.decoding.methods import METHODS, decode
 from dragoman.decoding.protocol import DecodingConstraints, Ensemble, mean_logp
 from dragoman.errors import UserError
-from dragoman.inference.loading import load
+from dragoman.inference.loading import load, load_as
 from dragoman.inference.translator import Translator
 from toy_requests import make_request, real, real_sources
 from toy_run import Call, Toy, quietly, sentences, translated, write_recipe
@@ -37,7 +37,7 @@ def test_the_mean_is_of_probabilities() -> None:
     state, token_N = model.start(*sources(4, 5)), torch.tensor([2, 2])
     logp_NV, state = model.step(token_N, state)
     each = [one.step(token_N, one.start(*sources(4, 5)))[0] for one in model.models]
-    assert torch.allclose(logp_NV.exp(), sum(one.exp() for one in each) / 3)
+    assert torch.allclose(logp_NV.exp(), torch.stack([one.exp() for one in each]).mean(0))
     assert torch.allclose(logp_NV.exp().sum(-1), torch.ones(2))
     assert len(state.select(torch.tensor([0])).each) == 3
     assert float(mean_logp([torch.zeros(1)] * 7)) == 0  # never above 0: the stop rules lean on it
@@ -57,7 +57,7 @@ def test_one_model_twice_is_that_model(method: str) -> None:
 
 
 def test_two_runs_answer_as_one(toy: Toy, other: Path, call: Call) -> None:
-    both, weak = load([toy.run, other], device="cpu"), load(other, device="cpu")
+    both, weak = load([toy.run, other], device="cpu"), load_as(Translator, other, device="cpu")
     assert isinstance(both, Translator)
     lines = sentences(60, seed=51)
 
@@ -84,7 +84,7 @@ def test_one_run_in_a_list_is_that_run(toy: Toy) -> None:
 def test_other_vocabularies_are_refused(toy: Toy, tmp_path: Path, call: Call) -> None:
     for file in toy.folder.glob("*.[st]r[cg]"):
         shutil.copy(file, tmp_path)
-    sections = {"tokenizer": {"kind": "char"}, "train": {"steps": 1, "validate_every": 0}}
+    sections: dict[str, dict[str, object]] = {"tokenizer": {"kind": "char"}, "train": {"steps": 1, "validate_every": 0}}
     stranger = quietly(write_recipe(tmp_path / "recipe.yaml", **sections), tmp_path / "run")
     refused = call("translate", toy.run, "--with", stranger, stdin=b"ba.\n")
     assert (refused.code, refused.out) == (2, "")

@@ -146,7 +146,9 @@ def test_in_less_precision_texts_must_be_alike() -> None:
         ),
     ],
 )
-def test_what_there_is_not_is_refused(toy: Toy, call: Call, tmp_path: Path, arguments: list[str], complaint: str):
+def test_what_there_is_not_is_refused(
+    toy: Toy, call: Call, tmp_path: Path, arguments: list[str], complaint: str
+) -> None:
     said = call("export", toy.run, *arguments, tmp_path / "out")
     assert said.code == 2
     assert complaint in said.err

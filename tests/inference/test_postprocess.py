@@ -105,7 +105,7 @@ def forgetful() -> Translator:
     """A model that was never taught, with so few words that it says <unk> at every turn."""
     pairs = [Pair("the man walks", "der Mann geht"), Pair("a dog", "ein Hund")]
     tokenizers = Tokenizers.train(lambda: pairs, TokenizerSettings(kind="word", size=8, joint=False))
-    recipe = check_model(Recipe(model={"kind": "transformer", "layers": 1, "width": 16, "heads": 2}))
+    recipe = check_model(Recipe.model_validate({"model": {"layers": 1, "width": 16, "heads": 2}}))
     for seed in range(100):
         torch.manual_seed(seed)
         model = build_model(
@@ -146,7 +146,7 @@ def test_what_does_not_fit_is_refused(forgetful: Translator) -> None:
 def translator_of(pairs: list[Pair], **model: object) -> Translator:
     """A recurrent model with a small word vocabulary that was never taught."""
     tokenizers = Tokenizers.train(lambda: pairs, TokenizerSettings(kind="word", size=8, joint=False))
-    recipe = check_model(Recipe(model={"layers": 1, "width": 16, **model}))
+    recipe = check_model(Recipe.model_validate({"model": {"layers": 1, "width": 16, **model}}))
     torch.manual_seed(1)
     model_ = build_model(recipe.model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
     return Translator(model_.eval(), tokenizers, recipe, 20, torch.device("cpu"))  # type: ignore[arg-type]
@@ -175,7 +175,7 @@ def test_attention_that_cannot_tell_words_apart_gives_no_alignment(kind: tuple[s
 
 def test_an_ensemble_aligns_by_those_who_can() -> None:
     able, unable = (translator_of([Pair("a b", "c d")], kind="rnn", attention=name).model for name in ("dot", "none"))
-    batch = collate_pairs(BatchPlan([[0]], Widths(4, 4)), [Example(np.array([4, 5]), np.array([4, 5]), 0, None)])
+    batch = collate_pairs(BatchPlan([[0]], Widths(4, 4)), [Example(np.array([4, 5]), np.array([4, 5]), 0)])
     assert torch.equal(EnsembleModel([able, unable]).alignment(batch), able.alignment(batch))
     assert not EnsembleModel([unable, unable]).aligns
 

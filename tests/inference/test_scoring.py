@@ -103,7 +103,7 @@ def test_odd_pairs_have_a_score_each(translator: Translator) -> None:
         ("ba. " * 400, "ak."),
         ("ba.", "ak " * 400),
     ]
-    found = translator.score(*zip(*pairs, strict=True))  # type: ignore[arg-type]
+    found = translator.score(*zip(*pairs, strict=True))
     assert len(found) == len(pairs)
     assert [one.logp for one in found[:2]] == [0.0, 0.0]
     assert all(math.isfinite(one.logp) and one.logp < 0 for one in found[2:])
@@ -151,7 +151,7 @@ def test_lists_must_belong_together(toy: Toy) -> None:
         toy.translator.score(["ba."], [])
     for sources, targets in (("ba.", ["ak."]), (["ba."], "a")):
         with pytest.raises(UserError, match="takes a list of lines"):
-            toy.translator.score(sources, targets)  # type: ignore[arg-type]
+            toy.translator.score(sources, targets)
 
 
 @pytest.mark.parametrize("translator", ["tree"], indirect=True)

@@ -33,8 +33,8 @@ def inputs(
 
 def with_gradients(kernel: Kernel, tensors: list[Tensor], mask: AttentionMask, dtype: torch.dtype) -> list[Tensor]:
     """What comes out, and the gradients of a weighted sum of it."""
-    leaves = [tensor.to(dtype).requires_grad_() for tensor in tensors]
-    out = kernel(*leaves, mask)
+    q, k, v = leaves = [tensor.to(dtype).requires_grad_() for tensor in tensors]
+    out = kernel(q, k, v, mask)
     weight = torch.linspace(-1, 1, out.numel(), device=out.device, dtype=torch.float64).view_as(out)
     (out * weight.to(dtype)).sum().backward()
     return [out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
@@ -127,19 +127,20 @@ def test_a_bias_can_be_learned(name: str, shape: tuple[int, ...], kept: bool) ->
         (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
         assert bias.grad is not None
         slopes.append(bias.grad)
-    same(*slopes)
+    same(slopes[0], slopes[1])
 
 
 @EVERY
 def test_further_dimensions_stand_between_heads_and_queries(name: str) -> None:
     """Blocks of a long text are one more dimension; each is attended to as if it were alone."""
     q, k, v, mask = inputs((2, 3, 8, 8, 4))
-    blocks = [tensor.unflatten(2, (2, 4)) for tensor in (q, k, v)]
+    q, k, v = (tensor.unflatten(2, (2, 4)) for tensor in (q, k, v))
     assert mask.allowed is not None
     keep = unmask_empty_queries(torch.stack([mask.allowed[..., :4, :4], mask.allowed[..., 4:, 4:]], 2))
-    found = KERNELS[name](*blocks, AttentionMask(keep))
+    found = KERNELS[name](q, k, v, AttentionMask(keep))
     for n in range(2):
-        same(found[:, :, n], attend_reference(*(each[:, :, n] for each in blocks), AttentionMask(keep[:, :, n])))
+        alone = attend_reference(q[:, :, n], k[:, :, n], v[:, :, n], AttentionMask(keep[:, :, n]))
+        same(found[:, :, n], alone)
 
 
 @EVERY
@@ -193,15 +194,15 @@ def test_large_scores_stay_finite(name: str) -> None:
 def test_gradients_are_those_of_finite_differences(name: str) -> None:
     q, k, v, mask = inputs((1, 2, 3, 4, 2))
     leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
-    assert torch.autograd.gradcheck(lambda *args: KERNELS[name](*args, mask), leaves)
+    assert torch.autograd.gradcheck(lambda q, k, v: KERNELS[name](q, k, v, mask), leaves)
 
 
 @EVERY
 def test_inputs_are_left_as_they_are(name: str) -> None:
-    *tensors, mask = inputs((2, 3, 5, 7, 4))
-    before = [tensor.clone() for tensor in tensors]
-    KERNELS[name](*tensors, mask)
-    assert all(torch.equal(one, other) for one, other in zip(tensors, before))
+    q, k, v, mask = inputs((2, 3, 5, 7, 4))
+    before = [tensor.clone() for tensor in (q, k, v)]
+    KERNELS[name](q, k, v, mask)
+    assert all(torch.equal(one, other) for one, other in zip((q, k, v), before, strict=True))
 
 
 def test_weights_sum_to_one_over_what_is_kept() -> None:

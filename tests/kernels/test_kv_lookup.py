@@ -76,7 +76,7 @@ def test_the_kernel_is_its_readable_twin(
     for fast in (True, False):
         monkeypatch.setattr(lookup, "supports_cached_kernel", lambda *_, fast=fast: fast)
         held = (cache[0].clone(), cache[1].clone())
-        found.append((lookup.attend_to_cache(query, (key, value), held, place_N, beam_indices_NK), *held))
-        found[-1] = (*found[-1], lookup.attend_to_source(query, memory, stop_B))  # type: ignore[arg-type]
+        attended = lookup.attend_to_cache(query, (key, value), held, place_N, beam_indices_NK)
+        found.append((attended, *held, lookup.attend_to_source(query, memory, stop_B)))  # type: ignore[arg-type]
     for ours, theirs in zip(*found, strict=True):
         same(ours, theirs, dtype)

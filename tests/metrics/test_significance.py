@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 import numpy as np
@@ -83,7 +84,7 @@ def test_p_values_are_those_of_sacrebleu(pair: tuple[Counts, Counts]) -> None:
     """
     first, second = pair
     found = compare_with_first(first, second, bootstrap_scores(first), bootstrap_scores(second))
-    systems = [("first", spoilt(0.3, 1)), ("second", spoilt(0.3, 4))]
+    systems: list[tuple[str, Sequence[str]]] = [("first", spoilt(0.3, 1)), ("second", spoilt(0.3, 4))]
     theirs = {name: metric(references=[REFERENCE]) for name, metric in (("bleu", BLEU), ("chrf", CHRF), ("ter", TER))}
     _, bootstrap = PairedTest(systems, theirs, None, test_type="bs")()
     _, randomisation = PairedTest(systems, theirs, None, test_type="ar")()

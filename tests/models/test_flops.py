@@ -38,7 +38,9 @@ COUNTED = {  # the additive score and the fused cells are none of the products t
 
 
 def model_of(settings: dict[str, object]) -> Model:
-    return build_model(Recipe(model=settings).model, source_size=VOCABULARY, target_size=VOCABULARY, joint=True)
+    return build_model(
+        Recipe.model_validate({"model": settings}).model, source_size=VOCABULARY, target_size=VOCABULARY, joint=True
+    )
 
 
 @pytest.mark.parametrize("settings", COUNTED.values(), ids=COUNTED)

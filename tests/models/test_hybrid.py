@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import pytest
 import torch
 import yaml
 
-from dragoman.config.settings import TrainSettings
 from dragoman.errors import UserError
 from dragoman.inference.loading import load_as
 from dragoman.inference.translator import Translator
@@ -27,11 +27,11 @@ from toy_models import SMALL_HYBRID, laid, some_examples
 from toy_run import quietly, sentences, translated, write_corpus, write_recipe
 from toy_sections import settings_of
 
-MENUS = {"cell": CELLS, "score": SCORES}
+MENUS: dict[str, Iterable[str]] = {"cell": CELLS, "score": SCORES}
 
 
 def model_of(**given: Any) -> Hybrid:
-    whole = check_model(Recipe(model={**SMALL_HYBRID, **given}))
+    whole = check_model(Recipe.model_validate({"model": {**SMALL_HYBRID, **given}}))
     model = build_model(whole.model, source_size=VOCABULARY, target_size=VOCABULARY, joint=whole.tokenizer.joint)
     assert isinstance(model, Hybrid)
     return model.double().eval()
@@ -109,7 +109,7 @@ def test_it_is_a_kind_of_model() -> None:
     assert settings_of({"kind": "hybrid"}).layout == "padded"
     assert HybridSettings(width=64, decoder_width=32).of_decoder().width == 32
     with pytest.raises(UserError, match=r"train\.compile=true is of no use to recurrent models"):
-        check(check_model(Recipe(model={"kind": "hybrid"}, train=TrainSettings(compile=True))))
+        check(check_model(Recipe.model_validate({"model": {"kind": "hybrid"}, "train": {"compile": True}})))
 
 
 def test_it_learns_a_language(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ A new entry of a menu is in these tests without a line being added here.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -117,8 +118,10 @@ def test_gradients_of_neighbours_add_up(section: Section) -> None:
     for row in ALONE[:3]:
         loss_of(model, laid(section, [row], examples)).backward()
     for name, parameter in model.named_parameters():
+        gradient = together[name]
+        assert gradient is not None, name
         assert parameter.grad is not None, name
-        same(together[name], parameter.grad, torch.float32)  # the loss is in float32
+        same(gradient, parameter.grad, torch.float32)  # the loss is in float32
 
 
 @EVERY_WRITER
@@ -201,7 +204,11 @@ def gradients(model: Model, batch: Batch, slope: Tensor, dtype: torch.dtype | No
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
 
 
-BASES = {"transformer": (SMALL_TRANSFORMER, TRANSFORMER), "rnn": (SMALL_RNN, RNN), "hybrid": (SMALL_HYBRID, HYBRID)}
+BASES: dict[str, tuple[Section, dict[str, Sequence[Any]]]] = {
+    "transformer": (SMALL_TRANSFORMER, TRANSFORMER),
+    "rnn": (SMALL_RNN, RNN),
+    "hybrid": (SMALL_HYBRID, HYBRID),
+}
 
 
 def takes_a_step(section: Section) -> None:

@@ -11,7 +11,6 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from dragoman.config.settings import TokenizerSettings, TrainSettings
 from dragoman.data.batches import Widths
 from dragoman.errors import UserError
 from dragoman.inference.loading import load_as
@@ -219,7 +218,7 @@ def test_what_cannot_work_is_refused(given: dict[str, Any], said: str) -> None:
 
 
 def test_it_is_not_compiled() -> None:
-    recipe = check_model(Recipe(model={"kind": "rnn"}, train=TrainSettings(compile=True)))
+    recipe = check_model(Recipe.model_validate({"model": {"kind": "rnn"}, "train": {"compile": True}}))
     with pytest.raises(UserError, match=r"train\.compile=true is of no use to recurrent models"):
         check(recipe)
 
@@ -227,7 +226,7 @@ def test_it_is_not_compiled() -> None:
 def test_it_is_a_kind_of_model() -> None:
     assert type(settings_of({"kind": "rnn"})) is MODEL_KINDS["rnn"][""]
     assert settings_of({"kind": "rnn"}).layout == "padded"
-    whole = check_model(Recipe(model={"kind": "rnn", **SMALL}, tokenizer=TokenizerSettings(joint=False)))
+    whole = check_model(Recipe.model_validate({"model": {"kind": "rnn", **SMALL}, "tokenizer": {"joint": False}}))
     assert whole.model.cell == "lstm"
     model = build_model(whole.model, source_size=VOCABULARY, target_size=99, joint=whole.tokenizer.joint)
     assert model.project.out_features == 99

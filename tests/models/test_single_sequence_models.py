@@ -24,7 +24,7 @@ from toy_sections import settings_of
 
 BACKBONE = pytest.mark.parametrize("backbone", MODEL_KINDS["lm"])
 SIZES: dict[str, dict[str, Any]] = {"transformer": {"heads": 2, "layers": 2}, "rnn": {"layers": 2}}
-SMALL = {"source_size": 40, "target_size": 40, "joint": True}
+SMALL: dict[str, Any] = {"source_size": 40, "target_size": 40, "joint": True}
 
 
 def model_of(kind: str, backbone: str, **given: Any) -> Model:
@@ -48,7 +48,7 @@ def test_the_last_state_of_a_recurrent_classifier_is_its_encoders_final_state(bi
     some = [Example(np.array(ids), np.array([0]), i) for i, ids in enumerate(([4, 5, 6], [7, 8, 9, 10], [11]))]
     batch = collate_labels(BatchPlan([[0], [1], [2]], Widths(8, 1)), some)
     states_BTC = model(batch)
-    same(states_BTC[:, 0], model.encoder.encode(batch.source_BS, RowLayout.from_source(batch))[1])  # type: ignore[operator,union-attr]
+    same(states_BTC[:, 0], model.encoder.encode(batch.source_BS, RowLayout.from_source(batch))[1])
     for one, other in ((0, 1), (0, 2), (1, 2)):
         assert (states_BTC[one, 0] != states_BTC[other, 0]).all()
 

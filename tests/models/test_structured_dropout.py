@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -129,8 +130,10 @@ def test_a_token_that_is_not_seen_may_be_any(kind: str) -> None:
             continue  # of a language model
         if "classifier" in kind and ids == "target_in_BT":
             continue  # it reads none
-        other = replace(batch, **{ids: torch.where(here, 7, getattr(batch, ids))})
-        hidden = [replace(each, **{seen: ~here}) for each in (batch, other)]
-        same(*(states(model.eval(), each) for each in hidden))
+        changed: dict[str, Any] = {ids: torch.where(here, 7, getattr(batch, ids))}
+        unseen: dict[str, Any] = {seen: ~here}
+        other = replace(batch, **changed)
+        hidden = [replace(each, **unseen) for each in (batch, other)]
+        same(states(model.eval(), hidden[0]), states(model.eval(), hidden[1]))
         differ(*(states(model.eval(), each) for each in (batch, other)))
         differ(states(model, batch), states(model, hidden[0]))

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dragoman.config.settings import TokenizerSettings
 from dragoman.data.batches import Widths
 from dragoman.errors import UserError
 from dragoman.kernels.attention import KERNELS
@@ -38,7 +37,7 @@ MENUS: dict[str, Any] = {
     "attention": PATTERNS,
     "decoder_attention": PATTERNS,
 }
-SMALL = {"layers": 2, "width": 8, "heads": 2, "dropout": 0.0}
+SMALL: dict[str, Any] = {"layers": 2, "width": 8, "heads": 2, "dropout": 0.0}
 PLACE = pytest.mark.parametrize("place", NORM_PLACES)
 EVERY_KERNEL = pytest.mark.parametrize("kernel", KERNELS)
 
@@ -129,7 +128,7 @@ def pytorchs(model: Transformer) -> tuple[nn.Transformer, list[tuple[list[nn.Par
             pairs += [([one.weight], two.weight), ([one.bias], two.bias)]  # type: ignore[list-item]
     with torch.no_grad():
         for mine, other in pairs:
-            other.copy_(torch.cat(mine))
+            other.copy_(torch.cat([*mine]))
     assert len(pairs) == len(list(twin.parameters()))
     return twin, pairs
 
@@ -456,7 +455,7 @@ def test_vocabularies_may_differ_in_size() -> None:
         ({"encoder_layers": 4, "decoder_layers": 1}, (4, 1)),
     ],
 )
-def test_encoder_and_decoder_may_differ_in_depth(given: dict[str, int], depths: tuple[int, int]) -> None:
+def test_encoder_and_decoder_may_differ_in_depth(given: dict[str, Any], depths: tuple[int, int]) -> None:
     model = model_of(**given)
     assert (len(model.encoder.layers), len(model.decoder.layers)) == depths
 
@@ -523,7 +522,7 @@ def test_a_new_model_is_calm() -> None:
 
 
 def test_settings_become_a_model() -> None:
-    recipe = Recipe(model={"width": 8, "heads": 2, "layers": 1}, tokenizer=TokenizerSettings(joint=False))
+    recipe = Recipe.model_validate({"model": {"width": 8, "heads": 2, "layers": 1}, "tokenizer": {"joint": False}})
     model = build_model(recipe.model, source_size=10, target_size=12, joint=recipe.tokenizer.joint)
     assert isinstance(model, Transformer)
     assert model.settings == TransformerSettings(width=8, heads=2, layers=1)

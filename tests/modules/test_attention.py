@@ -42,7 +42,7 @@ def test_heads_are_split() -> None:
     assert torch.equal(split[1, 2, 0], x_BTC[1, 0, 4:6])
 
 
-def torch_attention(*parts: nn.Linear, out: nn.Linear, heads: int) -> nn.MultiheadAttention:
+def torch_attention(*parts: Any, out: Any, heads: int) -> nn.MultiheadAttention:
     """PyTorch's own multi-head attention with these weights."""
     twin = nn.MultiheadAttention(out.in_features, heads, batch_first=True, dtype=torch.float64)
     with torch.no_grad():

@@ -94,7 +94,7 @@ def test_what_is_read_stands_before_the_state_that_asked(name: str) -> None:
     same(joined[..., attention.width :], query_BTC)
     if attention.score.reads:
         expected = [sum(w * h for w, h in zip(row, memory_BSC[0])) for row in attention.weights(query_BTC, source)[0]]
-        same(joined[0, :, :C], torch.stack(expected))  # type: ignore[arg-type]
+        same(joined[0, :, :C], torch.stack(expected))
 
 
 @EVERY

@@ -48,7 +48,8 @@ def with_gradients(layer: nn.Linear, x: Tensor) -> list[Tensor]:
 
 
 def twins(inputs: int, outputs: int, *, bias: bool = True, dtype: torch.dtype, device: str) -> tuple[Linear, nn.Linear]:
-    ours, theirs = (kind(inputs, outputs, bias, device=device, dtype=dtype) for kind in (Linear, nn.Linear))
+    ours = Linear(inputs, outputs, bias, device=device, dtype=dtype)
+    theirs = nn.Linear(inputs, outputs, bias, device=device, dtype=dtype)
     theirs.load_state_dict(ours.state_dict())
     return ours, theirs
 
@@ -179,7 +180,7 @@ def test_a_relu_is_the_same_inside_the_product_and_after_it(
         with torch.autocast(device, torch.bfloat16, enabled=narrow):
             out = way(leaf)
         (out * slope).sum().backward()
-        found.append([out.detach(), leaf.grad, layer.weight.grad.clone(), layer.bias.grad.clone()])  # type: ignore[union-attr]
+        found.append([out.detach(), leaf.grad, layer.weight.grad.clone(), layer.bias.grad.clone()])
     for one, other in zip(*found, strict=True):
         assert one.dtype == other.dtype
         same(one, other, torch.bfloat16 if narrow else None)

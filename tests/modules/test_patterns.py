@@ -65,7 +65,7 @@ def packed(*lengths: int, spare: int = 0) -> RowLayout:
     """Sentences of these lengths side by side in one row."""
     segment = [number for number, length in enumerate(lengths, 1) for _ in range(length)]
     position = [place for length in lengths for place in range(length)]
-    return RowLayout(*(torch.tensor([numbers + [0] * spare]) for numbers in (segment, position)))
+    return RowLayout(torch.tensor([segment + [0] * spare]), torch.tensor([position + [0] * spare]))
 
 
 def inputs(rows: RowLayout) -> Tensor:
@@ -223,7 +223,8 @@ def test_linformer_squeezes_the_tokens_of_a_sentence(lengths: list[int], positio
     x_BTC = inputs(rows)
     q, k, v = module.split_qkv(module.query_key_value(x_BTC), rows.position_BT)
     found = answer(module, x_BTC, rows)
-    key_TR, value_TR = module.pattern.key_TR, module.pattern.value_TR
+    pattern: Any = module.pattern
+    key_TR, value_TR = pattern.key_TR, pattern.value_TR
     for b, length in enumerate(lengths):
         for i in range(length):
             heads = []
@@ -259,7 +260,8 @@ def test_step_by_step_is_all_at_once_and_never_ahead(name: str, position: str) -
     module, rows = attention(name, bidirectional=False, position=position), alone(45, 45)
     x_BTC = inputs(rows)
     whole = answer(module, x_BTC, rows)
-    cache = tuple(torch.full((2, 2, 50, 4), 7.0, dtype=torch.float64) for _ in range(2))  # unwritten: anything
+    unwritten = torch.full((2, 2, 50, 4), 7.0, dtype=torch.float64)  # any number
+    cache = (unwritten, unwritten.clone())
     for at in range(45):
         place = torch.full((2, 1), at)
         now = StepContext(place, module.make_step_mask(place, cache[0].size(2), torch.float64))
@@ -362,7 +364,7 @@ def test_pairs_grow_in_a_line_unless_everyone_meets(name: str, bidirectional: bo
 )  # fmt: skip
 def test_what_cannot_work_is_refused(given: dict[str, str], why: str) -> None:
     with pytest.raises(UserError, match=why):
-        TransformerSettings(**given).check()
+        TransformerSettings.model_validate(given).check()
 
 
 @pytest.mark.parametrize("name", PATTERNS)

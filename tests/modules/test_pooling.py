@@ -47,7 +47,7 @@ def test_it_is_what_its_name_says(kind: str) -> None:
     same(pooled_BTC, expected_BTC)
     weight_BTC = torch.randn_like(pooled_BTC)
     gradient = [torch.autograd.grad((x * weight_BTC).sum(), states_BSC)[0] for x in (pooled_BTC, expected_BTC)]
-    same(*gradient)
+    same(gradient[0], gradient[1])
 
 
 @KIND

@@ -53,7 +53,7 @@ def test_no_position_changes_nothing() -> None:
 
 
 def test_a_learned_position_has_a_vector_of_its_own_and_an_end() -> None:
-    embed = POSITIONS["learned"].embed(of(max_length=4))
+    embed: Any = POSITIONS["learned"].embed(of(max_length=4))
     found = embed(torch.zeros(1, 4, 8), rows([0, 1, 2, 3]))
     same(found[0], embed.table.weight * 8**0.5)
     with pytest.raises(UserError, match=r"a sentence of 5 tokens .* model\.max_length is 4"):

@@ -57,9 +57,9 @@ def slopes(said: Tensor, *wanted: Tensor) -> list[Tensor]:
 def pytorchs(cell: Cell, nonlinearity: str) -> nn.RNNBase:
     """The module of PyTorch with the weights of ours."""
     given: dict[str, Any] = {"nonlinearity": nonlinearity} if cell.takes_nonlinearity else {}
-    module = cell.torch_module
+    module: Any = cell.torch_module
     assert module is not None
-    made = module(I, C, batch_first=True, **given).to(cell.bias)
+    made: nn.RNNBase = module(I, C, batch_first=True, **given).to(cell.bias)
     with torch.no_grad():
         made.weight_ih_l0.copy_(cell.input_weight)
         made.weight_hh_l0.copy_(cell.hidden_weight)
@@ -75,7 +75,7 @@ def pytorchs(cell: Cell, nonlinearity: str) -> nn.RNNBase:
 def test_a_cell_is_pytorchs(kind: str, nonlinearity: str, way: str, dtype: torch.dtype, device: str) -> None:
     """The same outputs, and the same gradients of inputs, first states and every weight."""
     cell = cell_of(kind, nonlinearity, dtype=dtype).to(device)
-    twin = pytorchs(cell, nonlinearity)
+    twin: Any = pytorchs(cell, nonlinearity)
     x_BTI, state = inputs(cell)
     first = [part[None] for part in state]
     own = [cell.content_bias] if isinstance(cell, GruCell) else []

@@ -6,9 +6,10 @@ import shutil
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,7 @@ from dragoman.phrasebook.generate import (
     split_words,
 )
 from dragoman.phrasebook.german import DETERMINERS, German
+from dragoman.phrasebook.grammar import Grammar
 from dragoman.phrasebook.lexicon import CONSTRUCTIONS, Adjective, Noun, Verb, load_lexicon
 from dragoman.phrasebook.noun_phrases import DETERMINER_MENUS
 from dragoman.phrasebook.plan import INFINITIVE, Clause, NounPhrase, SentencePlan
@@ -125,7 +127,7 @@ def test_words_and_constructions_of_unseen_are_trained(plans: dict[str, list[Sen
 
 def test_few_combinations_are_held() -> None:
     book = load_lexicon()
-    menus = {"noun": book.nouns, "verb": book.verbs, "adjective": book.adjectives}
+    menus: dict[str, Sequence[Any]] = {"noun": book.nouns, "verb": book.verbs, "adjective": book.adjectives}
     cells = sum(len(CONSTRUCTIONS[part]) * len(menu) for part, menu in menus.items())
     held = sum(bool(word.held_out) for menu in menus.values() for word in menu)
     assert 0.05 < held / cells < 0.1
@@ -416,7 +418,7 @@ def test_wrong_names_and_numbers_are_answered_at_once(give: object) -> None:
 def test_an_exhausted_grammar_says_how_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = next(plan for plan, _, _ in generate.realize_plans("train", 1, 1))
     monkeypatch.setattr(generate, "MAX_REPEATS", 20)
-    monkeypatch.setattr(generate.Grammar, "draw_plan", lambda _: plan)  # content hash 0 is in train
+    monkeypatch.setattr(Grammar, "draw_plan", lambda _: plan)  # content hash 0 is in train
     with pytest.raises(UserError, match=r"'train' of the phrasebook has about 1 phrases, not 5"):
         list(generate_pairs("train", 5))
 

@@ -16,9 +16,11 @@ VOCABULARY = 40
 def examples(count: int, *, seed: int = 0, longest: int = 9, size: int = VOCABULARY) -> list[Example]:
     """Random ids above the specials, of random lengths."""
     rng = np.random.default_rng(seed)
-    return [
-        Example(*(rng.integers(4, size, rng.integers(1, longest + 1)) for _ in range(2)), line) for line in range(count)
-    ]
+
+    def some_ids() -> NDArray[np.integer]:
+        return rng.integers(4, size, rng.integers(1, longest + 1))
+
+    return [Example(some_ids(), some_ids(), line) for line in range(count)]
 
 
 def in_rows(rows: Sequence[Sequence[int]], some: Sequence[Example], widths: Widths | None = None) -> Batch:

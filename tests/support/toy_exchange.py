@@ -82,7 +82,7 @@ class WithoutMarks:
 
     model: Transformer
 
-    def start(self, *source: Tensor) -> Any:
+    def start(self, *source: Any) -> Any:
         return self.model.start(*source)
 
     def step(self, token_N: Tensor, state: Any) -> tuple[Tensor, Any]:

@@ -63,7 +63,7 @@ def one_by_one(base: Section, menus: dict[str, Sequence[Any]]) -> Iterator[Secti
 
 def cases() -> dict[str, Section]:
     """Every entry of every menu, in a model that is small otherwise; of recurrent ones every two entries."""
-    found = {
+    found: dict[str, Section] = {
         "deep and shallow": {**SMALL_TRANSFORMER, "encoder_layers": 3, "decoder_layers": 1},
         "widths apart": {**SMALL_TRANSFORMER, "query_width": 4, "value_width": 12},
         "deep and shallow rnn": {**SMALL_RNN, "encoder_layers": 1, "decoder_layers": 3},

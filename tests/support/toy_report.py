@@ -8,7 +8,7 @@ from dragoman.compare.measure import VERSION
 
 
 def measurements_of(quality: float) -> dict[str, Any]:
-    bins = [{"low": 1, "high": 4}, {"low": 5, "high": None}]
+    bins: list[dict[str, Any]] = [{"low": 1, "high": 4}, {"low": 5, "high": None}]
     rows = [{**one, "lines": 10, "value": quality - n} for n, one in enumerate(bins)]
     curve = [{"step": s, "seconds": s / 2, "flops": s * 1e9, "loss": 5 / s} for s in (10, 20, 30)]
     return {

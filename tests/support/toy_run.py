@@ -26,7 +26,7 @@ from dragoman.types import Pair
 from fork_server import fast_python
 
 WORDS = {"ba": "ak", "del": "ebi", "fo": "ol", "gri": "tun", "mun": "sa", "ne": "wex", "pol": "yim", "ra": "zu"}
-RECIPE = {
+RECIPE: dict[str, dict[str, object]] = {
     "data": {
         "train": {"source": "train.src", "target": "train.trg"},
         "dev": {"source": "dev.src", "target": "dev.trg"},

@@ -32,18 +32,18 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_pass, "CHUNK", dict.fromkeys(one_pass.CHUNK, 16))
 
 
-def inputs(N: int, *, device: str = "cpu", dtype: torch.dtype = torch.float64) -> list[Tensor]:
+def inputs(N: int, *, device: str = "cpu", dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     """States of two passes, not far apart; a table; and targets, of which every fifth does not count."""
     draw = torch.Generator().manual_seed(N)
     base_NC, apart_2NC = (torch.randn(*shape, 8, generator=draw, dtype=torch.float64) for shape in ((N,), (2, N)))
     states_2NC, weight_VC = base_NC + 0.3 * apart_2NC, torch.randn(23, 8, generator=draw, dtype=torch.float64)
     target_N = torch.randint(23, (N,), generator=draw)
     target_N[4::5] = -1
-    moved = [each.to(device, dtype).requires_grad_() for each in (states_2NC, weight_VC)]
-    return [*moved, target_N.to(device)]
+    states_2NC, weight_VC = (each.to(device, dtype).requires_grad_() for each in (states_2NC, weight_VC))
+    return states_2NC, weight_VC, target_N.to(device)
 
 
-def run(way: str, tensors: list[Tensor], method: Consistency, smoothing: float = 0.1, weight: float = 3.0) -> Any:
+def run(way: str, tensors: Sequence[Tensor], method: Consistency, smoothing: float = 0.1, weight: float = 3.0) -> Any:
     """Loss, likelihood, divergence, and the gradients of 0.7 times the loss."""
     states, table, target_N = tensors
     loss, likelihood, divergence = LOSSES[way](states, table, target_N, smoothing, method, weight)
@@ -87,7 +87,7 @@ def test_simcut_is_its_formula(way: str, smoothing: float) -> None:
     assert likelihood.item() == pytest.approx(nll(p), rel=1e-9)
 
 
-def shares(tensors: list[Tensor]) -> Sequence[Tensor]:
+def shares(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """What each pass says of every token: p_NV and q_NV."""
     return (tensors[0] @ tensors[1].T).softmax(-1).detach().unbind()
 

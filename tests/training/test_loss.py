@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -21,14 +23,16 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss_module, "CHUNK", dict.fromkeys(CHUNK, 16))
 
 
-def inputs(N: int, *, C: int = 8, V: int = 23, device: str = "cpu", dtype: torch.dtype = torch.float32) -> list[Tensor]:
+def inputs(
+    N: int, *, C: int = 8, V: int = 23, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor, Tensor]:
     torch.manual_seed(N)
     states_NC = torch.randn(N, C, device=device, dtype=torch.float64).to(dtype)
     weight_VC = torch.randn(V, C, device=device, dtype=torch.float64).to(dtype)
-    return [states_NC.requires_grad_(), weight_VC.requires_grad_(), torch.randint(V, (N,), device=device)]
+    return states_NC.requires_grad_(), weight_VC.requires_grad_(), torch.randint(V, (N,), device=device)
 
 
-def run(name: str, tensors: list[Tensor], smoothing: float, factor: float = 1.0) -> list[Tensor]:
+def run(name: str, tensors: Sequence[Tensor], smoothing: float, factor: float = 1.0) -> list[Tensor]:
     """Loss, likelihood, and the gradients of `factor` times the loss."""
     states_NC, weight_VC, target_N = tensors
     loss, likelihood = LOSSES[name](states_NC, weight_VC, target_N, smoothing)

@@ -81,7 +81,7 @@ def _stock_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @EVERY_OPTIMIZER
 def test_a_step_that_is_not_finite_changes_nothing(optimizer: str) -> None:
-    settings = {"optimizer": optimizer, "ema": 0.9, "weight_decay": 0.1}
+    settings: dict[str, Any] = {"optimizer": optimizer, "ema": 0.9, "weight_decay": 0.1}
     found, expected = tensors_after(stepper(**settings), [1, 2, 3], bad=2), tensors_after(stepper(**settings), [1, 3])
     assert all(map(torch.equal, found, expected))
 
@@ -100,7 +100,7 @@ def test_every_optimizer_gets_clipped_gradients(optimizer: str) -> None:
 
 @EVERY_OPTIMIZER
 def test_a_restored_step_goes_on_to_the_bit(optimizer: str) -> None:
-    settings = {"optimizer": optimizer, "ema": 0.9}
+    settings: dict[str, Any] = {"optimizer": optimizer, "ema": 0.9}
     before, after = stepper(**settings), stepper(**settings)
     tensors_after(before, [1, 2])
     saved = {kind: {name: tensor.clone() for name, tensor in some.items()} for kind, some in before.tensors().items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ import pytest
 from dragoman import progress
 from dragoman.errors import UserError
 from dragoman.progress import CHECK_EVERY, Report
-from dragoman.training import logging as reports
 from dragoman.training.logging import Metrics
 
 
@@ -71,7 +71,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr(reports.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
 
 
 @pytest.mark.parametrize("terminal", [True, False])

@@ -28,6 +28,7 @@ from dragoman.progress import Report
 from dragoman.run_dir import RunFolder, mean
 from dragoman.training import start
 from dragoman.training import step as steps
+from dragoman.training.optim import compute_gradient_norm
 from dragoman.training.step import Stepper
 from dragoman.training.trainer import ROLL_BACK_AFTER, Trainer, train
 from dragoman.training.validation import Validation, Validator
@@ -240,7 +241,7 @@ def spoil(what: str, bad: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch
     tried = iter(range(1, 10_000))
 
     if what == "gradient":
-        norm = steps.compute_gradient_norm
+        norm = compute_gradient_norm
         monkeypatch.setattr(steps, "compute_gradient_norm", lambda p: norm(p) * (math.nan if bad(next(tried)) else 1.0))
         return
     update = Stepper.update

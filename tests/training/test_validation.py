@@ -62,7 +62,10 @@ def test_every_corpus_of_dev_is_asked(small: Path, tmp_path: Path, tag: str) -> 
         corpora[name] = f"{{source: {source}, target: {target}, tag: '{tag}'}}"
 
     def judged(lines: int, *names: str) -> dict[str, Any]:
-        asked = (f"data.dev=[{', '.join(corpora[name] for name in names)}]", f"train.validate_lines={lines}")
+        asked: tuple[str, ...] = (
+            f"data.dev=[{', '.join(corpora[name] for name in names)}]",
+            f"train.validate_lines={lines}",
+        )
         asked = (*asked, f"data.train.tag={tag}") if tag else asked
         run = quietly(small, tmp_path / "-".join(names), *asked, "train.steps=6", "train.metric=chrf")
         [event] = [event for event in events(run) if event["event"] == "validate"]
