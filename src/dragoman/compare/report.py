@@ -84,10 +84,10 @@ def run_comparison(
     try:
         failures = run_all(runs, report, jobs=jobs)
     except KeyboardInterrupt:
-        raise Stop("stopped, all saved; the same command goes on", 130) from None
+        raise Stop("stopped, everything is saved; the same command resumes", 130) from None
     found = {run.folder: measured for run in runs if (measured := read_measurements(run)) is not None}
     if not found:
-        raise UserError(f"none of the {len(runs)} runs came to an end; {next(iter(failures.values()))}")
+        raise UserError(f"none of the {len(runs)} runs finished; {next(iter(failures.values()))}")
     whole = {"title": questions.title, **summarise(runs, found, failures, jobs=jobs)}
     for warning in whole["warnings"]:
         report.log(warning, WARNING)

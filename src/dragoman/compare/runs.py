@@ -61,7 +61,9 @@ def plan_runs(paths: Sequence[Path], out: Path, overrides: Sequence[str], seeds:
     recipes: dict[str, Recipe] = {}
     for path in find_recipes(paths):
         if path.stem in recipes:
-            raise UserError(f"two recipes are called {path.stem!r}; rename {str(path)!r}, since runs bear their names")
+            raise UserError(
+                f"two recipes are called {path.stem!r}; rename {str(path)!r}, since runs have the names of recipes"
+            )
         try:
             recipes[path.stem] = check_model(read_recipe(path, overrides))
             check(recipes[path.stem])

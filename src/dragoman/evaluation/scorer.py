@@ -80,7 +80,9 @@ class Scorer:
 
     def score(self, name: str, output: SystemOutput) -> dict[str, Any]:
         """Return one system's result on one test set, as JSON has it."""
-        systems = self.same_test(output)
+        key = (output.sources, output.references)
+        same = (some for some in self.tests if (some[0].output.sources, some[0].output.references) == key)
+        systems: list[ScoredSystem] = next(same, [])  # the earlier systems on the same test set
         metrics = select_metrics(output.metrics, tokenize=self.tokenize) if output.texts else []
         counts = {metric.name: metric.counted(output.texts, output.references) for metric in metrics}
         values = bootstrap_scores(counts) if counts else {}
@@ -111,17 +113,10 @@ class Scorer:
             if "confusion" not in output.about:  # labels are no words
                 known = self.training_words or WordCounts(count_words(chain(*output.references)), "the references")
                 result["rarity"] = score_by_frequency(output, known)
+        if not systems:
+            self.tests.append(systems)
         systems.append(ScoredSystem(name, output, counts, values, result))
         return result
-
-    def same_test(self, output: SystemOutput) -> list[ScoredSystem]:
-        """Return the earlier systems with the same sources and references."""
-        for systems in self.tests:
-            first = systems[0].output
-            if (first.sources, first.references) == (output.sources, output.references):
-                return systems
-        self.tests.append([])
-        return self.tests[-1]
 
     @cached_property
     def training_words(self) -> WordCounts | None:

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len, set_cell_size
+from rich.color import Color
 from rich.style import Style
 from rich.text import Text
 
 from dragoman.types import Hypothesis
 
 SHADES = " ░▒▓█"
+DARK, BRIGHT = (38, 44, 70), (250, 200, 70)  # red, green and blue of the weights 0 and 1
 LONGEST_NAME = 14  # letters of a source word above its column
 
 
@@ -31,7 +33,7 @@ def merge_into_words(hypothesis: Hypothesis) -> tuple[list[str], list[str], NDAr
     weight_TS = np.zeros((max(target_of, default=-1) + 1, columns.shape[1]))
     np.add.at(weight_TS, target_of, columns)
     weight_TS /= np.bincount(target_of, minlength=len(weight_TS))[:, None] if len(weight_TS) else 1
-    return _join_words(hypothesis.source_tokens, source_of), _join_words(hypothesis.tokens, target_of), weight_TS
+    return join_words(hypothesis.source_tokens, source_of), join_words(hypothesis.tokens, target_of), weight_TS
 
 
 def number_words(tokens: Sequence[str]) -> list[int]:
@@ -39,18 +41,18 @@ def number_words(tokens: Sequence[str]) -> list[int]:
     numbers: list[int] = []
     before = ""
     for token in tokens:
-        begins = token.startswith("▁") or not numbers or _is_punctuation(token) or _is_punctuation(before)
+        begins = token.startswith("▁") or not numbers or is_punctuation(token) or is_punctuation(before)
         numbers.append((numbers[-1] if numbers else -1) + bool(begins))
         before = token
     return numbers
 
 
-def _is_punctuation(token: str) -> bool:
+def is_punctuation(token: str) -> bool:
     bare = token.lstrip("▁")
     return bool(bare) and not any(letter.isalnum() for letter in bare)
 
 
-def _join_words(tokens: Sequence[str], numbers: Sequence[int]) -> list[str]:
+def join_words(tokens: Sequence[str], numbers: Sequence[int]) -> list[str]:
     words = [""] * (max(numbers, default=-1) + 1)
     for token, number in zip(tokens, numbers, strict=True):
         words[number] += "".join(letter if letter.isprintable() else "·" for letter in token.replace("▁", ""))
@@ -71,14 +73,9 @@ def render_alignment(hypothesis: Hypothesis) -> Text:
     for word, weight_S in zip(target, weight_TS, strict=True):
         grid.append(" " * (margin - cell_len(word)) + word + "  ")
         for weight in weight_S.tolist():
-            grid.append(SHADES[min(int(weight * len(SHADES)), len(SHADES) - 1)] * 3, style=_make_style(weight))
+            share = min(weight, 1.0) ** 0.7
+            red, green, blue = (round(a + (b - a) * share) for a, b in zip(DARK, BRIGHT, strict=True))
+            style = Style(color=Color.from_rgb(red, green, blue), bgcolor=Color.from_rgb(*DARK))
+            grid.append(SHADES[min(int(weight * len(SHADES)), len(SHADES) - 1)] * 3, style=style)
         grid.append("\n")
     return grid
-
-
-def _make_style(weight: float) -> Style:
-    """Return a colour between dark blue (0) and yellow (1)."""
-    low, high = (38, 44, 70), (250, 200, 70)
-    red, green, blue = (round(a + (b - a) * min(weight, 1.0) ** 0.7) for a, b in zip(low, high, strict=True))
-    shade = f"rgb({red},{green},{blue})"
-    return Style.parse(f"{shade} on rgb({low[0]},{low[1]},{low[2]})")

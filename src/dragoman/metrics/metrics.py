@@ -406,27 +406,19 @@ def refuse_subwords(hypotheses: TextLines) -> None:
         )
 
 
+bleu_metric = partial(Metric, values=compute_bleu, parts=split_bleu)
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        Metric("bleu", "BLEU", count_bleu, compute_bleu, parts=split_bleu),
-        Metric("bleu_tokens", "BLEU of tokens", partial(count_bleu, tokenize="none"), compute_bleu, parts=split_bleu),
+        bleu_metric("bleu", "BLEU", count_bleu),
+        bleu_metric("bleu_tokens", "BLEU of tokens", partial(count_bleu, tokenize="none")),
         *(
-            Metric(
-                f"bleu_moses_{code}",
-                f"BLEU lc {code}",
-                partial(count_bleu_moses, code),
-                compute_bleu,
-                extra="moses",
-                parts=split_bleu,
-            )
+            bleu_metric(f"bleu_moses_{code}", f"BLEU lc {code}", partial(count_bleu_moses, code), extra="moses")
             for code in MOSES_LANGUAGES
         ),
         Metric("chrf", "chrF", count_chrf, compute_chrf),
         Metric("ter", "TER", count_ter, higher=False, best_reference=False),  # per word of the mean reference
-        Metric("rouge1", "ROUGE-1", partial(count_rouge, "rouge1"), extra="rouge"),
-        Metric("rouge2", "ROUGE-2", partial(count_rouge, "rouge2"), extra="rouge"),
-        Metric("rougeL", "ROUGE-L", partial(count_rouge, "rougeL"), extra="rouge"),
+        *(Metric(f"rouge{n}", f"ROUGE-{n}", partial(count_rouge, f"rouge{n}"), extra="rouge") for n in "12L"),
         Metric("exact", "exact match", count_exact, labels=True),
         Metric("accuracy", "accuracy", count_exact, labels=True),
         Metric("line_error_rate", "line error rate", count_line_errors, higher=False, labels=True),
