@@ -36,7 +36,7 @@ from dragoman.evaluation.systems import (
     predict_lines,
     predict_own_tests,
     predict_phrasebook,
-    read_parallel,
+    read_parallel_files,
     score_phenomena,
 )
 from dragoman.metrics.metrics import METRICS, compute_metrics
@@ -151,11 +151,11 @@ def test_files_must_belong_together(tmp_path: Path) -> None:
     three = write_lines(tmp_path / "three", "abc")
     two = write_lines(tmp_path / "two", "ab")
     none = write_lines(tmp_path / "none", [])
-    assert read_parallel([three, three]) == [["a", "b", "c"]] * 2
+    assert read_parallel_files([three, three]) == [["a", "b", "c"]] * 2
     with pytest.raises(UserError, match=r"three has 3 lines but .*two has 2"):
-        read_parallel([three, three, two])
+        read_parallel_files([three, three, two])
     with pytest.raises(UserError, match="none is empty"):
-        read_parallel([none, none])
+        read_parallel_files([none, none])
 
 
 def test_a_table_has_a_row_for_each_score(toy: Toy) -> None:

@@ -148,12 +148,12 @@ def score_command(
     Targets are tokenized again, so the score differs from that of the search where it used other subwords.
     """
     check_arguments(runs=[run], inputs=[source, target, conllu])
-    from dragoman.evaluation.systems import read_parallel, read_trees
+    from dragoman.evaluation.systems import read_parallel_files, read_trees
     from dragoman.inference.loading import load_as
     from dragoman.inference.translator import Translator
 
     translator = load_as(Translator, run, device=device)
-    sources, targets = read_parallel([source, target])
+    sources, targets = read_parallel_files([source, target])
     trees = read_trees(conllu, sources, source) if conllu else None
     warned = LineWarnings()
     with output_to(output_file) as sink, ProgressBar("scoring", total=len(sources)) as bar:

@@ -153,6 +153,7 @@ def measure_translator(translator: Translator) -> dict[str, Any]:
 
 
 def translate_pairs(translator: Translator, pairs: Sequence[Pair], *, beam: int | None = None) -> list[str]:
+    """Return the translations of the sources, with their tags and, if the model reads them, their trees."""
     trees = [pair.tree for pair in pairs] if translator.reads_trees else None
     lines = [Line(pair.source, tag=pair.tag) for pair in pairs]
     return [one.text for one in translator.translate(lines, beam=beam, trees=trees, align=False)]

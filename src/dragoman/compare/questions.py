@@ -45,7 +45,10 @@ class FigureOptions(NamedTuple):
 
 
 def figure_options(report: Mapping[str, Any], *, test: str = "", x: str = "", lines: str = "") -> FigureOptions:
-    """Return the options of a figure about a report, by default about its first test set."""
+    """Return the options of a figure about a report, by default about its first test set.
+
+    The figure shows the first metric, and learning curves run along what limits the training.
+    """
     about = report["about"]
     test = test or next(iter(about["tests"]), "")
     return FigureOptions(test, about["metrics"][0], next(iter(about["budget"]), "steps"), x, lines)
@@ -57,6 +60,7 @@ def metric_title(metric: str) -> str:
 
 
 def low_is_good(metric: str) -> bool:
+    """Return whether lower values are better, as they are for loss and perplexity too."""
     return metric not in METRICS or not METRICS[metric].higher
 
 
@@ -166,6 +170,8 @@ FIGURES: dict[str, Callable[[Sequence[ModelRecord], FigureOptions], LineChart]] 
 
 
 class Question(Settings):
+    """A question about a figure, with the outcome that is expected, if any."""
+
     title: str
     figure: str
     text: str = ""  # why it is asked
@@ -182,6 +188,8 @@ class Question(Settings):
 
 
 class Questions(Settings):
+    """What questions.yaml holds."""
+
     title: str = "Comparison"
     questions: Annotated[tuple[Question, ...], Listed] = ()
 
@@ -279,4 +287,5 @@ def describe_gaps(one: Sequence[float], other: Sequence[float], ratio: bool) -> 
 
 
 def format_number(value: float, *, sign: str = "") -> str:
+    """Return one digit after the point or, of small numbers, three significant digits."""
     return f"{value:{sign}.1f}" if abs(value) >= 1 or value == 0 else f"{value:{sign}.3g}"

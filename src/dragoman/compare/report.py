@@ -58,6 +58,7 @@ class Column(Settings):
         return None if found == {} else found
 
     def write(self, number: float) -> str:
+        """Return a number as the table shows it."""
         return self.format.format(number / self.unit)
 
 
@@ -106,12 +107,15 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the record of a comparison: each model's numbers over its seeds. The page shows nothing else."""
     first = runs[0].recipe
-    measured = [run for run in runs if run.folder in measurements]
-    trained = {f"{run.name} (seed {run.seed})": measurements[run.folder]["training"] for run in measured}
+    trained = {
+        f"{run.name} (seed {run.seed})": measurements[run.folder]["training"]
+        for run in runs
+        if run.folder in measurements
+    }
     models = []
     for name in dict.fromkeys(run.name for run in runs):
         own = [run for run in runs if run.name == name]
-        found = {run.seed: measurements[run.folder] for run in own if run in measured}
+        found = {run.seed: measurements[run.folder] for run in own if run.folder in measurements}
         recipe, results = own[0].recipe, list(found.values())
         numbers = {
             key: summarise_values([column.read(one) for one in results]) for key, column in TEXTS.columns.items()
@@ -280,7 +284,10 @@ def render_comparison(report: Mapping[str, Any]) -> str:
 
 
 def describe_data(data: Mapping[str, Any]) -> str:
-    """Return the data section in words, with the names of files but not the folders of the machine it ran on."""
+    """Return the data section in words.
+
+    Files have their names but not their folders, which mean nothing to readers on other machines.
+    """
     parts = []
     for key, name in DATA_PARTS.items():
         corpora = []

@@ -173,7 +173,10 @@ def run_one(recipe_file: Path, folder: Path) -> None:
 
 
 def run_all(runs: Sequence[PlannedRun], report: Report, *, jobs: int) -> dict[Path, str]:
-    """Train and measure all runs, `jobs` at a time; return the messages of those that failed, by folder."""
+    """Train and measure all runs, `jobs` at a time; return the messages of those that failed, by folder.
+
+    A failed run does not stop the others. When interrupted, all processes get time to save and end.
+    """
     waiting = [run for run in runs if read_measurements(run) is None]
     if len(waiting) < len(runs):
         report.log(f"{len(runs) - len(waiting)} of {len(runs)} runs were done before")
@@ -229,6 +232,7 @@ class Worker:
         self.reader.start()
 
     def copy_errors(self) -> None:
+        """Copy standard error to the log and to our own standard error, line by line, until it is closed."""
         with self.run.file(".log").open("ab", buffering=0) as file:
             for line in self.process.stderr or ():
                 file.write(line)

@@ -35,7 +35,7 @@ FEWEST_TICKS, MOST_TICKS = 3, 6
 CLASSES = {"line", "band", "behind", "dots", "name", "title", "y-tick", "grid"}
 MOST_DOTS = 12  # points on a line; longer lines have no dots
 CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # characters that XML does not allow
-COLOUR = re.compile(r"#[0-9a-f]{6}")
+HEX_COLOUR = re.compile(r"#[0-9a-f]{6}")
 LONG_NUMBER = re.compile(r"\d+\.\d{2,}")
 SMALLEST_VALUE = 1e-12  # on a logarithmic axis
 STYLE: dict[Any, Any] = {  # of matplotlib
@@ -47,6 +47,8 @@ STYLE: dict[Any, Any] = {  # of matplotlib
 
 
 class Point(NamedTuple):
+    """A point of a line, with several values where there are several seeds."""
+
     x: float
     label: str  # the x in words, such as "17 to 20 words"
     values: tuple[float, ...]  # such as one per seed
@@ -57,12 +59,16 @@ class Point(NamedTuple):
 
 
 class Series(NamedTuple):
+    """A line of a chart."""
+
     name: str
     points: list[Point]
 
 
 @dataclass(frozen=True)
 class LineChart:
+    """What a chart shows, in data. `low_is_good` matters to answers about the chart, not to its look."""
+
     series: list[Series]
     x_title: str
     y_title: str
@@ -290,7 +296,7 @@ def inline_svg(text: str, label: str, tips: Mapping[str, Sequence[str]]) -> str:
         element.attrib.pop("clip-path", None)
         if "style" in element.attrib:  # the page has its own colours and font
             style = re.sub(r"font-family: [^;]*;? ?", "", element.attrib["style"])
-            element.set("style", COLOUR.sub(lambda found: f"var({CSS_VARIABLES.get(found[0], '--ink')})", style))
+            element.set("style", HEX_COLOUR.sub(lambda found: f"var({CSS_VARIABLES.get(found[0], '--ink')})", style))
         if element.get("transform", "").startswith("rotate(-0 "):  # by nothing
             del element.attrib["transform"]
         for name in {"d", "x", "y"} & element.attrib.keys():

@@ -120,6 +120,7 @@ def describe_bleu(result: Result, runs: Mapping[str, str]) -> Iterator[str]:
 
 
 def format_p(value: float) -> str:
+    """Return a p-value with more digits where it is small."""
     return f"{value:.4f}" if value < 0.1 else f"{value:.2f}"
 
 
@@ -205,6 +206,8 @@ def align_columns(lines: Sequence[Sequence[str]], *, numbers: bool = False) -> s
 
 
 class Span(NamedTuple):
+    """Words of a line that are marked alike."""
+
     text: str
     kind: str  # "off" if no reference has these words, "own" if some other system does not, both, or neither
 

@@ -23,8 +23,8 @@ from dragoman.metrics.metrics import (
     METRICS,
     SPACELESS_LANGUAGES,
     detect_eastern_script,
+    extract_words,
     select_metrics,
-    split_words,
 )
 from dragoman.metrics.significance import (
     RANDOMISATION,
@@ -136,7 +136,8 @@ class Scorer:
 
 
 def count_words(lines: Iterable[str]) -> Counter[str]:
-    return Counter(word for line in lines for word in split_words(line))
+    """Return how often each word occurs, punctuation left out."""
+    return Counter(word for line in lines for word in extract_words(line))
 
 
 def fit_buckets(numbers: Sequence[int], most: int = LENGTH_BUCKETS) -> list[tuple[int, int]]:

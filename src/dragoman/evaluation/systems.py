@@ -99,7 +99,7 @@ def collect_outputs(
     options.check(runs=bool(runs), hypotheses=bool(files))
     metrics = options.metrics
     known = [options.source] if options.source else []
-    texts = read_parallel([*known, *options.references, *files])
+    texts = read_parallel_files([*known, *options.references, *files])
     sources = texts.pop(0) if options.source else []
     references, others = texts[: len(options.references)], texts[len(options.references) :]
     trees = read_trees(options.conllu, sources, options.source) if options.conllu and options.source else None
@@ -130,7 +130,7 @@ def collect_outputs(
         yield str(path), SystemOutput(sources, references, lines, metrics, {"warnings": {}})
 
 
-def read_parallel(paths: Sequence[Path]) -> list[list[str]]:
+def read_parallel_files(paths: Sequence[Path]) -> list[list[str]]:
     """Return the lines of each file. The first must not be empty, and the others must have as many lines."""
     texts = [list(read_lines(path)) for path in paths]
     for path, lines in zip(paths, texts, strict=True):

@@ -48,11 +48,13 @@ def number_words(tokens: Sequence[str]) -> list[int]:
 
 
 def is_punctuation(token: str) -> bool:
+    """Return whether a token has characters, but neither letters nor digits."""
     bare = token.lstrip("▁")
     return bool(bare) and not any(letter.isalnum() for letter in bare)
 
 
 def join_words(tokens: Sequence[str], numbers: Sequence[int]) -> list[str]:
+    """Return the words that tokens make up, given the word index of each token."""
     words = [""] * (max(numbers, default=-1) + 1)
     for token, number in zip(tokens, numbers, strict=True):
         words[number] += "".join(letter if letter.isprintable() else "·" for letter in token.replace("▁", ""))

@@ -49,7 +49,7 @@ TINY = 1e-300  # a number whose logarithm is finite
 BETA = 2.0  # of chrF: the weight of recall against precision
 
 
-def split_words(line: str) -> list[str]:
+def extract_words(line: str) -> list[str]:
     """Return the words of a line, without punctuation."""
     return WORD_OR_SIGN.findall(line)
 

@@ -32,6 +32,8 @@ Tick = Callable[[int], object]  # called with the number of trials done
 
 
 class Interval(NamedTuple):
+    """A confidence interval of a score."""
+
     low: float
     high: float
 
