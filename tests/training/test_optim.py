@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.config.settings import TrainSettings
+from dragoman.config.settings import TrainSettings, check_names
 from dragoman.errors import UserError
 from dragoman.models.settings import RnnSettings, TransformerSettings
 from dragoman.training.optim import (
@@ -22,6 +22,7 @@ from dragoman.training.optim import (
     orthogonalize,
     step_unless,
 )
+from dragoman.training.start import TRAIN_REGISTRIES
 from tolerance import same
 
 EVERY_OPTIMIZER = pytest.mark.parametrize("name", OPTIMIZERS)
@@ -174,8 +175,10 @@ def test_frozen_and_unused_parameters_stay(name: str, shape: str) -> None:
     ],
 )
 def test_settings_that_cannot_work_are_refused(given: dict[str, object], wanted: str) -> None:
+    settings = TrainSettings(**given)  # type: ignore[arg-type]
     with pytest.raises(UserError) as caught:
-        check_optimization(TrainSettings(**given), TransformerSettings())  # type: ignore[arg-type]
+        check_names(TRAIN_REGISTRIES, settings, "train")
+        check_optimization(settings, TransformerSettings())
     assert wanted in str(caught.value)
 
 

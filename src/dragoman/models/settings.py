@@ -293,7 +293,7 @@ class HybridSettings(TransformerSettings):
     """The encoder's settings are a Transformer's; those of the recurrent decoder follow here."""
 
     kind: Literal["hybrid"] = "hybrid"  # type: ignore[assignment]
-    decoder_layers: Layers = setting(1, "of cells", ge=1)
+    decoder_layers: Count = setting(1, "of cells", le=1000)
     cell: str = setting("lstm", "of the decoder")
     score: str = setting("additive", "of the decoder's attention to the source")
     score_width: Width = setting(0, "of additive scores; 0: decoder_width")
