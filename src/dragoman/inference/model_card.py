@@ -30,8 +30,8 @@ from dragoman.models.registry import count_parameters
 from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder, load_tensors, read_digest
 
-KEYS = {"train": {"tokens", "seconds"}, "validate": {"loss", "perplexity"}}  # what a record needs
-RENAMED = {  # keys of records that earlier releases wrote
+REQUIRED_KEYS = {"train": {"tokens", "seconds"}, "validate": {"loss", "perplexity"}}  # of a record, by its event
+RENAMED_KEYS = {  # keys of records that earlier releases wrote
     "likelihood": "nll",
     "norm": "grad_norm",
     **METRIC_ALIASES,
@@ -151,8 +151,9 @@ def read_card(run: str | Path) -> dict[str, Any]:
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of metrics.jsonl under today's names; incomplete ones are left out."""
     for event in read_records(path):
-        if event.get("event") in KEYS and KEYS[event["event"]] <= set(event):
-            yield {RENAMED.get(name, name): value for name, value in event.items()}
+        required = REQUIRED_KEYS.get(event.get("event", ""))
+        if required and required <= set(event):
+            yield {RENAMED_KEYS.get(name, name): value for name, value in event.items()}
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:

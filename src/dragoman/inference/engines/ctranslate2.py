@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dragoman.config.settings import SampleSettings, SearchSettings
 from dragoman.decoding.methods import METHODS, apply_fixed_settings
@@ -172,16 +172,13 @@ def find_parts(spec: object, paths: str) -> Iterator[Any]:
             yield part
 
 
-def fill_parts(parts: list[Any], module: Any) -> None:
+def fill_parts(parts: list[Any], module: nn.Module) -> None:
     """Copy weight and bias of a linear layer or a norm; several parts share the outputs of the layer."""
-    if hasattr(parts[0], "gamma"):
-        parts[0].gamma = copy_float(module.weight)
-        if hasattr(parts[0], "beta"):
-            parts[0].beta = copy_float(module.bias)
-        return
-    chunks = (copy_float(tensor).chunk(len(parts)) for tensor in (module.weight, module.bias))
-    for part, weight, bias in zip(parts, *chunks, strict=True):
-        part.weight, part.bias = weight, bias
+    names = ("gamma", "beta") if hasattr(parts[0], "gamma") else ("weight", "bias")
+    for theirs, ours in zip(names, ("weight", "bias"), strict=True):
+        if hasattr(parts[0], theirs):  # an RMS norm has no bias
+            for part, chunk in zip(parts, copy_float(module.get_parameter(ours)).chunk(len(parts)), strict=True):
+                setattr(part, theirs, chunk)
 
 
 def copy_float(tensor: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -98,10 +98,11 @@ def list_weights(model: Transformer) -> Iterator[Weight]:
         yield Weight("lm_head.weight", model.project.weight, 1)
 
 
-def split_module(names: str, module: Any, axis: int, prefix: str = "") -> Iterator[Weight]:
+def split_module(names: str, module: nn.Module, axis: int, prefix: str = "") -> Iterator[Weight]:
     """Yield weights and biases of a linear layer or norm, split into as many modules as there are names."""
     parts = names.split()
-    for name, weight, bias in zip(parts, module.weight.chunk(len(parts)), module.bias.chunk(len(parts)), strict=True):
+    weights, biases = (module.get_parameter(name).chunk(len(parts)) for name in ("weight", "bias"))
+    for name, weight, bias in zip(parts, weights, biases, strict=True):
         yield Weight(f"{prefix}{name}.weight", weight, axis)
         yield Weight(f"{prefix}{name}.bias", bias, 0 if axis == 0 else None)
 
@@ -323,6 +324,20 @@ def fill_weights(model: Transformer, tensors: dict[str, Tensor]) -> None:
         raise UserError("'final_logits_bias' is not zero, and Dragoman's output has no bias")
 
 
+class GenerationOutput(Protocol):
+    """What `generate` returns: tokens, logits by step and, with a beam, the row that each token was found in."""
+
+    sequences: Tensor
+    logits: tuple[Tensor, ...]
+    beam_indices: Tensor
+
+
+class GenerationModel(Protocol):
+    """The part of a model of `transformers` that the engine uses."""
+
+    def generate(self, source_BS: Tensor, **options: object) -> GenerationOutput: ...
+
+
 class HuggingFaceEngine(Engine):
     """The engine of a folder that `transformers` opens."""
 
@@ -335,7 +350,7 @@ class HuggingFaceEngine(Engine):
                 "pip install 'dragoman[huggingface]' brings it"
             ) from None
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-        self.model: Any = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+        self.model: GenerationModel = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
 
     def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
         """Decode the jobs of each length limit in one call: a call has one limit for all."""
