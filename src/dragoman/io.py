@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import zstandard
 
@@ -285,13 +285,11 @@ LONGEST_LINE = 64 << 20  # bytes of a line, but for the text of a language model
 DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
 
 
-def _frame() -> zstandard.ZstdDecompressionObj:
-    return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()  # as wide as zstd --long=31
-
-
 class _Frames(io.RawIOBase):
-    """The bytes inside a .zst or .xz file of one or more frames. Unlike the libraries' own readers, it notices a file
-    that is cut, and one that is damaged after its first frame."""
+    """The bytes inside a .zst or .xz file of one or more frames.
+
+    Unlike the libraries' own readers, it raises an error for a truncated file, and for damage after the first frame.
+    """
 
     def __init__(self, path: Path, begin: Callable[[], Any], padding: bytes = b"") -> None:
         self.file = path.open("rb")
@@ -329,14 +327,15 @@ class _Frames(io.RawIOBase):
 
 
 def read_lines(path: Path, watch: Watch | None = None, *, longest: float = LONGEST_LINE) -> Iterator[str]:
-    """The lines of a text file, compressed or not, without their ends and without a byte order mark.
+    """Yield the lines of a text file, compressed or not, without their ends and without a byte order mark.
 
-    `watch` is given a function that returns how many bytes of the file, as it is on disk, are read.
+    `watch` is called with a function that returns how many bytes of the file on disk have been read.
 
     lines = list(read_lines(Path("corpus/train.en.xz")))
     """
     try:
-        with _open(path) as stream:
+        open_file = OPENERS.get(path.suffix.lower(), partial(Path.open, mode="rb"))
+        with open_file(path) as stream:
             if watch:
                 watch(partial(_bytes_read, stream, path))
             yield from lines_of(stream, str(path), longest=longest)
@@ -370,12 +369,6 @@ def lines_of(stream: Iterable[bytes], name: str, *, longest: float = LONGEST_LIN
         raise UserError(f"{name} is cut short or damaged after line {number}; compress or copy it again") from None
 
 
-def _open(path: Path) -> IO[bytes]:
-    opener: Callable[[Path], Any] = OPENERS.get(path.suffix.lower(), lambda path: path.open("rb"))
-    stream: IO[bytes] = opener(path)
-    return stream
-
-
 def _bytes_read(stream: Any, path: Path) -> int:
     if stream.closed:
         return path.stat().st_size
@@ -386,5 +379,7 @@ def _bytes_read(stream: Any, path: Path) -> int:
 OPENERS: dict[str, Callable[[Path], Any]] = {
     ".gz": gzip.open,
     ".xz": lambda path: io.BufferedReader(_Frames(path, lzma.LZMADecompressor, padding=b"\0"), 1 << 16),
-    ".zst": lambda path: io.BufferedReader(_Frames(path, _frame), 1 << 16),
+    ".zst": lambda path: io.BufferedReader(
+        _Frames(path, zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj), 1 << 16
+    ),  # the window of zstd --long=31
 }

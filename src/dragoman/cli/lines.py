@@ -69,10 +69,10 @@ class ArrivingLines:
     def read_some(self) -> None:
         """Read what has arrived, at least one byte, and split it into lines."""
         chunk = self.stream.read1(1 << 16)
-        *whole, rest = chunk.split(b"\n")
-        if whole:
-            first = b"".join([*self.begun, whole[0]])
-            self.lines.extend(line + b"\n" for line in (first, *whole[1:]))
+        *complete, rest = chunk.split(b"\n")
+        if complete:
+            first = b"".join([*self.begun, complete[0]])
+            self.lines.extend(line + b"\n" for line in (first, *complete[1:]))
             self.begun, self.size = [], 0
         if rest:
             self.begun.append(rest)
@@ -170,7 +170,7 @@ def choose_input(texts: Sequence[str] | None, input_file: Path | None) -> Input:
     return [line for text in texts for line in text.split("\n")]
 
 
-def split_arguments(arguments: Sequence[str] | None) -> tuple[list[str], list[str]]:
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return texts and settings.
 
     A setting is one word, such as `search.beam=8`, that begins with a section. Settings of other
@@ -178,7 +178,7 @@ def split_arguments(arguments: Sequence[str] | None) -> tuple[list[str], list[st
     """
     texts: list[str] = []
     settings: list[str] = []
-    for argument in arguments or []:
+    for argument in arguments:
         match = SETTING.fullmatch(argument)
         section, name = match.groups() if match else ("", "")
         if name in SearchSettings.model_fields and section not in Recipe.model_fields:

@@ -121,8 +121,11 @@ def translate_command(options: TranslateOptions) -> None:
 
     Lines come from --input or from the command line, not from both, or else from stdin, which is answered line by line.
     """
-    texts, overrides = split_arguments(options.arguments)
-    given = choose_input(texts, options.input_file)
+    given: Input = options.input_file
+    overrides: list[str] = []
+    if options.arguments:
+        texts, overrides = split_arguments(options.arguments)
+        given = choose_input(texts, options.input_file)
     runs = [options.run, *(options.others or [])]
     inputs = [options.input_file, options.glossary, options.dictionary, options.conllu]
     check_arguments(engine=options.engine, runs=runs, inputs=inputs, output=options.output_file)

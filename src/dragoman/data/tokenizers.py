@@ -126,7 +126,7 @@ class Tokenizers:
         return digest_bytes(b"".join(parts) + (json.dumps(self.tags).encode() if self.tags else b""))
 
     def _sides(self) -> dict[str, Tokenizer]:
-        return {"joint": self.source} if self.joint else {"source": self.source, "target": self.target}
+        return {"joint": self.source} if self.source is self.target else {"source": self.source, "target": self.target}
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ Shapes   B rows of a batch   P prompt width   T new tokens
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,12 +27,12 @@ from dragoman.decoding.sampling import sample_continuations
 from dragoman.errors import UserError
 from dragoman.inference.predictor import Predictor, check_lines, eval_mode
 from dragoman.models.single_sequence import LanguageModel
-from dragoman.types import BOS, EOS, PAD, UNK, Batch, Example
+from dragoman.types import BOS, EOS, PAD, UNK, Example
 
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A prompt and its continuation. `logp` is of the new tokens; `finished` tells that the model ended the text."""
+    """A prompt and its continuation. `logp` is of the new tokens; `finished`: the model ended the text itself."""
 
     prompt: str
     text: str
@@ -102,9 +102,10 @@ class Generator(Predictor[LanguageModel]):
         """
         prompts = check_lines(prompts, "generate")
         texts = [self.start_text(prompt, tokens, (seed, n)) for prompt in prompts for n in range(count)]
+        done: list[PartialText] = []
         with eval_mode(self.model):
-            grids = [texts[at : at + self.rows] for at in range(0, len(texts), self.rows)]
-            done = [one for grid in grids for one in self.finish_texts(grid, settings or SampleSettings())]
+            for start in range(0, len(texts), self.rows):
+                done += self.finish_texts(texts[start : start + self.rows], settings or SampleSettings())
         return [
             [self.make_continuation(prompt, one) for one in done[i * count : (i + 1) * count]]
             for i, prompt in enumerate(prompts)
@@ -156,17 +157,14 @@ class Generator(Predictor[LanguageModel]):
         most = self.recipe.data.max_length
         if not self.whole_files and not one.finished and len(one.ids) > most:
             warnings.append(f"stopped at {most} tokens, the most that data.max_length allows a line")
-        text, tokens = self.decode_lines(one.ids[1:]), len(one.ids) - one.prompt
-        return Continuation(prompt, text, tokens, one.logp, one.finished, tuple(warnings))
-
-    def decode_lines(self, ids: Sequence[int]) -> str:
         lines: list[list[int]] = [[]]
-        for token in ids:
+        for token in one.ids[1:]:
             if token == EOS:
                 lines.append([])
             else:
                 lines[-1].append(token)
-        return "\n".join(map(self.tokenizers.target.decode, lines))
+        text, tokens = "\n".join(map(self.tokenizers.target.decode, lines)), len(one.ids) - one.prompt
+        return Continuation(prompt, text, tokens, one.logp, one.finished, tuple(warnings))
 
     def encode_lines(self, lines: Sequence[str]) -> list[int]:
         """Return the ids of several lines, each followed by EOS."""
@@ -175,38 +173,29 @@ class Generator(Predictor[LanguageModel]):
     def measure(self, lines: Sequence[str]) -> TextLikelihood:
         """Return how likely the text is, read in windows or line by line, as in training."""
         lines = check_lines(lines, "measure")
-        examples, form = (
-            (self.make_windows(lines), "windows") if self.whole_files else (self.make_line_examples(lines), "lines")
-        )
-        if not examples:
+        if self.whole_files:
+            ids = np.array(self.encode_lines(lines), dtype=np.int64)
+            windows = TextWindows(len(ids), self.model.settings.context, self.model.settings.context)
+            spans = [windows.span(number) for number in range(len(windows))] if len(ids) > 1 else []
+            targets = [ids[start:end] for start, end in spans]
+        else:
+            targets = [np.array(ids, dtype=np.int64) for ids in self.tokenizers.target.encode_all(lines)]
+        if not targets:
             raise UserError("there is no text to measure")
+        examples = [Example(target[:0], target, i) for i, target in enumerate(targets)]
+        collate = EXAMPLE_FORMATS["windows" if self.whole_files else "lines"].collate
         total, count = 0.0, 0
         with eval_mode(self.model), torch.inference_mode():
-            for batch in self.batches(examples, form):
+            indices = range(len(examples))
+            for width, some in group_by_key(indices, lambda i: round_to_bucket(len(targets[i]) + 1), self.rows):
+                rows = [[i] for i in some] + [[]] * (self.rows - len(some))
+                batch = collate(BatchPlan(rows, Widths(0, width)), examples).to(self.device)
                 real_BT = batch.target_segment_BT > 0
                 logits_NV = self.model.project(self.model(batch)[real_BT]).float()
                 total += float(F.cross_entropy(logits_NV, batch.target_out_BT[real_BT], reduction="sum"))
                 count += batch.target_tokens
         tokens = sum(len(ids) + 1 for ids in self.tokenizers.target.encode_all(lines))
         return TextLikelihood(len(lines), tokens, sum(len(line) + 1 for line in lines), total / count)
-
-    def make_windows(self, lines: Sequence[str]) -> list[Example]:
-        ids = np.array(self.encode_lines(lines), dtype=np.int64)
-        cut = TextWindows(len(ids), self.model.settings.context, self.model.settings.context)
-        spans = [cut.span(number) for number in range(len(cut))] if len(ids) > 1 else []
-        return [Example(ids[:0], ids[start:end], i) for i, (start, end) in enumerate(spans)]
-
-    def make_line_examples(self, lines: Sequence[str]) -> list[Example]:
-        nothing = np.zeros(0, dtype=np.int64)
-        encoded = self.tokenizers.target.encode_all(lines)
-        return [Example(nothing, np.array(ids, dtype=np.int64), i) for i, ids in enumerate(encoded)]
-
-    def batches(self, examples: Sequence[Example], form: str) -> Iterator[Batch]:
-        for width, some in group_by_key(
-            range(len(examples)), lambda i: round_to_bucket(len(examples[i].target) + 1), self.rows
-        ):
-            rows = [[i] for i in some] + [[]] * (self.rows - len(some))
-            yield EXAMPLE_FORMATS[form].collate(BatchPlan(rows, Widths(0, width)), examples).to(self.device)
 
     @property
     def whole_files(self) -> bool:

@@ -63,7 +63,7 @@ class PairStatistics(NamedTuple):
     @classmethod
     def of(cls, lengths: Iterable[tuple[int, int]], texts: Iterable[tuple[str, str]]) -> Self:
         """Measure the lengths of many pairs and the texts of some. One pair in a thousand may be out of bounds."""
-        ratios = sorted(length_ratio(source, target) for source, target in lengths)
+        ratios = sorted((target + RATIO_SMOOTHING) / (source + RATIO_SMOOTHING) for source, target in lengths)
         outside = len(ratios) // 2000
         copied, kept = [], []
         for source, target in texts:
@@ -76,10 +76,6 @@ class PairStatistics(NamedTuple):
 
     def text(self) -> str:
         return json.dumps([round(value, 4) for value in self])
-
-
-def length_ratio(source: int, target: int) -> float:
-    return (target + RATIO_SMOOTHING) / (source + RATIO_SMOOTHING)
 
 
 def find_flags(
@@ -95,7 +91,7 @@ def find_flags(
     source_words = list_words_casefolded(source) if repeated or copies_are_rare else []
     flags = [FLAG_REPEATS] if repeated and repeated > count_loops(source_words) else []
     if statistics:
-        ratio = length_ratio(*lengths)
+        ratio = (lengths[1] + RATIO_SMOOTHING) / (lengths[0] + RATIO_SMOOTHING)
         if ratio > statistics.most * RATIO_MARGIN:
             flags.append(FLAG_LONG)
         elif ratio < statistics.least / RATIO_MARGIN:
