@@ -102,14 +102,14 @@ class BeamSearch(Search):
         score_BW = torch.where((token_BW == EOS) & ~done_B[:, None], logp_BW / norm_T[length_B1], NEVER)
         score_BK, order_BK = torch.cat([old.end_score_BW, score_BW], 1).sort(dim=1, descending=True, stable=True)
         order_BW, end_score_BW = order_BK[:, :W], score_BK[:, :W]
-        end_token_BKT = torch.cat([old.end_token_BWT, gather_beams(old.token_BWT, parent_BW)], 1)
+        end_token_BKT = torch.cat([old.end_token_BWT, torch.take_along_dim(old.token_BWT, parent_BW[:, :, None], 1)], 1)
         end_logp_BW = torch.cat([old.end_logp_BW, logp_BW], 1).gather(1, order_BW)
         end_length_BW = torch.cat([old.end_length_BW, length_B1.expand(-1, W)], 1).gather(1, order_BW)
 
         # The W best candidates that are no EOS extend the prefixes; those of a sentence that is done stay as they were.
         order_BW = (found.token_BK == EOS).int().sort(dim=1, stable=True).indices[:, :W]
         logp_BW, parent_BW, token_BW = (each_BK.gather(1, order_BW) for each_BK in found)
-        token_BWT = gather_beams(old.token_BWT, parent_BW)
+        token_BWT = torch.take_along_dim(old.token_BWT, parent_BW[:, :, None], 1)
         last_BW1 = old.length_B.clamp(max=token_BWT.size(2) - 1)[:, None, None].expand(-1, W, 1)
         token_BWT.scatter_(2, last_BW1, token_BW[:, :, None])
         new_logp_BW = torch.where(done_B[:, None], old.logp_BW, logp_BW)
@@ -119,7 +119,7 @@ class BeamSearch(Search):
             torch.where(done_B[:, None, None], old.token_BWT, token_BWT),
             new_logp_BW,
             length_B,
-            gather_beams(end_token_BKT, order_BK[:, :W]),
+            torch.take_along_dim(end_token_BKT, order_BK[:, :W, None], 1),
             end_logp_BW,
             end_score_BW,
             end_length_BW,
@@ -130,12 +130,8 @@ class BeamSearch(Search):
         token_BW = token_BW.masked_fill(logp_BW == NEVER, EOS)  # a token that every model knows
         return (first_B1 + parent_BW).flatten(), token_BW.flatten()
 
-    def results(self, slots: Sequence[int]) -> list[list[SearchResult]]:
-        """Return up to `nbest` results per slot: finished ones by score, then unfinished ones."""
-        return self.list_results(self.select(slots))
-
-    def list_results(self, state: BeamState) -> list[list[SearchResult]]:
-        """Return the results of a state.
+    def results(self, state: BeamState) -> list[list[SearchResult]]:
+        """Return up to `nbest` results per slot: finished ones by score, then unfinished ones.
 
         A stop rule ends a sentence only when `nbest` hypotheses are finished or no beam is active, so an unfinished
         one gets onto the list only if it was cut. Converting to lists is slow, so only what is returned is converted.
@@ -197,10 +193,6 @@ def stable_topk(score_BC: Tensor, count: int, index_BC: Tensor | None = None) ->
         index_BC = torch.arange(score_BC.size(1), device=score_BC.device).expand_as(score_BC)
     column_BK = ((order_BC << 32) - index_BC).topk(min(count, score_BC.size(1)), dim=1).indices
     return score_BC.gather(1, column_BK), column_BK
-
-
-def gather_beams(token_BKT: Tensor, row_BW: Tensor) -> Tensor:
-    return token_BKT.gather(1, row_BW[:, :, None].expand(-1, -1, token_BKT.size(2)))
 
 
 def stop_when_full(score_BW: Tensor, hope_B: Tensor, nbest: int) -> Tensor:

@@ -62,12 +62,8 @@ class Slots:
         """Open a slot for each job. `fresh` is the state of their sources and has one row for each."""
         self.model, self.search, self.numbers = model, search, list(numbers)
         search.open(jobs)
-        self.state = self.repeat_rows(fresh, len(jobs))
+        self.state = fresh.select(torch.arange(len(jobs), device=search.device).repeat_interleave(search.width))
         self.token_N = torch.full((len(jobs) * search.width,), BOS, device=search.device)
-
-    def repeat_rows(self, fresh: SlotState, sentences: int) -> SlotState:
-        """Return the state with `width` rows per sentence instead of one."""
-        return fresh.select(torch.arange(sentences, device=self.search.device).repeat_interleave(self.search.width))
 
     @property
     def free(self) -> list[int]:
@@ -88,7 +84,8 @@ class Slots:
     def fill(self, slots: Sequence[int], numbers: Sequence[int], fresh: SlotState, jobs: Sequence[Job]) -> None:
         """Put new sentences into free slots."""
         index_K = torch.tensor(slots, device=self.search.device)
-        self.state = self.state.put(index_K, self.repeat_rows(fresh, len(slots)))
+        rows_N = torch.arange(len(slots), device=index_K.device).repeat_interleave(self.search.width)
+        self.state = self.state.put(index_K, fresh.select(rows_N))
         self.search.put(slots, jobs)
         self.token_N.view(len(self.numbers), -1)[index_K] = BOS
         for slot, number in zip(slots, numbers, strict=True):
@@ -105,7 +102,10 @@ class Slots:
 
 
 class StaticSlots(Slots):
-    """A fixed number of slots of beam search that are updated in place, all of them free at first."""
+    """A fixed number of slots of beam search that are updated in place, all of them free at first.
+
+    On a GPU their step is a CUDA graph.
+    """
 
     search: BeamSearch
     state: Any  # a KVCache, or another state with an indirect cache
@@ -116,9 +116,24 @@ class StaticSlots(Slots):
         super().__init__(model, search, numbers, fresh, jobs)
         search.state = BeamState(*[each.clone() for each in search.state])  # no two may share memory
         self.state = self.state.make_indirect(search.longest + 1)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        if search.device.type == "cuda":
+            side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side_stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side_stream):
+                for _ in range(WARMUP_STEPS):
+                    self.step()
+            torch.cuda.current_stream().wait_stream(side_stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                self.step()
+            self.graph = graph
 
     def step(self) -> None:
         """Advance every sentence by one token, and write the new values over the old ones."""
+        if self.graph:
+            self.graph.replay()
+            return
         held, held_token_N, held_state = self.search.state, self.token_N, self.state
         super().step()
         state = self.state.rest(self.search.done_B)
@@ -141,7 +156,7 @@ class StaticSlots(Slots):
                 copied.synchronize()
             each = torch.split(host, [part[0].numel() for part in parts], 1)
             made = [one.reshape(part.shape).to(part.dtype) for one, part in zip(each, parts, strict=True)]
-            return self.search.list_results(BeamState(*made))
+            return self.search.results(BeamState(*made))
 
         return wait
 
@@ -154,27 +169,6 @@ class StaticSlots(Slots):
         self.token_N.view(len(self.numbers), -1).index_fill_(0, index_K, BOS)
         for slot, number in zip(slots, numbers, strict=True):
             self.numbers[slot] = number
-
-
-class CudaGraphSlots(StaticSlots):
-    """Static slots whose step is a CUDA graph."""
-
-    def __init__(
-        self, model: StepModel[Any], search: BeamSearch, numbers: Sequence[int], fresh: Any, jobs: Sequence[Job]
-    ) -> None:
-        super().__init__(model, search, numbers, fresh, jobs)
-        self.graph = torch.cuda.CUDAGraph()
-        side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side_stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side_stream):
-            for _ in range(WARMUP_STEPS):
-                super().step()
-        torch.cuda.current_stream().wait_stream(side_stream)
-        with torch.cuda.graph(self.graph):
-            super().step()
-
-    def step(self) -> None:
-        self.graph.replay()
 
 
 class JobQueue:
@@ -236,7 +230,7 @@ class Scheduler:
             if observe:
                 observe(search.state)
             if done := slots.done:
-                for slot, found in zip(done, search.results(done), strict=True):
+                for slot, found in zip(done, search.results(search.select(done)), strict=True):
                     results[slots.numbers[slot]] = found
                     slots.numbers[slot] = FREE
 
@@ -307,14 +301,13 @@ class GpuScheduler(Scheduler):
         settings = (own.beam, own.nbest, own.length_penalty, own.length_norm, own.stop)
         shape = (queue.width, longest, settings)
         if shape not in self.pools:
-            make = CudaGraphSlots if self.device.type == "cuda" else StaticSlots
             one = self.read_sources(queue, [FREE])[0].make_indirect(longest + 1).nbytes * search.width
             count = max(min(self.rows // search.width, self.share // one), 1)
             while self.pools and one * count + self.held > self.SHARES * self.share:
                 others = [key for key in self.pools if key[-1] != settings]
                 del self.pools[others[0] if others else next(reversed(self.pools))]
             free = [FREE] * count
-            self.pools[shape] = make(self.model, search, free, *self.read_sources(queue, free))
+            self.pools[shape] = StaticSlots(self.model, search, free, *self.read_sources(queue, free))
         return self.pools[shape]
 
     @property
@@ -366,7 +359,7 @@ def run_batch(
     while not bool(search.done_B.all()):  # the only value that the host waits for
         slots.step()
         observe(search.state)
-    return search.results(range(len(jobs)))
+    return search.results(search.state)
 
 
 def collate_sources(jobs: Sequence[Job], width: int, rows: int) -> Batch:

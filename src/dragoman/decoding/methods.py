@@ -46,11 +46,11 @@ def decode(request: Request) -> list[list[SearchResult]]:
     terms, the sentence is decoded like the others, and the caller looks for the terms in the text.
     """
     request = replace(request, settings=apply_fixed_settings(request.settings))
+    decode_others = METHODS[request.settings.method].decode
+    if not any(job.constraints.must for job in request.jobs):
+        return decode_others(request)
     results = decode_constrained(request)
-    rest = [not some for some in results]
-    if not any(rest):
-        return results
-    others = METHODS[request.settings.method].decode(request.only(rest))
+    others = decode_others(request.only([not some for some in results]))
     return [some or other for some, other in zip(results, others, strict=True)]
 
 

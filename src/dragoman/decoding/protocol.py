@@ -71,7 +71,7 @@ class DecodingConstraints:
     @property
     def needed_tokens(self) -> int:
         """Return the fewest tokens that the required terms take."""
-        return sum(int(term.left_S[0]) for term in self.spellable)
+        return sum(int(term.left_S[0]) for term in self.must if term.possible)
 
 
 class Job(NamedTuple):

@@ -102,9 +102,8 @@ class SampleSearch(Search):
         self.state, token_N = extend_samples(self.state, logp_NV, self.settings, wait_BW)
         return None, token_N
 
-    def results(self, slots: Sequence[int]) -> list[list[SearchResult]]:
+    def results(self, state: SampleState) -> list[list[SearchResult]]:
         """Return the samples in the order of their numbers."""
-        state = self.select(slots)
         score_BW = state.logp_BW / self.norm_T[state.length_BW]
         columns = (state.token_BWT, state.length_BW, state.logp_BW, score_BW)
         results = []

@@ -47,30 +47,23 @@ class Search(ABC):
 
     def __init__(self, settings: SearchSettings, width: int, longest: int, device: torch.device) -> None:
         self.settings, self.width, self.longest, self.device = settings, width, longest, device
-        self.set_jobs([])
 
-    def set_jobs(self, jobs: Sequence[Job]) -> None:
-        """Set the jobs of all slots, and make their rules."""
+    def open(self, jobs: Sequence[Job], state: Any = None) -> None:
+        """Set the jobs of all slots, and their state if they have begun; make the rules of the slots."""
         self.jobs = list(jobs)
         self.rules = make_rules([job.constraints for job in jobs], self.settings, self.device)
-
-    def open(self, jobs: Sequence[Job]) -> None:
-        """Begin with a slot for each of these jobs."""
-        self.set_jobs(jobs)
-        self.state = self.make_state(jobs)
+        self.state = self.make_state(jobs) if state is None else state
 
     def put(self, slots: Sequence[int], jobs: Sequence[Job]) -> None:
         """Replace the searches in these slots by those of new jobs."""
-        new = dict(zip(slots, jobs, strict=True))
-        self.set_jobs([new.get(slot, job) for slot, job in enumerate(self.jobs)])
-        index_K = torch.tensor(slots, device=self.device)
+        index_K, new = torch.tensor(slots, device=self.device), dict(zip(slots, jobs, strict=True))
         pairs = zip(self.state, self.make_state(jobs), strict=True)
-        self.state = type(self.state)(*[old.index_copy(0, index_K, fresh) for old, fresh in pairs])
+        state = type(self.state)(*[old.index_copy(0, index_K, fresh) for old, fresh in pairs])
+        self.open([new.get(slot, job) for slot, job in enumerate(self.jobs)], state)
 
     def keep(self, slots: Sequence[int]) -> None:
         """Give up all other slots."""
-        self.set_jobs([self.jobs[slot] for slot in slots])
-        self.state = self.select(slots)
+        self.open([self.jobs[slot] for slot in slots], self.select(slots))
 
     def select(self, slots: Sequence[int]) -> Any:
         """Return the state of these slots."""
@@ -112,8 +105,8 @@ class Search(ABC):
         """Extend the hypotheses of every slot by one token; see `advance`."""
 
     @abstractmethod
-    def results(self, slots: Sequence[int]) -> list[list[SearchResult]]:
-        """Return the results of these slots, best first."""
+    def results(self, state: Any) -> list[list[SearchResult]]:
+        """Return the results of every slot of a state, best first."""
 
 
 SearchFactory = Callable[[int, torch.device], Search]  # from the highest limit and the device
@@ -131,6 +124,8 @@ def make_rules(
     constraints: Sequence[DecodingConstraints], settings: SearchSettings, device: torch.device
 ) -> list[Rule]:
     """Return the rules of these slots. If prefixes are required, one rule applies the others after the prefix."""
+    if not settings.no_repeat and not any(each.any for each in constraints):
+        return []
     rules = [rule for make in RULES.values() if (rule := make(constraints, settings, device))]
     if not any(each.prefix for each in constraints):
         return rules

@@ -250,7 +250,7 @@ class SentenceSearches(Search):
     def put(self, slots: Sequence[int], jobs: Sequence[Job]) -> None:
         for slot, job, new in zip(slots, jobs, self.make_state(jobs), strict=True):
             self.jobs[slot], self.state[slot] = job, new
-        self.set_jobs(self.jobs)
+        self.open(self.jobs, self.state)
 
     def select(self, slots: Sequence[int]) -> list[SentenceSlot]:
         return [self.state[slot] for slot in slots]
@@ -268,5 +268,5 @@ class SentenceSearches(Search):
             tokens += [one.token for one in extensions]
         return torch.tensor(rows, device=self.device), torch.tensor(tokens, device=self.device)
 
-    def results(self, slots: Sequence[int]) -> list[list[SearchResult]]:
-        return [self.state[slot].search.results() for slot in slots]
+    def results(self, state: list[SentenceSlot]) -> list[list[SearchResult]]:
+        return [slot.search.results() for slot in state]
