@@ -1,6 +1,6 @@
-"""What every model of every menu promises: one list of laws, run over all of them.
+"""What every model of every registry guarantees: one list of laws, run over all of them.
 
-A new entry of a menu is in these tests without a line being added here.
+A new entry of a registry is in these tests without a line being added here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Norms: by their formulas, and what holds for every entry of the menu."""
+"""Norms: by their formulas, and what holds for every entry of the registry."""
 
 from __future__ import annotations
 

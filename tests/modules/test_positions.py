@@ -1,4 +1,4 @@
-"""Position schemes: the papers' formulas, number by number, and what holds for every entry of the menu."""
+"""Position schemes: the papers' formulas, number by number, and what holds for every entry of the registry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every model that the menus can make, small, and batches for it: what the contract tests loop over."""
+"""A small model for every entry of every registry, and batches for it. The contract tests iterate over them."""
 
 from __future__ import annotations
 

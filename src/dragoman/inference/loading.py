@@ -158,16 +158,13 @@ class EnsembleModel(Seq2Seq):
     def __init__(self, models: Sequence[Seq2Seq]) -> None:
         super().__init__()
         self.members = list(models)
+        self.aligns = any(one.aligns for one in models)
         self.held = nn.ModuleList(models)  # so that all of them move, train and evaluate with it
         self.search = Ensemble(models)
         self.project = nn.Identity()  # type: ignore[assignment]
 
     def forward(self, batch: Batch) -> Tensor:
         return mean_logp([one.project(one(batch)).float().log_softmax(-1) for one in self.members])
-
-    @property
-    def aligns(self) -> bool:
-        return any(one.aligns for one in self.members)
 
     def alignment(self, batch: Batch) -> Tensor:
         """Return the mean of the alignments of those members that have one: weight_BTS."""

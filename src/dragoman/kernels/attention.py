@@ -53,7 +53,7 @@ def attend_reference(q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: Atten
 def attend_fused(q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: AttentionMask) -> Tensor:
     """Compute attention with PyTorch's fused kernel, which never materializes the full score matrix.
 
-    The kernel wants one width for all three tensors. Padding with zeros changes neither scores nor values.
+    The kernel needs one width for all three tensors. Padding with zeros changes neither scores nor values.
     """
     key_width, value_width = q_BHQD.size(-1), v_BHKD.size(-1)
     if key_width != value_width:
@@ -69,7 +69,7 @@ def attend_fused(q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: Attention
         allowed = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
     if q_BHQD.dim() == 4 or allowed is None:
         return F.scaled_dot_product_attention(q_BHQD, k_BHKD, v_BHKD, attn_mask=allowed)
-    # PyTorch's kernel wants four dimensions: those between H and Q join the batch
+    # PyTorch's kernel needs four dimensions: those between H and Q join the batch
     allowed = allowed.expand(len(q_BHQD), *allowed.shape[1:])
     q_NHQD, k_NHKD, v_NHKD, allowed_NHQK = (x.movedim(1, -3).flatten(0, -4) for x in (q_BHQD, k_BHKD, v_BHKD, allowed))
     out_NHQD = F.scaled_dot_product_attention(q_NHQD, k_NHKD, v_NHKD, attn_mask=allowed_NHQK)
@@ -176,7 +176,7 @@ def attend_to_source(q_NHD: Tensor, memory: KeyValue, length_B: Tensor) -> Tenso
 
 
 def supports_cached_kernel(q_NHD: Tensor, v_NHD: Tensor) -> bool:
-    """Return whether the Triton kernel can be used: it wants head widths that are powers of two."""
+    """Return whether the Triton kernel can be used: head widths must be powers of two."""
     widths = (q_NHD.size(-1), v_NHD.size(-1))
     return q_NHD.is_cuda and all(width >= 16 and width & (width - 1) == 0 for width in widths)
 

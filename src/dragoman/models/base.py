@@ -61,10 +61,7 @@ class AutoregressiveModel(Model):
 class Seq2Seq(AutoregressiveModel):
     """A model that generates a target from a source."""
 
-    @property
-    def aligns(self) -> bool:
-        """Whether attention distinguishes source tokens; if not, its weights are no alignment."""
-        return True
+    aligns = True  # whether attention distinguishes source tokens; if not, its weights are no alignment
 
     @abstractmethod
     def alignment(self, batch: Batch) -> Tensor:

@@ -77,7 +77,7 @@ class KVCache:
         return replace(self.reserve(capacity), mask=mask, indirect=True)
 
     def reserve(self, positions: int) -> KVCache:
-        """Extend the capacity by so many positions."""
+        """Extend the capacity by this number of positions."""
         caches = [(F.pad(k, (0, 0, 0, positions)), F.pad(v, (0, 0, 0, positions))) for k, v in self.caches]
         return replace(self, caches=caches, beam_indices_NK=F.pad(self.beam_indices_NK, (0, positions)))
 
@@ -98,7 +98,7 @@ class KVCache:
         )
 
     def slice_sentences(self, first: int, count: int) -> KVCache:
-        """Return views of so many sentences from this one on, before any token is decoded."""
+        """Return views of `count` sentences from `first` on, before any token is decoded."""
         few = slice(first, first + count)
         length_B, bias = self.mask.length_B, self.mask.bias
         mask = AttentionMask(

@@ -236,7 +236,7 @@ class RecurrentLmDecoder(EmbeddedModule):
         return self.dropout(self.out(self.stack(x_BTE, self.stack.make_initial_state(len(ids_BT)))))
 
     def start(self, rows: int) -> RnnState:
-        """Return the state before the first token of so many rows."""
+        """Return the state before the first token, with this number of rows."""
         return RnnState(self.stack.make_initial_state(rows))
 
     def step(self, token_N: Tensor, state: RnnState) -> tuple[Tensor, RnnState]:
@@ -251,10 +251,6 @@ class RecurrentSeq2Seq(Seq2Seq):
 
     encoder: Any
     decoder: RecurrentDecoder
-
-    @property
-    def aligns(self) -> bool:
-        return self.decoder.attention.score.aligns
 
     def encode(self, source_BS: Tensor, rows: RowLayout) -> tuple[EncodedSource, StackState]:
         """Return the encoded source and the decoder's initial states."""
@@ -284,7 +280,7 @@ class Rnn(RecurrentSeq2Seq):
     def __init__(self, settings: RnnSettings, *, source_size: int, target_size: int, joint: bool) -> None:
         super().__init__()
         settings.check()
-        self.settings, self.output_size = settings, target_size
+        self.settings, self.output_size, self.aligns = settings, target_size, settings.aligns
         same = joint and settings.tied
         size = source_size if same else target_size  # tags are read, never generated
         table = nn.Embedding(size, settings.embedded_width)
@@ -318,7 +314,7 @@ class Hybrid(RecurrentSeq2Seq):
     def __init__(self, settings: HybridSettings, *, source_size: int, target_size: int, joint: bool) -> None:
         super().__init__()
         settings.check()
-        self.settings, self.output_size = settings, target_size
+        self.settings, self.output_size, self.aligns = settings, target_size, settings.aligns
         decoder = settings.of_decoder()
         same = joint and settings.tied and settings.embedded_width == settings.width
         size = source_size if same else target_size  # tags are read, never generated

@@ -150,7 +150,7 @@ class Decoder(TransformerStack):
         return aligning.compute_alignment(x_BTC, rows, mask, memory_BSC, cross_mask)
 
     def start(self, rows: int, memory_BSC: Tensor | None = None, source: RowLayout | None = None) -> KVCache:
-        """Return the state before the first target token of so many rows."""
+        """Return the state before the first target token, with this number of rows."""
         like = self.embedding.weight if memory_BSC is None else memory_BSC
         mask = make_cross_attention_mask(source, source) if source else AttentionMask()
         if mask.allowed is not None:

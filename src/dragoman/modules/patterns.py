@@ -91,7 +91,7 @@ class BlockedAttention(FullAttention, ABC):
 
     @abstractmethod
     def make_links(self, blocks: int, device: torch.device) -> Tensor:
-        """Return the blocks that each of so many blocks is linked to, without repeats: links_NL.
+        """Return the blocks that each of `blocks` blocks is linked to, without repeats: links_NL.
 
         Indices outside the row are ignored.
         """

@@ -112,10 +112,10 @@ class TreeDepth(Sinusoidal):
 class AttentionPosition(PositionPart):
     """Change nothing: attention ignores positions. Subclasses override one or more of the hooks."""
 
-    needs = "nothing"  # what it must know of a query and a key: "nothing", "distance" or "tree" (modules/patterns.py)
+    needs = "nothing"  # what a query and a key must provide: "nothing", "distance" or "tree" (modules/patterns.py)
 
     def compute_relative(self, query_BQ: Tensor, key_BK: Tensor) -> Tensor | None:  # noqa: ARG002
-        """Return what `attend` must know of queries and keys at these positions, relative_BQK, if anything."""
+        """Return what `attend` needs for queries and keys at these positions: relative_BQK, or None."""
         return None
 
     def compute_relative_in_rows(self, rows: RowLayout) -> Tensor | None:

@@ -80,7 +80,7 @@ class Cell(nn.Module, ABC):
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else self.bias.dtype
         parameters = [self.input_weight, self.hidden_weight, self.bias, self.hidden_bias()]
         weights = [weight.to(dtype) for weight in parameters]
-        if device == "cuda":  # cuDNN wants them in one block of memory
+        if device == "cuda":  # cuDNN needs them in one block of memory
             parts = torch.split(torch.cat([weight.flatten() for weight in weights]), [w.numel() for w in weights])
             weights = [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
         initial = [part_NC[None].to(dtype).contiguous() for part_NC in state]
