@@ -35,10 +35,10 @@ class Tree(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A sentence and its translation as raw text, with the dependency tree of the source where one is known and wanted.
+    """A sentence and its translation as raw text, with the dependency tree of the source where it is known and needed.
 
-    `tag` is put before the source and says what kind of pair this is, such as the target language. `alternatives` are
-    further references to evaluate with, besides the first one, which is `target`.
+    `tag` is put before the source and names the kind of the pair, such as the target language. `alternatives` are
+    further reference translations for evaluation; the first one is `target`.
     """
 
     source: str
@@ -73,10 +73,10 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Packed rows: several pairs may lie side by side in a row, and both sides of a pair lie in the same row.
+    """Packed rows: a row may hold several pairs side by side, and holds both sides of each.
 
-    Segments count the pairs of a row from 1; segment 0 is padding. Positions restart at 0 in every segment.
-    The target is shifted already: `target_in` begins with <s>, `target_out` ends with </s>. In an `unpacked` batch
+    Segments number the pairs of a row from 1; segment 0 is padding. Positions restart at 0 in every segment.
+    The target is shifted: `target_in` begins with <s>, `target_out` ends with </s>. In an `unpacked` batch
     no row has more than one segment. `features` of the source tokens are for models that need them (data/features.py).
     A batch may hold only some rows, those of one process; `pairs` and the token counts are those of all rows.
     """
@@ -100,7 +100,7 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens on both sides, without padding, in which throughput is measured."""
+        """Return the number of tokens on both sides, without padding. Throughput is measured in these."""
         return self.source_tokens + self.target_tokens
 
     def to(self, device: torch.device) -> Batch:
@@ -126,11 +126,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line to answer, with what is asked of the answer.
+    """A line to translate, with constraints on its translation.
 
-    A term is a text that must appear in the answer (or, under `avoid`, must not), as a word or words of its own; or a
-    pair of a text and a term: then it is asked for where the text stands in the line. `begin` is how the answer begins.
-    `tag` is one that the model was trained with, such as the language that is wanted.
+    A term is a text that must appear in the translation (or, under `avoid`, must not), as complete words. A pair of two
+    texts is a term that applies only if the first text occurs in the line. The translation starts with `begin`. `tag`
+    is a tag that the model was trained with, such as the target language.
     """
 
     text: str
@@ -142,12 +142,12 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One answer of a model.
+    """One output of a model.
 
-    `alignment[t][s]` says how much target token t attends to source token s; each row sums to one, over the tokens of
-    `source_tokens`. It is empty where attention does not tell source tokens apart (model.attention none and mean).
-    `score` is what ranked it, as a rule the length-normalised log-probability; `logp` is the plain sum.
-    `warnings` say what was done to it, or not done; `flags` what about it looks odd (inference/postprocess.py).
+    `alignment[t][s]` is the attention weight of target token t on source token s; each row sums to one, over the tokens
+    of `source_tokens`. It is empty if attention does not tell source tokens apart (model.attention none and mean).
+    Hypotheses are ranked by `score`, as a rule the length-normalised log-probability; `logp` is the plain sum.
+    `warnings` name what was changed, skipped or truncated; `flags` name signs of errors (inference/postprocess.py).
     """
 
     text: str
@@ -162,10 +162,11 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True)
 class PairScore:
-    """How likely a model holds a target to be the answer to a source, as natural logarithms.
+    """The log-probability (natural logarithm) of a target as the translation of a source.
 
-    `token_logps` are those of `tokens`, the end mark last; `logp` is their sum and `mean` the same per token. A pair
-    that the model has no places for has none of them: they are nan and empty. That nothing answers nothing is sure.
+    `token_logps` are those of `tokens`, EOS last; `logp` is their sum and `mean` their mean. For a pair that is longer
+    than the model's positions, the numbers are nan and the lists are empty. An empty target of an empty source has
+    log-probability 0.
     """
 
     logp: float

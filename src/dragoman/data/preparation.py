@@ -21,7 +21,7 @@ from typing import Any
 from dragoman.config.settings import build, override, pick
 from dragoman.config.yaml import parse_yaml
 from dragoman.data.cleaning import CleanSettings, OverlapCounter, clean_pairs
-from dragoman.data.corpus import FILES, SPLITS, CorpusSettings, DataSettings, read_data_section, read_pairs
+from dragoman.data.corpus import SPLITS, CorpusSettings, DataSettings, read_data_section, read_pairs
 from dragoman.data.statistics import CorpusStatistics, add_overlap, compute_statistics
 from dragoman.data.trees import format_conllu
 from dragoman.errors import UserError
@@ -77,9 +77,10 @@ def parse_corpora(text: str, option: str) -> CorpusList:
         found = pick({name: getattr(data, name) for name in SPLITS}, part, f"part of {named[1]}")
         if not found:
             raise UserError(f"{named[1]} has no data.{part}")
-        turned = data.direction != DataSettings().direction  # the phrasebook goes by the recipe's direction
+        turned = data.direction != DataSettings().direction  # the phrasebook goes by the recipe's split and direction
+        updates = ({"split": one.split or part, "reverse": one.reverse != turned} for one in found)
         return CorpusList(
-            tuple(_as_in_recipe(corpus, part, turned) if corpus.phrasebook else corpus for corpus in found)
+            tuple(one.model_copy(update=update) if one.phrasebook else one for one, update in zip(found, updates))
         )
     values = parse_yaml(text, option)
     listed = values if isinstance(values, list) else [values]
@@ -88,16 +89,12 @@ def parse_corpora(text: str, option: str) -> CorpusList:
             f"{option} takes a corpus as a recipe describes it, such as '{{tsv: pairs.tsv, columns: [1, 0]}}', "
             f"or a part of a recipe, such as recipe.yaml:train, got {text!r}"
         )
-    corpora = [build(CorpusSettings, each, where=option) for each in listed]
-    for corpus in corpora:
+    corpora = []
+    for corpus in (build(CorpusSettings, each, where=option) for each in listed):
         corpus.check(option)
-    paths = [{name: os.path.expanduser(getattr(corpus, name)) for name in FILES} for corpus in corpora]
-    return CorpusList(tuple(corpus.model_copy(update=update) for corpus, update in zip(corpora, paths)))
-
-
-def _as_in_recipe(corpus: CorpusSettings, part: str, turned: bool) -> CorpusSettings:
-    """Return a phrasebook corpus that says by itself which split and direction the recipe gives it."""
-    return corpus.model_copy(update={"split": corpus.split or part, "reverse": corpus.reverse != turned})
+        paths = {name: os.path.expanduser(path) for name, path in corpus.named_files.items()}
+        corpora.append(corpus.model_copy(update=paths))
+    return CorpusList(tuple(corpora))
 
 
 def compute_corpus_statistics(corpora: CorpusList, against: Sequence[str] = ()) -> CorpusStatistics:

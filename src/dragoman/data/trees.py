@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ WORD_NUMBER = re.compile(r"(?P<word>[1-9]\d{0,8})|(?P<first>[1-9]\d{0,8})-(?P<la
 HEAD_NUMBER = re.compile(r"\d{1,9}", re.ASCII)
 
 
-class _Row(NamedTuple):
+class ConlluRow(NamedTuple):
     """A word or, where `last` is beyond `first`, one token that stands for several."""
 
     first: int
@@ -37,22 +38,21 @@ def read_conllu(path: Path) -> Iterator[Tree]:
     for tree in read_conllu(Path("train.en.conllu.gz")):
         print(tree.words, tree.heads)
     """
-    rows: list[_Row] = []
+    rows: list[ConlluRow] = []
     begun = number = 0
-    for number, line in enumerate(read_lines(path), 1):
+    for number, line in enumerate(chain(read_lines(path), [""]), 1):  # an empty line ends the last sentence, too
         if line.strip() and not line.startswith("#"):
             begun = begun if rows else number
-            rows += _row(line, f"{path} line {number}")
+            rows += parse_row(line, f"{path} line {number}")
         elif not line.strip() and rows:
-            yield _tree(rows, f"{path}: the sentence from line {begun} on")
+            yield build_tree(rows, f"{path}: the sentence from line {begun} on")
             rows = []
-    if rows:
-        yield _tree(rows, f"{path}: the sentence from line {begun} on")
-    if not number:
+    if number == 1:
         raise UserError(f"{path} is empty")
 
 
-def _row(line: str, place: str) -> list[_Row]:
+def parse_row(line: str, place: str) -> list[ConlluRow]:
+    """Return the row of a line; an empty node has none."""
     columns = line.split("\t")
     if len(columns) != CONLLU_COLUMNS:
         raise UserError(
@@ -63,15 +63,16 @@ def _row(line: str, place: str) -> list[_Row]:
     if not found or (found["first"] and int(found["first"]) >= int(found["last"])):
         raise UserError(f"{place} must begin with the number of a word, such as 3, 3-4 or 3.1, not {columns[0]!r}")
     if found["first"]:
-        return [_Row(int(found["first"]), int(found["last"]), columns[1], 0)]
+        return [ConlluRow(int(found["first"]), int(found["last"]), columns[1], 0)]
     if not found["word"]:
         return []
     if not HEAD_NUMBER.fullmatch(columns[6]):
         raise UserError(f"{place}: the head, in column 7, must be the number of a word, or 0, not {columns[6]!r}")
-    return [_Row(int(found["word"]), int(found["word"]), columns[1], int(columns[6]))]
+    return [ConlluRow(int(found["word"]), int(found["word"]), columns[1], int(columns[6]))]
 
 
-def _tree(rows: Sequence[_Row], place: str) -> Tree:
+def build_tree(rows: Sequence[ConlluRow], place: str) -> Tree:
+    """Return the tree of a sentence; the letters of a token that stands for several words are divided among them."""
     words = [row for row in rows if row.first == row.last]
     if [row.first for row in words] != list(range(1, len(words) + 1)):
         raise UserError(
@@ -80,29 +81,22 @@ def _tree(rows: Sequence[_Row], place: str) -> Tree:
     heads = tuple(row.head for row in words)
     if wrong := find_tree_fault(Tree(("",) * len(heads), heads)):
         raise UserError(f"{place} has no tree: {wrong}")
+
+    def compute_depth(word: int) -> int:
+        depth = 0
+        while word:
+            word, depth = heads[word - 1], depth + 1
+        return depth
+
     forms = [row.form for row in words]
     for row in rows:
-        if row.last > row.first:
-            if row.last > len(words):
-                raise UserError(f"{place} has a token {row.first}-{row.last} but only {len(words)} words")
-            forms[row.first - 1 : row.last] = _shared(row, forms[row.first - 1 : row.last], heads)
+        if row.last > len(words):
+            raise UserError(f"{place} has a token {row.first}-{row.last} but only {len(words)} words")
+        span = slice(row.first - 1, row.last)
+        if row.last > row.first and remove_spaces("".join(forms[span])) != remove_spaces(row.form):
+            highest = min(range(row.first, row.last + 1), key=compute_depth)
+            forms[span] = [row.form if word == highest else "" for word in range(row.first, row.last + 1)]
     return Tree(tuple(forms), heads)
-
-
-def _shared(token: _Row, forms: Sequence[str], heads: Sequence[int]) -> Sequence[str]:
-    """Divide the letters of a token among the words that it stands for."""
-    if remove_spaces("".join(forms)) == remove_spaces(token.form):
-        return forms
-    depth = [_depth(word, heads) for word in range(token.first, token.last + 1)]
-    chosen = depth.index(min(depth))
-    return [token.form if n == chosen else "" for n in range(len(forms))]
-
-
-def _depth(word: int, heads: Sequence[int]) -> int:
-    depth = 0
-    while word:
-        word, depth = heads[word - 1], depth + 1
-    return depth
 
 
 def find_tree_fault(tree: Tree) -> str:
