@@ -30,11 +30,11 @@ from dragoman.cli.options import (
 from dragoman.progress import DETAIL, ProgressBar, Report, is_shown, log, results_console
 from dragoman.run_dir import RunFolder
 
-Files = list[Path] | None
-Runs = Annotated[Files, typer.Argument(metavar="RUN [RUN ...]", help="run folders", show_default=False)]
-References = Annotated[Files, typer.Option(help="one or several, line by line", show_default=False)]
+FileList = list[Path] | None
+Runs = Annotated[FileList, typer.Argument(metavar="RUN [RUN ...]", help="run folders", show_default=False)]
+References = Annotated[FileList, typer.Option(help="one or several, line by line", show_default=False)]
 Hypotheses = Annotated[
-    Files, typer.Option(help="outputs of other systems, beside or instead of runs", show_default=False)
+    FileList, typer.Option(help="outputs of other systems, beside or instead of runs", show_default=False)
 ]
 MetricNames = Annotated[
     list[str] | None,

@@ -4,7 +4,7 @@
 A metric counts something in each line (line_NK), and its score is a function of the sums of these counts. That
 function works on many sums at once, which makes a thousand bootstrap resamples cheap (significance.py).
 
-To add a metric: one function from lines to a CountedScore, and its entry in METRICS.
+To add a metric: one function from lines to a CountedScore, its entry in METRICS, and its name in docs/tasks.md.
 
 Shapes   N lines, in n-gram counts the orders   K counts of a metric   T sums of counts, one for each trial
 """
