@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fixtures that live longer than a test keep their caches in a folder of the session, never in the user's."""
     torch.set_num_threads(1)
+    gc.freeze()  # imported modules are never garbage
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         patch.delenv("XDG_CACHE_HOME", raising=False)

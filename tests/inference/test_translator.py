@@ -46,9 +46,9 @@ def test_the_same_at_every_batch_size_and_in_every_order(translator: Translator,
         starts = range(0, len(lines), size)
         return [one for start in starts for one in translator.translate(lines[start : start + size], beam=beam)]
 
-    lines = sentences(200, seed=11, longest=6)
+    lines = sentences(80, seed=11, longest=6)
     expected = dict(zip(lines, answers(lines, 64), strict=True))
-    assert len({one.text for one in expected.values()}) > 160
+    assert len({one.text for one in expected.values()}) > 64
     shuffled = Random(5).sample(lines, len(lines))
     for size in (1, 7, 64):
         assert answers(shuffled, size) == [expected[line] for line in shuffled], size
