@@ -28,7 +28,7 @@ def corpus_option(name: str, metavar: str, description: str) -> Any:
     return typer.Option(name, metavar=metavar, help=description, show_default=False)
 
 
-Files = list[Path] | None
+CorpusFiles = list[Path] | None
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class CorpusOptions:
     """The options that name corpora. Corpora of all kinds are read as one, in this order."""
 
     source: Annotated[
-        Files, corpus_option("--source", "FILE", "plain text, one sentence a line; may be given several times")
+        CorpusFiles, corpus_option("--source", "FILE", "plain text, one sentence a line; may be given several times")
     ] = None
-    target: Annotated[Files, corpus_option("--target", "FILE", "its translations, line by line")] = None
-    tsv: Annotated[Files, corpus_option("--tsv", "FILE", "source and target in columns")] = None
-    jsonl: Annotated[Files, corpus_option("--jsonl", "FILE", "objects with source and target")] = None
+    target: Annotated[CorpusFiles, corpus_option("--target", "FILE", "its translations, line by line")] = None
+    tsv: Annotated[CorpusFiles, corpus_option("--tsv", "FILE", "source and target in columns")] = None
+    jsonl: Annotated[CorpusFiles, corpus_option("--jsonl", "FILE", "objects with source and target")] = None
     columns: Annotated[str, corpus_option("--columns", "S,T", "columns of --tsv, counted from 0; by default 0,1")] = ""
     keys: Annotated[str, corpus_option("--keys", "S,T", "keys of --jsonl; by default source,target")] = ""
     corpus: Annotated[

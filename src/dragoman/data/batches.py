@@ -315,7 +315,7 @@ def plan_stepped(
 
 def collate_pairs(plan: BatchPlan, examples: Examples) -> Batch:
     """Collate pairs: a source with its </s>; a target that begins with <s> as input and ends with </s> as output."""
-    collator = _Collator(plan, examples)
+    collator = Collator(plan, examples)
     source = collator.flatten([e.source for e in collator.examples], plan.widths.source, eos=True)
     target = collator.flatten([e.target for e in collator.examples], plan.widths.target, eos=True)
     return collator.make_batch(source, target, np.where(target.position == 0, BOS, np.roll(target.token, 1)))
@@ -323,7 +323,7 @@ def collate_pairs(plan: BatchPlan, examples: Examples) -> Batch:
 
 def collate_lines(plan: BatchPlan, examples: Examples) -> Batch:
     """Collate texts without a source, for a language model: like pairs whose source side is empty."""
-    collator = _Collator(plan, examples)
+    collator = Collator(plan, examples)
     source = collator.flatten([e.source[:0] for e in collator.examples], plan.widths.source)
     target = collator.flatten([e.target for e in collator.examples], plan.widths.target, eos=True)
     return collator.make_batch(source, target, np.where(target.position == 0, BOS, np.roll(target.token, 1)))
@@ -332,7 +332,7 @@ def collate_lines(plan: BatchPlan, examples: Examples) -> Batch:
 def collate_windows(plan: BatchPlan, examples: Examples) -> Batch:
     """Collate windows of a long text, each with the token that follows it: input all but the last, output all but the
     first token."""
-    collator = _Collator(plan, examples)
+    collator = Collator(plan, examples)
     source = collator.flatten([e.source[:0] for e in collator.examples], plan.widths.source)
     target = collator.flatten([e.target[1:] for e in collator.examples], plan.widths.target)
     before = collator.flatten([e.target[:-1] for e in collator.examples], plan.widths.target)
@@ -341,7 +341,7 @@ def collate_windows(plan: BatchPlan, examples: Examples) -> Batch:
 
 def collate_labels(plan: BatchPlan, examples: Examples) -> Batch:
     """Collate texts and labels: slot n of a target row is the label of text n in the source row."""
-    collator = _Collator(plan, examples)
+    collator = Collator(plan, examples)
     source = collator.flatten([e.source for e in collator.examples], plan.widths.source, eos=True)
     target = collator.flatten([e.target for e in collator.examples], plan.widths.target)
     return collator.make_batch(source, target, np.full_like(target.token, PAD))
@@ -362,7 +362,7 @@ def count_all_rows(batch: Batch, plan: BatchPlan, lengths: tuple[IntArray, IntAr
     )
 
 
-class _Side(NamedTuple):
+class FlatSide(NamedTuple):
     """The tokens of one side, one after the other, and the index of each in the flattened batch of this shape."""
 
     token: IntArray
@@ -372,7 +372,7 @@ class _Side(NamedTuple):
     shape: tuple[int, int]
 
 
-class _Collator:
+class Collator:
     """Row and segment of each example of a plan. Sides are handled as flat arrays, without a loop over tokens."""
 
     def __init__(self, plan: BatchPlan, examples: Examples) -> None:
@@ -384,7 +384,7 @@ class _Collator:
         self.first_N = np.repeat(np.cumsum(sizes) - sizes, sizes).astype(np.int64)
         self.segment_N = np.arange(len(self.examples)) - self.first_N + 1
 
-    def flatten(self, ids: Sequence[NDArray[np.integer]], width: int, *, eos: bool = False) -> _Side:
+    def flatten(self, ids: Sequence[NDArray[np.integer]], width: int, *, eos: bool = False) -> FlatSide:
         """Concatenate one side of all examples; a token's slot is its segment's start plus its position."""
         end = np.full(int(eos), EOS)
         length_N = np.array([len(i) + eos for i in ids], dtype=np.int64)
@@ -394,9 +394,9 @@ class _Collator:
         position = np.arange(len(flat)) - np.repeat(before_N, length_N)
         slot = np.repeat(start_N, length_N) + position
         segment = np.repeat(self.segment_N, length_N)
-        return _Side(flat.astype(np.int64), segment, position, slot, (self.height, width))
+        return FlatSide(flat.astype(np.int64), segment, position, slot, (self.height, width))
 
-    def make_batch(self, source: _Side, target: _Side, target_in: IntArray) -> Batch:
+    def make_batch(self, source: FlatSide, target: FlatSide, target_in: IntArray) -> Batch:
         features: dict[str, Tensor] = {}
         for name in self.examples[0].features if self.examples else ():
             values = [one.features[name] for one in self.examples]

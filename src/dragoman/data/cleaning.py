@@ -21,9 +21,7 @@ from dragoman.errors import UserError
 from dragoman.io import hash_stably
 from dragoman.types import Pair
 
-LANGUAGE_MARGIN = (
-    5.0  # of a log-probability: how much likelier another language must be before a text is called foreign
-)
+LANGUAGE_MARGIN = 5.0  # a text is called foreign if the log-probability of another language is higher by this
 
 
 class LanguageGuesser:

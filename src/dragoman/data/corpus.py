@@ -48,7 +48,7 @@ QUOTED_ROWS = 5  # rows that a complaint quotes
 IRRELEVANT_TO_PAIRS = ("weight", "references", "phrasebook", "split", "seed")  # settings that change no pair of a file
 
 
-def _list_corpora(value: Any) -> Any:
+def wrap_in_list(value: Any) -> Any:
     """Return one corpus or several as a list. A file name alone is refused: it does not tell what is in the file."""
     for name in value if isinstance(value, list) else [value]:
         if isinstance(name, str):
@@ -57,7 +57,7 @@ def _list_corpora(value: Any) -> Any:
     return [value] if isinstance(value, dict) else value
 
 
-def _convert_to_text(value: Any) -> Any:
+def convert_to_text(value: Any) -> Any:
     """Return a mapping with scalars as text: {0: train} names a column by its number, and 1 or true may be words."""
 
     def convert(word: Any) -> Any:
@@ -91,7 +91,7 @@ class CorpusSettings(Settings):
     references: Annotated[tuple[str, ...], Listed] = setting(
         (), "of a JSONL file to test on: keys of all reference translations"
     )
-    where: Annotated[dict[str, str], BeforeValidator(_convert_to_text)] = setting(
+    where: Annotated[dict[str, str], BeforeValidator(convert_to_text)] = setting(
         {}, "TSV column or JSONL key: the word it must hold"
     )
     source_words: Amount = setting(0, "read only so many words of each source, such as a long document; 0: all")
@@ -163,7 +163,7 @@ class CorpusSettings(Settings):
 
 
 SPLITS = ("train", "dev", "test")
-Corpora = Annotated[tuple[CorpusSettings, ...], Listed, BeforeValidator(_list_corpora)]
+Corpora = Annotated[tuple[CorpusSettings, ...], Listed, BeforeValidator(wrap_in_list)]
 
 
 class DataSettings(Settings):
@@ -312,7 +312,7 @@ def read_tsv(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
         return {name: fields[int(name)] for name in wanted}
 
     left, right = map(str, corpus.columns)
-    return (Pair(found[left], found[right]) for found in _select_rows(lines_in(path), path, row, corpus.where))
+    return (Pair(found[left], found[right]) for found in filter_rows(lines_in(path), path, row, corpus.where))
 
 
 def read_jsonl(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
@@ -328,18 +328,18 @@ def read_jsonl(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
             record = None
         if not isinstance(record, dict):
             raise UserError(f"{place} is not a JSON object such as {json.dumps(dict.fromkeys(corpus.keys, '...'))}")
-        found = {key: _texts(record, key, place) for key in (left, right, *corpus.where)}
+        found = {key: read_texts_of_key(record, key, place) for key in (left, right, *corpus.where)}
         if not found[right]:
             raise UserError(f"{place}: {right!r} is an empty list; it must hold a text, or several right ones")
         return found
 
     return (
         Pair(" ".join(found[left]), found[right][0], alternatives=tuple(found[right][1:]))
-        for found in _select_rows(lines_in(path), path, row, {key: [word] for key, word in corpus.where.items()})
+        for found in filter_rows(lines_in(path), path, row, {key: [word] for key, word in corpus.where.items()})
     )
 
 
-def _select_rows(
+def filter_rows(
     lines: Iterable[str], path: Path, row: Callable[[str, str], dict[str, RowField]], where: dict[str, RowField]
 ) -> Iterator[dict[str, RowField]]:
     """Yield the rows of a file whose fields are those that `where` asks for."""
@@ -352,11 +352,11 @@ def _select_rows(
             kept += 1
             yield found
         elif len(others) < QUOTED_ROWS:
-            others[", ".join(f"{name}: {_shorten(field)}" for name, field in held.items())] = None
+            others[", ".join(f"{name}: {shorten_field(field)}" for name, field in held.items())] = None
     if not number:
         raise UserError(f"{path} is empty")
     if not kept:
-        asked = ", ".join(f"{name}: {_shorten(field)}" for name, field in where.items())
+        asked = ", ".join(f"{name}: {shorten_field(field)}" for name, field in where.items())
         raise UserError(f"{path} has no line with {asked}, as where asks; its lines have such as {'; '.join(others)}")
 
 
@@ -408,22 +408,22 @@ def read_text_lines(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pai
         raise UserError(f"{path} has no line in part {list(corpus.part)}" if at else f"{path} is empty")
 
 
-def _shorten(field: str | list[str]) -> str:
+def shorten_field(field: str | list[str]) -> str:
     return (field if isinstance(field, str) else " | ".join(field))[:40]
 
 
-def _texts(record: dict[str, Any], key: str, where: str) -> list[str]:
+def read_texts_of_key(record: dict[str, Any], key: str, where: str) -> list[str]:
     """Return the text of a key, or the texts where it holds a list of them."""
     if key not in record:
         names = ", ".join(record) or "none"
         raise UserError(f"{where} has no key {key!r} (it has: {names}); set keys to the right names")
     value = record[key]
     if not isinstance(value, list):
-        return [_text(value, key, where)]
-    return [LINE_BREAK.sub(" ", _text(item, key, where).strip()) for item in value]
+        return [read_text_value(value, key, where)]
+    return [LINE_BREAK.sub(" ", read_text_value(item, key, where).strip()) for item in value]
 
 
-def _text(value: Any, key: str, where: str) -> str:
+def read_text_value(value: Any, key: str, where: str) -> str:
     if isinstance(value, int | float):  # a label, such as 1
         return json.dumps(value)
     if not isinstance(value, str):

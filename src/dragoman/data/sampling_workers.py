@@ -30,13 +30,8 @@ MAX_WORKERS = 8  # about as many sample what one thread can collate
 WORKER_COMMAND = (
     "import sys; sys.path[:] = sys.argv[1:]; from dragoman.data.sampling_workers import run_worker; run_worker()"
 )
-WORKER_FAILURES = (
-    OSError,
-    EOFError,
-    TypeError,
-    ValueError,
-    pickle.UnpicklingError,
-)  # what no answer of the other looks like
+# A process that is gone, or output that is no result of a task.
+WORKER_FAILURES = (OSError, EOFError, TypeError, ValueError, pickle.UnpicklingError)
 
 
 def count_workers() -> int:

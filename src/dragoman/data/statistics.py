@@ -87,7 +87,7 @@ class CorpusStatistics:
 
 
 @dataclass
-class _Side:
+class SideCounts:
     """Running counts of one side."""
 
     words: Counter[float] = field(default_factory=Counter)
@@ -127,9 +127,9 @@ def compute_statistics(pairs: Iterable[Pair]) -> CorpusStatistics:
 
     print(compute_statistics(read_pairs(CorpusSettings(phrasebook=1000))).notes)
     """
-    source, target, both = _Side(), _Side(), TextSet()
+    source, target, both = SideCounts(), SideCounts(), TextSet()
     ratios: Counter[float] = Counter()
-    moments = _Moments()
+    moments = LengthMoments()
     sample: list[Pair] = []
     random = Random(1)
     repeated = equal = number = 0
@@ -147,7 +147,7 @@ def compute_statistics(pairs: Iterable[Pair]) -> CorpusStatistics:
             sample[index] = pair
     if not number:
         raise UserError("there are no pairs to look at")
-    spoken, notes = _languages(sample)
+    spoken, notes = guess_languages(sample)
     result = CorpusStatistics(
         pairs=number,
         source=source.summary(spoken[0]),
@@ -159,7 +159,7 @@ def compute_statistics(pairs: Iterable[Pair]) -> CorpusStatistics:
         equal_sides=equal,
         notes=notes,
     )
-    return replace(result, notes=[*notes, *_warnings(result)])
+    return replace(result, notes=[*notes, *list_warnings(result)])
 
 
 def add_overlap(found: CorpusStatistics, against: Overlap) -> CorpusStatistics:
@@ -172,7 +172,7 @@ def add_overlap(found: CorpusStatistics, against: Overlap) -> CorpusStatistics:
     return replace(found, against=against, notes=[*found.notes, *([note] if shared else [])])
 
 
-class _Moments:
+class LengthMoments:
     """Running sums for the correlation of two quantities."""
 
     def __init__(self) -> None:
@@ -191,7 +191,7 @@ class _Moments:
         return self.xy / math.sqrt(self.xx * self.yy) if self.xx > 0 and self.yy > 0 else 0.0
 
 
-def _languages(sample: Sequence[Pair]) -> tuple[list[dict[str, float]], list[str]]:
+def guess_languages(sample: Sequence[Pair]) -> tuple[list[dict[str, float]], list[str]]:
     """Return the shares of the languages guessed on each side, and a sentence about them."""
     try:
         languages = LanguageGuesser()
@@ -210,7 +210,8 @@ def _languages(sample: Sequence[Pair]) -> tuple[list[dict[str, float]], list[str
     return shares, [", ".join(looks)] if looks else []
 
 
-def _warnings(found: CorpusStatistics) -> list[str]:
+def list_warnings(found: CorpusStatistics) -> list[str]:
+    """Return sentences about what seems wrong."""
     notes = []
     sourced = found.source.empty < found.pairs
     one, other = (next(iter(side.languages), "") for side in (found.source, found.target))
