@@ -1,4 +1,4 @@
-"""One thread, so that sums are made in one order and tests do not fight for cores; a home of its own for every test."""
+"""Run every test with one thread, for a fixed order of summation, and with a home directory of its own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ settings.load_profile("house")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests come first, so that no worker begins one when the others are done."""
+    """Start files with slow tests first, so that no worker starts one when the others are done."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
     if not torch.cuda.is_available():
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Fixtures that live longer than a test keep their caches in a folder of the session, never in the user's."""
+    """Keep the caches of fixtures that outlive a test in a folder of the session, not in the user's home."""
     torch.set_num_threads(1)
     gc.freeze()  # imported modules are never garbage
     with pytest.MonkeyPatch.context() as patch:
@@ -39,6 +39,6 @@ def _quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Caches in ~ are this test's own, and so are random numbers."""
+    """Give each test its own home directory, for caches, and the same random numbers."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     torch.manual_seed(0)

@@ -23,16 +23,16 @@ from dragoman.models.transformer import Transformer
 from dragoman.types import EOS, SPECIALS
 from toy_exchange import (
     WithoutMarks,
-    answers,
     assert_same,
     combinations,
     letters,
     loaded_run,
     model_of,
     refused,
+    run_beam_search,
     some_jobs,
 )
-from toy_models import built, cases, differences
+from toy_models import build_small_model, cases, differences
 from toy_run import Call, Toy
 
 HELD = combinations(**{name: ctranslate2.CTRANSLATE2_HOLDS[name] for name in ("norm", "activation", "position")})
@@ -55,7 +55,7 @@ def test_every_model_that_it_holds_answers_as_ours(
     model, jobs = model_of(section), some_jobs()
     other = engine(model, tokenizers, tmp_path)
     for search in (SearchSettings(beam=1), SearchSettings(beam=3, nbest=3)):
-        assert_same(answers(WithoutMarks(model), jobs, search), other.search(jobs, search))
+        assert_same(run_beam_search(WithoutMarks(model), jobs, search), other.search(jobs, search))
 
 
 @pytest.mark.parametrize("setting", REFUSED)
@@ -75,7 +75,7 @@ def test_widths_apart_are_refused_by_name(name: str, tokenizers: Tokenizers, tmp
 def test_another_kind_of_model_is_refused_by_name(name: str, tokenizers: Tokenizers, tmp_path: Path) -> None:
     section = cases()[name]
     with pytest.raises(UserError, match=rf"^model\.kind={section['kind']} cannot be exported to CTranslate2"):
-        ctranslate2.save_ctranslate2(loaded_run(built(section), tokenizers), tmp_path, "float32")
+        ctranslate2.save_ctranslate2(loaded_run(build_small_model(section), tokenizers), tmp_path, "float32")
 
 
 def test_two_vocabularies(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_two_vocabularies(tmp_path: Path) -> None:
     jobs = [Job([4, 5, 9], 9), Job([6], 9)]
     other = engine(model, Tokenizers(one.source, two.target), tmp_path)
     search = SearchSettings(beam=2)
-    assert_same(answers(WithoutMarks(model), jobs, search), other.search(jobs, search))
+    assert_same(run_beam_search(WithoutMarks(model), jobs, search), other.search(jobs, search))
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, 2.0])
@@ -98,7 +98,7 @@ def test_each_sentence_keeps_to_its_own_limit(
     model = model_of({"position": "none"})
     jobs = [job._replace(limit=1 + number % 12) for number, job in enumerate(some_jobs(36, seed=1))]
     search = SearchSettings(beam=4, nbest=nbest, length_penalty=penalty)
-    ours = answers(WithoutMarks(model), jobs, search)
+    ours = run_beam_search(WithoutMarks(model), jobs, search)
     assert {len(some) for some in ours} == {nbest}
     assert {one.finished for some in ours for one in some} == {True, False}
     assert_same(ours, engine(model, tokenizers, tmp_path).search(jobs, search))
@@ -114,7 +114,9 @@ def test_without_a_penalty_it_looks_as_far(tokenizers: Tokenizers, tmp_path: Pat
         model.decoder.norm.bias.normal_(std=2)
         model.project.weight[EOS] = model.decoder.norm.bias * 0.4 + torch.randn(8) * 0.5
     jobs = [job._replace(limit=30) for job in some_jobs(40)]
-    assert_same(answers(WithoutMarks(model), jobs, search), engine(model, tokenizers, tmp_path).search(jobs, search))
+    assert_same(
+        run_beam_search(WithoutMarks(model), jobs, search), engine(model, tokenizers, tmp_path).search(jobs, search)
+    )
 
 
 def test_greedy_is_a_method_and_a_width(tokenizers: Tokenizers, tmp_path: Path) -> None:
@@ -229,7 +231,7 @@ def test_int8_is_near(
     monkeypatch.setattr(engines_ctranslate2, "cpu_features", lambda: features)
     model, jobs, search = model_of({}), some_jobs(20), SearchSettings(beam=1)
     ours, theirs = (
-        answers(WithoutMarks(model), jobs, search),
+        run_beam_search(WithoutMarks(model), jobs, search),
         engine(model, tokenizers, tmp_path, "int8").search(jobs, search),
     )
     gaps = [abs(a[0].score - b[0].score) for a, b in zip(ours, theirs, strict=True) if a[0].tokens == b[0].tokens]

@@ -27,7 +27,7 @@ from dragoman.models.transformer import Transformer
 from dragoman.modules.positions import make_sinusoids
 from dragoman.phrasebook.generate import generate_pairs
 from dragoman.types import BOS, EOS, PAD
-from toy_exchange import answers, assert_same, combinations, letters, loaded_run, model_of, refused, some_jobs
+from toy_exchange import assert_same, combinations, letters, loaded_run, model_of, refused, run_beam_search, some_jobs
 from toy_models import differences
 
 HELD = [
@@ -51,7 +51,7 @@ def test_every_model_that_it_holds_answers_as_ours_and_comes_back(section: dict[
     folder = written(model, tmp_path / "there")
     other = HuggingFaceEngine(folder)
     for search in (SearchSettings(beam=1), SearchSettings(beam=3), SearchSettings(beam=2, length_penalty=0.5)):
-        assert_same(*whole(answers(model, jobs, search), other.search(jobs, search)))
+        assert_same(*whole(run_beam_search(model, jobs, search), other.search(jobs, search)))
     cast(Any, other.model).save_pretrained(tmp_path / "again")
     letters().save(tmp_path / "again" / "tokenizer")
     for name in ("there", "again"):
@@ -69,7 +69,7 @@ def test_marks_are_not_answered(tmp_path: Path) -> None:
     other = HuggingFaceEngine(written(model, tmp_path / "there"))
     for beam in (1, 3):
         search = SearchSettings(beam=beam)
-        assert_same(*whole(answers(model, jobs, search), other.search(jobs, search)), tolerance=1e-3)
+        assert_same(*whole(run_beam_search(model, jobs, search), other.search(jobs, search)), tolerance=1e-3)
 
 
 def whole(
@@ -93,7 +93,7 @@ def test_two_vocabularies(tmp_path: Path) -> None:
     model = Transformer(model_of({"norm_place": "post"}).settings, **sizes, joint=False).eval()
     folder = written(model, tmp_path / "there", Tokenizers(one.source, two.target))
     jobs, search = [Job([4, 5, 9], 9), Job([6], 9)], SearchSettings(beam=2)
-    assert_same(*whole(answers(model, jobs, search), HuggingFaceEngine(folder).search(jobs, search)))
+    assert_same(*whole(run_beam_search(model, jobs, search), HuggingFaceEngine(folder).search(jobs, search)))
     import_huggingface(folder, tmp_path / "back")
     back = open_run(tmp_path / "back", device="cpu")
     assert all(torch.equal(a, b) for a, b in zip(every(model), every(back.model), strict=True))

@@ -9,7 +9,7 @@ import pytest
 from dragoman.config.settings import SearchSettings
 from dragoman.errors import UserError
 from dragoman.inference.engines import onnx
-from toy_exchange import answers, assert_same, loaded_run, model_of, refused, some_jobs
+from toy_exchange import assert_same, loaded_run, model_of, refused, run_beam_search, some_jobs
 
 REFUSED = refused(onnx.ONNX_HOLDS)
 
@@ -27,7 +27,7 @@ def test_a_model_answers_as_ours(tmp_path: Path) -> None:
     for count in (1, 5):
         for search in (SearchSettings(beam=1), SearchSettings(beam=3, nbest=3)):
             jobs = some_jobs(count)
-            assert_same(answers(model, jobs, search), engine.search(jobs, search))
+            assert_same(run_beam_search(model, jobs, search), engine.search(jobs, search))
 
 
 @pytest.mark.parametrize("setting", REFUSED)

@@ -23,7 +23,7 @@ from dragoman.recipe import Recipe, check_model
 from dragoman.training.start import check
 from tolerance import same
 from toy_batch import VOCABULARY
-from toy_models import SMALL_HYBRID, laid, some_examples
+from toy_models import SMALL_HYBRID, collate_rows, some_examples
 from toy_run import quietly, sentences, translated, write_corpus, write_recipe
 from toy_sections import settings_of
 
@@ -41,7 +41,7 @@ def model_of(**given: Any) -> Hybrid:
 @pytest.mark.parametrize("decoder_width", [0, 6])
 def test_every_token_looks_at_its_own_source_and_all_of_it(score: str, decoder_width: int) -> None:
     model, examples = model_of(score=score, decoder_width=decoder_width), some_examples(SMALL_HYBRID)
-    batch = laid(SMALL_HYBRID, [[item] for item in range(6)], examples, spare=3)
+    batch = collate_rows(SMALL_HYBRID, [[item] for item in range(6)], examples, spare=3)
     look_BTS = model.alignment(batch)
     padding_BTS = (batch.source_segment_BS == 0)[:, None].expand_as(look_BTS)
     same(look_BTS.sum(-1), torch.ones_like(look_BTS[..., 0]))
@@ -51,7 +51,7 @@ def test_every_token_looks_at_its_own_source_and_all_of_it(score: str, decoder_w
 def test_the_decoder_starts_from_the_mean_of_what_was_read() -> None:
     """Of real tokens alone; a row without any gives zeros, not NaN."""
     model, examples = model_of(), some_examples(SMALL_HYBRID, 2)
-    batch = laid(SMALL_HYBRID, [[0], [1], []], examples, spare=4)
+    batch = collate_rows(SMALL_HYBRID, [[0], [1], []], examples, spare=4)
     memory_BSC, mean_BC = model.encoder.encode(batch.source_BS, RowLayout.from_source(batch))
     for row, example in enumerate(examples):
         same(mean_BC[row], memory_BSC[row, : len(example.source) + 1].mean(0))

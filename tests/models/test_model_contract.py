@@ -41,9 +41,9 @@ from toy_models import (
     SMALL_TRANSFORMER,
     TRANSFORMER,
     Section,
-    built,
+    build_small_model,
     cases,
-    laid,
+    collate_rows,
     loss_of,
     refusal,
     some_examples,
@@ -66,8 +66,8 @@ def packed(section: Section) -> list[list[int]]:
 @EVERY
 @pytest.mark.parametrize("device", DEVICES)
 def test_forward_and_backward_reach_every_weight(section: Section, device: str) -> None:
-    model = built(section, dtype=torch.float32).to(device)
-    batch = laid(section, packed(section), some_examples(section), spare=3).to(torch.device(device))
+    model = build_small_model(section, dtype=torch.float32).to(device)
+    batch = collate_rows(section, packed(section), some_examples(section), spare=3).to(torch.device(device))
     loss_of(model, batch).backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -93,10 +93,12 @@ def may_rest(name: str, model: Model) -> bool:
 @pytest.mark.parametrize("device", DEVICES)
 def test_neighbours_and_padding_change_nothing(section: Section, device: str) -> None:
     """Packed, in a batch, in any order and with room left over, a sentence is what it is alone."""
-    model, examples = built(section).to(device).eval(), some_examples(section)
-    alone = [states_of(model, laid(section, [[item]], examples).to(torch.device(device)))[0] for item in range(6)]
+    model, examples = build_small_model(section).to(device).eval(), some_examples(section)
+    alone = [
+        states_of(model, collate_rows(section, [[item]], examples).to(torch.device(device)))[0] for item in range(6)
+    ]
     for rows in (packed(section), ALONE[::-1]):
-        found = states_of(model, scribbled(laid(section, rows, examples, spare=5)).to(torch.device(device)))
+        found = states_of(model, scribbled(collate_rows(section, rows, examples, spare=5)).to(torch.device(device)))
         for item, states in zip([item for row in rows for item in row], found, strict=True):
             same(states, alone[item])
 
@@ -111,12 +113,12 @@ def scribbled(batch: Batch) -> Batch:
 
 @EVERY
 def test_gradients_of_neighbours_add_up(section: Section) -> None:
-    model, examples = built(section).eval(), some_examples(section, 3)
-    loss_of(model, laid(section, ALONE[:3], examples, spare=4)).backward()
+    model, examples = build_small_model(section).eval(), some_examples(section, 3)
+    loss_of(model, collate_rows(section, ALONE[:3], examples, spare=4)).backward()
     together = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad()
     for row in ALONE[:3]:
-        loss_of(model, laid(section, [row], examples)).backward()
+        loss_of(model, collate_rows(section, [row], examples)).backward()
     for name, parameter in model.named_parameters():
         gradient = together[name]
         assert gradient is not None, name
@@ -126,8 +128,8 @@ def test_gradients_of_neighbours_add_up(section: Section) -> None:
 
 @EVERY_WRITER
 def test_nothing_looks_ahead(section: Section) -> None:
-    model, examples = built(section).eval(), some_examples(section)
-    batch = laid(section, packed(section), examples)
+    model, examples = build_small_model(section).eval(), some_examples(section)
+    batch = collate_rows(section, packed(section), examples)
     before = model(batch)
     for at in (1, 2, 7):
         here = (batch.target_position_BT == at) & (batch.target_segment_BT > 0)
@@ -143,8 +145,8 @@ def test_nothing_looks_ahead(section: Section) -> None:
 @pytest.mark.parametrize("beams", [1, 3])
 def test_step_by_step_is_all_at_once(section: Section, beams: int) -> None:
     """With a cache, and with rows that are copied, lost and swapped on the way as beams are."""
-    model, random = built(section).eval(), torch.Generator().manual_seed(1)
-    batch = repeated(laid(section, ALONE, some_examples(section), spare=2), beams)
+    model, random = build_small_model(section).eval(), torch.Generator().manual_seed(1)
+    batch = repeated(collate_rows(section, ALONE, some_examples(section), spare=2), beams)
     N, T = batch.target_in_BT.shape
     token_NT = torch.randint(4, VOCABULARY, (N, T), generator=random)
     token_NT[:, 0] = batch.target_in_BT[:, 0]
@@ -172,8 +174,8 @@ def started(model: Model, batch: Batch) -> Any:
 
 @EVERY
 def test_saved_and_loaded_it_is_the_same(section: Section, tmp_path: Path) -> None:
-    model, other = built(section), built(section, seed=1)
-    batch = laid(section, packed(section), some_examples(section))
+    model, other = build_small_model(section), build_small_model(section, seed=1)
+    batch = collate_rows(section, packed(section), some_examples(section))
     save_tensors(tmp_path / "model.safetensors", collect_tensors(model))
     put(other, load_tensors(tmp_path / "model.safetensors")[0])
     for one, two in zip(states_of(model.eval(), batch), states_of(other.eval(), batch), strict=True):
@@ -183,8 +185,8 @@ def test_saved_and_loaded_it_is_the_same(section: Section, tmp_path: Path) -> No
 @EVERY
 @pytest.mark.parametrize("device", DEVICES)
 def test_bf16_is_close(section: Section, device: str) -> None:
-    model = built(section, dtype=torch.float32).to(device).eval()
-    batch = laid(section, packed(section), some_examples(section)).to(torch.device(device))
+    model = build_small_model(section, dtype=torch.float32).to(device).eval()
+    batch = collate_rows(section, packed(section), some_examples(section)).to(torch.device(device))
     with torch.no_grad():
         expected = torch.cat(states_of(model, batch))
         with torch.autocast(device, torch.bfloat16):
@@ -212,8 +214,8 @@ BASES: dict[str, tuple[Section, dict[str, Sequence[Any]]]] = {
 
 
 def takes_a_step(section: Section) -> None:
-    model = built(section, dtype=torch.float32)
-    batch = laid(section, packed(section), some_examples(section))
+    model = build_small_model(section, dtype=torch.float32)
+    batch = collate_rows(section, packed(section), some_examples(section))
     stepper = Stepper(model, TrainSettings(), Choices("cpu", "float32", False, 1))
     before = model.project.weight.detach().clone()
     assert fetch_metrics([stepper.update([batch], 1, 1e-3)])[0].finite, section
@@ -242,12 +244,12 @@ def test_every_two_choices_take_a_step_together_or_are_refused_with_a_sentence(k
 def test_an_encoder_without_positions_does_not_know_the_order(norm: str, activation: str) -> None:
     """A law: the states of a shuffled sentence are the shuffled states, and its translation is the same."""
     section = {**SMALL_TRANSFORMER, "position": "none", "norm": norm, "activation": activation}
-    model, examples = built(section).eval(), some_examples(section, 1, longest=9)
+    model, examples = build_small_model(section).eval(), some_examples(section, 1, longest=9)
     order = torch.randperm(len(examples[0].source), generator=torch.Generator().manual_seed(1))
     turned = examples[0]._replace(source=examples[0].source[order.numpy()])
     states: list[Tensor] = []
     model.encoder.register_forward_hook(lambda *hooked: states.append(hooked[-1]))
-    answers = [states_of(model, laid(section, [[0]], [example]))[0] for example in (examples[0], turned)]
+    answers = [states_of(model, collate_rows(section, [[0]], [example]))[0] for example in (examples[0], turned)]
     same(states[1][0, : len(order)], states[0][0, order])
     same(answers[1], answers[0])
 
@@ -258,9 +260,9 @@ ORDERED = [name for name, each in POSITIONS.items() if each != PositionScheme() 
 @pytest.mark.parametrize("position", ORDERED)
 def test_an_encoder_with_positions_knows_the_order(position: str) -> None:
     section = {**SMALL_TRANSFORMER, "position": position}
-    model, examples = built(section).eval(), some_examples(section, 1, longest=9)
+    model, examples = build_small_model(section).eval(), some_examples(section, 1, longest=9)
     turned = examples[0]._replace(source=examples[0].source[::-1].copy())
-    one, other = (states_of(model, laid(section, [[0]], [example]))[0] for example in (examples[0], turned))
+    one, other = (states_of(model, collate_rows(section, [[0]], [example]))[0] for example in (examples[0], turned))
     differ(one, other)
 
 

@@ -17,7 +17,7 @@ from dragoman.modules.dropout import HeadDropout, LayerDropout, WordDropout, use
 from dragoman.training.step import parts
 from dragoman.types import Batch
 from tolerance import DEVICES, differ, same
-from toy_models import KINDS, OF_TRANSFORMERS, RATES, SMALL_TRANSFORMER, batch_of, built, states_of
+from toy_models import KINDS, OF_TRANSFORMERS, RATES, SMALL_TRANSFORMER, batch_of, build_small_model, states_of
 from toy_sections import settings_of
 
 EVERYWHERE = pytest.mark.parametrize("device", DEVICES)
@@ -30,9 +30,9 @@ USED = [(kind, rate) for kind in KINDS for rate in RATES if (kind, rate) not in 
 EVERY = pytest.mark.parametrize(("kind", "rate"), USED)
 
 
-def thinned(kind: str, **rates: float) -> tuple[Model, Batch]:
+def build_with_dropout(kind: str, **rates: float) -> tuple[Model, Batch]:
     section = {**KINDS[kind], **rates}
-    return built(section), batch_of(section)
+    return build_small_model(section), batch_of(section)
 
 
 def states(model: Model, batch: Batch, seed: int = 1) -> Tensor:
@@ -42,8 +42,8 @@ def states(model: Model, batch: Batch, seed: int = 1) -> Tensor:
 
 @EVERY
 def test_a_rate_is_felt_at_training_and_not_at_use(kind: str, rate: str) -> None:
-    model, batch = thinned(kind, **{rate: 0.4})
-    plain, _ = thinned(kind)
+    model, batch = build_with_dropout(kind, **{rate: 0.4})
+    plain, _ = build_with_dropout(kind)
     expected = states(plain.train(), batch)
     assert torch.equal(states(model.eval(), batch), states(plain.eval(), batch))
     differ(states(model.train(), batch), expected)
@@ -53,7 +53,7 @@ def test_a_rate_is_felt_at_training_and_not_at_use(kind: str, rate: str) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_at_rate_zero_nothing_is_drawn(kind: str) -> None:
-    model, batch = thinned(kind)
+    model, batch = build_with_dropout(kind)
     before = torch.get_rng_state()
     model.train()(batch)
     assert torch.equal(torch.get_rng_state(), before)
@@ -62,7 +62,7 @@ def test_at_rate_zero_nothing_is_drawn(kind: str) -> None:
 @EVERY
 def test_a_grid_in_parts_draws_as_the_whole(kind: str, rate: str) -> None:
     """What a row goes through does not depend on which rows are at hand."""
-    model, batch = thinned(kind, **{rate: 0.4})
+    model, batch = build_with_dropout(kind, **{rate: 0.4})
     whole = states(model.train(), batch)
     found = []
     for part in parts(batch, 3):
@@ -110,7 +110,7 @@ def test_a_layer_is_gone_through_or_round(device: str) -> None:
 def test_rows_that_go_round_every_layer_are_their_embeddings() -> None:
     """With layers left out almost surely, an encoder is its embedding and its last norm."""
     section = {**SMALL_TRANSFORMER, "layer_dropout": 1 - 1e-9}
-    model, batch = built(section).train(), batch_of(section)
+    model, batch = build_small_model(section).train(), batch_of(section)
     kept: list[Tensor] = []
     model.encoder.norm.register_forward_hook(lambda _module, inputs, _output: kept.append(inputs[0]))
     model.encoder.layers[0].register_forward_pre_hook(lambda _module, inputs: kept.append(inputs[0]))
@@ -121,7 +121,7 @@ def test_rows_that_go_round_every_layer_are_their_embeddings() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_token_that_is_not_seen_may_be_any(kind: str) -> None:
     """On either side; and one that is seen may not."""
-    model, batch = thinned(kind)
+    model, batch = build_with_dropout(kind)
     sides = {"source_seen_BS": "source_BS", "target_seen_BT": "target_in_BT"}
     for seen, ids in sides.items():
         here = torch.zeros_like(getattr(batch, ids), dtype=torch.bool)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 
-def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> tuple[Path, Path]:
+def make_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> tuple[Path, Path]:
     """Return the folder that `make` filled, and a copy of it for this worker, which tests may write into.
 
-    The first worker that asks makes the original; the others wait for it.
+    The first worker to call it makes the original; the others wait.
     """
     own = factory.getbasetemp()
     root = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own

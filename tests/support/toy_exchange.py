@@ -21,7 +21,7 @@ from dragoman.modules.feedforward import NORM_PLACES
 from dragoman.recipe import Recipe
 from dragoman.types import BOS, EOS, PAD
 from toy_batch import VOCABULARY
-from toy_models import SMALL_TRANSFORMER, TRANSFORMER, Section, built
+from toy_models import SMALL_TRANSFORMER, TRANSFORMER, Section, build_small_model
 from toy_requests import beam_search
 
 LETTERS = (string.ascii_lowercase + string.digits)[: VOCABULARY - 4]
@@ -36,7 +36,7 @@ def letters(text: str = LETTERS) -> Tokenizers:
 
 def model_of(section: Section, **changes: Any) -> Transformer:
     """A model that says several different things: larger embeddings make it surer of itself."""
-    model = built({**SMALL_TRANSFORMER, **section, **changes}, dtype=torch.float32).eval()
+    model = build_small_model({**SMALL_TRANSFORMER, **section, **changes}, dtype=torch.float32).eval()
     assert isinstance(model, Transformer)
     with torch.no_grad():
         model.decoder.embedding.weight.mul_(2)
@@ -92,8 +92,8 @@ class WithoutMarks:
         return logp_NV.log_softmax(-1), state
 
 
-def answers(model: Any, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
-    """What our own search says, in its plainest form."""
+def run_beam_search(model: Any, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
+    """Return the hypotheses of our own beam search, without an engine."""
     source_BS = torch.nn.utils.rnn.pad_sequence(
         [torch.tensor([*job.ids, EOS]) for job in jobs], batch_first=True, padding_value=PAD
     )

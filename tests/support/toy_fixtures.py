@@ -12,7 +12,7 @@ import pytest
 from dragoman.cli import main as cli
 from dragoman.inference.translator import Translator
 from fork_server import fast_python
-from shared_folders import made_once
+from shared_folders import make_once
 from toy_run import SMALL, Answer, Call, Toy, process, write_corpus, write_recipe
 
 
@@ -49,7 +49,7 @@ def train_toy(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
-    original, folder = made_once(tmp_path_factory, "toy", train_toy)
+    original, folder = make_once(tmp_path_factory, "toy", train_toy)
     said = Answer(*json.loads((folder / "said.json").read_text()))
     return Toy(folder, original / "recipe.yaml", folder / "run", said)  # a run is resumed with the paths it began with
 

@@ -103,8 +103,8 @@ def differences(section: Section, base: Section) -> str:
     return " ".join(f"{name}={choice}" for name, choice in section.items() if base.get(name) != choice)
 
 
-def built(section: Section, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> Model:
-    """The model, its biases and norms not at rest, so that a fault in them shows."""
+def build_small_model(section: Section, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> Model:
+    """Build the model with random biases and norms, so that errors in them show."""
     torch.manual_seed(seed)
     target_size = LABELS if settings_of(section).task == "classify" else VOCABULARY
     model = build_model(settings_of(section), source_size=VOCABULARY, target_size=target_size, joint=True)
@@ -129,8 +129,10 @@ def some_examples(section: Section, count: int = 6, *, seed: int = 3, longest: i
     return [Example(ids()[: 0 if task == "generate" else None], target(), line) for line in range(count)]
 
 
-def laid(section: Section, rows: Sequence[Sequence[int]], examples: Sequence[Example], *, spare: int = 0) -> Batch:
-    """These examples in these rows, with some room left over; with a tree for each source, where one is asked for."""
+def collate_rows(
+    section: Section, rows: Sequence[Sequence[int]], examples: Sequence[Example], *, spare: int = 0
+) -> Batch:
+    """Collate examples into rows with `spare` padding; add a tree to each source if the model needs trees."""
     form = EXAMPLE_FORMATS[FORM[settings_of(section).task]]
     source_N, target_N = form.lengths(examples)
     widths = Widths(*(max(sum(int(n[i]) for i in row) for row in rows) + spare for n in (source_N, target_N)))
@@ -177,4 +179,4 @@ RATES = ["dropout", "source_word_dropout", "target_word_dropout", *OF_TRANSFORME
 
 def batch_of(section: Section) -> Batch:
     rows = [[0, 1], [2], [3], [], [4, 5]] if settings_of(section).layout == "packed" else [[item] for item in range(6)]
-    return laid(section, rows, some_examples(section), spare=2)
+    return collate_rows(section, rows, some_examples(section), spare=2)

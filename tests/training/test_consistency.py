@@ -17,7 +17,7 @@ from dragoman.training.consistency import CONSISTENCY, LOSSES, Consistency, apar
 from dragoman.training.step import Learner, parts, real
 from dragoman.types import BOS, EOS, Batch
 from tolerance import DEVICES, differ, same
-from toy_models import KINDS, RATES, SMALL_TRANSFORMER, batch_of, built
+from toy_models import KINDS, RATES, SMALL_TRANSFORMER, batch_of, build_small_model
 from toy_run import Call, events, one_sentence, quietly, same_runs
 
 METHODS = {name: method for name, method in CONSISTENCY.items() if method}
@@ -173,7 +173,7 @@ def test_tokens_are_hidden_from_the_second_pass_alone() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_without_dropout_the_first_pass_is_the_only_one(kind: str) -> None:
     """To the second one tokens are missing."""
-    model, batch = built(KINDS[kind]), batch_of(KINDS[kind])
+    model, batch = build_small_model(KINDS[kind]), batch_of(KINDS[kind])
     both = twice(batch, METHODS["simcut"], 0.5)
     first, second = real(model(both), both)[0].unflatten(0, (2, -1))
     alone, _ = real(model(batch), batch)
@@ -184,7 +184,7 @@ def test_without_dropout_the_first_pass_is_the_only_one(kind: str) -> None:
 def learner_of(kind: str, name: str, **rates: float) -> tuple[Learner, Batch]:
     section = {**KINDS[kind], **rates}
     settings = TrainSettings(consistency=name, cut=0.3 if METHODS[name].cuts else TrainSettings().cut)
-    return Learner(built(section).train(), settings), batch_of(section)
+    return Learner(build_small_model(section).train(), settings), batch_of(section)
 
 
 def learned(learner: Learner, some: Sequence[Batch]) -> list[Tensor]:
@@ -231,7 +231,10 @@ def test_the_two_passes_draw_apart(kind: str, name: str) -> None:
 @EVERY
 def test_the_way_it_is_computed_is_a_setting(name: str, loss: str) -> None:
     section = {**SMALL_TRANSFORMER, "dropout": 0.3}
-    learners = [Learner(built(section).train(), TrainSettings(consistency=name, loss=way)) for way in (loss, "plain")]
+    learners = [
+        Learner(build_small_model(section).train(), TrainSettings(consistency=name, loss=way))
+        for way in (loss, "plain")
+    ]
     found = [learned(learner, [batch_of(section)]) for learner in learners]
     for one, other in zip(*found, strict=True):
         same(one, other, torch.float32)

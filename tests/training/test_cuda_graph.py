@@ -17,7 +17,7 @@ from dragoman.training.step import Stepper, fetch_metrics
 from dragoman.types import Batch
 from tolerance import same
 from toy_batch import examples, in_rows
-from toy_models import SMALL_RNN, SMALL_TRANSFORMER, Section, built
+from toy_models import SMALL_RNN, SMALL_TRANSFORMER, Section, build_small_model
 
 pytestmark = pytest.mark.gpu  # graphs are captured there only
 PLAIN = Choices("cuda", "bf16", False, 1)
@@ -34,7 +34,7 @@ def batches(in_a_row: int = 4) -> list[Batch]:
 
 def trained(choices: Choices, section: Section = SECTION, **settings: Any) -> tuple[Stepper, list[float]]:
     torch.manual_seed(1)
-    stepper = Stepper(built(section, dtype=torch.float32), TrainSettings(ema=0.9, **settings), choices)
+    stepper = Stepper(build_small_model(section, dtype=torch.float32), TrainSettings(ema=0.9, **settings), choices)
     in_a_row = 1 if section.get("kind") == "rnn" else 4
     done = [stepper.update([batch], step, 1e-3) for step, batch in enumerate(batches(in_a_row), 1)]
     return stepper, [update.loss for update in fetch_metrics(done)]

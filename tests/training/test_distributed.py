@@ -35,7 +35,7 @@ from dragoman.process_group import agree_on_name as meet_at
 from dragoman.training.distributed import PARALLEL
 from dragoman.training.prepare import check_alike
 from dragoman.training.step import Learner
-from toy_models import FORM, SMALL_TRANSFORMER, built, cases, laid, some_examples
+from toy_models import FORM, SMALL_TRANSFORMER, build_small_model, cases, collate_rows, some_examples
 from toy_run import (
     SMALL,
     Answer,
@@ -312,10 +312,13 @@ def test_the_wait_for_others_ends(rank: int, monkeypatch: pytest.MonkeyPatch) ->
 def test_all_parameters_get_a_gradient(name: str) -> None:
     """Those of a process that has no row, too: the others wait for it. And it is 0, whatever an empty row looks at."""
     section = cases()[name]
-    learner = Learner(built(section, dtype=torch.float32), TrainSettings())
+    learner = Learner(build_small_model(section, dtype=torch.float32), TrainSettings())
     empty = EXAMPLE_FORMATS[FORM[settings_of(section).task]].collate(BatchPlan([[]], Widths(12, 12)), [])
     empty = replace(empty, features=fill_features(settings_of(section).features, (1, 12)))
-    batches = [laid(section, [[0], [1]], some_examples(section)), *([empty] if section.get("norm") != "batch" else [])]
+    batches = [
+        collate_rows(section, [[0], [1]], some_examples(section)),
+        *([empty] if section.get("norm") != "batch" else []),
+    ]
     for batch in batches:
         learner.zero_grad()
         learner(batch)[0].backward()
@@ -329,8 +332,8 @@ def test_all_parameters_get_a_gradient(name: str) -> None:
 )
 def test_what_cannot_be_shared_is_refused(way: str, norm: str, culprit: str) -> None:
     with pytest.raises(UserError, match=culprit):
-        PARALLEL[way].check(built({**SMALL_TRANSFORMER, "norm": norm}))
-    PARALLEL[way].check(built(SMALL_TRANSFORMER))
+        PARALLEL[way].check(build_small_model({**SMALL_TRANSFORMER, "norm": norm}))
+    PARALLEL[way].check(build_small_model(SMALL_TRANSFORMER))
 
 
 # What the page says.

@@ -17,14 +17,14 @@ from dragoman.training.step import Stepper, fetch_metrics
 from dragoman.types import Batch
 from tolerance import differ, same
 from toy_batch import examples, in_rows
-from toy_models import SMALL_TRANSFORMER, built
+from toy_models import SMALL_TRANSFORMER, build_small_model
 
 BATCH = in_rows([[0, 1], [2, 3], [4], [5]], examples(6))
 
 
 def stepper(dropout: float = 0.0, **settings: Any) -> Stepper:
     """The same model every time."""
-    model = built({**SMALL_TRANSFORMER, "dropout": dropout}, dtype=torch.float32)
+    model = build_small_model({**SMALL_TRANSFORMER, "dropout": dropout}, dtype=torch.float32)
     return Stepper(model, TrainSettings(**settings), Choices("cpu", "float32", False, 1))
 
 
