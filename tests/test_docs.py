@@ -21,7 +21,7 @@ from dragoman.inference.postprocess import UNKNOWN_WORD_METHODS
 from dragoman.metrics.metrics import METRICS
 from dragoman.models.settings import MODEL_KINDS
 from dragoman.recipe import check_model, read_recipe
-from dragoman.training.start import check
+from dragoman.training.start import check_settings
 from test_architecture import BASE, MAY_IMPORT  # type: ignore[import-not-found]
 from toy_models import HYBRID, RNN, TRANSFORMER
 
@@ -108,7 +108,7 @@ def test_recipes_of_a_page_are_recipes(tmp_path: Path) -> None:
     assert len(blocks) == 2
     for block in blocks:
         (tmp_path / "recipe.yaml").write_text(block)
-        check(check_model(read_recipe(tmp_path / "recipe.yaml")))
+        check_settings(check_model(read_recipe(tmp_path / "recipe.yaml")))
 
 
 def numbers_in(text: str) -> list[str]:

@@ -68,7 +68,7 @@ def train(asked: dict[str, Any], gate: Gate) -> None:
             gate.ready(
                 version=f"on torch {torch.__version__}",
                 parameters=count_parameters(self.stepper.model),
-                chosen=str(self.stepper.choices),
+                chosen=str(self.stepper.plan),
                 widths=list(self.stream.widths),
             )
 

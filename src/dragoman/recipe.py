@@ -33,6 +33,23 @@ class Recipe(Settings):
     train: TrainSettings = TrainSettings()
     search: SearchSettings = SearchSettings()
 
+    @property
+    def example_format(self) -> str:
+        """How texts become examples: an entry of EXAMPLE_FORMATS (data/batches.py)."""
+        if self.model.task == "generate":
+            return "lines" if self.data.documents == "line" else "windows"
+        return "pairs" if self.model.task == "translate" else "labels"
+
+    @property
+    def batch_layout(self) -> str:
+        """How examples are arranged in batches. Windows fill their rows, and the last of a text has its own."""
+        return "padded" if self.example_format == "windows" else self.model.layout
+
+    @property
+    def has_few_shapes(self) -> bool:
+        """Whether batches can come in few shapes. Otherwise each is as wide as its longest text."""
+        return self.model.layout == "packed" or self.example_format == "pairs"
+
 
 def read_recipe(path: Path, overrides: Iterable[str] = (), *, parent: Recipe | None = None) -> Recipe:
     """Read a recipe file with `a.b=c` laid over it. Corpus paths are looked up here first, then beside the recipe.

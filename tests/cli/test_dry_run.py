@@ -29,7 +29,7 @@ def test_it_finds_what_training_finds(small: Path, call: Call) -> None:
     assert f"{found['parameters']:,} parameters" in said
     assert f"train: {found['train_examples']:,} pairs" in said
     assert f"dev: {found['dev_examples']:,} pairs" in said
-    assert f"{found['choices']}; until {found['until']}" in said
+    assert f"{found['execution']}; until {found['until']}" in said
 
 
 def test_it_refuses_what_training_refuses(small: Path, call: Call) -> None:

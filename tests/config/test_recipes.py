@@ -17,7 +17,7 @@ from dragoman.config.yaml import parse_yaml
 from dragoman.data.corpus import CorpusSettings, read_pairs
 from dragoman.metrics.metrics import METRICS
 from dragoman.recipe import Recipe, read_recipe
-from dragoman.training.start import check
+from dragoman.training.start import check_settings
 from toy_run import Call, pairs, quietly
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +49,7 @@ def corpora(recipe: Recipe) -> Iterator[tuple[str, CorpusSettings]]:
 def test_a_recipe_is_right(path: Path) -> None:
     """Its names are on the menus, and its head says what it is, how it is run and what is to be expected."""
     recipe = read_recipe(path)
-    check(recipe)
+    check_settings(recipe)
     recipe.model.check()
     assert all(metric in METRICS for metric in recipe.data.metrics)
     head = path.read_text().split("\ndata:")[0]

@@ -16,7 +16,7 @@ from dragoman.config.yaml import parse_yaml
 from dragoman.errors import UserError
 from dragoman.models.settings import MODEL_KINDS
 from dragoman.recipe import Recipe, check_model
-from dragoman.training.start import check
+from dragoman.training.start import check_settings
 from toy_run import Call, one_sentence
 
 KINDS = [(kind, backbone) for kind, backbones in MODEL_KINDS.items() for backbone in backbones]
@@ -65,7 +65,7 @@ def test_choices_are_the_names_that_a_wrong_one_is_refused_with(
     values["tokenizer"]["joint"] = False  # so that there may be two kinds
     values["data"]["train"] = {"phrasebook": 10}
     with pytest.raises(UserError, match="'nonsense'") as caught:
-        check(check_model(build(Recipe, values)))
+        check_settings(check_model(build(Recipe, values)))
     listed = re.search(r"\(there are: (.*)\)", str(caught.value))
     assert listed
     assert listed[1].split(", ") == list(registry)

@@ -27,7 +27,7 @@ from dragoman.data.token_store import TokenStore, open_store
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
 from dragoman.recipe import Recipe, check_model
-from dragoman.training.start import check
+from dragoman.training.start import check_settings
 from dragoman.types import Batch, Pair
 from toy_run import SMALL, environment, last_step, quietly, tensors, write_corpus, write_recipe
 from toy_text import ALL, LINES, ODD, PAIRS
@@ -300,7 +300,7 @@ def test_what_has_one_way_to_cut_a_text_is_not_sampled(kind: str, target: str, f
     tokenizer = {"kind": kind, "target_kind": target, "joint": False, "sampling": 0.1}
     recipe = check_model(build(Recipe, {"data": {"train": {"phrasebook": 10}}, "tokenizer": tokenizer}))
     if fits:
-        check(recipe)
+        check_settings(recipe)
     else:
         with pytest.raises(UserError, match="has no use with tokenizer"):
-            check(recipe)
+            check_settings(recipe)

@@ -26,7 +26,7 @@ from dragoman.models.registry import build_model
 from dragoman.progress import Report
 from dragoman.recipe import Recipe, read_recipe
 from dragoman.run_dir import RunFolder
-from dragoman.training.prepare import prepare, stream_of
+from dragoman.training.prepare import open_stream, prepare
 from dragoman.types import BOS, Line, Pair
 from toy_run import WORDS, Call, one_sentence, quietly, tensors, write_corpus, write_lines, write_recipe
 from toy_text import ALL, TEXT
@@ -282,7 +282,7 @@ def test_subwords_that_are_drawn_keep_their_tag(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     prepared = prepare(recipe, RunFolder(tmp_path / "run"), QUIET)
     [tag] = prepared.tokenizers.before("there")
-    stream = stream_of(recipe, prepared)
+    stream = open_stream(recipe, prepared)
     drawn = [stream.example(3, epoch).source.tolist() for epoch in range(20)]
     assert len(set(map(tuple, drawn))) > 1
     assert all(ids[0] == tag and tag not in ids[1:] for ids in drawn)

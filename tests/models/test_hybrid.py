@@ -20,7 +20,7 @@ from dragoman.models.settings import HybridSettings
 from dragoman.modules.attention_scores import SCORES
 from dragoman.modules.recurrent import CELLS
 from dragoman.recipe import Recipe, check_model
-from dragoman.training.start import check
+from dragoman.training.start import check_settings
 from tolerance import same
 from toy_batch import VOCABULARY
 from toy_models import SMALL_HYBRID, collate_rows, some_examples
@@ -109,7 +109,7 @@ def test_it_is_a_kind_of_model() -> None:
     assert settings_of({"kind": "hybrid"}).layout == "padded"
     assert HybridSettings(width=64, decoder_width=32).of_decoder().width == 32
     with pytest.raises(UserError, match=r"train\.compile=true is of no use to recurrent models"):
-        check(check_model(Recipe.model_validate({"model": {"kind": "hybrid"}, "train": {"compile": True}})))
+        check_settings(check_model(Recipe.model_validate({"model": {"kind": "hybrid"}, "train": {"compile": True}})))
 
 
 def test_it_learns_a_language(tmp_path: Path) -> None:

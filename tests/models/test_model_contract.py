@@ -27,8 +27,8 @@ from dragoman.modules.patterns import PATTERNS
 from dragoman.modules.positions import POSITIONS, PositionScheme
 from dragoman.modules.recurrent import CELLS
 from dragoman.run_dir import load_tensors, save_tensors
-from dragoman.training.choices import Choices
-from dragoman.training.step import Stepper, fetch_metrics, put
+from dragoman.training.execution import ExecutionPlan
+from dragoman.training.step import Stepper, fetch_metrics, load_weights
 from dragoman.types import Batch
 from pairs import all_pairs, pairwise
 from tolerance import DEVICES, differ, same
@@ -177,7 +177,7 @@ def test_saved_and_loaded_it_is_the_same(section: Section, tmp_path: Path) -> No
     model, other = build_small_model(section), build_small_model(section, seed=1)
     batch = collate_rows(section, packed(section), some_examples(section))
     save_tensors(tmp_path / "model.safetensors", collect_tensors(model))
-    put(other, load_tensors(tmp_path / "model.safetensors")[0])
+    load_weights(other, load_tensors(tmp_path / "model.safetensors")[0])
     for one, two in zip(states_of(model.eval(), batch), states_of(other.eval(), batch), strict=True):
         assert torch.equal(one, two)
 
@@ -216,7 +216,7 @@ BASES: dict[str, tuple[Section, dict[str, Sequence[Any]]]] = {
 def takes_a_step(section: Section) -> None:
     model = build_small_model(section, dtype=torch.float32)
     batch = collate_rows(section, packed(section), some_examples(section))
-    stepper = Stepper(model, TrainSettings(), Choices("cpu", "float32", False, 1))
+    stepper = Stepper(model, TrainSettings(), ExecutionPlan("cpu", "float32", False, 1))
     before = model.project.weight.detach().clone()
     assert fetch_metrics([stepper.update([batch], 1, 1e-3)])[0].finite, section
     assert not torch.equal(before, model.project.weight), section

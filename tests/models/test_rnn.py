@@ -22,7 +22,7 @@ from dragoman.models.settings import MODEL_KINDS, RnnSettings
 from dragoman.modules.attention_scores import SCORES
 from dragoman.modules.recurrent import CELLS, NONLINEARITIES
 from dragoman.recipe import Recipe, check_model
-from dragoman.training.start import check
+from dragoman.training.start import check_settings
 from dragoman.types import PAD, Batch
 from pairs import in_pairs
 from tolerance import differ, same
@@ -220,7 +220,7 @@ def test_what_cannot_work_is_refused(given: dict[str, Any], said: str) -> None:
 def test_it_is_not_compiled() -> None:
     recipe = check_model(Recipe.model_validate({"model": {"kind": "rnn"}, "train": {"compile": True}}))
     with pytest.raises(UserError, match=r"train\.compile=true is of no use to recurrent models"):
-        check(recipe)
+        check_settings(recipe)
 
 
 def test_it_is_a_kind_of_model() -> None:

@@ -14,7 +14,7 @@ from dragoman.errors import UserError
 from dragoman.models.base import Model
 from dragoman.models.settings import MODEL_KINDS
 from dragoman.modules.dropout import HeadDropout, LayerDropout, WordDropout, use_row_slice
-from dragoman.training.step import parts
+from dragoman.training.step import split_batch
 from dragoman.types import Batch
 from tolerance import DEVICES, differ, same
 from toy_models import KINDS, OF_TRANSFORMERS, RATES, SMALL_TRANSFORMER, batch_of, build_small_model, states_of
@@ -65,7 +65,7 @@ def test_a_grid_in_parts_draws_as_the_whole(kind: str, rate: str) -> None:
     model, batch = build_with_dropout(kind, **{rate: 0.4})
     whole = states(model.train(), batch)
     found = []
-    for part in parts(batch, 3):
+    for part in split_batch(batch, 3):
         with use_row_slice(part.first_row, part.total_rows):
             found.append(states(model, part))
     same(torch.cat(found), whole)

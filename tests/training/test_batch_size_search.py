@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.training.planning import GRAIN, largest
+from dragoman.training.planning import TOKEN_STEP, find_largest
 from toy_run import Call, one_sentence
 
 
@@ -27,14 +27,14 @@ def test_what_is_found_fits_and_not_much_more_would(fixed: float, slope: float, 
         need = fixed + slope * tokens
         return need if need <= hard * room else None  # beyond that the machine gives up
 
-    found = largest(needs, room)
-    assert found % GRAIN == 0
+    found = find_largest(needs, room)
+    assert found % TOKEN_STEP == 0
     limit = min(room, hard * room)
-    if fixed + slope * GRAIN <= limit:
+    if fixed + slope * TOKEN_STEP <= limit:
         assert fixed + slope * found <= room
-        assert found >= 0.45 * (limit - fixed) / slope - GRAIN
+        assert found >= 0.45 * (limit - fixed) / slope - TOKEN_STEP
     else:
-        assert found == GRAIN
+        assert found == TOKEN_STEP
     assert len(tried) < 40
 
 

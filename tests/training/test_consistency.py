@@ -13,8 +13,16 @@ from torch import Tensor
 from dragoman.config.settings import TrainSettings
 from dragoman.modules import dropout
 from dragoman.training import loss as one_pass
-from dragoman.training.consistency import CONSISTENCY, LOSSES, Consistency, apart, chunked, seen, twice
-from dragoman.training.step import Learner, parts, real
+from dragoman.training.consistency import (
+    CONSISTENCY,
+    CONSISTENCY_LOSSES,
+    Consistency,
+    chunked_consistency_loss,
+    consistency_gradient,
+    repeat_rows,
+    sample_seen_mask,
+)
+from dragoman.training.step import Learner, select_real_tokens, split_batch
 from dragoman.types import BOS, EOS, Batch
 from tolerance import DEVICES, differ, same
 from toy_models import KINDS, RATES, SMALL_TRANSFORMER, batch_of, build_small_model
@@ -46,7 +54,7 @@ def inputs(N: int, *, device: str = "cpu", dtype: torch.dtype = torch.float64) -
 def run(way: str, tensors: Sequence[Tensor], method: Consistency, smoothing: float = 0.1, weight: float = 3.0) -> Any:
     """Loss, likelihood, divergence, and the gradients of 0.7 times the loss."""
     states, table, target_N = tensors
-    loss, likelihood, divergence = LOSSES[way](states, table, target_N, smoothing, method, weight)
+    loss, likelihood, divergence = CONSISTENCY_LOSSES[way](states, table, target_N, smoothing, method, weight)
     (0.7 * loss).backward()
     assert states.grad is not None
     assert table.grad is not None
@@ -55,7 +63,7 @@ def run(way: str, tensors: Sequence[Tensor], method: Consistency, smoothing: flo
     return found
 
 
-@pytest.mark.parametrize("way", LOSSES)
+@pytest.mark.parametrize("way", CONSISTENCY_LOSSES)
 @SMOOTHING
 def test_rdrop_is_its_formula(way: str, smoothing: float) -> None:
     """The mean of both losses, and the mean of both divergences (Liang 2021, equation 4, halved)."""
@@ -65,13 +73,13 @@ def test_rdrop_is_its_formula(way: str, smoothing: float) -> None:
         if right >= 0:
             expected += (softened(p_V, right, smoothing) + softened(q_V, right, smoothing)) / 2
             between += float((p_V * (p_V / q_V).log()).sum() + (q_V * (q_V / p_V).log()).sum()) / 2
-    loss, likelihood, divergence = LOSSES[way](*inputs(20), smoothing, METHODS["rdrop"], 3.0)
+    loss, likelihood, divergence = CONSISTENCY_LOSSES[way](*inputs(20), smoothing, METHODS["rdrop"], 3.0)
     assert loss.item() == pytest.approx(expected + 3.0 * between, rel=1e-9)
     assert divergence.item() == pytest.approx(between, rel=1e-9)
     assert likelihood.item() == pytest.approx(nll(p), rel=1e-9)
 
 
-@pytest.mark.parametrize("way", LOSSES)
+@pytest.mark.parametrize("way", CONSISTENCY_LOSSES)
 @SMOOTHING
 def test_simcut_is_its_formula(way: str, smoothing: float) -> None:
     """The loss of the first pass, and KL(first || second) (Gao 2022, equation 3)."""
@@ -81,7 +89,7 @@ def test_simcut_is_its_formula(way: str, smoothing: float) -> None:
         if right >= 0:
             expected += softened(p_V, right, smoothing)
             between += float((p_V * (p_V / q_V).log()).sum())
-    loss, likelihood, divergence = LOSSES[way](*inputs(20), smoothing, METHODS["simcut"], 3.0)
+    loss, likelihood, divergence = CONSISTENCY_LOSSES[way](*inputs(20), smoothing, METHODS["simcut"], 3.0)
     assert loss.item() == pytest.approx(expected + 3.0 * between, rel=1e-9)
     assert divergence.item() == pytest.approx(between, rel=1e-9)
     assert likelihood.item() == pytest.approx(nll(p), rel=1e-9)
@@ -124,10 +132,10 @@ def test_every_part_of_the_loss_has_its_slope(right: tuple[float, float], togeth
 
 @EVERY
 def test_what_is_done_to_a_chunk_is_one_graph(name: str) -> None:
-    """So that it can be compiled, which `compiled` does."""
-    slopes = torch.compile(apart, backend="eager", fullgraph=True)
+    """So that it can be compiled, which `compile_loss` does."""
+    slopes = torch.compile(consistency_gradient, backend="eager", fullgraph=True)
     given = (*inputs(20), 0.1, METHODS[name], 3.0)
-    for one, other in zip(chunked(*given, slopes), chunked(*given), strict=True):
+    for one, other in zip(chunked_consistency_loss(*given, slopes), chunked_consistency_loss(*given), strict=True):
         same(one, other)
 
 
@@ -136,7 +144,7 @@ def test_what_is_done_to_a_chunk_is_one_graph(name: str) -> None:
 def test_under_autocast_too(name: str, device: str) -> None:
     """Products in bf16, sums and gradients of the weights in float32."""
     expected = run("plain", inputs(50, device=device), METHODS[name])
-    for way in LOSSES:
+    for way in CONSISTENCY_LOSSES:
         with torch.autocast(device, torch.bfloat16):
             found = run(way, inputs(50, device=device, dtype=torch.float32), METHODS[name])
         for one, other in zip(found, expected, strict=True):
@@ -151,7 +159,7 @@ def test_passes_that_agree_cost_what_one_costs(name: str) -> None:
     both = states.detach()[:1].expand(2, -1, -1).clone().requires_grad_()
     one = states.detach()[0].clone().requires_grad_()
     found = run("chunked", [both, table, target_N], METHODS[name], weight=100.0)
-    loss, likelihood = one_pass.chunked(one, table, target_N, 0.1)
+    loss, likelihood = one_pass.chunked_loss(one, table, target_N, 0.1)
     (0.7 * loss).backward()
     assert one.grad is not None
     assert table.grad is not None
@@ -162,7 +170,7 @@ def test_passes_that_agree_cost_what_one_costs(name: str) -> None:
 
 def test_tokens_are_hidden_from_the_second_pass_alone() -> None:
     ids_BT = torch.randint(0, 40, (400, 50))
-    seen_BT = seen(ids_BT, 0.2)
+    seen_BT = sample_seen_mask(ids_BT, 0.2)
     marks = (ids_BT == BOS) | (ids_BT == EOS)
     assert seen_BT[:200].all()
     assert seen_BT[marks].all()
@@ -174,9 +182,9 @@ def test_tokens_are_hidden_from_the_second_pass_alone() -> None:
 def test_without_dropout_the_first_pass_is_the_only_one(kind: str) -> None:
     """To the second one tokens are missing."""
     model, batch = build_small_model(KINDS[kind]), batch_of(KINDS[kind])
-    both = twice(batch, METHODS["simcut"], 0.5)
-    first, second = real(model(both), both)[0].unflatten(0, (2, -1))
-    alone, _ = real(model(batch), batch)
+    both = repeat_rows(batch, METHODS["simcut"], 0.5)
+    first, second = select_real_tokens(model(both), both)[0].unflatten(0, (2, -1))
+    alone, _ = select_real_tokens(model(batch), batch)
     same(first, alone)
     differ(second, alone)
 
@@ -204,7 +212,7 @@ def test_a_grid_in_parts_costs_what_it_costs_whole(kind: str, name: str) -> None
     learner, batch = learner_of(kind, name, dropout=0.3)
     whole = learned(learner, [batch])
     for count in (2, 3):
-        for one, other in zip(learned(learner, parts(batch, count)), whole, strict=True):
+        for one, other in zip(learned(learner, split_batch(batch, count)), whole, strict=True):
             same(one, other, torch.float64)
 
 
@@ -227,7 +235,7 @@ def test_the_two_passes_draw_apart(kind: str, name: str) -> None:
     assert found[2] > found[1] > 1e-3
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", CONSISTENCY_LOSSES)
 @EVERY
 def test_the_way_it_is_computed_is_a_setting(name: str, loss: str) -> None:
     section = {**SMALL_TRANSFORMER, "dropout": 0.3}

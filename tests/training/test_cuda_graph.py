@@ -10,8 +10,8 @@ import torch
 
 from dragoman.config.settings import TrainSettings
 from dragoman.models.base import collect_tensors
-from dragoman.training.choices import Choices
 from dragoman.training.cuda_graph import WARM
+from dragoman.training.execution import ExecutionPlan
 from dragoman.training.optim import OPTIMIZERS, use
 from dragoman.training.step import Stepper, fetch_metrics
 from dragoman.types import Batch
@@ -20,7 +20,7 @@ from toy_batch import examples, in_rows
 from toy_models import SMALL_RNN, SMALL_TRANSFORMER, Section, build_small_model
 
 pytestmark = pytest.mark.gpu  # graphs are captured there only
-PLAIN = Choices("cuda", "bf16", False, 1)
+PLAIN = ExecutionPlan("cuda", "bf16", False, 1)
 SECTION = {**SMALL_TRANSFORMER, "width": 32, "dropout": 0.2}  # heads wide enough for the kernels of a GPU
 STEPS = WARM + 4
 
@@ -32,7 +32,7 @@ def batches(in_a_row: int = 4) -> list[Batch]:
     return [in_rows([*rows, []], some) for rows in full]
 
 
-def trained(choices: Choices, section: Section = SECTION, **settings: Any) -> tuple[Stepper, list[float]]:
+def trained(choices: ExecutionPlan, section: Section = SECTION, **settings: Any) -> tuple[Stepper, list[float]]:
     torch.manual_seed(1)
     stepper = Stepper(build_small_model(section, dtype=torch.float32), TrainSettings(ema=0.9, **settings), choices)
     in_a_row = 1 if section.get("kind") == "rnn" else 4

@@ -33,7 +33,7 @@ from dragoman.errors import UserError
 from dragoman.process_group import PeerWait, ProcessGroup, join_process_group
 from dragoman.process_group import agree_on_name as meet_at
 from dragoman.training.distributed import PARALLEL
-from dragoman.training.prepare import check_alike
+from dragoman.training.prepare import check_same_data
 from dragoman.training.step import Learner
 from toy_models import FORM, SMALL_TRANSFORMER, build_small_model, cases, collate_rows, some_examples
 from toy_run import (
@@ -441,11 +441,11 @@ def test_processes_that_read_other_texts_are_told(monkeypatch: pytest.MonkeyPatc
     prepared: Any = SimpleNamespace(digests=others[rank])
     monkeypatch.setattr(ProcessGroup, "gather", lambda _self, work: [*others[:rank], work(), *others[rank + 1 :]])
     with pytest.raises(UserError) as caught:
-        check_alike(prepared, ProcessGroup(rank=rank, world_size=3))
+        check_same_data(prepared, ProcessGroup(rank=rank, world_size=3))
     sentence = "data.dev (b) is not the same for process 2 as for the first; give all machines the same files"
     assert str(caught.value) == (sentence if rank == 0 else "")
     others[2] = prepared.digests = same
-    check_alike(prepared, ProcessGroup(rank=rank, world_size=3))
+    check_same_data(prepared, ProcessGroup(rank=rank, world_size=3))
 
 
 @pytest.mark.parametrize("fault", ["model.norm=batch"])

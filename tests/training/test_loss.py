@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dragoman.training import loss as loss_module
-from dragoman.training.loss import CHUNK, LOSSES, chunked
+from dragoman.training.loss import CHUNK, LOSSES, chunked_loss
 from tolerance import DEVICES, same
 
 EVERY = pytest.mark.parametrize("name", LOSSES)
@@ -115,12 +115,12 @@ def test_without_gradients_the_numbers_are_the_same(name: str, without: str) -> 
 def test_without_gradients_none_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
     """Validation costs a forward pass, no more."""
     made: list[str] = []
-    monkeypatch.setattr(torch, "empty_like", lambda *_: made.append("states") or torch.zeros(50, 8))
+    monkeypatch.setattr(torch, "empty_like", lambda *_: made.append("states") or torch.zeros(1, 50, 8))
     tensors = inputs(50)
     with torch.no_grad():
-        chunked(*tensors, 0.1)
+        chunked_loss(*tensors, 0.1)
     assert not made
-    chunked(*tensors, 0.1)
+    chunked_loss(*tensors, 0.1)
     assert made
 
 
@@ -129,7 +129,7 @@ def test_a_frozen_side_gets_no_gradient_and_the_other_its_own(frozen: int) -> No
     tensors = inputs(50)
     expected = run("plain", inputs(50), 0.1)[3 - frozen]
     tensors[frozen].requires_grad_(False)
-    chunked(*tensors, 0.1)[0].backward()
+    chunked_loss(*tensors, 0.1)[0].backward()
     assert tensors[frozen].grad is None
     other = tensors[1 - frozen].grad
     assert other is not None
@@ -142,7 +142,7 @@ def test_parts_add_up_to_the_whole() -> None:
     whole = run("chunked", tensors, 0.1)
     states_NC, weight_VC, target_N = tensors
     for part in (slice(0, 20), slice(20, 50)):
-        chunked(states_NC[part], weight_VC, target_N[part], 0.1)[0].backward()
+        chunked_loss(states_NC[part], weight_VC, target_N[part], 0.1)[0].backward()
     assert states_NC.grad is not None
     assert weight_VC.grad is not None
     same(states_NC.grad, whole[2])
@@ -166,7 +166,7 @@ def test_large_logits_stay_finite(name: str) -> None:
 
 
 def test_a_second_backward_is_refused_rather_than_wrong() -> None:
-    loss, _ = chunked(*inputs(20), 0.1)
+    loss, _ = chunked_loss(*inputs(20), 0.1)
     (loss * 2).backward(retain_graph=True)
     with pytest.raises(RuntimeError):
         (loss * 2).backward()
@@ -175,7 +175,7 @@ def test_a_second_backward_is_refused_rather_than_wrong() -> None:
 def test_inputs_are_left_as_they_are() -> None:
     tensors = inputs(20)
     before = [tensor.detach().clone() for tensor in tensors]
-    chunked(*tensors, 0.1)[0].backward()
+    chunked_loss(*tensors, 0.1)[0].backward()
     assert all(torch.equal(one, other) for one, other in zip(tensors, before))
 
 

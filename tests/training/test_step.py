@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dragoman.config.settings import TrainSettings
 from dragoman.models.base import collect_tensors
-from dragoman.training.choices import Choices
+from dragoman.training.execution import ExecutionPlan
 from dragoman.training.optim import OPTIMIZERS, use
 from dragoman.training.step import Stepper, fetch_metrics
 from dragoman.types import Batch
@@ -25,7 +25,7 @@ BATCH = in_rows([[0, 1], [2, 3], [4], [5]], examples(6))
 def stepper(dropout: float = 0.0, **settings: Any) -> Stepper:
     """The same model every time."""
     model = build_small_model({**SMALL_TRANSFORMER, "dropout": dropout}, dtype=torch.float32)
-    return Stepper(model, TrainSettings(**settings), Choices("cpu", "float32", False, 1))
+    return Stepper(model, TrainSettings(**settings), ExecutionPlan("cpu", "float32", False, 1))
 
 
 def loss(*batches: Batch, step: int = 1, seed: int = 1) -> Tensor:

@@ -128,9 +128,9 @@ def stepper(tmp_path: Path, small: Path, *overrides: str) -> tuple[Stepper, list
     """A fresh stepper and some batches, as the trainer would have them."""
     seen: list[tuple[Stepper, list[Batch]]] = []
 
-    def update(self: Stepper, batches: list[Batch], _step: int, lr: float) -> steps.StepMetrics:
+    def update(self: Stepper, batches: list[Batch], _step: int, lr: float) -> steps.PendingStep:
         seen.append((self, list(batches)))
-        return steps.StepMetrics(torch.ones(4), lr, 1)
+        return steps.PendingStep(torch.ones(4), lr, 1)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stepper, "update", update)
@@ -141,21 +141,23 @@ def stepper(tmp_path: Path, small: Path, *overrides: str) -> tuple[Stepper, list
 def test_parts_of_empty_rows_are_left_out() -> None:
     """Grids have a few shapes, so some rows are empty; batch norm would find no token in a part of nothing else."""
     batch = in_rows([[0], [], [1], [], [], []], examples(2))
-    assert [part.source_BS.shape[0] for part in steps.parts(batch, 6)] == [1, 1]
-    assert torch.equal(torch.cat([part.source_BS for part in steps.parts(batch, 3)]), batch.source_BS[:4])
+    assert [part.source_BS.shape[0] for part in steps.split_batch(batch, 6)] == [1, 1]
+    assert torch.equal(torch.cat([part.source_BS for part in steps.split_batch(batch, 3)]), batch.source_BS[:4])
 
 
 def test_several_batches_are_as_one(small: Path, tmp_path: Path) -> None:
     """The gradient of a step is that of all its tokens, however they are dealt out."""
     one, batches = stepper(tmp_path, small, *PLAIN, "train.tokens=1024", "train.optimizer=sgd")
     whole = max(batches, key=lambda batch: batch.pairs)
-    counts = [int((half.target_segment_BT > 0).sum()) for half in steps.parts(whole, 2)]
+    counts = [int((half.target_segment_BT > 0).sum()) for half in steps.split_batch(whole, 2)]
     assert counts[0] != counts[1]  # else a mean of means would pass for a mean
-    halves = [replace(half, target_tokens=count) for half, count in zip(steps.parts(whole, 2), counts, strict=True)]
+    halves = [
+        replace(half, target_tokens=count) for half, count in zip(steps.split_batch(whole, 2), counts, strict=True)
+    ]
     before = {name: p.detach().clone() for name, p in one.model.named_parameters()}
     results = []
     for some in ([whole], halves):
-        steps.put(one.model, before)
+        steps.load_weights(one.model, before)
         (update,) = steps.fetch_metrics([one.update(some, 1, 0.5)])
         results.append((update, {name: p.detach().clone() for name, p in one.model.named_parameters()}))
     assert results[0][0].loss == pytest.approx(results[1][0].loss, rel=1e-6)
@@ -181,15 +183,15 @@ def greedy_for_memory(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_validation_that_finds_no_room_is_tried_again(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judged, tried = Validator.judged, []
+    evaluate, tried = Validator.evaluate, []
 
     def limited(self: Validator, model: Model) -> Validation:
         tried.append(self)
         if len(tried) % 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return judged(self, model)
+        return evaluate(self, model)
 
-    monkeypatch.setattr(Validator, "judged", limited)
+    monkeypatch.setattr(Validator, "evaluate", limited)
     quietly(small, tmp_path / "run", "train.steps=2")
     assert len(tried) == 2
 
@@ -246,7 +248,7 @@ def spoil(what: str, bad: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch
         return
     update = Stepper.update
 
-    def spoilt(self: Stepper, batches: list[Batch], step: int, lr: float) -> steps.StepMetrics:
+    def spoilt(self: Stepper, batches: list[Batch], step: int, lr: float) -> steps.PendingStep:
         loss, factor = self.learner.loss, math.inf if bad(next(tried)) else 1.0
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(self.learner, "loss", lambda *a: tuple(part * factor for part in loss(*a)))
@@ -530,11 +532,11 @@ def test_a_run_that_was_begun_with_a_metric_of_no_use_goes_on(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new one is refused (test_bad_input.py), but this one could neither change the metric nor the lines."""
-    useless = ("train.metric=chrf", "train.validate_lines=0")
+    unused = ("train.metric=chrf", "train.validate_lines=0")
     with monkeypatch.context() as before:
-        before.setattr(start, "check_judging", lambda _: None)
-        quietly(small, tmp_path / "run", *useless, "train.steps=4")
-    quietly(small, tmp_path / "run", *useless, "train.steps=6", resume=True)
+        before.setattr(start, "check_outputs", lambda _: None)
+        quietly(small, tmp_path / "run", *unused, "train.steps=4")
+    quietly(small, tmp_path / "run", *unused, "train.steps=6", resume=True)
     assert state(tmp_path / "run")["step"] == 6
 
 
@@ -737,7 +739,7 @@ def test_curves_for_tensorboard(small: Path, tmp_path: Path) -> None:
     settings = ("train.tensorboard=true", "train.save_every=3", "train.validate_every=0", "train.steps=7")
     update = Stepper.update
 
-    def killed(self: Stepper, batches: list[Batch], step: int, lr: float) -> steps.StepMetrics:
+    def killed(self: Stepper, batches: list[Batch], step: int, lr: float) -> steps.PendingStep:
         if step == 6:
             raise KeyboardInterrupt
         return update(self, batches, step, lr)

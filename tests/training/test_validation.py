@@ -16,7 +16,7 @@ from dragoman.metrics.metrics import METRICS
 from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
 from dragoman.training.checkpoint import TrainState
-from dragoman.training.choices import Choices
+from dragoman.training.execution import ExecutionPlan
 from dragoman.training.validation import Validation
 from toy_run import Call, events, quietly, sentences, translated, write_lines
 
@@ -129,7 +129,7 @@ def test_while_a_model_has_hardly_learned_the_loss_decides(
     found = [Validation(loss, score, name) for score, loss in (early, late)]
     by_score = max(found, key=lambda one: one.goodness(name))
     for metric, expected in (("auto", found[best == "late"]), (name, by_score)):
-        progress = TrainState(Choices("cpu", "float32", False, 1), {})
+        progress = TrainState(ExecutionPlan("cpu", "float32", False, 1), {})
         for step, validation in enumerate(found):
             progress = replace(progress, step=step).add_validation(validation, metric, 2)
         assert found[progress.best[0][1]] is expected

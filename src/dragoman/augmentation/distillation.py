@@ -39,7 +39,7 @@ from dragoman.progress import Report
 from dragoman.recipe import Recipe, check_model, read_recipe
 from dragoman.run_dir import RunFolder, format_json
 from dragoman.training.prepare import check_files
-from dragoman.training.start import alone, check, opened
+from dragoman.training.start import check_settings, find_checkpoint, lock_run
 from dragoman.training.trainer import train
 from dragoman.types import Line, Pair
 
@@ -128,7 +128,7 @@ def distil(
     with join_process_group() as group:
         wanted = group.run_on_all(lambda: read_recipe(Path(recipe), overrides))
         report = report or Report(quiet=not group.is_main)
-        newest = group.broadcast(lambda: opened(folder, resume=resume))
+        newest = group.broadcast(lambda: find_checkpoint(folder, resume=resume))
         teacher = group.in_rank_order(lambda: Teacher.load(run, wanted, settings, group))
         resumes = group.broadcast(lambda: bool(newest) or (resume and bool(folder.teacher())))
         corpora = group.run_on_all(lambda: list_corpora_to_translate(wanted, teacher, settings))
@@ -145,7 +145,7 @@ def distil(
         if resumes:
             group.broadcast(lambda: check_same_teacher(folder, about))
         with ExitStack() as held:
-            group.broadcast(lambda: held.enter_context(alone(folder)))
+            group.broadcast(lambda: held.enter_context(lock_run(folder)))
             if not newest:
                 group.broadcast(lambda: folder.begin(student))
                 group.broadcast(lambda: write_teacher_record(folder, about, []))
@@ -192,7 +192,7 @@ def make_student_recipe(recipe: Recipe, teacher: Recipe, corpora: tuple[CorpusSe
     data = recipe.data.model_copy(update={"train": corpora})
     tokenizer = teacher.tokenizer.model_copy(update={"sampling": recipe.tokenizer.sampling})
     student = check_model(recipe.model_copy(update={"data": data, "tokenizer": tokenizer}))
-    check(student)
+    check_settings(student)
     return student
 
 

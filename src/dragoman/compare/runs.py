@@ -29,7 +29,7 @@ from dragoman.progress import Report
 from dragoman.recipe import Recipe, check_model, read_recipe
 from dragoman.run_dir import RunFolder, read_json
 from dragoman.training.prepare import check_files
-from dragoman.training.start import MAY_CHANGE, check
+from dragoman.training.start import MAY_CHANGE, check_settings
 from dragoman.training.trainer import train
 
 QUESTIONS_FILE = "questions.yaml"  # in a folder of recipes: what to ask about them (questions.py)
@@ -66,7 +66,7 @@ def plan_runs(paths: Sequence[Path], out: Path, overrides: Sequence[str], seeds:
             )
         try:
             recipes[path.stem] = check_model(read_recipe(path, overrides))
-            check(recipes[path.stem])
+            check_settings(recipes[path.stem])
             check_files(recipes[path.stem])
         except UserError as fault:
             message = str(fault)

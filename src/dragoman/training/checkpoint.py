@@ -28,20 +28,21 @@ from dragoman.errors import UserError
 from dragoman.io import move_into_place, report_write_errors, sweep, temporary_beside, write_atomically, write_text
 from dragoman.models.base import collect_tensors
 from dragoman.run_dir import RunFolder, load_tensors, mean, read_digest, read_json, save_tensors
-from dragoman.training.choices import Choices
-from dragoman.training.distributed import shard_like
+from dragoman.training.distributed import load_sharded, save_sharded, shard_like
+from dragoman.training.execution import ExecutionPlan
 from dragoman.training.prepare import Prepared
 from dragoman.training.step import StepMetrics, Stepper
 from dragoman.training.validation import Validation
 
 WRITTEN = re.compile(r"step-\d{10,}|best-\d{10,}\.safetensors")  # names that `save` gives
+NO_SUMS = (0.0, 0.0, 0, 0.0)
 
 
 @dataclass(frozen=True)
 class TrainState:
     """All that the next step depends on, except tensors. It is saved as state.json."""
 
-    choices: Choices
+    plan: ExecutionPlan
     data: dict[str, str]  # digest of each corpus
     longest: int = 0  # source, in tokens, that the model was trained on
     parent: str = ""  # the run whose weights this one began with
@@ -57,7 +58,7 @@ class TrainState:
     best: tuple[tuple[tuple[float, float], int], ...] = ()  # (goodness, step), best first
     stale: int = 0  # validations since the best one
     last_validation: Validation | None = None
-    sums: tuple[float, float, int, float] = (0.0, 0.0, 0, 0.0)  # since the last log: loss, nll, steps, divergence
+    sums: tuple[float, float, int, float] = NO_SUMS  # since the last log: loss, nll, steps, divergence
 
     @property
     def epochs(self) -> float:
@@ -89,9 +90,6 @@ class TrainState:
         steps = count or float("nan")
         return loss / steps, nll / steps, divergence / steps
 
-    def clear_sums(self) -> TrainState:
-        return replace(self, sums=(0.0, 0.0, 0, 0.0))
-
     def add_validation(self, validation: Validation, metric: str, keep: int) -> TrainState:
         """Keep the `keep` best validations and count those since the best one."""
         entry, floor = (validation.goodness(metric), self.step), validation.floor(metric)
@@ -106,16 +104,18 @@ class TrainState:
         return replace(self, best=tuple(ranked[:keep]), stale=stale, last_validation=validation)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the state under the keys of state.json, which have kept the names of earlier releases."""
         return {SAVED_AS.get(name, name): value for name, value in asdict(self).items()}
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> TrainState:
+        """Return the state from the contents of state.json."""
         values = {name: saved.pop(key) for name, key in SAVED_AS.items() if key in saved} | saved
         last = values["last_validation"]
         return cls(
             **values
             | {
-                "choices": Choices(**values["choices"]),
+                "plan": ExecutionPlan(**values["plan"]),
                 "position": StreamPosition(**values["position"]),
                 "best": tuple((tuple(goodness), step) for goodness, step in values["best"]),
                 "last_validation": Validation.from_state(last) if last else None,
@@ -124,67 +124,66 @@ class TrainState:
         )
 
 
-SAVED_AS = {
-    "position": "place",
-    "lr_scale": "scale",
-    "last_validation": "last",
-    "sums": "running",
-}  # keys of state.json
-
-
-def checkpoint(folder: RunFolder, step: int) -> Path:
-    return folder.checkpoints / f"step-{step:010}"
+SAVED_AS = {"plan": "choices", "position": "place", "lr_scale": "scale", "last_validation": "last", "sums": "running"}
 
 
 def best_file(folder: RunFolder, step: int) -> Path:
+    """Return the file of the weights of one of the best validations."""
     return folder.checkpoints / f"best-{step:010}.safetensors"
 
 
 def save(folder: RunFolder, stepper: Stepper, state: TrainState) -> None:
-    """First the new, then away with the old: a crash between the two costs disk space, nothing else."""
-    group, target = stepper.group, checkpoint(folder, state.step)
-    if any(step == state.step for _, step in state.best):
+    """Write a checkpoint, then remove older ones: a crash between the two costs disk space, nothing else.
+
+    What Dragoman did not write, such as a copy of a checkpoint, stays.
+    """
+    group, target = stepper.group, folder.checkpoints / f"step-{state.step:010}"
+    best = [best_file(folder, step) for _, step in state.best]
+
+    def write_files(made: Path) -> None:
+        made.mkdir()
+        for name, tensors in stepper.tensors().items():
+            save_tensors(made / f"{name}.safetensors", tensors)
+        save_state(made, state)
+
+    def remove_old() -> None:
+        for old in folder.checkpoints.iterdir():
+            if WRITTEN.fullmatch(old.name) and old not in (target, *best):
+                remove(old)
+
+    if (file := best_file(folder, state.step)) in best:
         weights = stepper.weights()
-        group.broadcast(lambda: save_tensors(best_file(folder, state.step), weights))
+        group.broadcast(lambda: save_tensors(file, weights))
     if not group.broadcast(target.exists):
         if stepper.parallel.sharded:
-            save_parts(target, stepper, state)
+            save_shards(target, stepper, state)
         else:
-            group.broadcast(lambda: write_atomically(target, lambda made: save_whole(made, stepper, state)))
-    group.broadcast(lambda: tidy(folder, {target, *(best_file(folder, step) for _, step in state.best)}))
+            group.broadcast(lambda: write_atomically(target, write_files))
+    group.broadcast(remove_old)
 
 
-def save_whole(made: Path, stepper: Stepper, state: TrainState) -> None:
-    made.mkdir()
-    for name, tensors in stepper.tensors().items():
-        save_tensors(made / f"{name}.safetensors", tensors)
-    save_state(made, state)
-
-
-def save_parts(target: Path, stepper: Stepper, state: TrainState) -> None:
-    """Let every process write its share into a temporary folder of rank 0, which renames it when all are done."""
-    from dragoman.training import distributed as sharded
-
+def save_shards(target: Path, stepper: Stepper, state: TrainState) -> None:
+    """Let every process write its shard into a temporary folder of rank 0, which renames it when all are done."""
     group = stepper.group
+
+    def begin() -> Path:
+        with report_write_errors(target):
+            return held.enter_context(temporary_beside(target))
 
     def finish() -> None:
         save_state(made, state)
         with report_write_errors(target):
             move_into_place(made, target)
 
-    def begin() -> Path:
-        with report_write_errors(target):
-            return held.enter_context(temporary_beside(target))
-
     with ExitStack() as held:
         made = group.broadcast(begin)
         for name, tensors in stepper.tensors().items():
-            sharded.save_sharded(made / name, tensors, group)
+            save_sharded(made / name, tensors, group)
         group.broadcast(finish)
 
 
-def clear(folder: RunFolder) -> None:
-    """Remove what a process that was killed had half written. The run is locked, so nobody is writing it now."""
+def remove_unfinished(folder: RunFolder) -> None:
+    """Remove files that a killed process had not finished. The run is locked, so nobody is writing them now."""
     sweep(folder.path, age=0.0)
     sweep(folder.checkpoints, age=0.0)
     for half in folder.checkpoints.iterdir():
@@ -192,27 +191,24 @@ def clear(folder: RunFolder) -> None:
             remove(half)
 
 
-def tidy(folder: RunFolder, kept: set[Path]) -> None:
-    """Remove checkpoints that are no longer needed. What Dragoman did not write, such as a copy of one, stays."""
-    for old in folder.checkpoints.iterdir():
-        if WRITTEN.fullmatch(old.name) and old not in kept:
-            remove(old)
-
-
 def remove(path: Path) -> None:
+    """Remove a file or a folder."""
     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def save_state(path: Path, state: TrainState) -> None:
+    """Write the state into the folder of a checkpoint."""
     write_text(path / "state.json", json.dumps(state.to_json(), indent=1) + "\n")
 
 
 def newest(folder: RunFolder) -> Path | None:
+    """Return the newest checkpoint of a run."""
     found = [p for p in folder.checkpoints.glob("step-*") if p.is_dir() and WRITTEN.fullmatch(p.name)]
     return max(found, default=None)
 
 
-def load(path: Path) -> TrainState:
+def load_state(path: Path) -> TrainState:
+    """Return the state of a checkpoint."""
     try:
         return TrainState.from_json(dict(read_json(path / "state.json")))
     except (KeyError, TypeError, ValueError) as error:
@@ -222,14 +218,12 @@ def load(path: Path) -> TrainState:
 
 
 def restore(path: Path, stepper: Stepper) -> None:
-    """However many processes wrote it, and however it was shared out among them."""
+    """Load the tensors of a checkpoint, however many processes wrote it and however it was sharded."""
     like = collect_tensors(stepper.model)
 
     def tensors(name: str) -> dict[str, Tensor]:
         if (path / name).is_dir():
-            from dragoman.training import distributed as sharded
-
-            return sharded.load_sharded(path / name, like, stepper.group)
+            return load_sharded(path / name, like, stepper.group)
         found = load_tensors(path / f"{name}.safetensors")[0]
         return {
             one: shard_like(tensor, like.get(one.rpartition(":")[0] or one, tensor)) for one, tensor in found.items()
@@ -239,7 +233,7 @@ def restore(path: Path, stepper: Stepper) -> None:
 
 
 def final_weights(folder: RunFolder, state: TrainState, average: int) -> dict[str, Tensor]:
-    """The best weights, or the mean of the best few."""
+    """Return the best weights, or the mean of the best few."""
     steps = [step for _, step in state.best[: max(average, 1)]]
     return mean(load_tensors(best_file(folder, step))[0] for step in steps)
 
@@ -252,42 +246,36 @@ def record_start(folder: RunFolder, prepared: Prepared, form: str, *, init_from:
     """Write provenance.json. A resumed run keeps the one that it has."""
     if resumed and folder.provenance_file.exists():
         return
-    counts = [len(part.store) for part in (*prepared.train, *prepared.dev)]
-    left_out = [dict(part.store.dropped) for part in (*prepared.train, *prepared.dev)]
-    splits = ["train"] * len(prepared.train) + ["dev"] * len(prepared.dev)
+    parts = [("train", part) for part in prepared.train] + [("dev", part) for part in prepared.dev]
+    parent = RunFolder(init_from)
     about = {
         "dragoman": version("dragoman"),
         "torch": torch.__version__,
-        "started": None if resumed else now(),  # of a run that an earlier release began it is unknown
+        "started": None if resumed else now(),  # unknown if an earlier release began the run
         "unit": EXAMPLE_FORMATS[form].noun,
         "corpora": [
-            {"split": split, "count": count, "left_out": dropped}
-            for split, count, dropped in zip(splits, counts, left_out, strict=True)
+            {"split": split, "count": len(part.store), "left_out": dict(part.store.dropped)} for split, part in parts
         ],
-        "parent": describe_parent(Path(init_from)) if init_from else None,
+        "parent": {
+            "run": str(parent.path.absolute()),
+            "digest": read_digest(parent.model),
+            "steps": int(load_tensors(parent.model)[1].get("step", 0)),
+            "teacher": parent.teacher().get("teacher"),
+            "parent": parent.provenance().get("parent"),
+        }
+        if init_from
+        else None,
     }
-    write(folder, about)
+    write_provenance(folder, about)
 
 
 def record_end(folder: RunFolder, *, trained: bool) -> None:
     """Note when training ended and with which versions. A run that had ended before and took no step keeps its note."""
     about = folder.provenance()
-    if not trained and about.get("ended"):
-        return
-    write(folder, {**about, "dragoman": version("dragoman"), "torch": torch.__version__, "ended": now()})
+    if trained or not about.get("ended"):
+        versions = {"dragoman": version("dragoman"), "torch": torch.__version__}
+        write_provenance(folder, {**about, **versions, "ended": now()})
 
 
-def describe_parent(run: Path) -> dict[str, Any]:
-    """Return which run a new one begins with: its path, its weights' digest, its steps and its own parent."""
-    folder = RunFolder(run)
-    return {
-        "run": str(run.absolute()),
-        "digest": read_digest(folder.model),
-        "steps": int(load_tensors(folder.model)[1].get("step", 0)),
-        "teacher": folder.teacher().get("teacher"),
-        "parent": folder.provenance().get("parent"),
-    }
-
-
-def write(folder: RunFolder, about: dict[str, Any]) -> None:
+def write_provenance(folder: RunFolder, about: dict[str, Any]) -> None:
     write_text(folder.provenance_file, json.dumps(about, indent=1, ensure_ascii=False) + "\n")

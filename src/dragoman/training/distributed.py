@@ -27,7 +27,6 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 from torch.nn.parallel import DistributedDataParallel
 
-from dragoman.config.settings import TrainSettings
 from dragoman.errors import UserError
 from dragoman.io import digest_file, report_write_errors, write_text
 from dragoman.models.transformer import TransformerLayer
@@ -111,10 +110,6 @@ class FullyShardedDataParallel(SingleProcess):
                 f"train.parallel=fsdp cannot shard {single[0]}, which is a single number; take another model.norm, "
                 "such as layer, or train.parallel=ddp"
             )
-
-
-def wrap_learner(learner: nn.Module, settings: TrainSettings, group: ProcessGroup) -> SingleProcess:
-    return PARALLEL[settings.parallel](learner, group) if group.is_distributed else SingleProcess(learner, group)
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -208,12 +203,9 @@ def load_sharded(folder: Path, like: Mapping[str, Tensor], group: ProcessGroup) 
 
 def digest_files(folder: Path, group: ProcessGroup) -> dict[str, str]:
     """Return the digests of all files, each computed by one process."""
-    files = sorted(folder.glob("*.safetensors"))
-
-    def digest_own() -> dict[str, str]:
-        return {file.name: digest_file(file) for file in files[group.rank :: group.world_size]}
-
-    return dict(sorted(pair for part in group.gather(digest_own) for pair in part.items()))
+    own = sorted(folder.glob("*.safetensors"))[group.rank :: group.world_size]
+    parts = group.gather(lambda: {file.name: digest_file(file) for file in own})
+    return dict(sorted(pair for part in parts for pair in part.items()))
 
 
 def _cause(error: BaseException) -> OSError:

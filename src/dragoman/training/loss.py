@@ -1,8 +1,9 @@
-"""Cross-entropy with label smoothing, as sums over real tokens: the plain one and its fast twin.
+"""Cross-entropy with label smoothing, summed over real tokens: a reference implementation and a fast one.
 
-Shapes   N tokens   C model width   V vocabulary
-Both take states_NC before the projection, so that the fast one never holds all logits at once. Tokens whose target is
-below 0 do not count.
+Shapes   P passes over a batch (training/consistency.py has two)   N tokens   C model width   V vocabulary
+         M = P * N of a chunk   K sums
+Both take states before the projection, so that the fast one never holds all logits. Tokens with a negative target do
+not count.
 """
 
 from __future__ import annotations
@@ -17,70 +18,94 @@ from torch.nn import functional as F
 
 from dragoman.modules.linear import compute_weight_gradient, fast_linear
 
-CHUNK = {"cpu": 512, "cuda": 8192}  # tokens whose logits are held at a time: few enough for a CPU's cache
+CHUNK = {"cpu": 512, "cuda": 8192}  # rows of logits held at a time: few enough for a CPU's cache
 NOT_COUNTED = -1  # or any target below 0
+ComputeGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # logits_PNV, target_N -> sums_K, grad_PNV
 
 
-def plain(states_NC: Tensor, weight_VC: Tensor, target_N: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """The smoothed loss, summed, and the plain negative log-likelihood, summed. Written to be read."""
+def plain_loss(states_NC: Tensor, weight_VC: Tensor, target_N: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Return the sums of the smoothed loss and of the negative log-likelihood (reference implementation)."""
     logits_NV = F.linear(states_NC, weight_VC).float()
     target_N = target_N.clamp(min=NOT_COUNTED)
     summed = partial(F.cross_entropy, logits_NV, target_N, reduction="sum", ignore_index=NOT_COUNTED)
     return summed(label_smoothing=smoothing), summed().detach()
 
 
-def chunked(states_NC: Tensor, weight_VC: Tensor, target_N: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """The same numbers, a chunk of tokens at a time, gradients made on the way: no logits are kept or made twice."""
-    loss, likelihood = _Chunked.apply(  # type: ignore[no-untyped-call]
-        states_NC, weight_VC, target_N, smoothing, torch.is_grad_enabled()
+def chunked_loss(states_NC: Tensor, weight_VC: Tensor, target_N: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Return the same sums, computed chunk by chunk together with their gradients."""
+
+    def compute(logits_1NV: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
+        sums_2, grad_NV = cross_entropy_gradient(logits_1NV[0], target_N, smoothing)
+        return sums_2, grad_NV[None]
+
+    sums_2 = states_NC.new_zeros(2, dtype=torch.float32)
+    loss, nll = sum_chunks(states_NC[None], weight_VC, target_N, compute, sums_2)
+    return loss, nll
+
+
+def sum_chunks(
+    states_PNC: Tensor, weight_VC: Tensor, target_N: Tensor, compute: ComputeGradient, sums_K: Tensor
+) -> tuple[Tensor, ...]:
+    """Return the sums that `compute` gives for chunks of tokens, added to `sums_K`. The first is differentiable.
+
+    Gradients are computed in the forward pass, so logits are neither kept nor computed twice.
+    """
+    sums: tuple[Tensor, ...] = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+        states_PNC, weight_VC, target_N, compute, sums_K, torch.is_grad_enabled()
     )
-    return loss, likelihood
+    return sums
 
 
-class _Chunked(torch.autograd.Function):
+class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, states_NC: Tensor, weight_VC: Tensor, target_N: Tensor, smoothing: float, learning: bool
-    ) -> tuple[Tensor, Tensor]:
-        wants = learning and (states_NC.requires_grad or weight_VC.requires_grad)
-        device = states_NC.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states_NC.dtype
-        states, weight = states_NC.to(dtype), weight_VC.to(dtype)
-        grad_states = torch.empty_like(states_NC) if wants else None
-        grad_weight = torch.zeros_like(weight_VC) if wants else None
-        sums = states_NC.new_zeros(2, dtype=torch.float32)
-        chunk = CHUNK[device]
+        ctx: Any,
+        states_PNC: Tensor,
+        weight_VC: Tensor,
+        target_N: Tensor,
+        compute: ComputeGradient,
+        sums_K: Tensor,
+        grad_enabled: bool,
+    ) -> tuple[Tensor, ...]:
+        needs_grad = grad_enabled and (states_PNC.requires_grad or weight_VC.requires_grad)
+        device, (P, _, C) = states_PNC.device.type, states_PNC.shape
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else states_PNC.dtype
+        states, weight = states_PNC.to(dtype), weight_VC.to(dtype)
+        if needs_grad:
+            grad_states, grad_weight = torch.empty_like(states_PNC), torch.zeros_like(weight_VC)
+        chunk = max(CHUNK[device] // P, 1)
         for start in range(0, len(target_N), chunk):
             part = slice(start, start + chunk)
-            losses, grad_NV = softened(fast_linear(states[part], weight), target_N[part], smoothing)
-            sums += losses
-            if grad_states is not None and grad_weight is not None:
-                counts_N1 = (target_N[part, None] >= 0).to(dtype)
-                grad_states[part] = fast_linear(grad_NV, weight.T) * counts_N1
-                grad_weight = added(grad_weight, grad_NV, states[part] * counts_N1)
-        if grad_states is not None and grad_weight is not None:
+            rows_MC = states[:, part].flatten(0, 1)
+            sums, grad_PNV = compute(fast_linear(rows_MC, weight).view(P, -1, len(weight)), target_N[part])
+            sums_K = sums_K + sums
+            if needs_grad:
+                counts_N1, grad_MV = (target_N[part, None] >= 0).to(dtype), grad_PNV.to(dtype).flatten(0, 1)
+                grad_states[:, part] = fast_linear(grad_MV, weight.T).view(P, -1, C) * counts_N1
+                grad_weight = add_weight_gradient(grad_weight, grad_MV, rows_MC * counts_N1.repeat(P, 1))
+        if needs_grad:
             ctx.save_for_backward(grad_states, grad_weight)
-        loss, likelihood = sums.unbind()
-        ctx.mark_non_differentiable(likelihood)
-        return loss, likelihood
+        sums_of_all = sums_K.unbind()
+        ctx.mark_non_differentiable(*sums_of_all[1:])
+        return sums_of_all
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_states, grad_weight = ctx.saved_tensors
-        return grad_states.mul_(grads[0]), grad_weight.mul_(grads[0]), None, None, None
+        return grad_states.mul_(grads[0]), grad_weight.mul_(grads[0]), None, None, None, None
 
 
-def added(sum_VC: Tensor, grad_NV: Tensor, states_NC: Tensor) -> Tensor:
-    """The sum, with what these tokens owe to the weights; on a GPU products in half precision are added up wide."""
+def add_weight_gradient(sum_VC: Tensor, grad_NV: Tensor, states_NC: Tensor) -> Tensor:
+    """Add the gradient of the weights of some tokens. On a GPU half-precision products are summed in float32."""
     if grad_NV.is_cuda and grad_NV.dtype != sum_VC.dtype:
         return torch.addmm(sum_VC, grad_NV.T, states_NC, out_dtype=sum_VC.dtype)
     return sum_VC.add_(compute_weight_gradient(grad_NV, states_NC))
 
 
-def softened(logits_NV: Tensor, target_N: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-    """Loss and likelihood, summed, of the tokens that count, and the gradient of the loss at every logit.
+def cross_entropy_gradient(logits_NV: Tensor, target_N: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+    """Return the sums of loss and nll over the tokens that count, and the gradient of the loss for every logit.
 
-    On a GPU the gradients overwrite the logits, which are read once (loss_triton.py).
+    On a GPU the gradients overwrite the logits.
     """
     if logits_NV.is_cuda and logits_NV.dtype != torch.float64:
         from dragoman.kernels.rowwise_triton import cross_entropy_in_place
@@ -89,7 +114,7 @@ def softened(logits_NV: Tensor, target_N: Tensor, smoothing: float) -> tuple[Ten
     N, V = logits_NV.shape
     logits, real_N, target_N1 = logits_NV.float(), target_N >= 0, target_N.clamp(min=0)[:, None]
     share = logits.softmax(-1)
-    lse = logits.amax(-1) - share.amax(-1).log()  # the softmax has been there: no second pass of exp
+    lse = logits.amax(-1) - share.amax(-1).log()  # from the softmax, without a second exp
     nll = ((lse - logits.gather(1, target_N1)[:, 0]) * real_N).sum()
     even = ((lse - logits.sum(-1) / V) * real_N).sum() if smoothing else 0.0
     grad = share.sub_(smoothing / V) if smoothing else share
@@ -98,4 +123,4 @@ def softened(logits_NV: Tensor, target_N: Tensor, smoothing: float) -> tuple[Ten
 
 
 Loss = Callable[[Tensor, Tensor, Tensor, float], tuple[Tensor, Tensor]]
-LOSSES: dict[str, Loss] = {"chunked": chunked, "plain": plain}
+LOSSES: dict[str, Loss] = {"chunked": chunked_loss, "plain": plain_loss}

@@ -1,10 +1,10 @@
-"""From a recipe to what training reads: tokenizers, token stores, streams. Done once; found again at the next start."""
+"""Prepare the data of a run: tokenizers, token stores and the stream of batches. A later start finds them again."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,17 +29,19 @@ from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
 from dragoman.types import Pair
 
-FEW_SHAPES = {"packed": "level", "padded": "stepped"}  # layouts, and their like with few shapes of grids
+FEW_SHAPES = {"packed": "level", "padded": "stepped"}  # layouts, and the same with few shapes of batches
 FIRST_LINES = 1000  # of a corpus that are checked before anything is written
-LENGTHS, COPIES = 100_000, 1000  # pairs of a corpus that are looked at to know what is usual
+STATISTICS_LENGTHS, STATISTICS_TEXTS = 100_000, 1000  # pairs of a corpus whose lengths and texts are measured
 
 
 @dataclass(frozen=True)
 class Prepared:
+    """All that training reads."""
+
     tokenizers: Tokenizers
     train: list[WeightedStore]
     dev: list[WeightedStore]
-    asked: dict[str, list[Pair]]  # the first pairs of each corpus of dev, as text, to be translated
+    dev_pairs: dict[str, list[Pair]]  # the first pairs of each dev corpus, as text, to be translated
     names: list[str]  # of the corpora, train before dev
 
     @property
@@ -47,12 +49,12 @@ class Prepared:
         return max(part.store.longest for part in self.train)
 
     @cached_property
-    def usual(self) -> PairStatistics:
-        """What pairs look like: lengths from all over each corpus, and the texts of some pairs."""
+    def pair_statistics(self) -> PairStatistics:
+        """What pairs usually look like: lengths from all over each corpus, and the texts of some pairs."""
         lengths, texts = [], []
         for part in self.train:
-            lengths += list(zip(*(side.tolist() for side in part.store.lengths(LENGTHS)), strict=True))
-            for line in range(0, len(part.store), max(len(part.store) // COPIES, 1)):
+            lengths += list(zip(*(side.tolist() for side in part.store.lengths(STATISTICS_LENGTHS)), strict=True))
+            for line in range(0, len(part.store), max(len(part.store) // STATISTICS_TEXTS, 1)):
                 pair = part.store.example(line)
                 source = pair.source[len(self.tokenizers.before(part.store.tag)) :]
                 texts.append((self.tokenizers.source.decode(source), self.tokenizers.target.decode(pair.target)))
@@ -60,67 +62,38 @@ class Prepared:
 
     @property
     def digests(self) -> dict[str, str]:
-        """What each corpus holds, by its name."""
+        """Digests of the corpora, by name."""
         parts = [*self.train, *self.dev]
         return {name: f"{part.store.digest}*{part.weight:g}" for name, part in zip(self.names, parts, strict=True)}
 
-    def changed_since(self, digests: dict[str, str]) -> str:
-        """The name of a corpus that is not what it was, or nothing."""
-        return differing(self.digests, digests)
 
-
-def differing(digests: dict[str, str], others: dict[str, str]) -> str:
-    """The name of a corpus that is not the same in both, or nothing."""
+def find_changed_corpus(digests: dict[str, str], others: dict[str, str]) -> str:
+    """Return the name of a corpus whose digest differs, or nothing."""
     return next((name for name in [*digests, *others] if digests.get(name) != others.get(name)), "")
 
 
-def check_alike(prepared: Prepared, group: ProcessGroup) -> None:
-    """Processes that read different texts would train side by side, not together."""
+def check_same_data(prepared: Prepared, group: ProcessGroup) -> None:
+    """Refuse processes that read different texts."""
     first, *others = group.gather(lambda: prepared.digests)
     for rank, digests in enumerate(others, 1):
-        if name := differing(first, digests):
+        if name := find_changed_corpus(first, digests):
             raise group.user_error(
                 f"{name} is not the same for process {rank} as for the first; give all machines the same files"
             )
 
 
-def form_of(recipe: Recipe) -> str:
-    """What the texts of this recipe look like to its model (data/batches.py)."""
-    task = recipe.model.task
-    forms = {"translate": "pairs", "classify": "labels", "generate": "windows"}
-    return "lines" if task == "generate" and recipe.data.documents == "line" else forms[task]
-
-
-def layout_for(recipe: Recipe) -> str:
-    """How its grids are laid out. Windows fill their rows; the short one at the end of a text gets a row of its own."""
-    return "padded" if form_of(recipe) == "windows" else recipe.model.layout
-
-
-def comes_in_few_shapes(recipe: Recipe) -> bool:
-    """Whether there is a layout that gives it grids of few shapes: else each is as wide as its longest text."""
-    return recipe.model.layout == "packed" or form_of(recipe) == "pairs"
-
-
 def check_data(recipe: Recipe) -> None:
-    """Refuse what the model's task cannot make use of."""
-    form = form_of(recipe)
+    """Refuse data settings that the model's task cannot use: plain text, tags, directions, two tokenizers."""
+    data, kind, form = recipe.data, recipe.model.kind, recipe.example_format
     for split in SPLITS:
-        if form in ("pairs", "labels") and any(not corpus.has_sources for corpus in getattr(recipe.data, split)):
+        if form in ("pairs", "labels") and any(not corpus.has_sources for corpus in getattr(data, split)):
             wanted = "sources and targets" if form == "pairs" else "texts and labels"
             raise UserError(
-                f"data.{split} is plain text, which only a language model learns from; model.kind="
-                f"{recipe.model.kind} needs {wanted}, such as {{tsv: F}}"
+                f"data.{split} is plain text, which only a language model learns from; model.kind={kind} needs "
+                f"{wanted}, such as {{tsv: F}}"
             )
     if form != "pairs" and (recipe.tokenizer.target_kind or recipe.tokenizer.target_size):
-        raise UserError(f"model.kind={recipe.model.kind} has one tokenizer; leave target_kind and target_size out")
-    check_ways(recipe, form)
-    if form == "windows" and recipe.tokenizer.sampling:
-        raise UserError("tokenizer.sampling cuts lines anew at every epoch, so it needs data.documents=line")
-
-
-def check_ways(recipe: Recipe, form: str) -> None:
-    """Refuse tags and directions that cannot be learned, or would not be known."""
-    data, kind = recipe.data, recipe.model.kind
+        raise UserError(f"model.kind={kind} has one tokenizer; leave target_kind and target_size out")
     trees = "reads trees of one side" if "tree" in recipe.model.features else ""
     why = trees or ("" if form == "pairs" else "does not translate")
     if why and any(data.tags):
@@ -129,8 +102,8 @@ def check_ways(recipe: Recipe, form: str) -> None:
         raise UserError(f"data.both_ways is of no use to model.kind={kind}, which {why}; leave it out")
     if form == "labels" and any(corpus.reverse for corpus in data.learned):
         raise UserError("a classifier cannot say a text to a label; leave reverse out")
-    ways = [corpus.model_copy(update={"tag": "", "weight": 1.0}) for corpus in data.learned]
-    both = any(corpus.model_copy(update={"reverse": not corpus.reverse}) in ways for corpus in ways)
+    directions = [corpus.model_copy(update={"tag": "", "weight": 1.0}) for corpus in data.learned]
+    both = any(corpus.model_copy(update={"reverse": not corpus.reverse}) in directions for corpus in directions)
     if both and not recipe.tokenizer.joint and form == "pairs":
         raise UserError("both directions are learned, so both sides need one vocabulary; set tokenizer.joint to true")
     if data.both_ways and any(data.tags):
@@ -144,137 +117,103 @@ def check_ways(recipe: Recipe, form: str) -> None:
                 has = f"the tag {corpus.tag!r}" if corpus.tag else "no tag"
                 known = ", ".join(tag or "none" for tag in data.tags)
                 raise UserError(f"data.{split} ({corpus.shown}) has {has}, which nothing in data.train has ({known})")
+    if form == "windows" and recipe.tokenizer.sampling:
+        raise UserError("tokenizer.sampling cuts lines anew at every epoch, so it needs data.documents=line")
+
+
+class NoPairFound(Exception):
+    """The first lines of a file hold no pair."""
 
 
 def check_files(recipe: Recipe) -> None:
-    """Refuse a file that is missing, or whose first pair cannot be read, before anything is written.
+    """Refuse files that are missing or whose first pair cannot be read. Test corpora are checked too, not hours later.
 
-    One to test on is checked too, not only after hours of training.
+    At most `FIRST_LINES` lines of a file are read to find a pair.
     """
     for split in SPLITS:
         for corpus in getattr(recipe.data, split):
             fingerprint_corpus(corpus, split=split, direction=recipe.data.direction)
-            if not corpus.phrasebook:
-                check_first_pair(corpus)
+            if corpus.phrasebook:
+                continue
+            longest = LONGEST_LINE if corpus.has_sources else math.inf
 
+            def read_first(path: Path, longest: float = longest) -> Iterator[str]:
+                for number, line in enumerate(read_lines(path, longest=longest)):
+                    if number == FIRST_LINES:
+                        raise NoPairFound
+                    yield line
 
-class NoPairYet(Exception):
-    """The first lines of a file hold no pair."""
-
-
-def check_first_pair(corpus: CorpusSettings) -> None:
-    """Refuse a corpus whose first pair cannot be read. At most `FIRST_LINES` of a file are read to find it."""
-
-    def first_lines(path: Path) -> Iterator[str]:
-        for number, line in enumerate(read_lines(path, longest=LONGEST_LINE if corpus.has_sources else math.inf)):
-            if number == FIRST_LINES:
-                raise NoPairYet
-            yield line
-
-    assert corpus.reader is not None
-    whole = corpus.model_copy(update={"part": (0.0, 1.0)})  # where a part begins is known from the whole file alone
-    with suppress(NoPairYet):
-        next(corpus.reader.read(whole, first_lines), None)
+            assert corpus.reader is not None
+            full = corpus.model_copy(update={"part": (0.0, 1.0)})  # only the full file tells where a part begins
+            with suppress(NoPairFound):
+                next(corpus.reader.read(full, read_first), None)
 
 
 def prepare(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: Tokenizers | None = None) -> Prepared:
-    found = tagged(tokenizers or _tokenizers(recipe, folder, report), recipe)
+    """Return tokenizers and token stores. Tokenizers are the given ones, those of the run folder, or learned."""
+    if tokenizers is None:
+        exists = folder.tokenizer.exists()
+        tokenizers = Tokenizers.load(folder.tokenizer) if exists else learn_tokenizers(recipe, report)
+    tokenizers = add_tags(tokenizers, recipe)
     if not folder.tokenizer.exists():
-        write_atomically(folder.tokenizer, found.save)
-    train = [_store(recipe, c, "train", found, report) for c in recipe.data.learned]
-    dev = [_store(recipe, c, "dev", found, report) for c in recipe.data.dev]
-    named = [*(("train", c) for c in recipe.data.learned), *(("dev", c) for c in recipe.data.dev)]
-    asked = _asked(recipe) if form_of(recipe) == "pairs" else {}
-    return Prepared(found, train, dev, asked, [f"data.{split} ({c.shown})" for split, c in named])
+        write_atomically(folder.tokenizer, tokenizers.save)
+    corpora = [("train", corpus) for corpus in recipe.data.learned] + [("dev", corpus) for corpus in recipe.data.dev]
+    stores = [encode_corpus(recipe, corpus, split, tokenizers, report) for split, corpus in corpora]
+    count = len(recipe.data.learned)
+    names = [f"data.{split} ({corpus.shown})" for split, corpus in corpora]
+    return Prepared(tokenizers, stores[:count], stores[count:], read_dev_pairs(recipe), names)
 
 
-def _asked(recipe: Recipe) -> dict[str, list[Pair]]:
-    """As many lines as validations translate, of every corpus of dev as many as of the others, while they last."""
-    short = [corpus.tag or Path((corpus.files or [corpus.shown])[0]).name for corpus in recipe.data.dev]
-    alike = len(set(short)) < len(short)
-    names = [corpus.shown for corpus in recipe.data.dev] if alike else short
-    features = recipe.model.features
-    readers = (_reader(recipe, corpus, "dev", features=features)() for corpus in recipe.data.dev)
-    rounds = zip_longest(*(zip(repeat(name), reader) for name, reader in zip(names, readers, strict=True)))
-    asked: dict[str, list[Pair]] = {name: [] for name in names}
-    for name, pair in islice(filter(None, chain.from_iterable(rounds)), recipe.train.validate_lines):
-        asked[name].append(pair)
-    return {name: pairs for name, pairs in asked.items() if pairs}
-
-
-def tagged(tokenizers: Tokenizers, recipe: Recipe) -> Tokenizers:
-    """The same with the tags that the recipe's corpora have."""
+def add_tags(tokenizers: Tokenizers, recipe: Recipe) -> Tokenizers:
+    """Return the tokenizers with the tags of the recipe's corpora."""
     return tokenizers.with_tags(word for tag in recipe.data.tags for word in tag.split())
 
 
-def stream_of(
-    recipe: Recipe, prepared: Prepared, *, few_shapes: bool = False, share: RankShare | None = None
-) -> BatchStream:
-    """Batches without end, as the model's task and kind want them; their grids, if it is asked for, of few shapes."""
-    form, settings, layout = form_of(recipe), recipe.train, layout_for(recipe)
-    common: dict[str, Any] = {"layout": layout, "tokens": settings.tokens, "seed": settings.seed}
-    common |= {"share": share or RankShare(), "most": recipe.model.length_limit}
-    if few_shapes and comes_in_few_shapes(recipe):
-        common["layout"] = FEW_SHAPES[layout]
-    if form == "windows":
-        assert isinstance(recipe.model, LmSettings)
-        return TextWindowStream(prepared.train, prepared.tokenizers, context=recipe.model.context, **common)
-    return BatchStream(prepared.train, prepared.tokenizers, sampling=recipe.tokenizer.sampling, form=form, **common)
+def read_corpus(recipe: Recipe, corpus: CorpusSettings, split: str, features: Sequence[str] = ()) -> Iterator[Pair]:
+    """Yield the pairs of a corpus; for a language model without their sources."""
+    pairs = read_pairs(corpus, split=split, direction=recipe.data.direction, trees="tree" in features)
+    return (Pair("", pair.target) for pair in pairs) if recipe.model.task == "generate" else pairs
 
 
-def _tokenizers(recipe: Recipe, folder: RunFolder, report: Report) -> Tokenizers:
-    """The run's own, or those that an earlier run learned from the same corpora in the same way, or new ones."""
-    if folder.tokenizer.exists():
-        return Tokenizers.load(folder.tokenizer)
+def learn_tokenizers(recipe: Recipe, report: Report) -> Tokenizers:
+    """Learn tokenizers from the training corpora, or load those that an earlier run learned from them."""
     corpora = [fingerprint_corpus(c, split="train", direction=recipe.data.direction) for c in recipe.data.train]
-    way = [corpora, recipe.tokenizer.model_dump(), form_of(recipe), recipe.train.seed]
-    name = digest_bytes(json.dumps(way).encode(), size=12)
+    settings, seed, form = recipe.tokenizer, recipe.train.seed, recipe.example_format
+    name = digest_bytes(json.dumps([corpora, settings.model_dump(), form, seed]).encode(), size=12)
     kept = cache_folder(recipe.data.cache) / f"{name}-tokenizer"
-    with suppress(UserError):  # not there, or damaged
+    with suppress(UserError):  # missing or damaged
         return Tokenizers.load(kept)
-    found = _learned(recipe, report)
-    with suppress(OSError):  # a run can do without; if there is no room at all, the token store will say so
+
+    def pairs() -> Iterator[Pair]:
+        for corpus in recipe.data.train:
+            yield from report.progress("reading for the tokenizer").iterate(read_corpus(recipe, corpus, "train"))
+
+    report.log(f"learning a {settings.kind} tokenizer")
+    if form == "pairs":
+        found = Tokenizers.train(pairs, settings, seed=seed, log=report.log)
+    elif form == "labels":
+        labels = LabelTokenizer.train(pair.target for pair in pairs())
+        found = Tokenizers(train_tokenizer((p.source for p in pairs()), settings, seed=seed, log=report.log), labels)
+    else:
+        one = train_tokenizer((pair.target for pair in pairs()), settings, seed=seed, log=report.log)
+        found = Tokenizers(one, one)
+    with suppress(OSError):  # a run can do without; if the disk is full, the token store reports it
         keep_folder(kept, "tokenizer.json", found.save)
     return found
 
 
-def _learned(recipe: Recipe, report: Report) -> Tokenizers:
-    def pairs() -> Iterator[Pair]:
-        for corpus in recipe.data.train:
-            yield from report.progress("reading for the tokenizer").iterate(_reader(recipe, corpus, "train")())
-
-    report.log(f"learning a {recipe.tokenizer.kind} tokenizer")
-    settings, seed, form = recipe.tokenizer, recipe.train.seed, form_of(recipe)
-    if form == "pairs":
-        return Tokenizers.train(pairs, settings, seed=seed, log=report.log)
-    if form == "labels":
-        labels = LabelTokenizer.train(pair.target for pair in pairs())
-        return Tokenizers(train_tokenizer((p.source for p in pairs()), settings, seed=seed, log=report.log), labels)
-    one = train_tokenizer((pair.target for pair in pairs()), settings, seed=seed, log=report.log)
-    return Tokenizers(one, one)
-
-
-def _reader(
-    recipe: Recipe, corpus: CorpusSettings, split: str, *, features: Sequence[str] = ()
-) -> Callable[[], Iterator[Pair]]:
-    """The pairs of a corpus; a language model reads the targets alone."""
-
-    def read() -> Iterator[Pair]:
-        pairs = read_pairs(corpus, split=split, direction=recipe.data.direction, trees="tree" in features)
-        return (Pair("", pair.target) for pair in pairs) if recipe.model.task == "generate" else pairs
-
-    return read
-
-
-def _store(recipe: Recipe, corpus: CorpusSettings, split: str, tokenizers: Tokenizers, report: Report) -> WeightedStore:
-    form, features = form_of(recipe), recipe.model.features
+def encode_corpus(
+    recipe: Recipe, corpus: CorpusSettings, split: str, tokenizers: Tokenizers, report: Report
+) -> WeightedStore:
+    """Return the token store of a corpus and log how many examples it has and how many were left out."""
+    form, features = recipe.example_format, recipe.model.features
     noun = EXAMPLE_FORMATS[form].noun
     further = 0  # targets beside the first of a pair
 
     def pairs() -> Iterator[Pair]:
         nonlocal further
         bar = report.progress(f"encoding {split}", unit=noun)
-        for pair in bar.iterate(_reader(recipe, corpus, split, features=features)()):
+        for pair in bar.iterate(read_corpus(recipe, corpus, split, features)):
             further += len(pair.alternatives)
             yield pair
 
@@ -299,3 +238,36 @@ def _store(recipe: Recipe, corpus: CorpusSettings, split: str, tokenizers: Token
         if missing:
             report.log(f"{which}: {missing:,} {FEATURES[name].missing_message}", WARNING)
     return WeightedStore(store, corpus.weight)
+
+
+def read_dev_pairs(recipe: Recipe) -> dict[str, list[Pair]]:
+    """Return train.validate_lines pairs in all, taken from the dev corpora in turn while they last."""
+    if recipe.example_format != "pairs":
+        return {}
+    names = [corpus.tag or Path((corpus.files or [corpus.shown])[0]).name for corpus in recipe.data.dev]
+    if len(set(names)) < len(names):
+        names = [corpus.shown for corpus in recipe.data.dev]
+    readers = (read_corpus(recipe, corpus, "dev", recipe.model.features) for corpus in recipe.data.dev)
+    rounds = zip_longest(*(zip(repeat(name), reader) for name, reader in zip(names, readers, strict=True)))
+    found: dict[str, list[Pair]] = {name: [] for name in names}
+    for name, pair in islice(filter(None, chain.from_iterable(rounds)), recipe.train.validate_lines):
+        found[name].append(pair)
+    return {name: pairs for name, pairs in found.items() if pairs}
+
+
+def open_stream(
+    recipe: Recipe, prepared: Prepared, *, few_shapes: bool = False, share: RankShare | None = None
+) -> BatchStream:
+    """Return an endless stream of batches for the model's task, in few shapes if wanted and possible."""
+    settings, layout = recipe.train, recipe.batch_layout
+    common: dict[str, Any] = {
+        "layout": FEW_SHAPES[layout] if few_shapes and recipe.has_few_shapes else layout,
+        "tokens": settings.tokens,
+        "seed": settings.seed,
+        "share": share or RankShare(),
+        "most": recipe.model.length_limit,
+    }
+    if isinstance(recipe.model, LmSettings) and recipe.example_format == "windows":
+        return TextWindowStream(prepared.train, prepared.tokenizers, context=recipe.model.context, **common)
+    sampling, form = recipe.tokenizer.sampling, recipe.example_format
+    return BatchStream(prepared.train, prepared.tokenizers, sampling=sampling, form=form, **common)

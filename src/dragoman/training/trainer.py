@@ -16,7 +16,6 @@ from pathlib import Path
 from types import FrameType
 
 import torch
-from torch import Tensor
 
 from dragoman.config.settings import LIMITS
 from dragoman.data.batches import RankShare
@@ -30,14 +29,14 @@ from dragoman.progress import WARNING, Report
 from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
 from dragoman.training import checkpoint
-from dragoman.training.checkpoint import TrainState, record_end, record_start
-from dragoman.training.choices import Choices, choose, keep_choices, peak_memory
-from dragoman.training.consistency import passes
+from dragoman.training.checkpoint import NO_SUMS, TrainState, record_end, record_start
+from dragoman.training.consistency import count_passes
+from dragoman.training.execution import peak_memory, plan_execution
 from dragoman.training.logging import Metrics, Reached, TrainLogger, few
 from dragoman.training.optim import compute_learning_rate
-from dragoman.training.prepare import Prepared, check_alike, comes_in_few_shapes, form_of, prepare, stream_of
-from dragoman.training.start import Order, Start, begin, meeting_minutes, new_model
-from dragoman.training.step import StepMetrics, Stepper, fetch_metrics
+from dragoman.training.prepare import Prepared, check_same_data, find_changed_corpus, open_stream, prepare
+from dragoman.training.start import Start, TrainRequest, begin, new_model
+from dragoman.training.step import PendingStep, Stepper, fetch_metrics
 from dragoman.training.validation import Validator
 from dragoman.types import Batch
 
@@ -67,28 +66,42 @@ def train(
         translator = dragoman.load(run)
         print(translator.translate(["A man walks his dog."])[0].text)
     """
-    folder = RunFolder(out)
-    with join_process_group(lambda: meeting_minutes(recipe, overrides)) as group, ExitStack() as held:
+    request = TrainRequest(recipe, RunFolder(out), overrides, resume, init_from)
+    with join_process_group(request.timeout_minutes) as group, ExitStack() as held:
         report = report if report and group.is_main else Report(quiet=not group.is_main)
-        start = begin(Order(recipe, folder, overrides, resume, init_from), report, held, group)
+        start = begin(request, report, held, group)
+        folder = request.folder
         given = start.parent.tokenizers if start.parent else tokenizers
         prepared = group.in_rank_order(lambda: prepare(start.recipe, folder, report, tokenizers=given))
-        check_alike(prepared, group)
-        form, resumed = form_of(start.recipe), start.newest is not None
+        check_same_data(prepared, group)
+        form, resumed = start.recipe.example_format, start.newest is not None
         group.broadcast(lambda: record_start(folder, prepared, form, init_from=start.init_from, resumed=resumed))
-        saved = group.run_on_all(lambda: checkpoint.load(start.newest) if start.newest else None)
-        choices = group.run_on_all(lambda: choose_hardware(start.recipe, saved, group))
-        trainer = group.run_on_all(lambda: Trainer(start, saved, choices, folder, prepared, report, group))
+        state = group.run_on_all(lambda: prepare_state(start, prepared, report, group))
+        trainer = group.run_on_all(lambda: Trainer(start, state, folder, prepared, report, group))
         with trainer.group.handle_peer_failure(), closing(trainer):
             trainer.fit()
     return folder.path
 
 
-def choose_hardware(recipe: Recipe, saved: TrainState | None, group: ProcessGroup) -> Choices:
-    """Return what this process runs on and how; a resumed run keeps its choices."""
-    now = choose(recipe.train, recipe.model.layout, few_shapes=comes_in_few_shapes(recipe))
-    choices = keep_choices(saved.choices, now, recipe.train, group.world_size) if saved else now
-    return choices.for_process(group)
+def prepare_state(start: Start, prepared: Prepared, report: Report, group: ProcessGroup) -> TrainState:
+    """Return the state of the checkpoint to resume from, or that of a new run, with the plan for this process."""
+    saved = checkpoint.load_state(start.newest) if start.newest else None
+    plan = plan_execution(
+        start.recipe.train,
+        start.recipe.model.layout,
+        few_shapes=start.recipe.has_few_shapes,
+        before=saved.plan if saved else None,
+        group=group,
+    )
+    if not saved:
+        longest = max(prepared.longest, start.parent.longest if start.parent else 0)
+        return TrainState(plan, prepared.digests, longest=longest, parent=start.init_from)
+    if changed := find_changed_corpus(prepared.digests, saved.data):
+        raise UserError(f"{changed} is not what this run was begun with; restore it, or begin a new run")
+    report.log(f"going on from step {saved.step}")
+    if plan != saved.plan:
+        report.log(f"it ran on {saved.plan} before: equal within tolerance from here on, not to the bit")
+    return replace(saved, plan=plan)
 
 
 class Trainer:
@@ -97,50 +110,35 @@ class Trainer:
     def __init__(
         self,
         start: Start,
-        saved: TrainState | None,
-        choices: Choices,
+        state: TrainState,
         folder: RunFolder,
         prepared: Prepared,
         report: Report,
         group: ProcessGroup,
     ) -> None:
-        self.recipe, self.settings, self.folder, self.report = start.recipe, start.recipe.train, folder, report
-        self.prepared, self.group = prepared, group
-        self.state = self.begin_or_resume(start, saved, choices)
-        self.cost = Cost.of(self.stepper.model, passes=passes(self.settings))
+        recipe, settings, plan = start.recipe, start.recipe.train, state.plan
+        self.recipe, self.settings, self.state = recipe, settings, state
+        self.folder, self.prepared, self.report = folder, prepared, report
+        plan.apply()
+        self.group = group.start_work(torch.device(plan.device), settings.timeout)
+        model = new_model(recipe, prepared.tokenizers, start.parent)
+        self.stepper = Stepper(model, settings, plan, self.group)
+        if start.newest:
+            checkpoint.restore(start.newest, self.stepper)
+        self.cost = Cost.of(self.stepper.model, passes=count_passes(settings))
         share = RankShare(group.rank, group.world_size)
-        self.stream = stream_of(self.recipe, prepared, few_shapes=self.state.choices.few_shapes, share=share)
+        self.stream = open_stream(recipe, prepared, few_shapes=plan.few_shapes, share=share)
         if group.is_distributed and self.stepper.device.type == "cpu":
             self.stepper.rehearse(self.stream.empty_batch())
-        self.validator = Validator(
-            self.recipe, prepared, self.stream.widths, self.state.choices, self.state.last_validation
-        )
+        self.validator = Validator(recipe, prepared, self.stream.widths, plan, state.last_validation)
         path = folder.metrics if group.is_main else None
-        self.metrics = Metrics(path, step=self.state.step, board=self.settings.tensorboard)
-        self.logger = TrainLogger(report, self.metrics, self.settings, self.stepper.choices)
+        self.metrics = Metrics(path, step=state.step, board=settings.tensorboard)
+        self.logger = TrainLogger(report, self.metrics, settings, plan)
         self.received_signal = 0  # by this process
         self.signal = 0  # by any process, as all of them know
-        self.pending: list[StepMetrics] = []  # steps whose metrics have not been read
+        self.pending: list[PendingStep] = []  # steps whose metrics have not been read
         self.started = 0.0  # when training would have begun if it had never been interrupted, on the monotonic clock
         self.batches: Generator[tuple[Batch, StreamPosition]] | None = None
-
-    def begin_or_resume(self, start: Start, saved: TrainState | None, choices: Choices) -> TrainState:
-        """Build the stepper and return the state to train from, that of the newest checkpoint if there is one."""
-        newest, parent = start.newest, start.parent
-        choices.apply()
-        if saved and (changed := self.prepared.changed_since(saved.data)):
-            raise UserError(f"{changed} is not what this run was begun with; restore it, or begin a new run")
-        self.group = self.group.start_work(torch.device(choices.device), self.settings.timeout)
-        model = new_model(self.recipe, self.prepared.tokenizers, parent)
-        self.stepper = Stepper(model, self.settings, choices, self.group)
-        if not newest or not saved:
-            longest = max(self.prepared.longest, parent.longest if parent else 0)
-            return TrainState(choices, self.prepared.digests, longest=longest, parent=start.init_from)
-        checkpoint.restore(newest, self.stepper)
-        self.report.log(f"going on from step {saved.step}")
-        if choices != saved.choices:
-            self.report.log(f"it ran on {saved.choices} before: equal within tolerance from here on, not to the bit")
-        return replace(saved, choices=choices)
 
     def fit(self) -> None:
         """Train until a limit is reached. On a GPU steps run asynchronously; their metrics are read now and then."""
@@ -164,7 +162,10 @@ class Trainer:
                         self.validate()
                     if self.should_save():
                         self.save()
-                    self.stop_if_signalled()
+                    if self.signal and not self.stop_reason():
+                        name = signal.Signals(self.signal).name
+                        message = f"stopped by {name} at step {self.state.step}, all saved; go on with --resume"
+                        raise Stop(message if self.group.is_main else "", 128 + self.signal)
         self.group.broadcast(lambda: record_end(self.folder, trained=not finished))
         self.log_end()
 
@@ -178,7 +179,7 @@ class Trainer:
     def log_start(self) -> None:
         parallel = f" ({self.settings.parallel})" if self.group.is_distributed else ""
         count = count_parameters(self.stepper.model)
-        self.report.log(f"{count:,} parameters; {self.state.choices}{parallel}; until {self.settings.limit}")
+        self.report.log(f"{count:,} parameters; {self.state.plan}{parallel}; until {self.settings.limit}")
         if 0 < self.settings.steps <= self.settings.warmup:
             self.report.log(
                 f"the run ends inside its warm-up: train.warmup={self.settings.warmup} should be far lower", WARNING
@@ -194,32 +195,32 @@ class Trainer:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self.on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+
+        def on_signal(number: int, _frame: FrameType | None) -> None:
+            signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+            self.received_signal = number
+
+        before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Remember the signal; a second one ends the process at once."""
-        signal.signal(number, signal.SIG_DFL)
-        self.received_signal = number
-
     def next_batches(self) -> tuple[list[Batch], StreamPosition]:
         """Return the batches of one step and the state of the stream after them."""
         if self.batches is None:  # at the start and after a roll-back
-            position = self.state.position
-            self.batches = prefetch(lambda: self.read_batches(position), PREFETCH[self.stepper.device.type])
+            position, on_cpu = self.state.position, self.stepper.device.type == "cpu"
+
+            def read() -> Iterator[tuple[Batch, StreamPosition]]:
+                for batch, after in self.stream.batches(position):
+                    yield (batch if on_cpu else batch.pin_memory()), after
+
+            self.batches = prefetch(read, PREFETCH[self.stepper.device.type])
             self.started = time.monotonic() - self.state.seconds
             self.logger.reset(self.state.flops)
         pairs = [next(self.batches) for _ in range(self.settings.accumulate)]
         return [batch for batch, _ in pairs], pairs[-1][1]
-
-    def read_batches(self, position: StreamPosition) -> Iterator[tuple[Batch, StreamPosition]]:
-        """Read on from a state of the stream; for a GPU into pinned memory."""
-        for batch, after in self.stream.batches(position):
-            yield (batch if self.stepper.device.type == "cpu" else batch.pin_memory()), after
 
     def advance(self, batches: list[Batch], position: StreamPosition) -> None:
         """Count a step. Processes agree on the FLOPs of all, the clock of rank 0 and a signal that any received."""
@@ -258,11 +259,11 @@ class Trainer:
             self.report.log(f"steps do not run as CUDA graphs, but kernel by kernel ({graphs.failure})")
             self.stepper.disable_cuda_graphs()
         if self.is_due(self.settings.log_every):
-            self.state = self.state.clear_sums()
+            self.state = replace(self.state, sums=NO_SUMS)
             self.logger.reset(self.state.flops)
         return True
 
-    def train_step(self, batches: list[Batch]) -> StepMetrics:
+    def train_step(self, batches: list[Batch]) -> PendingStep:
         """Take one step; if memory runs out, split batches into smaller parts and try again."""
         step = self.state.step + 1
         clock = self.state.seconds / self.settings.minutes / 60 if self.settings.minutes else 0.0
@@ -276,15 +277,15 @@ class Trainer:
                         f"process {self.group.rank} is out of memory; start more processes, so that each has fewer "
                         f"rows, or begin again with train.tokens={self.settings.tokens // 2}"
                     ) from None
-                if self.stepper.choices.split >= max(len(batch.source_BS) for batch in batches):
+                if self.stepper.plan.split >= max(len(batch.source_BS) for batch in batches):
                     raise UserError(
                         "a single row does not fit into memory; make the model smaller or data.max_length lower"
                     ) from None
-            choices = self.stepper.shrink()
-            self.state = replace(self.state, choices=choices)
-            tokens, accumulate = self.settings.tokens // choices.split, self.settings.accumulate * choices.split
+            split = self.stepper.shrink()
+            self.state = replace(self.state, plan=self.stepper.plan)
+            tokens, accumulate = self.settings.tokens // split, self.settings.accumulate * split
             self.report.log(
-                f"out of memory: batches are split into {choices.split} parts from now on; next time set "
+                f"out of memory: batches are split into {split} parts from now on; next time set "
                 f"train.tokens={tokens} train.accumulate={accumulate}",
                 WARNING,
             )
@@ -296,7 +297,7 @@ class Trainer:
             raise self.group.user_error(
                 f"{ROLL_BACK_AFTER} steps in a row were not finite before the first checkpoint; try a smaller train.lr"
             )
-        now, back = self.state, self.group.broadcast(lambda: checkpoint.load(newest))
+        now, back = self.state, self.group.broadcast(lambda: checkpoint.load_state(newest))
         lr_scale = back.lr_scale / 2
         if lr_scale < MIN_LR_SCALE:
             raise self.group.user_error(
@@ -311,7 +312,7 @@ class Trainer:
             skipped=now.skipped,
             seconds=now.seconds,
             flops=now.flops,
-            choices=now.choices,
+            plan=now.plan,
         )
         self.group.broadcast(lambda: checkpoint.save_state(newest, self.state))
         self.metrics.truncate(back.step)
@@ -367,30 +368,22 @@ class Trainer:
     def publish(self) -> None:
         """Write the model that users of the folder get: the best so far, or without validation the current weights."""
         current = {} if self.state.best else self.stepper.weights()
-        self.group.broadcast(lambda: self.save_model(current))
 
-    def save_model(self, current: dict[str, Tensor]) -> None:
-        self.folder.save_model(
-            current or checkpoint.final_weights(self.folder, self.state, self.settings.average),
-            tokenizer=self.prepared.tokenizers.fingerprint(),
-            longest=str(self.state.longest),
-            step=str(self.state.step),
-            **({"usual": self.prepared.usual.text()} if form_of(self.recipe) == "pairs" else {}),
-        )
+        def save_model() -> None:
+            about = {"longest": str(self.state.longest), "step": str(self.state.step)}
+            if self.recipe.example_format == "pairs":
+                about["usual"] = self.prepared.pair_statistics.text()
+            weights = current or checkpoint.final_weights(self.folder, self.state, self.settings.average)
+            self.folder.save_model(weights, tokenizer=self.prepared.tokenizers.fingerprint(), **about)
 
-    def stop_if_signalled(self) -> None:
-        if self.signal and not self.stop_reason():
-            name = signal.Signals(self.signal).name
-            message = f"stopped by {name} at step {self.state.step}, all saved; go on with --resume"
-            raise Stop(message if self.group.is_main else "", 128 + self.signal)
+        self.group.broadcast(save_model)
 
     def limit_shares(self) -> dict[str, float]:
         """Return how much of each limit is used up."""
         state = self.state
         reached = (state.step, state.epochs, state.seconds / 60, state.flops)
-        limits = [getattr(self.settings, name) for name in LIMITS]
-        rows = zip(LIMITS, limits, reached, strict=True)
-        return {f"train.{name}={limit:g}": spent / limit for name, limit, spent in rows if limit}
+        limits = [(name, getattr(self.settings, name), spent) for name, spent in zip(LIMITS, reached, strict=True)]
+        return {f"train.{name}={limit:g}": spent / limit for name, limit, spent in limits if limit}
 
     def share_done(self) -> float:
         """Return the share of the run that is done, by the limit that comes first."""

@@ -1,9 +1,8 @@
-"""How good the model is now: loss on all of dev, and, where there are answers, the metric that they are judged by."""
+"""Validation: the loss on the dev set and, if the task has outputs, their score."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
@@ -22,9 +21,9 @@ from dragoman.inference.translator import Translator
 from dragoman.metrics.metrics import AUTO_METRIC, METRICS, Metric, select_best_metric
 from dragoman.models.base import Model, Seq2Seq
 from dragoman.recipe import Recipe
-from dragoman.training.choices import Choices
-from dragoman.training.loss import chunked
-from dragoman.training.prepare import Prepared, form_of, layout_for
+from dragoman.training.execution import ExecutionPlan
+from dragoman.training.loss import chunked_loss
+from dragoman.training.prepare import Prepared
 from dragoman.types import Batch, Line
 
 GREEDY = {"method": "greedy", "coverage": 0.0, "unknown": "drop"}  # the quick way, whatever the recipe's search
@@ -32,9 +31,10 @@ GREEDY = {"method": "greedy", "coverage": 0.0, "unknown": "drop"}  # the quick w
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """`loss` is the plain negative log-likelihood per target token, in nats. Answers are by greedy search.
+    """The result of a validation.
 
-    A language model gives no answers; its `bits` are per character, the end of a line counted as one.
+    `loss` is the negative log-likelihood per target token, in nats, and `score` that of greedy outputs. A language
+    model has no outputs but `bits` per character, where the end of a line counts as one.
     """
 
     loss: float
@@ -53,7 +53,7 @@ class Validation:
         return METRICS[self.metric].floor if metric == "auto" and self.score is not None else -math.inf
 
     def goodness(self, metric: str) -> tuple[float, float]:
-        """Higher is better, whatever `train.metric` is. Equal scores are settled by the loss; no number is worst."""
+        """Return (score, loss) so that higher is better for every `train.metric`. NaN is the worst."""
         loss = -self.loss if math.isfinite(self.loss) else -math.inf
         return (loss if metric == "loss" or self.score is None else METRICS[self.metric].goodness(self.score)), loss
 
@@ -73,79 +73,89 @@ class Validation:
 
     def describe(self, task: str) -> str:
         """Return the message about it that training logs."""
-        said = f"dev loss {self.loss:.4f}"
+        message = f"dev loss {self.loss:.4f}"
         if task != "classify":  # a classifier predicts one label, so it has no perplexity
-            said += f", perplexity {self.perplexity:.2f}"
+            message += f", perplexity {self.perplexity:.2f}"
         if self.bits is not None:
-            said += f", {self.bits:.4f} bits per character"
+            message += f", {self.bits:.4f} bits per character"
         several = ", ".join(f"{name} {score:.2f}" for name, score in self.by_corpus.items())
         judged = "" if self.score is None else f", {METRICS[self.metric].shown} {self.score:.2f}"
-        return said + judged + (f" ({several})" if several else "")
+        return message + judged + (f" ({several})" if several else "")
 
 
 class Validator:
+    """Validate a model: `validator(model)`."""
+
     def __init__(
-        self, recipe: Recipe, prepared: Prepared, widths: Widths, choices: Choices, last: Validation | None = None
+        self, recipe: Recipe, prepared: Prepared, widths: Widths, plan: ExecutionPlan, last: Validation | None = None
     ) -> None:
-        """`last` is the newest validation of a resumed run, whose metric stays that of the run."""
-        self.recipe, self.prepared, self.choices, self.last = recipe, prepared, choices, last
-        self.device = torch.device(choices.device)
+        """Collate the dev set. `last` is the newest validation of a resumed run, which keeps its metric."""
+        self.recipe, self.prepared, self.plan, self.last = recipe, prepared, plan, last
+        self.device = torch.device(plan.device)
         self.task = recipe.model.task
-        self.batches = _batches(recipe, prepared, widths)
         self.engine: TorchEngine | None = None
+        name, context = recipe.example_format, getattr(recipe.model, "context", 0)  # the context of a language model
+        examples = [example for part in prepared.dev for example in read_in_order(part.store, name, context)]
+        form, arrange = EXAMPLE_FORMATS[name], LAYOUTS[recipe.batch_layout]
+        self.batches: list[Batch] = []
+        if examples:
+            rng = np.random.default_rng(0)
+            plans = arrange(*form.lengths(examples), tokens=recipe.train.tokens, widths=widths, rng=rng)
+            self.batches = [form.collate(each, examples) for each in plans]
 
     @property
     def metric(self) -> Metric:
-        """What answers are judged by, even where the loss decides which model is best."""
+        """The metric of outputs, even if the loss decides which model is best."""
         named = self.recipe.train.metric
         if named == "auto" and self.last and self.last.score is not None:
-            return METRICS[self.last.metric]  # though data.metrics may have changed since
+            return METRICS[self.last.metric]  # data.metrics may have changed since
         return select_best_metric(named, self.task, self.recipe.data.metrics) or METRICS[AUTO_METRIC[self.task]]
 
     def __call__(self, model: Model) -> Validation:
-        with torch.compiler.set_stance("force_eager"):  # layers are compiled for training alone
+        with torch.compiler.set_stance("force_eager"):  # layers are compiled for training only
             with suppress(torch.OutOfMemoryError):
-                return self.judged(model)
+                return self.evaluate(model)
             self.engine = None
-            torch.cuda.empty_cache()  # training holds on to what it will need again
-            return self.judged(model)
+            torch.cuda.empty_cache()  # PyTorch caches memory that training will need again
+            return self.evaluate(model)
 
-    def judged(self, model: Model) -> Validation:
+    def evaluate(self, model: Model) -> Validation:
+        """Return loss and score of the model."""
         with eval_mode(model):
-            loss = self.loss(model)
+            loss = self.compute_loss(model)
         if self.task == "generate":
-            return Validation(loss, metric="loss", bits=loss * self.tokens_per_character() / math.log(2))
-        found, wanted = self.labels(model) if self.task == "classify" else self.translations(model)
-        if not found:
+            stores = [part.store for part in self.prepared.dev]
+            keeps_eos = EXAMPLE_FORMATS[self.recipe.example_format].keeps_eos
+            tokens = sum(s.text_length for s in stores) + (0 if keeps_eos else sum(map(len, stores)))
+            tokens_per_character = tokens / sum(s.characters for s in stores)
+            return Validation(loss, metric="loss", bits=loss * tokens_per_character / math.log(2))
+        outputs, references = self.classify(model) if self.task == "classify" else self.translate(model)
+        if not outputs:
             return Validation(loss)
-        score = self.metric.compute(found, wanted)
-        return Validation(loss, score.value, score.name, score.signature, by_corpus=self.by_corpus(found, wanted))
-
-    def by_corpus(self, found: list[str], wanted: list[list[str]]) -> dict[str, float]:
-        """The score of the answers to each corpus, where several are asked for."""
-        ends = list(accumulate(map(len, self.prepared.asked.values()), initial=0))
-        spans = dict(zip(self.prepared.asked, pairwise(ends), strict=True)) if len(ends) > 2 else {}
-        return {
-            name: self.metric.compute(found[a:b], [lines[a:b] for lines in wanted]).value
-            for name, (a, b) in spans.items()
-        }
+        score, by_corpus = self.metric.compute(outputs, references), {}
+        ends = list(accumulate(map(len, self.prepared.dev_pairs.values()), initial=0))
+        if len(ends) > 2:
+            for name, (a, b) in zip(self.prepared.dev_pairs, pairwise(ends), strict=True):
+                by_corpus[name] = self.metric.compute(outputs[a:b], [lines[a:b] for lines in references]).value
+        return Validation(loss, score.value, score.name, score.signature, by_corpus=by_corpus)
 
     @torch.inference_mode()
-    def loss(self, model: Model) -> float:
+    def compute_loss(self, model: Model) -> float:
+        """Return the mean loss of all target tokens, without label smoothing."""
         total, count = 0.0, 0
         for batch in self.batches:
             moved = batch.to(self.device)
             real_BT = moved.target_segment_BT > 0
-            with self.choices.autocast():
-                _, likelihood = chunked(model(moved)[real_BT], model.project.weight, moved.target_out_BT[real_BT], 0.0)
-            total, count = total + float(likelihood), count + batch.target_tokens
+            with self.plan.autocast():
+                _, nll = chunked_loss(model(moved)[real_BT], model.project.weight, moved.target_out_BT[real_BT], 0.0)
+            total, count = total + float(nll), count + batch.target_tokens
         return total / count
 
-    def translations(self, model: Model) -> tuple[list[str], list[list[str]]]:
+    def translate(self, model: Model) -> tuple[list[str], list[list[str]]]:
         """Translate the first lines of each corpus of dev; return the translations and the references."""
-        pairs, tokenizers = list(chain.from_iterable(self.prepared.asked.values())), self.prepared.tokenizers
+        pairs, tokenizers = list(chain.from_iterable(self.prepared.dev_pairs.values())), self.prepared.tokenizers
         engine = self.engine or TorchEngine(cast(Seq2Seq, model), self.device, tokenizers.target.decode)
-        if self.choices.capture:
+        if self.plan.capture:
             self.engine = engine  # its CUDA graphs serve all later validations
         about = (tokenizers, self.recipe, self.prepared.longest, self.device)
         translator = Translator(cast(Seq2Seq, model), *about, engine=engine)
@@ -155,10 +165,10 @@ class Validator:
         return [one.text for one in found], collect_references(pairs)
 
     @torch.inference_mode()
-    def labels(self, model: Model) -> tuple[list[str], list[list[str]]]:
-        """Labels of all of dev, and the right ones."""
+    def classify(self, model: Model) -> tuple[list[str], list[list[str]]]:
+        """Return predicted and right labels of the dev set."""
         found, wanted = [], []
-        with eval_mode(model), self.choices.autocast():
+        with eval_mode(model), self.plan.autocast():
             for batch in self.batches:
                 moved = batch.to(self.device)
                 real_BT = moved.target_segment_BT > 0
@@ -166,20 +176,3 @@ class Validator:
                 wanted += moved.target_out_BT[real_BT].tolist()
         names = self.prepared.tokenizers.target.pieces
         return names(found), [names(wanted)]
-
-    def tokens_per_character(self) -> float:
-        stores = [part.store for part in self.prepared.dev]
-        marks = 0 if EXAMPLE_FORMATS[form_of(self.recipe)].keeps_eos else sum(map(len, stores))  # of the ends of lines
-        return (sum(s.text_length for s in stores) + marks) / sum(s.characters for s in stores)
-
-
-def _batches(recipe: Recipe, prepared: Prepared, widths: Widths) -> Sequence[Batch]:
-    name = form_of(recipe)
-    context = getattr(recipe.model, "context", 0)  # of a language model
-    examples = [example for part in prepared.dev for example in read_in_order(part.store, name, context)]
-    if not examples:
-        return []
-    form, layout = EXAMPLE_FORMATS[name], LAYOUTS[layout_for(recipe)]
-    rng = np.random.default_rng(0)
-    grids = layout(*form.lengths(examples), tokens=recipe.train.tokens, widths=widths, rng=rng)
-    return [form.collate(grid, examples) for grid in grids]

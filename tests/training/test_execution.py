@@ -1,4 +1,4 @@
-"""What the machine decides is decided once, and kept."""
+"""The plan of execution is made once, and kept by a resumed run."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from dragoman.config.settings import TrainSettings
 from dragoman.errors import UserError
 from dragoman.hardware import CpuFeatures
 from dragoman.process_group import ProcessGroup
-from dragoman.training.choices import Choices, choose, keep_choices
+from dragoman.training.execution import ExecutionPlan, plan_execution
 
-BEFORE = Choices(device="cpu", precision="bf16", compile=True, threads=7, split=4)
-
-
-def again(before: Choices, settings: TrainSettings | None = None, world: int = 1) -> Choices:
-    settings = settings or TrainSettings()
-    return keep_choices(before, choose(settings), settings, world)
+BEFORE = ExecutionPlan(device="cpu", precision="bf16", compile=True, threads=7, split=4)
 
 
-def test_a_resumed_run_keeps_every_choice() -> None:
-    """Whatever this machine would choose."""
+def again(before: ExecutionPlan, settings: TrainSettings | None = None, world: int = 1) -> ExecutionPlan:
+    group = ProcessGroup(world_size=world)
+    return plan_execution(settings or TrainSettings(), before=before, group=group)
+
+
+def test_a_resumed_run_keeps_its_plan() -> None:
+    """Whatever would be best on this machine."""
     assert again(BEFORE) == BEFORE
     assert again(replace(BEFORE, precision="float32", compile=False)).precision == "float32"
 
@@ -34,7 +34,7 @@ def test_a_resumed_run_keeps_every_choice() -> None:
 )
 def test_what_is_set_by_name_is_done(name: str, value: object) -> None:
     settings = TrainSettings(**{name: value})  # type: ignore[arg-type]
-    assert getattr(choose(settings), name) == value
+    assert getattr(plan_execution(settings), name) == value
     assert again(BEFORE, settings) == replace(BEFORE, **{name: value})  # type: ignore[arg-type]
 
 
@@ -55,37 +55,36 @@ def test_a_run_of_a_second_gpu_needs_one_or_processes_that_share(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
     before = replace(BEFORE, device="cuda:1")
     if goes_on:
-        assert keep_choices(before, before, TrainSettings(), world).device == "cuda:1"
+        assert again(before, world=world).device == ("cuda:1" if world == 1 else "cuda:0")
         return
     with pytest.raises(UserError, match="begun on cuda:1"):
-        keep_choices(before, before, TrainSettings(), world)
+        again(before, world=world)
 
 
-@pytest.mark.parametrize(("accumulate", "split", "recorded"), [(1, 1, True), (2, 1, False), (1, 2, False)])
-def test_updates_are_recorded_wherever_they_can_be(
-    monkeypatch: pytest.MonkeyPatch, accumulate: int, split: int, recorded: bool
+@pytest.mark.parametrize(("accumulate", "split", "captured"), [(1, 1, True), (2, 1, False), (1, 2, False)])
+def test_steps_run_as_cuda_graphs_wherever_they_can(
+    monkeypatch: pytest.MonkeyPatch, accumulate: int, split: int, captured: bool
 ) -> None:
-    """Also by one process that goes on with what several began, which cannot."""
+    """Also in one process that resumes what several began, which cannot."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     several = replace(BEFORE, device="cuda:0", split=split, few_shapes=True, world=2)
-    settings = TrainSettings(accumulate=accumulate)
-    assert keep_choices(several, replace(several, world=1), settings).capture == recorded
+    assert again(several, TrainSettings(accumulate=accumulate)).capture == captured
 
 
 def test_compile_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(UserError, match=r"train\.compile"):
-        choose(TrainSettings(compile=True, device="cpu"))
-    assert not choose(TrainSettings(device="cpu")).compile
+        plan_execution(TrainSettings(compile=True, device="cpu"))
+    assert not plan_execution(TrainSettings(device="cpu")).compile
 
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_bf16_only_where_it_is_fast(monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
     monkeypatch.setattr(hardware, "cpu_features", lambda: CpuFeatures(avx512=True, bf16=fast))
-    assert choose(TrainSettings(device="cpu")).precision == ("bf16" if fast else "float32")
+    assert plan_execution(TrainSettings(device="cpu")).precision == ("bf16" if fast else "float32")
 
 
-def test_autocast_is_what_was_chosen() -> None:
+def test_autocast_has_the_planned_precision() -> None:
     for precision, dtype in (("float32", torch.float32), ("bf16", torch.bfloat16)):
         with replace(BEFORE, precision=precision).autocast():
             assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
@@ -93,7 +92,7 @@ def test_autocast_is_what_was_chosen() -> None:
 
 def test_it_is_said_in_words() -> None:
     assert str(BEFORE) == "cpu, bf16, compiled, 7 threads, batches in 4 parts"
-    assert str(Choices("cuda", "float32", False, 1)) == "cuda, float32, not compiled"
+    assert str(ExecutionPlan("cuda", "float32", False, 1)) == "cuda, float32, not compiled"
 
 
 def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,9 +105,8 @@ def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
             hardware.choose_device(name)
 
 
-def test_the_shapes_of_grids_stay_as_they_were_begun() -> None:
-    """Which pairs share a batch hangs on them: neither more processes nor want of memory may change that."""
+def test_the_shapes_of_batches_stay_as_they_were_begun() -> None:
+    """They decide which pairs share a batch: neither more processes nor less memory may change that."""
     begun = replace(BEFORE, few_shapes=True)
     assert again(begun, world=2).few_shapes
     assert not again(BEFORE).few_shapes
-    assert begun.for_process(ProcessGroup(rank=0, world_size=2)).few_shapes
