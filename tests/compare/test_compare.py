@@ -25,6 +25,7 @@ from toy_heads import classifier_recipe, lm_recipe
 from toy_report import measurements_of, report_of
 from toy_run import SMALL, Call, one_sentence, started, tensors, write_corpus, write_recipe
 
+pytestmark = pytest.mark.slow
 RECIPES = Path(__file__).parents[2] / "recipes"
 FOLDERS = [RECIPES / name for name in ("lectures", "depth", "lengths")]
 CLOCK = {"seconds", "tokens_per_second", "greedy", "beam", "peak_memory", "train_seconds"}

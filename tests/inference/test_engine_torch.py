@@ -26,6 +26,7 @@ from tolerance import DEVICES
 from toy_engine import MODELS, model_of, random_jobs
 from toy_requests import beam_search
 
+pytestmark = pytest.mark.slow
 CPU = torch.device("cpu")
 SUPPORTED = [name for name in PRECISIONS if name != "bf16" or cpu_features().bf16]  # others are refused, see below
 COMPANY = 16  # sentences side by side

@@ -51,6 +51,7 @@ from toy_models import (
 )
 from toy_sections import settings_of
 
+pytestmark = pytest.mark.slow
 CASES = cases()
 EVERY = pytest.mark.parametrize("section", CASES.values(), ids=CASES.keys())
 WRITERS = {name: section for name, section in CASES.items() if settings_of(section).task != "classify"}

@@ -50,6 +50,7 @@ from toy_run import (
     write_recipe,
 )
 
+pytestmark = pytest.mark.slow
 LEVEL = ("train.schedule=constant", "train.warmup=0")  # the same rate at every step
 PLAIN = ("model.dropout=0.0", "train.accumulate=1")  # nothing random, one batch to a step
 
