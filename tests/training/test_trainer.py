@@ -535,7 +535,7 @@ def test_a_run_that_was_begun_with_a_metric_of_no_use_goes_on(
     """A new one is refused (test_bad_input.py), but this one could neither change the metric nor the lines."""
     unused = ("train.metric=chrf", "train.validate_lines=0")
     with monkeypatch.context() as before:
-        before.setattr(start, "check_outputs", lambda _: None)
+        before.setattr(start, "check_scoring", lambda _: None)
         quietly(small, tmp_path / "run", *unused, "train.steps=4")
     quietly(small, tmp_path / "run", *unused, "train.steps=6", resume=True)
     assert state(tmp_path / "run")["step"] == 6

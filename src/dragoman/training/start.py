@@ -158,7 +158,7 @@ def begin_run(
     if parent:
         recipe, ignored = inherit_tokenizer(recipe, parent.recipe, request.overrides, run)
     check_settings(check_model(recipe))
-    check_outputs(recipe)
+    check_scoring(recipe)
     check_parallel(recipe, group)
     check_files(recipe)
     if note := note_on_wer([recipe.train.metric, *recipe.data.metrics], recipe.tokenizer):
@@ -310,7 +310,7 @@ def check_settings(recipe: Recipe) -> None:
         freeze_parameters(build_smallest(recipe), train.freeze)
 
 
-def check_outputs(recipe: Recipe) -> None:
+def check_scoring(recipe: Recipe) -> None:
     """Refuse metrics that cannot be computed. A resumed run is not checked: it may have begun in an earlier release."""
     if missing := next(filter(None, (METRICS[name].missing_library for name in recipe.data.metrics)), ""):
         raise UserError(f"data.metrics: {missing}")
