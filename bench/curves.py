@@ -12,7 +12,7 @@ Three seeds at each of many steps break such a rule by chance too. So there is a
 way: for each choice of three of all these, the mean of the others is held to the same rule. How that came out is told
 and drawn beside the verdict, which it does not change.
 
-On a GPU both sides share whatever has no setting, such as CUDA graphs (training/cuda_graph.py) and the dropout kernel
+On a GPU both sides share whatever has no setting, such as CUDA graphs (training/step.py) and the dropout kernel
 (kernels/rowwise_triton.py), so these curves say nothing about those.
 
 Runs that are finished are not run again, and what was stopped goes on. --keep leaves a JSON file, a short report and a

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dragoman.kernels.attention import LONG_SCORES
-from dragoman.kernels.masks import RowLayout
+from dragoman.kernels.attention import LONG_SCORES, RowLayout
 from dragoman.models.rnn import RecurrentEncoder
 from dragoman.models.settings import RnnSettings, TransformerSettings
 from dragoman.models.transformer import Encoder

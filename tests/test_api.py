@@ -11,8 +11,7 @@ import pytest
 
 import dragoman
 from dragoman.errors import UserError
-from dragoman.inference.classifier import Classifier
-from dragoman.inference.generator import Generator
+from dragoman.inference.single_sequence import Classifier, Generator
 from dragoman.inference.translator import Translator
 from dragoman.metrics.metrics import compute_metrics
 from dragoman.types import Line

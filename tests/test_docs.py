@@ -9,8 +9,8 @@ from typing import get_type_hints
 import pytest
 import typer
 
-from dragoman.cli.convert import export_command
 from dragoman.cli.main import app
+from dragoman.cli.models import export_command
 from dragoman.cli.translate import TranslateOptions
 from dragoman.config.settings import SearchSettings
 from dragoman.data.tokenizers import TOKENIZERS

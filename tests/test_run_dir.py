@@ -17,8 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from dragoman import io
-from dragoman.config.settings import TrainSettings
-from dragoman.config.yaml import parse_yaml
+from dragoman.config.settings import TrainSettings, parse_yaml
 from dragoman.data.corpus import DataSettings
 from dragoman.errors import UserError
 from dragoman.io import write_atomically, write_text

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from dragoman.config.settings import SampleSettings as SampleSettings
     from dragoman.errors import UserError as UserError
     from dragoman.evaluation.systems import evaluate as evaluate
-    from dragoman.inference.classifier import Classifier as Classifier
-    from dragoman.inference.classifier import Verdict as Verdict
     from dragoman.inference.export import export as export
-    from dragoman.inference.generator import Continuation as Continuation
-    from dragoman.inference.generator import Generator as Generator
     from dragoman.inference.loading import load as load
     from dragoman.inference.loading import score as score
+    from dragoman.inference.single_sequence import Classifier as Classifier
+    from dragoman.inference.single_sequence import Continuation as Continuation
+    from dragoman.inference.single_sequence import Generator as Generator
+    from dragoman.inference.single_sequence import Verdict as Verdict
     from dragoman.inference.translator import Translator as Translator
     from dragoman.recipe import Recipe as Recipe
     from dragoman.training.trainer import train as train
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from dragoman.types import Score as Score
 
 _MODULES = {
-    "Classifier": "inference.classifier",
-    "Continuation": "inference.generator",
-    "Generator": "inference.generator",
+    "Classifier": "inference.single_sequence",
+    "Continuation": "inference.single_sequence",
+    "Generator": "inference.single_sequence",
     "Hypothesis": "types",
     "Line": "types",
     "Pair": "types",
@@ -42,7 +42,7 @@ _MODULES = {
     "Score": "types",
     "Translator": "inference.translator",
     "UserError": "errors",
-    "Verdict": "inference.classifier",
+    "Verdict": "inference.single_sequence",
     "evaluate": "evaluation.systems",
     "export": "inference.export",
     "load": "inference.loading",

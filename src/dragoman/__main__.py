@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dragoman.cli import interrupts
+from dragoman import errors
 
 
 def main() -> None:
     """Run the command line; Ctrl-C is handled before its modules are imported, which takes half a second."""
-    interrupts.install()
+    errors.handle_interrupts()
 
     from dragoman.cli.main import main as run_cli
 

@@ -1,6 +1,16 @@
-"""The errors that a command reports without a traceback."""
+"""The errors that a command reports without a traceback, and Ctrl-C: exit code 130, and no traceback either.
+
+Python turns Ctrl-C into KeyboardInterrupt. While modules are imported and while the interpreter shuts down, nobody
+catches that, and some libraries turn it into an error of their own. This module imports almost nothing, so that its
+handler is installed before the rest of Dragoman is imported.
+"""
 
 from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from types import FrameType
 
 
 class UserError(ValueError):
@@ -16,3 +26,25 @@ class Stop(Exception):
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.code = code
+
+
+INTERRUPTED = 130  # exit code
+interrupt_is_caught = False  # whether a caller catches KeyboardInterrupt; if not, Ctrl-C ends the process
+# Whether KeyboardInterrupt was raised: an error that follows may be what a library made of it.
+interrupt_was_raised = False
+
+
+def handle_interrupts() -> None:
+    """Handle Ctrl-C, unless the parent process made the command ignore it, as nohup and scripts do."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _raise_interrupt)
+
+
+def _raise_interrupt(number: int, frame: FrameType | None) -> None:
+    global interrupt_was_raised
+    if not interrupt_is_caught:
+        with suppress(OSError):
+            os.write(2, b"dragoman: stopped\n")
+        os._exit(INTERRUPTED)
+    interrupt_was_raised = True
+    signal.default_int_handler(number, frame)

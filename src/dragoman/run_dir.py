@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from dragoman.config.settings import build, prefix_errors, to_yaml
-from dragoman.config.yaml import parse_yaml
+from dragoman.config.settings import build, parse_yaml, prefix_errors, to_yaml
 from dragoman.errors import UserError
 from dragoman.io import check_plain, digest_bytes, report_write_errors, write_atomically, write_text
 from dragoman.recipe import Recipe

@@ -30,8 +30,7 @@ from dragoman.inference.loading import load, load_as
 from dragoman.inference.postprocess import FLAG_REPEATS, warning_kinds
 from dragoman.inference.translator import NO_TREE_WARNING, Translator
 from dragoman.metrics.metrics import METRICS
-from dragoman.models.flops import Cost
-from dragoman.models.registry import build_model
+from dragoman.models.registry import Cost, build_model
 from dragoman.process_group import ProcessGroup
 from dragoman.progress import INFO, ProgressBar, Report
 from dragoman.recipe import read_recipe

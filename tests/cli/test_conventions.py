@@ -16,8 +16,8 @@ import typer
 from dragoman import progress as console
 from dragoman.cli import main as cli
 from dragoman.errors import UserError
-from dragoman.inference.classifier import Classifier
 from dragoman.inference.loading import load_as
+from dragoman.inference.single_sequence import Classifier
 from dragoman.progress import Report
 from toy_run import Call, Toy, command, one_sentence, quietly, sentences, write_lines
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.cli import interrupts
+from dragoman import errors
 from dragoman.cli.main import run_command
 
 INTERRUPT = "import os, signal; os.kill(os.getpid(), signal.SIGINT)\n"
@@ -51,7 +51,7 @@ def test_while_the_interpreter_ends() -> None:
 @pytest.fixture
 def handled() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    interrupts.install()
+    errors.handle_interrupts()
     yield
     signal.signal(signal.SIGINT, before)
 
@@ -77,7 +77,7 @@ def test_what_a_library_makes_of_it(made: type[BaseException], capsys: pytest.Ca
 
 def test_a_command_that_ignores_it_goes_on_ignoring_it() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    interrupts.install()
+    errors.handle_interrupts()
     assert signal.signal(signal.SIGINT, before) is signal.SIG_IGN
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.config.settings import build
-from dragoman.config.yaml import parse_yaml
+from dragoman.config.settings import build, parse_yaml
 from dragoman.data.corpus import CorpusSettings, read_pairs
 from dragoman.metrics.metrics import METRICS
 from dragoman.recipe import Recipe, read_recipe

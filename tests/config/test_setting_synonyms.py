@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.config.messages import SETTING_SYNONYMS, VALUE_SYNONYMS
-from dragoman.config.settings import build, pick
+from dragoman.config.settings import SETTING_SYNONYMS, VALUE_SYNONYMS, build, pick
 from dragoman.data.corpus import CorpusSettings
 from dragoman.data.tokenizers import TOKENIZERS
 from dragoman.errors import UserError

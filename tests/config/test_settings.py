@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dragoman.config.messages import suggest_name
 from dragoman.config.settings import (
     SearchSettings,
     Settings,
@@ -19,10 +18,11 @@ from dragoman.config.settings import (
     TrainSettings,
     build,
     override,
+    parse_yaml,
     pick,
+    suggest_name,
     to_yaml,
 )
-from dragoman.config.yaml import parse_yaml
 from dragoman.data.corpus import SPLITS, CorpusSettings, DataSettings
 from dragoman.errors import UserError
 from dragoman.models.settings import ModelSettings, RnnClassifierSettings, TransformerSettings

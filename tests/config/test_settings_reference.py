@@ -11,8 +11,7 @@ import pytest
 
 from dragoman.cli.settings import build_reference, collect_registries, describe_recipe
 from dragoman.config.reference import find_settings, load_reference, render_settings
-from dragoman.config.settings import build
-from dragoman.config.yaml import parse_yaml
+from dragoman.config.settings import build, parse_yaml
 from dragoman.errors import UserError
 from dragoman.models.settings import MODEL_KINDS
 from dragoman.recipe import Recipe, check_model

@@ -16,8 +16,7 @@ from torch import Tensor
 from dragoman.data.batches import BatchPlan, Widths, collate_pairs
 from dragoman.data.features import MAX_TREE_DISTANCE
 from dragoman.errors import UserError
-from dragoman.kernels.attention import attend_reference
-from dragoman.kernels.masks import AttentionMask, RowLayout
+from dragoman.kernels.attention import AttentionMask, RowLayout, attend_reference
 from dragoman.models.settings import TransformerSettings
 from dragoman.models.transformer import Transformer
 from dragoman.modules.positions import POSITIONS

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.decoding.beam import GROUP_SIZE, STOP_RULES, find_candidates
-from dragoman.decoding.protocol import SearchResult
-from dragoman.decoding.search import sanitize_logp
+from dragoman.decoding.protocol import SearchResult, sanitize_logp
 from dragoman.types import BOS, EOS, PAD
 from toy_requests import beam_search
 from toy_steps import Broken, Script, Toy, exhaustive, rescore, sources

@@ -10,13 +10,13 @@ import torch
 
 from dragoman.config.settings import SearchSettings
 from dragoman.data.batches import BatchPlan, Widths, collate_pairs
-from dragoman.decoding.mbr import rank_by_agreement
 from dragoman.decoding.methods import (
     METHODS,
     SEARCH_REGISTRIES,
     check_search_settings,
     decode,
     decode_samples,
+    rank_by_agreement,
 )
 from dragoman.decoding.protocol import DecodingConstraints, Job
 from dragoman.decoding.sampling import make_uniforms

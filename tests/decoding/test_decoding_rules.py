@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from dragoman.config.settings import SearchSettings
 from dragoman.decoding.methods import METHODS, decode
-from dragoman.decoding.protocol import DecodingConstraints
-from dragoman.decoding.search import RULES, Prefix, forbid_repeats, make_rules
+from dragoman.decoding.protocol import RULES, DecodingConstraints, Prefix, forbid_repeats, make_rules
 from dragoman.types import EOS, PAD
 from toy_requests import PIECES, asked, search_reference, term
 from toy_steps import Toy

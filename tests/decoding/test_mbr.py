@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from dragoman.decoding.mbr import MBR_METRICS, rank_by_agreement
+from dragoman.decoding.methods import MBR_METRICS, rank_by_agreement
 from dragoman.decoding.protocol import SearchResult
 from dragoman.errors import UserError
 

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.config.settings import SampleSettings
-from dragoman.decoding.protocol import SearchResult
+from dragoman.decoding.protocol import SearchResult, sanitize_logp
 from dragoman.decoding.sampling import FILTERS, pick_sampled_tokens, sample_continuations
-from dragoman.decoding.search import sanitize_logp
 from dragoman.types import BOS, EOS
 from toy_requests import beam_search
 from toy_steps import Script, Toy, ToyState, rescore, sources

@@ -21,22 +21,20 @@ from sacrebleu.metrics.bleu import BLEU
 from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import UserError
 from dragoman.evaluation.report import format_breakdowns, format_scores
-from dragoman.evaluation.scorer import (
+from dragoman.evaluation.systems import (
     FREQUENCIES,
     Scorer,
+    SystemOutput,
     WordCounts,
+    count_warnings,
     count_words,
     fit_buckets,
-    score_by_frequency,
-    score_by_length,
-)
-from dragoman.evaluation.systems import (
-    SystemOutput,
-    count_warnings,
     predict_lines,
     predict_own_tests,
     predict_phrasebook,
     read_parallel_files,
+    score_by_frequency,
+    score_by_length,
     score_phenomena,
 )
 from dragoman.metrics.metrics import METRICS, compute_metrics

@@ -23,8 +23,7 @@ from dragoman.evaluation.report import (
     render_evaluation,
     shorten_names,
 )
-from dragoman.evaluation.scorer import Scorer
-from dragoman.evaluation.systems import SystemOutput
+from dragoman.evaluation.systems import Scorer, SystemOutput
 from dragoman.metrics.metrics import METRICS
 from toy_run import Call, sentences, translated, write_lines
 

@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from dragoman.inference.classifier import Classifier
 from dragoman.inference.loading import load
+from dragoman.inference.single_sequence import Classifier
 from dragoman.io import read_lines
 from dragoman.models.settings import TransformerClassifierSettings
 from dragoman.recipe import read_recipe

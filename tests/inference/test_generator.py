@@ -13,8 +13,8 @@ import torch
 from dragoman.config.settings import SampleSettings
 from dragoman.data.corpus import CorpusSettings, read_pairs
 from dragoman.errors import UserError
-from dragoman.inference.generator import Generator
 from dragoman.inference.loading import load
+from dragoman.inference.single_sequence import Generator
 from toy_heads import BACKBONES, NEXT, babble, lm_recipe
 from toy_run import Call, events, one_sentence, quietly, tensors, write_lines
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dragoman import load
-from dragoman.inference.classifier import Classifier
+from dragoman.inference.single_sequence import Classifier
 from dragoman.run_dir import FORMAT
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dragoman.config.settings import TokenizerSettings
 from dragoman.data.tokenizers import TOKENIZERS, train_tokenizer
-from dragoman.decoding.terms import UNREACHABLE, SpellingTable, Term
+from dragoman.decoding.protocol import UNREACHABLE, SpellingTable, Term
 from dragoman.inference.constraints import TermCompiler, output_contains
 
 SPELT = [b""] * 4 + [

@@ -12,8 +12,14 @@ import torch
 from torch import Tensor
 
 from dragoman.kernels import attention as kernel_room
-from dragoman.kernels.attention import KERNELS, Kernel, attend_reference, compute_attention_weights
-from dragoman.kernels.masks import AttentionMask, unmask_empty_queries
+from dragoman.kernels.attention import (
+    KERNELS,
+    AttentionMask,
+    Kernel,
+    attend_reference,
+    compute_attention_weights,
+    unmask_empty_queries,
+)
 from tolerance import DEVICES, differ, same
 
 EVERY = pytest.mark.parametrize("name", KERNELS)

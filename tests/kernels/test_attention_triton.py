@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from dragoman.kernels import attention as rows
-from dragoman.kernels.attention import attend_reference
-from dragoman.kernels.masks import RowLayout, make_cross_attention_mask, make_self_attention_mask
+from dragoman.kernels.attention import RowLayout, attend_reference, make_cross_attention_mask, make_self_attention_mask
 from tolerance import same
 
 pytestmark = pytest.mark.gpu

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.kernels.masks import make_causal_mask, make_segment_mask, unmask_empty_queries
+from dragoman.kernels.attention import make_causal_mask, make_segment_mask, unmask_empty_queries
 
 ROW = st.lists(st.integers(0, 3), min_size=1, max_size=8)
 GRID = st.integers(1, 8).flatmap(

@@ -11,8 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from dragoman.models.base import Model
-from dragoman.models.flops import Cost, measure_segments
-from dragoman.models.registry import build_model
+from dragoman.models.registry import Cost, build_model, measure_segments
 from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
 from toy_batch import VOCABULARY, examples, in_rows

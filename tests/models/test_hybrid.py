@@ -13,7 +13,7 @@ import yaml
 from dragoman.errors import UserError
 from dragoman.inference.loading import load_as
 from dragoman.inference.translator import Translator
-from dragoman.kernels.masks import RowLayout
+from dragoman.kernels.attention import RowLayout
 from dragoman.models.registry import build_model
 from dragoman.models.rnn import Hybrid
 from dragoman.models.settings import HybridSettings

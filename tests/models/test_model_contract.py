@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from dragoman.config.settings import TrainSettings
-from dragoman.kernels.attention import KERNELS
-from dragoman.kernels.masks import RowLayout
+from dragoman.kernels.attention import KERNELS, RowLayout
 from dragoman.models.base import Model, collect_tensors
 from dragoman.models.single_sequence import POOLS, TextClassifier
 from dragoman.modules.attention_scores import SCORES

@@ -15,7 +15,7 @@ from dragoman.data.batches import Widths
 from dragoman.errors import UserError
 from dragoman.inference.loading import load_as
 from dragoman.inference.translator import Translator
-from dragoman.kernels.masks import RowLayout
+from dragoman.kernels.attention import RowLayout
 from dragoman.models.registry import build_model
 from dragoman.models.rnn import BRIDGES, RecurrentLmDecoder, Rnn
 from dragoman.models.settings import MODEL_KINDS, RnnSettings

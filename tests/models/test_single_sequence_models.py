@@ -12,7 +12,7 @@ import torch
 
 from dragoman.data.batches import BatchPlan, Widths, collate_labels, collate_lines
 from dragoman.errors import UserError
-from dragoman.kernels.masks import RowLayout
+from dragoman.kernels.attention import RowLayout
 from dragoman.models.base import Model, collect_tensors
 from dragoman.models.registry import build_model
 from dragoman.models.settings import MODEL_KINDS

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dragoman.kernels.attention import KERNELS
-from dragoman.kernels.masks import AttentionMask, RowLayout, unmask_empty_queries
+from dragoman.kernels.attention import KERNELS, AttentionMask, RowLayout, unmask_empty_queries
 from dragoman.modules.attention import CrossAttention, SelfAttention, StepContext, split_heads
 from dragoman.modules.positions import POSITIONS
 from dragoman.modules.settings import AttentionSettings

@@ -136,7 +136,7 @@ def on_gpu(T: int, S: int, A: int, dtype: torch.dtype = torch.float32, rows: int
 
 
 def score_additive_fused(*given: Tensor) -> Tensor:
-    from dragoman.kernels.additive_score_triton import additive_score  # Triton is there with a GPU only
+    from dragoman.kernels.attention_triton import additive_score  # Triton is there with a GPU only
 
     score_BTS: Tensor = additive_score(*given)
     return score_BTS

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dragoman.modules import linear
-from dragoman.modules.feedforward import ReluFeedForward
-from dragoman.modules.linear import Linear, compute_weight_gradient, fast_linear, uses_onednn
+from dragoman.modules import feedforward as linear
+from dragoman.modules.feedforward import Linear, ReluFeedForward, compute_weight_gradient, fast_linear, uses_onednn
 from pairs import in_pairs
 from tolerance import DEVICES, TOLERANCE, differ, same
 

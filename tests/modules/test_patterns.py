@@ -14,8 +14,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dragoman.errors import UserError
-from dragoman.kernels.attention import KERNELS, attend_auto, attend_reference
-from dragoman.kernels.masks import AttentionMask, RowLayout, make_causal_mask, make_segment_mask
+from dragoman.kernels.attention import (
+    KERNELS,
+    AttentionMask,
+    RowLayout,
+    attend_auto,
+    attend_reference,
+    make_causal_mask,
+    make_segment_mask,
+)
 from dragoman.models.settings import TransformerSettings
 from dragoman.modules.attention import SelfAttention, StepContext
 from dragoman.modules.patterns import PATTERNS, BigBird, BlockedAttention, BlockMask

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dragoman.kernels.masks import RowLayout
+from dragoman.kernels.attention import RowLayout
 from dragoman.models.single_sequence import POOLS
 from tolerance import same
 

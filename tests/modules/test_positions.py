@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from dragoman.errors import UserError
-from dragoman.kernels.attention import KERNELS, compute_attention_weights
-from dragoman.kernels.masks import AttentionMask, RowLayout
+from dragoman.kernels.attention import KERNELS, AttentionMask, RowLayout, compute_attention_weights
 from dragoman.modules.positions import POSITIONS, PositionScheme, Relative, make_sinusoids
 from dragoman.modules.settings import AttentionSettings
 from tolerance import DEVICES, differ, same

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dragoman.kernels.masks import RowLayout
+from dragoman.kernels.attention import RowLayout
 from dragoman.modules.recurrent import (
     CELLS,
     NONLINEARITIES,

@@ -29,7 +29,7 @@ from dragoman.phrasebook.german import DETERMINERS, German
 from dragoman.phrasebook.grammar import Grammar
 from dragoman.phrasebook.lexicon import CONSTRUCTIONS, Adjective, Noun, Verb, load_lexicon
 from dragoman.phrasebook.noun_phrases import DETERMINER_MENUS
-from dragoman.phrasebook.plan import INFINITIVE, Clause, NounPhrase, SentencePlan
+from dragoman.phrasebook.realization import INFINITIVE, Clause, NounPhrase, SentencePlan
 from dragoman.types import Pair
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "phrasebook.txt"

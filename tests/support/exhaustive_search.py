@@ -10,8 +10,7 @@ from torch import Tensor
 
 from dragoman.config.settings import pick
 from dragoman.decoding.beam import LENGTH_NORMS
-from dragoman.decoding.protocol import NEVER, SearchResult, StateT, StepModel
-from dragoman.decoding.search import sanitize_logp
+from dragoman.decoding.protocol import NEVER, SearchResult, StateT, StepModel, sanitize_logp
 from dragoman.errors import UserError
 from dragoman.types import BOS, EOS
 

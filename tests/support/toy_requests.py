@@ -12,10 +12,16 @@ from dragoman.config.settings import SearchSettings
 from dragoman.data.batches import BatchPlan, Widths, collate_pairs
 from dragoman.decoding.continuous_batching import run_batch
 from dragoman.decoding.methods import Request, decode
-from dragoman.decoding.protocol import DecodingConstraints, Ensemble, Job, SearchResult
-from dragoman.decoding.search import sanitize_logp
+from dragoman.decoding.protocol import (
+    DecodingConstraints,
+    Ensemble,
+    Job,
+    SearchResult,
+    SpellingTable,
+    Term,
+    sanitize_logp,
+)
 from dragoman.decoding.sentence_beam import SentenceBeam, SentenceSearches
-from dragoman.decoding.terms import SpellingTable, Term
 from dragoman.models.registry import build_model
 from dragoman.types import BOS, EOS, Example
 from toy_models import SMALL_RNN, SMALL_TRANSFORMER

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman.decoding.protocol import SearchResult
-from dragoman.decoding.search import sanitize_logp
+from dragoman.decoding.protocol import SearchResult, sanitize_logp
 from dragoman.types import BOS, EOS
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from dragoman.config.settings import TrainSettings
 from dragoman.modules import dropout
 from dragoman.training import loss as one_pass
-from dragoman.training.consistency import (
+from dragoman.training.loss import (
     CONSISTENCY,
     CONSISTENCY_LOSSES,
     Consistency,

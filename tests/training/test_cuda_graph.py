@@ -10,10 +10,9 @@ import torch
 
 from dragoman.config.settings import TrainSettings
 from dragoman.models.base import collect_tensors
-from dragoman.training.cuda_graph import WARM
 from dragoman.training.execution import ExecutionPlan
 from dragoman.training.optim import OPTIMIZERS, use
-from dragoman.training.step import Stepper, fetch_metrics
+from dragoman.training.step import WARM, Stepper, fetch_metrics
 from dragoman.types import Batch
 from tolerance import same
 from toy_batch import examples, in_rows

@@ -11,8 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from dragoman.config.settings import build, override
-from dragoman.config.yaml import parse_yaml
+from dragoman.config.settings import build, override, parse_yaml
 from dragoman.errors import UserError
 from dragoman.evaluation.report import format_scores
 from dragoman.evaluation.systems import predict_phrasebook

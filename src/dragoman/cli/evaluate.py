@@ -80,8 +80,7 @@ def evaluate_command(
     inputs = [source, conllu, *(reference or []), *(hypotheses or [])]
     check_arguments(engine=engine, runs=runs or [], inputs=inputs, output=page)
     from dragoman.evaluation.report import format_breakdowns, format_scores, render_evaluation
-    from dragoman.evaluation.scorer import Scorer
-    from dragoman.evaluation.systems import EvaluationOptions, collect_outputs
+    from dragoman.evaluation.systems import EvaluationOptions, Scorer, collect_outputs
     from dragoman.metrics.metrics import looks_tokenized, make_sacrebleu, note_on_wer, select_metrics
 
     make_sacrebleu(bleu_tokenize, [])  # refuse an unknown tokenizer now, not after the work

@@ -18,11 +18,10 @@ from typing import Annotated, Any
 
 import typer
 
-from dragoman.cli import interrupts
-from dragoman.cli.augment import backtranslate_command, distil_command
-from dragoman.cli.convert import cache_command, export_command, import_command
+from dragoman import errors
 from dragoman.cli.data import data
 from dragoman.cli.evaluate import evaluate_command, score_command
+from dragoman.cli.models import backtranslate_command, cache_command, distil_command, export_command, import_command
 from dragoman.cli.options import Commands, Json, Overrides, Run, check_arguments, check_recipe
 from dragoman.cli.translate import classify_command, generate_command, translate_command
 from dragoman.errors import Stop, UserError
@@ -255,7 +254,7 @@ def repeat_options(arguments: list[str]) -> list[str]:
 
 def run_command(command: Any, arguments: list[str]) -> int:
     """Run a command and return its exit code; print one sentence if it fails."""
-    interrupts.is_caught, interrupts.was_raised = True, False
+    errors.interrupt_is_caught, errors.interrupt_was_raised = True, False
     try:
         with command.make_context("dragoman", arguments) as context:
             command.invoke(context)
@@ -272,7 +271,7 @@ def run_command(command: Any, arguments: list[str]) -> int:
         raise
     except (KeyboardInterrupt, typer.Abort):
         log("dragoman: stopped", ERROR)
-        return interrupts.EXIT_CODE
+        return errors.INTERRUPTED
     except BrokenPipeError:  # the reader has gone, such as head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
@@ -284,15 +283,15 @@ def run_command(command: Any, arguments: list[str]) -> int:
     except Exception as error:
         return report_error(error)
     finally:
-        interrupts.is_caught = False
+        errors.interrupt_is_caught = False
     return 0
 
 
 def report_error(error: Any) -> int:
     """Print a message about an error that is no UserError, and return the exit code."""
-    if interrupts.was_raised:  # a library that was being imported, for example, made an ImportError of it
+    if errors.interrupt_was_raised:  # a library that was being imported, for example, made an ImportError of it
         log("dragoman: stopped", ERROR)
-        return interrupts.EXIT_CODE
+        return errors.INTERRUPTED
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return 2

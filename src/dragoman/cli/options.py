@@ -18,8 +18,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from dragoman.cli.lines import STDIN
-from dragoman.config.messages import suggest_name
-from dragoman.config.settings import pick
+from dragoman.config.settings import pick, suggest_name
 from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import UserError
 from dragoman.progress import DETAIL, ERROR, INFO, WARNING, set_verbosity

@@ -304,8 +304,8 @@ def generate_command(
     if prompts and input_file:
         raise UserError("generate takes prompts on the command line or by --input F, not both")
     check_arguments(runs=[run], inputs=[input_file])
-    from dragoman.inference.generator import Generator
     from dragoman.inference.loading import load_as
+    from dragoman.inference.single_sequence import Generator
 
     generator = load_as(Generator, run, device=device)
     between = "---\n" if generator.whole_files else ""  # texts of many lines need a mark between them
@@ -334,8 +334,8 @@ def classify_command(
     """Put a label on lines: as many out as in, in the same order."""
     given = choose_input(texts, input_file)
     check_arguments(runs=[run], inputs=[input_file])
-    from dragoman.inference.classifier import Classifier
     from dragoman.inference.loading import load_as
+    from dragoman.inference.single_sequence import Classifier
 
     classifier = load_as(Classifier, run, device=device)
 

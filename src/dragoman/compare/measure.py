@@ -18,8 +18,7 @@ import torch
 from dragoman.data.batches import BatchPlan, Widths, collate_pairs
 from dragoman.data.corpus import CorpusSettings, collect_references, phrasebook_direction, read_pairs
 from dragoman.evaluation.report import scores_of
-from dragoman.evaluation.scorer import Bounds
-from dragoman.evaluation.systems import predict_own_tests, score_phenomena
+from dragoman.evaluation.systems import Bounds, predict_own_tests, score_phenomena
 from dragoman.inference.loading import load
 from dragoman.inference.model_card import read_events
 from dragoman.inference.predictor import eval_mode

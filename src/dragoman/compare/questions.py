@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from dragoman.compare.runs import QUESTIONS_FILE, PlannedRun
-from dragoman.config.settings import Listed, Settings, build, pick
-from dragoman.config.yaml import parse_yaml, read_text
+from dragoman.config.settings import Listed, Settings, build, parse_yaml, pick, read_text
 from dragoman.errors import UserError
 from dragoman.evaluation.figures import LineChart, Point, Series
 from dragoman.evaluation.report import format_bounds

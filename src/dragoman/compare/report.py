@@ -23,8 +23,7 @@ from dragoman.compare.questions import (
     read_questions,
 )
 from dragoman.compare.runs import PlannedRun, plan_runs, read_measurements, run_all
-from dragoman.config.settings import LIMITS, Settings, build
-from dragoman.config.yaml import parse_yaml
+from dragoman.config.settings import LIMITS, Settings, build, parse_yaml
 from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import Stop, UserError
 from dragoman.evaluation.figures import render_chart

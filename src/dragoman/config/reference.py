@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dragoman.config.messages import SETTING_SYNONYMS, suggest_name
-from dragoman.config.settings import pick
-from dragoman.config.yaml import as_yaml
+from dragoman.config.settings import SETTING_SYNONYMS, as_yaml, pick, suggest_name
 from dragoman.errors import UserError
 
 FILE = Path(__file__).with_name("settings.json")

@@ -1,22 +1,238 @@
-"""Settings: small frozen records in Python, YAML on disk, `a.b=c` on the command line.
+"""Settings: small frozen records in Python, YAML on disk, `a.b=c` on the command line, and messages about them.
 
 Every setting has one default and one description, beside its field; those of the models stand in models/settings.py.
 Names that a registry must have (`norm`, `optimizer`, ...) are plain strings here. `pick` checks them where the
 registry is known, so that adding a variant touches one file.
+
+YAML is read without the surprises of YAML 1.1: 1e-3 is a number; 1:30, no, on and 2026-01-01 are text. A key may stand
+once, and errors name their line. A name that does not exist is answered with the nearest one, or with ours where other
+toolkits have another (synonyms.tsv).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import difflib
+import re
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
-from dragoman.config.messages import describe_error, shorten_value, suggest_name
-from dragoman.config.yaml import as_yaml, lines_of_keys, parse_yaml, read_text
 from dragoman.errors import UserError
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads plain scalars as the core schema of YAML 1.2 does, with two exceptions.
+
+    0b101 and 1_000 are numbers, as in YAML 1.1. What begins with a zero, such as 010 and 0o17, is text: YAML 1.1 and
+    1.2 read 010 as different numbers, and labels such as 007 are text.
+    """
+
+    yaml_implicit_resolvers = {}  # noqa: RUF012 - PyYAML copies it before adding to it
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts quotes around text that YAML 1.1 or `_Loader` would read otherwise, and escapes the rarer ends of lines."""
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style='"' if set(text) & set("\x85\u2028\u2029") else None
+    ),
+)
+_EXPONENT = r"[eE][-+]?[0-9]+"
+_PLAIN = {  # what a scalar without quotes is, and the characters that it may begin with
+    "bool": (r"true|True|TRUE|false|False|FALSE", [*"tTfF"]),
+    "int": (r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|0b[01_]+)", [*"-+0123456789"]),
+    "float": (
+        rf"[-+]?([0-9][0-9_]*\.[0-9_]*({_EXPONENT})?|[0-9][0-9_]*{_EXPONENT}|\.[0-9][0-9_]*({_EXPONENT})?)"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        [*"-+.0123456789"],
+    ),
+    "null": (r"~|null|Null|NULL|", [*"~nN", ""]),
+    "merge": (r"<<", ["<"]),
+}
+for _name, (_pattern, _first) in _PLAIN.items():
+    for _kind in (_Loader, _Dumper):
+        _kind.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(rf"^({_pattern})$"), _first)
+
+
+def parse_yaml(text: str, name: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.reader.ReaderError as error:
+        line = text[: error.position].count("\n") + 1
+        culprit = repr(chr(error.character))
+        raise UserError(f"{name} line {line} is not valid YAML: it holds the character {culprit}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}" if mark else ""
+        raise UserError(f"{name}{where} is not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    except RecursionError:
+        raise UserError(f"{name} is not valid YAML: it is nested too deeply") from None
+    except (ValueError, LookupError, AttributeError) as error:  # a value that is not what its form or tag says
+        raise UserError(f"{name} is not valid YAML: it holds a value that cannot be read ({error})") from None
+
+
+def lines_of_keys(text: str) -> dict[str, int]:
+    """The line on which each key stands, so that a complaint can point at it. A key that stands twice is refused."""
+    found: dict[str, int] = {}
+    seen: set[int] = set()  # an alias leads back to a node, maybe to one that it stands in
+
+    def walk(node: yaml.Node | None, prefix: str) -> None:
+        if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
+            return
+        seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                name, line = f"{prefix}{key.value}", key.start_mark.line + 1
+                if name in found:
+                    raise UserError(f"{name!r} is set twice, on lines {found[name]} and {line}; keep one of them")
+                found[name] = line
+                walk(value, name + ".")
+        else:
+            for i, value in enumerate(node.value):
+                walk(value, f"{prefix}{i}.")
+
+    walk(yaml.compose(text, Loader=_Loader), "")
+    return found
+
+
+def read_text(path: Path, what: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"there is no {what} file {str(path)!r}") from None
+    except IsADirectoryError:
+        raise UserError(f"{str(path)!r} is a folder, but a {what} file is wanted") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise UserError(f"{str(path)!r} is not UTF-8 text (line {line}), so it cannot be a {what} file") from None
+    except OSError as error:
+        raise UserError(f"the {what} file {str(path)!r} cannot be read: {error.strerror}") from None
+
+
+def as_yaml(values: dict[str, Any]) -> str:
+    """Text from which `parse_yaml` makes the same values."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+TAG = "kind="  # how tags of the members of a discriminated union begin
+EXPECTED = {  # by the type of error, where pydantic's own words would not do
+    "model_type": "settings written as name: value",
+    "dict_type": "settings written as name: value",
+    "union_tag_not_found": "settings written as name: value",
+    "missing": "set",
+    "tuple_type": "a list",
+    "too_long": "a list of {max_length}",
+    "value_error": "{error}",
+}
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 200, 200
+
+
+def read_synonyms(kind: str) -> dict[str, str]:
+    """Return our name for each name of a setting or a value in other toolkits and in papers (synonyms.tsv)."""
+    text = Path(__file__).with_name("synonyms.tsv").read_text(encoding="utf-8")
+    rows = [line.split("\t") for line in text.splitlines() if line.startswith(kind)]
+    return {theirs: ours for _, ours, names in rows for theirs in names.split()}
+
+
+SETTING_SYNONYMS, VALUE_SYNONYMS = read_synonyms("setting"), read_synonyms("value")
+
+
+def suggest_name(name: str, names: Iterable[str]) -> str:
+    """Return '; did you mean ...?' if one of the names means the same or is spelt alike, else nothing."""
+    entries = [entry for entry in names if entry]
+    synonym = VALUE_SYNONYMS.get(str(name).lower(), "")
+    if name not in entries and synonym in entries:
+        return f"; did you mean {synonym!r}?"
+    found = difflib.get_close_matches(str(name), entries, 1, cutoff=0.5)
+    return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def describe_error(cls: type[BaseModel], errors: Any, where: str, line_of: Mapping[str, int]) -> str:
+    """Return a sentence about the first of the errors that pydantic found in the settings of a record."""
+    first = errors[0]
+    if isinstance(error := first.get("ctx", {}).get("error"), UserError):
+        return str(error)
+    path = _path(first)
+    key = ".".join([*([where] if where else []), *path])
+    line = f" (line {line_of[key]})" if key in line_of else ""
+    if first["type"] == "extra_forbidden":
+        return _describe_unknown(cls, first["loc"], key, line)
+    expected = []  # a union has an error per member
+    for one in errors:
+        if _path(one) == path:
+            message = str(one["msg"]).removeprefix("Input should be ")
+            template = EXPECTED.get(one["type"])
+            expected.append(template.format(**one.get("ctx", {})) if template else message[:1].lower() + message[1:])
+    return f"{key}{line}: should be {' or '.join(expected)}, got {shorten_value(first['input'])}"
+
+
+def _describe_unknown(cls: type[BaseModel], location: Iterable[Any], key: str, line: str) -> str:
+    """Return a sentence about a setting that does not exist.
+
+    It suggests what other toolkits call a setting, then sections that have one of this name, then a similar spelling.
+    """
+    fields = {name: dict(_records(field.annotation)) for name, field in cls.model_fields.items()}
+    sections = {name: list(found[""].model_fields) if "" in found else [] for name, found in fields.items() if found}
+    record, tag, members = cls, "", dict[str, type[BaseModel]]()
+    *parents, name = map(str, location)
+    for parent in parents:  # keys, indices and tags
+        if parent.startswith(TAG):
+            record, tag = members[parent], tag or parent
+        elif parent in record.model_fields:
+            members = dict(_records(record.model_fields[parent].annotation))
+            record = members.get("", record)
+    section, names = key.rpartition(".")[0], list(record.model_fields)
+    synonym = SETTING_SYNONYMS.get(name.lower().replace("-", "_"), "")
+    home, _, setting = synonym.rpartition(".")
+    homes = [f"{other}.{name}" for other, known in sections.items() if other != section and name in known]
+    if setting and (setting in names if home in ("", section) else home in sections):
+        homes = [synonym]
+    meant = f"; did you mean {' or '.join(map(repr, homes))}?" if homes else suggest_name(name, names)
+    of_kind = f"with {section}.{tag.partition('/')[0]} " if tag else ""  # another kind may have the setting
+    return f"{of_kind}there is no setting {key!r}{line}{meant} (there are: {', '.join(names)})"
+
+
+def _path(error: Any) -> list[str]:
+    """Return the keys that lead to an error, without what pydantic adds for unions and validators."""
+    *parents, last = [str(part) for part in error["loc"]] or [""]
+    marks = ("literal[", "function-", "bool", "tuple[", TAG)
+    kept = [part for part in parents if not part.startswith(marks)]
+    return [*kept, last] if error["type"] == "extra_forbidden" or not last.startswith(marks) else kept
+
+
+def _records(kind: Any) -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yield the records in the type of a field, each with its tag if the type is a discriminated union."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        yield "", kind
+    elif tags := [note.tag for note in getattr(kind, "__metadata__", ()) if isinstance(note, Tag)]:
+        yield tags[0], get_args(kind)[0]
+    else:
+        for inner in get_args(kind):
+            yield from _records(inner)
+
+
+def shorten_value(value: Any) -> str:
+    """Return a value as text that is short enough for a message."""
+    return _SHORT.repr(value)
+
 
 V = TypeVar("V")
 S = TypeVar("S", bound="Settings")
@@ -139,7 +355,7 @@ class TrainSettings(Settings):
     epochs: Amount = setting(0, "limit; 0 is none")
     minutes: float = setting(0.0, "limit; 0 is none", ge=0)
     flops: float = setting(
-        0.0, "limit, such as 1e15: floating-point operations, as models/flops.py counts them; 0 is none", ge=0
+        0.0, "limit, such as 1e15: floating-point operations, as models/registry.py counts them; 0 is none", ge=0
     )
     tokens: int = setting(8192, "of one batch, on the longer side, padding included", ge=64, le=10_000_000)
     accumulate: int = setting(1, "batches per optimizer step", ge=1, le=10_000)

@@ -15,8 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from dragoman.config.messages import suggest_name
-from dragoman.config.settings import Amount, Settings
+from dragoman.config.settings import Amount, Settings, suggest_name
 from dragoman.errors import UserError
 from dragoman.io import hash_stably
 from dragoman.types import Pair

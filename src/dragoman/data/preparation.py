@@ -18,8 +18,7 @@ from random import Random
 from tempfile import TemporaryFile
 from typing import Any
 
-from dragoman.config.settings import build, override, pick
-from dragoman.config.yaml import parse_yaml
+from dragoman.config.settings import build, override, parse_yaml, pick
 from dragoman.data.cleaning import CleanSettings, OverlapCounter, clean_pairs
 from dragoman.data.corpus import SPLITS, CorpusSettings, DataSettings, read_data_section, read_pairs
 from dragoman.data.statistics import CorpusStatistics, add_overlap, compute_statistics

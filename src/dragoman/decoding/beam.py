@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from dragoman.config.settings import SearchSettings
-from dragoman.decoding.protocol import NEVER, Job, SearchResult
-from dragoman.decoding.search import Prefix, Search
+from dragoman.decoding.protocol import NEVER, Job, Prefix, Search, SearchResult
 from dragoman.types import EOS
 
 GROUP_SIZE = 64  # columns whose maximum is compared first, see `find_candidates`

@@ -23,8 +23,7 @@ from torch import Tensor
 
 from dragoman.data.batches import BatchPlan, Widths, collate_pairs, round_to_bucket
 from dragoman.decoding.beam import BeamSearch, BeamState
-from dragoman.decoding.protocol import Job, SearchResult, SearchState, StepModel
-from dragoman.decoding.search import Search, SearchFactory
+from dragoman.decoding.protocol import Job, Search, SearchFactory, SearchResult, SearchState, StepModel
 from dragoman.hardware import total_memory
 from dragoman.types import BOS, Batch, Example
 

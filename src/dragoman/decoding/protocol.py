@@ -1,26 +1,153 @@
-"""What search needs from a model, and the records that all decoding methods share.
+"""What search needs from a model, the records that decoding methods share, and the base class of searches.
 
     state = model.start(source_BS, keep_BS)          # one row per sentence
     logp_NV, state = model.step(token_N, state)      # one token in, log-probabilities of the next one out
     state = state.select(rows_N)                     # keep these rows, in this order
 
-Search never asks what kind of model it has; an `Ensemble` implements the same protocol.
+Search never asks what kind of model it has; an `Ensemble` implements the same protocol. A `Search` decodes the
+sentences of some slots side by side; the loop in continuous_batching.py drives it, whatever the method.
 
-Shapes   B sentences   S source width   N rows being searched   V vocabulary
+A term that must or must not appear is text, and "Hund" may be tokenized as one token, as "Hu" and "nd", or letter by
+letter. So a term becomes an automaton over the bytes of the text, and the bytes of every token are run through it once.
+A term stands between characters that are no letters, or at an end of the text: "Hund" is not in "Hundertwasser".
+
+Shapes   B sentences   S source width, or states of an automaton   N rows being searched   V vocabulary
+         L bytes of the longest token
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from dragoman.decoding.terms import Term
-from dragoman.types import TokenFeature
+from dragoman.config.settings import SearchSettings
+from dragoman.types import BOS, EOS, PAD, TokenFeature
+
+Bytes = frozenset[int]
+Edges = dict[int, list[tuple[Bytes, int]]]  # by state: the bytes that lead to another state
+UNREACHABLE = 1 << 20  # tokens that a term needs which cannot be spelt at all
+ANY: Bytes = frozenset(range(256))
+REST: Bytes = frozenset(range(0x80, 0xC0))  # later bytes of a character
+ASCII: Bytes = frozenset(b for b in range(0x80) if not chr(b).isalnum())
+BREAKS: list[list[Bytes]] = [  # between words: ASCII, then punctuation of Latin-1, general, CJK, full width
+    [ASCII],
+    [frozenset({0xC2}), REST],
+    [frozenset({0xE2}), frozenset({0x80, 0x81}), REST],
+    [frozenset({0xE3}), frozenset({0x80}), REST],
+    [frozenset({0xEF}), frozenset({0xBC}), REST],
+]
+OUTSIDE, ACCEPT = 0, 1  # states of the nondeterministic automaton: outside the term, and term complete
+
+
+@dataclass(frozen=True, eq=False)
+class Term:
+    """The automaton of a term. State 0 is the start of a text; state S - 1, which it never leaves, accepts."""
+
+    text: str
+    next_SV: NDArray[np.int16]  # the state after each token
+    left_S: NDArray[np.int32]  # the fewest tokens until the term is complete
+    ends_S: NDArray[np.bool_]  # whether the end of the text completes the term
+
+    @property
+    def possible(self) -> bool:
+        """Return whether the vocabulary can spell the term."""
+        return int(self.left_S[0]) < UNREACHABLE
+
+
+class SpellingTable:
+    """The bytes of every token of a vocabulary as a table, the longest token first."""
+
+    def __init__(self, spelt: Sequence[bytes]) -> None:
+        self.length_V = np.array([len(each) for each in spelt])
+        self.order_V = np.argsort(-self.length_V, kind="stable")
+        self.byte_VL = np.zeros((len(spelt), max(self.length_V)), dtype=np.uint8)
+        for row, token in enumerate(self.order_V):
+            self.byte_VL[row, : len(spelt[token])] = np.frombuffer(spelt[token], dtype=np.uint8)
+
+    def term(self, text: str, bodies: Iterable[bytes], *, before: bool, after: bool) -> Term:
+        """Build a term's automaton. `bodies` are the ways to write it; `before` and `after` ask for word boundaries."""
+        delta_S256, ends_S = build_automaton(bodies, before=before, after=after)
+        states = len(delta_S256)
+        sorted_SV = np.repeat(np.arange(states, dtype=np.int16)[:, None], len(self.length_V), axis=1)
+        for column, byte_V in enumerate(self.byte_VL.T):  # tokens with a byte in this column come first
+            many = int((self.length_V > column).sum())
+            sorted_SV[:, :many] = delta_S256[sorted_SV[:, :many], byte_V[:many]]
+        next_SV = np.empty_like(sorted_SV)
+        next_SV[:, self.order_V] = sorted_SV
+        left_S = np.full(states, UNREACHABLE, dtype=np.int32)
+        left_S[-1] = 0
+        while (nearer_S := np.minimum(left_S, left_S[next_SV].min(1) + 1)).tolist() != left_S.tolist():
+            left_S = nearer_S
+        return Term(text, next_SV, left_S, ends_S)
+
+
+def build_automaton(
+    bodies: Iterable[bytes], *, before: bool, after: bool
+) -> tuple[NDArray[np.int16], NDArray[np.bool_]]:
+    """Return the state after each byte, and the states that the end of the text completes.
+
+    The nondeterministic automaton may always be outside the term, and tries at every possible start of it. The subset
+    construction makes each reachable set of its states one state of the result.
+    """
+    edges, first, last = build_nondeterministic(bodies, before=before, after=after)
+    sets = list({among for each in edges.values() for among, _ in each})
+    alike: dict[tuple[bool, ...], list[int]] = {}  # bytes that no edge tells apart
+    for byte in range(256):
+        alike.setdefault(tuple(byte in among for among in sets), []).append(byte)
+    states, rows = [frozenset(first)], []
+    number = {states[0]: 0}
+    for here in states:  # which grows on the way
+        row = np.zeros(256, dtype=np.int64)
+        for some in alike.values():
+            there = frozenset(to for state in here for among, to in edges.get(state, ()) if some[0] in among)
+            if ACCEPT in there:
+                there = frozenset({ACCEPT})
+            if there not in number:
+                number[there] = len(states)
+                states.append(there)
+            row[some] = number[there]
+        rows.append(row)
+    order = sorted(range(len(states)), key=lambda i: ACCEPT in states[i])  # the accepting state comes last
+    delta_S256 = np.argsort(order)[np.stack(rows)[order]].astype(np.int16)
+    return delta_S256, np.array([bool(states[i] & {*last, ACCEPT}) for i in order])
+
+
+def build_nondeterministic(bodies: Iterable[bytes], *, before: bool, after: bool) -> tuple[Edges, set[int], set[int]]:
+    """Return edges by state, the initial states, and those that the end of the text completes."""
+    edges: Edges = {OUTSIDE: [(ANY, OUTSIDE)], ACCEPT: [(ANY, ACCEPT)]}
+    first, last, count = {OUTSIDE}, set(), 2
+
+    def add_path(start: int, steps: Sequence[Bytes], end: int | None = None) -> int:
+        nonlocal count
+        for i, among in enumerate(steps):
+            if i == len(steps) - 1 and end is not None:
+                target = end
+            else:
+                target, count = count, count + 1
+            edges.setdefault(start, []).append((among, target))
+            start = target
+        return start
+
+    for body in bodies:
+        begun, count = count, count + 1
+        first.add(begun)
+        for steps in BREAKS if before else [[ANY]]:
+            add_path(OUTSIDE, steps, begun)
+        written = add_path(begun, [frozenset({byte}) for byte in body], None if after else ACCEPT)
+        if after:
+            last.add(written)
+            for steps in BREAKS:
+                add_path(written, steps, ACCEPT)
+    return edges, first, last
+
 
 NEVER = float("-inf")  # the log-probability of what is impossible
 
@@ -135,3 +262,199 @@ class Ensemble:
 def mean_logp(logps: Sequence[Tensor]) -> Tensor:
     """Return the log of the mean probability: one confident model can outvote several unsure ones."""
     return (torch.stack([logp.float() for logp in logps]).logsumexp(0) - math.log(len(logps))).clamp(max=0)
+
+
+class Prefix(NamedTuple):
+    """The tokens of the rows so far: the first `length` of each are valid. Rows of one slot are adjacent."""
+
+    token_NT: Tensor
+    length_N: Tensor
+
+
+Rule = Callable[[Tensor, Prefix], Tensor]
+
+
+class Search(ABC):
+    """Sentences that are searched side by side, one per slot, with `width` adjacent rows of the model each.
+
+    `longest` is the highest limit of any job that will come. A job with limit 0 is done from the beginning. Here the
+    state of a search is a NamedTuple of tensors with one entry per slot; subclasses may keep another one.
+    """
+
+    state: Any
+
+    def __init__(self, settings: SearchSettings, width: int, longest: int, device: torch.device) -> None:
+        self.settings, self.width, self.longest, self.device = settings, width, longest, device
+
+    def open(self, jobs: Sequence[Job], state: Any = None) -> None:
+        """Set the jobs of all slots, and their state if they have begun; make the rules of the slots."""
+        self.jobs = list(jobs)
+        self.rules = make_rules([job.constraints for job in jobs], self.settings, self.device)
+        self.state = self.make_state(jobs) if state is None else state
+
+    def put(self, slots: Sequence[int], jobs: Sequence[Job]) -> None:
+        """Replace the searches in these slots by those of new jobs."""
+        index_K, new = torch.tensor(slots, device=self.device), dict(zip(slots, jobs, strict=True))
+        pairs = zip(self.state, self.make_state(jobs), strict=True)
+        state = type(self.state)(*[old.index_copy(0, index_K, fresh) for old, fresh in pairs])
+        self.open([new.get(slot, job) for slot, job in enumerate(self.jobs)], state)
+
+    def keep(self, slots: Sequence[int]) -> None:
+        """Give up all other slots."""
+        self.open([self.jobs[slot] for slot in slots], self.select(slots))
+
+    def select(self, slots: Sequence[int]) -> Any:
+        """Return the state of these slots."""
+        index_K = torch.tensor(slots, device=self.device)
+        return type(self.state)(*[each.index_select(0, index_K) for each in self.state])
+
+    def advance(self, logp_NV: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Advance every slot by one token; return which rows continue, in which order, and their tokens.
+
+        No rows are returned if all continue as they are. Overwrites the log-probabilities of PAD and BOS, which must
+        never come out.
+        """
+        logp_NV = logp_NV.float()
+        logp_NV[:, PAD] = NEVER
+        logp_NV[:, BOS] = NEVER
+        if self.rules:
+            prefix = self.prefix
+            prefix = prefix._replace(token_NT=prefix.token_NT[:, : int(prefix.length_N.max())])
+            for rule in self.rules:
+                logp_NV = rule(logp_NV, prefix)
+        return self.extend(logp_NV)
+
+    @property
+    @abstractmethod
+    def done_B(self) -> Tensor:
+        """Return which slots are done. They keep running as dummies, so that shapes do not change."""
+
+    @property
+    @abstractmethod
+    def prefix(self) -> Prefix:
+        """Return the prefixes of all rows, for the rules."""
+
+    @abstractmethod
+    def make_state(self, jobs: Sequence[Job]) -> Any:
+        """Return the state of jobs that begin."""
+
+    @abstractmethod
+    def extend(self, logp_NV: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Extend the hypotheses of every slot by one token; see `advance`."""
+
+    @abstractmethod
+    def results(self, state: Any) -> list[list[SearchResult]]:
+        """Return the results of every slot of a state, best first."""
+
+
+SearchFactory = Callable[[int, torch.device], Search]  # from the highest limit and the device
+
+
+def sanitize_logp(logp_NV: Tensor) -> Tensor:
+    """Forbid PAD and BOS, and NaN and +inf, which only a broken model returns."""
+    clean_NV = torch.nan_to_num(logp_NV.float(), nan=NEVER, posinf=NEVER, neginf=NEVER)
+    clean_NV[:, PAD] = NEVER
+    clean_NV[:, BOS] = NEVER
+    return clean_NV
+
+
+def make_rules(
+    constraints: Sequence[DecodingConstraints], settings: SearchSettings, device: torch.device
+) -> list[Rule]:
+    """Return the rules of these slots. If prefixes are required, one rule applies the others after the prefix."""
+    if not settings.no_repeat and not any(each.any for each in constraints):
+        return []
+    rules = [rule for make in RULES.values() if (rule := make(constraints, settings, device))]
+    if not any(each.prefix for each in constraints):
+        return rules
+    P = max(len(each.prefix) for each in constraints)
+    required_BP = torch.tensor([[*each.prefix, *[PAD] * (P - len(each.prefix))] for each in constraints], device=device)
+    length_B = torch.tensor([len(each.prefix) for each in constraints], device=device)
+
+    def force_prefixes(logp_NV: Tensor, prefix: Prefix) -> Tensor:
+        W = len(logp_NV) // len(length_B)
+        inside_N = prefix.length_N < length_B.repeat_interleave(W)
+        position_N1 = prefix.length_N.clamp(max=P - 1)[:, None]
+        token_N1 = required_BP.repeat_interleave(W, 0).gather(1, position_N1)
+        only_NV = torch.full_like(logp_NV, NEVER).scatter(1, token_N1, logp_NV.gather(1, token_N1))
+        for rule in rules:
+            logp_NV = rule(logp_NV, prefix)
+        return torch.where(inside_N[:, None], only_NV, logp_NV)
+
+    return [force_prefixes]
+
+
+def forbid_repeats(_: Sequence[DecodingConstraints], settings: SearchSettings, __: torch.device) -> Rule | None:
+    """Forbid a token that would complete an n-gram which the prefix already has."""
+    n = settings.no_repeat
+
+    def rule(logp_NV: Tensor, prefix: Prefix) -> Tensor:
+        token_NT, length_N = prefix
+        if token_NT.size(1) < n:
+            return logp_NV
+        ngram_NGn = token_NT.unfold(1, n, 1)
+        begin_G = torch.arange(ngram_NGn.size(1), device=token_NT.device)
+        back_n = torch.arange(1 - n, 0, device=token_NT.device)
+        last_Nn = token_NT.gather(1, (length_N[:, None] + back_n).clamp(min=0))
+        repeated_NG = (begin_G + n <= length_N[:, None]) & (ngram_NGn[:, :, :-1] == last_Nn[:, None]).all(-1)
+        token_NG = torch.where(repeated_NG, ngram_NGn[:, :, -1], PAD)  # which is forbidden anyway
+        return logp_NV.scatter(1, token_NG, NEVER)
+
+    return rule if n else None
+
+
+def forbid_early_end(
+    constraints: Sequence[DecodingConstraints], _: SearchSettings, device: torch.device
+) -> Rule | None:
+    """Forbid EOS before the minimum length of a sentence."""
+    if not any(each.minimum for each in constraints):
+        return None
+    least_B = torch.tensor([each.minimum for each in constraints], device=device)
+
+    def rule(logp_NV: Tensor, prefix: Prefix) -> Tensor:
+        early_N = prefix.length_N < least_B.repeat_interleave(len(logp_NV) // len(least_B))
+        ends_V = torch.arange(logp_NV.size(1), device=logp_NV.device) == EOS
+        return logp_NV.masked_fill(early_N[:, None] & ends_V, NEVER)
+
+    return rule
+
+
+def forbid_terms(constraints: Sequence[DecodingConstraints], _: SearchSettings, device: torch.device) -> Rule | None:
+    """Forbid tokens that would complete a term to avoid.
+
+    All automata are in one table, each with its states after the last one's. Sentences with fewer terms than others run
+    an automaton that never accepts.
+    """
+    terms = [each.avoid for each in constraints]
+    if not any(terms):
+        return None
+    automata = list({id(term): term for some in terms for term in some}.values())
+    first = dict(zip(map(id, automata), np.cumsum([1, *(len(m.left_S) for m in automata)]).tolist()))
+    K, V = max(map(len, terms)), automata[0].next_SV.shape[1]
+    idle_SV = np.zeros((1, V), dtype=np.int32)
+    next_SV = torch.tensor(
+        np.vstack([idle_SV, *(m.next_SV.astype(np.int32) + first[id(m)] for m in automata)]), device=device
+    )
+    accepts_S = torch.tensor(np.concatenate([[False], *(m.left_S == 0 for m in automata)]), device=device)
+    ends_S = torch.tensor(np.concatenate([[False], *(m.ends_S for m in automata)]), device=device)
+    begins = [[*(first[id(term)] for term in some), *[0] * (K - len(some))] for some in terms]
+    begin_BK = torch.tensor(begins, dtype=torch.int32, device=device)
+
+    def rule(logp_NV: Tensor, prefix: Prefix) -> Tensor:
+        state_NK = begin_BK.repeat_interleave(len(logp_NV) // len(begin_BK), 0)
+        for position in range(prefix.token_NT.size(1)):
+            there_N1 = (position < prefix.length_N)[:, None]
+            state_NK = torch.where(there_N1, next_SV[state_NK, prefix.token_NT[:, position, None]], state_NK)
+        complete_NK = accepts_S[state_NK]  # a required prefix may contain the term
+        forbidden_NV = (accepts_S[next_SV[state_NK]] & ~complete_NK[:, :, None]).any(1)
+        forbidden_NV[:, EOS] = (ends_S[state_NK] & ~complete_NK).any(1)
+        return logp_NV.masked_fill(forbidden_NV, NEVER)
+
+    return rule
+
+
+RULES: dict[str, Callable[[Sequence[DecodingConstraints], SearchSettings, torch.device], Rule | None]] = {
+    "no_repeat": forbid_repeats,
+    "minimum": forbid_early_end,
+    "avoid": forbid_terms,
+}

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from dragoman.config.settings import SampleSettings, SearchSettings
 from dragoman.decoding.beam import LENGTH_NORMS
-from dragoman.decoding.protocol import NEVER, Job, SearchResult, StateT, StepModel
-from dragoman.decoding.search import Prefix, Search, sanitize_logp
+from dragoman.decoding.protocol import NEVER, Job, Prefix, Search, SearchResult, StateT, StepModel, sanitize_logp
 from dragoman.types import EOS
 
 

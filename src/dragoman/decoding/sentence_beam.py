@@ -23,8 +23,7 @@ from torch import Tensor
 
 from dragoman.config.settings import SearchSettings
 from dragoman.decoding.beam import LENGTH_NORMS, STOP_RULES, stable_topk
-from dragoman.decoding.protocol import NEVER, Job, SearchResult
-from dragoman.decoding.search import Prefix, Search, sanitize_logp
+from dragoman.decoding.protocol import NEVER, Job, Prefix, Search, SearchResult, sanitize_logp
 from dragoman.types import EOS, PAD
 
 

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from dragoman.errors import UserError
 from dragoman.evaluation.figures import LINE_COLOURS, LineChart, Point, Series, render_chart
-from dragoman.evaluation.scorer import TRAINING_DATA, ScoredSystem
+from dragoman.evaluation.systems import TRAINING_DATA, ScoredSystem
 from dragoman.metrics.metrics import METRICS, WORD_OR_SIGN, Array
 from dragoman.metrics.significance import BOOTSTRAP, CONFIDENCE, RANDOMISATION, SEED, Interval
 

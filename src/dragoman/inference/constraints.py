@@ -24,8 +24,7 @@ import numpy as np
 from dragoman.config.settings import SearchSettings, build, override, pick
 from dragoman.data.tokenizers import Tokenizer, Tokenizers
 from dragoman.decoding.methods import apply_fixed_settings, check_search_settings
-from dragoman.decoding.protocol import DecodingConstraints
-from dragoman.decoding.terms import UNREACHABLE, SpellingTable, Term
+from dragoman.decoding.protocol import UNREACHABLE, DecodingConstraints, SpellingTable, Term
 from dragoman.errors import UserError
 from dragoman.inference.postprocess import UNKNOWN_WORD_METHODS
 from dragoman.io import read_lines

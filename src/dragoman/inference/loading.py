@@ -25,12 +25,11 @@ from dragoman.data.tokenizers import Tokenizers
 from dragoman.decoding.protocol import Ensemble, EnsembleState, mean_logp
 from dragoman.errors import UserError
 from dragoman.hardware import choose_device
-from dragoman.inference.classifier import Classifier
 from dragoman.inference.engines.base import Engine, LoadedModel
 from dragoman.inference.engines.ctranslate2 import CTranslate2Engine
 from dragoman.inference.engines.torch import TorchEngine, prepare_model
-from dragoman.inference.generator import Generator
 from dragoman.inference.postprocess import PairStatistics
+from dragoman.inference.single_sequence import Classifier, Generator
 from dragoman.inference.translator import Translator
 from dragoman.io import cache_folder
 from dragoman.models.base import Seq2Seq, collect_tensors

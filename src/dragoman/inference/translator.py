@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dragoman.config.messages import suggest_name
-from dragoman.config.settings import SearchSettings
+from dragoman.config.settings import SearchSettings, suggest_name
 from dragoman.data.batches import BatchPlan, collate_pairs, group_by_key
 from dragoman.data.features import FEATURES
 from dragoman.data.simple_tokenizers import WordTokenizer
@@ -51,13 +50,7 @@ from dragoman.inference.postprocess import (
     split_sentences,
     warning_kinds,
 )
-from dragoman.inference.predictor import (
-    Predictor,
-    bucket_widths,
-    check_lines,
-    eval_mode,
-    score_pairs,
-)
+from dragoman.inference.predictor import Predictor, bucket_widths, check_lines, eval_mode, score_pairs
 from dragoman.models.base import Seq2Seq
 from dragoman.types import UNK, Example, Hypothesis, Line, Pair, PairScore, TokenFeature, Tree
 

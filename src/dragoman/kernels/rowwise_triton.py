@@ -2,7 +2,7 @@
 
 Sums over tokens are computed in parts that are added in a fixed order, so gradients are reproducible to the bit.
 Everything is accumulated in float32. The reference implementations are PyTorch's own functions (modules/dropout.py,
-modules/linear.py, modules/norms.py) and the plain loss (training/loss.py).
+modules/feedforward.py, modules/norms.py) and the plain loss (training/loss.py).
 
 Shapes   N tokens   C model width   O outputs   V vocabulary   P parts that tokens are split into
 """

@@ -1,10 +1,20 @@
-"""From settings to a model. To add a kind: a record in models/settings.py, a module, and a line in MODELS."""
+"""From settings to a model, and what a batch costs it. A kind is a record in models/settings.py and a line in MODELS.
+
+The cost is counted in floating-point operations of matrix products only, as is customary. A weight costs two operations
+per entry and token. In attention each query is multiplied with each key twice, once for the score and once for the
+value; masked scores of a decoder count, because they are computed. The backward pass costs twice the forward pass.
+Padding is not counted.
+
+Shapes   N pairs of a batch
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor, nn
 
 from dragoman.models.base import Model
@@ -12,6 +22,10 @@ from dragoman.models.rnn import Hybrid, Rnn
 from dragoman.models.settings import ModelSettings
 from dragoman.models.single_sequence import LanguageModel, TextClassifier
 from dragoman.models.transformer import Transformer
+from dragoman.modules.attention import CrossAttention, SelfAttention
+from dragoman.modules.attention_scores import SourceAttention
+from dragoman.modules.patterns import Lengths
+from dragoman.types import Batch
 
 MODELS: dict[str, Callable[..., Model]] = {
     "transformer": Transformer,
@@ -47,3 +61,88 @@ def rename_tensors(tensors: Mapping[str, Tensor], version: int) -> dict[str, Ten
         for old, new in FORMAT_1_NAMES:
             found = {re.sub(f"^{old}", new, name): tensor for name, tensor in found.items()}
     return found
+
+
+BACKWARD_FACTOR = 2  # per forward pass: one product for the gradient of the input, one for that of the weight
+WEIGHT_SIDES = {  # by a part of the name of a weight: what it is applied to; all others, to target tokens
+    "bridge.": "pair",
+    "encoder.": "source",
+    ".key_value.": "source",
+    ".score.key.": "source",
+}
+NO_PRODUCTS = (".pattern.", ".relate.", ".start")  # tables and initial states, or costs that are counted separately
+
+
+@dataclass(frozen=True)
+class AttentionCost:
+    """The cost of one attention: sides of queries and keys, and multiply-adds per pair."""
+
+    query: str
+    key: str
+    width: int
+    count_keys: Callable[[Lengths], Lengths] = lambda length_N: length_N  # per query of a sentence of this length
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Multiply-adds of a forward pass: per token of a side, per sentence pair, and per query and key."""
+
+    source: int
+    target: int
+    pair: int
+    attentions: tuple[AttentionCost, ...]
+    passes: int = 1  # over a batch, at training
+
+    @classmethod
+    def of(cls, model: Model, passes: int = 1) -> Cost:
+        """Count the multiply-adds of a model's weights and attentions."""
+        sides = dict.fromkeys(("source", "target", "pair"), 0)
+        for name, weight in iterate_weights(model):
+            side = next((side for part, side in WEIGHT_SIDES.items() if part in f".{name}"), "target")
+            sides[side] += weight.numel()
+        costs = []
+        for name, module in model.named_modules(remove_duplicate=False):
+            if isinstance(module, SelfAttention):
+                side = "source" if name.startswith("encoder.") else "target"
+                width = module.query_width + module.value_width
+                costs.append(AttentionCost(side, side, width, module.pattern.count_keys))
+            elif isinstance(module, CrossAttention):
+                costs.append(AttentionCost("target", "source", module.query_width + module.value_width))
+            elif isinstance(module, SourceAttention):
+                costs.append(AttentionCost("target", "source", module.score.multiply_adds + module.width))
+        return cls(**sides, attentions=tuple(costs), passes=passes)
+
+    def forward(self, source_N: Lengths, target_N: Lengths) -> float:
+        """Return the operations for sentence pairs of these lengths, EOS and BOS included."""
+        length = {"source": source_N, "target": target_N}
+        products = self.source * float(source_N.sum()) + self.target * float(target_N.sum())
+        products += self.pair * np.count_nonzero(target_N)
+        for cost in self.attentions:
+            products += cost.width * float((length[cost.query] * cost.count_keys(length[cost.key])).sum())
+        return 2 * products
+
+    def training(self, batch: Batch) -> float:
+        """Return the operations of forward and backward passes over a batch."""
+        sides = (batch.source_segment_BS, batch.target_segment_BT)
+        return self.passes * (1 + BACKWARD_FACTOR) * self.forward(*(measure_segments(segment) for segment in sides))
+
+
+def iterate_weights(model: Model) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weight matrices of matrix products, once for each layer that shares them.
+
+    Embedding tables do not count, unless they are also the output projection.
+    """
+    tables = {id(m.weight): name for name, m in model.named_modules() if isinstance(m, nn.Embedding)}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        if weight.dim() == 2 and id(weight) not in tables and not any(part in name for part in NO_PRODUCTS):
+            yield name, weight
+    if id(model.project.weight) in tables:
+        yield "project.weight", model.project.weight
+
+
+def measure_segments(segment_BT: Tensor) -> Lengths:
+    """Return the lengths of all segments, row by row; both sides of a pair have the same index."""
+    segment = segment_BT.numpy()
+    count = int(segment.max(initial=0)) + 1
+    counts = np.bincount((segment + count * np.arange(len(segment))[:, None]).ravel(), minlength=count * len(segment))
+    return counts.reshape(-1, count)[:, 1:].ravel()

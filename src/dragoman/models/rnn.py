@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dragoman.kernels.masks import RowLayout
+from dragoman.kernels.attention import RowLayout
 from dragoman.models.base import Seq2Seq, expand_to_rows
 from dragoman.models.settings import HybridSettings, RnnSettings
 from dragoman.models.transformer import Encoder
 from dragoman.modules.attention_scores import SCORES, EncodedSource, SourceAttention
 from dragoman.modules.dropout import Dropout, WordDropout, sample_dropout_mask
-from dragoman.modules.linear import Linear
+from dragoman.modules.feedforward import Linear
 from dragoman.modules.recurrent import CELLS, Cell, CellStack, RecurrentLayer, SentenceEnds, StackState
 from dragoman.types import Batch
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dragoman.kernels.masks import RowLayout
+from dragoman.kernels.attention import RowLayout
 from dragoman.models.base import AutoregressiveModel, Model
 from dragoman.models.rnn import RecurrentEncoder, RecurrentLmDecoder
 from dragoman.models.settings import ClassifierSettings, LmSettings, RnnClassifierSettings, RnnLmSettings

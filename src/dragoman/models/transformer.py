@@ -13,10 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from dragoman.kernels.attention import KeyValue
-from dragoman.kernels.masks import AttentionMask, RowLayout, make_additive_mask, make_cross_attention_mask
-from dragoman.models.base import Seq2Seq
-from dragoman.models.kv_cache import KVCache
+from dragoman.kernels.attention import AttentionMask, KeyValue, RowLayout, make_additive_mask, make_cross_attention_mask
+from dragoman.models.base import KVCache, Seq2Seq
 from dragoman.models.settings import TransformerSettings
 from dragoman.modules.attention import CrossAttention, SelfAttention, StepContext
 from dragoman.modules.dropout import Dropout, LayerDropout, WordDropout

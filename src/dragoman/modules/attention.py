@@ -15,16 +15,19 @@ from torch import Tensor, nn
 
 from dragoman.kernels.attention import (
     KERNELS,
+    AttentionMask,
     KeyValue,
+    RowLayout,
     attend_packed,
     attend_to_cache,
     attend_to_source,
     compute_attention_weights,
+    make_additive_mask,
+    make_causal_mask,
     supports_packed_kernel,
 )
-from dragoman.kernels.masks import AttentionMask, RowLayout, make_additive_mask, make_causal_mask
 from dragoman.modules.dropout import HeadDropout
-from dragoman.modules.linear import Linear
+from dragoman.modules.feedforward import Linear
 from dragoman.modules.patterns import PATTERNS, FullAttention
 from dragoman.modules.positions import AttentionPosition
 from dragoman.modules.settings import AttentionSettings

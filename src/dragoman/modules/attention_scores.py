@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dragoman.kernels.masks import unmask_empty_queries
-from dragoman.modules.linear import Linear
+from dragoman.kernels.attention import unmask_empty_queries
+from dragoman.modules.feedforward import Linear
 
 BLOCK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}  # of the tanh held at a time: few enough for a CPU's cache
 WIDEST_FUSED_SCORE = 2048  # attention width up to which the Triton kernel can hold a row
@@ -34,7 +34,7 @@ class AttentionScore(nn.Module):
 
     @property
     def multiply_adds(self) -> int:
-        """Multiply-adds per query and key (models/flops.py)."""
+        """Multiply-adds per query and key (models/registry.py)."""
         return 0
 
     def keys(self, memory_BSM: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class AdditiveScore(AttentionScore):
         inputs = self.query(query_BTC), key_BSA, self.weight
         if not supports_fused_score(*inputs):
             return score_additive_chunked(*inputs)
-        from dragoman.kernels.additive_score_triton import additive_score
+        from dragoman.kernels.attention_triton import additive_score
 
         score_BTS: Tensor = additive_score(*inputs)  # keeps the tanh in registers
         return score_BTS

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dragoman.errors import UserError
-from dragoman.kernels.attention import Kernel
-from dragoman.kernels.masks import (
+from dragoman.kernels.attention import (
     AttentionMask,
+    Kernel,
     RowLayout,
     make_causal_mask,
     make_segment_mask,
@@ -55,7 +55,7 @@ class FullAttention(nn.Module):
         return None
 
     def count_keys(self, length_N: Lengths) -> Lengths:
-        """Return how many keys each query of sentences of these lengths is multiplied with (models/flops.py)."""
+        """Return how many keys each query of sentences of these lengths is multiplied with (models/registry.py)."""
         return length_N
 
     def make_mask(self, rows: RowLayout, relate: AttentionPosition) -> AttentionMask:

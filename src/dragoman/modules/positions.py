@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.errors import UserError
-from dragoman.kernels.attention import Kernel, compute_attention_weights
-from dragoman.kernels.masks import AttentionMask, RowLayout
+from dragoman.kernels.attention import AttentionMask, Kernel, RowLayout, compute_attention_weights
 from dragoman.modules.settings import AttentionSettings
 from dragoman.types import UNKNOWN_DISTANCE
 

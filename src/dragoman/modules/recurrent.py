@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.kernels.masks import RowLayout
+from dragoman.kernels.attention import RowLayout
 from dragoman.modules.dropout import Dropout
 
 CellState = tuple[Tensor, ...]  # of one layer: its output h_NC and, in an LSTM, the cell c_NC

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 from dragoman.phrasebook.lexicon import NOMINATIVE, Noun
-from dragoman.phrasebook.plan import FINAL, INFINITIVE, MAIN, QUESTION, RELATIVE, Clause, NounPhrase, Offset
-from dragoman.phrasebook.realization import NEXT_WORD, PREVIOUS_WORD, Realizer, Token
+from dragoman.phrasebook.realization import (
+    FINAL,
+    INFINITIVE,
+    MAIN,
+    NEXT_WORD,
+    PREVIOUS_WORD,
+    QUESTION,
+    RELATIVE,
+    Clause,
+    NounPhrase,
+    Offset,
+    Realizer,
+    Token,
+)
 
 ENGLISH_PRONOUNS = {  # as a subject, as an object
     "I": ("I", "me"),

@@ -28,7 +28,7 @@ from dragoman.phrasebook.german import German
 from dragoman.phrasebook.grammar import Grammar
 from dragoman.phrasebook.lexicon import stable_hash
 from dragoman.phrasebook.noun_phrases import NoFittingWord
-from dragoman.phrasebook.plan import SentencePlan
+from dragoman.phrasebook.realization import SentencePlan
 from dragoman.types import Pair, Tree
 
 SPLITS = ("train", "dev", "test", "unseen")

@@ -7,8 +7,19 @@ prefixes close the clause.
 from __future__ import annotations
 
 from dragoman.phrasebook.lexicon import PLURAL, Noun
-from dragoman.phrasebook.plan import FINAL, INFINITIVE, MAIN, RELATIVE, Clause, NounPhrase, Offset
-from dragoman.phrasebook.realization import NEXT_WORD, PREVIOUS_WORD, Realizer, Token
+from dragoman.phrasebook.realization import (
+    FINAL,
+    INFINITIVE,
+    MAIN,
+    NEXT_WORD,
+    PREVIOUS_WORD,
+    RELATIVE,
+    Clause,
+    NounPhrase,
+    Offset,
+    Realizer,
+    Token,
+)
 
 Paradigm = tuple[tuple[str, ...], ...]  # forms or endings: [gender][case]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from dragoman.phrasebook.lexicon import DATIVE, GENITIVE, Frame, Noun, Preposition, find_comparable
 from dragoman.phrasebook.noun_phrases import ON, POSSESSIVES, WITH, NoFittingWord, NounPhraseGrammar, expand_weights
-from dragoman.phrasebook.plan import (
+from dragoman.phrasebook.realization import (
     FINAL,
     INFINITIVE,
     MAIN,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from dragoman.phrasebook.lexicon import DATIVE, Adjective, Frame, Noun, Preposition, Verb, load_lexicon
-from dragoman.phrasebook.plan import BLOCK_SIZE, NounPhrase
+from dragoman.phrasebook.realization import BLOCK_SIZE, NounPhrase
 
 Choice = TypeVar("Choice")
 

@@ -50,7 +50,7 @@ class TrainState:
     position: StreamPosition = field(default_factory=StreamPosition)
     seconds: float = 0.0  # trained so far
     tokens: int = 0  # read so far, both sides
-    flops: float = 0.0  # spent so far (models/flops.py)
+    flops: float = 0.0  # spent so far (models/registry.py)
     peak_memory: int = 0  # bytes: of the GPU, or else of the whole process
     skipped: int = 0  # steps whose loss or gradient was not finite
     skipped_in_a_row: int = 0

@@ -32,7 +32,7 @@ class ExecutionPlan:
     threads: int
     split: int = 1  # parts that every batch is split into, because it did not fit into memory
     few_shapes: bool = False  # of batches; it decides which pairs share a batch, so a run keeps it
-    capture: bool = False  # steps run as CUDA graphs (training/cuda_graph.py)
+    capture: bool = False  # steps run as CUDA graphs (training/step.py)
     world: int = 1  # processes
 
     def apply(self) -> None:

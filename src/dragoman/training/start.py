@@ -40,7 +40,8 @@ from dragoman.process_group import DEFAULT_MEETING_MINUTES, ProcessGroup
 from dragoman.progress import WARNING, Report
 from dragoman.recipe import Recipe, check_model, override_recipe, read_recipe
 from dragoman.run_dir import RunFolder
-from dragoman.training import checkpoint, consistency, optim
+from dragoman.training import checkpoint, optim
+from dragoman.training import loss as consistency
 from dragoman.training.distributed import PARALLEL
 from dragoman.training.execution import plan_execution
 from dragoman.training.loss import LOSSES

@@ -1,16 +1,20 @@
-"""One training step: loss, gradients, update of weights and EMA.
+"""One training step: loss, gradients, update of weights and EMA; on a GPU, steps as CUDA graphs.
+
+A CUDA graph is captured once for each shape of batch and then replayed with one launch: the kernels of a small model
+finish sooner than a CPU can launch them one by one. Randomness is a function of seed, step, batch and row, so no
+generator state is kept.
 
 Shapes   B rows   T target width   C model width   N tokens
-
-Randomness is a function of seed, step, batch and row, so no generator state is kept.
 """
 
 from __future__ import annotations
 
 import copy
 import fnmatch
+import gc
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from operator import itemgetter
@@ -24,14 +28,80 @@ from dragoman.errors import UserError
 from dragoman.models.base import Model, collect_tensors
 from dragoman.modules.dropout import use_row_slice
 from dragoman.process_group import ProcessGroup
-from dragoman.training import consistency
-from dragoman.training.consistency import CONSISTENCY, count_passes, repeat_rows
-from dragoman.training.cuda_graph import CudaGraphs
+from dragoman.training import loss as consistency
 from dragoman.training.distributed import PARALLEL, SingleProcess, is_sharded, to_full, to_local
 from dragoman.training.execution import ExecutionPlan
-from dragoman.training.loss import LOSSES
+from dragoman.training.loss import CONSISTENCY, LOSSES, count_passes, repeat_rows
 from dragoman.training.optim import OPTIMIZERS, clip_gradients, compute_gradient_norm, set_learning_rate, step_unless
 from dragoman.types import Batch
+
+WARM = 3  # eager steps of a shape before it is captured: libraries choose kernels, compilers compile
+Shape = tuple[object, ...]
+
+
+class CapturedGraph(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    batch: Batch  # the graph's input
+    numbers: Tensor  # the graph's output
+
+
+class CudaGraphs:
+    def __init__(self, work: Callable[[Batch], Tensor]) -> None:
+        self.work = work
+        self.seen: Counter[Shape] = Counter()
+        self.captured: dict[Shape, CapturedGraph] = {}
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.failure = ""  # why steps cannot be captured, once that is known
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """What `work` gives for a batch. It may draw random numbers; those of a seed are the same either way."""
+        shape = shape_of(batch)
+        self.seen[shape] += 1
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            if shape not in self.captured and not self.failure and self.seen[shape] > WARM:
+                self.capture(shape, batch)
+            if shape in self.captured:
+                numbers = self.replay(self.captured[shape], batch)
+            else:
+                numbers = self.work(batch.to(self.stream.device))
+        torch.cuda.current_stream().wait_stream(self.stream)
+        return numbers
+
+    def capture(self, shape: Shape, batch: Batch) -> None:
+        """Capture a graph for this shape. Work that waits for the GPU cannot be captured; then all steps stay eager."""
+        own, graph = batch.to(self.stream.device), torch.cuda.CUDAGraph()
+        pool = next(iter(self.captured.values())).graph.pool() if self.captured else None
+        try:
+            with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
+                numbers = self.work(own)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            self.failure = str(error).partition("\n")[0]
+            return
+        self.captured[shape] = CapturedGraph(graph, own, numbers)
+        gc.collect()
+        gc.freeze()  # compilers leave a million objects behind, which need not be looked through again and again
+
+    def close(self) -> None:
+        """Free all graphs, and unfreeze what was hidden from the garbage collector."""
+        self.captured.clear()
+        gc.unfreeze()
+
+    @staticmethod
+    def replay(recorded: CapturedGraph, batch: Batch) -> Tensor:
+        for there, here in zip(recorded.batch.tensors.values(), batch.tensors.values(), strict=True):
+            there.copy_(here, non_blocking=True)
+        recorded.graph.replay()
+        return recorded.numbers.clone()
+
+
+def shape_of(batch: Batch) -> Shape:
+    """All that the work on a batch depends on, but for what its tensors hold."""
+    shapes = [(name, tuple(tensor.shape)) for name, tensor in batch.tensors.items()]
+    return (*shapes, batch.unpacked, batch.first_row, batch.total_rows)
+
 
 DISABLED_OPTIMIZATIONS = ("triton.mix_order_reduction",)  # it doubles the time of a norm's gradients
 

@@ -22,17 +22,16 @@ from dragoman.data.batches import RankShare
 from dragoman.data.stream import StreamPosition, prefetch
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import Stop, UserError
-from dragoman.models.flops import Cost
-from dragoman.models.registry import count_parameters
+from dragoman.models.registry import Cost, count_parameters
 from dragoman.process_group import ProcessGroup, join_process_group
 from dragoman.progress import WARNING, Report
 from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
 from dragoman.training import checkpoint
 from dragoman.training.checkpoint import NO_SUMS, TrainState, record_end, record_start
-from dragoman.training.consistency import count_passes
 from dragoman.training.execution import peak_memory, plan_execution
 from dragoman.training.logging import Metrics, Reached, TrainLogger, few
+from dragoman.training.loss import count_passes
 from dragoman.training.optim import compute_learning_rate
 from dragoman.training.prepare import Prepared, check_same_data, find_changed_corpus, open_stream, prepare
 from dragoman.training.start import Start, TrainRequest, begin, new_model

@@ -31,14 +31,7 @@ from dragoman.data.subword_tokenizers import ESCAPES, BpeTokenizer, SubwordToken
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.decoding.protocol import Job, SearchResult
 from dragoman.errors import UserError
-from dragoman.inference.engines.base import (
-    Engine,
-    Holds,
-    LoadedModel,
-    check_holds,
-    list_layer_modules,
-    render_template,
-)
+from dragoman.inference.engines.base import Engine, Holds, LoadedModel, check_holds, list_layer_modules, render_template
 from dragoman.models.base import collect_tensors
 from dragoman.models.registry import build_model
 from dragoman.models.settings import TransformerSettings

@@ -29,8 +29,7 @@ from dragoman.decoding.methods import Request, decode
 from dragoman.decoding.protocol import Job, SearchResult
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import Engine, Holds, LoadedModel, check_holds, list_vocabulary
-from dragoman.kernels.attention import KERNELS
-from dragoman.kernels.masks import RowLayout
+from dragoman.kernels.attention import KERNELS, RowLayout
 from dragoman.models.transformer import Transformer
 from dragoman.modules.attention import MultiHeadAttention
 from dragoman.run_dir import format_json

@@ -23,8 +23,7 @@ from dragoman.config.settings import SearchSettings, pick
 from dragoman.data.batches import round_to_bucket
 from dragoman.decoding.continuous_batching import GpuScheduler, JobQueue, Observer, Scheduler
 from dragoman.decoding.methods import METHODS, Request, decode
-from dragoman.decoding.protocol import Job, SearchResult, StepModel
-from dragoman.decoding.search import SearchFactory
+from dragoman.decoding.protocol import Job, SearchFactory, SearchResult, StepModel
 from dragoman.errors import UserError
 from dragoman.hardware import ROWS, CpuFeatures, best_precision, cpu_features, hold_memory, release_memory
 from dragoman.inference.engines.base import Engine
