@@ -10,7 +10,7 @@ Every contestant is a process of its own (bench/peers/): bf16 with float32 weigh
 and a fused optimizer in all of them. Peers take length-bucketed batches that lie on the GPU already; Dragoman reads,
 packs and copies as `dragoman train` does. All start together, so the seconds of a start are those of a busy machine;
 then they take turns (contest.py), of which the first two are not counted, and ratios are taken within a round, against
-the first of the list. Operations are counted by models/registry.py, without padding, and are the same for all; --peak is
+the first of the list. Operations are counted by models/registry.py, without padding, the same for all; --peak is
 what products of large matrices reach on the GPU (machine.matrix_speed measures it: 794 on an H200).
 """
 
