@@ -29,7 +29,7 @@ def test_lines_are_those_of_the_library(
         seen.extend([lines, references])
         return {}
 
-    for each in ("load", "huggingface", "ours"):
+    for each in ("load_as", "huggingface", "ours"):
         monkeypatch.setattr(bench, each, lambda *_, **__: None)
     monkeypatch.setattr(bench, "compared", compared)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "none")
