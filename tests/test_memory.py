@@ -19,7 +19,7 @@ LIBC.malloc.restype = ctypes.c_void_p
 def test_freed_memory_goes_back_once_much_of_it_has_piled_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that are still in use stand between those that were freed, as they do after lines of many lengths."""
     size, count = 64 << 10, 3000
-    hardware.hold_memory()
+    hardware.keep_freed_memory()
     monkeypatch.setattr(hardware, "_released", 0)
     hardware.release_memory()
     before = hardware.resident_memory()

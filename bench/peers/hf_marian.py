@@ -44,9 +44,9 @@ def main() -> None:
         model.set_attn_implementation(asked["attention"])
 
     def logits(source_BS: Tensor, target_in_BT: Tensor, length_B: Tensor) -> Tensor:  # noqa: ARG001
-        keep_BS = source_BS != PAD
+        real_BS = source_BS != PAD
         out: Tensor = model(
-            input_ids=source_BS, attention_mask=keep_BS, decoder_input_ids=target_in_BT, use_cache=False
+            input_ids=source_BS, attention_mask=real_BS, decoder_input_ids=target_in_BT, use_cache=False
         ).logits
         return out
 

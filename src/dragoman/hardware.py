@@ -127,7 +127,7 @@ def cpu_name() -> str:
     return read_cpuinfo("model name") or platform.processor() or platform.machine()
 
 
-def hold_memory() -> None:
+def keep_freed_memory() -> None:
     """Keep blocks that were freed for the next step, where the C library is glibc.
 
     It hands large ones back to the kernel at once, and fetching fresh pages for every large tensor costs a fifth of
@@ -146,7 +146,7 @@ _released = 0  # resident bytes after the last `release_memory`
 def release_memory() -> None:
     """Hand freed blocks back to the kernel once the process has grown by GROWTH bytes since the last time.
 
-    After `hold_memory` the C library never does so itself, and lines of many lengths leave blocks of many sizes.
+    After `keep_freed_memory` the C library never does so itself, and lines of many lengths leave blocks of many sizes.
     """
     global _released
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -287,7 +287,7 @@ def choose_device(name: str) -> torch.device:
             raise UserError(f"device {name!r} is not one that Dragoman runs on; write auto, cpu, cuda or cuda:1")
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
             raise UserError(f"device {name!r} is not there; this machine has {torch.cuda.device_count()} CUDA devices")
-        make_current(device)
+        set_current_gpu(device)
     if device.type == "cuda" and find_spec("triton") is None:  # our kernels need it; PyTorch brings it on Linux
         raise UserError(
             "a GPU needs triton, which is not installed; pip install triton brings it, or choose the device cpu"
@@ -295,7 +295,7 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def make_current(device: torch.device) -> None:
+def set_current_gpu(device: torch.device) -> None:
     """Make a GPU the current one: streams, CUDA graphs and our kernels use that, whatever their tensors are on."""
     import torch
 

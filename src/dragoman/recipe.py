@@ -46,8 +46,8 @@ class Recipe(Settings):
         return "padded" if self.example_format == "windows" else self.model.layout
 
     @property
-    def has_few_shapes(self) -> bool:
-        """Whether batches can come in few shapes. Otherwise each is as wide as its longest text."""
+    def can_bucket_shapes(self) -> bool:
+        """Whether batches can be padded to a small set of shapes. Otherwise each is as wide as its longest text."""
         return self.model.layout == "packed" or self.example_format == "pairs"
 
 

@@ -95,8 +95,8 @@ class Batch:
     features: Mapping[str, Tensor] = field(default_factory=dict)
     first_row: int = 0  # index of its first row among all rows
     total_rows: int = 0  # rows of all processes; 0: this batch has all of them
-    source_seen_BS: Tensor | None = None  # False: the model sees the position of this token, but not the token
-    target_seen_BT: Tensor | None = None
+    source_visible_BS: Tensor | None = None  # False: the model sees the position of this token, but not the token
+    target_visible_BT: Tensor | None = None
 
     @property
     def tokens(self) -> int:

@@ -178,7 +178,7 @@ def test_killed_while_the_teacher_translates_and_while_the_student_learns(
             assert running.returncode == -signal.SIGKILL
     ended = process("distil", toy.run, recipe, "--out", run, *settings)
     assert ended.code == 0, ended.err
-    assert "going on from step" in ended.err
+    assert "resuming from step" in ended.err
     assert "translates" not in ended.err
     distil(toy.run, recipe, out=whole, report=Ear())
     same_runs(run, whole)

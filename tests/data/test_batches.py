@@ -224,7 +224,9 @@ def test_stepped_rows_are_no_wider_than_the_model_has_places(
 ) -> None:
     source_N, target_N = np.array(lengths).T
     most = max(source_N.max(), target_N.max())
-    grids = plan_stepped(source_N, target_N, tokens=tokens, widths=widths, rng=np.random.default_rng(0), most=most)
+    grids = plan_stepped(
+        source_N, target_N, tokens=tokens, widths=widths, rng=np.random.default_rng(0), max_positions=most
+    )
     assert max(max(grid.widths) for grid in grids) <= most
 
 

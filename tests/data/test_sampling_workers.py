@@ -124,7 +124,7 @@ def test_samples_stay_within_the_places_of_a_model(tmp_path: Path, monkeypatch: 
         return [max(batch.source_BS.size(1), batch.target_in_BT.size(1)) for batch in batches]
 
     assert max(widths()) > places
-    assert max(widths(most=places)) <= places
+    assert max(widths(max_positions=places)) <= places
 
 
 def test_from_any_place_on_the_same_batches_follow(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from dragoman.data import stream as stream_module
-from dragoman.data.batches import LAYOUTS, RankShare, Widths
+from dragoman.data.batches import LAYOUTS, RankShard, Widths
 from dragoman.data.stream import BatchStream, StreamPosition, WeightedStore, prefetch
 from dragoman.data.token_store import TokenStore, open_store
 from dragoman.data.tokenizers import Tokenizers
@@ -165,9 +165,9 @@ def test_examples_come_in_the_order_asked_for(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.usefixtures("small_windows")
 def test_the_shares_of_several_are_the_whole(tmp_path: Path, layout: str, sampling: float, world: int) -> None:
     """The same grids whatever their number, cut by rows; and each counts what lies in all of them."""
-    shares = [RankShare(rank, world) for rank in range(world)]
+    shares = [RankShard(rank, world) for rank in range(world)]
     streams = [
-        make(tmp_path, layout=layout, kind="bpe", sampling=sampling, share=each) for each in (RankShare(), *shares)
+        make(tmp_path, layout=layout, kind="bpe", sampling=sampling, shard=each) for each in (RankShard(), *shares)
     ]
     idle = 0
     for (whole, place), *parts in islice(zip(*(stream.batches(StreamPosition()) for stream in streams)), 25):

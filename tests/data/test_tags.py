@@ -42,10 +42,10 @@ def test_a_tag_is_no_text(kind: str, text: str) -> None:
     tagged = plain.with_tags(TAGS)
     assert tagged.source.encode(text) == plain.source.encode(text)
     assert all(i < plain.source.size for i in tagged.source.encode(text))
-    ids = [tagged.before(tag) for tag in TAGS]
+    ids = [tagged.tag_ids(tag) for tag in TAGS]
     assert ids == [[plain.source.size], [plain.source.size + 1], [plain.source.size + 2]]
-    assert tagged.before("zh de") == ids[2] + ids[0]
-    assert tagged.before("") == []
+    assert tagged.tag_ids("zh de") == ids[2] + ids[0]
+    assert tagged.tag_ids("") == []
     assert tagged.sizes == {"source_size": plain.source.size + 3, "target_size": plain.target.size}
 
 
@@ -281,7 +281,7 @@ def test_subwords_that_are_drawn_keep_their_tag(tmp_path: Path) -> None:
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"train": (tagged,), "dev": ()})})
     (tmp_path / "run").mkdir()
     prepared = prepare(recipe, RunFolder(tmp_path / "run"), QUIET)
-    [tag] = prepared.tokenizers.before("there")
+    [tag] = prepared.tokenizers.tag_ids("there")
     stream = open_stream(recipe, prepared)
     drawn = [stream.example(3, epoch).source.tolist() for epoch in range(20)]
     assert len(set(map(tuple, drawn))) > 1

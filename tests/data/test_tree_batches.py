@@ -184,7 +184,7 @@ def attended(q: Tensor, gap: Tensor, reach: int) -> tuple[Tensor, Any]:
     relate = POSITIONS["tree"].relate(AttentionSettings(width=8, heads=2, reach=reach)).double()
     rows = RowLayout(torch.ones(q.size(0), q.size(2)), torch.zeros(1), features={"tree_distance": gap})
     return relate.attend(
-        attend_reference, q, q, q, AttentionMask(relative=relate.compute_relative_in_rows(rows))
+        attend_reference, q, q, q, AttentionMask(relative_position=relate.compute_relative_in_rows(rows))
     ), relate
 
 

@@ -240,9 +240,9 @@ def test_dead_rows_ask_nothing_of_the_model() -> None:
 @pytest.mark.gpu
 def test_a_gpu_finds_the_same_and_is_asked_once_a_step() -> None:
     model, limit_B = Toy(seed=10, sharp=1.0), torch.tensor([9, 20, 0, 14])
-    source_BS, keep_BS = sources(4, 5, 6, 7)
-    wanted = beam_search(model, source_BS, keep_BS, limit_B, nbest=3, stop="best")
-    placed = [each.cuda() for each in (source_BS, keep_BS, limit_B)]
+    source_BS, real_BS = sources(4, 5, 6, 7)
+    wanted = beam_search(model, source_BS, real_BS, limit_B, nbest=3, stop="best")
+    placed = [each.cuda() for each in (source_BS, real_BS, limit_B)]
     model.steps = 0
     with warnings.catch_warnings(record=True) as waits:
         warnings.simplefilter("always")

@@ -42,11 +42,11 @@ def test_every_sequence_is_there_once_and_truly_scored(alpha: float) -> None:
 def test_full_width_equals_exhaustive(name: str, norm: str, stop: str) -> None:
     """On recurrent models, Transformers and ensembles of both."""
     model, limit = real(name), 4
-    source_BS, keep_BS, _ = real_sources(2)
-    truth = [search_exhaustively(model, source_BS[b : b + 1], keep_BS[b : b + 1], limit, norm=norm) for b in range(2)]
+    source_BS, real_BS, _ = real_sources(2)
+    truth = [search_exhaustively(model, source_BS[b : b + 1], real_BS[b : b + 1], limit, norm=norm) for b in range(2)]
     width = len(truth[0])
     found = beam_search(
-        model, source_BS, keep_BS, torch.full((2,), limit), width=width, nbest=width, norm=norm, stop=stop
+        model, source_BS, real_BS, torch.full((2,), limit), width=width, nbest=width, norm=norm, stop=stop
     )
     for ours, theirs in zip(found, truth, strict=True):
         assert {(tuple(f.tokens), f.finished) for f in ours} == {(tuple(f.tokens), f.finished) for f in theirs}

@@ -77,7 +77,7 @@ def follow_prompt(model: Toy, prompt: list[int], limit: int) -> list[int]:
 class Alone(Toy):
     """A language model: it knows of no sources."""
 
-    def start(self, source_BS: torch.Tensor, keep_BS: torch.Tensor) -> ToyState:  # noqa: ARG002
+    def start(self, source_BS: torch.Tensor, real_BS: torch.Tensor) -> ToyState:  # noqa: ARG002
         return super().start(*sources(*[1] * len(source_BS)))
 
 

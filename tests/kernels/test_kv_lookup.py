@@ -22,9 +22,9 @@ def test_rows_that_stay_say_what_rows_that_move_say(settings: dict[str, object],
         pytest.skip("it must know how far apart two tokens are, or does not see them all")
     B, W, T, V = 3, 4, 21, model.project.out_features
     source_BS = torch.randint(4, V, (B, 9), device=device)
-    keep_BS = torch.arange(9, device=device) < torch.tensor([[9], [4], [1]], device=device)
+    real_BS = torch.arange(9, device=device) < torch.tensor([[9], [4], [1]], device=device)
     rows_N = torch.arange(B, device=device).repeat_interleave(W)
-    moved = model.start(source_BS, keep_BS).select(rows_N)
+    moved = model.start(source_BS, real_BS).select(rows_N)
     stays = moved.make_indirect(T)
     token_N = torch.full((B * W,), BOS, device=device)
     for step in range(T):

@@ -163,11 +163,11 @@ def test_the_bottleneck_sees_the_last_state_alone() -> None:
 def test_search_runs_on_it(feeding: bool) -> None:
     model = model_of(input_feeding=feeding, dtype=torch.float32)
     batch = alone(3)
-    keep_BS = batch.source_BS != PAD
+    real_BS = batch.source_BS != PAD
     limit_B = torch.full((4,), 6)
-    one = beam_search(model, batch.source_BS, keep_BS, limit_B, width=1, nbest=1, alpha=1.0)
-    assert [found[0].tokens for found in one] == take_likeliest(model, batch.source_BS, keep_BS, 6)
-    five = beam_search(model, batch.source_BS, keep_BS, limit_B, width=5, nbest=5, alpha=1.0)
+    one = beam_search(model, batch.source_BS, real_BS, limit_B, width=1, nbest=1, alpha=1.0)
+    assert [found[0].tokens for found in one] == take_likeliest(model, batch.source_BS, real_BS, 6)
+    five = beam_search(model, batch.source_BS, real_BS, limit_B, width=5, nbest=5, alpha=1.0)
     assert all(found[0].score >= two[0].score - 1e-5 for found, two in zip(five, one) if two[0].finished)
 
 

@@ -122,7 +122,7 @@ def test_rows_that_go_round_every_layer_are_their_embeddings() -> None:
 def test_a_token_that_is_not_seen_may_be_any(kind: str) -> None:
     """On either side; and one that is seen may not."""
     model, batch = build_with_dropout(kind)
-    sides = {"source_seen_BS": "source_BS", "target_seen_BT": "target_in_BT"}
+    sides = {"source_visible_BS": "source_BS", "target_visible_BT": "target_in_BT"}
     for seen, ids in sides.items():
         here = torch.zeros_like(getattr(batch, ids), dtype=torch.bool)
         here[0, 1] = True

@@ -281,18 +281,18 @@ def prefixes(B: int, W: int, T: int, seed: int = 0) -> Tensor:
     return token_BWT
 
 
-def batch_of(source_BS: Tensor, keep_BS: Tensor, target_in_BT: Tensor) -> Batch:
+def batch_of(source_BS: Tensor, real_BS: Tensor, target_in_BT: Tensor) -> Batch:
     B, T = target_in_BT.shape
     return Batch(
         source_BS=source_BS,
-        source_segment_BS=keep_BS.long(),
+        source_segment_BS=real_BS.long(),
         source_position_BS=torch.arange(source_BS.size(1)).expand_as(source_BS),
         target_in_BT=target_in_BT,
         target_out_BT=target_in_BT,
         target_segment_BT=torch.ones(B, T, dtype=torch.long),
         target_position_BT=torch.arange(T).expand(B, T),
         pairs=B,
-        source_tokens=int(keep_BS.sum()),
+        source_tokens=int(real_BS.sum()),
         target_tokens=B * T,
     )
 
@@ -314,15 +314,15 @@ def test_step_by_step_is_all_at_once(kernel: str, place: str, beams: int) -> Non
     """Past the point where the cache grows; the rows of a sentence swap places on the way, as beams do."""
     B, W, T = 3, beams, CAPACITY_STEP + 5
     model = model_of(kernel=kernel, norm_place=place)
-    source_BS, keep_BS = sources(B)
+    source_BS, real_BS = sources(B)
     token_BWT = prefixes(B, W, T)
-    state = model.start(source_BS, keep_BS).select(torch.arange(B).repeat_interleave(W))
+    state = model.start(source_BS, real_BS).select(torch.arange(B).repeat_interleave(W))
     generator = torch.Generator().manual_seed(2)
     for t in range(T):
         logp_NV, state = model.step(token_BWT[:, :, t].flatten(), state)
         if t % 7 in (0, 6) or abs(t - CAPACITY_STEP) < 3:
             for w in range(W):
-                states_BTC = model(batch_of(source_BS, keep_BS, token_BWT[:, w, : t + 1]))
+                states_BTC = model(batch_of(source_BS, real_BS, token_BWT[:, w, : t + 1]))
                 expected = model.project(states_BTC[:, -1]).log_softmax(-1)
                 same(logp_NV.view(B, W, -1)[:, w], expected, torch.float32)
         parent_BW = torch.randint(W, (B, W), generator=generator)  # rows may repeat, and others are lost
@@ -343,10 +343,10 @@ def test_log_probabilities_are_probabilities() -> None:
 def test_a_source_without_tokens_is_no_trouble() -> None:
     """Rows with nothing to do run along with the others."""
     model = model_of()
-    source_BS, keep_BS = sources(2)
+    source_BS, real_BS = sources(2)
     with_empty = torch.cat([source_BS, torch.full_like(source_BS[:1], PAD)])
     state = model.start(with_empty, with_empty != PAD)
-    alone = model.start(source_BS, keep_BS)
+    alone = model.start(source_BS, real_BS)
     for t in range(3):
         logp_NV, state = model.step(torch.full((3,), BOS + t), state)
         expected, alone = model.step(torch.full((2,), BOS + t), alone)

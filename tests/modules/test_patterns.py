@@ -92,7 +92,9 @@ def by_the_rule(module: SelfAttention, x_BTC: Tensor, rows: RowLayout) -> Tensor
     keep_BTT = keep_BTT if visible is None else keep_BTT & visible
     if not module.pattern.bidirectional:
         keep_BTT = keep_BTT & make_causal_mask(rows.position_BT, rows.position_BT)
-    mask = AttentionMask(keep_BTT[:, None], relative=module.relate.compute_relative(rows.position_BT, rows.position_BT))
+    mask = AttentionMask(
+        keep_BTT[:, None], relative_position=module.relate.compute_relative(rows.position_BT, rows.position_BT)
+    )
     parts = module.split_qkv(module.query_key_value(x_BTC), rows.position_BT)
     out: Tensor = module.project_output(module.relate.attend(attend_reference, *parts, mask))
     return out

@@ -74,7 +74,7 @@ def test_a_scheme_keeps_shape_and_dtype_and_is_finite(name: str, dtype: torch.dt
         relate.rotate(q, position_BT),
         q,
         q,
-        AttentionMask(relative=relate.compute_relative_in_rows(some)),
+        AttentionMask(relative_position=relate.compute_relative_in_rows(some)),
     )
     for tensor, like in ((found, x_BTC), (out, q)):
         assert tensor.shape == like.shape
@@ -90,7 +90,7 @@ def attended(name: str, some: RowLayout, x_BTC: Tensor, seed: int = 1) -> Tensor
     q = relate.rotate(x_BTC.unflatten(-1, (2, 4)).transpose(1, 2), some.position_BT)
     mask = AttentionMask(
         (some.segment_BT[:, :, None] == some.segment_BT[:, None])[:, None],
-        relative=relate.compute_relative_in_rows(some),
+        relative_position=relate.compute_relative_in_rows(some),
     )
     return relate.attend(KERNELS["reference"], q, q, x_BTC.unflatten(-1, (2, 4)).transpose(1, 2), mask)
 
@@ -147,7 +147,7 @@ def test_alibi_lowers_scores_with_the_distance() -> None:
     bias = -slope[:, None, None] * distance
     expected = compute_attention_weights(q, k, AttentionMask(bias=bias)) @ v
     for kernel in KERNELS.values():
-        same(relate.attend(kernel, q, k, v, AttentionMask(relative=gap)), expected)
+        same(relate.attend(kernel, q, k, v, AttentionMask(relative_position=gap)), expected)
 
 
 def test_relative_is_its_formula_pair_by_pair() -> None:
@@ -162,4 +162,4 @@ def test_relative_is_its_formula_pair_by_pair() -> None:
     score = (q[..., :, None, :] * (k[..., None, :, :] + key_QKD)).sum(-1) / 4**0.5
     weight = score.softmax(-1)
     expected = (weight[..., None] * (v[..., None, :, :] + value_QKD)).sum(-2)
-    same(relate.attend(KERNELS["auto"], q, k, v, AttentionMask(relative=gap)), expected)
+    same(relate.attend(KERNELS["auto"], q, k, v, AttentionMask(relative_position=gap)), expected)

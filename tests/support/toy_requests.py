@@ -45,21 +45,21 @@ def spelt(ids: Sequence[int]) -> str:
 def make_request(
     model: Any,
     source_BS: torch.Tensor,
-    keep_BS: torch.Tensor,
+    real_BS: torch.Tensor,
     limits: Sequence[int],
     wishes: Sequence[DecodingConstraints],
     watch: Callable[[Any], None] = lambda _: None,
     **settings: Any,
 ) -> Request:
     jobs = [Job([], limit, wish) for limit, wish in zip(limits, wishes, strict=True)]
-    run = partial(run_batch, model, source_BS, keep_BS, observe=watch)
+    run = partial(run_batch, model, source_BS, real_BS, observe=watch)
     return Request(jobs, SearchSettings(**settings), run, spelt)
 
 
 def beam_search(
     model: Any,
     source_BS: torch.Tensor,
-    keep_BS: torch.Tensor,
+    real_BS: torch.Tensor,
     limit_B: torch.Tensor,
     *,
     width: int = 4,
@@ -70,12 +70,12 @@ def beam_search(
     """Beam search of one batch; width 1 is greedy search."""
     wishes = [DecodingConstraints()] * len(limit_B)
     settings = {"beam": width, "length_penalty": alpha, "length_norm": norm, **options}
-    return decode(make_request(model, source_BS, keep_BS, limit_B.tolist(), wishes, **settings))
+    return decode(make_request(model, source_BS, real_BS, limit_B.tolist(), wishes, **settings))
 
 
-def take_likeliest(model: Any, source_BS: torch.Tensor, keep_BS: torch.Tensor, limit: int) -> list[list[int]]:
+def take_likeliest(model: Any, source_BS: torch.Tensor, real_BS: torch.Tensor, limit: int) -> list[list[int]]:
     """The likeliest token at every step, without any search: tokens up to the end mark, or as many as the limit."""
-    state, token_B = model.start(source_BS, keep_BS), torch.full((len(source_BS),), BOS)
+    state, token_B = model.start(source_BS, real_BS), torch.full((len(source_BS),), BOS)
     columns = []
     with torch.inference_mode():
         for _ in range(limit):
@@ -126,6 +126,6 @@ def real_sources(count: int, seed: int = 1) -> tuple[torch.Tensor, torch.Tensor,
 def real_request(
     name: str, count: int, limit: int, wishes: Sequence[DecodingConstraints] = (), **settings: Any
 ) -> Request:
-    source_BS, keep_BS, _ = real_sources(count)
+    source_BS, real_BS, _ = real_sources(count)
     given = wishes or [DecodingConstraints(text=str(row)) for row in range(count)]
-    return make_request(real(name), source_BS, keep_BS, [limit] * count, given, **settings)
+    return make_request(real(name), source_BS, real_BS, [limit] * count, given, **settings)

@@ -40,9 +40,9 @@ class Toy:
         self.vocabulary, self.seed, self.levels, self.sharp = vocabulary, seed, levels, sharp
         self.steps = 0
 
-    def start(self, source_BS: Tensor, keep_BS: Tensor) -> ToyState:
+    def start(self, source_BS: Tensor, real_BS: Tensor) -> ToyState:
         hash_B = torch.full((len(source_BS),), self.seed, device=source_BS.device)
-        for token_B, keep_B in zip(source_BS.T, keep_BS.T):
+        for token_B, keep_B in zip(source_BS.T, real_BS.T):
             hash_B = torch.where(keep_B, mix(hash_B, token_B), hash_B)
         return ToyState(hash_B, torch.zeros_like(hash_B), source_BS[:, 0])
 

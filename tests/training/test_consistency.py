@@ -20,7 +20,7 @@ from dragoman.training.loss import (
     chunked_consistency_loss,
     consistency_gradient,
     repeat_rows,
-    sample_seen_mask,
+    sample_visibility_mask,
 )
 from dragoman.training.step import Learner, select_real_tokens, split_batch
 from dragoman.types import BOS, EOS, Batch
@@ -170,11 +170,11 @@ def test_passes_that_agree_cost_what_one_costs(name: str) -> None:
 
 def test_tokens_are_hidden_from_the_second_pass_alone() -> None:
     ids_BT = torch.randint(0, 40, (400, 50))
-    seen_BT = sample_seen_mask(ids_BT, 0.2)
+    visible_BT = sample_visibility_mask(ids_BT, 0.2)
     marks = (ids_BT == BOS) | (ids_BT == EOS)
-    assert seen_BT[:200].all()
-    assert seen_BT[marks].all()
-    hidden = (~seen_BT[200:][~marks[200:]]).double()
+    assert visible_BT[:200].all()
+    assert visible_BT[marks].all()
+    hidden = (~visible_BT[200:][~marks[200:]]).double()
     assert hidden.mean().item() == pytest.approx(0.2, abs=5 * (0.16 / len(hidden)) ** 0.5)
 
 

@@ -52,7 +52,7 @@ def test_captured_updates_of_a_recurrent_model_are_the_same(feeding: bool) -> No
 
 
 def compare(section: Section, **settings: Any) -> None:
-    one, losses = trained(replace(PLAIN, capture=True), section, **settings)
+    one, losses = trained(replace(PLAIN, use_cuda_graphs=True), section, **settings)
     assert one.cuda_graphs is not None
     assert len(one.cuda_graphs.captured) == 2  # both shapes
     other, expected = trained(PLAIN, section, **settings)
@@ -70,7 +70,7 @@ def _stock_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "nadam"])
 def test_a_captured_step_that_is_not_finite_changes_nothing(optimizer: str) -> None:
-    one, _ = trained(replace(PLAIN, capture=True), optimizer=optimizer)
+    one, _ = trained(replace(PLAIN, use_cuda_graphs=True), optimizer=optimizer)
     before = {(kind, name): tensor.clone() for kind, some in one.tensors().items() for name, tensor in some.items()}
     assert one.cuda_graphs
     assert one.cuda_graphs.captured
@@ -86,7 +86,7 @@ def test_a_captured_step_that_is_not_finite_changes_nothing(optimizer: str) -> N
 def test_after_a_restore_they_go_on(optimizer: str) -> None:
     """The optimizer's memory stays where it is: else a graph that knows where it was would write into nothing, or read
     an old rate."""
-    one, _ = trained(replace(PLAIN, capture=True), optimizer=optimizer)
+    one, _ = trained(replace(PLAIN, use_cuda_graphs=True), optimizer=optimizer)
     assert one.cuda_graphs
     graphs = list(one.cuda_graphs.captured.values())
     all_of_it = (collect_tensors(one.model), one.optimizer_tensors(), one.ema)

@@ -380,7 +380,7 @@ def test_stopped_by_two_resumed_by_one(small: Path, jobs: Jobs) -> None:
     assert int(newest.name.removeprefix("step-")) == last_step(small / "run") < 8
     done = complete(torchrun(*("1" if word == "4" else word for word in go_on)), cwd=small)
     assert done.code == 0, done.err
-    assert f"going on from step {int(newest.name.removeprefix('step-'))}" in done.err
+    assert f"resuming from step {int(newest.name.removeprefix('step-'))}" in done.err
     close(jobs.folder / "transformer-1", small / "run")
 
 

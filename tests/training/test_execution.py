@@ -15,12 +15,12 @@ from dragoman.hardware import CpuFeatures
 from dragoman.process_group import ProcessGroup
 from dragoman.training.execution import ExecutionPlan, plan_execution
 
-BEFORE = ExecutionPlan(device="cpu", precision="bf16", compile=True, threads=7, split=4)
+BEFORE = ExecutionPlan(device="cpu", precision="bf16", compile=True, threads=7, batch_parts=4)
 
 
 def again(before: ExecutionPlan, settings: TrainSettings | None = None, world: int = 1) -> ExecutionPlan:
     group = ProcessGroup(world_size=world)
-    return plan_execution(settings or TrainSettings(), before=before, group=group)
+    return plan_execution(settings or TrainSettings(), resumed_plan=before, group=group)
 
 
 def test_a_resumed_run_keeps_its_plan() -> None:
@@ -41,11 +41,11 @@ def test_what_is_set_by_name_is_done(name: str, value: object) -> None:
 def test_a_run_of_a_gpu_does_not_slip_onto_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    before = replace(BEFORE, device="cuda", split=1, few_shapes=True, capture=True)
+    before = replace(BEFORE, device="cuda", batch_parts=1, bucketed_shapes=True, use_cuda_graphs=True)
     with pytest.raises(UserError, match=r"train\.device=cpu"):
         again(before)
     there = again(before, TrainSettings(device="cpu"))
-    assert there == replace(before, device="cpu", compile=False, capture=False)
+    assert there == replace(before, device="cpu", compile=False, use_cuda_graphs=False)
 
 
 @pytest.mark.parametrize(("there", "world", "goes_on"), [(1, 1, False), (2, 1, True), (1, 4, True), (0, 4, False)])
@@ -57,7 +57,7 @@ def test_a_run_of_a_second_gpu_needs_one_or_processes_that_share(
     if goes_on:
         assert again(before, world=world).device == ("cuda:1" if world == 1 else "cuda:0")
         return
-    with pytest.raises(UserError, match="begun on cuda:1"):
+    with pytest.raises(UserError, match="started on cuda:1"):
         again(before, world=world)
 
 
@@ -67,8 +67,8 @@ def test_steps_run_as_cuda_graphs_wherever_they_can(
 ) -> None:
     """Also in one process that resumes what several began, which cannot."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    several = replace(BEFORE, device="cuda:0", split=split, few_shapes=True, world=2)
-    assert again(several, TrainSettings(accumulate=accumulate)).capture == captured
+    several = replace(BEFORE, device="cuda:0", batch_parts=split, bucketed_shapes=True, world_size=2)
+    assert again(several, TrainSettings(accumulate=accumulate)).use_cuda_graphs == captured
 
 
 def test_compile_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +107,6 @@ def test_a_gpu_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_shapes_of_batches_stay_as_they_were_begun() -> None:
     """They decide which pairs share a batch: neither more processes nor less memory may change that."""
-    begun = replace(BEFORE, few_shapes=True)
-    assert again(begun, world=2).few_shapes
-    assert not again(BEFORE).few_shapes
+    begun = replace(BEFORE, bucketed_shapes=True)
+    assert again(begun, world=2).bucketed_shapes
+    assert not again(BEFORE).bucketed_shapes

@@ -34,7 +34,9 @@ STEP, WARMUP, SHARE = st.integers(1, 100_000), st.integers(0, 5000), st.floats(0
 
 
 def rate_of(schedule: str, step: int, warmup: int, done: float = 0.0, lr: float = 1.0, clock: float = 0.0) -> float:
-    return compute_learning_rate(step, TrainSettings(schedule=schedule, warmup=warmup, lr=lr), done=done, clock=clock)
+    return compute_learning_rate(
+        step, TrainSettings(schedule=schedule, warmup=warmup, lr=lr), run_fraction=done, minutes_fraction=clock
+    )
 
 
 def ramp(step: int, warmup: int, _: float) -> float:
@@ -181,7 +183,7 @@ def test_unknown_names_are_refused(given: dict[str, str], wanted: str) -> None:
 @pytest.mark.parametrize(
     ("given", "wanted"),
     [
-        ({"steps": 0}, "training needs an end"),
+        ({"steps": 0}, "training needs a limit"),
         ({"average": 4, "keep": 3}, "train.average=4 needs as many checkpoints, but train.keep=3"),
     ],
 )

@@ -71,7 +71,7 @@ def test_killed_five_times(tmp_path: Path, call: Call) -> None:
             assert running.returncode == -signal.SIGKILL
     ended = call("train", small, "--out", run, "--resume", f"data.cache={tmp_path / 'other cache'}")
     assert ended.code == 0, ended.err
-    assert "going on from step" in ended.err
+    assert "resuming from step" in ended.err
     quietly(small, whole)
     same_runs(run, whole)
     assert [event["step"] for event in events(run) if event["event"] == "train"] == list(range(1, 25))
@@ -121,7 +121,7 @@ def test_a_finished_run_says_so(small: Path, tmp_path: Path, call: Call) -> None
     (run / "model.safetensors").unlink()  # as if killed between the last checkpoint and this
     again = call("train", small, "--out", run, "--resume", "train.steps=3")
     assert again.code == 0
-    assert "already come to its end (train.steps=3)" in again.err
+    assert "already finished: train.steps=3 is reached" in again.err
     assert tensors(run) == before
 
 
@@ -235,7 +235,7 @@ def test_a_changed_corpus_is_refused(small: Path, tmp_path: Path, call: Call) ->
     quietly(small, run, "train.steps=2")
     text = source.read_bytes()
     source.write_bytes(text.replace(b"ba", b"ra", 1))
-    one_sentence(call("train", small, "--out", run, "--resume"), source, "begun with", working=True)
+    one_sentence(call("train", small, "--out", run, "--resume"), source, "has changed since", working=True)
     source.write_bytes(text)  # the same text at another time is the same corpus
     assert call("train", small, "--out", run, "--resume", "train.steps=3").code == 0
 
@@ -269,7 +269,7 @@ def test_a_change_of_machine_is_said(small: Path, tmp_path: Path, call: Call) ->
     quietly(small, tmp_path / "run", "train.steps=2")
     answer = call("train", small, "--out", tmp_path / "run", "--resume", "train.steps=3", "train.precision=bf16")
     assert answer.code == 0
-    assert "not to the bit" in answer.err
+    assert "not bit for bit" in answer.err
 
 
 def test_a_run_that_format_2_began_goes_on(small: Path, tmp_path: Path) -> None:

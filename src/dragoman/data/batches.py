@@ -85,15 +85,15 @@ class BatchPlan(NamedTuple):
     widths: Widths
 
 
-class RankShare(NamedTuple):
-    """The rows of every batch that one rank of `world` processes computes. A single process has all of them."""
+class RankShard(NamedTuple):
+    """The rows of every batch that one rank of `world_size` processes computes. A single process has all of them."""
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
 
     def row_range(self, height: int) -> tuple[int, int]:
         """Return the first row of this rank and the first row after it."""
-        return height * self.rank // self.world, height * (self.rank + 1) // self.world
+        return height * self.rank // self.world_size, height * (self.rank + 1) // self.world_size
 
     def select_rows(self, plan: BatchPlan) -> list[list[int]]:
         return plan.rows[slice(*self.row_range(len(plan.rows)))]
@@ -285,12 +285,12 @@ def plan_stepped(
     tokens: int,
     widths: Widths,
     rng: np.random.Generator,
-    most: int = UNBOUNDED,
+    max_positions: int = UNBOUNDED,
 ) -> list[BatchPlan]:
     """Plan one pair per row in batches of few shapes, for CUDA graphs, which are captured once per shape.
 
-    Widths are those of BUCKET_WIDTHS, the two sides in the ratio of `widths`, up to `most`, the positions that the
-    model has. Rows that do not fill a batch go into a wider one.
+    Widths are taken from BUCKET_WIDTHS, the two sides in the ratio of `widths`, and are at most `max_positions`, the
+    maximum length that the model supports. Rows that do not fill a batch go into a wider one.
     """
     length_2N, ratio_2 = np.stack([source_N, target_N]), np.array(widths) / max(widths)
     need_N = (length_2N / ratio_2[:, None]).max(0)
@@ -300,8 +300,8 @@ def plan_stepped(
     rows: list[list[int]] = []
     for step in np.unique(step_N).tolist():
         rows += [[item] for item in order[step_N[order] == step].tolist()]
-        longest_2 = length_2N[:, [row[0] for row in rows]].max(1)  # a sampled segmentation may exceed `most`
-        stepped_2 = np.maximum(np.minimum(np.ceil(BUCKET_WIDTHS[step] * ratio_2 - 1e-6), most), longest_2)
+        longest_2 = length_2N[:, [row[0] for row in rows]].max(1)  # a sampled segmentation may exceed `max_positions`
+        stepped_2 = np.maximum(np.minimum(np.ceil(BUCKET_WIDTHS[step] * ratio_2 - 1e-6), max_positions), longest_2)
         wide = Widths(*stepped_2.astype(int).tolist())
         height = max(1, tokens // max(wide))
         while len(rows) >= height:
@@ -347,7 +347,7 @@ def collate_labels(plan: BatchPlan, examples: Examples) -> Batch:
     return collator.make_batch(source, target, np.full_like(target.token, PAD))
 
 
-def count_all_rows(batch: Batch, plan: BatchPlan, lengths: tuple[IntArray, IntArray], share: RankShare) -> Batch:
+def count_all_rows(batch: Batch, plan: BatchPlan, lengths: tuple[IntArray, IntArray], shard: RankShard) -> Batch:
     """Return one rank's rows with pairs and tokens counted over the rows of all ranks."""
     height, items = len(plan.rows), [item for row in plan.rows for item in row]
     source_N, target_N = lengths
@@ -357,7 +357,7 @@ def count_all_rows(batch: Batch, plan: BatchPlan, lengths: tuple[IntArray, IntAr
         source_tokens=int(source_N[items].sum()),
         target_tokens=int(target_N[items].sum()),
         unpacked=max(map(len, plan.rows)) <= 1,
-        first_row=min(share.row_range(height)[0], height - 1),
+        first_row=min(shard.row_range(height)[0], height - 1),
         total_rows=height,
     )
 

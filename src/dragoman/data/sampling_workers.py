@@ -1,10 +1,11 @@
-"""Worker processes that sample segmentations, where a machine has cores to spare.
+"""Worker processes for subword regularization (BPE dropout), used if the machine has spare cores.
 
-A sample is a function of its text, the rate and (seed, epoch, index), so it does not depend on which process makes it.
-A worker gets its tokenizers and then task after task through a pipe, and ends when the pipe closes: however the
-trainer ends, no worker is left behind. `multiprocessing` is not used: what it spawns runs the user's script again.
+Each epoch a text gets a new random segmentation; `rate` is the strength of the regularization. A segmentation is a
+function of the text, the rate and (seed, epoch, index), so it does not depend on the process that computes it. A worker
+receives the tokenizers and then one task after the other through a pipe, and exits when the pipe closes, so no worker
+outlives the trainer. `multiprocessing` is not used because its children import the user's script again.
 
-Workers start quickly because this module imports neither numpy nor torch.
+Workers must start quickly: neither this module nor what it imports may import numpy or torch.
 """
 
 from __future__ import annotations
@@ -25,62 +26,63 @@ from dragoman.data.tokenizers import Tokenizers
 from dragoman.hardware import usable_cores
 from dragoman.types import Pair
 
-RESERVED_CORES = 2  # cores left to the trainer: one that feeds a GPU and one that collates batches
-MAX_WORKERS = 8  # about as many sample what one thread can collate
+RESERVED_CORES = 2  # cores left to the trainer: one launches GPU kernels, one collates batches
+MAX_WORKERS = 8  # more would be idle: about eight workers keep one collating thread busy
 WORKER_COMMAND = (
     "import sys; sys.path[:] = sys.argv[1:]; from dragoman.data.sampling_workers import run_worker; run_worker()"
 )
-# A process that is gone, or output that is no result of a task.
+# Raised if a worker has exited, or if its output is not the result of a task.
 WORKER_FAILURES = (OSError, EOFError, TypeError, ValueError, pickle.UnpicklingError)
 
 
 def count_workers() -> int:
-    """Return how many workers to start: none where cores are few. The trainers of torchrun share the cores."""
+    """Return how many workers to start: none if the machine has few cores, which trainers of torchrun share."""
     spare = usable_cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1) - RESERVED_CORES
     return min(spare, MAX_WORKERS) if spare > 1 else 0
 
 
 class SamplingTask(NamedTuple):
-    """Pairs of one corpus to sample; their texts are in UTF-8, as in the token store."""
+    """Pairs of one corpus to segment. Texts are UTF-8 bytes, as in the token store."""
 
     rate: float
     seed: int
     epoch: int
     tag: str
-    most: int
+    max_tokens: int
     indices: Sequence[int]
     sources: Sequence[bytes]
     targets: Sequence[bytes]
 
     @property
-    def name(self) -> tuple[int, int, int]:
-        """Return what identifies the result of this task."""
+    def task_id(self) -> tuple[int, int, int]:
+        """Return the identifier that a worker sends back with the result."""
         return self.epoch, self.indices[0], len(self.indices)
 
 
 class SampledIds(NamedTuple):
-    """The ids of one side of a task's pairs, concatenated, and where those of each pair end."""
+    """The token ids of one side of a task's pairs, concatenated, and the end of each pair in them."""
 
     ids: array[int]
     ends: array[int]
 
 
 def sample_pair(
-    tokenizers: Tokenizers, pair: Pair, *, rate: float, key: tuple[int, int, int], most: int
+    tokenizers: Tokenizers, pair: Pair, *, rate: float, key: tuple[int, int, int], max_tokens: int
 ) -> tuple[list[int], ...]:
     """Sample a segmentation of both sides of a pair, the source after its tag. `key` is (seed, epoch, index).
 
-    A side that would have more tokens than `most` gets its usual segmentation.
+    A side that would have more than `max_tokens` tokens gets the deterministic segmentation.
     """
     seed, epoch, index = key
-    tag = tokenizers.before(pair.tag)
+    tag_ids = tokenizers.tag_ids(pair.tag)
     source = tokenizers.source.sample(pair.source, rate=rate, key=key)
-    other = (~seed, epoch, index)  # never the seed of a source: a word on both sides is segmented independently
-    target = tokenizers.target.sample(pair.target, rate=rate, key=other)
-    return (
-        [*tag, *(source if len(tag) + len(source) <= most else tokenizers.source.encode(pair.source))],
-        target if len(target) <= most else tokenizers.target.encode(pair.target),
-    )
+    target_key = (~seed, epoch, index)  # differs from every source key, so both sides are segmented independently
+    target = tokenizers.target.sample(pair.target, rate=rate, key=target_key)
+    if len(tag_ids) + len(source) > max_tokens:
+        source = tokenizers.source.encode(pair.source)
+    if len(target) > max_tokens:
+        target = tokenizers.target.encode(pair.target)
+    return [*tag_ids, *source], target
 
 
 def sample_task(tokenizers: Tokenizers, task: SamplingTask) -> tuple[SampledIds, ...]:
@@ -88,35 +90,36 @@ def sample_task(tokenizers: Tokenizers, task: SamplingTask) -> tuple[SampledIds,
     sides = SampledIds(array("I"), array("I")), SampledIds(array("I"), array("I"))
     for index, source, target in zip(task.indices, task.sources, task.targets, strict=True):
         pair = Pair(source.decode(), target.decode(), tag=task.tag)
-        cut = sample_pair(tokenizers, pair, rate=task.rate, key=(task.seed, task.epoch, index), most=task.most)
-        for side, ids in zip(sides, cut, strict=True):
+        key = (task.seed, task.epoch, index)
+        segmented = sample_pair(tokenizers, pair, rate=task.rate, key=key, max_tokens=task.max_tokens)
+        for side, ids in zip(sides, segmented, strict=True):
             side.ids.extend(ids)
             side.ends.append(len(side.ids))
     return sides
 
 
 class SamplingPool:
-    """Worker processes. The tasks of one that died, or could not start, are done in this process instead."""
+    """A pool of worker processes. If a worker dies or cannot start, its tasks run in this process instead."""
 
     def __init__(self, tokenizers: Tokenizers, count: int) -> None:
         self.tokenizers, self.lock = tokenizers, threading.Lock()
         command = [sys.executable or "python", "-c", WORKER_COMMAND, *map(str, sys.path)]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.processes: list[subprocess.Popen[bytes]] = []
-        with suppress(OSError):  # no more processes are allowed here
-            for _ in range(count):  # Ctrl-C in a terminal is for the trainer: it does not reach another session
+        with suppress(OSError):  # the limit of processes is reached
+            for _ in range(count):  # in a new session, so that Ctrl-C in a terminal reaches only the trainer
                 self.processes.append(subprocess.Popen(command, start_new_session=True, **pipes))
-        self.unclaimed, self.own = list(self.processes), threading.local()
-        self.threads = ThreadPoolExecutor(max(len(self.processes), 1), "samples", initializer=self.claim)
+        self.unassigned, self.thread_local = list(self.processes), threading.local()
+        self.threads = ThreadPoolExecutor(max(len(self.processes), 1), "samples", initializer=self.assign_worker)
 
-    def claim(self) -> None:
-        """Give each thread its own worker process."""
-        self.own.process = self.unclaimed.pop() if self.unclaimed else None
+    def assign_worker(self) -> None:
+        """Assign a worker process to the current thread and send it the tokenizers."""
+        self.thread_local.process = self.unassigned.pop() if self.unassigned else None
         with suppress(OSError):
             self.send(self.tokenizers)
 
     def send(self, message: object) -> None:
-        process = self.own.process
+        process = self.thread_local.process
         if not process:
             raise ProcessLookupError
         pickle.dump(message, process.stdin)
@@ -124,15 +127,16 @@ class SamplingPool:
 
     def submit(self, task: SamplingTask) -> Future[tuple[SampledIds, ...]]:
         """Submit a task. Tasks start in the order in which they are submitted."""
-        return self.threads.submit(self.answer, task)
+        return self.threads.submit(self.run_task, task)
 
-    def answer(self, task: SamplingTask) -> tuple[SampledIds, ...]:
+    def run_task(self, task: SamplingTask) -> tuple[SampledIds, ...]:
+        """Return the result of the current thread's worker, or compute it here if the worker fails."""
         with suppress(*WORKER_FAILURES):
             self.send(task)
-            name, drawn = pickle.load(self.own.process.stdout)
-            if name == task.name:
-                return drawn  # type: ignore[no-any-return]
-        self.own.process = None  # one that failed or answered something else is not used again
+            task_id, sampled = pickle.load(self.thread_local.process.stdout)
+            if task_id == task.task_id:
+                return sampled  # type: ignore[no-any-return]
+        self.thread_local.process = None  # a worker that failed or sent something else is not used again
         with self.lock:  # a tokenizer has a cache and is not thread-safe
             return sample_task(self.tokenizers, task)
 
@@ -142,18 +146,18 @@ class SamplingPool:
     def __exit__(self, *_: object) -> None:
         self.threads.shutdown(cancel_futures=True)  # waits for running tasks
         for process in self.processes:
-            with suppress(BrokenPipeError), process:  # closes the pipes, which ends it, and waits
+            with suppress(BrokenPipeError), process:  # closes the pipes, so the process exits, and waits for it
                 pass
 
 
 def run_worker() -> None:
-    """Run tasks from stdin until it ends: the main loop of a worker."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the trainer is gone: end silently
-    tasks, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # anything else that is printed must not reach the pipe
+    """Run the tasks that arrive on stdin until it is closed: the main loop of a worker."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # exit silently if the trainer has exited
+    tasks, results = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # other output must not reach the pipe
     with suppress(*WORKER_FAILURES):
         tokenizers = pickle.load(tasks)
         while True:
             task = pickle.load(tasks)
-            pickle.dump((task.name, sample_task(tokenizers, task)), answers)
-            answers.flush()
+            pickle.dump((task.task_id, sample_task(tokenizers, task)), results)
+            results.flush()

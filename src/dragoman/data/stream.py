@@ -28,7 +28,7 @@ from dragoman.data.batches import (
     EXAMPLE_FORMATS,
     LAYOUTS,
     BatchPlan,
-    RankShare,
+    RankShard,
     Widths,
     choose_widths,
     count_all_rows,
@@ -72,7 +72,7 @@ class ShuffleWindow(NamedTuple):
 class BatchStream:
     """Batches from a position on, for ever. `sampling` above 0 samples a new segmentation of every text at every epoch.
 
-    `most` is how many positions the model has for a text with its <s> or </s>, where that is limited.
+    `max_positions`, if given, is the maximum length of a text that the model supports, including <s> or </s>.
     """
 
     def __init__(
@@ -86,13 +86,15 @@ class BatchStream:
         sampling: float = 0.0,
         form: str = "pairs",
         widths: Widths | None = None,
-        most: int | None = None,
-        share: RankShare = RankShare(),  # noqa: B008 - a tuple, which nobody can change
+        max_positions: int | None = None,
+        shard: RankShard = RankShard(),  # noqa: B008 - a tuple, which nobody can change
     ) -> None:
         self.parts, self.tokenizers, self.form = parts, tokenizers, EXAMPLE_FORMATS[form]
-        self.layout = partial(LAYOUTS[layout], most=most) if most and layout in BOUNDED else LAYOUTS[layout]
-        self.most = most - 1 if most else sys.maxsize
-        self.tokens, self.seed, self.sampling, self.share = tokens, seed, sampling, share
+        self.layout = LAYOUTS[layout]
+        if max_positions and layout in BOUNDED:
+            self.layout = partial(self.layout, max_positions=max_positions)
+        self.max_tokens = max_positions - 1 if max_positions else sys.maxsize
+        self.tokens, self.seed, self.sampling, self.shard = tokens, seed, sampling, shard
         sizes = zip(self.sizes(0), (part.weight for part in parts), strict=True)
         if not any(int(weight) * size + round(weight % 1 * size) for size, weight in sizes):
             weights = ", ".join(f"{part.weight:g}" for part in parts)
@@ -126,7 +128,9 @@ class BatchStream:
         if not self.sampling:
             return store.example(line)
         pair, key = store.pair(line), (self.seed, epoch, index)
-        source, target = samplers.sample_pair(self.tokenizers, pair, rate=self.sampling, key=key, most=self.most)
+        source, target = samplers.sample_pair(
+            self.tokenizers, pair, rate=self.sampling, key=key, max_tokens=self.max_tokens
+        )
         features = {
             name: FEATURES[name].align(store.record(name, line), pair.source, source, self.tokenizers.source)
             for name in store.features
@@ -214,7 +218,7 @@ class BatchStream:
             for start in range(0, len(index_N), PAIRS_PER_TASK):
                 some_N = index_N[start : start + PAIRS_PER_TASK]
                 line_N = some_N - first
-                about = (self.sampling, self.seed, epoch, store.tag, self.most)
+                about = (self.sampling, self.seed, epoch, store.tag, self.max_tokens)
                 task = samplers.SamplingTask(*about, some_N.tolist(), *store.texts(line_N))
                 submitted.append((line_N, pool.submit(task)))
                 store.forget_pages()
@@ -248,7 +252,7 @@ class BatchStream:
         for window, read in self.read_windows(place):
             begin, indices, after = window
             plans, lengths = self.plan(window, read)
-            ours = {item for plan in plans[at:] for row in self.share.select_rows(plan) for item in row}
+            ours = {item for plan in plans[at:] for row in self.shard.select_rows(plan) for item in row}
             read = {item: read[item] for item in ours} if read else self.examples(indices, begin.epoch, ours)
             covered = (after.passed or 1.0) - begin.passed
             for number, plan in enumerate(plans[at:], at + 1):
@@ -264,10 +268,10 @@ class BatchStream:
 
     def collate(self, plan: BatchPlan, lengths: tuple[IntArray, IntArray], examples: dict[int, Example]) -> Batch:
         """Collate the rows of this rank; if it has none, an empty row, so that it takes part in every collective."""
-        rows = self.share.select_rows(plan)
+        rows = self.shard.select_rows(plan)
         batch = self.form.collate(BatchPlan(rows or [[]], plan.widths), examples)
-        if self.share.world > 1:
-            batch = count_all_rows(batch, plan, lengths, self.share)
+        if self.shard.world_size > 1:
+            batch = count_all_rows(batch, plan, lengths, self.shard)
         if not any(rows):
             features = fill_features(self.parts[0].store.features, (len(batch.source_BS), plan.widths.source))
             batch = replace(batch, features=features)

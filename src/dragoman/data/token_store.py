@@ -246,7 +246,7 @@ class StoreWriter:
     def encode(self, pairs: list[Pair]) -> tuple[list[list[int]], list[list[int]]]:
         """Encode both sides. A tag is put before its source, unless that is empty."""
         sources = [
-            [*self.tokenizers.before(pair.tag), *ids] if ids and pair.tag else ids
+            [*self.tokenizers.tag_ids(pair.tag), *ids] if ids and pair.tag else ids
             for pair, ids in zip(pairs, self.tokenizers.source.encode_all([pair.source for pair in pairs]), strict=True)
         ]
         return sources, self.tokenizers.target.encode_all([pair.target for pair in pairs])

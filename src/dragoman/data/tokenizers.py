@@ -92,7 +92,7 @@ class Tokenizers:
         """Return the tokenizers with these tags added; known tags keep their ids."""
         return replace(self, tags=tuple(dict.fromkeys([*self.tags, *tags])))
 
-    def before(self, tag: str) -> list[int]:
+    def tag_ids(self, tag: str) -> list[int]:
         """Return the ids that are put before a source with this tag: one for each word of the tag."""
         return [self.source.size + self.tags.index(word) for word in tag.split()]
 

@@ -47,7 +47,7 @@ class SlotState(SearchState, Protocol):
         """Replace these sentences by those of a fresh state. The old state must not be used any more."""
         ...
 
-    def rest(self, done_B: Tensor) -> Self:
+    def reset_finished(self, done_B: Tensor) -> Self:
         """Let sentences that are done wait to be replaced; they need no room for more tokens."""
         ...
 
@@ -135,7 +135,7 @@ class StaticSlots(Slots):
             return
         held, held_token_N, held_state = self.search.state, self.token_N, self.state
         super().step()
-        state = self.state.rest(self.search.done_B)
+        state = self.state.reset_finished(self.search.done_B)
         old = (*held, held_token_N, held_state.length_B, held_state.beam_indices_NK)
         new = (*self.search.state, self.token_N, state.length_B, state.beam_indices_NK)
         for tensor, value in zip(old, new, strict=True):
@@ -225,7 +225,7 @@ class Scheduler:
                 elif used >= min_slots:
                     slots.shrink()
             slots.step()
-            slots.state = slots.state.rest(search.done_B)
+            slots.state = slots.state.reset_finished(search.done_B)
             if observe:
                 observe(search.state)
             if done := slots.done:
@@ -345,7 +345,7 @@ class Prefetcher:
 def run_batch(
     model: StepModel[Any],
     source_BS: Tensor,
-    keep_BS: Tensor,
+    real_BS: Tensor,
     jobs: Sequence[Job],
     make_search: SearchFactory,
     observe: Observer = lambda _: None,
@@ -354,7 +354,7 @@ def run_batch(
     if not any(job.limit for job in jobs):
         return [[] for _ in jobs]
     search = make_search(max(job.limit for job in jobs), source_BS.device)
-    slots = Slots(model, search, range(len(jobs)), model.start(source_BS, keep_BS), jobs)
+    slots = Slots(model, search, range(len(jobs)), model.start(source_BS, real_BS), jobs)
     while not bool(search.done_B.all()):  # the only value that the host waits for
         slots.step()
         observe(search.state)

@@ -1,6 +1,6 @@
 """What search needs from a model, the records that decoding methods share, and the base class of searches.
 
-    state = model.start(source_BS, keep_BS)          # one row per sentence
+    state = model.start(source_BS, real_BS)          # one row per sentence
     logp_NV, state = model.step(token_N, state)      # one token in, log-probabilities of the next one out
     state = state.select(rows_N)                     # keep these rows, in this order
 
@@ -166,8 +166,8 @@ StateT = TypeVar("StateT", bound=SearchState)
 class StepModel(Protocol[StateT]):
     """A model that predicts one token at a time."""
 
-    def start(self, source_BS: Tensor, keep_BS: Tensor) -> StateT:
-        """Read the sources and return the state of empty prefixes; `keep_BS` is False at padding."""
+    def start(self, source_BS: Tensor, real_BS: Tensor) -> StateT:
+        """Read the sources and return the state of empty prefixes; `real_BS` is False at padding."""
         ...
 
     def step(self, token_N: Tensor, state: StateT) -> tuple[Tensor, StateT]:
@@ -241,8 +241,8 @@ class EnsembleState:
             tuple(state.put(sentences_K, new) for state, new in zip(self.each, fresh.each, strict=True))
         )
 
-    def rest(self, done_B: Tensor) -> EnsembleState:
-        return EnsembleState(tuple(state.rest(done_B) for state in self.each))
+    def reset_finished(self, done_B: Tensor) -> EnsembleState:
+        return EnsembleState(tuple(state.reset_finished(done_B) for state in self.each))
 
 
 @dataclass(frozen=True)
@@ -251,8 +251,8 @@ class Ensemble:
 
     models: Sequence[StepModel[Any]]
 
-    def start(self, source_BS: Tensor, keep_BS: Tensor, *features: Mapping[str, Tensor]) -> EnsembleState:
-        return EnsembleState(tuple(model.start(source_BS, keep_BS, *features) for model in self.models))
+    def start(self, source_BS: Tensor, real_BS: Tensor, *features: Mapping[str, Tensor]) -> EnsembleState:
+        return EnsembleState(tuple(model.start(source_BS, real_BS, *features) for model in self.models))
 
     def step(self, token_N: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:
         stepped = [model.step(token_N, one) for model, one in zip(self.models, state.each, strict=True)]

@@ -169,8 +169,8 @@ class EnsembleModel(Seq2Seq):
         """Return the mean of the alignments of those members that have one: weight_BTS."""
         return torch.stack([one.alignment(batch) for one in self.members if one.aligns]).mean(0)
 
-    def start(self, source_BS: Tensor, keep_BS: Tensor, *features: Mapping[str, Tensor]) -> EnsembleState:
-        return self.search.start(source_BS, keep_BS, *features)
+    def start(self, source_BS: Tensor, real_BS: Tensor, *features: Mapping[str, Tensor]) -> EnsembleState:
+        return self.search.start(source_BS, real_BS, *features)
 
     def step(self, token_N: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:
         return self.search.step(token_N, state)

@@ -255,7 +255,7 @@ class Translator(Predictor[Seq2Seq]):
                 f"{suggest_name(tag, named)} (there are: {', '.join(named)})" if named else "; it was trained without"
             )
             raise UserError(f"this model knows no tag {tag!r}{there}")
-        return self.tokenizers.before(tag)
+        return self.tokenizers.tag_ids(tag)
 
     @property
     def reads_trees(self) -> bool:

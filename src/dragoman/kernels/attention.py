@@ -5,9 +5,10 @@ against. To add a kernel, write a function with the signature of `Kernel` and a 
 Triton kernels of their own (attention_triton.py): one new token that attends to a KV cache, and packed rows in
 training. Masks are boolean, True = attend, built from segment and position ids and combined with `&`.
 
-Shapes   B batch   H heads   T tokens   Q queries   K keys   D head width   N leading dimensions flattened, or rows of a
-         search   W rows of one sentence   S source width   C all heads   E, F projections that hold several tensors
-Between H and Q there may be further dimensions, such as blocks. Masks broadcast over heads.
+Shapes   B batch, or sentences   H heads   T tokens   S source width   Q queries   K keys   D head width
+         N hypotheses in a beam search (in kernels: flattened leading dimensions)   W hypotheses per sentence
+         C heads x head width   E width of a fused QKV or Q projection   F width of a fused KV projection
+There may be further dimensions between H and Q, such as blocks. Masks broadcast over heads.
 """
 
 from __future__ import annotations
@@ -25,32 +26,34 @@ from dragoman.types import Batch
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where the tokens of a batch of rows are: the sentence of its row that each belongs to, and its position in it.
+    """The segment (number of the sentence in its row) and the position in the sentence of every token of a batch.
 
-    Segment 0 is padding. `unpacked` means one sentence per row: each starts at the left and padding follows, so
+    Segment 0 is padding. `unpacked` means one sentence per row: it starts at the left and padding follows, so
     attention needs no mask per row.
     """
 
     segment_BT: Tensor
     position_BT: Tensor
     unpacked: bool = False
-    features: Mapping[str, Tensor] = field(default_factory=dict)  # of the tokens of a source, by name
-    seen_BT: Tensor | None = None  # False: this token's embedding is hidden, its position is not; None: all are seen
+    features: Mapping[str, Tensor] = field(default_factory=dict)  # features of source tokens, by name
+    visible_BT: Tensor | None = None  # False: the embedding is zeroed, the position stays; None: all are visible
 
     @classmethod
     def from_source(cls, batch: Batch) -> RowLayout:
         segment_BS, position_BS = batch.source_segment_BS, batch.source_position_BS
-        return cls(segment_BS, position_BS, batch.unpacked, batch.features, batch.source_seen_BS)
+        return cls(segment_BS, position_BS, batch.unpacked, batch.features, batch.source_visible_BS)
 
     @classmethod
     def from_target(cls, batch: Batch) -> RowLayout:
-        return cls(batch.target_segment_BT, batch.target_position_BT, batch.unpacked, seen_BT=batch.target_seen_BT)
+        return cls(
+            batch.target_segment_BT, batch.target_position_BT, batch.unpacked, visible_BT=batch.target_visible_BT
+        )
 
     @classmethod
-    def from_padding_mask(cls, keep_BT: Tensor, features: Mapping[str, Tensor] | None = None) -> RowLayout:
-        """Lay out one sentence per row; `keep_BT` is False at padding, whose position is 0."""
-        position_BT = torch.arange(keep_BT.size(1), device=keep_BT.device) * keep_BT
-        return cls(keep_BT.long(), position_BT, True, features or {})
+    def from_padding_mask(cls, real_BT: Tensor, features: Mapping[str, Tensor] | None = None) -> RowLayout:
+        """Return the layout of one sentence per row. `real_BT` is False at padding, whose position is 0."""
+        position_BT = torch.arange(real_BT.size(1), device=real_BT.device) * real_BT
+        return cls(real_BT.long(), position_BT, True, features or {})
 
     @property
     def real_BT(self) -> Tensor:
@@ -59,14 +62,14 @@ class RowLayout:
 
     @property
     def shared_position_BT(self) -> Tensor:
-        """Return the positions, as a single row if the rows are unpacked: then all of them count from the left."""
+        """Return the positions. If the rows are unpacked, all have the same positions: the shape is then (1, T)."""
         if not self.unpacked:
             return self.position_BT
         return torch.arange(self.position_BT.size(1), device=self.position_BT.device)[None]
 
 
 class SegmentIds(NamedTuple):
-    """The segments of queries and keys, from which a kernel for packed rows derives the mask itself."""
+    """The segments of queries and keys, from which the kernel for packed rows derives the mask."""
 
     query_BQ: Tensor
     key_BK: Tensor
@@ -75,18 +78,18 @@ class SegmentIds(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionMask:
-    """Which queries attend to which keys in one attention, and what else depends on the pair.
+    """Which queries attend to which keys, and other values that depend on a query and a key.
 
-    `allowed` broadcasts to BHQK; None allows all. `causal` additionally hides later keys, counted from the first query
-    and the first key, without a mask being built. `relative` is what a position scheme needs to know about a query and
-    a key (BQK), and `bias` is added to the scores. `length_B`, an alternative to `allowed` for unpacked rows, is how
-    many keys of each sentence are valid. `segments`, if given, say the same as `allowed` and `causal` together, except
-    for queries without any key.
+    `allowed` broadcasts to BHQK; None allows all keys. `causal` additionally hides keys with a greater index than the
+    query, without building a mask. `relative_position` (BQK) is the signed distance of each query and key, in tokens
+    or in a dependency tree, for relative position encodings; `bias` is added to the scores. `length_B`, an alternative
+    to `allowed` for unpacked rows, is the number of valid keys of each sentence. `segments`, if given, express the same
+    mask as `allowed` and `causal` together, except for queries of padding, whose outputs do not matter.
     """
 
     allowed: Tensor | None = None
     causal: bool = False
-    relative: Tensor | None = None
+    relative_position: Tensor | None = None
     bias: Tensor | None = None
     length_B: Tensor | None = None
     segments: SegmentIds | None = None
@@ -98,7 +101,7 @@ def make_additive_mask(allowed: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def make_segment_mask(segment_BQ: Tensor, segment_BK: Tensor) -> Tensor:
-    """Allow attention within the own sentence. Padding is segment 0, which belongs to no sentence.
+    """Allow attention within the query's own sentence. Padding is segment 0, which belongs to no sentence.
 
     This one rule covers padding and packing: a padded batch is a packed batch with one sentence per row.
     """
@@ -106,14 +109,14 @@ def make_segment_mask(segment_BQ: Tensor, segment_BK: Tensor) -> Tensor:
 
 
 def make_causal_mask(position_BQ: Tensor, position_BK: Tensor) -> Tensor:
-    """Allow attention to the own position and earlier ones. Positions restart in every packed sentence."""
+    """Allow attention to the position of the query and earlier ones. Positions restart in every packed sentence."""
     return position_BQ[..., :, None] >= position_BK[..., None, :]
 
 
 def unmask_empty_queries(allowed_BQK: Tensor) -> Tensor:
-    """Allow everything to queries (of padding) without any key, since a softmax over nothing is NaN.
+    """Let queries without any allowed key, which are padding, attend to all keys: a softmax over no keys is NaN.
 
-    Their outputs do not matter: neither the loss nor any sentence depends on them.
+    The outputs of padding do not matter: neither the loss nor any sentence depends on them.
     """
     return allowed_BQK | ~allowed_BQK.any(-1, keepdim=True)
 
@@ -134,7 +137,7 @@ def make_self_attention_mask(rows: RowLayout, *, bidirectional: bool) -> Attenti
 
 
 def make_cross_attention_mask(target: RowLayout, source: RowLayout) -> AttentionMask:
-    """Mask everything but the source of the own pair."""
+    """Allow attention to the source paired with this target."""
     if source.unpacked:
         return AttentionMask(unmask_empty_queries(source.real_BT[:, None, None]))
     allowed_BTS = unmask_empty_queries(make_segment_mask(target.segment_BT, source.segment_BT))
@@ -143,8 +146,8 @@ def make_cross_attention_mask(target: RowLayout, source: RowLayout) -> Attention
 
 
 Kernel = Callable[[Tensor, Tensor, Tensor, AttentionMask], Tensor]
-KeyValue = tuple[Tensor, Tensor]  # keys_NHKD and values_NHKD
-LONG_SCORES = 1 << 20  # pairs of a query and a key from which on the full score matrix is not materialized
+KeyValue = tuple[Tensor, Tensor]  # keys and values: new tokens (N, H, D), a cache (N, H, K, D) or a source (B, H, S, D)
+LONG_SCORES = 1 << 20  # query-key pairs above which the full score matrix is not materialized
 PACKED_HEAD_WIDTHS = (16, 32, 64, 128)  # head widths that the kernel for packed rows supports
 
 
@@ -175,12 +178,12 @@ def attend_reference(q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: Atten
 def attend_fused(q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: AttentionMask) -> Tensor:
     """Compute attention with PyTorch's fused kernel, which never materializes the full score matrix.
 
-    The kernel needs one width for all three tensors. Padding with zeros changes neither scores nor values.
+    The kernel needs the same width for queries, keys and values. Padding with zeros changes neither scores nor values.
     """
     key_width, value_width = q_BHQD.size(-1), v_BHKD.size(-1)
     if key_width != value_width:
         width = max(key_width, value_width)
-        q_BHQD = q_BHQD * (width / key_width) ** 0.5  # the kernel will divide by the root of the new width
+        q_BHQD = q_BHQD * (width / key_width) ** 0.5  # the kernel divides by the root of the new width
         q_BHQD, k_BHKD, v_BHKD = (F.pad(x, (0, width - x.size(-1))) for x in (q_BHQD, k_BHKD, v_BHKD))
         return attend_fused(q_BHQD, k_BHKD, v_BHKD, mask)[..., :value_width]
     if mask.allowed is None and mask.bias is None:
@@ -204,7 +207,7 @@ def attend_batched(q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: Attenti
     On a CPU this beats PyTorch's fused kernel, which takes three times as long in bf16.
     """
     if torch.is_autocast_enabled(q_BHQD.device.type) and q_BHQD.dtype == torch.float32:
-        q_BHQD = q_BHQD.to(torch.get_autocast_dtype(q_BHQD.device.type))  # if no projection has cast it yet
+        q_BHQD = q_BHQD.to(torch.get_autocast_dtype(q_BHQD.device.type))  # in case no projection has cast the queries
     q_NQD, k_NKD, v_NKD = (x.reshape(-1, *x.shape[-2:]).to(q_BHQD.dtype) for x in (q_BHQD, k_BHKD, v_BHKD))
     shape = (*q_BHQD.shape[:-1], k_BHKD.size(-2))
     allowed = combine_masks(mask, q_BHQD, k_BHKD)  # adding the mask as a bias is faster than filling
@@ -219,11 +222,11 @@ def attend_batched(q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: Attenti
 
 
 def _compute_batched_weights(q_NQD: Tensor, k_NKD: Tensor, bias: Tensor | None, shape: tuple[int, ...]) -> Tensor:
-    """Return the attention weights of N matrices. The bias is added to the scores viewed in this shape."""
+    """Return the attention weights of N matrices. The bias is added to the scores, viewed as `shape`."""
     score_NQK = torch.bmm(q_NQD, k_NKD.mT).mul_(q_NQD.size(-1) ** -0.5)
     if bias is not None:
         score_NQK.view(shape).add_(bias)
-    return score_NQK.softmax(-1, dtype=score_NQK.dtype)  # autocast on a GPU would widen it
+    return score_NQK.softmax(-1, dtype=score_NQK.dtype)  # without dtype, autocast on a GPU would return float32
 
 
 class _BatchedAttention(torch.autograd.Function):
@@ -242,7 +245,7 @@ class _BatchedAttention(torch.autograd.Function):
         grad_NQD = grads[0].contiguous()
         score_grad_NQK = torch._softmax_backward_data(torch.bmm(grad_NQD, v_NKD.mT), weight_NQK, -1, weight_NQK.dtype)
         bias_grad = score_grad_NQK.view(ctx.shape).sum_to_size(ctx.bias).clone() if ctx.needs_input_grad[3] else None
-        score_grad_NQK.mul_(q_NQD.size(-1) ** -0.5)  # in place, which is why the bias has a copy
+        score_grad_NQK.mul_(q_NQD.size(-1) ** -0.5)  # in place, so the gradient of the bias is a copy
         key_grad_NKD, value_grad_NKD = torch.bmm(score_grad_NQK.mT, q_NQD), torch.bmm(weight_NQK.mT, grad_NQD)
         return torch.bmm(score_grad_NQK, k_NKD), key_grad_NKD, value_grad_NKD, bias_grad, None
 
@@ -265,10 +268,11 @@ KERNELS: dict[str, Kernel] = {
 def attend_to_cache(
     q_NHD: Tensor, new: KeyValue, cache: KeyValue, position_N: Tensor, beam_indices_NK: Tensor
 ) -> Tensor:
-    """Write one new key and value per row into the cache and attend to the past of each row: out_NHD.
+    """Write one new key and value per row into the cache; attend to all tokens of each hypothesis: out_NHD.
 
     `beam_indices_NK[n, k]` is the cache row that holds position k of hypothesis n. When beams are reordered, only this
-    table changes and the cache stays as it is. At `position_N`, that of the new token, it must be the row itself.
+    table changes and the cache stays as it is. `beam_indices_NK[n, position_N[n]]` must be n: the new token is read
+    from its own row.
     """
     if supports_cached_kernel(q_NHD, new[1]):
         from dragoman.kernels.attention_triton import attend_cached
@@ -285,7 +289,7 @@ def attend_to_cache(
 
 
 def attend_to_source(q_NHD: Tensor, memory: KeyValue, length_B: Tensor) -> Tensor:
-    """Attend to the first `length_B` positions of the own source: out_NHD. Each sentence has N / B rows."""
+    """Attend to the first `length_B` positions of each row's source: out_NHD. A sentence has N / B rows."""
     if supports_cached_kernel(q_NHD, memory[1]):
         from dragoman.kernels.attention_triton import attend_cached
 
@@ -297,23 +301,23 @@ def attend_to_source(q_NHD: Tensor, memory: KeyValue, length_B: Tensor) -> Tenso
     return out_BHWD.transpose(1, 2).flatten(0, 1)
 
 
-def supports_cached_kernel(q_NHD: Tensor, v_NHD: Tensor) -> bool:
-    """Return whether the Triton kernel can be used: head widths must be powers of two."""
-    widths = (q_NHD.size(-1), v_NHD.size(-1))
+def supports_cached_kernel(q_NHD: Tensor, value: Tensor) -> bool:
+    """Return whether the Triton kernel can be used: head widths, the last dimensions, must be powers of two."""
+    widths = (q_NHD.size(-1), value.size(-1))
     return q_NHD.is_cuda and all(width >= 16 and width & (width - 1) == 0 for width in widths)
 
 
 def supports_packed_kernel(query_BQE: Tensor, mask: AttentionMask, head_width: int) -> bool:
-    """Return whether `attend_packed` applies: half precision, and a mask that follows from the segments alone."""
+    """Return whether `attend_packed` can be used: it needs half precision, and a mask given by segments alone."""
     half = query_BQE.is_cuda and query_BQE.dtype in (torch.bfloat16, torch.float16)
     return half and mask.segments is not None and mask.bias is None and head_width in PACKED_HEAD_WIDTHS
 
 
 def attend_packed(query_BQE: Tensor, key_value_BKF: Tensor | None, mask: AttentionMask, heads: int) -> Tensor:
-    """Attend within packed rows, straight from the projections: out_BQC.
+    """Attend within packed rows, given the outputs of the fused projections: out_BQC.
 
-    The kernel reads queries, keys and values where the projections left them, writes gradients in the same layout and
-    builds no mask. Without `key_value_BKF`, keys and values follow the queries in `query_BQE`.
+    The kernel reads queries, keys and values from the projections without copying them, writes gradients in the same
+    layout and builds no mask. Without `key_value_BKF`, keys and values follow the queries in `query_BQE`.
     """
     from dragoman.kernels.attention_triton import attend_rows
 

@@ -1,9 +1,8 @@
-"""What training, decoding and inspection rely on, whatever the kind of model, and the KV cache of attention decoders.
+"""Base classes of all models, on which training, decoding and inspection rely, and the KV cache of attention decoders.
 
-A KV cache holds the keys and values of the source and of all tokens decoded so far.
-
-Shapes   B rows, or sentences   S source width   T target width   C model width   N rows of a search, W of a sentence
-         K sentences, or positions of a cache   H heads   D head width   M moved positions   V vocabulary
+Shapes   B rows of a batch, or sentences   S source width   T target width   C model width   H heads   D head width
+         N hypotheses in a search   W hypotheses per sentence (N = B * W)   V vocabulary
+         K positions of a cache (in `sentences_K`: selected sentences)   M copied cache positions
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from dragoman.types import Batch
 
 
 class Model(nn.Module, ABC):
-    """A trainable model. Parameters of the source side have names that begin with `encoder.`."""
+    """A trainable model. The names of encoder parameters start with `encoder.`."""
 
-    project: nn.Linear  # states to logits; separate, so that the loss need not hold all logits at once
+    project: nn.Linear  # maps states to logits; not part of `forward`, so that the loss can compute logits in chunks
 
-    def add_projection(self, width: int, size: int, table: nn.Embedding | None = None) -> None:
-        """Add the projection to `size` logits and initialize all parameters. `table`, if given, shares its weight.
+    def add_projection_and_initialize(self, width: int, size: int, table: nn.Embedding | None = None) -> None:
+        """Add the projection to `size` logits and initialize all parameters. `table`, if given, is tied to it.
 
-        Weights are drawn from Xavier's distribution, biases are zero, and embeddings have unit norm once they are
-        scaled by the root of their width.
+        Weights are Xavier-uniform and biases zero. Embeddings are drawn with std 1/sqrt(width), so each component has
+        unit variance after the scaling by sqrt(width).
         """
         self.project = nn.Linear(width, size, bias=False)
         for module in self.modules():
@@ -44,18 +43,21 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: Batch) -> Tensor:
-        """Return the states of every target position before the projection to the vocabulary: states_BTC."""
+        """Return the state of every target position before the projection to the vocabulary: states_BTC."""
 
 
 class AutoregressiveModel(Model):
     """A model that generates token by token (decoding/protocol.py)."""
 
-    decoder: Any  # its `step` returns the states before the projection
-    output_size: int | None = None  # tokens that it may generate; the ids above are tags, which it only reads
+    decoder: Any  # `decoder.step` returns the states before the projection
+    output_size: int | None = None  # ids below this can be generated; those from it on are source-side tags
 
     @abstractmethod
-    def start(self, source_BS: Tensor, keep_BS: Tensor) -> Any:
-        """Encode the sources, one per row, and return the state before the first target token."""
+    def start(self, source_BS: Tensor, real_BS: Tensor) -> Any:
+        """Encode the sources, one per row, and return the state before the first target token.
+
+        `real_BS` is False at padding.
+        """
 
     def step(self, token_N: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Return the log-probabilities of the next token, logp_NV, given one more token per row, and the new state."""
@@ -67,20 +69,20 @@ class AutoregressiveModel(Model):
 class Seq2Seq(AutoregressiveModel):
     """A model that generates a target from a source."""
 
-    aligns = True  # whether attention distinguishes source tokens; if not, its weights are no alignment
+    aligns = True  # whether attention weights differ between source tokens; otherwise they are no alignment
 
     @abstractmethod
     def alignment(self, batch: Batch) -> Tensor:
-        """Return attention weights from target to source tokens, weight_BTS; those of a target token sum to one."""
+        """Return the attention weights of target tokens on source tokens, weight_BTS. They sum to one over S."""
 
 
 def expand_to_rows(sentences_K: Tensor, width: int) -> Tensor:
-    """Return the rows of these sentences in a search with `width` rows per sentence."""
+    """Return the rows that belong to these sentences in a search with `width` rows per sentence."""
     return (sentences_K[:, None] * width + torch.arange(width, device=sentences_K.device)).flatten()
 
 
 def collect_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return all parameters and buffers by name. Buffers are the statistics of batch norm."""
+    """Return all parameters and buffers by name. The only buffers are the running statistics of batch norm."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
@@ -89,20 +91,22 @@ CachePair = TypeVar("CachePair", KeyValue, KeyValue | None)
 
 @dataclass(frozen=True)
 class KVCache:
-    """The decoder state that a search carries from step to step.
+    """The decoder state that a search carries from step to step. `memory` and `caches` have one entry per layer.
 
-    `memory` and `caches` have one entry per layer. Memory is stored once per sentence, (B, H, S, D); a cache has a row
-    per hypothesis, (N, H, K, D), and its first `length_B` positions are valid. Rows of a sentence are adjacent.
+    `memory`: cross-attention keys and values of the source, stored once per sentence, (B, H, S, D).
+    `caches`: self-attention keys and values of the tokens decoded so far, stored per hypothesis, (N, H, K, D). The
+    first `length_B` positions of each sentence are valid. The rows of a sentence are adjacent.
 
     `beam_indices_NK[n, k]` is the row that wrote position k of hypothesis n. When beams are reordered, `select` copies
-    only the positions in which the old and the new hypothesis of a row differ. An `indirect` cache, as on a GPU, never
-    copies: attention looks up the row in this table (kernels/attention.py).
+    only the positions in which the old and the new hypothesis of a row differ (on a CPU, if the number of rows stays
+    the same; otherwise whole rows). An `indirect` cache, as used on a GPU, is never copied: attention looks up the row
+    in this table (kernels/attention.py).
 
-    A state serves for one step: `step` and the methods below write into its tensors.
+    A state can be used for one step only: `step` and the methods below write into its tensors.
     """
 
     memory: list[KeyValue | None]
-    mask: AttentionMask  # of the sources
+    mask: AttentionMask  # hides the padding of the sources
     caches: list[KeyValue]
     length_B: Tensor
     beam_indices_NK: Tensor
@@ -114,7 +118,7 @@ class KVCache:
 
     @property
     def nbytes(self) -> int:
-        """The size of all keys and values."""
+        """The size of all keys and values in bytes."""
         return sum(tensor.nbytes for pair in (*self.memory, *self.caches) for tensor in pair or ())
 
     def select(self, rows_N: Tensor) -> KVCache:
@@ -126,7 +130,7 @@ class KVCache:
             return replace(self, caches=select_rows(self.caches, rows_N), beam_indices_NK=beam_indices_NK)
         changed_M2 = (beam_indices_NK != self.beam_indices_NK).nonzero()
         row_M1, position_M1 = changed_M2[:, :1], changed_M2[:, 1:]
-        if len(row_M1):  # copy these positions, each from the row that its new hypothesis comes from
+        if len(row_M1):  # copy these positions from the rows that the new hypotheses extend
             heads, capacity = self.caches[0][0].shape[1:3]
             head_H = torch.arange(heads, device=rows_N.device)
             to_M, from_M = (
@@ -138,7 +142,7 @@ class KVCache:
         return replace(self, beam_indices_NK=beam_indices_NK)
 
     def make_indirect(self, capacity: int) -> KVCache:
-        """Return a state with an indirect cache of this capacity, before the first token is decoded."""
+        """Return this state with an indirect cache of this capacity. No token may have been decoded yet."""
         bias = self.mask.bias
         mask = AttentionMask() if bias is None else AttentionMask(length_B=(bias[:, 0, 0] == 0).sum(-1))
         return replace(self.reserve(capacity), mask=mask, indirect=True)
@@ -148,8 +152,8 @@ class KVCache:
         caches = [(F.pad(k, (0, 0, 0, positions)), F.pad(v, (0, 0, 0, positions))) for k, v in self.caches]
         return replace(self, caches=caches, beam_indices_NK=F.pad(self.beam_indices_NK, (0, positions)))
 
-    def rest(self, done_B: Tensor) -> KVCache:
-        """Reset the length of finished sentences, so that they need no capacity."""
+    def reset_finished(self, done_B: Tensor) -> KVCache:
+        """Set the length of finished sentences to 0, so that they do not make the cache grow."""
         return replace(self, length_B=self.length_B.masked_fill(done_B, 0))
 
     def keep(self, sentences_K: Tensor) -> KVCache:
@@ -165,17 +169,20 @@ class KVCache:
         )
 
     def slice_sentences(self, first: int, count: int) -> KVCache:
-        """Return views of `count` sentences from `first` on, before any token is decoded."""
-        few = slice(first, first + count)
+        """Return views of `count` sentences, starting with `first`. No token may have been decoded yet."""
+        selected = slice(first, first + count)
         length_B, bias = self.mask.length_B, self.mask.bias
         mask = AttentionMask(
-            length_B=None if length_B is None else length_B[few], bias=None if bias is None else bias[few]
+            length_B=None if length_B is None else length_B[selected], bias=None if bias is None else bias[selected]
         )
-        memory = [pair and (pair[0][few], pair[1][few]) for pair in self.memory]
-        return replace(self, memory=memory, mask=mask, length_B=self.length_B[few])
+        memory = [pair and (pair[0][selected], pair[1][selected]) for pair in self.memory]
+        return replace(self, memory=memory, mask=mask, length_B=self.length_B[selected])
 
     def put(self, sentences_K: Tensor, fresh: KVCache) -> KVCache:
-        """Replace these sentences by fresh ones. Old cache entries lie ahead of them and are masked."""
+        """Replace these sentences by those of `fresh`, for which no token has been decoded.
+
+        Stale entries remain at positions beyond the new sentence's length, where they are masked until overwritten.
+        """
         for pair, new_pair in zip(self.memory, fresh.memory, strict=True):
             for old_BHSD, new_BHSD in zip(pair or (), new_pair or (), strict=True):
                 old_BHSD.index_copy_(0, sentences_K, new_BHSD)

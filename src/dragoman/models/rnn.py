@@ -1,9 +1,11 @@
-"""Recurrent encoder-decoders: the bottleneck model, attention, input feeding; and with a Transformer as encoder.
+"""Recurrent encoder-decoders, with or without attention and input feeding, also with a Transformer as encoder.
 
-The rows of these models hold one sentence each.
+Without attention the decoder knows the source only through its initial state (Sutskever 2014). Batches of these models
+are unpacked: one sentence per row.
 
-Shapes   B rows   S source width   T target width   E embedding width   C state width   O output width
-         N rows of a search (B sentences x W beams)   G width of all gates   L layers   P tensors of a layer's state
+Shapes   B rows   S source width   T target width   E embedding width   C state width   O output width   M memory width
+         N hypotheses in a search   W hypotheses per sentence (N = B * W)   K selected sentences   G width of all gates
+         L layers   P tensors of a layer's state
 """
 
 from __future__ import annotations
@@ -29,34 +31,34 @@ from dragoman.types import Batch
 
 
 def make_cell_factory(settings: RnnSettings, *, learned: bool = True) -> Callable[[int, int], Cell]:
-    """Return a function from input and state width to a cell; `learned` allows a learned initial state."""
+    """Return a function that makes a cell from input and state width; `learned` allows a learned initial state."""
     learned = learned and settings.initial_state == "learned"
     return partial(CELLS[settings.cell], nonlinearity=settings.nonlinearity, learned=learned)
 
 
 def make_decoder_stack(settings: RnnSettings, *, learned: bool = True) -> CellStack:
-    """Return the decoder's cells, the lowest of which reads embeddings."""
+    """Return the cells of the decoder. The lowest cell reads embeddings."""
     make, width = make_cell_factory(settings, learned=learned), settings.width
     higher = [make(width, width) for _ in range(settings.decoder_depth - 1)]
     return CellStack([make(settings.embedded_width, width), *higher], settings.dropout)
 
 
 class EmbeddedModule(nn.Module):
-    """The common part of encoders and decoders: embeddings of unit norm, with dropout."""
+    """The common part of encoders and decoders: embeddings, scaled by the root of their width, with dropout."""
 
     def __init__(self, settings: RnnSettings, embedding: nn.Embedding, *, word_dropout: float) -> None:
         super().__init__()
         self.settings, self.embedding = settings, embedding
         self.words, self.dropout = WordDropout(word_dropout), Dropout(settings.dropout)
 
-    def embed(self, ids: Tensor, seen: Tensor | None = None) -> Tensor:
-        """Return the input of the first layer."""
-        x = self.words(self.embedding(ids) * math.sqrt(self.embedding.embedding_dim), seen)
+    def embed(self, ids: Tensor, visible: Tensor | None = None) -> Tensor:
+        """Return the input of the first layer. Where `visible` is False, the embedding is zeroed."""
+        x = self.words(self.embedding(ids) * math.sqrt(self.embedding.embedding_dim), visible)
         return self.dropout(x)
 
 
 class RecurrentEncoder(EmbeddedModule):
-    """Return one state per source token."""
+    """Recurrent layers that return one state per source token."""
 
     def __init__(self, settings: RnnSettings, embedding: nn.Embedding) -> None:
         super().__init__(settings, embedding, word_dropout=settings.source_word_dropout)
@@ -73,14 +75,17 @@ class RecurrentEncoder(EmbeddedModule):
     def encode(self, ids_BS: Tensor, rows: RowLayout) -> tuple[Tensor, Tensor]:
         """Return the states, memory_BSC, and the final state of each direction of the top layer, last_BC."""
         ends = SentenceEnds(rows)
-        x_BSC = self.embed(ids_BS, rows.seen_BT)
+        x_BSC = self.embed(ids_BS, rows.visible_BT)
         for number, layer in enumerate(self.layers):
             x_BSC, last_BC = layer(self.dropout(x_BSC) if number else x_BSC, ends)
         return x_BSC, last_BC
 
 
 class Bridge(nn.Module):
-    """No bridge: the decoder's initial state ignores the encoder. Base class of the bridges."""
+    """Make the decoder's initial state from the encoder's final state. This base class ignores the encoder.
+
+    It is the bridge "none": the decoder starts from `first`, its zero or learned initial state.
+    """
 
     linked = False  # whether the initial state depends on the encoder
 
@@ -117,11 +122,11 @@ class LinearBridge(Bridge):
 
 @dataclass(frozen=True)
 class RnnState:
-    """The decoder state that a search carries from step to step. The source is stored once per sentence."""
+    """The decoder state that a search carries from step to step. `source` is stored once per sentence, not per row."""
 
     layers: StackState
     source: EncodedSource | None = None
-    out_NO: Tensor | None = None  # of the last step, for input feeding
+    out_NO: Tensor | None = None  # output of the previous step, for input feeding
 
     def select(self, rows_N: Tensor) -> RnnState:
         """Return the state of these rows, in this order, N / B of them per sentence."""
@@ -136,7 +141,7 @@ class RnnState:
         return replace(self.select(rows_N), source=self.source.keep(sentences_K))
 
     def put(self, sentences_K: Tensor, fresh: RnnState) -> RnnState:
-        """Replace these sentences by fresh ones."""
+        """Replace these sentences by those of `fresh`."""
         assert self.source
         assert fresh.source
         rows_N = expand_to_rows(sentences_K, len(self.layers[0][0]) // len(self.source.value_BSM))
@@ -149,16 +154,16 @@ class RnnState:
             out_NO = out_NO.index_copy(0, rows_N, fresh.out_NO)
         return RnnState(layers, self.source.put(sentences_K, fresh.source), out_NO)
 
-    def rest(self, done_B: Tensor) -> RnnState:  # noqa: ARG002 - the signature of all states
-        """Do nothing: the size of a recurrent state does not depend on the length."""
+    def reset_finished(self, done_B: Tensor) -> RnnState:  # noqa: ARG002 - the signature of all states
+        """Do nothing: the size of a recurrent state does not depend on the number of decoded tokens."""
         return self
 
 
 class RecurrentDecoder(EmbeddedModule):
-    """Return one output per target token, made of the state and of its attention to the source.
+    """Recurrent layers with attention to the source that return one output per target token.
 
-    Without input feeding the full target runs through the fused kernel and attends to the source at once; with it,
-    decoding goes step by step.
+    Without input feeding, all positions of the target are computed by one fused kernel and attend to the source at
+    once. With input feeding, each position needs the output of the previous one, so they are computed one by one.
     """
 
     def __init__(self, settings: RnnSettings, embedding: nn.Embedding) -> None:
@@ -173,21 +178,21 @@ class RecurrentDecoder(EmbeddedModule):
         self.feed = Linear(settings.output_width, gates, bias=False) if settings.input_feeding else None
 
     def combine(self, state_BTC: Tensor, source: EncodedSource) -> Tensor:
-        """Return tanh(W [a; s] + b), the output made of context vector a and state s."""
+        """Return the outputs tanh(W [a; s] + b) for context vectors a and states s."""
         return torch.tanh(self.join(self.attention(state_BTC, source)))
 
     def forward(
-        self, ids_BT: Tensor, source: EncodedSource, states: StackState, seen_BT: Tensor | None = None
+        self, ids_BT: Tensor, source: EncodedSource, states: StackState, visible_BT: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return the states of the top layer, state_BTC, and the outputs, out_BTO."""
-        x_BTE = self.embed(ids_BT, seen_BT)
+        x_BTE = self.embed(ids_BT, visible_BT)
         if not self.feed:
             state_BTC = self.stack(x_BTE, states)
             return state_BTC, self.dropout(self.combine(state_BTC, source))
         gates_TBG = self.stack.cells[0].project_input(x_BTE.transpose(0, 1).contiguous())
         tops, outputs = [], [self.make_first_output(len(x_BTE))]
         mask_BTO = None
-        if self.training and self.dropout.rate:  # for all steps at once
+        if self.training and self.dropout.rate:  # one mask for all steps
             shape_BTO = (*x_BTE.shape[:2], self.settings.output_width)
             mask_BTO = sample_dropout_mask(shape_BTO, self.dropout.rate, gates_TBG)
         for step, gates_BG in enumerate(gates_TBG.unbind()):
@@ -210,7 +215,10 @@ class RecurrentDecoder(EmbeddedModule):
         return top_NC, self.combine(top_BWC, source).flatten(0, 1), states
 
     def make_first_output(self, rows: int) -> Tensor:
-        """Return the output that is fed to the first step: zeros. (Engines may have packed the other weights.)"""
+        """Return the zeros that are fed to the first step.
+
+        dtype and device come from the embedding: quantized engines replace the other weights.
+        """
         return self.embedding.weight.new_zeros(rows, self.settings.output_width)
 
     def step(self, token_N: Tensor, state: RnnState) -> tuple[Tensor, RnnState]:
@@ -232,7 +240,7 @@ class RecurrentLmDecoder(EmbeddedModule):
 
     def forward(self, ids_BT: Tensor, rows: RowLayout) -> Tensor:
         assert rows.unpacked
-        x_BTE = self.embed(ids_BT, rows.seen_BT)
+        x_BTE = self.embed(ids_BT, rows.visible_BT)
         return self.dropout(self.out(self.stack(x_BTE, self.stack.make_initial_state(len(ids_BT)))))
 
     def start(self, rows: int) -> RnnState:
@@ -260,7 +268,7 @@ class RecurrentSeq2Seq(Seq2Seq):
 
     def forward(self, batch: Batch) -> Tensor:
         source, states = self.encode(batch.source_BS, RowLayout.from_source(batch))
-        out_BTO: Tensor = self.decoder(batch.target_in_BT, source, states, batch.target_seen_BT)[1]
+        out_BTO: Tensor = self.decoder(batch.target_in_BT, source, states, batch.target_visible_BT)[1]
         return out_BTO
 
     def alignment(self, batch: Batch) -> Tensor:
@@ -268,9 +276,9 @@ class RecurrentSeq2Seq(Seq2Seq):
         state_BTC, _ = self.decoder(batch.target_in_BT, source, states)
         return self.decoder.attention.weights(state_BTC, source).float()
 
-    def start(self, source_BS: Tensor, keep_BS: Tensor, features: Mapping[str, Tensor] | None = None) -> RnnState:
+    def start(self, source_BS: Tensor, real_BS: Tensor, features: Mapping[str, Tensor] | None = None) -> RnnState:
         """Encode the sources, one per row, and return the state before the first target token."""
-        source, states = self.encode(source_BS, RowLayout.from_padding_mask(keep_BS, features))
+        source, states = self.encode(source_BS, RowLayout.from_padding_mask(real_BS, features))
         return RnnState(states, source, self.decoder.make_first_output(len(source_BS)) if self.decoder.feed else None)
 
 
@@ -282,11 +290,12 @@ class Rnn(RecurrentSeq2Seq):
         settings.check()
         self.settings, self.output_size, self.aligns = settings, target_size, settings.aligns
         same = joint and settings.tied
-        size = source_size if same else target_size  # tags are read, never generated
+        # a shared table also has rows for the source-side tags; `output_size` excludes them from the output
+        size = source_size if same else target_size
         table = nn.Embedding(size, settings.embedded_width)
         self.decoder = RecurrentDecoder(settings, table)  # first, so that a shared table is named after it
         self.encoder = RecurrentEncoder(settings, table if same else nn.Embedding(source_size, settings.embedded_width))
-        self.add_projection(settings.output_width, size, table if settings.tied else None)
+        self.add_projection_and_initialize(settings.output_width, size, table if settings.tied else None)
 
 
 class HybridEncoder(Encoder):
@@ -298,7 +307,7 @@ class HybridEncoder(Encoder):
         self.out = Linear(*widths) if widths[0] != widths[1] else nn.Identity()
 
     def encode(self, ids_BS: Tensor, rows: RowLayout) -> tuple[Tensor, Tensor]:
-        """Return the states, memory_BSC, and their mean, mean_BC, from which the decoder's initial state is made."""
+        """Return the states, memory_BSC, and their mean, mean_BC, for the decoder's initial state."""
         memory_BSC: Tensor = self.out(self(ids_BS, rows))
         real_BS1 = rows.real_BT[..., None]
         return memory_BSC, memory_BSC.where(real_BS1, 0.0).sum(1) / real_BS1.sum(1).clamp(min=1)
@@ -317,11 +326,12 @@ class Hybrid(RecurrentSeq2Seq):
         self.settings, self.output_size, self.aligns = settings, target_size, settings.aligns
         decoder = settings.of_decoder()
         same = joint and settings.tied and settings.embedded_width == settings.width
-        size = source_size if same else target_size  # tags are read, never generated
+        # a shared table also has rows for the source-side tags; `output_size` excludes them from the output
+        size = source_size if same else target_size
         table = nn.Embedding(size, settings.embedded_width)
         self.decoder = RecurrentDecoder(decoder, table)  # first, so that a shared table is named after it
         self.encoder = HybridEncoder(settings, table if same else nn.Embedding(source_size, settings.width))
-        self.add_projection(decoder.output_width, size, table if settings.tied else None)
+        self.add_projection_and_initialize(decoder.output_width, size, table if settings.tied else None)
 
 
 BRIDGES: dict[str, type[Bridge]] = {"linear": LinearBridge, "copy": CopyBridge, "none": Bridge}

@@ -35,12 +35,14 @@ class LanguageModel(AutoregressiveModel):
             self.decoder = RecurrentLmDecoder(settings, nn.Embedding(target_size, settings.embedded_width))
         else:
             self.decoder = Decoder(settings, nn.Embedding(target_size, settings.width), cross=False)
-        self.add_projection(settings.output_width, target_size, self.decoder.embedding if settings.tied else None)
+        self.add_projection_and_initialize(
+            settings.output_width, target_size, self.decoder.embedding if settings.tied else None
+        )
 
     def forward(self, batch: Batch) -> Tensor:
         return self.decoder(batch.target_in_BT, RowLayout.from_target(batch))
 
-    def start(self, source_BS: Tensor, keep_BS: Tensor) -> Any:  # noqa: ARG002 - the protocol's signature
+    def start(self, source_BS: Tensor, real_BS: Tensor) -> Any:  # noqa: ARG002 - the protocol's signature
         """Return the state before the first token, one row per source; the sources are ignored."""
         return self.decoder.start(len(source_BS))
 
@@ -110,7 +112,7 @@ class TextClassifier(Model):
         else:
             self.encoder = Encoder(settings, nn.Embedding(source_size, settings.width))
         self.dropout = Dropout(settings.dropout)
-        self.add_projection(settings.width, target_size)
+        self.add_projection_and_initialize(settings.width, target_size)
 
     def forward(self, batch: Batch) -> Tensor:
         """Return the state of the n-th text of a source row at index n of the target row: states_BTC."""

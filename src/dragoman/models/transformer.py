@@ -100,7 +100,7 @@ class TransformerStack(nn.Module):
 
     def embed(self, ids_BT: Tensor, rows: RowLayout) -> Tensor:
         """Return the input of the first layer: embeddings, positions and dropout."""
-        x_BTC = self.words(self.embedding(ids_BT) * math.sqrt(self.settings.width), rows.seen_BT)
+        x_BTC = self.words(self.embedding(ids_BT) * math.sqrt(self.settings.width), rows.visible_BT)
         x_BTC, device = self.dropout(self.position(x_BTC, rows)), x_BTC.device.type
         # Elementwise operations between matrix products would move float32 through a GPU's memory. A CPU has the
         # activations in its caches.
@@ -196,7 +196,7 @@ class Transformer(Seq2Seq):
         table = nn.Embedding(size, settings.width)
         self.decoder = Decoder(settings, table, cross=True)  # first, so that a shared table is named after it
         self.encoder = Encoder(settings, table if same else nn.Embedding(source_size, settings.width))
-        self.add_projection(settings.width, size, table if settings.tied else None)
+        self.add_projection_and_initialize(settings.width, size, table if settings.tied else None)
 
     @property
     def supports_indirect_cache(self) -> bool:
@@ -215,7 +215,7 @@ class Transformer(Seq2Seq):
         memory_BSC = self.encoder(batch.source_BS, source)
         return self.decoder.compute_alignment(batch.target_in_BT, RowLayout.from_target(batch), memory_BSC, source)
 
-    def start(self, source_BS: Tensor, keep_BS: Tensor, features: Mapping[str, Tensor] | None = None) -> KVCache:
+    def start(self, source_BS: Tensor, real_BS: Tensor, features: Mapping[str, Tensor] | None = None) -> KVCache:
         """Encode the sources, one per row, and return the state before the first target token."""
-        rows = RowLayout.from_padding_mask(keep_BS, features)
+        rows = RowLayout.from_padding_mask(real_BS, features)
         return self.decoder.start(len(source_BS), self.encoder(source_BS, rows), rows)

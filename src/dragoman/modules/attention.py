@@ -119,7 +119,9 @@ class SelfAttention(MultiHeadAttention):
             allowed_N1K = allowed_N1K & pattern_N1K
         if self.relate.needs == "nothing":  # a bias is made once here, not once in every layer
             return AttentionMask(bias=make_additive_mask(allowed_N1K[:, None], dtype))
-        return AttentionMask(allowed_N1K[:, None], relative=self.relate.compute_relative(position_N1, position_1K))
+        return AttentionMask(
+            allowed_N1K[:, None], relative_position=self.relate.compute_relative(position_N1, position_1K)
+        )
 
     def step(self, x_N1C: Tensor, cache: KeyValue, context: StepContext) -> Tensor:
         """Store the key and value of one more token per row in the cache, then attend to the cache."""

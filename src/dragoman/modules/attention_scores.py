@@ -193,9 +193,9 @@ class SourceAttention(nn.Module):
         self.score = score
         self.width = memory_width if score.reads else 0  # of the context vector
 
-    def prepare(self, memory_BSM: Tensor, keep_BS: Tensor) -> EncodedSource:
-        """Return the source in the form that attention reads; `keep_BS` is False at padding."""
-        return EncodedSource(self.score.keys(memory_BSM), memory_BSM, unmask_empty_queries(keep_BS[:, None]))
+    def prepare(self, memory_BSM: Tensor, real_BS: Tensor) -> EncodedSource:
+        """Return the source in the form that attention reads; `real_BS` is False at padding."""
+        return EncodedSource(self.score.keys(memory_BSM), memory_BSM, unmask_empty_queries(real_BS[:, None]))
 
     def weights(self, query_BTC: Tensor, source: EncodedSource) -> Tensor:
         """Return the attention weights: weight_BTS."""

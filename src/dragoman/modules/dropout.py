@@ -102,10 +102,10 @@ class WordDropout(Dropout):
 
     shared_axes = 1
 
-    def forward(self, x_BTC: Tensor, seen_BT: Tensor | None = None) -> Tensor:
-        """Drop tokens, and those where `seen_BT` is False in any case."""
+    def forward(self, x_BTC: Tensor, visible_BT: Tensor | None = None) -> Tensor:
+        """Drop tokens, and those where `visible_BT` is False in any case."""
         x_BTC = super().forward(x_BTC)
-        return x_BTC if seen_BT is None else x_BTC * seen_BT[..., None]
+        return x_BTC if visible_BT is None else x_BTC * visible_BT[..., None]
 
 
 class HeadDropout(Dropout):

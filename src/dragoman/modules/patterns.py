@@ -61,7 +61,11 @@ class FullAttention(nn.Module):
     def make_mask(self, rows: RowLayout, relate: AttentionPosition) -> AttentionMask:
         """Return the mask of these rows, which all layers share."""
         mask = make_self_attention_mask(rows, bidirectional=self.bidirectional)
-        return mask if relate.needs == "nothing" else replace(mask, relative=relate.compute_relative_in_rows(rows))
+        return (
+            mask
+            if relate.needs == "nothing"
+            else replace(mask, relative_position=relate.compute_relative_in_rows(rows))
+        )
 
     def forward(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: AttentionMask, attend: Kernel) -> Tensor:
         """Compute attention by `attend`, which combines a kernel with a position scheme."""
@@ -70,7 +74,7 @@ class FullAttention(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockMask(AttentionMask):
-    """The mask of blocks and the blocks linked to them: `allowed` is B1NQK and `relative` BNQK."""
+    """The mask of blocks and the blocks linked to them: `allowed` is B1NQK and `relative_position` BNQK."""
 
     links_NL: Tensor  # indices of blocks; N, one past the last, is a block of zeros
     global_mask: AttentionMask | None = None  # of the first queries, if they attend to all keys
@@ -112,7 +116,9 @@ class BlockedAttention(FullAttention, ABC):
         links_NL = self.make_links(blocks, segment_BT.device)
         if blocks <= links_NL.size(1):
             allowed_BTT = self.make_allowed((segment_BT, segment_BT), (position_BT, position_BT))
-            return AttentionMask(allowed_BTT[:, None], relative=relate.compute_relative(position_BT, position_BT))
+            return AttentionMask(
+                allowed_BTT[:, None], relative_position=relate.compute_relative(position_BT, position_BT)
+            )
         links_NL = links_NL.where((links_NL >= 0) & (links_NL < blocks), blocks)
 
         def split_queries_keys(x_BT: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,7 +129,9 @@ class BlockedAttention(FullAttention, ABC):
 
         positions = split_queries_keys(position_BT)
         allowed_BNQK = self.make_allowed(split_queries_keys(segment_BT), positions)
-        return BlockMask(allowed_BNQK[:, None], relative=relate.compute_relative(*positions), links_NL=links_NL)
+        return BlockMask(
+            allowed_BNQK[:, None], relative_position=relate.compute_relative(*positions), links_NL=links_NL
+        )
 
     def forward(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: AttentionMask, attend: Kernel) -> Tensor:
         if not isinstance(mask, BlockMask):
@@ -207,7 +215,7 @@ class BigBird(BlockedAttention):
             return mask
         position_1T = rows.shared_position_BT
         relative = relate.compute_relative(position_1T[:, : self.settings.global_blocks * self.block], position_1T)
-        global_mask = replace(make_self_attention_mask(rows, bidirectional=True), relative=relative)
+        global_mask = replace(make_self_attention_mask(rows, bidirectional=True), relative_position=relative)
         return replace(mask, global_mask=global_mask)
 
     def forward(self, q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, mask: AttentionMask, attend: Kernel) -> Tensor:

@@ -158,10 +158,10 @@ class Alibi(DistancePosition):
     """Lower the score linearly with the distance, by a different slope in each head (Press 2022)."""
 
     def attend(self, kernel: Kernel, q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: AttentionMask) -> Tensor:
-        assert mask.relative is not None
+        assert mask.relative_position is not None
         heads = torch.arange(1, self.settings.heads + 1, device=q_BHQD.device, dtype=torch.float32)
         slope_H = 2.0 ** (-8.0 * heads / self.settings.heads)
-        bias = -slope_H.view(-1, *[1] * (q_BHQD.dim() - 2)) * mask.relative[:, None].abs()
+        bias = -slope_H.view(-1, *[1] * (q_BHQD.dim() - 2)) * mask.relative_position[:, None].abs()
         return kernel(q_BHQD, k_BHKD, v_BHKD, replace(mask, bias=bias.to(q_BHQD.dtype)))
 
 
@@ -191,9 +191,9 @@ class Relative(DistancePosition):
         return self.key_RD, self.value_RD
 
     def attend(self, kernel: Kernel, q_BHQD: Tensor, k_BHKD: Tensor, v_BHKD: Tensor, mask: AttentionMask) -> Tensor:  # noqa: ARG002
-        assert mask.relative is not None
+        assert mask.relative_position is not None
         key_RD, value_RD = self.get_vectors()
-        bucket = self.compute_bucket(mask.relative)[:, None].expand(*q_BHQD.shape[:-1], -1)
+        bucket = self.compute_bucket(mask.relative_position)[:, None].expand(*q_BHQD.shape[:-1], -1)
         bias = (q_BHQD @ key_RD.to(q_BHQD.dtype).T).gather(-1, bucket) * q_BHQD.size(-1) ** -0.5
         weight = compute_attention_weights(q_BHQD, k_BHKD, replace(mask, bias=bias)).to(v_BHKD.dtype)
         bucket_weight = weight.new_zeros(*weight.shape[:-1], len(value_RD)).scatter_add(-1, bucket, weight)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dragoman.phrasebook.lexicon import NOMINATIVE, Noun
 from dragoman.phrasebook.realization import (
-    FINAL,
     INFINITIVE,
     MAIN,
     NEXT_WORD,
     PREVIOUS_WORD,
     QUESTION,
     RELATIVE,
+    VERB_FINAL,
     Clause,
     NounPhrase,
     Offset,
@@ -69,7 +69,7 @@ class English(Realizer):
             if not inverted:
                 self.add(*finite)
             self.note_agreement(subject, finite[1])
-        if clause.kind in (FINAL, RELATIVE) or clause.fronted or clause.follows_clause:
+        if clause.kind in (VERB_FINAL, RELATIVE) or clause.fronted or clause.follows_clause:
             self.note("verb-position", PREVIOUS_WORD, finite[1])
         elif clause.kind == QUESTION:
             self.note("verb-position", finite[1], NEXT_WORD)

@@ -170,11 +170,11 @@ class SentenceSet:
 def analyse(plan: SentencePlan, english: English, german: German) -> Phrase:
     """Return the sentences with alignment, trees, coreference and phenomena."""
     source_positions, target_positions = english.locate_nodes(), german.locate_nodes()
-    target_concepts = german.locate_concepts()
+    target_meanings = german.locate_meanings()
     alignment = {
         (s, t)
-        for concept, positions in english.locate_concepts().items()
-        for t in target_concepts.get(concept, ())
+        for meaning, positions in english.locate_meanings().items()
+        for t in target_meanings.get(meaning, ())
         for s in positions
     }
     return Phrase(

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dragoman.phrasebook.lexicon import PLURAL, Noun
 from dragoman.phrasebook.realization import (
-    FINAL,
     INFINITIVE,
     MAIN,
     NEXT_WORD,
     PREVIOUS_WORD,
     RELATIVE,
+    VERB_FINAL,
     Clause,
     NounPhrase,
     Offset,
@@ -111,7 +111,7 @@ class German(Realizer):
             self.note("verb-position", node + Offset.COMMA, node, NEXT_WORD)
             return
         finite, others = self.conjugate(clause)
-        verb_last = clause.kind in (FINAL, RELATIVE)
+        verb_last = clause.kind in (VERB_FINAL, RELATIVE)
         opened = clause.fronted or clause.question_adverb or clause.moved not in ("", "subject")
         inverted = opened or clause.follows_clause
         subject_first = clause.kind == MAIN and not inverted
@@ -165,7 +165,7 @@ class German(Realizer):
         if verb is None:
             return (BE[tense][person], node, head), []
         word = verb.present[person] if tense == "present" else verb.past[person == 2]
-        if verb.prefix and clause.kind not in (FINAL, RELATIVE):
+        if verb.prefix and clause.kind not in (VERB_FINAL, RELATIVE):
             return (word, node, head), [(verb.prefix, node + Offset.PARTICLE, node)]
         return (verb.prefix + word, node, head), []
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dragoman.phrasebook.lexicon import DATIVE, GENITIVE, Frame, Noun, Preposition, find_comparable
 from dragoman.phrasebook.noun_phrases import ON, POSSESSIVES, WITH, NoFittingWord, NounPhraseGrammar, expand_weights
 from dragoman.phrasebook.realization import (
-    FINAL,
     INFINITIVE,
     MAIN,
     QUESTION,
     RELATIVE,
+    VERB_FINAL,
     Clause,
     NounPhrase,
     Offset,
@@ -69,8 +69,8 @@ class Grammar(NounPhraseGrammar):
         tense = "present" if conjunction[0] == "if" else self.pick(SUBORDINATE_TENSES)
         fronted = self.random() < 0.4
         event = conjunction[0] in TEMPORAL
-        first = self.draw_clause(FINAL if fronted else MAIN, tense, elaborate=False, event=event)
-        second = self.draw_second_clause(MAIN if fronted else FINAL, tense, event=event, follows_clause=fronted)
+        first = self.draw_clause(VERB_FINAL if fronted else MAIN, tense, elaborate=False, event=event)
+        second = self.draw_second_clause(MAIN if fronted else VERB_FINAL, tense, event=event, follows_clause=fronted)
         (first if fronted else second).conjunction = conjunction
         return SentencePlan((first, second), second if fronted else first)
 
@@ -79,7 +79,7 @@ class Grammar(NounPhraseGrammar):
         tense = self.pick(("present", "present", "past"))
         frame = self.draw_frame(self.lexicon.reporting)
         clause = self.draw_clause(MAIN, tense, frame=frame, elaborate=False)
-        clause.complement = self.draw_second_clause(FINAL, tense)
+        clause.complement = self.draw_second_clause(VERB_FINAL, tense)
         clause.complement.conjunction = ("that", "dass") if frame.clause == "that" else ("whether", "ob")
         return SentencePlan((clause,), clause)
 

@@ -1,7 +1,11 @@
-"""Plans of sentences, and what English and German share when they put a plan into words.
+"""Plans of sentences, and the part of their realization that English and German share.
 
-A realizer writes tokens in the order of its language. Each token carries its node and the node of its head; from these
-come the alignment, the dependency tree, and the words that show each phenomenon of grammar.
+A realizer writes tokens in the word order of its language. Each token has a node and the node of its head. From these
+follow the word alignment, the dependency tree and the words that show each grammatical phenomenon.
+
+A node is an integer id. Each noun phrase or clause owns a block of 64 ids, and its own `node` is the first of them; an
+`Offset` names a meaning in the block. Meanings are 4 apart, so `node >> 2` is the meaning and the low two bits tell
+apart words that share it.
 """
 
 from __future__ import annotations
@@ -23,23 +27,23 @@ from dragoman.phrasebook.lexicon import (
     Verb,
 )
 
-BLOCK_SIZE = 64
+BLOCK_SIZE = 64  # node ids of a noun phrase or clause
 
 
 class Offset:
-    """The nodes of a block, as offsets into it."""
+    """Offsets of the meanings in a block of node ids."""
 
-    # of a noun phrase
+    # In the block of a noun phrase:
     NOUN, DETERMINER, ADJECTIVE, COLOUR, PREPOSITION, DEGREE, OF = range(0, 28, 4)
-    # of a clause; TIME has two nodes, 52 and 56
+    # In the block of a clause. Times of two words, such as "last week", use the meanings at TIME and TIME + 4:
     VERB, NOT, AUXILIARY, CONJUNCTION, FREQUENCY, MANNER, COMMA, CLOSING_COMMA = range(0, 32, 4)
-    PREDICATE, MORE, THAN, QUESTION_WORD, SENTENCE_ADVERB, TIME, _, STOP = range(32, 64, 4)
-    # of a verb, the English particle or the German separable prefix: a translation of the verb as well
+    PREDICATE, PREDICATE_DEGREE, THAN, QUESTION_WORD, SENTENCE_ADVERB, TIME, _, STOP = range(32, 64, 4)
+    # The English particle or the German separable prefix shares the meaning of its verb, but has its own node:
     PARTICLE = 2
 
 
-# Kinds of clauses. In a final clause, such as one with "because", the German verb comes last.
-MAIN, FINAL, RELATIVE, QUESTION, INFINITIVE = "main", "final", "relative", "question", "infinitive"
+# Kinds of clauses. In a verb-final clause, such as one with "because", the German verb comes last.
+MAIN, VERB_FINAL, RELATIVE, QUESTION, INFINITIVE = "main", "final", "relative", "question", "infinitive"
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +51,7 @@ class NounPhrase:
     """A noun phrase or a pronoun."""
 
     node: int
-    noun: Noun | None  # of a pronoun, the noun it refers to
+    noun: Noun | None  # if this is a pronoun, the noun that it refers to
     plural: bool = False
     pronoun: str = ""  # I, we, he, she, it, they, who, what, relative; empty for a noun
     antecedent: NounPhrase | None = None
@@ -63,7 +67,7 @@ class NounPhrase:
 
     @property
     def person(self) -> int:
-        """Return the index of the verb form that agrees with it: 0 for I, 1 for he, 2 for we."""
+        """Return the index of the verb form that agrees with this subject: 0 for I, 1 for he, 2 for we."""
         return 2 if self.plural else 0 if self.pronoun == "I" else 1
 
 
@@ -74,12 +78,12 @@ class Clause:
     node: int
     kind: str
     tense: str
-    follows_clause: bool = False  # another clause opens the sentence, which inverts the German word order
+    follows_clause: bool = False  # another clause comes first in the sentence, which inverts the German word order
     negated: bool = False
-    moved: str = ""  # the argument that opens the clause: a relative pronoun, who, what, which book
+    moved: str = ""  # the argument that comes first in the clause: a relative pronoun, who, what, which book
     question_adverb: str = ""  # where, when, why
-    fronted: str = ""  # the adjunct that opens a main clause: time, circumstance or sentence_adverb
-    verb: Verb | None = None  # None is "to be"
+    fronted: str = ""  # the adjunct that comes first in a main clause: time, circumstance or sentence_adverb
+    verb: Verb | None = None  # None means "to be"
     modal: str = ""
     subject: NounPhrase | None = None
     accusative: NounPhrase | None = None
@@ -94,7 +98,7 @@ class Clause:
     frequency: Adverbial | None = None
     time: Adverbial | None = None
     sentence_adverb: Adverbial | None = None
-    has_kein: bool = False  # the German object expresses the negation
+    has_kein: bool = False  # German negates the object with "kein" instead of the verb with "nicht"
     conjunction: tuple[str, str] = ("", "")
     complement: Clause | None = None  # that ..., whether ..., to ...
 
@@ -105,15 +109,15 @@ class Clause:
 
 
 class SentencePlan(NamedTuple):
-    """One or two clauses in the order of the sentence; the root is the main clause, or the first of two."""
+    """One or two clauses in the order of the sentence; `root` is the main clause, or the first of two main clauses."""
 
     clauses: tuple[Clause, ...]
     root: Clause
 
 
-# Among the nodes of a phenomenon: the word before the first one, the word after the last one.
+# Placeholders in the list of nodes of a phenomenon: the word before the first node, the word after the last node.
 PREVIOUS_WORD, NEXT_WORD = -1, -2
-CASES = {"subject": NOMINATIVE, "accusative": ACCUSATIVE}  # of arguments; the others are dative or have a preposition
+CASES = {"subject": NOMINATIVE, "accusative": ACCUSATIVE}  # other arguments are dative or have a preposition
 MARKS = (",", ".", "?")
 QUESTION_ADVERBS = {"where": ("where", "wo"), "when": ("when", "wann"), "why": ("why", "warum")}
 
@@ -121,19 +125,19 @@ Token = tuple[str, int, int]  # word, node, node of the head; `Realizer.governor
 
 
 class Realizer(ABC):
-    """Writes one sentence. Subclasses know the inflection and the word order of one language."""
+    """Writes one sentence. Subclasses implement the inflection and the word order of one language."""
 
     __slots__ = ("agreements", "fused", "governors", "nouns", "phenomena", "references", "text", "tokens", "words")
 
-    index: ClassVar[int]  # of this language in pairs of English and German
+    index: ClassVar[int]  # position of this language in (English, German) pairs
     than: ClassVar[str]
     genitive: ClassVar[str]  # preposition before a possessor
-    encloses_clauses: ClassVar[bool]  # commas enclose every relative and complement clause
+    encloses_clauses: ClassVar[bool]  # whether commas enclose every relative and complement clause
 
     def __init__(self) -> None:
         self.tokens: list[Token] = []
-        self.fused: dict[int, int] = {}  # node of a word -> the other node that it expresses too: im, cannot, kein
-        self.governors: dict[int, int] = {}  # head of a clause -> the node that the clause depends on
+        self.fused: dict[int, int] = {}  # node of a word -> second node that it expresses: im, cannot, kein
+        self.governors: dict[int, int] = {}  # node of the head of a clause -> node that the clause depends on
         self.phenomena: list[tuple[str, tuple[int, ...]]] = []  # name, nodes
         self.nouns: list[tuple[int, bool]] = []  # node, plural
         self.agreements: list[tuple[int, int, bool]] = []  # subject, finite verb, plural
@@ -141,7 +145,7 @@ class Realizer(ABC):
         self.words: list[str] = []
         self.text = ""
 
-    # ---- what the languages do differently
+    # ---- differences between the languages
 
     @abstractmethod
     def is_comma_before(self, clause: Clause) -> bool:
@@ -149,7 +153,7 @@ class Realizer(ABC):
 
     @abstractmethod
     def write_predication(self, clause: Clause) -> None:
-        """Write subject, verb, arguments and adjuncts, except for what has opened the clause."""
+        """Write subject, verb, arguments and adjuncts, except for the constituent that `write_opening` has written."""
 
     @abstractmethod
     def write_premodifiers(self, phrase: NounPhrase, noun: Noun, case: int) -> None:
@@ -161,7 +165,7 @@ class Realizer(ABC):
     # ---- sentences and clauses
 
     def write(self, plan: SentencePlan) -> None:
-        """Write the sentence; a comma before another mark is left out."""
+        """Write the sentence. A comma before another punctuation mark is left out."""
         root = plan.root
         for clause in plan.clauses:
             if clause is root:
@@ -192,7 +196,7 @@ class Realizer(ABC):
         if complement:
             if self.encloses_clauses:
                 self.add(",", complement.node + Offset.COMMA, complement.head)
-            if complement.kind == FINAL:
+            if complement.kind == VERB_FINAL:
                 self.write_conjunction(complement)
             self.write_clause(complement, clause.head)
 
@@ -200,7 +204,7 @@ class Realizer(ABC):
         self.add_words(clause.conjunction[self.index], clause.node + Offset.CONJUNCTION, clause.head)
 
     def write_opening(self, clause: Clause) -> None:
-        """Write the argument, question word or adjunct that opens the clause, if any."""
+        """Write the argument, question word or adjunct that comes first in the clause, if any."""
         if clause.moved:
             self.write_constituent(clause, clause.moved)
         elif clause.question_adverb:
@@ -210,7 +214,7 @@ class Realizer(ABC):
             self.write_constituent(clause, clause.fronted)
 
     def write_rest(self, clause: Clause, *names: str) -> None:
-        """Write those of these arguments and adjuncts that the clause has and that have not opened it."""
+        """Write the named arguments and adjuncts that the clause has, except those written by `write_opening`."""
         for name in names:
             if getattr(clause, name) is not None and name != clause.moved and name != clause.fronted:
                 self.write_constituent(clause, name)
@@ -226,6 +230,7 @@ class Realizer(ABC):
                 self.add(first, node, head)
                 self.add_words(" ".join(others), node + 1, node)
                 return
+            # each word of a time has its own meaning, and the last word is the head of the others
             last = node + Offset.TIME + 4 * len(others)
             for position, word in enumerate((first, *others), -len(others)):
                 self.add(word, last + 4 * position, last if position else head)
@@ -238,7 +243,7 @@ class Realizer(ABC):
         """Write the adjective after the verb: very old, older than the cat."""
         node = clause.node
         if clause.degree:
-            self.add(clause.degree[self.index][0], node + Offset.MORE, node + Offset.PREDICATE)
+            self.add(clause.degree[self.index][0], node + Offset.PREDICATE_DEGREE, node + Offset.PREDICATE)
         if clause.comparison is None:
             self.add(adjective.positive[self.index], node + Offset.PREDICATE, node)
             return
@@ -280,13 +285,13 @@ class Realizer(ABC):
             if self.encloses_clauses:
                 self.add(",", relative.node + Offset.CLOSING_COMMA, relative.head)
 
-    # ---- tokens and notes
+    # ---- tokens and phenomena
 
     def add(self, word: str, node: int, head: int) -> None:
         self.tokens.append((word, node, head))
 
     def add_words(self, text: str, node: int, head: int) -> None:
-        """Add several words that share a meaning and a head, or none."""
+        """Add the words of `text` (there may be none), all with the same head."""
         for offset, word in enumerate(text.split()):
             self.tokens.append((word, node + offset, head))
 
@@ -308,8 +313,8 @@ class Realizer(ABC):
         governors = self.governors
         return tuple(0 if node == root else positions[governors.get(node, head)] + 1 for _, node, head in self.tokens)
 
-    def locate_concepts(self) -> dict[int, list[int]]:
-        """Return the positions of the words for each meaning, which is a node without its last two bits."""
+    def locate_meanings(self) -> dict[int, list[int]]:
+        """Return the positions of the words that express each meaning (`node >> 2`)."""
         table: dict[int, list[int]] = {}
         for position, (_, node, _) in enumerate(self.tokens):
             table.setdefault(node >> 2, []).append(position)
@@ -320,7 +325,7 @@ class Realizer(ABC):
     def locate_phenomena(self, positions: dict[int, int]) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield each phenomenon and the positions that show it.
 
-        Agreement counts if a noun of the other number stands between subject and verb, so that it is hard.
+        Agreement of subject and verb is reported only if a noun of the other number (an attractor) stands between them.
         """
         nouns = [(positions[node], plural) for node, plural in self.nouns]
         for subject, finite, plural in self.agreements:

@@ -105,17 +105,20 @@ class TrainState:
 
     def to_json(self) -> dict[str, Any]:
         """Return the state under the keys of state.json, which have kept the names of earlier releases."""
-        return {SAVED_AS.get(name, name): value for name, value in asdict(self).items()}
+        values = asdict(self)
+        values["plan"] = {PLAN_SAVED_AS.get(name, name): value for name, value in values["plan"].items()}
+        return {SAVED_AS.get(name, name): value for name, value in values.items()}
 
     @classmethod
     def from_json(cls, saved: dict[str, Any]) -> TrainState:
         """Return the state from the contents of state.json."""
         values = {name: saved.pop(key) for name, key in SAVED_AS.items() if key in saved} | saved
-        last = values["last_validation"]
+        plan, last = values["plan"], values["last_validation"]
+        plan = {name: plan.pop(key) for name, key in PLAN_SAVED_AS.items() if key in plan} | plan
         return cls(
             **values
             | {
-                "plan": ExecutionPlan(**values["plan"]),
+                "plan": ExecutionPlan(**plan),
                 "position": StreamPosition(**values["position"]),
                 "best": tuple((tuple(goodness), step) for goodness, step in values["best"]),
                 "last_validation": Validation.from_state(last) if last else None,
@@ -125,6 +128,12 @@ class TrainState:
 
 
 SAVED_AS = {"plan": "choices", "position": "place", "lr_scale": "scale", "last_validation": "last", "sums": "running"}
+PLAN_SAVED_AS = {
+    "batch_parts": "split",
+    "bucketed_shapes": "few_shapes",
+    "use_cuda_graphs": "capture",
+    "world_size": "world",
+}
 
 
 def best_file(folder: RunFolder, step: int) -> Path:

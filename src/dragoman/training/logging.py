@@ -20,7 +20,7 @@ from dragoman.io import report_write_errors, write_text
 from dragoman.progress import INFO, WARNING, Report
 from dragoman.training.checkpoint import TrainState
 from dragoman.training.execution import ExecutionPlan, peak_memory
-from dragoman.training.optim import MAX_WARMUP
+from dragoman.training.optim import MAX_WARMUP_FRACTION
 from dragoman.training.step import StepMetrics
 
 
@@ -70,7 +70,7 @@ class Metrics:
         """Close both files."""
         for sink in (self.file, self.board):
             if sink:
-                with suppress(OSError):  # a full disk was reported before
+                with suppress(OSError):  # a full disk has already been reported
                     sink.close()
         self.file = self.board = None
 
@@ -81,12 +81,12 @@ class TrainLogger:
     def __init__(self, report: Report, metrics: Metrics, settings: TrainSettings, plan: ExecutionPlan) -> None:
         self.metrics, self.settings = metrics, settings
         self.device = torch.device(plan.device)
-        self.peak_flops = plan.world * matrix_speed(self.device, plan.precision)
+        self.peak_flops = plan.world_size * matrix_speed(self.device, plan.precision)
         self.forecast = Forecast(report, settings)
-        self.bar = report.progress("training", total=100)  # in percent, whatever the limit
+        self.bar = report.progress("training", total=100)  # percent of the limit that ends the run
 
     def reset(self, flops: float) -> None:
-        """Start to measure the speed anew; `flops` were spent before."""
+        """Restart the measurement of speed; `flops` is the number of operations so far."""
         self.tokens, self.flops, self.since = 0, flops, time.monotonic()
 
     @contextmanager
@@ -97,7 +97,7 @@ class TrainLogger:
         self.since += time.monotonic() - begun
 
     def log(self, state: TrainState, newest: StepMetrics, done: float) -> None:
-        """Show the mean losses since the last record and write one if it is due; `done` is the share of the run."""
+        """Show the mean losses since the last record and write one if it is due; `done` is the fraction of the run."""
         seconds = time.monotonic() - self.since
         speed, loss, nll, divergence = self.tokens / seconds, *state.mean_losses()
         left = timedelta(seconds=round(state.seconds * max(1 / done - 1, 0)))
@@ -128,14 +128,14 @@ class TrainLogger:
             )
 
 
-MEASURED = 5.0  # seconds of training that tell the speed, without the slow first step
-FEW_EPOCHS = 0.5  # if less than this is read, messages point it out
+MEASURED = 5.0  # seconds of training, without the slow first step, from which the speed is estimated
+FEW_EPOCHS = 0.5  # messages point out that a run reads less than this
 
 
 class Reached(NamedTuple):
-    """How far training is: shares of its limits, such as {"train.steps=1000": 0.2}, steps, epochs and seconds."""
+    """How far training is: fractions of its limits, such as {"train.steps=1000": 0.2}, steps, epochs and seconds."""
 
-    shares: Mapping[str, float]
+    fractions: Mapping[str, float]
     step: int
     epochs: float
     seconds: float
@@ -150,7 +150,7 @@ class Forecast:
         self.logged = False
 
     def update(self, now: Reached) -> None:
-        """Note how far training is after a step; log the forecast as soon as the speed is known."""
+        """Record the progress after a step; log the forecast as soon as the speed can be estimated."""
         if self.logged:
             return
         if self.begun is None or now.step <= self.begun.step:  # the first step, or the first after a roll-back
@@ -163,30 +163,31 @@ class Forecast:
         """Return a message about the limit that will be reached first, and the level of the message."""
         measured = now.seconds - begun.seconds
         left = {
-            limit: (1 - share) * measured / (share - begun.shares[limit])
-            for limit, share in now.shares.items()
-            if share > begun.shares[limit]
+            limit: (1 - fraction) * measured / (fraction - begun.fractions[limit])
+            for limit, fraction in now.fractions.items()
+            if fraction > begun.fractions[limit]
         }
         if not left:
-            return f"{next(iter(now.shares))} cannot be estimated yet", INFO
+            return f"{next(iter(now.fractions))} cannot be estimated yet", INFO
         limit = min(left, key=lambda name: left[name])
         steps = now.step + round(left[limit] * (now.step - begun.step) / measured)
         epochs = now.epochs + left[limit] * (now.epochs - begun.epochs) / measured
         lasts = timedelta(seconds=round(now.seconds + left[limit]))
         if limit.startswith("train.steps="):
             return f"at this speed {limit} takes about {lasts} ({epochs:.2g} epochs)", INFO
-        gives = f"at this speed {limit} gives about {steps:,} steps ({few(epochs) or f'{epochs:.2g} epochs'})"
+        small = describe_small_epochs(epochs)
+        gives = f"at this speed {limit} gives about {steps:,} steps ({small or f'{epochs:.2g} epochs'})"
         warmup, by_clock = self.settings.warmup, limit.startswith("train.minutes=")
-        shortened = "so the warm-up is shortened to a tenth of the time"  # the learning rate follows the clock then
+        shortened = "so the warm-up is shortened to a tenth of the time"  # see compute_learning_rate
         if steps <= warmup and by_clock:
             return f"{gives}, fewer than train.warmup={warmup}, {shortened}; train longer", WARNING
         if steps <= warmup:
             return f"{gives}, inside the warm-up of {warmup}; set train.warmup lower or train longer", WARNING
-        if by_clock and steps * MAX_WARMUP < warmup:
+        if by_clock and steps * MAX_WARMUP_FRACTION < warmup:
             return f"{gives}; train.warmup={warmup} is more than a tenth of them, {shortened}", WARNING
-        return f"{gives} and takes about {lasts}", WARNING if few(epochs) else INFO
+        return f"{gives} and takes about {lasts}", WARNING if small else INFO
 
 
-def few(epochs: float) -> str:
-    """Return the share of an epoch in words if it is small, else nothing."""
+def describe_small_epochs(epochs: float) -> str:
+    """Return a text such as "0.2 of an epoch" if less than FEW_EPOCHS were read, else an empty string."""
     return f"{epochs:.2g} of an epoch" if epochs < FEW_EPOCHS else ""

@@ -154,12 +154,12 @@ def repeat_rows(batch: Batch, method: Consistency, cut: float) -> Batch:
         return both
     return replace(
         both,
-        source_seen_BS=sample_seen_mask(both.source_BS, cut),
-        target_seen_BT=sample_seen_mask(both.target_in_BT, cut),
+        source_visible_BS=sample_visibility_mask(both.source_BS, cut),
+        target_visible_BT=sample_visibility_mask(both.target_in_BT, cut),
     )
 
 
-def sample_seen_mask(ids_BT: Tensor, rate: float) -> Tensor:
+def sample_visibility_mask(ids_BT: Tensor, rate: float) -> Tensor:
     """Return False for tokens of the second half that are hidden, except their positions: never BOS or EOS."""
     keep_BT = sample_dropout_mask(tuple(ids_BT.shape), rate, torch.ones((), device=ids_BT.device)) > 0
     keep_BT = keep_BT | (ids_BT == BOS) | (ids_BT == EOS)

@@ -1,9 +1,9 @@
-"""Optimizers and learning-rate schedules, each with its registry, and the step that clips and skips for all of them.
+"""Registries of optimizers and learning-rate schedules; gradient clipping and the skipping of non-finite steps.
 
 Muon (Jordan 2024) updates matrices by their orthogonalized momentum and everything else as AdamW does. All directions
-of a matrix move by the same amount, so rare ones are learned as fast as frequent ones. Updates have the size of AdamW's
-(Liu 2025), so one learning rate and one weight decay serve both kinds of parameter. If matrices are sharded, every
-process gathers the momentum of all of them, orthogonalizes it and updates its own rows.
+of a matrix move by the same amount, so rare ones are learned as fast as frequent ones. Updates have the same root mean
+square as those of AdamW (Liu 2025), so one learning rate and one weight decay serve both kinds of parameter. If
+matrices are sharded, every process gathers the full momentum, orthogonalizes it and updates its local rows.
 
 Shapes   K matrices of one size   R local rows   C columns   A rows of the full matrix, split into blocks
 """
@@ -25,27 +25,29 @@ from dragoman.training.distributed import gather_like, is_sharded, shard_like, t
 
 MOMENTUM = 0.95
 NEWTON_SCHULZ_STEPS = 5
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic: singular values come near 1, quickly rather than exactly
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic, which brings singular values near 1 in few iterations
 ADAMW_RMS = 0.2  # root mean square of AdamW's updates
-BLOCKS = {"query_key_value": 3, "key_value": 2}  # modules whose weight holds several matrices
-TABLES = ("embedding.weight", "table.weight", "project.weight", "_RD", "start")  # looked up by rows: AdamW's
+BLOCKS = {"query_key_value": 3, "key_value": 2}  # number of matrices that the weights of fused projections contain
+# 2-D parameters that Muon leaves to AdamW: embeddings, the output projection, relative-position tables, initial RNN
+# states
+ADAMW_SUFFIXES = ("embedding.weight", "table.weight", "project.weight", "_RD", "start")
 
 
 class Muon(AdamW):
-    """Muon for matrices, AdamW for the rest. It obeys `found_inf` as fused AdamW does."""
+    """Muon for matrices, AdamW for all other parameters. Like fused AdamW, it skips the step if `found_inf` is 1."""
 
     def __init__(
         self, named: Mapping[str, Tensor], *, lr: float | Tensor, beta2: float, weight_decay: float, capturable: bool
     ) -> None:
-        self.blocks = {id(one): count_blocks(name) for name, one in named.items() if is_matrix(name, one)}
-        matrices = [one for one in named.values() if id(one) in self.blocks]
-        rest = [one for one in named.values() if id(one) not in self.blocks]
-        groups: list[dict[str, Any]] = [{"params": some} for some in (rest, matrices)]
+        self.blocks = {id(param): count_blocks(name) for name, param in named.items() if is_matrix(name, param)}
+        matrices = [param for param in named.values() if id(param) in self.blocks]
+        rest = [param for param in named.values() if id(param) not in self.blocks]
+        groups: list[dict[str, Any]] = [{"params": params} for params in (rest, matrices)]
         super().__init__(
             groups, lr=lr, betas=(0.9, beta2), eps=1e-9, weight_decay=weight_decay, fused=True, capturable=capturable
         )
 
-    __setstate__ = Optimizer.__setstate__  # AdamW's own expects a step count, which matrices do not have
+    __setstate__ = Optimizer.__setstate__  # AdamW's method expects a step count, which matrices do not have
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -56,31 +58,31 @@ class Muon(AdamW):
         finally:
             self.param_groups = [rest, matrices]
         same_size: dict[tuple[torch.Size, int], list[Tensor]] = {}
-        for one in matrices["params"]:
-            if one.grad is not None:
-                same_size.setdefault((one.shape, self.blocks[id(one)]), []).append(one)
-        for some in same_size.values():
-            self.update_matrices(some, matrices["lr"], matrices["weight_decay"])
+        for param in matrices["params"]:
+            if param.grad is not None:
+                same_size.setdefault((param.shape, self.blocks[id(param)]), []).append(param)
+        for params in same_size.values():
+            self.update_matrices(params, matrices["lr"], matrices["weight_decay"])
 
     def update_matrices(self, matrices: list[Tensor], lr: float | Tensor, decay: float) -> None:
         """Update matrices of one size in one batch."""
-        for one in matrices:
-            if "momentum_buffer" not in self.state[one]:
-                self.state[one]["momentum_buffer"] = torch.zeros_like(one)
+        for param in matrices:
+            if "momentum_buffer" not in self.state[param]:
+                self.state[param]["momentum_buffer"] = torch.zeros_like(param)
         found_inf = getattr(self, "found_inf", None)
-        taken = 1.0 if found_inf is None else 1 - found_inf
-        weights = [to_local(one) for one in matrices]
-        buffers = [to_local(self.state[one]["momentum_buffer"]) for one in matrices]
-        grad_KRC = torch.stack([to_local(one.grad) for one in matrices])  # type: ignore[arg-type]
+        scale = 1.0 if found_inf is None else 1 - found_inf  # 0 leaves weights and momentum unchanged
+        weights = [to_local(param) for param in matrices]
+        buffers = [to_local(self.state[param]["momentum_buffer"]) for param in matrices]
+        grad_KRC = torch.stack([to_local(param.grad) for param in matrices])  # type: ignore[arg-type]
         if found_inf is not None:
             grad_KRC = torch.where(found_inf > 0, 0.0, grad_KRC)
         momentum_KRC = torch.stack(buffers)
-        momentum_KRC = momentum_KRC + (grad_KRC - momentum_KRC) * ((1 - MOMENTUM) * taken)
+        momentum_KRC = momentum_KRC + (grad_KRC - momentum_KRC) * ((1 - MOMENTUM) * scale)
         nesterov_KRC = grad_KRC.lerp(momentum_KRC, MOMENTUM)
         update_KRC = self.orthogonalize_sharded(nesterov_KRC, matrices)
         torch._foreach_copy_(buffers, list(momentum_KRC))
-        torch._foreach_mul_(weights, 1 - lr * decay * taken)
-        torch._foreach_sub_(weights, list(update_KRC * (lr * taken)))
+        torch._foreach_mul_(weights, 1 - lr * decay * scale)
+        torch._foreach_sub_(weights, list(update_KRC * (lr * scale)))
 
     def orthogonalize_sharded(self, x_KRC: Tensor, like: list[Tensor]) -> Tensor:
         """Return the local rows of the orthogonalized full matrices, scaled to the size of AdamW's updates."""
@@ -95,17 +97,17 @@ class Muon(AdamW):
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
-    return parameter.dim() == 2 and not name.endswith(TABLES)
+    return parameter.dim() == 2 and not name.endswith(ADAMW_SUFFIXES)
 
 
 def count_blocks(name: str) -> int:
-    """Return how many matrices a weight holds, one below the other."""
+    """Return how many matrices are stacked along the rows of a weight."""
     module, _, parameter = name.rpartition(".")
     return BLOCKS.get(module.rpartition(".")[2], 1) if parameter == "weight" else 1
 
 
 def orthogonalize(x_KRC: Tensor) -> Tensor:
-    """Return the nearest matrices with all singular values about 1, by Newton-Schulz iteration."""
+    """Return matrices with the same singular vectors and singular values near 1, by Newton-Schulz iteration."""
     a, b, c = COEFFICIENTS
     tall = x_KRC.size(1) > x_KRC.size(2)
     x = (x_KRC.mT if tall else x_KRC).to(torch.bfloat16 if x_KRC.is_cuda else x_KRC.dtype)
@@ -118,14 +120,14 @@ def orthogonalize(x_KRC: Tensor) -> Tensor:
 
 
 class CapturableSGD(SGD):
-    """SGD that reads its learning rate from a tensor, so that a CUDA graph can hold it; PyTorch's own cannot."""
+    """SGD whose learning rate may be a tensor, which CUDA graphs need and PyTorch's SGD does not support."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002
         for group in self.param_groups:
-            parameters = [one for one in group["params"] if one.grad is not None]
-            weights = [to_local(one) for one in parameters]
-            grads = torch._foreach_add([to_local(one.grad) for one in parameters], weights, alpha=group["weight_decay"])
+            params = [param for param in group["params"] if param.grad is not None]
+            weights = [to_local(param) for param in params]
+            grads = torch._foreach_add([to_local(param.grad) for param in params], weights, alpha=group["weight_decay"])
             torch._foreach_sub_(weights, torch._foreach_mul(grads, group["lr"]))
 
 
@@ -146,7 +148,7 @@ def _common_options(named: NamedParameters, settings: TrainSettings) -> dict[str
 
 
 def use(kind: type[Optimizer], **options: Any) -> MakeOptimizer:
-    """Return the registry's entry for a class of `torch.optim`; it gets those settings that it has an argument for."""
+    """Return a registry entry for a class of `torch.optim`, which gets the settings that its constructor accepts."""
 
     def make(named: NamedParameters, settings: TrainSettings) -> Optimizer:
         accepted = inspect.signature(kind).parameters
@@ -179,14 +181,14 @@ def set_learning_rate(optimizer: Optimizer, lr: float) -> None:
 
 
 def compute_gradient_norm(parameters: Sequence[Tensor]) -> Tensor:
-    """Return the norm of all gradients together. Sharded if they are."""
-    return torch.nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
+    """Return the norm of all gradients together. If gradients are DTensors, so is the result."""
+    return torch.nn.utils.get_total_norm([param.grad for param in parameters if param.grad is not None])
 
 
 @torch.no_grad()
 def clip_gradients(parameters: Sequence[Tensor], norm: Tensor, clip: float) -> None:
-    """Scale all gradients in place so that their norm is at most `clip`. It waits for nothing."""
-    grads = [to_local(one.grad) for one in parameters if one.grad is not None]
+    """Scale all gradients in place so that their norm is at most `clip`. Does not synchronize with the GPU."""
+    grads = [to_local(param.grad) for param in parameters if param.grad is not None]
     torch._foreach_div_(grads, (norm.float() / clip).clamp(min=1.0))
 
 
@@ -194,8 +196,8 @@ def clip_gradients(parameters: Sequence[Tensor], norm: Tensor, clip: float) -> N
 def step_unless(found_inf: Tensor, optimizer: Optimizer) -> None:
     """Call `optimizer.step()`; if `found_inf` is 1, leave the weights and the optimizer's state as they are.
 
-    Fused optimizers of PyTorch and Muon read `found_inf` themselves. With any other one, reading it here waits for the
-    GPU. A CUDA graph can neither wait nor branch, so there the step is taken and undone.
+    PyTorch's fused optimizers and Muon read `found_inf` on the device. For other optimizers it is read here, which
+    waits for the GPU. A CUDA graph can neither wait nor branch, so there the step is taken and then undone.
     """
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         optimizer.found_inf = found_inf  # type: ignore[attr-defined]
@@ -204,36 +206,39 @@ def step_unless(found_inf: Tensor, optimizer: Optimizer) -> None:
         if not found_inf:
             optimizer.step()
     else:
-        held = _tensors_of(optimizer)
-        before = [one.clone() for one in held]
+        tensors = _list_tensors(optimizer)
+        previous = [tensor.clone() for tensor in tensors]
         optimizer.step()
-        if len(_tensors_of(optimizer)) > len(held):  # replaying the graph would create its state anew each time
+        if len(_list_tensors(optimizer)) > len(tensors):  # every replay of the graph would initialize the state again
             optimizer.state.clear()
-            raise RuntimeError("the optimizer has taken no step yet")
-        torch._foreach_copy_(held, [torch.where(found_inf > 0, *pair) for pair in zip(before, held, strict=True)])
+            raise RuntimeError("the optimizer must take one step before CUDA graph capture, so that its state exists")
+        torch._foreach_copy_(
+            tensors, [torch.where(found_inf > 0, *pair) for pair in zip(previous, tensors, strict=True)]
+        )
 
 
-def _tensors_of(optimizer: Optimizer) -> list[Tensor]:
-    """Return all local tensors that a step may change."""
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
-    state = [value for one in parameters for value in optimizer.state.get(one, {}).values()]
-    return [to_local(one) for one in (*parameters, *state) if isinstance(one, Tensor)]
+def _list_tensors(optimizer: Optimizer) -> list[Tensor]:
+    """Return all local tensors that a step may change: parameters and optimizer state."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    state = [value for param in params for value in optimizer.state.get(param, {}).values()]
+    return [to_local(value) for value in (*params, *state) if isinstance(value, Tensor)]
 
 
-def inverse_sqrt(step: int, warmup: int, done: float) -> float:  # noqa: ARG001
+def inverse_sqrt(step: int, warmup: int, run_fraction: float) -> float:  # noqa: ARG001
     """Decay as 1 / sqrt(step) (Vaswani 2017, section 5.3)."""
     return math.sqrt(warmup / max(step, warmup))
 
 
-def cosine(step: int, warmup: int, done: float) -> float:  # noqa: ARG001
+def cosine(step: int, warmup: int, run_fraction: float) -> float:  # noqa: ARG001
     """Decay to zero along a half cosine that ends with the run.
 
-    A run limited in minutes decays with the clock, so repeating it gives the same quality, not the same bits.
+    In a run limited by train.minutes the learning rate depends on the elapsed time, so a repeated run is not
+    bit-identical.
     """
-    return 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
+    return 0.5 * (1 + math.cos(math.pi * min(run_fraction, 1.0)))
 
 
-def constant(step: int, warmup: int, done: float) -> float:  # noqa: ARG001
+def constant(step: int, warmup: int, run_fraction: float) -> float:  # noqa: ARG001
     """Do not decay."""
     return 1.0
 
@@ -243,13 +248,13 @@ SCHEDULES: dict[str, Callable[[int, int, float], float]] = {
     "cosine": cosine,
     "constant": constant,
 }
-MAX_WARMUP = 0.1  # share of a run limited in minutes, whose number of steps is unknown
+MAX_WARMUP_FRACTION = 0.1  # maximum fraction of a run limited by train.minutes, whose number of steps is unknown
 
 
 def check_optimization(settings: TrainSettings, model: Settings) -> None:
     """Raise a UserError if optimizer, schedule, limits or averaging cannot work."""
     if not settings.limit:
-        raise UserError("training needs an end: set train.steps, train.epochs, train.minutes or train.flops")
+        raise UserError("training needs a limit: set train.steps, train.epochs, train.minutes or train.flops")
     if settings.average > settings.keep:
         raise UserError(
             f"train.average={settings.average} needs as many checkpoints, "
@@ -259,15 +264,18 @@ def check_optimization(settings: TrainSettings, model: Settings) -> None:
     if settings.optimizer == "muon" and query != value:
         raise UserError(
             "train.optimizer=muon splits the matrix of queries, keys and values into equal parts, so model.query_width "
-            "and model.value_width must be the same; make them so, or take train.optimizer=adamw"
+            "and model.value_width must be equal; set them to the same value, or use train.optimizer=adamw"
         )
 
 
-def compute_learning_rate(step: int, settings: TrainSettings, *, done: float, clock: float = 0.0) -> float:
+def compute_learning_rate(
+    step: int, settings: TrainSettings, *, run_fraction: float, minutes_fraction: float = 0.0
+) -> float:
     """Return the learning rate of a step, counted from 1: a linear warm-up, then the schedule.
 
-    `done` is the share of the run's limit that is used up, `clock` that of its minutes alone.
+    `run_fraction` is the fraction of the run that is done, `minutes_fraction` the fraction of train.minutes that has
+    passed.
     """
     warmup = max(settings.warmup, 1)
-    warm = min(max(step / warmup, clock / MAX_WARMUP), 1.0)
-    return settings.lr * warm * SCHEDULES[settings.schedule](step, warmup, done)
+    warm = min(max(step / warmup, minutes_fraction / MAX_WARMUP_FRACTION), 1.0)
+    return settings.lr * warm * SCHEDULES[settings.schedule](step, warmup, run_fraction)

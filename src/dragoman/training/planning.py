@@ -68,7 +68,7 @@ def describe_run(request: TrainRequest, group: ProcessGroup) -> dict[str, Any]:
             "until": train.limit,
             "steps_per_epoch": max(round(slots / (train.tokens * train.accumulate)), 1),
             "memory": count_parameters(model) * (BYTES_PER_PARAMETER + 4 * bool(train.ema)),
-            "execution": str(plan_execution(train, recipe.model.layout, few_shapes=recipe.has_few_shapes)),
+            "execution": str(plan_execution(train, recipe.model.layout, can_bucket_shapes=recipe.can_bucket_shapes)),
         }
 
 
@@ -118,12 +118,12 @@ def fit(recipe: str | Path, overrides: Sequence[str] = (), report: Report | None
     with TemporaryDirectory() as folder:
         prepared = prepare(whole, RunFolder(folder), report)
     model = new_model(whole, prepared.tokenizers, None)
-    stepper = Stepper(model, whole.train, replace(plan, capture=False, compile=False))
+    stepper = Stepper(model, whole.train, replace(plan, use_cuda_graphs=False, compile=False))
     memory = float(torch.cuda.get_device_properties(device).total_memory)
 
     def measure(tokens: int) -> float | None:
         settings = whole.train.model_copy(update={"tokens": tokens})
-        stream = open_stream(whole.model_copy(update={"train": settings}), prepared, few_shapes=True)
+        stream = open_stream(whole.model_copy(update={"train": settings}), prepared, bucketed_shapes=True)
         batch, _ = next(stream.batches(StreamPosition()))
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)

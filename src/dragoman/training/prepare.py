@@ -12,7 +12,7 @@ from itertools import chain, islice, repeat, zip_longest
 from pathlib import Path
 from typing import Any
 
-from dragoman.data.batches import EXAMPLE_FORMATS, RankShare
+from dragoman.data.batches import EXAMPLE_FORMATS, RankShard
 from dragoman.data.corpus import SPLITS, CorpusSettings, fingerprint_corpus, read_pairs
 from dragoman.data.features import FEATURES
 from dragoman.data.simple_tokenizers import LabelTokenizer
@@ -29,14 +29,14 @@ from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
 from dragoman.types import Pair
 
-FEW_SHAPES = {"packed": "level", "padded": "stepped"}  # layouts, and the same with few shapes of batches
+BUCKETED_LAYOUTS = {"packed": "level", "padded": "stepped"}  # layout -> the same layout with a small set of shapes
 FIRST_LINES = 1000  # of a corpus that are checked before anything is written
 STATISTICS_LENGTHS, STATISTICS_TEXTS = 100_000, 1000  # pairs of a corpus whose lengths and texts are measured
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """All that training reads."""
+    """The data and the tokenizers of a training run."""
 
     tokenizers: Tokenizers
     train: list[WeightedStore]
@@ -56,7 +56,7 @@ class Prepared:
             lengths += list(zip(*(side.tolist() for side in part.store.lengths(STATISTICS_LENGTHS)), strict=True))
             for line in range(0, len(part.store), max(len(part.store) // STATISTICS_TEXTS, 1)):
                 pair = part.store.example(line)
-                source = pair.source[len(self.tokenizers.before(part.store.tag)) :]
+                source = pair.source[len(self.tokenizers.tag_ids(part.store.tag)) :]
                 texts.append((self.tokenizers.source.decode(source), self.tokenizers.target.decode(pair.target)))
         return PairStatistics.of(lengths, texts)
 
@@ -256,16 +256,16 @@ def read_dev_pairs(recipe: Recipe) -> dict[str, list[Pair]]:
 
 
 def open_stream(
-    recipe: Recipe, prepared: Prepared, *, few_shapes: bool = False, share: RankShare | None = None
+    recipe: Recipe, prepared: Prepared, *, bucketed_shapes: bool = False, shard: RankShard | None = None
 ) -> BatchStream:
-    """Return an endless stream of batches for the model's task, in few shapes if wanted and possible."""
+    """Return an endless stream of batches for the model's task, with bucketed shapes if requested and possible."""
     settings, layout = recipe.train, recipe.batch_layout
     common: dict[str, Any] = {
-        "layout": FEW_SHAPES[layout] if few_shapes and recipe.has_few_shapes else layout,
+        "layout": BUCKETED_LAYOUTS[layout] if bucketed_shapes and recipe.can_bucket_shapes else layout,
         "tokens": settings.tokens,
         "seed": settings.seed,
-        "share": share or RankShare(),
-        "most": recipe.model.length_limit,
+        "shard": shard or RankShard(),
+        "max_positions": recipe.model.length_limit,
     }
     if isinstance(recipe.model, LmSettings) and recipe.example_format == "windows":
         return TextWindowStream(prepared.train, prepared.tokenizers, context=recipe.model.context, **common)

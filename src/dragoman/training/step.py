@@ -211,7 +211,7 @@ class Stepper:
         self.ema = clone_weights(model) if settings.ema else {}
         self.count = torch.ones((), device=self.device)  # of target tokens in the step
         self.ema_step = torch.zeros((), device=self.device)  # 1 - decay
-        self.cuda_graphs = CudaGraphs(self.train_batch) if plan.capture else None
+        self.cuda_graphs = CudaGraphs(self.train_batch) if plan.use_cuda_graphs else None
         if plan.compile:
             self.learner.compile_layers()
 
@@ -223,14 +223,16 @@ class Stepper:
         self.count.fill_(sum(batch.target_tokens for batch in batches))
         decay = min(self.settings.ema, (1 + step) / (10 + step))  # low at first: initial weights must not bias the EMA
         self.ema_step.fill_(1 - decay)
-        if self.cuda_graphs and len(batches) == 1 and self.plan.split == 1:
+        if self.cuda_graphs and len(batches) == 1 and self.plan.batch_parts == 1:
             torch.manual_seed(derive_seed(self.settings.seed, step, 0))
             numbers_4 = self.cuda_graphs(batches[0])
         else:
             self.optimizer.zero_grad()
             sums = torch.zeros(3, device=self.device)
             some = [
-                (number, part) for number, batch in enumerate(batches) for part in split_batch(batch, self.plan.split)
+                (number, part)
+                for number, batch in enumerate(batches)
+                for part in split_batch(batch, self.plan.batch_parts)
             ]
             for index, (number, part) in enumerate(some, 1):
                 torch.manual_seed(derive_seed(self.settings.seed, step, number))
@@ -290,10 +292,10 @@ class Stepper:
     def shrink(self) -> int:
         """After running out of memory, discard the gradients and split batches into twice as many parts."""
         self.optimizer.zero_grad()
-        self.plan = replace(self.plan, split=self.plan.split * 2, capture=False)
+        self.plan = replace(self.plan, batch_parts=self.plan.batch_parts * 2, use_cuda_graphs=False)
         self.disable_cuda_graphs()
         torch.cuda.empty_cache()
-        return self.plan.split
+        return self.plan.batch_parts
 
     def disable_cuda_graphs(self) -> None:
         if self.cuda_graphs:

@@ -18,7 +18,7 @@ from types import FrameType
 import torch
 
 from dragoman.config.settings import LIMITS
-from dragoman.data.batches import RankShare
+from dragoman.data.batches import RankShard
 from dragoman.data.stream import StreamPosition, prefetch
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import Stop, UserError
@@ -30,7 +30,7 @@ from dragoman.run_dir import RunFolder
 from dragoman.training import checkpoint
 from dragoman.training.checkpoint import NO_SUMS, TrainState, record_end, record_start
 from dragoman.training.execution import peak_memory, plan_execution
-from dragoman.training.logging import Metrics, Reached, TrainLogger, few
+from dragoman.training.logging import Metrics, Reached, TrainLogger, describe_small_epochs
 from dragoman.training.loss import count_passes
 from dragoman.training.optim import compute_learning_rate
 from dragoman.training.prepare import Prepared, check_same_data, find_changed_corpus, open_stream, prepare
@@ -40,8 +40,8 @@ from dragoman.training.validation import Validator
 from dragoman.types import Batch
 
 ROLL_BACK_AFTER = 5  # non-finite steps in a row
-SYNCHRONISE_EVERY = 16  # steps after which the metrics of a GPU's steps are read, at the latest
-PREFETCH = {"cpu": 16, "cuda": 64}  # batches collated ahead, so that a GPU never waits while a window is packed
+SYNCHRONISE_EVERY = 16  # maximum number of steps between two transfers of metrics from a GPU
+PREFETCH = {"cpu": 16, "cuda": 64}  # batches collated ahead; on a GPU enough to cover the packing of a window
 MIN_LR_SCALE = 2.0**-10  # a run that needs a smaller learning rate than this will not recover
 
 
@@ -57,21 +57,21 @@ def train(
 ) -> Path:
     """Train a recipe into the run folder `out`, and return that folder.
 
-    `overrides` are settings such as "train.steps=1000", laid over the recipe. `resume` goes on with the run in `out`;
-    `init_from` begins with the weights of another run. Tokenizers are learned, unless they are given.
-    In processes that torchrun started, all train together (docs/many-machines.md).
+    `overrides` are settings such as "train.steps=1000" that override those of the recipe. `resume` continues the run in
+    `out`; `init_from` starts from the weights of another run. Tokenizers are trained unless `tokenizers` is given.
+    Processes that torchrun started train one model together (docs/many-machines.md).
 
         run = dragoman.train("recipe.yaml", out="runs/mine", overrides=["train.steps=30"])
         translator = dragoman.load(run)
         print(translator.translate(["A man walks his dog."])[0].text)
     """
     request = TrainRequest(recipe, RunFolder(out), overrides, resume, init_from)
-    with join_process_group(request.timeout_minutes) as group, ExitStack() as held:
+    with join_process_group(request.timeout_minutes) as group, ExitStack() as stack:
         report = report if report and group.is_main else Report(quiet=not group.is_main)
-        start = begin(request, report, held, group)
+        start = begin(request, report, stack, group)
         folder = request.folder
-        given = start.parent.tokenizers if start.parent else tokenizers
-        prepared = group.in_rank_order(lambda: prepare(start.recipe, folder, report, tokenizers=given))
+        known_tokenizers = start.parent.tokenizers if start.parent else tokenizers
+        prepared = group.in_rank_order(lambda: prepare(start.recipe, folder, report, tokenizers=known_tokenizers))
         check_same_data(prepared, group)
         form, resumed = start.recipe.example_format, start.newest is not None
         group.broadcast(lambda: record_start(folder, prepared, form, init_from=start.init_from, resumed=resumed))
@@ -88,23 +88,26 @@ def prepare_state(start: Start, prepared: Prepared, report: Report, group: Proce
     plan = plan_execution(
         start.recipe.train,
         start.recipe.model.layout,
-        few_shapes=start.recipe.has_few_shapes,
-        before=saved.plan if saved else None,
+        can_bucket_shapes=start.recipe.can_bucket_shapes,
+        resumed_plan=saved.plan if saved else None,
         group=group,
     )
     if not saved:
         longest = max(prepared.longest, start.parent.longest if start.parent else 0)
         return TrainState(plan, prepared.digests, longest=longest, parent=start.init_from)
     if changed := find_changed_corpus(prepared.digests, saved.data):
-        raise UserError(f"{changed} is not what this run was begun with; restore it, or begin a new run")
-    report.log(f"going on from step {saved.step}")
+        raise UserError(f"{changed} has changed since this run was started; restore it, or start a new run")
+    report.log(f"resuming from step {saved.step}")
     if plan != saved.plan:
-        report.log(f"it ran on {saved.plan} before: equal within tolerance from here on, not to the bit")
+        report.log(
+            f"the run used {saved.plan} before; from here on results will match an uninterrupted run only within "
+            "tolerance, not bit for bit"
+        )
     return replace(saved, plan=plan)
 
 
 class Trainer:
-    """Train one run. `state` and the tensors of the stepper are all that a resumed run needs."""
+    """Train one run. A checkpoint is `state` together with the tensors of the stepper."""
 
     def __init__(
         self,
@@ -125,25 +128,25 @@ class Trainer:
         if start.newest:
             checkpoint.restore(start.newest, self.stepper)
         self.cost = Cost.of(self.stepper.model, passes=count_passes(settings))
-        share = RankShare(group.rank, group.world_size)
-        self.stream = open_stream(recipe, prepared, few_shapes=plan.few_shapes, share=share)
+        shard = RankShard(group.rank, group.world_size)
+        self.stream = open_stream(recipe, prepared, bucketed_shapes=plan.bucketed_shapes, shard=shard)
         if group.is_distributed and self.stepper.device.type == "cpu":
             self.stepper.rehearse(self.stream.empty_batch())
         self.validator = Validator(recipe, prepared, self.stream.widths, plan, state.last_validation)
         path = folder.metrics if group.is_main else None
         self.metrics = Metrics(path, step=state.step, board=settings.tensorboard)
         self.logger = TrainLogger(report, self.metrics, settings, plan)
-        self.received_signal = 0  # by this process
-        self.signal = 0  # by any process, as all of them know
-        self.pending: list[PendingStep] = []  # steps whose metrics have not been read
-        self.started = 0.0  # when training would have begun if it had never been interrupted, on the monotonic clock
+        self.received_signal = 0  # number of the signal that this process received
+        self.signal = 0  # number of a signal that any process received, the same in all processes
+        self.pending: list[PendingStep] = []  # steps whose metrics have not been copied to the host
+        self.started = 0.0  # monotonic time at which an uninterrupted run would have started
         self.batches: Generator[tuple[Batch, StreamPosition]] | None = None
 
     def fit(self) -> None:
-        """Train until a limit is reached. On a GPU steps run asynchronously; their metrics are read now and then."""
+        """Train until a limit is reached. On a GPU steps run asynchronously, and metrics are read every few steps."""
         if finished := self.stop_reason():
-            self.report.log(f"this run has already come to its end ({finished}); raise it to train on")
-            self.publish()  # it may have been killed between its last checkpoint and this
+            self.report.log(f"this run is already finished: {finished} is reached. Raise that limit to train further.")
+            self.publish()  # the run may have been killed after its last checkpoint, before the model was written
         else:
             self.log_start()
         with self.catch_signals(), self.logger.bar:
@@ -163,13 +166,15 @@ class Trainer:
                         self.save()
                     if self.signal and not self.stop_reason():
                         name = signal.Signals(self.signal).name
-                        message = f"stopped by {name} at step {self.state.step}, all saved; go on with --resume"
+                        message = (
+                            f"stopped by {name} at step {self.state.step}; everything is saved, continue with --resume"
+                        )
                         raise Stop(message if self.group.is_main else "", 128 + self.signal)
         self.group.broadcast(lambda: record_end(self.folder, trained=not finished))
         self.log_end()
 
     def close(self) -> None:
-        """Close what a run holds open, whether it ended well or not."""
+        """Close files, stop prefetching and free CUDA graphs, also after an error."""
         if self.batches:
             self.batches.close()
         self.metrics.close()
@@ -184,30 +189,28 @@ class Trainer:
                 f"the run ends inside its warm-up: train.warmup={self.settings.warmup} should be far lower", WARNING
             )
         if not self.validator.batches:
-            self.report.log(
-                "there is no data.dev: nothing is checked on the way, and the last weights are kept", WARNING
-            )
+            self.report.log("there is no data.dev: training is not validated, and the last weights are kept", WARNING)
 
     @contextmanager
     def catch_signals(self) -> Iterator[None]:
-        """Inside, SIGINT and SIGTERM end training after the current step. Only the main thread can handle signals."""
+        """Let SIGINT and SIGTERM end training after the current step. Only the main thread can handle signals."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
 
         def on_signal(number: int, _frame: FrameType | None) -> None:
-            signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
+            signal.signal(number, signal.SIG_DFL)  # a second signal ends the process at once
             self.received_signal = number
 
-        before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in previous.items():
                 signal.signal(number, handler)
 
     def next_batches(self) -> tuple[list[Batch], StreamPosition]:
-        """Return the batches of one step and the state of the stream after them."""
+        """Return the batches of one step and the position of the stream after them."""
         if self.batches is None:  # at the start and after a roll-back
             position, on_cpu = self.state.position, self.stepper.device.type == "cpu"
 
@@ -222,7 +225,10 @@ class Trainer:
         return [batch for batch, _ in pairs], pairs[-1][1]
 
     def advance(self, batches: list[Batch], position: StreamPosition) -> None:
-        """Count a step. Processes agree on the FLOPs of all, the clock of rank 0 and a signal that any received."""
+        """Update the state after a step.
+
+        All processes use the sum of their FLOPs, the clock of rank 0 and the signal that any of them received.
+        """
         flops, seconds = sum(map(self.cost.training, batches)), time.monotonic() - self.started
         agreed = self.group.gather_numbers(flops, seconds, self.received_signal)
         self.signal = int(max(number for _, _, number in agreed))
@@ -230,7 +236,7 @@ class Trainer:
         self.state = self.state.advance(self.pending[-1].tokens, position, seconds, flops)
 
     def should_synchronise(self) -> bool:
-        """Return whether to wait for the metrics of the last steps: on a GPU only if something depends on them."""
+        """Return whether to wait for the metrics of the pending steps: on a GPU only if something depends on them."""
         settings = self.settings
         every = (SYNCHRONISE_EVERY, settings.log_every, settings.save_every, settings.validate_every)
         due = any(map(self.is_due, every)) or self.signal or self.stop_reason()
@@ -240,7 +246,7 @@ class Trainer:
         return every > 0 and self.state.step % every == 0
 
     def read_metrics(self) -> bool:
-        """Read and log the metrics of pending steps; return False if too many were skipped in a row."""
+        """Read and log the metrics of pending steps; return False if too many steps in a row were skipped."""
         pending, self.pending = fetch_metrics(self.pending), []
         for step, metrics in enumerate(pending, self.state.step - len(pending) + 1):
             self.state = self.state.add_metrics(metrics)
@@ -250,12 +256,12 @@ class Trainer:
                 if self.state.skipped_in_a_row >= ROLL_BACK_AFTER:
                     return False
             self.logger.tokens += metrics.tokens
-        self.logger.log(self.state, pending[-1], self.share_done())
+        self.logger.log(self.state, pending[-1], self.run_fraction())
         self.logger.forecast.update(
-            Reached(self.limit_shares(), self.state.step, self.state.epochs, self.state.seconds)
+            Reached(self.limit_fractions(), self.state.step, self.state.epochs, self.state.seconds)
         )
         if (graphs := self.stepper.cuda_graphs) and graphs.failure:
-            self.report.log(f"steps do not run as CUDA graphs, but kernel by kernel ({graphs.failure})")
+            self.report.log(f"steps cannot run as CUDA graphs ({graphs.failure}), so kernels are launched one by one")
             self.stepper.disable_cuda_graphs()
         if self.is_due(self.settings.log_every):
             self.state = replace(self.state, sums=NO_SUMS)
@@ -265,8 +271,10 @@ class Trainer:
     def train_step(self, batches: list[Batch]) -> PendingStep:
         """Take one step; if memory runs out, split batches into smaller parts and try again."""
         step = self.state.step + 1
-        clock = self.state.seconds / self.settings.minutes / 60 if self.settings.minutes else 0.0
-        lr = compute_learning_rate(step, self.settings, done=self.share_done(), clock=clock)
+        minutes_fraction = self.state.seconds / self.settings.minutes / 60 if self.settings.minutes else 0.0
+        lr = compute_learning_rate(
+            step, self.settings, run_fraction=self.run_fraction(), minutes_fraction=minutes_fraction
+        )
         while True:
             try:
                 return self.stepper.update(batches, step, self.state.lr_scale * lr)
@@ -274,17 +282,17 @@ class Trainer:
                 if self.group.is_distributed:
                     raise UserError(
                         f"process {self.group.rank} is out of memory; start more processes, so that each has fewer "
-                        f"rows, or begin again with train.tokens={self.settings.tokens // 2}"
+                        f"rows, or start again with train.tokens={self.settings.tokens // 2}"
                     ) from None
-                if self.stepper.plan.split >= max(len(batch.source_BS) for batch in batches):
+                if self.stepper.plan.batch_parts >= max(len(batch.source_BS) for batch in batches):
                     raise UserError(
                         "a single row does not fit into memory; make the model smaller or data.max_length lower"
                     ) from None
-            split = self.stepper.shrink()
+            parts = self.stepper.shrink()
             self.state = replace(self.state, plan=self.stepper.plan)
-            tokens, accumulate = self.settings.tokens // split, self.settings.accumulate * split
+            tokens, accumulate = self.settings.tokens // parts, self.settings.accumulate * parts
             self.report.log(
-                f"out of memory: batches are split into {split} parts from now on; next time set "
+                f"out of memory: batches are split into {parts} parts from now on; next time set "
                 f"train.tokens={tokens} train.accumulate={accumulate}",
                 WARNING,
             )
@@ -301,7 +309,7 @@ class Trainer:
         if lr_scale < MIN_LR_SCALE:
             raise self.group.user_error(
                 f"the steps after step {back.step} are not finite even at {back.lr_scale:g} of the learning rate; "
-                "look at the data, or begin a new run with a smaller train.lr"
+                "check the data, or start a new run with a smaller train.lr"
             )
         checkpoint.restore(newest, self.stepper)
         self.state = replace(
@@ -325,13 +333,16 @@ class Trainer:
         self.batches = None
 
     def amid_skipped_steps(self) -> bool:
-        """Return whether the newest step was skipped. A checkpoint there would be none to roll back to."""
+        """Return whether the last step was skipped and training continues.
+
+        Such a state is no safe point to roll back to.
+        """
         return bool(self.state.skipped_in_a_row) and not self.stop_reason()
 
     def should_validate(self) -> bool:
         due = self.is_due(self.settings.validate_every)
         if due and self.amid_skipped_steps():
-            self.report.log(f"nothing is validated at step {self.state.step}, in the midst of bad steps")
+            self.report.log(f"no validation at step {self.state.step}, because the last step was skipped")
             return False
         return bool(self.validator.batches) and (due or bool(self.stop_reason()))
 
@@ -342,13 +353,13 @@ class Trainer:
         return due and not self.amid_skipped_steps()
 
     def validate(self) -> None:
-        """Evaluate the weights that users get on dev."""
+        """Evaluate on data.dev the weights that users will get: the EMA, if there is one."""
         with self.stepper.ema_weights():
             validation = self.group.broadcast(lambda: self.validator(self.stepper.eval_model))
         if self.state.skipped_in_a_row and not math.isfinite(validation.loss):
             raise self.group.user_error(
-                f"the run ends at step {self.state.step} amid steps that are not finite, and neither is its loss on "
-                "dev; what was saved before is whole. Try a smaller train.lr"
+                f"the run ends at step {self.state.step} after skipped steps, and its loss on data.dev is not finite; "
+                "earlier checkpoints are intact. Try a smaller train.lr"
             )
         self.state = self.state.add_validation(validation, self.settings.metric, self.settings.keep)
         self.report.log(f"step {self.state.step}: {validation.describe(self.validator.task)}")
@@ -369,31 +380,31 @@ class Trainer:
         current = {} if self.state.best else self.stepper.weights()
 
         def save_model() -> None:
-            about = {"longest": str(self.state.longest), "step": str(self.state.step)}
-            if self.recipe.example_format == "pairs":
-                about["usual"] = self.prepared.pair_statistics.text()
+            header = {"longest": str(self.state.longest), "step": str(self.state.step)}
+            if self.recipe.example_format == "pairs":  # statistics by which inference flags unusual translations
+                header["usual"] = self.prepared.pair_statistics.text()
             weights = current or checkpoint.final_weights(self.folder, self.state, self.settings.average)
-            self.folder.save_model(weights, tokenizer=self.prepared.tokenizers.fingerprint(), **about)
+            self.folder.save_model(weights, tokenizer=self.prepared.tokenizers.fingerprint(), **header)
 
         self.group.broadcast(save_model)
 
-    def limit_shares(self) -> dict[str, float]:
-        """Return how much of each limit is used up."""
+    def limit_fractions(self) -> dict[str, float]:
+        """Return the fraction of each limit that is reached, such as {"train.steps=1000": 0.2}."""
         state = self.state
         reached = (state.step, state.epochs, state.seconds / 60, state.flops)
         limits = [(name, getattr(self.settings, name), spent) for name, spent in zip(LIMITS, reached, strict=True)]
         return {f"train.{name}={limit:g}": spent / limit for name, limit, spent in limits if limit}
 
-    def share_done(self) -> float:
-        """Return the share of the run that is done, by the limit that comes first."""
-        return max(self.limit_shares().values())
+    def run_fraction(self) -> float:
+        """Return the fraction of the run that is done, according to the limit that will be reached first."""
+        return max(self.limit_fractions().values())
 
     def stop_reason(self) -> str:
-        """Return the setting that ends training now, or nothing."""
+        """Return the setting that ends training now, such as "train.steps=1000", or an empty string."""
         patience = self.settings.patience
         if 0 < patience <= self.state.stale:
             return f"train.patience={patience}"
-        return next((limit for limit, share in self.limit_shares().items() if share >= 1), "")
+        return next((limit for limit, fraction in self.limit_fractions().items() if fraction >= 1), "")
 
     def log_end(self) -> None:
         state = self.state
@@ -401,7 +412,8 @@ class Trainer:
         averaged = min(self.settings.average, len(state.best))
         model = f"the mean of the {averaged} best models" if averaged > 1 else "the model"
         skipped = f"; {state.skipped} steps skipped" if state.skipped else ""
-        read = f" ({few(state.epochs)})" if few(state.epochs) else ""
+        small = describe_small_epochs(state.epochs)
+        read = f" ({small})" if small else ""
         self.report.log(
             f"done: {state.step} step{'s' * (state.step != 1)}, {state.tokens:,} tokens{read} in "
             f"{state.seconds:.0f} s{best}{skipped}; {model} is in {self.folder.path}"

@@ -155,7 +155,7 @@ class Validator:
         """Translate the first lines of each corpus of dev; return the translations and the references."""
         pairs, tokenizers = list(chain.from_iterable(self.prepared.dev_pairs.values())), self.prepared.tokenizers
         engine = self.engine or TorchEngine(cast(Seq2Seq, model), self.device, tokenizers.target.decode)
-        if self.plan.capture:
+        if self.plan.use_cuda_graphs:
             self.engine = engine  # its CUDA graphs serve all later validations
         about = (tokenizers, self.recipe, self.prepared.longest, self.device)
         translator = Translator(cast(Seq2Seq, model), *about, engine=engine)

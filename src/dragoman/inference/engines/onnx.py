@@ -140,7 +140,7 @@ class OnnxEngine(Engine):
         self.encoder: OnnxSession = onnxruntime.InferenceSession(folder / "encoder.onnx")
         self.decoder: OnnxSession = onnxruntime.InferenceSession(folder / "decoder.onnx")
 
-    def start(self, source_BS: Tensor, keep_BS: Tensor) -> OnnxState:  # noqa: ARG002 - padding is known by its id
+    def start(self, source_BS: Tensor, real_BS: Tensor) -> OnnxState:  # noqa: ARG002 - padding is known by its id
         return OnnxState(source_BS, run_session(self.encoder, source=source_BS), source_BS[:, :0])
 
     def step(self, token_N: Tensor, state: OnnxState) -> tuple[Tensor, OnnxState]:

@@ -25,7 +25,7 @@ from dragoman.decoding.continuous_batching import GpuScheduler, JobQueue, Observ
 from dragoman.decoding.methods import METHODS, Request, decode
 from dragoman.decoding.protocol import Job, SearchFactory, SearchResult, StepModel
 from dragoman.errors import UserError
-from dragoman.hardware import ROWS, CpuFeatures, best_precision, cpu_features, hold_memory, release_memory
+from dragoman.hardware import ROWS, CpuFeatures, best_precision, cpu_features, keep_freed_memory, release_memory
 from dragoman.inference.engines.base import Engine
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -117,7 +117,7 @@ class TorchEngine(Engine):
     def __init__(self, model: StepModel[Any], device: torch.device, decode: Callable[[Sequence[int]], str]) -> None:
         self.model, self.device, self.decode = model, device, decode
         if device.type == "cpu":
-            hold_memory()
+            keep_freed_memory()
 
     @cached_property
     def gpu_scheduler(self) -> GpuScheduler:
