@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "modules": ["config", "kernels"],
     "models": ["config", "kernels", "modules"],
     "decoding": ["config", "data"],
+    "smt": ["config"],
     "recipe": ["config", "data", "models"],
     "run_dir": ["config", "recipe"],
     "inference": [
@@ -91,6 +92,7 @@ MAY_IMPORT = {
         "training",
         "augmentation",
         "compare",
+        "smt",
     ],
     "__main__": ["cli"],
 }

@@ -28,7 +28,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1] / "src" / "dragoman"
 CODE_LINES_BEFORE = 20_792  # at commit 31601d4, the last one before the redesign
-LATER_PACKAGES = {"smt", "serving", "labs"}  # features that this commit did not have; not in the count of code lines
+LATER_PACKAGES = {"smt", "serving", "labs"}  # features that this commit did not have; not counted as code lines and files
 REQUIRED = {
     "code lines": f"at most {CODE_LINES_BEFORE * 85 // 100}",
     "code lines against commit 31601d4": "at most -15%",
@@ -122,7 +122,7 @@ def measure_source() -> dict[str, object]:
     """Measure what can be read off the source text."""
     modules = sorted(ROOT.rglob("*.py"))
     lines = sum(map(count_lines, modules), Counter[str]())
-    compared = (path for path in modules if path.relative_to(ROOT).parts[0] not in LATER_PACKAGES)
+    compared = [path for path in modules if path.relative_to(ROOT).parts[0] not in LATER_PACKAGES]
     code = sum(count_lines(path)["code"] for path in compared)
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     edges = {
@@ -136,7 +136,7 @@ def measure_source() -> dict[str, object]:
         "code lines": code,
         "code lines against commit 31601d4": f"{code / CODE_LINES_BEFORE - 1:+.1%}",
         "docstrings and comments": f"{lines['doc'] / lines['total']:.1%}",
-        "files": len(modules),
+        "files": len(compared),
         "top-level modules": len(list(ROOT.glob("*.py"))),
         "packages": len(packages),
         "import edges between packages": len(edges),

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from dragoman import errors
+from dragoman.cli.align import align_command
 from dragoman.cli.data import data
 from dragoman.cli.evaluate import evaluate_command, score_command
 from dragoman.cli.models import backtranslate_command, cache_command, distil_command, export_command, import_command
@@ -46,6 +47,7 @@ COMMANDS = (
     classify_command,
     evaluate_command,
     score_command,
+    align_command,
     distil_command,
     backtranslate_command,
     export_command,

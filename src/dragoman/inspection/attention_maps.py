@@ -63,7 +63,11 @@ def join_words(tokens: Sequence[str], numbers: Sequence[int]) -> list[str]:
 
 def render_alignment(hypothesis: Hypothesis) -> Text:
     """Render the alignment as a coloured matrix: source words above, target words on the left."""
-    source, target, weight_TS = merge_into_words(hypothesis)
+    return render_matrix(*merge_into_words(hypothesis))
+
+
+def render_matrix(source: Sequence[str], target: Sequence[str], weight_TS: NDArray[np.float64]) -> Text:
+    """Render weights between 0 and 1 as a coloured matrix of words."""
     names = [list(word if len(word) <= LONGEST_NAME else word[: LONGEST_NAME - 1] + "…") for word in source]
     height = max(map(len, names), default=0)
     margin = max(map(cell_len, target), default=0)
