@@ -1,0 +1,335 @@
+"""The compiled loops of phrase-based decoding: language model queries and search with stacks.
+
+A hypothesis covers some of the source words and has the target words that translate them. Stack k has hypotheses that
+cover k words. Each is extended by every option (a source span with one translation of it) that fits, until the last
+stack, whose hypotheses cover the whole sentence, has the translations.
+
+What a hypothesis may still cost is estimated by the best translation of every uncovered span by itself (`future`). Two
+hypotheses that no later choice can tell apart are recombined: the better one goes on, and the other becomes an
+alternative way to reach it, kept for the n-best list.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dragoman.smt.compiled import Array, compiled
+from dragoman.smt.trie import ROOT
+
+WIDEST = 64  # words between the first uncovered one and the last covered one, the bits of a mask
+
+
+class NgramTrie(NamedTuple):
+    """An n-gram model as a trie (trie.py), in natural logarithms."""
+
+    children: Array
+    words: Array
+    log_prob: Array
+    backoff: Array
+    suffix: Array  # the node of the same words without the first, or the longest end of those that is there
+    longest: int  # nodes from here on are of the highest order, and no contexts
+    begin: int  # the node of <s>
+    end_word: int
+
+
+class Options(NamedTuple):
+    """The options of a sentence: source spans with one translation each.
+
+    Options of the span (start, size) are group[start, size] up to group[start, size + 1], the best first.
+    """
+
+    group: Array
+    word_starts: Array  # where the target words of each start
+    target: Array
+    static: Array  # weighted score apart from language model and order
+    estimate: Array  # the same with the language model's guess
+    reorder: Array  # weighted scores by orientation: three towards the phrase before, three towards the one after
+
+
+class SearchLimits(NamedTuple):
+    """How far to look, and the weights of what depends on neighbours."""
+
+    max_phrase: int
+    distortion_limit: int  # -1: none
+    stack_size: int
+    beam: float
+    recombine_phrases: bool  # where orientation does not count, hypotheses that differ in the last phrase are alike
+    weight_lm: float
+    weight_distortion: float
+
+
+@compiled
+def find_child(children: Array, words: Array, node: int, word: int) -> int:
+    """Return the child of a trie's node by a word, or -1. Children stand side by side, sorted by word."""
+    low, high = children[node], children[node + 1]
+    while low < high:
+        middle = (low + high) // 2
+        if words[middle] < word:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low < children[node + 1] and words[low] == word else -1
+
+
+@compiled
+def score_word(lm: NgramTrie, state: int, word: int) -> tuple[float, int]:
+    """Return log p(word | state) and the state after it: the longest context that the model can still use."""
+    total = 0.0
+    node = find_child(lm.children, lm.words, state, word)
+    while node < 0:
+        if state == ROOT:
+            return total + lm.log_prob[1], ROOT  # <unk> is the first word
+        total += lm.backoff[state]
+        state = lm.suffix[state]
+        node = find_child(lm.children, lm.words, state, word)
+    total += lm.log_prob[node]
+    while node >= lm.longest or (node != ROOT and lm.children[node] == lm.children[node + 1]):
+        node = lm.suffix[node]
+    return total, node
+
+
+@compiled
+def link_suffixes(children: Array, words: Array, parents: Array, suffix: Array) -> None:
+    """Write for every node the one of its words without the first, or the longest end of those that is there."""
+    for node in range(1, len(words)):
+        state = parents[node]
+        found = ROOT
+        while state != ROOT:
+            state = suffix[state]
+            child = find_child(children, words, state, words[node])
+            if child >= 0:
+                found = child
+                break
+        suffix[node] = found
+
+
+@compiled
+def score_phrases(lm: NgramTrie, starts: Array, target: Array) -> Array:
+    """Return the log-probability of every phrase by itself, without the words before it."""
+    out = np.zeros(len(starts) - 1)
+    for phrase in range(len(out)):
+        state = ROOT
+        for position in range(starts[phrase], starts[phrase + 1]):
+            logp, state = score_word(lm, state, target[position])
+            out[phrase] += logp
+    return out
+
+
+@compiled
+def find_spans(children: Array, words: Array, ids: Array, longest: int) -> Array:
+    """Return the trie's node of every span (start, size), or -1."""
+    out = np.full((len(ids), longest + 1), -1, np.int64)
+    for start in range(len(ids)):
+        node = ROOT
+        for size in range(1, min(longest, len(ids) - start) + 1):
+            node = find_child(children, words, node, ids[start + size - 1])
+            if node < 0:
+                break
+            out[start, size] = node
+    return out
+
+
+@compiled
+def estimate_future(length: int, group: Array, estimate: Array, max_phrase: int) -> Array:
+    """Return the best estimate of every span's translation by itself: of one option, or of two parts."""
+    future = np.full((length + 1, length + 1), -np.inf)
+    for i in range(length + 1):
+        future[i, i] = 0.0
+    for size in range(1, length + 1):
+        for i in range(length - size + 1):
+            best = -np.inf
+            if size <= max_phrase and group[i, size] < group[i, size + 1]:
+                best = estimate[group[i, size]]  # options are sorted, the best first
+            for middle in range(i + 1, i + size):
+                best = max(best, future[i, middle] + future[middle, i + size])
+            future[i, i + size] = best
+    return future
+
+
+@compiled
+def is_covered(mask: Any, bit: int) -> Any:
+    """Return whether the position `bit` words after the gap is covered."""
+    return (mask >> np.uint64(bit)) & np.uint64(1) != 0
+
+
+@compiled
+def cover(gap: int, mask: Any, start: int, end: int) -> tuple[int, Any]:
+    """Add a span to what is covered: all before `gap`, and the positions after it whose bits are set in `mask`."""
+    if start > gap:
+        return gap, mask | (((np.uint64(1) << np.uint64(end - start)) - np.uint64(1)) << np.uint64(start - gap))
+    mask = mask >> np.uint64(end - gap)
+    gap = end
+    while mask & np.uint64(1):
+        mask, gap = mask >> np.uint64(1), gap + 1
+    return gap, mask
+
+
+@compiled
+def sum_future(future: Array, length: int, gap: int, mask: Any) -> Any:
+    """Return the estimate of all uncovered spans."""
+    total, begin, position = 0.0, gap, gap
+    while mask:
+        if mask & np.uint64(1):
+            total += future[begin, position]
+            begin = position + 1
+        mask, position = mask >> np.uint64(1), position + 1
+    return total + future[begin, length]
+
+
+@compiled
+def orientation(last_start: int, last_end: int, start: int, end: int) -> int:
+    """Return 0 where a phrase follows the one before it, 1 where they are swapped, 2 otherwise."""
+    if start == last_end:
+        return 0
+    return 1 if end == last_start else 2
+
+
+# Columns of the integer table of hypotheses, and of the table of their scores.
+PARENT, GAP, OPTION, LAST_START, LAST_END, STATE, NEXT_IN_STACK, MERGED, SIBLING = range(9)
+SCORE, TOTAL, LM_SCORE = range(3)
+
+
+@compiled
+def score_option(lm: NgramTrie, state: int, options: Options, option: int, ends: bool) -> tuple[float, int]:
+    """Return the log-probability of an option's words after a state, and the state after them."""
+    total = 0.0
+    for position in range(options.word_starts[option], options.word_starts[option + 1]):
+        logp, state = score_word(lm, state, options.target[position])
+        total += logp
+    if ends:
+        logp, state = score_word(lm, state, lm.end_word)
+        total += logp
+    return total, state
+
+
+@compiled
+def sort_stack(info: Array, score: Array, row: int, limit: int, beam: float) -> Array:
+    """Return the hypotheses of a stack that go on, the best first: not recombined, not too many, not too bad."""
+    size, first = 0, row
+    while row >= 0:
+        size += info[row, MERGED] < 0
+        row = info[row, NEXT_IN_STACK]
+    rows, totals = np.empty(size, np.int64), np.empty(size)
+    row, size = first, 0
+    while row >= 0:
+        if info[row, MERGED] < 0:
+            rows[size], totals[size] = row, -score[row, TOTAL]
+            size += 1
+        row = info[row, NEXT_IN_STACK]
+    order = np.argsort(totals, kind="mergesort")[:limit]
+    good = len(order)
+    while good > 1 and totals[order[good - 1]] > totals[order[0]] + beam:
+        good -= 1
+    return rows[order[:good]]
+
+
+@compiled
+def search_stacks(options: Options, lm: NgramTrie, limits: SearchLimits) -> tuple[Array, Array, int]:
+    """Search for translations of a sentence; return all hypotheses, their scores, and the first whole one.
+
+    Hypotheses of a stack are linked by NEXT_IN_STACK. One that was recombined has in MERGED the row that it was merged
+    into; those with the same continuations are linked by SIBLING.
+    """
+    length = len(options.group)
+    future = estimate_future(length, options.group, options.estimate, limits.max_phrase)
+    capacity, used = 4096, 1
+    info, masks, score = np.empty((capacity, 9), np.int64), np.empty(capacity, np.uint64), np.empty((capacity, 3))
+    slots = np.full(4 * capacity, -1, np.int64)
+    heads, best = np.full(length + 1, -1, np.int64), np.full(length + 1, -np.inf)
+    info[0] = (-1, 0, -1, 0, 0, lm.begin, -1, -1, -1)
+    masks[0] = np.uint64(0)
+    score[0] = (0.0, future[0, length], 0.0)
+    heads[0] = 0
+    limit = limits.distortion_limit if limits.distortion_limit >= 0 else length
+    for covered in range(length):
+        for row in sort_stack(info, score, heads[covered], limits.stack_size, limits.beam):
+            gap, mask, last_option = info[row, GAP], masks[row], info[row, OPTION]
+            last_start, last_end = info[row, LAST_START], info[row, LAST_END]
+            for start in range(gap, min(length, gap + WIDEST, last_end + limit + 1)):
+                jump = abs(start - last_end)
+                if is_covered(mask, start - gap) or jump > limit:
+                    continue
+                for end in range(start + 1, min(start + limits.max_phrase, length, gap + WIDEST) + 1):
+                    # A span must be free, and after it the first gap must still be within reach.
+                    if is_covered(mask, end - 1 - gap) or (start > gap and end - gap > limit):
+                        break
+                    stack = covered + end - start
+                    new_gap, new_mask = cover(gap, mask, start, end)
+                    rest = sum_future(future, length, new_gap, new_mask)
+                    turn = orientation(last_start, last_end, start, end)
+                    moved = score[row, SCORE] - limits.weight_distortion * jump
+                    if last_option >= 0:
+                        moved += options.reorder[last_option, 3 + turn]
+                    for option in range(options.group[start, end - start], options.group[start, end - start + 1]):
+                        turned = moved + options.reorder[option, turn]
+                        if turned + options.estimate[option] + rest < best[stack] - limits.beam:
+                            continue
+                        lm_score, state = score_option(lm, info[row, STATE], options, option, stack == length)
+                        new_score = turned + options.static[option] + limits.weight_lm * lm_score
+                        if new_score + rest < best[stack] - limits.beam:
+                            continue
+                        if used == capacity:
+                            capacity *= 2
+                            info, masks, score = grow(info), grow(masks), grow(score)
+                            slots = rehash(info, masks, used, 4 * capacity, limits.recombine_phrases)
+                        info[used] = (row, new_gap, option, start, end, state, -1, -1, -1)
+                        masks[used] = new_mask
+                        score[used] = (new_score, new_score + rest, lm_score)
+                        if recombine(info, masks, score, slots, used, limits.recombine_phrases):
+                            info[used, NEXT_IN_STACK], heads[stack] = heads[stack], used
+                            best[stack] = max(best[stack], new_score + rest)
+                        used += 1
+    return info[:used], score[:used], heads[length]
+
+
+@compiled
+def find_slot(info: Array, masks: Array, slots: Array, row: int, recombine_phrases: bool) -> Any:
+    """Return where in the hash table a hypothesis is, or would be, by all that its continuations depend on."""
+    first = LAST_END if recombine_phrases else OPTION
+    key = np.uint64(info[row, GAP]) * np.uint64(0x9E3779B97F4A7C15) ^ masks[row]
+    for column in range(first, STATE + 1):
+        key = (key ^ np.uint64(info[row, column])) * np.uint64(0xBF58476D1CE4E5B9)
+        key ^= key >> np.uint64(29)
+    slot: Any = np.int64(key % np.uint64(len(slots)))
+    while slots[slot] >= 0:
+        other = slots[slot]
+        same = masks[other] == masks[row] and info[other, GAP] == info[row, GAP]
+        for column in range(first, STATE + 1):
+            same = same and info[other, column] == info[row, column]
+        if same:
+            break
+        slot = (slot + 1) % len(slots)
+    return slot
+
+
+@compiled
+def recombine(info: Array, masks: Array, score: Array, slots: Array, row: int, recombine_phrases: bool) -> bool:
+    """Merge a new hypothesis with one that has the same continuations; return whether the new one goes on."""
+    slot = find_slot(info, masks, slots, row, recombine_phrases)
+    old = slots[slot]
+    if old >= 0 and score[old, SCORE] >= score[row, SCORE]:
+        info[row, MERGED] = old
+        info[row, SIBLING], info[old, SIBLING] = info[old, SIBLING], row
+        return False
+    if old >= 0:
+        info[old, MERGED], info[row, SIBLING] = row, old
+    slots[slot] = row
+    return True
+
+
+@compiled
+def rehash(info: Array, masks: Array, used: int, size: int, recombine_phrases: bool) -> Array:
+    """Return a hash table of another size."""
+    slots = np.full(size, -1, np.int64)
+    for row in range(used):
+        if info[row, MERGED] < 0:
+            slots[find_slot(info, masks, slots, row, recombine_phrases)] = row
+    return slots
+
+
+@compiled
+def grow(table: Array) -> Array:
+    """Return a table of twice the length with the same beginning."""
+    return np.concatenate((table, np.empty_like(table)))

@@ -1,0 +1,72 @@
+"""Phrase extraction follows its definition; probabilities and tables hold together."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dragoman.smt.alignment import make_side
+from dragoman.smt.phrases import build_table, extract_spans
+
+LINKS = st.sets(st.tuples(st.integers(0, 4), st.integers(0, 5)), max_size=9)
+
+
+def extract(links: set[tuple[int, int]], I: int, J: int, longest: int) -> np.ndarray:
+    flat = np.array(sorted(links), np.int64).reshape(-1, 2)
+    arguments = np.array([0, I]), np.array([0, J]), np.array([0, len(flat)]), flat[:, 0], flat[:, 1], longest
+    out = np.empty((extract_spans(*arguments, np.empty((0, 6), np.int64)), 6), np.int64)
+    extract_spans(*arguments, out)
+    return out
+
+
+@given(LINKS, st.integers(1, 6))
+def test_extraction_is_its_definition(links: set[tuple[int, int]], longest: int) -> None:
+    """All spans with a link inside and none that leaves, up to a length."""
+    found = [tuple(row[:4]) for row in extract(links, 5, 6, longest).tolist()]
+    expected = []
+    for i, end, j, stop in product(range(5), range(1, 6), range(6), range(1, 7)):
+        if not (0 < end - i <= longest and 0 < stop - j <= longest):
+            continue
+        inside = [(i <= a < end, j <= b < stop) for a, b in links]
+        if any(a and b for a, b in inside) and all(a == b for a, b in inside):
+            expected.append((i, end, j, stop))
+    assert sorted(found) == expected
+
+
+def test_a_worked_example() -> None:
+    """`er geht ja nicht` and `he does not go`: does and ja have no link, geht and nicht are swapped."""
+    rows = extract({(0, 0), (1, 3), (3, 2)}, 4, 4, 4).tolist()
+    spans = {tuple(row[:4]): (row[4], row[5]) for row in rows}
+    assert (0, 1, 0, 1) in spans
+    assert (0, 1, 0, 2) in spans  # he does
+    assert (1, 2, 3, 4) in spans
+    assert (1, 4, 2, 4) in spans
+    assert (1, 3, 2, 4) not in spans  # not comes from outside
+    assert spans[0, 1, 0, 1][0] == 0  # monotone: the beginnings of both sentences belong together
+    assert spans[2, 4, 2, 3][1] == 1  # swapped: what follows in the target stands before it in the source
+
+
+def test_probabilities_sum_to_one() -> None:
+    rng = np.random.default_rng(1)
+    source = make_side([rng.integers(0, 6, 5).tolist() for _ in range(40)])
+    target = make_side([rng.integers(0, 7, 5).tolist() for _ in range(40)])
+    diagonal = np.tile(np.arange(5), 40)
+    table = build_table(source, target, (6, 7), (np.arange(0, 205, 5), diagonal, diagonal), longest=2, limit=10**6)
+    node = np.repeat(np.arange(len(table.options) - 1), np.diff(table.options))
+    # Smoothing gives a little to translations that a phrase was never seen with, so sums stay below one.
+    sums = np.bincount(node, np.exp(table.features[:, 0]))[np.unique(node)]
+    assert (sums <= 1 + 1e-5).all()
+    np.testing.assert_allclose(np.exp(table.reordering[:, :3]).sum(1), 1.0, rtol=1e-5)
+    np.testing.assert_allclose(np.exp(table.reordering[:, 3:]).sum(1), 1.0, rtol=1e-5)
+
+
+def test_the_table_is_limited_to_the_likeliest() -> None:
+    source, target = make_side([[0]] * 9), make_side([[0]] * 5 + [[1]] * 3 + [[2]])
+    table = build_table(source, target, (1, 3), (np.arange(10), np.zeros(9, np.int64), np.zeros(9, np.int64)), limit=2)
+    kept = [table.target_words[table.target_starts[phrase]] for phrase in table.target]
+    assert kept == [0, 1]
+    assert table.features[0, 0] == pytest.approx(table.features[:, 0].max())
