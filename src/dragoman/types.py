@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")  # every vocabulary begins with these four, in this order
-UNKNOWN_DISTANCE = -128  # in a dependency tree, between two tokens that no known tree joins
+UNKNOWN_DISTANCE = -128  # distance of two tokens that are not in the same dependency tree
 
 
 class Tree(NamedTuple):
     """A dependency tree over the words of a sentence. Heads count words from 1, as in CoNLL-U, and 0 is the root.
 
-    The words spell the sentence, spaces left out; one that has no letters of its own is "".
+    The concatenated words are the sentence without spaces; a word without letters of its own is "".
     """
 
     words: tuple[str, ...]
@@ -35,10 +35,10 @@ class Tree(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A sentence and its translation as raw text, with the dependency tree of the source where it is known and needed.
+    """A sentence and its translation as raw text, with the dependency tree of the source if it is known and needed.
 
-    `tag` is put before the source and names the kind of the pair, such as the target language. `alternatives` are
-    further reference translations for evaluation; the first one is `target`.
+    `tag` is put before the source and names the kind of pair, such as the target language. `alternatives` are further
+    reference translations for evaluation, in addition to `target`.
     """
 
     source: str
@@ -49,10 +49,10 @@ class Pair:
 
 
 class TokenFeature(NamedTuple):
-    """A feature of the tokens of one source, such as the word of each in a dependency tree (data/features.py).
+    """A feature of the tokens of one source, such as the word in a dependency tree of each token (data/features.py).
 
-    `record` is what does not depend on the tokens, such as the tree. Where nothing is known it is empty, and the values
-    are 0.
+    `record` is data that does not depend on the tokens, such as the tree. If the feature is unknown, `record` is empty
+    and the values are 0.
     """
 
     values: NDArray[np.integer]  # one for each token
@@ -62,7 +62,7 @@ class TokenFeature(NamedTuple):
 class Example(NamedTuple):
     """A pair as token ids, without <s> and </s>; `line` is its stable number in the corpus.
 
-    All examples of a batch have the same `features` of the source: those that the model needs.
+    All examples of a batch have the same kinds of `features`: those that the model needs.
     """
 
     source: NDArray[np.integer]
@@ -73,12 +73,12 @@ class Example(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Packed rows: a row may hold several pairs side by side, and holds both sides of each.
+    """Packed rows: a row may contain several pairs, the sources in `source_BS` and the targets in `target_..._BT`.
 
     Segments number the pairs of a row from 1; segment 0 is padding. Positions restart at 0 in every segment.
     The target is shifted: `target_in` begins with <s>, `target_out` ends with </s>. In an `unpacked` batch
     no row has more than one segment. `features` of the source tokens are for models that need them (data/features.py).
-    A batch may hold only some rows, those of one process; `pairs` and the token counts are those of all rows.
+    A batch may contain only the rows of one process; `pairs` and the token counts are always those of all rows.
     """
 
     source_BS: Tensor
@@ -93,9 +93,9 @@ class Batch:
     target_tokens: int
     unpacked: bool = False
     features: Mapping[str, Tensor] = field(default_factory=dict)
-    first_row: int = 0  # index of its first row among all rows
-    total_rows: int = 0  # rows of all processes; 0: this batch has all of them
-    source_visible_BS: Tensor | None = None  # False: the model sees the position of this token, but not the token
+    first_row: int = 0  # index of the first row among the rows of all processes
+    total_rows: int = 0  # number of rows of all processes; 0 if this batch contains all of them
+    source_visible_BS: Tensor | None = None  # False: the embedding is zeroed, the position stays; None: all are visible
     target_visible_BT: Tensor | None = None
 
     @property
@@ -120,8 +120,8 @@ class Batch:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by name, those of the features included."""
-        held = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: value for name, value in held.items() if hasattr(value, "pin_memory")} | dict(self.features)
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if hasattr(value, "pin_memory")} | dict(self.features)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Hypothesis:
     """One output of a model.
 
     `alignment[t][s]` is the attention weight of target token t on source token s; each row sums to one, over the tokens
-    of `source_tokens`. It is empty if attention does not tell source tokens apart (model.attention none and mean).
+    of `source_tokens`. It is empty if attention does not distinguish source tokens (model.attention none and mean).
     Hypotheses are ranked by `score`, as a rule the length-normalised log-probability; `logp` is the plain sum.
     `warnings` name what was changed, skipped or truncated; `flags` name signs of errors (inference/postprocess.py).
     """

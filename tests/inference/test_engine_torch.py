@@ -239,7 +239,7 @@ def test_with_little_memory_few_are_answered_at_a_time(monkeypatch: Any) -> None
             found.append(ours.search([*jobs, Job([5] * 40, 100)], search))
         gpu = ours.gpu_scheduler
         few = memory == 1 << 21
-        assert gpu.held <= 4 * gpu.share if few else len(gpu.pools) > 1
+        assert gpu.used_bytes <= 4 * gpu.pool_bytes if few else len(gpu.pools) > 1
         assert (max(len(slots.numbers) for slots in gpu.pools.values()) < 32) is few
     for one, other in zip(*found, strict=True):
         close(one, other)

@@ -12,7 +12,7 @@ from dragoman.config.settings import TrainSettings
 from dragoman.models.base import collect_tensors
 from dragoman.training.execution import ExecutionPlan
 from dragoman.training.optim import OPTIMIZERS, use
-from dragoman.training.step import WARM, Stepper, fetch_metrics
+from dragoman.training.step import WARMUP_CALLS, Stepper, fetch_metrics
 from dragoman.types import Batch
 from tolerance import same
 from toy_batch import examples, in_rows
@@ -21,7 +21,7 @@ from toy_models import SMALL_RNN, SMALL_TRANSFORMER, Section, build_small_model
 pytestmark = pytest.mark.gpu  # graphs are captured there only
 PLAIN = ExecutionPlan("cuda", "bf16", False, 1)
 SECTION = {**SMALL_TRANSFORMER, "width": 32, "dropout": 0.2}  # heads wide enough for the kernels of a GPU
-STEPS = WARM + 4
+STEPS = WARMUP_CALLS + 4
 
 
 def batches(in_a_row: int = 4) -> list[Batch]:

@@ -1,17 +1,17 @@
 """Packing: from examples to batches of fixed shape.
 
-Sentences differ in length, but compiled and captured GPU work wants tensors of few shapes. So a batch is a matrix of
-rows of one width, and whole sentence pairs lie side by side in a row until it is full:
+Sentences differ in length, but compiled code and CUDA graphs need tensors of few shapes. So all rows of a batch have
+the same width, and each row contains several complete sentence pairs:
 
     source_BS           a  dog  </s> | two  men  walk  </s> | <pad>
     source_segment_BS   1   1    1   |  2    2    2     2   |   0
     source_position_BS  0   1    2   |  0    1    2     3   |   0
 
-Segment ids keep attention inside a sentence; positions restart with every sentence; nothing is ever truncated. The
-cost: pairs are chosen for a row by their lengths (best fit, within PACKED_TOGETHER pairs), which takes some CPU time,
-and a few per cent of the slots stay padding (`choose_widths` looks for less than 1 - FULL_ENOUGH).
+Segment ids restrict attention to the sentence, positions restart in every sentence, and nothing is truncated. Pairs
+are chosen for a row by their lengths (best fit among PACKED_TOGETHER pairs), which takes some CPU time. A few per cent
+of the slots are padding (`choose_widths` aims at less than 1 - FULL_ENOUGH).
 
-Two steps: a *layout* (LAYOUTS) plans which examples share which row, from their lengths alone, and a collate
+There are two steps: a *layout* (LAYOUTS) plans which examples share which row, from their lengths alone, and a collate
 function, chosen by the task's ExampleFormat (EXAMPLE_FORMATS), writes a planned batch out as tensors. Lengths are
 counted as slots of the batch: a source with its </s>, a target with its <s> or its </s>.
 
@@ -34,13 +34,13 @@ from dragoman.data.features import FEATURES, IntArray, scatter
 from dragoman.types import BOS, EOS, PAD, Batch, Example
 
 Key = TypeVar("Key")
-Examples = Sequence[Example] | Mapping[int, Example]  # by number
+Examples = Sequence[Example] | Mapping[int, Example]  # indexed by the numbers in a BatchPlan
 
 
 def round_to_bucket(length: int) -> int:
-    """Return the smallest of 16, 32, 64, 128, ... that holds `length` tokens.
+    """Return the smallest of 16, 32, 64, 128, ... that is at least `length`.
 
-    The width depends on the sentence alone, so that its neighbours in a batch do not change its scores.
+    The width depends on the sentence only, so that other sentences in a batch do not change its scores.
     """
     width = 16
     while width < length:
@@ -49,21 +49,21 @@ def round_to_bucket(length: int) -> int:
 
 
 def group_by_key(items: Iterable[int], key: Callable[[int], Key], size: int) -> Iterator[tuple[Key, list[int]]]:
-    """Yield each key with its items, at most `size` at a time, in the order they came."""
+    """Yield each key with its items, at most `size` at a time, in the order of `items`."""
     groups: dict[Key, list[int]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
-    for value, some in groups.items():
-        rest = iter(some)
-        while chunk := list(islice(rest, size)):
+    for value, members in groups.items():
+        remaining = iter(members)
+        while chunk := list(islice(remaining, size)):
             yield value, chunk
 
 
 CELLS_PER_WIDTH = 128  # resolution at which lengths are compared when rows are filled
-FULL_ENOUGH = 0.935  # share of slots that hold a token
-DOUBLING_COST = 0.015  # how much fuller rows of twice the width must be, since attention costs grow with it
-PACKED_TOGETHER = 8192  # pairs packed together: enough to fill rows, few enough to try every row
-UNBOUNDED = 1 << 20  # slots: more than any sentence needs
+FULL_ENOUGH = 0.935  # required fraction of slots that are not padding
+DOUBLING_COST = 0.015  # how much fuller rows of twice the width must be, since attention then costs more
+PACKED_TOGETHER = 8192  # pairs that are packed together: enough to fill rows well, few enough to be fast
+UNBOUNDED = 1 << 20  # slots, more than any sentence needs
 # 8, 10, 12, 14, 16, 20, ...
 BUCKET_WIDTHS = np.array([2.0**octave * part for octave in range(1, 20) for part in (4, 5, 6, 7)])
 
@@ -79,7 +79,7 @@ class Widths(NamedTuple):
 
 
 class BatchPlan(NamedTuple):
-    """Which examples lie in which row of a batch, by their numbers."""
+    """The numbers of the examples in each row of a batch."""
 
     rows: list[list[int]]
     widths: Widths
@@ -107,11 +107,11 @@ class RowGroup(NamedTuple):
 
 
 class BestFitTable:
-    """Items not yet placed in a row, and a table of which of them fills a given gap best.
+    """Items that are not in a row yet, and a table of the best item for each size of gap.
 
-    Lengths are rounded up to cells, CELLS_PER_WIDTH of them per row (fewer where a row is narrower), so that
-    best_ST[s, t] can name the best item length for every gap of s and t cells. The table is rebuilt only when it
-    names a length that has run out.
+    Lengths are rounded up to cells, CELLS_PER_WIDTH per row (fewer if a row is narrower). `best_ST[s, t]` is the best
+    item length for a gap of s source and t target cells. The table is rebuilt only when no item of the length in the
+    table is left.
     """
 
     def __init__(self, length_2N: NDArray[np.int64], widths: Widths) -> None:
@@ -126,7 +126,7 @@ class BestFitTable:
         )
         self.cell_N = (source_N * T + target_N).tolist()
         self.left: dict[int, list[int]] = {}
-        self.there_ST = np.zeros(self.shape, dtype=bool)  # cells with something left
+        self.there_ST = np.zeros(self.shape, dtype=bool)  # cells with items left
         self.best_ST = self.rebuild()
 
     def put(self, items: Iterable[int]) -> None:
@@ -137,7 +137,7 @@ class BestFitTable:
         self.best_ST = self.rebuild()
 
     def rebuild(self) -> NDArray[np.int64]:
-        """Return, for every gap, the rank of the fullest item that fits, or -1; the rank modulo size is its cell."""
+        """Return the rank of the longest item that fits into each gap, or -1. The rank modulo the size is its cell."""
         rank_ST = np.where(self.there_ST, self.rank_ST, -1)
         return np.maximum.accumulate(np.maximum.accumulate(rank_ST, 0), 1)
 
@@ -160,24 +160,24 @@ class BestFitTable:
 
 
 def pack_rows(source_N: IntArray, target_N: IntArray, widths: Widths) -> list[RowGroup]:
-    """Fill row after row: begin each with the longest pair that is left and add what fits best.
+    """Fill one row after the other: start with the longest remaining pair, then add the pairs that fit best.
 
-    Pairs wider than a row go to rows of twice, four times, ... the width; shorter ones fill what is left there.
+    Pairs wider than a row go to rows of twice, four times, ... the width, which are also filled with shorter pairs.
     """
     length_2N = np.stack([source_N, target_N])
-    share_N = (length_2N / np.array(widths)[:, None]).max(0)
-    own_N = np.ceil(np.log2(np.maximum(share_N, 1.0))).astype(int).tolist()
-    order = np.argsort(-share_N, kind="stable").tolist()
+    ratio_N = (length_2N / np.array(widths)[:, None]).max(0)
+    doublings_N = np.ceil(np.log2(np.maximum(ratio_N, 1.0))).astype(int).tolist()
+    order = np.argsort(-ratio_N, kind="stable").tolist()
     table = BestFitTable(length_2N, widths)
-    table.put(item for item in reversed(order) if not own_N[item])
-    groups = [RowGroup(widths.scale(2**k), []) for k in range(max(own_N, default=0) + 1)]
+    table.put(item for item in reversed(order) if not doublings_N[item])
+    groups = [RowGroup(widths.scale(2**k), []) for k in range(max(doublings_N, default=0) + 1)]
     lengths, placed = length_2N.T.tolist(), [False] * len(order)
     for first in order:
         if placed[first]:
             continue
-        if not own_N[first]:
-            table.take(table.cell_N[first])  # it was added to its cell last
-        group, row, item = groups[own_N[first]], [], first
+        if not doublings_N[first]:
+            table.take(table.cell_N[first])  # the item that was added to its cell last
+        group, row, item = groups[doublings_N[first]], [], first
         source, target = group.widths
         while item is not None:
             row.append(item)
@@ -189,10 +189,10 @@ def pack_rows(source_N: IntArray, target_N: IntArray, widths: Widths) -> list[Ro
 
 
 def choose_widths(source_N: IntArray, target_N: IntArray) -> Widths:
-    """Return the narrowest widths that fill rows well; if none do, those with the best fill for their width.
+    """Return the narrowest widths whose rows are full enough; if there are none, the best trade-off.
 
-    The longer side gets a power of two, the other follows the corpus' ratio of lengths. Each candidate is judged by
-    packing a sample. A side that is empty, or holds a single label per text, is not judged.
+    The longer side gets a power of two, the other follows the ratio of lengths in the corpus. A sample is packed with
+    each candidate. A side that is empty, or has a single label per text, is ignored.
     """
     if source_N.sum() < target_N.sum():
         target, source = choose_widths(target_N, source_N)
@@ -202,7 +202,7 @@ def choose_widths(source_N: IntArray, target_N: IntArray) -> Widths:
     worth: dict[Widths, float] = {}
     for doubled, source in enumerate((64, 128, 256, 512)):
         targets = {min(max(8, round(source * ratio * slack / 8) * 8), source) for slack in (0.97, 1.0, 1.03)}
-        fill: dict[Widths, float] = {}  # share of slots that hold a token, of the emptier side
+        fill: dict[Widths, float] = {}  # fraction of slots that are not padding, on the emptier side
         for widths in (Widths(source, target) for target in sorted(targets)):
             slots_2 = sum(len(group.rows) * np.array(group.widths) for group in pack_rows(source_N, target_N, widths))
             fill_2 = np.array([source_N.sum(), target_N.sum()]) / slots_2
@@ -217,11 +217,12 @@ def choose_widths(source_N: IntArray, target_N: IntArray) -> Widths:
 def plan_packed(
     source_N: IntArray, target_N: IntArray, *, tokens: int, widths: Widths, rng: np.random.Generator, heights: int = 8
 ) -> list[BatchPlan]:
-    """Plan full rows in random order. Batches of a width have one shape, but the last may be some eighths of it.
+    """Plan packed rows in random order.
 
-    With `heights` 1, narrow rows are put end to end to fill the last batch of wide ones, so that it has their shape.
+    All batches of a width have the same shape, except that the last may have fewer rows, in steps of 1/`heights`. With
+    `heights` 1, narrow rows are joined to fill the last batch of wide rows, so that it has the same shape too.
     """
-    rows_by_times: dict[int, list[list[int]]] = {1: []}  # by how many times as wide as the narrowest they are
+    rows_by_times: dict[int, list[list[int]]] = {1: []}  # by their width as a multiple of `widths`
     for start in range(0, len(source_N), PACKED_TOGETHER):
         for group in pack_rows(
             source_N[start : start + PACKED_TOGETHER], target_N[start : start + PACKED_TOGETHER], widths
@@ -237,10 +238,10 @@ def plan_packed(
             rows.append([item for _ in range(times) for item in narrow.pop()])
         rng.shuffle(rows)
         for start in range(0, len(rows), height):
-            some = rows[start : start + height]
-            step = -(-height // heights)  # heights are multiples of it: few shapes, few empty rows
-            rows_needed = min(height, -(-len(some) // step) * step)
-            plans.append(BatchPlan(some + [[]] * (rows_needed - len(some)), wide))
+            filled = rows[start : start + height]
+            step = -(-height // heights)  # heights are multiples of `step`: few shapes, few empty rows
+            rows_needed = min(height, -(-len(filled) // step) * step)
+            plans.append(BatchPlan(filled + [[]] * (rows_needed - len(filled)), wide))
     rng.shuffle(plans)
     return plans
 
@@ -253,7 +254,7 @@ def plan_padded(
     widths: Widths,  # noqa: ARG001 - each batch is as wide as its longest pair
     rng: np.random.Generator,
 ) -> list[BatchPlan]:
-    """Plan one pair per row, pairs of similar length together, so that little is padding.
+    """Plan one pair per row. Pairs of similar length share a batch, so that there is little padding.
 
     Pairs are sorted by the longer side, then by the difference of the sides, alternately ascending and descending, so
     that neighbours stay similar where one length ends and the next begins.
@@ -265,11 +266,11 @@ def plan_padded(
     rows: list[list[int]] = []
     wide = Widths(0, 0)
     for item in order:
-        own = Widths(int(source_N[item]), int(target_N[item]))
-        wider = Widths(max(wide.source, own.source), max(wide.target, own.target))
+        lengths = Widths(int(source_N[item]), int(target_N[item]))
+        wider = Widths(max(wide.source, lengths.source), max(wide.target, lengths.target))
         if rows and (len(rows) + 1) * max(wider) > tokens:
             plans.append(BatchPlan(rows, wide))
-            rows, wider = [], own
+            rows, wider = [], lengths
         rows.append([item])
         wide = wider
     if rows:
@@ -363,7 +364,7 @@ def count_all_rows(batch: Batch, plan: BatchPlan, lengths: tuple[IntArray, IntAr
 
 
 class FlatSide(NamedTuple):
-    """The tokens of one side, one after the other, and the index of each in the flattened batch of this shape."""
+    """The concatenated tokens of one side, and the index of each token in the flattened batch."""
 
     token: IntArray
     segment: IntArray
@@ -424,7 +425,7 @@ LAYOUTS: dict[str, Layout] = {
     "padded": plan_padded,
     "stepped": plan_stepped,
 }
-BOUNDED = {"stepped"}  # layouts that make rows wider than their texts, so they must know the model's positions
+BOUNDED = {"stepped"}  # layouts with rows wider than their texts, which must respect `max_positions`
 
 Ids = Sequence[int]
 
@@ -433,14 +434,14 @@ Ids = Sequence[int]
 class ExampleFormat:
     """What the examples of a task look like in a token store and in a batch."""
 
-    noun: str  # what its examples are called
-    refuse: Callable[[Ids, Ids, int], str]  # why source and target are left out, given data.max_length; or ""
+    noun: str  # name of the examples in messages
+    refuse: Callable[[Ids, Ids, int], str]  # returns why an example is left out, given data.max_length, or ""
     count_slots: Callable[[IntArray, IntArray], tuple[IntArray, IntArray]]  # from lengths in the store
     collate: Callable[[BatchPlan, Examples], Batch]
-    keeps_eos: bool = False  # the store keeps the </s> of every line: one text continues from line to line
+    keeps_eos: bool = False  # the store has the </s> of every line, because a text continues from line to line
 
     def lengths(self, examples: Sequence[Example]) -> tuple[IntArray, IntArray]:
-        """Return how many slots these examples take on each side."""
+        """Return how many slots these examples need on each side."""
         return self.count_slots(*(np.array([len(getattr(e, side)) for e in examples]) for side in ("source", "target")))
 
 

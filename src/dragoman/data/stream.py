@@ -1,10 +1,13 @@
-"""A seeded, endless stream of batches over one corpus or several; its state is a StreamPosition.
+"""A seeded, endless stream of batches over one or more corpora; its state is a StreamPosition.
 
-Each epoch is shuffled once, as a function of (seed, epoch). Windows of SHUFFLE_WINDOW examples of the shuffled order
-are packed one after the other, so that memory holds one window, not an epoch, and a resumed run repacks at most one.
+The order of each epoch is a function of (seed, epoch). The shuffled order is divided into windows of SHUFFLE_WINDOW
+examples that are packed one after the other. So only one window has to be in memory, and a resumed run repacks at most
+one window.
 
-Every process plans the same batches from the lengths of all examples, then reads and collates only its own rows: the
-batches of a run are the same however many processes train.
+Every process plans the same batches from the lengths of all examples, then reads and collates only its own rows. So
+the batches of a run do not depend on the number of processes.
+
+Shapes   N examples, or their slots in a window   P corpora
 """
 
 from __future__ import annotations
@@ -39,30 +42,30 @@ from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
 from dragoman.types import Batch, Example
 
-SHUFFLE_WINDOW = 65_536  # examples packed at a time
-RELEASE_EVERY = 8192  # examples read, then their memory-mapped pages are released
-PAIRS_PER_TASK = 1024  # pairs that a worker process samples at a time: a tenth of a second
+SHUFFLE_WINDOW = 65_536  # examples that are packed together
+RELEASE_EVERY = 8192  # examples after which memory-mapped pages are released
+PAIRS_PER_TASK = 1024  # pairs in a task of a worker process, which takes about a tenth of a second
 
 
 @dataclass(frozen=True)
 class StreamPosition:
-    """Where the next batch is: all that is needed to resume."""
+    """The position of the next batch, from which a stream can be resumed."""
 
     epoch: int = 0
     window: int = 0
     batch: int = 0
-    passed: float = 0.0  # share of the epoch before it
+    passed: float = 0.0  # fraction of the epoch before the next batch
 
 
 class WeightedStore(NamedTuple):
-    """A corpus and how often each of its examples comes in an epoch."""
+    """A corpus, and how often each of its examples occurs in an epoch."""
 
     store: TokenStore
     weight: float
 
 
 class ShuffleWindow(NamedTuple):
-    """Examples that are packed together, where they begin, and where the next window begins."""
+    """The indices of examples that are packed together, the position of the window, and that of the next window."""
 
     begin: StreamPosition
     indices: NDArray[np.uint32]
@@ -70,7 +73,7 @@ class ShuffleWindow(NamedTuple):
 
 
 class BatchStream:
-    """Batches from a position on, for ever. `sampling` above 0 samples a new segmentation of every text at every epoch.
+    """An endless stream of batches. If `sampling` is above 0, every text gets a new random segmentation in each epoch.
 
     `max_positions`, if given, is the maximum length of a text that the model supports, including <s> or </s>.
     """
@@ -87,7 +90,7 @@ class BatchStream:
         form: str = "pairs",
         widths: Widths | None = None,
         max_positions: int | None = None,
-        shard: RankShard = RankShard(),  # noqa: B008 - a tuple, which nobody can change
+        shard: RankShard = RankShard(),  # noqa: B008 - a tuple is immutable
     ) -> None:
         self.parts, self.tokenizers, self.form = parts, tokenizers, EXAMPLE_FORMATS[form]
         self.layout = LAYOUTS[layout]
@@ -102,27 +105,27 @@ class BatchStream:
         lengths = [] if widths else [self.form.count_slots(*part.store.lengths(4096)) for part in self.parts]
         self.widths = widths or choose_widths(*(np.concatenate(side) for side in zip(*lengths, strict=True)))
 
-    def sizes(self, epoch: int) -> list[int]:  # noqa: ARG002 - text windows begin elsewhere at every epoch
-        """Return how many examples each corpus has."""
+    def sizes(self, epoch: int) -> list[int]:  # noqa: ARG002 - the number of text windows depends on the epoch
+        """Return the number of examples of each corpus."""
         return [len(part.store) for part in self.parts]
 
     def order(self, epoch: int) -> NDArray[np.uint32]:
-        """Return the examples of an epoch, shuffled. Weight 2.5: each example twice, a random half once more."""
+        """Return the shuffled indices of an epoch. Weight 2.5: all examples occur twice, a random half three times."""
         rng = np.random.default_rng([self.seed, epoch])
         chosen, first = [], 0
         for which, (size, (_, weight)) in enumerate(zip(self.sizes(epoch), self.parts, strict=True)):
             lines = np.arange(first, first + size, dtype=np.uint32)
-            share = weight % 1 * size  # of less than half an example, one in some epochs
-            more = round(share) or int(np.random.default_rng([self.seed, epoch, which]).random() < share)
-            some = rng.permutation(size)[:more] if weight % 1 else np.arange(0)
-            chosen += [lines] * int(weight) + [lines[np.sort(some)]]
+            extra = weight % 1 * size  # if this is below 0.5, one example is added in some epochs
+            count = round(extra) or int(np.random.default_rng([self.seed, epoch, which]).random() < extra)
+            extra_lines = rng.permutation(size)[:count] if weight % 1 else np.arange(0)
+            chosen += [lines] * int(weight) + [lines[np.sort(extra_lines)]]
             first += size
         order = np.concatenate(chosen)
         rng.shuffle(order)
         return order
 
     def example(self, index: int, epoch: int) -> Example:
-        """Read one example, with a sampled segmentation where `sampling` is on."""
+        """Read one example, with a random segmentation if `sampling` is above 0."""
         which, line = self.locate(index, epoch)
         store = self.parts[which].store
         if not self.sampling:
@@ -138,7 +141,7 @@ class BatchStream:
         return Example(np.asarray(source), np.asarray(target), line, features)
 
     def locate(self, index: int, epoch: int) -> tuple[int, int]:
-        """Return the corpus that an example is in, and its number there."""
+        """Return the number of the corpus that contains an example, and the line of the example there."""
         for which, size in enumerate(self.sizes(epoch)):
             if index < size:
                 return which, index
@@ -146,7 +149,7 @@ class BatchStream:
         raise IndexError(index)
 
     def examples(self, indices: NDArray[np.uint32], epoch: int, wanted: Iterable[int]) -> dict[int, Example]:
-        """Read some examples of a window, by their slot in it, in the order of the files: few pages at a time."""
+        """Return the wanted examples of a window by slot, read in file order, so that few pages are mapped."""
         found: dict[int, Example] = {}
         slot_N = np.fromiter(wanted, dtype=np.int64)
         slot_N = slot_N[np.argsort(indices[slot_N], kind="stable")]
@@ -157,7 +160,7 @@ class BatchStream:
         return found
 
     def read(self, index_N: NDArray[np.int64], epoch: int) -> Iterable[Example]:
-        """Read examples whose indices are in the order of the files."""
+        """Read examples whose indices are sorted."""
         if self.sampling:
             return [self.example(index, epoch) for index in index_N.tolist()]
         rows = self.split_by_store(index_N, epoch)
@@ -166,7 +169,7 @@ class BatchStream:
     def split_by_store(
         self, index_N: NDArray[np.int64], epoch: int
     ) -> Iterator[tuple[TokenStore, NDArray[np.int64], int]]:
-        """Split indices in the order of the files by store; yield each store, its indices and its first index."""
+        """Split sorted indices by store; yield each store, its indices and its first index."""
         end_P = np.cumsum(self.sizes(epoch))
         of_parts = np.split(index_N, np.searchsorted(index_N, end_P[:-1]))
         return zip((part.store for part in self.parts), of_parts, [0, *end_P[:-1].tolist()], strict=True)
@@ -176,7 +179,7 @@ class BatchStream:
             part.store.forget_pages()
 
     def lengths(self, indices: NDArray[np.uint32], epoch: int) -> tuple[IntArray, IntArray]:
-        """Return the slots that these examples take on each side, from the stores alone."""
+        """Return how many positions these examples need on each side, without reading the examples."""
         length_2N, first = np.zeros((2, len(indices)), dtype=np.int64), 0
         for part, size in zip(self.parts, self.sizes(epoch), strict=True):
             here = (indices >= first) & (indices < first + size)
@@ -187,16 +190,20 @@ class BatchStream:
     def plan(
         self, window: ShuffleWindow, read: dict[int, Example]
     ) -> tuple[list[BatchPlan], tuple[IntArray, IntArray]]:
-        """Plan the batches of a window; return them with the lengths of its examples: of `read`, if it was read."""
+        """Plan the batches of a window; return them and the lengths of its examples.
+
+        Lengths are taken from `read`, if the window was already read, or else from the stores.
+        """
         epoch, every = window.begin.epoch, range(len(window.indices))
         lengths = self.form.lengths([read[slot] for slot in every]) if read else self.lengths(window.indices, epoch)
         rng = np.random.default_rng([self.seed, epoch, window.begin.window])
         return self.layout(*lengths, tokens=self.tokens, widths=self.widths, rng=rng), lengths
 
     def read_windows(self, place: StreamPosition) -> Iterator[tuple[ShuffleWindow, dict[int, Example]]]:
-        """Yield windows, with all examples where segmentations are sampled, since their lengths are not known before.
+        """Yield each window with its examples if segmentations are sampled, or else with no examples.
 
-        Worker processes sample one window ahead. They end with this generator.
+        The lengths of sampled segmentations are needed for planning. Worker processes sample one window ahead and exit
+        when this generator is closed.
         """
         tasks = min(sum(self.sizes(place.epoch)), SHUFFLE_WINDOW) // PAIRS_PER_TASK
         in_workers = self.sampling and not any(part.store.features for part in self.parts)
@@ -211,15 +218,15 @@ class BatchStream:
                 yield window, collect()
 
     def submit(self, pool: samplers.SamplingPool, window: ShuffleWindow) -> Callable[[], dict[int, Example]]:
-        """Submit all examples of a window; return a function that waits for them."""
+        """Submit all examples of a window to the pool; return a function that waits for them."""
         epoch, slot_N = window.begin.epoch, np.argsort(window.indices, kind="stable")
         submitted = []
         for store, index_N, first in self.split_by_store(window.indices[slot_N].astype(np.int64), epoch):
             for start in range(0, len(index_N), PAIRS_PER_TASK):
                 some_N = index_N[start : start + PAIRS_PER_TASK]
                 line_N = some_N - first
-                about = (self.sampling, self.seed, epoch, store.tag, self.max_tokens)
-                task = samplers.SamplingTask(*about, some_N.tolist(), *store.texts(line_N))
+                common = (self.sampling, self.seed, epoch, store.tag, self.max_tokens)
+                task = samplers.SamplingTask(*common, some_N.tolist(), *store.texts(line_N))
                 submitted.append((line_N, pool.submit(task)))
                 store.forget_pages()
 
@@ -234,7 +241,7 @@ class BatchStream:
         return collect
 
     def windows(self, place: StreamPosition) -> Iterator[ShuffleWindow]:
-        """Yield shuffle windows from the one that a position is in."""
+        """Yield shuffle windows, starting with the window that contains a position."""
         epoch, window = place.epoch, place.window
         while True:
             order = self.order(epoch)
@@ -247,13 +254,13 @@ class BatchStream:
             epoch, window = epoch + 1, 0
 
     def batches(self, place: StreamPosition) -> Iterator[tuple[Batch, StreamPosition]]:
-        """Yield each batch, with the rows of this rank, and the position after it."""
+        """Yield the rows of this rank in each batch, and the position after the batch."""
         at = place.batch
         for window, read in self.read_windows(place):
             begin, indices, after = window
             plans, lengths = self.plan(window, read)
-            ours = {item for plan in plans[at:] for row in self.shard.select_rows(plan) for item in row}
-            read = {item: read[item] for item in ours} if read else self.examples(indices, begin.epoch, ours)
+            local = {item for plan in plans[at:] for row in self.shard.select_rows(plan) for item in row}
+            read = {item: read[item] for item in local} if read else self.examples(indices, begin.epoch, local)
             covered = (after.passed or 1.0) - begin.passed
             for number, plan in enumerate(plans[at:], at + 1):
                 passed = begin.passed + covered * number / len(plans)
@@ -267,7 +274,7 @@ class BatchStream:
         return self.collate(BatchPlan([[]], self.widths), (none_N, none_N), {})
 
     def collate(self, plan: BatchPlan, lengths: tuple[IntArray, IntArray], examples: dict[int, Example]) -> Batch:
-        """Collate the rows of this rank; if it has none, an empty row, so that it takes part in every collective."""
+        """Collate the rows of this rank, or an empty row if it has none: every rank takes part in collectives."""
         rows = self.shard.select_rows(plan)
         batch = self.form.collate(BatchPlan(rows or [[]], plan.widths), examples)
         if self.shard.world_size > 1:
@@ -279,23 +286,23 @@ class BatchStream:
 
 
 class TextWindowStream(BatchStream):
-    """Batches from long texts, read in windows of `context` tokens that begin at another offset at every epoch.
+    """Batches from long texts, divided into windows of `context` tokens at different offsets in each epoch.
 
-    Every token but a text's first is predicted once an epoch: the first window has a random length, the last is as
-    long as what is left.
+    Every token except the first of a text is predicted once per epoch. The first window has a random length, and the
+    last window contains the remaining tokens.
     """
 
     def __init__(
         self, parts: Sequence[WeightedStore], tokenizers: Tokenizers, *, context: int, **settings: Any
     ) -> None:
         self.context = context
-        self.windows_by_epoch: dict[int, list[TextWindows]] = {}  # of the current epoch
+        self.windows_by_epoch: dict[int, list[TextWindows]] = {}  # has the current epoch only
         for part in parts:
             check_text(part.store)
         super().__init__(parts, tokenizers, form="windows", widths=Widths(8, context), **settings)
 
     def cuts(self, epoch: int) -> list[TextWindows]:
-        """Return how the text of each corpus is divided at this epoch."""
+        """Return how the text of each corpus is divided into windows in this epoch."""
         if epoch not in self.windows_by_epoch:
             firsts = np.random.default_rng([self.seed, epoch, self.context]).integers(
                 self.context, size=len(self.parts)
@@ -343,11 +350,11 @@ class TextWindows:
 
 def check_text(store: TokenStore) -> None:
     if store.text_length < 2:
-        raise UserError("a text of fewer than two tokens has nothing to be predicted from; name a longer one")
+        raise UserError("a text needs at least two tokens for training; choose a longer one")
 
 
 def read_in_order(store: TokenStore, form: str, context: int) -> Iterator[Example]:
-    """Yield all examples in the order of the corpus, the same ones at every validation."""
+    """Yield all examples in the order of the corpus, the same in every validation."""
     if form != "windows":
         yield from (store.example(line) for line in range(len(store)))
         return

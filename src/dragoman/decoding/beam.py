@@ -1,12 +1,12 @@
 """Beam search: keep the W best prefixes of every sentence until its results are found.
 
-A sentence that is done keeps running as a dummy, and nothing in its rows matters any more. Every sentence counts its
-own steps, so one may begin while others are in the middle of theirs (decoding/continuous_batching.py).
+The rows of a finished sentence are still computed, but their values are ignored. Every sentence has its own length, so
+one sentence may start while others are half decoded (decoding/continuous_batching.py).
 
 Ties go to the earlier step, then the better beam, then the lower token id.
 
-Shapes   B sentences   W beams   N = B * W rows of the model   V vocabulary   T longest target   K = 2 * W candidates
-         G groups of a row's columns
+Shapes   B sentences   W beams   N = B * W rows of the model   V vocabulary   T maximum target length
+         K = 2 * W candidates   G groups of columns of a row (in `..._BKG`: columns of a group)   C columns
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from dragoman.config.settings import SearchSettings
 from dragoman.decoding.protocol import NEVER, Job, Prefix, Search, SearchResult
 from dragoman.types import EOS
 
-GROUP_SIZE = 64  # columns whose maximum is compared first, see `find_candidates`
+GROUP_SIZE = 64  # columns in a group, see `find_candidates`
 
 
 class BeamState(NamedTuple):
-    """The prefixes that are still extended, and the W best hypotheses that have reached EOS, both best first.
+    """The active prefixes and the W best finished hypotheses (`end_...`), both best first.
 
-    logp is -inf where there is no prefix, and a score where there is no hypothesis. All prefixes of a sentence have the
-    same length. `limit_B` is the most tokens of a hypothesis, EOS counted; 0 means no search.
+    `logp_BW` is -inf where there is no prefix, and `end_score_BW` where there is no hypothesis. All prefixes of a
+    sentence have the same length. `limit_B` is the maximum length of a hypothesis, including EOS; 0 means no search.
     """
 
     token_BWT: Tensor
@@ -37,13 +37,13 @@ class BeamState(NamedTuple):
     end_token_BWT: Tensor
     end_logp_BW: Tensor
     end_score_BW: Tensor
-    end_length_BW: Tensor  # counts EOS
+    end_length_BW: Tensor  # including EOS
     limit_B: Tensor
     done_B: Tensor
 
 
 class Candidates(NamedTuple):
-    """Continuations of a sentence, best first: the log-probability, the beam that each extends, and its token."""
+    """Continuations of each sentence, best first: log-probability, the beam that is extended, and the new token."""
 
     logp_BK: Tensor
     parent_BK: Tensor
@@ -51,12 +51,12 @@ class Candidates(NamedTuple):
 
 
 class BeamSearch(Search):
-    """Beam search of all slots at once; a beam of 1 that stops at its first result is greedy search.
+    """Beam search of all slots at once; with beam 1 and a stop at the first result it is greedy search.
 
-    Results differ from each other: finished ones by score, then, if they are fewer than `nbest`, unfinished ones. A
-    finished result precedes an unfinished one whatever their scores, because a model that repeats itself up to the
-    limit is very sure of every token. A sentence whose model returns only NaN or -inf ends there: its prefixes come
-    back as unfinished, and other sentences are not affected.
+    The results of a sentence are distinct: finished hypotheses by score, then, if there are fewer than `nbest`,
+    unfinished ones. A finished hypothesis precedes an unfinished one whatever their scores, because a model that
+    repeats itself up to the limit gives every token a high probability. If the model returns only NaN or -inf for a
+    sentence, that sentence ends: its prefixes are returned as unfinished, and other sentences are not affected.
     """
 
     state: BeamState
@@ -77,7 +77,7 @@ class BeamSearch(Search):
         return Prefix(self.state.token_BWT.flatten(0, 1), self.state.length_B.repeat_interleave(self.width))
 
     def make_state(self, jobs: Sequence[Job]) -> BeamState:
-        """Return one empty prefix per sentence, or none where the limit is 0."""
+        """Return the state with one empty prefix per sentence, or no prefix where the limit is 0."""
         B, W, device = len(jobs), self.width, self.device
         limit_B = torch.tensor([job.limit for job in jobs], dtype=torch.long, device=device)
         token_BWT = torch.full((B, W, self.longest), EOS, device=device)
@@ -89,13 +89,13 @@ class BeamSearch(Search):
         return BeamState(token_BWT, logp_BW, length_BW[:, 0], *ends, limit_B, limit_B == 0)
 
     def extend(self, logp_NV: Tensor) -> tuple[Tensor, Tensor]:
-        """Extend the best prefixes, add the hypotheses that end here, and decide which sentences are done."""
+        """Extend the best prefixes, add the hypotheses that end with this step, and decide which sentences are done."""
         old, W, norm_T = self.state, self.width, self.device_norm_T
         found = find_candidates(old.logp_BW, logp_NV)
         done_B = old.done_B | (found.logp_BK[:, 0] == NEVER)
 
-        # Only EOS among the W best candidates ends a hypothesis: one that could not have held a beam of its own does
-        # not. So width 1 ends where greedy search ends. The W best hypotheses are kept.
+        # A hypothesis ends only if its EOS is among the W best candidates, so width 1 ends where greedy search ends.
+        # The W best hypotheses are kept.
         length_B1 = (old.length_B + 1).clamp(max=len(norm_T) - 1)[:, None]
         logp_BW, parent_BW, token_BW = (each_BK[:, :W] for each_BK in found)
         score_BW = torch.where((token_BW == EOS) & ~done_B[:, None], logp_BW / norm_T[length_B1], NEVER)
@@ -105,7 +105,7 @@ class BeamSearch(Search):
         end_logp_BW = torch.cat([old.end_logp_BW, logp_BW], 1).gather(1, order_BW)
         end_length_BW = torch.cat([old.end_length_BW, length_B1.expand(-1, W)], 1).gather(1, order_BW)
 
-        # The W best candidates that are no EOS extend the prefixes; those of a sentence that is done stay as they were.
+        # The W best candidates other than EOS extend the prefixes. Prefixes of finished sentences do not change.
         order_BW = (found.token_BK == EOS).int().sort(dim=1, stable=True).indices[:, :W]
         logp_BW, parent_BW, token_BW = (each_BK.gather(1, order_BW) for each_BK in found)
         token_BWT = torch.take_along_dim(old.token_BWT, parent_BW[:, :, None], 1)
@@ -126,16 +126,17 @@ class BeamSearch(Search):
             done_B | (length_B >= old.limit_B) | self.should_stop(end_score_BW, hope_B, self.settings.nbest),
         )
         first_B1 = W * torch.arange(len(done_B), device=done_B.device)[:, None]  # row of a sentence's first beam
-        token_BW = token_BW.masked_fill(logp_BW == NEVER, EOS)  # a token that every model knows
+        token_BW = token_BW.masked_fill(logp_BW == NEVER, EOS)  # an id that is valid in every vocabulary
         return (first_B1 + parent_BW).flatten(), token_BW.flatten()
 
     def results(self, state: BeamState) -> list[list[SearchResult]]:
         """Return up to `nbest` results per slot: finished ones by score, then unfinished ones.
 
-        A stop rule ends a sentence only when `nbest` hypotheses are finished or no beam is active, so an unfinished
-        one gets onto the list only if it was cut. Converting to lists is slow, so only what is returned is converted.
+        A stop rule ends a sentence only if `nbest` hypotheses are finished or no beam is active, so an unfinished
+        hypothesis is returned only if it has reached the limit. Only the returned tokens are converted to lists, which
+        is slow.
         """
-        state = BeamState(*[each.cpu() for each in state])
+        state = BeamState(*[tensor.cpu() for tensor in state])
         lengths_BW = state.length_B[:, None].expand_as(state.logp_BW)
         cut_score_BW = state.logp_BW / self.norm_T[lengths_BW]
         results: list[list[SearchResult]] = [[] for _ in state.limit_B]
@@ -151,11 +152,11 @@ class BeamSearch(Search):
 
 
 def find_candidates(logp_BW: Tensor, logp_NV: Tensor) -> Candidates:
-    """Return the 2W best continuations. At most W of them are EOS, one per beam, so W can always be extended.
+    """Return the 2W best continuations. At most W of them are EOS, one per beam, so at least W can be extended.
 
-    Sorting all columns is slow. So take the maxima of small groups first, then search only the best 2W groups: any
-    other group has 2W maxima before all of its columns. A row with NaN or +inf comes from a broken model, and none of
-    it counts.
+    Sorting all columns is slow. So the maxima of small groups of columns are computed first, and only the 2W groups
+    with the greatest maxima are searched: every column of another group is below 2W maxima. A row with NaN or +inf
+    comes from a broken model and is ignored.
     """
     B, W = logp_BW.shape
     N, V = logp_NV.shape
@@ -181,10 +182,11 @@ def find_candidates(logp_BW: Tensor, logp_NV: Tensor) -> Candidates:
 
 
 def stable_topk(score_BC: Tensor, count: int, index_BC: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return the `count` highest scores and their columns; of equals the lowest index wins, by default the column.
+    """Return the `count` highest scores and their columns; of equal scores, the one with the lowest index wins.
 
-    `torch.topk` leaves open which of several equals it takes. So a score and its index become one integer, and no two
-    of those are equal: the bits of a float, read as an integer, have the order of floats, apart from the sign.
+    The index is `index_BC`, by default the column. `torch.topk` does not define which of several equal values it
+    returns, so a score and its index are combined into one unique integer: the bits of floats, read as integers, have
+    the order of the floats, apart from the sign.
     """
     bits_BC = score_BC.float().view(torch.int32).long()
     order_BC = torch.where(bits_BC < 0, -(bits_BC & 0x7FFFFFFF), bits_BC)
@@ -195,10 +197,10 @@ def stable_topk(score_BC: Tensor, count: int, index_BC: Tensor | None = None) ->
 
 
 def stop_when_full(score_BW: Tensor, hope_B: Tensor, nbest: int) -> Tensor:
-    """Stop when W hypotheses are finished, or when none can be beaten any more.
+    """Stop when W hypotheses are finished, or when no prefix can beat the nbest-th hypothesis any more.
 
-    The default: the work is proportional to the length of the result, not to its limit, and width 1 is greedy search.
-    A longer hypothesis with a better score may be missed.
+    This is the default: the number of steps is proportional to the length of the result, not to the limit, and width 1
+    is greedy search. A longer hypothesis with a better score may be missed.
     """
     return (score_BW[:, -1] > NEVER) | (score_BW[:, nbest - 1] >= hope_B)
 
@@ -206,8 +208,8 @@ def stop_when_full(score_BW: Tensor, hope_B: Tensor, nbest: int) -> Tensor:
 def stop_when_unbeatable(score_BW: Tensor, hope_B: Tensor, nbest: int) -> Tensor:
     """Stop when no active prefix can overtake the nbest-th hypothesis any more.
 
-    No log-probability is above 0, so the best that a prefix can hope for is to reach its limit at no further cost:
-    hope = logp / limit ** alpha. With a generous limit that is a lot, and the search runs long.
+    Log-probabilities are at most 0, so `hope` = logp / limit ** alpha is an upper bound of the score of any
+    continuation. If the limit is high the bound is loose, and the search takes many steps.
     """
     return score_BW[:, nbest - 1] >= hope_B
 
@@ -232,8 +234,8 @@ def divide_by_one(longest: int, alpha: float) -> Tensor:  # noqa: ARG001 - the r
     return torch.ones(longest + 1)
 
 
-# What a log-probability is divided by, so that long hypotheses are not worse for being long: a divisor for every length
-# from 0 to `longest`, EOS counted, none below 1 and none below the one before it (the stop rules rely on that). They
+# Divisors of log-probabilities, which compensate for the length of hypotheses: one for every length from 0 to
+# `longest`, including EOS. They are at least 1 and never decrease with the length (the stop rules rely on both). They
 # are tables because a power computed inside the search may round differently from batch to batch.
 LENGTH_NORMS: dict[str, Callable[[int, float], Tensor]] = {
     "length": divide_by_length,

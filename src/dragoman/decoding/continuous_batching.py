@@ -1,14 +1,16 @@
 """Continuous batching: the loop that drives every search.
 
-A sentence that is done leaves its slot, and a waiting one takes it, so a search never waits for its slowest sentence.
-Which sentences share a batch changes no result. There are two schedulers:
+A finished sentence leaves its slot and a waiting sentence takes the slot, so a batch never waits for its slowest
+sentence. Results do not depend on which sentences share a batch. There are two schedulers:
 
-    Scheduler      any search; on a CPU, slots are refilled as soon as enough of them are free, and given up at the end
-    GpuScheduler   beam search in a fixed number of slots per shape; one step of model and search is captured as a CUDA
+    Scheduler      any search. Slots are refilled as soon as enough of them are free; when no job is waiting, free slots
+                   are removed
+    GpuScheduler   beam search in a fixed number of slots per shape. One step of model and search is captured as a CUDA
                    graph and replayed, because launching its few hundred small kernels takes longer than running them. A
-                   graph reads and writes the same memory every time, so these slots are updated in place
+                   graph always reads and writes the same memory, so these slots are updated in place
 
 Shapes   B slots   K sentences that enter or leave   W beams   N = B * W rows of the model   S source width
+         V vocabulary
 """
 
 from __future__ import annotations
@@ -27,38 +29,38 @@ from dragoman.decoding.protocol import Job, Search, SearchFactory, SearchResult,
 from dragoman.hardware import total_memory
 from dragoman.types import BOS, Batch, Example
 
-WARMUP_STEPS = 3  # before a capture, in which libraries choose their algorithms
-REFILL_DIVISOR = 16  # one slot in so many must be free before others are let in, or slots given up
-MIN_ROWS = 4  # of the model: products of fewer rows round differently
+WARMUP_STEPS = 3  # steps before a capture, in which libraries choose their algorithms
+REFILL_DIVISOR = 16  # slots are refilled or removed once 1/16 of them are free
+MIN_ROWS = 4  # minimum number of rows of the model: products of fewer rows round differently
 FREE = -1  # the job number of a free slot
-EMPTY_JOB = Job([], 0)  # in a free slot
+EMPTY_JOB = Job([], 0)  # the job of a free slot
 Results = list[list[SearchResult]]
 Observer = Callable[[Any], None]  # called with the state of a search after every step
 
 
 class SlotState(SearchState, Protocol):
-    """A state whose sentences may come and go. All sentences have the same number of rows."""
+    """A decoder state whose sentences can be replaced and removed. All sentences have the same number of rows."""
 
     def keep(self, sentences_K: Tensor) -> Self:
         """Return the state of these sentences, in this order."""
         ...
 
     def put(self, sentences_K: Tensor, fresh: Self) -> Self:
-        """Replace these sentences by those of a fresh state. The old state must not be used any more."""
+        """Replace these sentences by those of `fresh`. The old state must not be used afterwards."""
         ...
 
     def reset_finished(self, done_B: Tensor) -> Self:
-        """Let sentences that are done wait to be replaced; they need no room for more tokens."""
+        """Set the length of finished sentences to 0, so that they do not make the cache grow."""
         ...
 
 
 class Slots:
-    """Sentences that are decoded side by side, one per slot. `numbers` are the numbers of their jobs, or FREE."""
+    """Sentences that are decoded together, one per slot. `numbers` are the numbers of their jobs, or FREE."""
 
     def __init__(
         self, model: StepModel[Any], search: Search, numbers: Sequence[int], fresh: SlotState, jobs: Sequence[Job]
     ) -> None:
-        """Open a slot for each job. `fresh` is the state of their sources and has one row for each."""
+        """Make a slot for each job. `fresh` is the state after encoding the sources, with one row per job."""
         self.model, self.search, self.numbers = model, search, list(numbers)
         search.open(jobs)
         self.state = fresh.select(torch.arange(len(jobs), device=search.device).repeat_interleave(search.width))
@@ -70,7 +72,7 @@ class Slots:
 
     @property
     def done(self) -> list[int]:
-        """Return the slots whose sentence is done and was not taken out yet."""
+        """Return the slots whose sentence is finished and has not been removed yet."""
         done = self.search.done_B.tolist()
         return [slot for slot, number in enumerate(self.numbers) if done[slot] and number != FREE]
 
@@ -91,7 +93,7 @@ class Slots:
             self.numbers[slot] = number
 
     def shrink(self) -> None:
-        """Give up the free slots."""
+        """Remove the free slots."""
         slots = [slot for slot, number in enumerate(self.numbers) if number != FREE]
         index_K = torch.tensor(slots, device=self.search.device)
         self.state = self.state.keep(index_K)
@@ -101,9 +103,9 @@ class Slots:
 
 
 class StaticSlots(Slots):
-    """A fixed number of slots of beam search that are updated in place, all of them free at first.
+    """A fixed number of beam-search slots that are updated in place. All are free at first.
 
-    On a GPU their step is a CUDA graph.
+    On a GPU one step of all slots is a CUDA graph.
     """
 
     search: BeamSearch
@@ -113,7 +115,7 @@ class StaticSlots(Slots):
         self, model: StepModel[Any], search: BeamSearch, numbers: Sequence[int], fresh: Any, jobs: Sequence[Job]
     ) -> None:
         super().__init__(model, search, numbers, fresh, jobs)
-        search.state = BeamState(*[each.clone() for each in search.state])  # no two may share memory
+        search.state = BeamState(*[tensor.clone() for tensor in search.state])  # no two tensors may share memory
         self.state = self.state.make_indirect(search.longest + 1)
         self.graph: torch.cuda.CUDAGraph | None = None
         if search.device.type == "cuda":
@@ -129,23 +131,24 @@ class StaticSlots(Slots):
             self.graph = graph
 
     def step(self) -> None:
-        """Advance every sentence by one token, and write the new values over the old ones."""
+        """Advance every sentence by one token and overwrite the old tensors with the new values."""
         if self.graph:
             self.graph.replay()
             return
-        held, held_token_N, held_state = self.search.state, self.token_N, self.state
+        static, static_token_N, static_state = self.search.state, self.token_N, self.state
         super().step()
         state = self.state.reset_finished(self.search.done_B)
-        old = (*held, held_token_N, held_state.length_B, held_state.beam_indices_NK)
+        old = (*static, static_token_N, static_state.length_B, static_state.beam_indices_NK)
         new = (*self.search.state, self.token_N, state.length_B, state.beam_indices_NK)
         for tensor, value in zip(old, new, strict=True):
             tensor.copy_(value)
-        self.search.state, self.token_N, self.state = held, held_token_N, held_state
+        self.search.state, self.token_N, self.state = static, static_token_N, static_state
 
     def fetch(self, slots: Sequence[int]) -> Callable[[], Results]:
-        """Start to copy the results in these slots to the host; the function returned waits for them."""
+        """Start copying the results of these slots to the host; return a function that waits for them."""
         parts = self.search.select(slots)
-        flat = torch.cat([part.double().reshape(len(slots), -1) for part in parts], 1)  # one copy; doubles lose nothing
+        # One tensor, so that there is one copy; doubles represent all values exactly.
+        flat = torch.cat([part.double().reshape(len(slots), -1) for part in parts], 1)
         host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=flat.is_cuda)
         host.copy_(flat, non_blocking=True)
         copied = torch.cuda.current_stream().record_event() if flat.is_cuda else None
@@ -153,49 +156,49 @@ class StaticSlots(Slots):
         def wait() -> Results:
             if copied:
                 copied.synchronize()
-            each = torch.split(host, [part[0].numel() for part in parts], 1)
-            made = [one.reshape(part.shape).to(part.dtype) for one, part in zip(each, parts, strict=True)]
-            return self.search.results(BeamState(*made))
+            columns = torch.split(host, [part[0].numel() for part in parts], 1)
+            tensors = [column.reshape(part.shape).to(part.dtype) for column, part in zip(columns, parts, strict=True)]
+            return self.search.results(BeamState(*tensors))
 
         return wait
 
     def fill(self, slots: Sequence[int], numbers: Sequence[int], fresh: Any, jobs: Sequence[Job]) -> None:
-        """Put new sentences, one row of `fresh` each, into free slots. Attention never reaches the old tokens."""
+        """Put new sentences, one row of `fresh` each, into free slots. Stale cache entries are masked."""
         index_K = torch.tensor(slots, device=self.search.device)
         self.state.length_B.copy_(self.state.put(index_K, fresh).length_B)
-        for held, new in zip(self.search.state, self.search.make_state(jobs), strict=True):
-            held.index_copy_(0, index_K, new)
+        for old, new in zip(self.search.state, self.search.make_state(jobs), strict=True):
+            old.index_copy_(0, index_K, new)
         self.token_N.view(len(self.numbers), -1).index_fill_(0, index_K, BOS)
         for slot, number in zip(slots, numbers, strict=True):
             self.numbers[slot] = number
 
 
 class JobQueue:
-    """Jobs of one source width, the longest first, for any number of workers."""
+    """Jobs whose sources are padded to one width, longest first. Several workers may share a queue."""
 
     def __init__(self, jobs: Sequence[Job], numbers: Sequence[int]) -> None:
         self.jobs, self.lock = jobs, threading.Lock()
         self.waiting = sorted(numbers, key=lambda number: len(jobs[number].ids))
         self.width = round_to_bucket(max(len(jobs[number].ids) for number in numbers) + 1)
-        self.longest = max(jobs[number].limit for number in numbers)  # target length
+        self.longest = max(jobs[number].limit for number in numbers)  # maximum target length
 
     def next(self, count: int) -> list[int]:
         """Remove and return the numbers of the next jobs."""
         with self.lock:
-            some = self.waiting[-count:][::-1]
+            taken = self.waiting[-count:][::-1]
             del self.waiting[-count:]
-            return some
+            return taken
 
 
 class Scheduler:
-    """Decode the jobs of a queue; several workers may share it. About `rows` of the model run in one step.
+    """Decode the jobs of a queue, with about `rows` rows of the model per step.
 
-    With `fixed_slots`, there are always so many, free or not. Rows are then computed alike in any company on devices
-    that round by the shape of a batch.
+    If `fixed_slots` is given, the number of slots never changes. On devices whose rounding depends on the shape of a
+    batch, the result of a sentence then does not depend on the other sentences.
     """
 
     def __init__(self, model: StepModel[Any], device: torch.device, rows: int, fixed_slots: int = 0) -> None:
-        self.model: Any = model  # `start` of models with source features takes them too
+        self.model: Any = model  # Any: `start` of models with source features has one more argument
         self.device, self.rows, self.fixed_slots = device, rows, fixed_slots
 
     @torch.inference_mode()
@@ -207,11 +210,11 @@ class Scheduler:
         cancelled: threading.Event,
         observe: Observer | None = None,
     ) -> None:
-        """Decode until the queue is empty, and store the results of each job under its number."""
+        """Decode until the queue is empty; store the results of job n in `results[n]`."""
         search = make_search(queue.longest, self.device)
         min_slots = self.fixed_slots or -(-MIN_ROWS // search.width)
         numbers = queue.next(self.fixed_slots or max(self.rows // search.width, min_slots))
-        if not numbers:  # other workers have taken them all
+        if not numbers:  # other workers have taken all jobs
             return
         numbers += [FREE] * (min_slots - len(numbers))
         slots = Slots(self.model, search, numbers, *self.read_sources(queue, numbers))
@@ -234,7 +237,7 @@ class Scheduler:
                     slots.numbers[slot] = FREE
 
     def read_sources(self, queue: JobQueue, numbers: Sequence[int]) -> tuple[Any, list[Job]]:
-        """Return the state of the sources of these jobs, and the jobs; empty ones for free slots, which come last."""
+        """Encode the sources of these jobs; return the state and the jobs. FREE numbers come last and get EMPTY_JOB."""
         jobs = [queue.jobs[number] for number in numbers if number != FREE]
         batch = collate_sources(jobs, queue.width, len(numbers)).to(self.device)
         features = [batch.features] if batch.features else []
@@ -243,19 +246,19 @@ class Scheduler:
 
 
 class GpuScheduler(Scheduler):
-    """Run beam search without rules on a GPU, in slots that are made once per shape and kept.
+    """Run beam search without decoding constraints on a GPU, in pools of slots that are made once per shape.
 
-    Sources are read many at a time, while earlier steps run, so that the GPU never waits for the host.
+    Sources are encoded in large batches while earlier steps run, so that the GPU does not wait for the host.
     """
 
-    STEPS_PER_CHECK = 4  # steps between two looks at which sentences are done
-    GROUPS = 8  # of sentences that fill all slots
-    SHARE, SHARES = 32, 4  # one pool may take 1/SHARE of the GPU's memory for keys and values; all pools SHARES of that
+    STEPS_PER_CHECK = 4  # steps between two checks for finished sentences
+    GROUPS = 8  # sentences enter in groups of 1/8 of all slots
+    POOL_DIVISOR, MAX_POOLS = 32, 4  # a pool may use 1/32 of the GPU's memory for keys and values, all pools 4/32
 
     def __init__(self, model: StepModel[Any], device: torch.device, rows: int) -> None:
         super().__init__(model, device, rows)
         self.pools: dict[tuple[Any, ...], StaticSlots] = {}
-        self.share = total_memory(device) // self.SHARE
+        self.pool_bytes = total_memory(device) // self.POOL_DIVISOR
 
     @torch.inference_mode()
     def run(
@@ -263,8 +266,8 @@ class GpuScheduler(Scheduler):
         queue: JobQueue,
         make_search: SearchFactory,
         results: Results,
-        cancelled: threading.Event,  # noqa: ARG002 - there is one worker, so nobody cancels it
-        observe: Observer | None = None,  # noqa: ARG002 - one sentence is observed, and these are many
+        cancelled: threading.Event,  # noqa: ARG002 - there is only one worker, which is never cancelled
+        observe: Observer | None = None,  # noqa: ARG002 - only single sentences are observed, by Scheduler
     ) -> None:
         """Decode until the queue is empty."""
         slots = self.get_pool(queue, make_search)
@@ -289,20 +292,21 @@ class GpuScheduler(Scheduler):
             results[number] = found
 
     def get_pool(self, queue: JobQueue, make_search: SearchFactory) -> StaticSlots:
-        """Return the slots of this shape. New ones may replace others, so that all fit into memory.
+        """Return the pool of slots for this shape. To make room for a new pool, others may be freed.
 
-        Pools of other settings go first, then the newest: widths come in turn, so the oldest are needed next.
+        Pools with other settings are freed first, then the newest: source widths are processed in a cycle, so the
+        oldest pool is needed next.
         """
-        longest = -(-queue.longest // 64) * 64  # so that there are few shapes to capture
+        longest = -(-queue.longest // 64) * 64  # rounded up, so that few shapes are captured
         search = make_search(longest, self.device)
         assert isinstance(search, BeamSearch)
-        own = search.settings
-        settings = (own.beam, own.nbest, own.length_penalty, own.length_norm, own.stop)
+        chosen = search.settings
+        settings = (chosen.beam, chosen.nbest, chosen.length_penalty, chosen.length_norm, chosen.stop)
         shape = (queue.width, longest, settings)
         if shape not in self.pools:
-            one = self.read_sources(queue, [FREE])[0].make_indirect(longest + 1).nbytes * search.width
-            count = max(min(self.rows // search.width, self.share // one), 1)
-            while self.pools and one * count + self.held > self.SHARES * self.share:
+            slot_bytes = self.read_sources(queue, [FREE])[0].make_indirect(longest + 1).nbytes * search.width
+            count = max(min(self.rows // search.width, self.pool_bytes // slot_bytes), 1)
+            while self.pools and slot_bytes * count + self.used_bytes > self.MAX_POOLS * self.pool_bytes:
                 others = [key for key in self.pools if key[-1] != settings]
                 del self.pools[others[0] if others else next(reversed(self.pools))]
             free = [FREE] * count
@@ -310,35 +314,35 @@ class GpuScheduler(Scheduler):
         return self.pools[shape]
 
     @property
-    def held(self) -> int:
-        """Return the bytes of the keys and values of all pools."""
+    def used_bytes(self) -> int:
+        """Return the size of the keys and values of all pools."""
         return sum(slots.state.nbytes for slots in self.pools.values())
 
 
 class Prefetcher:
-    """Read the sources of a queue `many` at a time, in batches of one shape, and hand them out `few` at a time."""
+    """Encode the sources of a queue in batches of `batch_size`, and return them in groups of `group_size`."""
 
-    def __init__(self, scheduler: Scheduler, queue: JobQueue, many: int, few: int) -> None:
-        self.scheduler, self.queue, self.many, self.few = scheduler, queue, many, few
-        self.numbers: list[int] = []  # jobs that were read and not handed out
-        self.handed_out = 0  # of the current batch
+    def __init__(self, scheduler: Scheduler, queue: JobQueue, batch_size: int, group_size: int) -> None:
+        self.scheduler, self.queue, self.batch_size, self.group_size = scheduler, queue, batch_size, group_size
+        self.numbers: list[int] = []  # jobs that are encoded and not yet returned
+        self.returned = 0  # sentences of the current batch that were returned
         self.fresh: Any = None
 
     def read(self) -> None:
-        """Read the next batch if the last one is used up."""
-        if not self.numbers and (numbers := self.queue.next(self.many)):
-            padded = [*numbers, *[FREE] * (self.many - len(numbers))]
+        """Encode the next batch if all sentences of the current one were returned."""
+        if not self.numbers and (numbers := self.queue.next(self.batch_size)):
+            padded = [*numbers, *[FREE] * (self.batch_size - len(numbers))]
             fresh, _ = self.scheduler.read_sources(self.queue, padded)
-            self.fresh, self.numbers, self.handed_out = fresh.make_indirect(0), numbers, 0
+            self.fresh, self.numbers, self.returned = fresh.make_indirect(0), numbers, 0
 
     def next(self) -> tuple[list[int], Any, list[Job]] | None:
-        """Return the numbers of some jobs, the state of their sources, and the jobs."""
+        """Return the job numbers of the next group, the state of their sources, and the jobs; None at the end."""
         self.read()
-        some, self.numbers = self.numbers[: self.few], self.numbers[self.few :]
-        if not some:
+        group, self.numbers = self.numbers[: self.group_size], self.numbers[self.group_size :]
+        if not group:
             return None
-        first, self.handed_out = self.handed_out, self.handed_out + len(some)
-        return some, self.fresh.slice_sentences(first, len(some)), [self.queue.jobs[number] for number in some]
+        first, self.returned = self.returned, self.returned + len(group)
+        return group, self.fresh.slice_sentences(first, len(group)), [self.queue.jobs[number] for number in group]
 
 
 @torch.inference_mode()
@@ -350,12 +354,12 @@ def run_batch(
     make_search: SearchFactory,
     observe: Observer = lambda _: None,
 ) -> Results:
-    """Decode the jobs in one batch from which no sentence is taken: for states that can only be selected."""
+    """Decode all jobs in one batch, for states without `keep` and `put`. Finished sentences stay until the end."""
     if not any(job.limit for job in jobs):
         return [[] for _ in jobs]
     search = make_search(max(job.limit for job in jobs), source_BS.device)
     slots = Slots(model, search, range(len(jobs)), model.start(source_BS, real_BS), jobs)
-    while not bool(search.done_B.all()):  # the only value that the host waits for
+    while not bool(search.done_B.all()):  # the only synchronization with the device
         slots.step()
         observe(search.state)
     return search.results(search.state)

@@ -1,6 +1,7 @@
 """The Transformer on packed rows: encoder, causal decoder with cross-attention, tied embeddings (Vaswani 2017).
 
-Shapes   B rows   S source width   T target width   C model width   N rows of a search (B sentences x W beams)
+Shapes   B rows, or sentences   S source width   T target width   C model width   N hypotheses in a search
+         W hypotheses per sentence (N = B * W)   K positions of a cache
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from dragoman.modules.norms import NORMS
 from dragoman.modules.positions import POSITIONS, PositionScheme
 from dragoman.types import Batch
 
-CAPACITY_STEP = 16  # a cache grows by full SIMD vectors, so that masked positions change no sum
-SMALL_PRODUCT = 400  # multiply-adds below which PyTorch's products on a CPU round differently
+CAPACITY_STEP = 16  # positions by which a cache grows: full SIMD vectors, so that masked positions change no sum
+SMALL_PRODUCT = 400  # multiply-adds below which PyTorch's matrix products on a CPU round differently
 
 
 class TransformerLayer(nn.Module):
-    """Self-attention, cross-attention in a decoder with a source, and feed-forward network, each with a residual."""
+    """Self-attention, cross-attention if there is a source, and a feed-forward network, each with a residual."""
 
     def __init__(
         self, settings: TransformerSettings, scheme: PositionScheme, *, bidirectional: bool, cross: bool = False
@@ -60,7 +61,7 @@ class TransformerLayer(nn.Module):
     def step(
         self, x_BWC: Tensor, cache: KeyValue, context: StepContext, memory: KeyValue | None, cross_mask: AttentionMask
     ) -> Tensor:
-        """Compute one token per row. The W rows of a sentence attend to its source together, as W queries."""
+        """Process one new token per hypothesis. The W hypotheses of a sentence attend to its source as W queries."""
         x_N1C, attention = x_BWC.flatten(0, 1)[:, None], self.attention
         x_BWC = attention(x_N1C, None, cache, context, function=attention.sublayer.step).view_as(x_BWC)
         if self.cross:
@@ -81,7 +82,7 @@ class TransformerStack(nn.Module):
 
     __call__: Callable[..., Tensor]
     layers: Sequence[TransformerLayer]
-    causal = False  # whether a token attends to earlier ones only
+    causal = False  # whether tokens attend to earlier tokens only
 
     def __init__(self, settings: TransformerSettings, embedding: nn.Embedding, *, cross: bool = False) -> None:
         super().__init__()
@@ -102,20 +103,20 @@ class TransformerStack(nn.Module):
         """Return the input of the first layer: embeddings, positions and dropout."""
         x_BTC = self.words(self.embedding(ids_BT) * math.sqrt(self.settings.width), rows.visible_BT)
         x_BTC, device = self.dropout(self.position(x_BTC, rows)), x_BTC.device.type
-        # Elementwise operations between matrix products would move float32 through a GPU's memory. A CPU has the
-        # activations in its caches.
+        # On a GPU, elementwise operations on float32 activations would double the memory traffic. On a CPU the
+        # activations stay in its caches.
         if device != "cpu" and torch.is_autocast_enabled(device):
             x_BTC = x_BTC.to(torch.get_autocast_dtype(device))
         return x_BTC
 
     @property
     def attention(self) -> SelfAttention:
-        """The first layer's self-attention, which makes the masks that all layers share."""
+        """The self-attention of the first layer. It makes the mask that all layers share."""
         return self.layers[0].attention.sublayer
 
 
 class Encoder(TransformerStack):
-    """Return one state per source token."""
+    """A stack of layers that returns one state per source token."""
 
     def forward(self, ids_BS: Tensor, rows: RowLayout) -> Tensor:
         x_BSC, mask = self.embed(ids_BS, rows), self.attention.make_mask(rows)
@@ -125,7 +126,7 @@ class Encoder(TransformerStack):
 
 
 class Decoder(TransformerStack):
-    """Return one state per target token, made of the tokens up to it and of the source, if there is one."""
+    """A stack of causal layers that returns one state per target token, with cross-attention if there is a source."""
 
     causal = True
 
@@ -139,7 +140,7 @@ class Decoder(TransformerStack):
         return self.norm(x_BTC, rows.real_BT)
 
     def compute_alignment(self, ids_BT: Tensor, rows: RowLayout, memory_BSC: Tensor, source: RowLayout) -> Tensor:
-        """Return cross-attention weights, the mean over the heads of the layer that aligns best."""
+        """Return the cross-attention weights of the layer `alignment_layer`, averaged over its heads: weight_BTS."""
         x_BTC, mask = self.embed(ids_BT, rows), self.attention.make_mask(rows)
         cross_mask = make_cross_attention_mask(rows, source)
         *lower, aligning = self.layers[: self.settings.alignment_layer + 1]
@@ -163,7 +164,7 @@ class Decoder(TransformerStack):
         return KVCache(memory, mask, caches, length_B, torch.zeros(rows, 0, dtype=torch.int32, device=like.device))  # type: ignore[arg-type]
 
     def step(self, token_N: Tensor, state: KVCache) -> tuple[Tensor, KVCache]:
-        """Return the states after one more token per row, states_NC, and the new cache."""
+        """Return the states of one new token per row, states_NC, and the new cache."""
         if not state.indirect and int(state.length_B.max()) >= state.capacity:
             narrow = min(self.settings.key_width, self.settings.head_width)
             state = state.reserve(CAPACITY_STEP * max(-(-SMALL_PRODUCT // (CAPACITY_STEP * narrow)), 1))
@@ -171,7 +172,7 @@ class Decoder(TransformerStack):
         x_N1C = self.embed(token_N[:, None], RowLayout(torch.ones_like(position_N1), position_N1))
         x_BWC = x_N1C.view(len(state.length_B), -1, x_N1C.size(-1))
         row_N1 = torch.arange(len(token_N), dtype=torch.int32, device=token_N.device)[:, None]
-        state.beam_indices_NK.scatter_(1, position_N1, row_N1)  # the rows write their own tokens
+        state.beam_indices_NK.scatter_(1, position_N1, row_N1)  # each row reads the new token from its own row
         if state.indirect:
             context = StepContext(position_N1, AttentionMask(), state.beam_indices_NK)
         else:
@@ -192,7 +193,8 @@ class Transformer(Seq2Seq):
         settings.check()
         self.settings, self.output_size = settings, target_size
         same = joint and settings.tied
-        size = source_size if same else target_size  # tags are read, never generated
+        # a shared table also has rows for the source-side tags; `output_size` excludes them from the output
+        size = source_size if same else target_size
         table = nn.Embedding(size, settings.width)
         self.decoder = Decoder(settings, table, cross=True)  # first, so that a shared table is named after it
         self.encoder = Encoder(settings, table if same else nn.Embedding(source_size, settings.width))
@@ -200,7 +202,7 @@ class Transformer(Seq2Seq):
 
     @property
     def supports_indirect_cache(self) -> bool:
-        """Whether an indirect KV cache can be used: every past token is attended to, whatever its distance."""
+        """Whether an indirect KV cache can be used: attention must be full and must not depend on the distance."""
         full = self.settings.decoder_attention == "full"
         return full and self.settings.decoder_scheme.relate.needs == "nothing"
 

@@ -1,7 +1,7 @@
 """Multi-head attention: self-attention within a sentence and cross-attention from a target to its source.
 
-Shapes   B batch   H heads   T tokens   S source tokens   D head width   C model width   E query, key and value widths
-         N rows of a search   K cache capacity
+Shapes   B batch   H heads   T tokens   S source tokens   D head width   C model width   E width of a projection
+         N hypotheses in a search (in `step`: hypotheses x heads)   K cache capacity   M rows of the flattened cache
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dragoman.modules.settings import AttentionSettings
 
 @dataclass(frozen=True)
 class StepContext:
-    """What all layers share in one decoding step: positions, mask and, for an indirect cache, its row table."""
+    """The inputs that all layers share in one decoding step. `beam_indices_NK` is given for an indirect cache only."""
 
     position_N1: Tensor
     mask: AttentionMask
@@ -60,7 +60,7 @@ class MultiHeadAttention(nn.Module):
         self.out = Linear(self.value_width, settings.width) if settings.projections else nn.Identity()
 
     def split_query(self, query_BTE: Tensor) -> Tensor:
-        """Split queries into heads. Kernels divide scores by the root of the width; without `scaled`, undo that."""
+        """Split queries into heads. Kernels scale scores by 1/sqrt(D); without `scaled`, that is undone here."""
         q_BHTD = split_heads(query_BTE, self.heads)
         return q_BHTD if self.settings.scaled else q_BHTD * q_BHTD.size(-1) ** 0.5
 
@@ -71,7 +71,7 @@ class MultiHeadAttention(nn.Module):
 
 
 class SelfAttention(MultiHeadAttention):
-    """Attention of every token to its own sentence. One projection makes queries, keys and values."""
+    """Attention of every token to the tokens of its sentence. One projection computes queries, keys and values."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class SelfAttention(MultiHeadAttention):
     def split_qkv(self, qkv_BTE: Tensor, position_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split the projection into queries, keys and values by heads, with positions encoded in queries and keys.
 
-        Without projections the input serves as all three.
+        Without projections, the input is used as queries, keys and values.
         """
         widths = [self.query_width, self.query_width, self.value_width]
         parts = torch.split_with_sizes(qkv_BTE, widths, -1) if self.settings.projections else [qkv_BTE] * 3
@@ -117,7 +117,7 @@ class SelfAttention(MultiHeadAttention):
         pattern_N1K = self.pattern.make_pattern_mask(position_N1, position_1K)
         if pattern_N1K is not None:
             allowed_N1K = allowed_N1K & pattern_N1K
-        if self.relate.needs == "nothing":  # a bias is made once here, not once in every layer
+        if self.relate.needs == "nothing":  # compute the bias once, not in every layer
             return AttentionMask(bias=make_additive_mask(allowed_N1K[:, None], dtype))
         return AttentionMask(
             allowed_N1K[:, None], relative_position=self.relate.compute_relative(position_N1, position_1K)
@@ -151,14 +151,14 @@ class CrossAttention(MultiHeadAttention):
         )
 
     def project_memory(self, memory_BSC: Tensor) -> KeyValue:
-        """Return the keys and values of the source. In decoding they are made once and used at every step."""
+        """Return the keys and values of the source. In decoding they are computed once and used in every step."""
         if not self.settings.projections:
             return (split_heads(memory_BSC, self.heads),) * 2
         k, v = self.key_value(memory_BSC).split([self.query_width, self.value_width], -1)
         return split_heads(k, self.heads), split_heads(v, self.heads)
 
     def forward(self, x_BTC: Tensor, memory: Tensor | KeyValue, mask: AttentionMask) -> Tensor:
-        """Attend to the source: to its states, memory_BSC, as in training, or to keys and values made of them."""
+        """Attend to the source. `memory` is memory_BSC, as in training, or the result of `project_memory`."""
         query_BTE = self.query(x_BTC)
         if isinstance(memory, Tensor):
             if self.fusable and supports_packed_kernel(query_BTE, mask, self.settings.head_width):

@@ -35,7 +35,7 @@ from dragoman.training.loss import CONSISTENCY, LOSSES, count_passes, repeat_row
 from dragoman.training.optim import OPTIMIZERS, clip_gradients, compute_gradient_norm, set_learning_rate, step_unless
 from dragoman.types import Batch
 
-WARM = 3  # eager steps of a shape before it is captured: libraries choose kernels, compilers compile
+WARMUP_CALLS = 3  # eager steps with a shape before its capture, in which libraries choose kernels and code is compiled
 Shape = tuple[object, ...]
 
 
@@ -46,20 +46,22 @@ class CapturedGraph(NamedTuple):
 
 
 class CudaGraphs:
+    """Run `work` on batches: eagerly at first, then as one CUDA graph per shape."""
+
     def __init__(self, work: Callable[[Batch], Tensor]) -> None:
         self.work = work
-        self.seen: Counter[Shape] = Counter()
+        self.calls: Counter[Shape] = Counter()
         self.captured: dict[Shape, CapturedGraph] = {}
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self.failure = ""  # why steps cannot be captured, once that is known
+        self.failure = ""  # error message of a failed capture
 
     def __call__(self, batch: Batch) -> Tensor:
-        """What `work` gives for a batch. It may draw random numbers; those of a seed are the same either way."""
+        """Return `work(batch)`. Random numbers depend on the seed only, not on whether a graph is replayed."""
         shape = shape_of(batch)
-        self.seen[shape] += 1
+        self.calls[shape] += 1
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
-            if shape not in self.captured and not self.failure and self.seen[shape] > WARM:
+            if shape not in self.captured and not self.failure and self.calls[shape] > WARMUP_CALLS:
                 self.capture(shape, batch)
             if shape in self.captured:
                 numbers = self.replay(self.captured[shape], batch)
@@ -69,41 +71,42 @@ class CudaGraphs:
         return numbers
 
     def capture(self, shape: Shape, batch: Batch) -> None:
-        """Capture a graph for this shape. Work that waits for the GPU cannot be captured; then all steps stay eager."""
-        own, graph = batch.to(self.stream.device), torch.cuda.CUDAGraph()
+        """Capture a graph for this shape. If `work` waits for the GPU, capture fails and all steps stay eager."""
+        static_batch, graph = batch.to(self.stream.device), torch.cuda.CUDAGraph()
         pool = next(iter(self.captured.values())).graph.pool() if self.captured else None
         try:
             with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
-                numbers = self.work(own)
+                numbers = self.work(static_batch)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             self.failure = str(error).partition("\n")[0]
             return
-        self.captured[shape] = CapturedGraph(graph, own, numbers)
+        self.captured[shape] = CapturedGraph(graph, static_batch, numbers)
         gc.collect()
-        gc.freeze()  # compilers leave a million objects behind, which need not be looked through again and again
+        gc.freeze()  # compilation leaves a million objects, which later collections need not scan
 
     def close(self) -> None:
-        """Free all graphs, and unfreeze what was hidden from the garbage collector."""
+        """Free all graphs and undo `gc.freeze`."""
         self.captured.clear()
         gc.unfreeze()
 
     @staticmethod
-    def replay(recorded: CapturedGraph, batch: Batch) -> Tensor:
-        for there, here in zip(recorded.batch.tensors.values(), batch.tensors.values(), strict=True):
-            there.copy_(here, non_blocking=True)
-        recorded.graph.replay()
-        return recorded.numbers.clone()
+    def replay(captured: CapturedGraph, batch: Batch) -> Tensor:
+        """Copy the batch into the input of the graph, replay the graph and return a copy of its output."""
+        for static, new in zip(captured.batch.tensors.values(), batch.tensors.values(), strict=True):
+            static.copy_(new, non_blocking=True)
+        captured.graph.replay()
+        return captured.numbers.clone()
 
 
 def shape_of(batch: Batch) -> Shape:
-    """All that the work on a batch depends on, but for what its tensors hold."""
+    """Return everything that the work on a batch depends on, except the values of its tensors."""
     shapes = [(name, tuple(tensor.shape)) for name, tensor in batch.tensors.items()]
     return (*shapes, batch.unpacked, batch.first_row, batch.total_rows)
 
 
-DISABLED_OPTIMIZATIONS = ("triton.mix_order_reduction",)  # it doubles the time of a norm's gradients
+DISABLED_OPTIMIZATIONS = ("triton.mix_order_reduction",)  # doubles the time of the backward pass of a norm
 
 
 class Learner(nn.Module):
@@ -119,7 +122,10 @@ class Learner(nn.Module):
         )
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return loss, nll and divergence of two passes (0 if there is one), summed over the real target tokens."""
+        """Return loss, nll and the divergence of two passes, summed over the real target tokens.
+
+        Without a consistency loss there is one pass, and the divergence is 0.
+        """
         with use_row_slice(batch.first_row, batch.total_rows, count_passes(self.settings)):
             if self.consistency:
                 batch = repeat_rows(batch, self.consistency, self.settings.cut)
@@ -134,7 +140,7 @@ class Learner(nn.Module):
         return torch.stack(self.two_pass_loss(states_2NC, weight_VC, target_N, smoothing, self.consistency, weight))
 
     def compile_layers(self) -> None:
-        """Compile layer by layer: all layers of a kind share one compilation."""
+        """Compile each layer separately: all layers of the same kind then share one compilation."""
         options: dict[str, Any] = {
             name: False for name in DISABLED_OPTIMIZATIONS if name in torch._inductor.list_options()
         }
@@ -149,7 +155,7 @@ class Learner(nn.Module):
 def select_real_tokens(states_BTC: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return the states and the targets of all real tokens.
 
-    Selecting them would make a GPU wait, so there all positions are returned, with a target of -1 for padding.
+    On a GPU selection would need a synchronization, so all positions are returned, with target -1 at padding.
     """
     real_BT = batch.target_segment_BT > 0
     if states_BTC.device.type == "cpu":
@@ -158,7 +164,7 @@ def select_real_tokens(states_BTC: Tensor, batch: Batch) -> tuple[Tensor, Tensor
 
 
 class PendingStep(NamedTuple):
-    """A step whose metrics a GPU may still be computing."""
+    """A step that may still be running on the GPU, with its metrics."""
 
     numbers_4: Tensor  # loss, nll and divergence of two passes, in nats per target token; norm of the gradients
     lr: float
@@ -180,15 +186,15 @@ class StepMetrics(NamedTuple):
 
 def fetch_metrics(pending: Sequence[PendingStep]) -> list[StepMetrics]:
     """Wait for these steps and return their metrics, copied from the GPU in one transfer."""
-    rows = torch.stack([one.numbers_4 for one in pending]).tolist() if pending else []
+    rows = torch.stack([step.numbers_4 for step in pending]).tolist() if pending else []
     return [
-        StepMetrics(loss, nll, divergence, norm, one.lr, one.tokens)
-        for one, (loss, nll, divergence, norm) in zip(pending, rows, strict=True)
+        StepMetrics(loss, nll, divergence, norm, step.lr, step.tokens)
+        for step, (loss, nll, divergence, norm) in zip(pending, rows, strict=True)
     ]
 
 
 class OptimizerOutOfMemoryError(UserError):
-    """The optimizer's step does not fit: smaller parts would not help, and some weights may have changed already."""
+    """The optimizer step does not fit into memory. Splitting batches does not help; some weights may have changed."""
 
 
 class Stepper:
@@ -205,23 +211,23 @@ class Stepper:
         self.eval_model = copy.deepcopy(model).cpu() if kind.sharded else model
         self.learner = Learner(model, settings)
         self.parallel = kind(self.learner, self.group)
-        trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        trained = {name: param for name, param in model.named_parameters() if param.requires_grad}
         self.parameters = list(trained.values())
         self.optimizer = OPTIMIZERS[settings.optimizer](trained, settings)
         self.ema = clone_weights(model) if settings.ema else {}
-        self.count = torch.ones((), device=self.device)  # of target tokens in the step
-        self.ema_step = torch.zeros((), device=self.device)  # 1 - decay
+        self.count = torch.ones((), device=self.device)  # target tokens in the current step
+        self.ema_step = torch.zeros((), device=self.device)  # 1 - decay of the EMA in the current step
         self.cuda_graphs = CudaGraphs(self.train_batch) if plan.use_cuda_graphs else None
         if plan.compile:
             self.learner.compile_layers()
 
     def update(self, batches: Sequence[Batch], step: int, lr: float) -> PendingStep:
         """Take a step with the gradients of all batches, as if they were one. A non-finite step is skipped."""
-        if not self.model.training:  # switching all modules takes a while
+        if not self.model.training:  # `train()` visits all modules, which is slow
             self.model.train()
         set_learning_rate(self.optimizer, lr)
         self.count.fill_(sum(batch.target_tokens for batch in batches))
-        decay = min(self.settings.ema, (1 + step) / (10 + step))  # low at first: initial weights must not bias the EMA
+        decay = min(self.settings.ema, (1 + step) / (10 + step))  # low at first, to forget the initial weights
         self.ema_step.fill_(1 - decay)
         if self.cuda_graphs and len(batches) == 1 and self.plan.batch_parts == 1:
             torch.manual_seed(derive_seed(self.settings.seed, step, 0))
@@ -249,8 +255,8 @@ class Stepper:
     def rehearse(self, batch: Batch) -> None:
         """Run one backward pass without a step.
 
-        DDP lays out its buckets by the first backward pass. If that is this one, a resumed run adds gradients in the
-        same order as one that was never stopped.
+        DDP arranges its buckets in the first backward pass. After a rehearsal, a resumed run adds gradients in the same
+        order as an uninterrupted run.
         """
         self.backward(batch.to(self.device))
         self.optimizer.zero_grad()
@@ -267,7 +273,10 @@ class Stepper:
         return out
 
     def apply(self, losses_3: Tensor) -> Tensor:
-        """Clip the gradients and take the step; skip it if the loss or a gradient is not finite. Nothing waits."""
+        """Clip the gradients and take the step; skip it if the loss or a gradient is not finite.
+
+        Does not synchronize with the GPU.
+        """
         norm = to_full(compute_gradient_norm(self.parameters))
         numbers_4 = torch.stack([*losses_3, norm.float()])
         found_inf = (~numbers_4[::3].isfinite().all()).float()
@@ -279,8 +288,8 @@ class Stepper:
             if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 raise  # no weight has changed, and a step without capture takes less memory
             raise OptimizerOutOfMemoryError(
-                "the model, its gradients and what the optimizer keeps do not fit into memory together; make the model "
-                "smaller, or share it out among more GPUs with train.parallel=fsdp"
+                "the model, its gradients and the optimizer state do not fit into memory together; make the model "
+                "smaller, or shard it over more GPUs with train.parallel=fsdp"
             ) from None
         if self.ema:
             weights, ema_step = collect_tensors(self.model), self.ema_step * (1 - found_inf)
