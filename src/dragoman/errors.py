@@ -1,7 +1,7 @@
-"""The errors that a command reports without a traceback, and Ctrl-C: exit code 130, and no traceback either.
+"""Errors that a command reports without a traceback. Also handles Ctrl-C: exit code 130, no traceback.
 
-Python turns Ctrl-C into KeyboardInterrupt. While modules are imported and while the interpreter shuts down, nobody
-catches that, and some libraries turn it into an error of their own. This module imports almost nothing, so that its
+Python turns Ctrl-C into KeyboardInterrupt. While modules are imported and while the interpreter shuts down, nothing
+catches it, and some libraries turn it into another exception. This module imports almost nothing, so that its
 handler is installed before the rest of Dragoman is imported.
 """
 
@@ -14,11 +14,14 @@ from types import FrameType
 
 
 class UserError(ValueError):
-    """Input that cannot work. The message is one sentence: what is wrong, where, and what to do."""
+    """A problem the user can fix (input, settings or environment), shown without a traceback.
+
+    The message is one sentence that says what is wrong, where, and what to do.
+    """
 
 
 class Stop(Exception):
-    """An early end, by a signal or because another process is gone. Everything saved is complete.
+    """The command ends early, by a signal or because another process died. Checkpoints already written are intact.
 
     `code` is the exit code.
     """
@@ -30,12 +33,12 @@ class Stop(Exception):
 
 INTERRUPTED = 130  # exit code
 interrupt_is_caught = False  # whether a caller catches KeyboardInterrupt; if not, Ctrl-C ends the process
-# Whether KeyboardInterrupt was raised: an error that follows may be what a library made of it.
+# Whether KeyboardInterrupt was raised: a library may have turned it into the exception that arrives later.
 interrupt_was_raised = False
 
 
 def handle_interrupts() -> None:
-    """Handle Ctrl-C, unless the parent process made the command ignore it, as nohup and scripts do."""
+    """Handle Ctrl-C, unless the parent process (nohup, or a script) started this one with SIGINT ignored."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _raise_interrupt)
 

@@ -342,7 +342,7 @@ def read_lines(path: Path, watch: Watch | None = None, *, longest: float = LONGE
     except FileNotFoundError:
         raise UserError(f"there is no file {str(path)!r}") from None
     except IsADirectoryError:
-        raise UserError(f"{str(path)!r} is a folder, but a text file is wanted") from None
+        raise UserError(f"{str(path)!r} is a folder; name a text file") from None
     except OSError as error:
         raise UserError(f"{str(path)!r} cannot be read: {error.strerror or error}") from None
 

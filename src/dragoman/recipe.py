@@ -20,12 +20,15 @@ from dragoman.data.corpus import DataSettings
 from dragoman.errors import UserError
 from dragoman.models.settings import ModelSettings, TransformerSettings
 
-RECIPES = "recipes"  # a folder
+RECIPES = "recipes"  # name of the folder
 PACKAGE = Path(__file__).parent
 
 
 class Recipe(Settings):
-    """All settings of a run. Names that a registry must have are checked by `check_model` and by training."""
+    """All settings of a run.
+
+    Values that name a registry entry are not validated here but in `check_model` and when training starts.
+    """
 
     data: DataSettings = DataSettings()
     tokenizer: TokenizerSettings = TokenizerSettings()
@@ -42,7 +45,10 @@ class Recipe(Settings):
 
     @property
     def batch_layout(self) -> str:
-        """How examples are arranged in batches. Windows fill their rows, and the last of a text has its own."""
+        """How examples are arranged in batches.
+
+        Language-model windows already fill a row each (except the last of a text), so they are not packed.
+        """
         return "padded" if self.example_format == "windows" else self.model.layout
 
     @property
@@ -52,25 +58,26 @@ class Recipe(Settings):
 
 
 def read_recipe(path: Path, overrides: Iterable[str] = (), *, parent: Recipe | None = None) -> Recipe:
-    """Read a recipe file with `a.b=c` laid over it. Corpus paths are looked up here first, then beside the recipe.
+    """Read a recipe file and apply `a.b=c` overrides.
 
-    With a parent, the run that training begins with, settings of the model that the recipe leaves out are the parent's.
+    Corpus paths are resolved in the working directory first, then next to the recipe file. With `parent`, the recipe
+    of the run whose weights training starts from, model settings set in neither place are taken from `parent`.
     """
     values, lines = read_values(path)
-    given, merged = list(overrides), deepcopy(values)
+    items, merged = list(overrides), deepcopy(values)
     try:
-        for item in given:
+        for item in items:
             override(merged, item)
             lines.pop(item.partition("=")[0], None)
         recipe = _build_checked(merged, parent, lines)
-    except UserError as fault:
-        to_blame = f" with {' '.join(given)}" if given and _is_valid(values, parent) else ""
-        raise UserError(f"{path}{to_blame}: {fault}") from None
+    except UserError as error:
+        cause = f" with {' '.join(items)}" if items and _is_valid(values, parent) else ""
+        raise UserError(f"{path}{cause}: {error}") from None
     return recipe.model_copy(update={"data": recipe.data.resolve_paths(path.parent)})
 
 
 def override_recipe(recipe: Recipe, overrides: Iterable[str] = (), *, parent: Recipe | None = None) -> Recipe:
-    """Return a recipe with `a.b=c` laid over it and, with a parent, its model's settings under those that are set."""
+    """Apply `a.b=c` overrides; model settings set neither there nor in the recipe are taken from `parent`."""
     values = recipe.model_dump(mode="json", exclude_unset=True)
     for item in overrides:
         override(values, item)
@@ -78,22 +85,25 @@ def override_recipe(recipe: Recipe, overrides: Iterable[str] = (), *, parent: Re
 
 
 def inherit_model(values: dict[str, Any], parent: Recipe | None) -> dict[str, Any]:
-    """Return the values of a recipe with the parent's model settings under its own."""
-    given = values.get("model") or {}
-    if parent is None or not isinstance(given, dict):
+    """Return the values of a recipe, with missing model settings taken from the parent."""
+    section = values.get("model") or {}
+    if parent is None or not isinstance(section, dict):
         return values
-    own = {} if given == {"kind": "transformer"} else given  # the default kind says nothing
-    return {**values, "model": {**parent.model.model_dump(mode="json"), **own}}
+    # `kind: transformer` alone is the default and not a choice: the parent may be of another kind.
+    changes = {} if section == {"kind": "transformer"} else section
+    return {**values, "model": {**parent.model.model_dump(mode="json"), **changes}}
 
 
 def check_model(recipe: Recipe) -> Recipe:
-    """Return the recipe; refuse a model section that no model can be built from, or that is too short for the data."""
+    """Return the recipe; refuse an invalid model section, or a model whose length limit is below data.max_length."""
     recipe.model.check()
     limit, longest = recipe.model.length_limit, recipe.data.max_length
-    if limit is not None and longest >= limit and recipe.model.task != "generate":  # a language model reads windows
+    if (
+        limit is not None and longest >= limit and recipe.model.task != "generate"
+    ):  # language models split long texts into windows
         raise UserError(
-            f"data.max_length={longest} leaves no place for a sentence of that length and its mark in a model with "
-            f"model.max_length={limit}; lower the one below the other"
+            f"data.max_length={longest} must be smaller than model.max_length={limit}, to leave room for the "
+            "end-of-sentence token; lower data.max_length or raise model.max_length"
         )
     return recipe
 
@@ -113,14 +123,14 @@ def _is_valid(values: dict[str, Any], parent: Recipe | None) -> bool:
 
 
 def packaged_folder() -> Path | None:
-    """Return the folder of the recipes that come with Dragoman: in a wheel inside the package, else beside src."""
+    """Return the folder of the built-in recipes: inside the package in a wheel, next to src in a checkout."""
     return next((folder / RECIPES for folder in (PACKAGE, PACKAGE.parents[1]) if (folder / RECIPES).is_dir()), None)
 
 
 def find_recipe(path: Path) -> Path:
-    """Return the path or, where nothing is there, the recipe or folder that comes with Dragoman under this name.
+    """Return the path if it exists, else the built-in recipe or folder of recipes with this name.
 
-    `recipes/lectures`, `lectures` and `lectures/21-rotary` are found; a path that is found nowhere comes back.
+    Such names are `recipes/lectures`, `lectures` and `lectures/21-rotary`. A path that matches nothing is returned.
     """
     folder = packaged_folder()
     if folder is None or path.is_absolute() or path.exists():
@@ -131,10 +141,10 @@ def find_recipe(path: Path) -> Path:
 
 
 def list_recipes() -> Iterator[tuple[str, str]]:
-    """Yield the name of every recipe that comes with Dragoman, and the comment that it begins with."""
+    """Yield the name of every built-in recipe and the comment in its first line."""
     if (folder := packaged_folder()) is None:
         return
     for file in sorted(folder.rglob("*.yaml")):
-        if file.name != "questions.yaml":
+        if file.name != "questions.yaml":  # not a recipe: the questions that a comparison answers
             first = file.read_text(encoding="utf-8").partition("\n")[0]
             yield str(file.relative_to(folder).with_suffix("")), first.removeprefix("#").strip()

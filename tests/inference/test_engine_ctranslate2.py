@@ -35,8 +35,8 @@ from toy_exchange import (
 from toy_models import build_small_model, cases, differences
 from toy_run import Call, Toy
 
-HELD = combinations(**{name: ctranslate2.CTRANSLATE2_HOLDS[name] for name in ("norm", "activation", "position")})
-REFUSED = refused(ctranslate2.CTRANSLATE2_HOLDS)
+HELD = combinations(**{name: ctranslate2.CTRANSLATE2_SUPPORTS[name] for name in ("norm", "activation", "position")})
+REFUSED = refused(ctranslate2.CTRANSLATE2_SUPPORTS)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_every_model_that_it_holds_answers_as_ours(
 
 @pytest.mark.parametrize("setting", REFUSED)
 def test_a_model_that_it_cannot_hold_is_refused_by_name(setting: str, tokenizers: Tokenizers, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=rf"^model\.{setting} cannot be exported to CTranslate2, which holds "):
+    with pytest.raises(UserError, match=rf"^model\.{setting} cannot be exported to CTranslate2, which supports "):
         engine(model_of(REFUSED[setting]), tokenizers, tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -165,7 +165,7 @@ def test_a_search_that_it_does_not_know_is_refused_by_name(
 
 def test_wishes_are_refused(tokenizers: Tokenizers, tmp_path: Path) -> None:
     job = Job([4, 5], 6, constraints=DecodingConstraints(prefix=(6,)))
-    with pytest.raises(UserError, match=r"how an answer must begin.*; use --engine torch$"):
+    with pytest.raises(UserError, match=r"forced prefixes.*; use --engine torch$"):
         engine(model_of({}), tokenizers, tmp_path).search([job], SearchSettings())
 
 
@@ -206,7 +206,7 @@ def test_a_cache_that_cannot_be_written_changes_nothing(
     assert found == engine(model, tokenizers, tmp_path / "cache").search(jobs, search)
     assert not list((tmp_path / "spare").iterdir())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
-    with pytest.raises(UserError, match=r"cannot be kept in .*file.*make room for it there, or use --engine torch"):
+    with pytest.raises(UserError, match=r"can be written neither to .*file.*make room there, or use --engine torch"):
         engine(model, tokenizers, tmp_path / "file")
 
 

@@ -32,9 +32,9 @@ from toy_models import differences
 
 HELD = [
     {**section, "scaled": True, "tied": section["tied"] or section["norm_place"] == "pre"}
-    for section in combinations(activation=huggingface.HUGGINGFACE_HOLDS["activation"], dropout=[0.0, 0.1])
+    for section in combinations(activation=huggingface.HUGGINGFACE_SUPPORTS["activation"], dropout=[0.0, 0.1])
 ]
-REFUSED = refused(huggingface.HUGGINGFACE_HOLDS)
+REFUSED = refused(huggingface.HUGGINGFACE_SUPPORTS)
 
 
 def written(model: Transformer, folder: Path, tokenizers: Tokenizers | None = None) -> Path:
@@ -120,7 +120,7 @@ def test_every_weight_has_one_name() -> None:
 
 @pytest.mark.parametrize("setting", REFUSED)
 def test_a_model_that_it_cannot_hold_is_refused_by_name(setting: str) -> None:
-    with pytest.raises(UserError, match=rf"^model\.{setting} cannot be exported to Hugging Face, which holds "):
+    with pytest.raises(UserError, match=rf"^model\.{setting} cannot be exported to Hugging Face, which supports "):
         huggingface.check_huggingface(model_of(REFUSED[setting]))
 
 

@@ -11,7 +11,7 @@ from dragoman.errors import UserError
 from dragoman.inference.engines import onnx
 from toy_exchange import assert_same, loaded_run, model_of, refused, run_beam_search, some_jobs
 
-REFUSED = refused(onnx.ONNX_HOLDS)
+REFUSED = refused(onnx.ONNX_SUPPORTS)
 
 
 def test_a_model_answers_as_ours(tmp_path: Path) -> None:
@@ -32,5 +32,5 @@ def test_a_model_answers_as_ours(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("setting", REFUSED)
 def test_a_model_that_it_cannot_hold_is_refused_by_name(setting: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=rf"^model\.{setting} cannot be exported to ONNX, which holds "):
+    with pytest.raises(UserError, match=rf"^model\.{setting} cannot be exported to ONNX, which supports "):
         onnx.save_onnx(loaded_run(model_of(REFUSED[setting])), tmp_path)

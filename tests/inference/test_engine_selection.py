@@ -30,7 +30,7 @@ def test_asked_for_by_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="norm=scale cannot be exported to CTranslate2"):
         make_engine("ctranslate2", tmp_path, {"norm": "scale"})
     several = replace(loaded_run(model_of({})), model=EnsembleModel([model_of({}), model_of({})]))
-    with pytest.raises(UserError, match="what several runs say as one cannot be exported to CTranslate2"):
+    with pytest.raises(UserError, match="an ensemble cannot be exported to CTranslate2"):
         open_engine("ctranslate2", several, cache=tmp_path)
 
 
@@ -45,7 +45,7 @@ def test_a_spoilt_conversion_says_what_to_do(tmp_path: Path) -> None:
     make_engine("ctranslate2", tmp_path)
     (spoilt,) = tmp_path.glob("ctranslate2-*/model.bin")
     spoilt.write_bytes(spoilt.read_bytes()[:1000])
-    with pytest.raises(UserError, match="remove it, and it is made anew, or use --engine torch"):
+    with pytest.raises(UserError, match="remove it to convert the model again, or use --engine torch"):
         make_engine("ctranslate2", tmp_path)
 
 

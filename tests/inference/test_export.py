@@ -13,7 +13,7 @@ import torch
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.inference import export as trade
 from dragoman.inference.engines import ctranslate2, huggingface, onnx
-from dragoman.inference.engines.base import Holds, format_setting
+from dragoman.inference.engines.base import SupportedValues, format_setting
 from dragoman.inference.loading import load
 from dragoman.inference.model_card import render_card
 from dragoman.run_dir import RunFolder
@@ -177,9 +177,10 @@ PAGE = (Path(__file__).parents[2] / "docs/exchange.md").read_text(encoding="utf-
 
 
 @pytest.mark.parametrize(
-    ("column", "holds"), [(2, ctranslate2.CTRANSLATE2_HOLDS), (3, huggingface.HUGGINGFACE_HOLDS), (4, onnx.ONNX_HOLDS)]
+    ("column", "holds"),
+    [(2, ctranslate2.CTRANSLATE2_SUPPORTS), (3, huggingface.HUGGINGFACE_SUPPORTS), (4, onnx.ONNX_SUPPORTS)],
 )
-def test_what_a_format_holds_is_told(column: int, holds: Holds) -> None:
+def test_what_a_format_holds_is_told(column: int, holds: SupportedValues) -> None:
     rows = [line.split("|") for line in PAGE.splitlines() if line.startswith("|")]
     for setting, choices in holds.items():
         (cell,) = (row[column] for row in rows if f"`{setting}`" in row[1])

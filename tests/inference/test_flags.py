@@ -24,9 +24,9 @@ from dragoman.inference.postprocess import (
     check_placeholders,
     count_loops,
     count_placeholders,
+    extract_casefolded_words,
     find_flags,
     is_copy,
-    list_words_casefolded,
 )
 from dragoman.phrasebook.generate import DIRECTIONS, generate_phrases
 from toy_run import Call, Toy, write_lines
@@ -102,7 +102,7 @@ def test_ordinary_pairs_raise_none(direction: str) -> None:
     assert [pair for pair in pairs if check_placeholders(*pair, usual)] == []
     broken = [flags(source, f"{target} {target} {target}", usual) for source, target in pairs]
     assert all(broken)
-    long = [source for source, _ in pairs if len(list_words_casefolded(source)) >= 6]
+    long = [source for source, _ in pairs if len(extract_casefolded_words(source)) >= 6]
     assert all(FLAG_COPY in flags(source, source, usual) for source in long)
 
 

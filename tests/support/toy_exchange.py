@@ -14,7 +14,7 @@ from torch import Tensor
 from dragoman.config.settings import SearchSettings, TokenizerSettings
 from dragoman.data.tokenizers import Tokenizers, train_tokenizer
 from dragoman.decoding.protocol import NEVER, Job, SearchResult
-from dragoman.inference.engines.base import Holds, format_setting
+from dragoman.inference.engines.base import SupportedValues, format_setting
 from dragoman.inference.predictor import Predictor
 from dragoman.models.transformer import Transformer
 from dragoman.modules.feedforward import NORM_PLACES
@@ -60,7 +60,7 @@ def combinations(**menus: Sequence[Any]) -> list[Section]:
     ]
 
 
-def refused(holds: Holds) -> dict[str, Section]:
+def refused(holds: SupportedValues) -> dict[str, Section]:
     """Every choice of a Transformer that a format cannot hold, by the words that name it."""
     return {
         f"{name}={format_setting(choice)}": {name: choice}

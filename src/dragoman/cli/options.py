@@ -1,8 +1,8 @@
-"""Options that several commands share, records of options, and checks of arguments.
+"""Options shared by several commands, option dataclasses, and checks of arguments.
 
-Arguments are checked before PyTorch is imported, which takes seconds. Under torchrun these checks are left out: every
-process would print the same error, and some machines may lack the files that only the main process reads. Errors are
-then found after the processes have joined their group.
+Arguments are checked before PyTorch is imported, which takes seconds. Under torchrun these checks are skipped: every
+process would print the same error, and some machines may lack the files that only rank 0 reads. Errors are then
+reported after the processes have joined their process group.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def check_arguments(
     output: Path | None = None,
     engine: str = "auto",
 ) -> None:
-    """Refuse an unknown engine, what is no run folder, files that cannot be read, and an output without a folder.
+    """Raise a UserError for an unknown engine, an invalid run folder, an unreadable input or a missing output folder.
 
-    The content of the files is not checked.
+    The contents of the files are not checked.
     """
     pick(dict.fromkeys(ENGINE_NAMES), engine, "engine")
     if is_distributed():
@@ -69,20 +69,20 @@ def check_arguments(
         except (OSError, ValueError) as error:  # a null character in the name is a ValueError
             raise UserError(f"{str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
         if path.is_dir():
-            raise UserError(f"{str(path)!r} is a folder, but a text file is wanted")
+            raise UserError(f"{str(path)!r} is a folder; name a text file")
     if output and not output.absolute().parent.is_dir():
-        raise UserError(f"cannot write {str(output)!r}: there is no such folder")
+        raise UserError(f"cannot write {str(output)!r}: there is no folder {str(output.parent)!r}; create it first")
 
 
 def parse_output_file(text: str) -> Path:
-    """Return the path of a file to write; refuse a name with a slash at the end, which is that of a folder."""
+    """Return the path of a file to write; refuse a name that ends with a slash, since it names a folder."""
     if text.endswith("/"):
         raise typer.BadParameter(f"{text!r} is the name of a folder; name a file, such as {text + 'output.txt'!r}")
     return Path(text)
 
 
 def check_recipe(path: Path, overrides: Iterable[str] = (), *, parent: Path | None = None) -> None:
-    """Refuse a recipe that is not valid with the overrides `a.b=c`, or that names a file which does not exist.
+    """Refuse a recipe that is invalid with the overrides `a.b=c`, or that names a file that does not exist.
 
     `parent` is the run folder whose model settings the recipe inherits.
     """
@@ -91,40 +91,55 @@ def check_recipe(path: Path, overrides: Iterable[str] = (), *, parent: Path | No
     if not path.exists():
         names = [name for name, _ in list_recipes()]
         raise UserError(
-            f"there is no recipe file {str(path)!r}{suggest_name(str(path), names)}; dragoman recipes lists ours"
+            f"there is no recipe file {str(path)!r}{suggest_name(str(path), names)}; "
+            "`dragoman recipes` lists the built-in ones"
         )
     recipe = read_recipe(path, overrides, parent=RunFolder(parent).recipe() if parent else None)
     corpora: list[CorpusSettings] = [*recipe.data.train, *recipe.data.dev, *recipe.data.test]
     for file in (Path(name) for corpus in corpora for name in corpus.files):
         try:
             check_arguments(inputs=[file])
-        except UserError as error:  # names the recipe, which may be one of several
-            beside = path.absolute().parent / file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-            also = "" if beside == file else f", nor {str(beside)!r} beside the recipe"
+        except UserError as error:  # add the name of the recipe, which may be one of several
+            sibling = path.absolute().parent / file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+            also = "" if sibling == file else f", nor {str(sibling)!r} next to the recipe"
             raise UserError(f"{path}: {error}{also}") from None
 
 
 Run = Annotated[Path, typer.Argument(help="a run folder", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
-Beam = Annotated[int | None, typer.Option(min=1, help="width of the beam; 1 is greedy; by default the run's own")]
+Beam = Annotated[int | None, typer.Option(min=1, help="beam width; 1 is greedy search; default: the run's setting")]
 Conllu = Annotated[
-    Path | None, typer.Option(help="trees of the lines, for runs with model.position=tree", show_default=False)
+    Path | None,
+    typer.Option(
+        help="CoNLL-U file with a dependency tree per input line (only for model.position=tree)", show_default=False
+    ),
 ]
 Texts = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[TEXT ...]", help="lines; not together with --input", show_default=False),
+    typer.Argument(
+        metavar="[TEXT ...]",
+        help="text to process, one line per argument; cannot be combined with --input",
+        show_default=False,
+    ),
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[a.b=c ...]", help="settings to change", show_default=False)
+    list[str] | None, typer.Argument(metavar="[a.b=c ...]", help="settings to override", show_default=False)
 ]
 SourceFile = Annotated[
-    Path | None, typer.Option("--source", help="plain text, one sentence a line", show_default=False)
+    Path | None, typer.Option("--source", help="plain text file, one sentence per line", show_default=False)
 ]
-InputFile = Annotated[Path | None, typer.Option("-i", "--input", help="by default, or as -, stdin", show_default=False)]
+InputFile = Annotated[
+    Path | None, typer.Option("-i", "--input", help="input file; - or omitted: stdin", show_default=False)
+]
 OutputFile = Annotated[
     Path | None,
     typer.Option(
-        "-o", "--output", parser=parse_output_file, metavar="<path>", help="by default stdout", show_default=False
+        "-o",
+        "--output",
+        parser=parse_output_file,
+        metavar="<path>",
+        help="output file; omitted: stdout",
+        show_default=False,
     ),
 ]
 BatchSize = Annotated[
@@ -143,26 +158,26 @@ EngineName = Annotated[
     ),
 ]
 Tag = Annotated[
-    str, typer.Option(help="for runs that were trained with tags, such as de for German", show_default=False)
+    str, typer.Option(help="tag of the input, for runs trained with tags, such as de for German", show_default=False)
 ]
 Device = Annotated[
     str,
-    typer.Option(help="where to compute: cpu, cuda (a GPU), cuda:1 (the second GPU); auto is a GPU if there is one"),
+    typer.Option(help="device: cpu, cuda (a GPU), cuda:1 (the second GPU); auto is a GPU if available, else the CPU"),
 ]
 Quiet = Annotated[
     int,
     typer.Option(
-        "-q", "--quiet", count=True, help="no progress and no notes; -qq: no warnings either", show_default=False
+        "-q", "--quiet", count=True, help="show no progress and no notes; -qq: no warnings either", show_default=False
     ),
 ]
-Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="print more about what is done, and how")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="print more details")]
 
 
 KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 
 class Commands(typer.Typer):
-    """A group of commands, each of which has -h, -q and -v."""
+    """A group of commands that all have -h, -q and -v."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(
@@ -174,24 +189,26 @@ class Commands(typer.Typer):
         )
 
     def command(self, *names: Any, **options: Any) -> Callable[[Any], Any]:
-        """Add a command, which is called as its function without the suffix `_command`."""
+        """Add a command. Its default name is that of the function, without the suffix `_command`."""
 
         def decorate(function: Any) -> Any:
-            own = function.__name__.removesuffix("_command").replace("_", "-")
-            super(Commands, self).command(*(names or (own,)), **options)(with_verbosity(function))
+            default_name = function.__name__.removesuffix("_command").replace("_", "-")
+            super(Commands, self).command(*(names or (default_name,)), **options)(adapt_for_typer(function))
             return function
 
         return decorate
 
 
-def with_verbosity(function: Callable[..., None]) -> Callable[..., None]:
-    """Return the command as typer reads it: with -q and -v, and a dataclass parameter replaced by its fields.
+def adapt_for_typer(function: Callable[..., None]) -> Callable[..., None]:
+    """Wrap a command for typer: add -q and -v, and replace each dataclass parameter by its fields.
 
-    Each field of such a dataclass is one option, declared once: its annotation says how typer reads it.
+    Each field of such a dataclass is one option, declared by its annotation. The wrapper builds the dataclass again.
     """
     signature = inspect.signature(function, eval_str=True)
     records: dict[str, Any] = {
-        name: one.annotation for name, one in signature.parameters.items() if is_dataclass(one.annotation)
+        name: parameter.annotation
+        for name, parameter in signature.parameters.items()
+        if is_dataclass(parameter.annotation)
     }
     parameters: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():

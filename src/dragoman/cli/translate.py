@@ -66,7 +66,7 @@ class TranslateOptions:
         list[str] | None,
         typer.Argument(
             metavar="[TEXT ...] [search.b=c ...]",
-            help="lines to translate, not together with --input, and settings of the search to change",
+            help="text to translate, one line per argument (cannot be combined with --input), and search settings",
             show_default=False,
         ),
     ] = None
@@ -74,27 +74,36 @@ class TranslateOptions:
     output_file: OutputFile = None
     beam: Beam = None
     nbest: Annotated[
-        int | None, typer.Option(min=1, help="answers to each line, as 'line ||| text ||| score'", show_default="1")
+        int | None,
+        typer.Option(min=1, help="translations per line, printed as 'line ||| text ||| score'", show_default="1"),
     ] = None
     others: Annotated[
         list[Path] | None,
-        typer.Option("--with", help="a further run with the same vocabulary: an ensemble", show_default=False),
+        typer.Option("--with", help="another run with the same vocabulary, for an ensemble", show_default=False),
     ] = None
     glossary: Annotated[
         Path | None,
-        typer.Option(help="terms: 'source<tab>target', '!target' where it must not appear", show_default=False),
+        typer.Option(
+            help="one term per line: 'source<tab>target' (required), 'source<tab>!target' (forbidden for this source), "
+            "'!target' (always forbidden)",
+            show_default=False,
+        ),
     ] = None
     dictionary: Annotated[
         Path | None,
-        typer.Option(help="'word<tab>translation' for unknown words of a word vocabulary", show_default=False),
+        typer.Option(
+            help="'word<tab>translation' per line, for unknown words of a word vocabulary", show_default=False
+        ),
     ] = None
     tag: Tag = ""
-    stream: Annotated[bool, typer.Option("--stream", help="print words as soon as they are certain")] = False
+    stream: Annotated[
+        bool, typer.Option("--stream", help="print words as soon as all beam hypotheses agree on them")
+    ] = False
     resume: Annotated[
         bool,
         typer.Option(
             "--resume",
-            help="for huge files: keep answers in OUTPUT.shards, and go on from there; works under torchrun",
+            help="for huge files: save translations in OUTPUT.shards and resume from there; works under torchrun",
         ),
     ] = False
     conllu: Conllu = None
@@ -104,22 +113,26 @@ class TranslateOptions:
     device: Device = "auto"
 
     def check(self, *, sharded: bool) -> None:
-        """Refuse options that exclude each other. `sharded`: the file is translated in resumable shards."""
+        """Refuse options that cannot be combined. `sharded`: the file is translated in resumable shards."""
         if self.stream and self.engine not in ("auto", "torch"):
-            raise UserError(f"--stream needs the engine torch, not {self.engine}; leave the engine out")
+            raise UserError(f"--stream needs the engine torch, not {self.engine}; leave --engine out")
         if self.stream and (self.as_json or self.nbest or self.conllu):
-            raise UserError("--stream prints words of one answer as they come; leave --json, --nbest and --conllu out")
+            raise UserError(
+                "--stream prints one translation word by word and cannot be combined with --json, --nbest or --conllu"
+            )
         if sharded and (self.stream or self.conllu):
-            raise UserError("--resume, and torchrun, do a file in shards; leave --stream and --conllu out")
+            raise UserError(
+                "--resume and torchrun translate a file in shards and cannot be combined with --stream or --conllu"
+            )
         files = [path for path in (self.input_file, self.output_file) if path and (path.is_file() or not path.exists())]
         if sharded and len(files) < 2:
-            raise UserError("--resume, and torchrun, need --input F and --output F, which are plain files")
+            raise UserError("--resume and torchrun require --input and --output to be regular files")
 
 
 def translate_command(options: TranslateOptions) -> None:
-    """Translate lines: as many out as in, in the same order.
+    """Translate lines: one line of output per line of input, in the same order.
 
-    Lines come from --input or from the command line, not from both, or else from stdin, which is answered line by line.
+    Lines come from the command line or --input, otherwise from stdin, where each is translated as soon as it arrives.
     """
     given: Input = options.input_file
     overrides: list[str] = []
@@ -135,22 +148,22 @@ def translate_command(options: TranslateOptions) -> None:
 
         with join_process_group() as group:
             device, report = choose_device_of_rank(options.device, group), Report(quiet=not group.is_main)
-            work = group.in_rank_order(lambda: load_line_translator(options, overrides, device, report.log))
-            work.translate_file(group, report)
+            line_translator = group.in_rank_order(lambda: load_line_translator(options, overrides, device, report.log))
+            line_translator.translate_file(group, report)
         return
-    work = load_line_translator(options, overrides, options.device, log)
+    line_translator = load_line_translator(options, overrides, options.device, log)
     if options.stream:
-        work.stream_lines(given)
+        line_translator.stream_lines(given)
     else:
-        process_lines(work.translate, given, options.output_file, options.batch)
-    if work.trees:
-        work.trees.end()
+        process_lines(line_translator.translate, given, options.output_file, options.batch)
+    if line_translator.trees:
+        line_translator.trees.end()
 
 
 def load_line_translator(
     options: TranslateOptions, overrides: Sequence[str], device: str, log: Callable[[str, int], None]
 ) -> LineTranslator:
-    """Load the model and the files that options name; refuse what cannot work before a line is read."""
+    """Load the model and the files that the options name; refuse invalid options before any line is read."""
     from dragoman.data.trees import TreeReader
     from dragoman.inference.constraints import parse_search_overrides, read_dictionary, read_glossary
     from dragoman.inference.loading import load_as
@@ -170,9 +183,9 @@ def load_line_translator(
         tag=options.tag,
         align=options.as_json,
     )
-    translator.encode_tag(options.tag)
+    translator.encode_tag(options.tag)  # raises a UserError now if the tag is unknown or missing
     if translator.reads_trees and not options.conllu:
-        log("no trees were given with --conllu: words are known by their positions alone", WARNING)
+        log("this model was trained with syntax trees, but no --conllu was given; it uses word order only", WARNING)
     scores = options.as_json or decode.search.nbest > 1
     return LineTranslator(
         translator,
@@ -194,28 +207,29 @@ class LineTranslator:
     trees: TreeReader | None
 
     def translate(self, before: int, lines: Sequence[str]) -> Iterator[OutputLine]:
-        """Yield the output for each line; `before` is the number of lines before these."""
+        """Yield the output for each line. `before` is the number of lines processed before this batch."""
         from dragoman.inference.translator import NO_TREE_WARNING
 
         nbest, as_json = self.decode.search.nbest, self.options.as_json
         trees = [self.trees.tree_of(line) for line in lines] if self.trees else None
         requests = [self.glossary.line(Line(line)) for line in lines] if self.glossary else lines
-        found = self.translator.translate_nbest(requests, self.decode, trees=trees)
-        for number, (line, answers) in enumerate(zip(lines, found, strict=True), before):
-            best = answers[0]
+        results = self.translator.translate_nbest(requests, self.decode, trees=trees)
+        for number, (line, hypotheses) in enumerate(zip(lines, results, strict=True), before):
+            best = hypotheses[0]
             if as_json:
-                several = {"nbest": [asdict(one) for one in answers]} if nbest > 1 else {}
+                several = {"nbest": [asdict(hypothesis) for hypothesis in hypotheses]} if nbest > 1 else {}
                 text = json.dumps({"source": line, **asdict(best), **several}, ensure_ascii=False)
             elif nbest > 1:
-                rows = [(one.text.translate(LINE_BREAKS), one.score) for one in answers]
+                rows = [(hypothesis.text.translate(LINE_BREAKS), hypothesis.score) for hypothesis in hypotheses]
                 text = "\n".join(f"{number} ||| {text} ||| {score:.4f}" for text, score in rows)
             else:
                 text = best.text.translate(LINE_BREAKS)
-            warnings = [one for one in best.warnings if self.trees or one != NO_TREE_WARNING]  # that is logged once
+            # Without --conllu, the missing trees were logged once, when the model was loaded.
+            warnings = [warning for warning in best.warnings if self.trees or warning != NO_TREE_WARNING]
             yield OutputLine(text, warnings, best.flags)
 
     def translate_file(self, group: ProcessGroup, report: Report) -> None:
-        """Translate a file in shards that are kept until all are done, by one process or several."""
+        """Translate a file in shards, with one process or several. The shards are removed when all are done."""
         from dragoman.augmentation.jobs import digest_runs, write_sharded
         from dragoman.data.corpus import fingerprint_corpus
 
@@ -226,6 +240,7 @@ class LineTranslator:
         warned = LineWarnings(processes=group.world_size)
 
         def process(before: int, lines: Sequence[str]) -> list[Record]:
+            # These keys are on disk: shards of earlier releases can be resumed.
             return [
                 {"said": line.text, "odd": warned.log(number, line.warnings, line.flags)}
                 for number, line in enumerate(self.translate(before, lines), before + 1)
@@ -236,7 +251,7 @@ class LineTranslator:
                 counts.update(record["odd"])
                 yield record["said"] + "\n"
 
-        # What the answers depend on. Shards of an earlier call are used if all of it is the same.
+        # Everything that translations depend on. Shards of an earlier call are used only if all of this is equal.
         files = {"glossary": options.glossary, "dictionary": options.dictionary}
         about = {
             "input": group.broadcast(lambda: fingerprint_corpus(CorpusSettings(text=str(source)))),
@@ -260,7 +275,7 @@ class LineTranslator:
         log_counts(counts)
 
     def stream_lines(self, given: Input) -> None:
-        """Translate one line at a time, and print words as soon as they are certain."""
+        """Translate one line at a time, and print words as soon as all beam hypotheses agree on them."""
         warned = LineWarnings()
         with output_to(self.options.output_file) as sink:
             for number, [text] in enumerate(input_groups(given, 1), 1):
@@ -270,10 +285,10 @@ class LineTranslator:
                     try:
                         print(next(words).translate(LINE_BREAKS), end="", file=sink, flush=True)
                     except StopIteration as end:
-                        answer: Hypothesis = end.value
+                        hypothesis: Hypothesis = end.value
                         break
                 print(file=sink, flush=True)
-                warned.log(number, answer.warnings, answer.flags)
+                warned.log(number, hypothesis.warnings, hypothesis.flags)
         log_counts(warned.lines)
 
 
@@ -281,25 +296,27 @@ def generate_command(
     run: Run,
     texts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TEXT ...]", help="prompts; not together with --input", show_default=False),
+        typer.Argument(metavar="[TEXT ...]", help="prompts; cannot be combined with --input", show_default=False),
     ] = None,
-    prompt: Annotated[str, typer.Option(help="the beginning of the text")] = "",
+    prompt: Annotated[str, typer.Option(help="text to continue")] = "",
     input_file: Annotated[
-        Path | None, typer.Option("-i", "--input", help="instead: one prompt a line; - is stdin", show_default=False)
+        Path | None, typer.Option("-i", "--input", help="file with one prompt per line; -: stdin", show_default=False)
     ] = None,
     output_file: OutputFile = None,
-    count: Annotated[int, typer.Option(min=1, help="texts for each prompt")] = 1,
-    tokens: Annotated[int, typer.Option(min=1, help="the most that a text may add")] = 256,
-    temperature: Annotated[float, typer.Option(help="below 1: safer, above 1: bolder; 0: the likeliest tokens")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="draw from so many likeliest tokens; 0: from all")] = 0,
-    top_p: Annotated[float, typer.Option(help="draw from the likeliest tokens of this probability together")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="of what is drawn")] = 1,
+    count: Annotated[int, typer.Option(min=1, help="texts per prompt")] = 1,
+    tokens: Annotated[int, typer.Option(min=1, help="maximum number of new tokens")] = 256,
+    temperature: Annotated[float, typer.Option(help="sampling temperature; below 1: less random; 0: greedy")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="sample from the k most likely tokens; 0: all")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="sample from the smallest set of tokens with this total probability")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="random seed for sampling")] = 1,
     as_json: Json = False,
     device: Device = "auto",
 ) -> None:
-    """Let a language model go on from a prompt."""
-    drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-    settings = build(SampleSettings, drawing, where="generate")
+    """Continue prompts with a language model."""
+    values = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    settings = build(SampleSettings, values, where="generate")
     prompts = [*([prompt] if prompt else []), *(texts or [])]
     if prompts and input_file:
         raise UserError("generate takes prompts on the command line or by --input F, not both")
@@ -308,16 +325,16 @@ def generate_command(
     from dragoman.inference.single_sequence import Generator
 
     generator = load_as(Generator, run, device=device)
-    between = "---\n" if generator.whole_files else ""  # texts of many lines need a mark between them
+    separator = "---\n" if generator.whole_files else ""  # such texts have many lines
     with output_to(output_file) as sink:
-        number = 0  # of the prompt
-        for some in input_groups(input_file or prompts or [""], 64):
-            for found in generator.generate(some, count=count, tokens=tokens, seed=seed, settings=settings):
-                for one in found:
-                    mark = "" if (number == 0 and one is found[0]) or as_json else between
-                    print(mark + (json.dumps(asdict(one), ensure_ascii=False) if as_json else one.text), file=sink)
+        number = 0  # prompts processed
+        for batch in input_groups(input_file or prompts or [""], 64):
+            for texts_of_prompt in generator.generate(batch, count=count, tokens=tokens, seed=seed, settings=settings):
+                for text in texts_of_prompt:
+                    prefix = "" if (number == 0 and text is texts_of_prompt[0]) or as_json else separator
+                    print(prefix + (json.dumps(asdict(text), ensure_ascii=False) if as_json else text.text), file=sink)
                 number += 1
-                for warning in dict.fromkeys(warning for one in found for warning in one.warnings):
+                for warning in dict.fromkeys(warning for text in texts_of_prompt for warning in text.warnings):
                     log(f"prompt {number}: {warning}", WARNING)
             sink.flush()
 
@@ -331,7 +348,7 @@ def classify_command(
     as_json: Json = False,
     device: Device = "auto",
 ) -> None:
-    """Put a label on lines: as many out as in, in the same order."""
+    """Print the label of each line: one line of output per line of input, in the same order."""
     given = choose_input(texts, input_file)
     check_arguments(runs=[run], inputs=[input_file])
     from dragoman.inference.loading import load_as
@@ -340,9 +357,9 @@ def classify_command(
     classifier = load_as(Classifier, run, device=device)
 
     def process(_: int, lines: list[str]) -> Iterator[OutputLine]:
-        for line, one in zip(lines, classifier.classify(lines), strict=True):
-            record = {"source": line, **asdict(one)}
-            text = json.dumps(record, ensure_ascii=False) if as_json else one.label.translate(LINE_BREAKS)
-            yield OutputLine(text, one.warnings)
+        for line, verdict in zip(lines, classifier.classify(lines), strict=True):
+            record = {"source": line, **asdict(verdict)}
+            text = json.dumps(record, ensure_ascii=False) if as_json else verdict.label.translate(LINE_BREAKS)
+            yield OutputLine(text, verdict.warnings)
 
     process_lines(process, given, output_file, batch)

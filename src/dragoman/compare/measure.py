@@ -1,6 +1,7 @@
-"""Measure one run: quality, speed, size, learning curve, and how quality and gradients vary with distance.
+"""Measure one run: quality, speed, size and learning curve.
 
-Measurements are plain JSON, written beside the run. They hold all that the report shows of the run.
+Also measured: accuracy by the distance between words that must agree, and gradient norm by the distance between tokens.
+Measurements are plain JSON, written next to the run. They contain everything that the report shows about the run.
 """
 
 from __future__ import annotations
@@ -31,17 +32,19 @@ from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
 from dragoman.types import Line, Pair
 
-VERSION = 2  # of the measurements; those of another version are made again
-TASK_METRICS = {  # by task, where data.metrics names none; the first one is plotted
+VERSION = 2  # measurements of another version are repeated
+TASK_METRICS = {  # default metrics by task, if data.metrics is empty; the first one is plotted
     "translate": ("bleu", "chrf"),
     "classify": ("accuracy",),
     "generate": ("loss", "perplexity"),
 }
 TIMED_SENTENCES = 256  # translated greedily to measure speed
 GRADIENT_SENTENCES = 64
-SMALLEST_BIN = 0.02  # of all lines; a smaller bin is joined with another
-LENGTH_BINS = ((1, 4), (5, 8), (9, 12), (13, 16), (17, 20), (21, 30), (31, 40), (41, 60), (61, None))  # source words
-DISTANCES = ((1, 1), (2, 2), (3, 4), (5, 6), (7, 8), (9, None))  # words between the first and the last that must agree
+SMALLEST_BIN = 0.02  # fraction of all lines; a smaller bin is merged with the previous one
+# Words of the source, split at spaces.
+LENGTH_BINS = ((1, 4), (5, 8), (9, 12), (13, 16), (17, 20), (21, 30), (31, 40), (41, 60), (61, None))
+# Distance between the first and the last of the words that must agree, as the difference of their positions.
+DISTANCES = ((1, 1), (2, 2), (3, 4), (5, 6), (7, 8), (9, None))
 
 
 def measure_run(run: Path, *, device: str) -> dict[str, Any]:
@@ -54,9 +57,9 @@ def measure_run(run: Path, *, device: str) -> dict[str, Any]:
 
 
 def read_training(run: Path) -> dict[str, Any]:
-    """Return what the run's own log and state hold, with the loss at every validation and the cost until then.
+    """Return the cost of training and the learning curve: the loss at every validation, with seconds and FLOPs so far.
 
-    The speed is the median of those in the log, so that the slow first steps and validations do not count.
+    The speed is the median of the logged speeds, so that slow first steps and validations have no influence.
     """
     state, curve, speeds = RunFolder(run).state(), [], []
     spent: dict[str, Any] = {"seconds": 0.0, "flops": 0.0}
@@ -76,29 +79,29 @@ def read_training(run: Path) -> dict[str, Any]:
 
 
 def choose_metrics(recipe: Recipe) -> Sequence[str]:
-    """Return the metrics that a recipe names, or else those of its task."""
+    """Return the metrics that a recipe names, or the default metrics of its task."""
     return recipe.data.metrics or TASK_METRICS[recipe.model.task]
 
 
-def name_tests(recipe: Recipe) -> dict[str, CorpusSettings]:
-    """Return the corpora to evaluate on, dev where there is no test set, by names short enough for a table."""
+def list_test_corpora(recipe: Recipe) -> dict[str, CorpusSettings]:
+    """Return the test corpora (the dev corpora if there are none) by names that are short enough for a table."""
     split = "test" if recipe.data.test else "dev"
-    found: dict[str, CorpusSettings] = {}
+    corpora: dict[str, CorpusSettings] = {}
     for corpus in getattr(recipe.data, split):
-        own_split = corpus.split or split
-        name = own_split if corpus.phrasebook else Path(corpus.files[0]).name + corpus.chosen
-        key = name if name not in found else f"{name} ({len(found) + 1})"
-        found[key] = corpus.model_copy(update={"split": own_split})
-    return found
+        corpus_split = corpus.split or split
+        name = corpus_split if corpus.phrasebook else Path(corpus.files[0]).name + corpus.selection_text
+        key = name if name not in corpora else f"{name} ({len(corpora) + 1})"
+        corpora[key] = corpus.model_copy(update={"split": corpus_split})
+    return corpora
 
 
 def score_tests(predictor: Any) -> dict[str, Any]:
     """Return the scores of a classifier or a language model on each test set."""
-    tests = name_tests(predictor.recipe)
+    tests = list_test_corpora(predictor.recipe)
     data = predictor.recipe.data.model_copy(update={"test": tuple(tests.values())})
-    own = replace(predictor, recipe=predictor.recipe.model_copy(update={"data": data}))
+    predictor = replace(predictor, recipe=predictor.recipe.model_copy(update={"data": data}))
     results = {}
-    for name, output in zip(tests, predict_own_tests(own), strict=True):
+    for name, output in zip(tests, predict_own_tests(predictor), strict=True):
         result = output.result()
         scores = scores_of(result)
         results[name] = {
@@ -110,20 +113,22 @@ def score_tests(predictor: Any) -> dict[str, Any]:
 
 
 def measure_translator(translator: Translator) -> dict[str, Any]:
-    """Return quality, speed and gradients of a model that turns one sentence into another."""
+    """Return quality, speed and gradients of a translation model."""
     direction, metrics = translator.recipe.data.direction, choose_metrics(translator.recipe)
     tests: dict[str, tuple[list[Pair], list[Phrase]]] = {}
-    for name, corpus in name_tests(translator.recipe).items():
+    for name, corpus in list_test_corpora(translator.recipe).items():
         phrases: list[Phrase] = []
         if corpus.phrasebook:
-            way = phrasebook_direction(corpus, direction)
-            phrases = list(generate_phrases(corpus.split, corpus.phrasebook, seed=corpus.seed, direction=way))
+            corpus_direction = phrasebook_direction(corpus, direction)
+            phrases = list(
+                generate_phrases(corpus.split, corpus.phrasebook, seed=corpus.seed, direction=corpus_direction)
+            )
             pairs = [Pair(p.source, p.target, p.tree, corpus.tag) for p in phrases]
         else:
             pairs = list(read_pairs(corpus, split=corpus.split, direction=direction, trees=translator.reads_trees))
         tests[name] = pairs, phrases
     everything = [pair for pairs, _ in tests.values() for pair in pairs]
-    translate_pairs(translator, everything[:8])  # the first call is slow
+    translate_pairs(translator, everything[:8])  # warm up: the first call is slow
     results: dict[str, dict[str, Any]] = {}
     for name, (pairs, phrases) in tests.items():
         begun = time.monotonic()
@@ -142,7 +147,7 @@ def measure_translator(translator: Translator) -> dict[str, Any]:
             results[name]["distances"] = measure_distances(phrases, texts)
     timed, begun = everything[:TIMED_SENTENCES], time.monotonic()
     translate_pairs(translator, timed, beam=1)
-    speed = {
+    speed = {  # sentences per second
         "greedy": len(timed) / (time.monotonic() - begun),
         "beam": len(everything) / sum(result["seconds"] for result in results.values()),
         "width": translator.recipe.search.beam,
@@ -155,11 +160,11 @@ def translate_pairs(translator: Translator, pairs: Sequence[Pair], *, beam: int 
     """Return the translations of the sources, with their tags and, if the model reads them, their trees."""
     trees = [pair.tree for pair in pairs] if translator.reads_trees else None
     lines = [Line(pair.source, tag=pair.tag) for pair in pairs]
-    return [one.text for one in translator.translate(lines, beam=beam, trees=trees, align=False)]
+    return [hypothesis.text for hypothesis in translator.translate(lines, beam=beam, trees=trees, align=False)]
 
 
 def measure_lengths(pairs: Sequence[Pair], texts: Sequence[str], metric: str) -> list[dict[str, Any]]:
-    """Return the metric on the sentences of each length of source, in words."""
+    """Return the metric on the sentences in each bin of LENGTH_BINS."""
     rows = []
     for (low, high), lines in fill_bins([len(pair.source.split()) for pair in pairs], LENGTH_BINS):
         references = collect_references([pairs[line] for line in lines])
@@ -169,38 +174,38 @@ def measure_lengths(pairs: Sequence[Pair], texts: Sequence[str], metric: str) ->
 
 
 def measure_distances(phrases: Sequence[Phrase], texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the share of phenomena that are right, by the distance from their first word to their last."""
+    """Return the percentage of correct phenomena, by the distance between their first and last word."""
     verdicts = [
-        (max(phenomenon.words) - min(phenomenon.words), right)
+        (max(phenomenon.words) - min(phenomenon.words), correct)
         for phrase, text in zip(phrases, texts, strict=True)
-        for phenomenon, right in judge_phenomena(phrase, text)
+        for phenomenon, correct in judge_phenomena(phrase, text)
     ]
     rows = []
-    for (low, high), found in fill_bins([distance for distance, _ in verdicts], DISTANCES):
-        percent = 100 * sum(verdicts[index][1] for index in found) / len(found)
-        rows.append({"low": low, "high": high, "lines": len(found), "value": percent})
+    for (low, high), indices in fill_bins([distance for distance, _ in verdicts], DISTANCES):
+        percent = 100 * sum(verdicts[index][1] for index in indices) / len(indices)
+        rows.append({"low": low, "high": high, "lines": len(indices), "value": percent})
     return rows
 
 
 def fill_bins(numbers: Sequence[int], bins: Sequence[Bounds]) -> list[tuple[Bounds, list[int]]]:
-    """Return the bins with the indices of their numbers. A bin with too few is joined with the one before it."""
+    """Return the bins with the indices of their numbers. A bin with too few is merged with the previous bin."""
     filled: list[tuple[Bounds, list[int]]] = []
     for low, high in bins:
         inside = [i for i, number in enumerate(numbers) if low <= number and (high is None or number <= high)]
         if inside and filled and len(inside) < SMALLEST_BIN * len(numbers):
-            (lower, _), before = filled.pop()
-            filled.append(((lower, high), before + inside))
+            (lower, _), previous = filled.pop()
+            filled.append(((lower, high), previous + inside))
         elif inside:
             filled.append(((low, high), inside))
     return filled
 
 
 def measure_gradients(translator: Translator, pairs: Sequence[Pair]) -> dict[str, list[float]]:
-    """Return gradient norms by distance (inspection/gradient_flow.py) on some sentences, one to a row."""
+    """Return gradient norms by token distance (inspection/gradient_flow.py), with one sentence per batch row."""
     examples = [
-        piece.example(translator.tokenizers.target.encode(pair.target))
+        segment.example(translator.tokenizers.target.encode(pair.target))
         for number, pair in enumerate(pairs)
-        for piece in islice(translator.split_line(Line(pair.source), tree=pair.tree, line_index=number), 1)
+        for segment in islice(translator.split_line(Line(pair.source), tree=pair.tree, line_index=number), 1)
     ]
     widths = Widths(*(max(len(getattr(e, side)) for e in examples) + 1 for side in ("source", "target")))
     batch = collate_pairs(BatchPlan([[line] for line in range(len(examples))], widths), examples).to(translator.device)

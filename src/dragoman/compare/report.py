@@ -293,7 +293,7 @@ def describe_data(data: Mapping[str, Any]) -> str:
         for corpus in map(CorpusSettings.model_validate, data.get(key, [])):
             split = f", split {corpus.split}" if corpus.split else ""
             files = " and ".join(Path(file).name for file in corpus.files)
-            corpora.append((files or f"phrasebook ({corpus.phrasebook:,} pairs{split})") + corpus.chosen)
+            corpora.append((files or f"phrasebook ({corpus.phrasebook:,} pairs{split})") + corpus.selection_text)
         parts += [f"{name}: {', '.join(corpora)}"] if corpora else []
     for key, value in data.items():
         if key not in DATA_PARTS:

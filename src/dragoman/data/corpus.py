@@ -123,11 +123,11 @@ class CorpusSettings(Settings):
     @property
     def shown(self) -> str:
         """What it is called where people read of it."""
-        return (" and ".join(self.files) or f"phrasebook: {self.phrasebook}, seed: {self.seed}") + self.chosen
+        return (" and ".join(self.files) or f"phrasebook: {self.phrasebook}, seed: {self.seed}") + self.selection_text
 
     @property
-    def chosen(self) -> str:
-        """Which rows of its file it takes, which part of it, and which way; nothing, where it takes all as it is."""
+    def selection_text(self) -> str:
+        """A suffix for the name of the corpus: the selected rows, part, direction and tag; empty if all is used."""
         rows = [f"{name}: {word}" for name, word in self.where.items()]
         rows += [f"part {list(self.part)}"] if self.part != (0.0, 1.0) else []
         rows += ["reverse"] if self.reverse else []
@@ -203,8 +203,8 @@ class DataSettings(Settings):
         return self.model_copy(update=resolved)
 
     @property
-    def learned(self) -> tuple[CorpusSettings, ...]:
-        """The corpora that a model is trained on."""
+    def training_corpora(self) -> tuple[CorpusSettings, ...]:
+        """The corpora that a model is trained on: `train` and, with `both_ways`, each of them reversed."""
         turned = (c.model_copy(update={"reverse": not c.reverse}) for c in self.train if self.both_ways)
         return (*self.train, *turned)
 

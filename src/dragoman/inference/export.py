@@ -124,7 +124,7 @@ def export(
                 f"cannot write {str(out)!r} ({error.strerror}); make room or choose another folder"
             ) from None
         engine = kind.engine(translator, made, quantization)
-        if isinstance(engine, CTranslate2Engine) and (note := engine.other_precision(quantization)):
+        if isinstance(engine, CTranslate2Engine) and (note := engine.describe_precision_fallback(quantization)):
             log(note)
         agreements.extend(compare_translations(translator, engine, kind.sample))
         check_agreements(agreements, exact=quantization == "float32", force=force)

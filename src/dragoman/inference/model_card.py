@@ -1,7 +1,7 @@
-"""A run's model card: what it is, what it was trained on, where it comes from, what it scored and how to use it.
+"""The model card of a run: the model, its training data and parent run, its scores, and how to use it.
 
 `read_card("runs/demo")` returns a dict for programs, `make_card_table` a table for a terminal, `render_card` Markdown.
-The wording is in templates/.
+The text of the card is in templates/.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ from dragoman.models.registry import count_parameters
 from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder, load_tensors, read_digest
 
-REQUIRED_KEYS = {"train": {"tokens", "seconds"}, "validate": {"loss", "perplexity"}}  # of a record, by its event
-RENAMED_KEYS = {  # keys of records that earlier releases wrote
+REQUIRED_KEYS = {
+    "train": {"tokens", "seconds"},
+    "validate": {"loss", "perplexity"},
+}  # event of a record -> keys that a complete record has
+RENAMED_KEYS = {  # key written by an earlier release -> current key
     "likelihood": "nll",
     "norm": "grad_norm",
     **METRIC_ALIASES,
@@ -43,7 +46,7 @@ Sections = dict[str, dict[str, str]]  # values by section and name
 
 
 class CorpusRecord(BaseModel):
-    """A corpus, as provenance.json has it."""
+    """A corpus in provenance.json."""
 
     split: str
     count: int | None
@@ -51,7 +54,7 @@ class CorpusRecord(BaseModel):
 
 
 class ParentRecord(BaseModel):
-    """The run that another one began with, as provenance.json has it."""
+    """The run whose weights training started from, in provenance.json."""
 
     run: str
     digest: str | None = None
@@ -61,7 +64,7 @@ class ParentRecord(BaseModel):
 
 
 class Provenance(BaseModel):
-    """What is read of provenance.json."""
+    """The fields of provenance.json that the card uses."""
 
     corpora: list[CorpusRecord] = []
     parent: ParentRecord | None = None
@@ -73,14 +76,14 @@ class Provenance(BaseModel):
 
 
 class TestScore(BaseModel):
-    """The value of a metric, as scores.jsonl has it."""
+    """The value of a metric in scores.jsonl."""
 
     value: float
     signature: str | None = None
 
 
 class TestRecord(BaseModel):
-    """A result of `evaluate`: a line of scores.jsonl. Earlier releases wrote neither engine nor tag."""
+    """One line of scores.jsonl, a result of `evaluate`. Earlier releases wrote neither engine nor tag."""
 
     date: str = ""
     test: str
@@ -100,7 +103,7 @@ def check_record(cls: type[R], record: dict[str, Any], path: Path) -> R:
 
 
 def read_card(run: str | Path) -> dict[str, Any]:
-    """Return everything that the run folder holds about the run, as values that JSON has."""
+    """Return the contents of the card, read from the run folder, as a dict that can be written as JSON."""
     folder = RunFolder(run)
     opened = open_run(run, device="cpu")
     recipe, target = opened.recipe, opened.tokenizers.target
@@ -111,9 +114,9 @@ def read_card(run: str | Path) -> dict[str, Any]:
     best = max(validated, key=lambda event: rank_validation(event, recipe), default=None)
     state, provenance = folder.state(), check_record(Provenance, folder.provenance(), folder.provenance_file)
     parent = provenance.parent.model_dump() if provenance.parent else None
-    last = state or (trained[-1] if trained else {})  # a folder may come without its checkpoints
+    last = state or (trained[-1] if trained else {})  # the checkpoints, which hold the state, may have been removed
     tokens, seconds = last.get("tokens") or 0, last.get("seconds") or 0.0
-    place = state.get("place")
+    position = state.get("place")  # position in the training data; state.json keeps the key of earlier releases
     return {
         "run": str(folder.path),
         "format": int(folder.format.read_text()),
@@ -138,8 +141,8 @@ def read_card(run: str | Path) -> dict[str, Any]:
         "started": provenance.started,
         "ended": provenance.ended,
         "longest_source": opened.longest,
-        "steps": int(load_tensors(folder.model)[1].get("step", 0)),  # none, where it was trained elsewhere
-        "epochs": round(place["epoch"] + place.get("passed", 0.0), 4) if place else None,
+        "steps": int(load_tensors(folder.model)[1].get("step", 0)),  # 0 for a model that was imported
+        "epochs": round(position["epoch"] + position.get("passed", 0.0), 4) if position else None,
         "tokens_read": tokens,
         "train_seconds": seconds,
         "tokens_per_second": round(tokens / seconds) if seconds else 0,
@@ -149,7 +152,7 @@ def read_card(run: str | Path) -> dict[str, Any]:
 
 
 def read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of metrics.jsonl under today's names; incomplete ones are left out."""
+    """Yield the complete train and validate records of metrics.jsonl, with keys of earlier releases renamed."""
     for event in read_records(path):
         required = REQUIRED_KEYS.get(event.get("event", ""))
         if required and required <= set(event):
@@ -157,7 +160,7 @@ def read_events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a file that holds one JSON object a line; a line that was cut short is left out."""
+    """Yield the objects of a file with one JSON object per line. Incomplete lines, after a crash, are skipped."""
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.is_file() else []:
         with suppress(ValueError, RecursionError):
             record = json.loads(line)
@@ -169,28 +172,29 @@ def read_scores(path: Path) -> list[dict[str, Any]]:
     """Return the results of `evaluate`: the newest value of each metric per test, beam, engine and tag."""
     newest: dict[tuple[str, int | None, str, str], TestRecord] = {}
     for record in read_records(path):
-        found = check_record(TestRecord, record, path)
-        key = found.test, found.beam, found.engine, found.tag
-        before = newest.pop(key, None)
-        if before and before.lines == found.lines:  # else the test has changed
-            found.scores = {**before.scores, **found.scores}
-        newest[key] = found
+        result = check_record(TestRecord, record, path)
+        key = result.test, result.beam, result.engine, result.tag
+        previous = newest.pop(key, None)
+        if previous and previous.lines == result.lines:  # otherwise the test set has changed
+            result.scores = {**previous.scores, **result.scores}
+        newest[key] = result
     return [record.model_dump() for record in newest.values()]
 
 
 def rank_validation(event: dict[str, Any], recipe: Recipe) -> tuple[float, float]:
-    """Return the key by which a run ranked its validations, best last; equal scores are ranked by the loss.
+    """Return the sort key by which training ranked its validations, best last; ties are ranked by the loss.
 
-    With train.metric=auto the metric is the one in the record, and scores below its floor count as the floor.
+    With train.metric=auto, the metric is the one in the record. Scores below the floor of the metric (too low to rank
+    models, as BLEU is early in training) then count as equal, so that the loss decides.
     """
     auto = recipe.train.metric == "auto"
-    held = next((metric for metric in METRICS.values() if event.get(metric.name) is not None), None)
-    metric = held if auto else select_best_metric(recipe.train.metric, recipe.model.task)
+    recorded = next((metric for metric in METRICS.values() if event.get(metric.name) is not None), None)
+    metric = recorded if auto else select_best_metric(recipe.train.metric, recipe.model.task)
     loss = -event["loss"] if event["loss"] is not None else -math.inf
     score = event.get(metric.name) if metric else None
     if metric is None or score is None:
         return loss, loss
-    goodness = metric.goodness(score)
+    goodness = metric.goodness(score)  # higher is better, also for error rates
     return max(goodness, metric.floor) if auto else goodness, loss
 
 
@@ -198,31 +202,31 @@ def corpus_name(corpus: CorpusSettings) -> str:
     if corpus.phrasebook:
         return f"phrasebook, {corpus.phrasebook} pairs, seed {corpus.seed}"
     weight = f" (weight {corpus.weight:g})" if corpus.weight != 1 else ""
-    return " + ".join(Path(name).name for name in corpus.files) + corpus.chosen + weight
+    return " + ".join(Path(name).name for name in corpus.files) + corpus.selection_text + weight
 
 
 def list_corpora(recipe: Recipe, provenance: Provenance) -> list[dict[str, Any]]:
     """Return the corpora of training and validation; counts are None where the run did not record them."""
     data = recipe.data
-    named = [("train", corpus) for corpus in data.learned] + [("dev", corpus) for corpus in data.dev]
+    named = [("train", corpus) for corpus in data.training_corpora] + [("dev", corpus) for corpus in data.dev]
     counted = provenance.corpora
-    if [one.split for one in counted] != [split for split, _ in named]:
+    if [record.split for record in counted] != [split for split, _ in named]:
         counted = [CorpusRecord(split=split, count=None, left_out={}) for split, _ in named]
     return [
-        {"split": split, "name": corpus_name(corpus), "count": one.count, "left_out": one.left_out}
-        for (split, corpus), one in zip(named, counted, strict=True)
+        {"split": split, "name": corpus_name(corpus), "count": record.count, "left_out": record.left_out}
+        for (split, corpus), record in zip(named, counted, strict=True)
     ]
 
 
 def list_languages(recipe: Recipe) -> list[str]:
-    """Return the directions that follow from the names of the corpora's files, such as "en-de"."""
-    found = []
-    for corpus in recipe.data.learned:
+    """Return the translation directions, such as "en-de", as far as the names of the corpus files show them."""
+    directions = []
+    for corpus in recipe.data.training_corpora:
         ends = [LANGUAGE.search(name) for name in (corpus.source, corpus.target)]
         pair = [end[1] for end in ends if end] if not corpus.phrasebook else recipe.data.direction.split("-")
         if len(pair) == 2:
-            found.append("-".join(reversed(pair) if corpus.reverse else pair))
-    return list(dict.fromkeys(found))
+            directions.append("-".join(reversed(pair) if corpus.reverse else pair))
+    return list(dict.fromkeys(directions))
 
 
 TEXT_FILTERS: dict[str, Callable[[str], str]] = {
@@ -233,13 +237,13 @@ TEXT_FILTERS: dict[str, Callable[[str], str]] = {
 
 
 def format_card(about: dict[str, Any]) -> Sections:
-    """Return the card as text: sections, and in each of them values by name. Equal names are numbered."""
+    """Return the card as text: for each section, its values by name. Repeated names are numbered."""
     sections: Sections = {}
 
     def row(section: str, name: str, caller: Callable[[], str]) -> str:
         rows = sections.setdefault(section, {})
-        before = sum(other == name or other.startswith(f"{name} (") for other in rows)
-        rows[f"{name} ({before + 1})" if before else name] = caller()
+        same = sum(other == name or other.startswith(f"{name} (") for other in rows)
+        rows[f"{name} ({same + 1})" if same else name] = caller()
         return ""
 
     duration = timedelta(seconds=round(about["train_seconds"]))
@@ -258,8 +262,11 @@ def make_card_table(about: dict[str, Any]) -> Table:
 
 
 def render_card(run: str | Path, *, exported: str = "") -> str:
-    """Return the model card of a run folder as Markdown, or of what it was `exported` to, a folder of this name."""
+    """Return the model card as Markdown.
+
+    With `exported`, the name of an export folder, the card describes that export instead.
+    """
     about = read_card(run)
-    about["run"] = Path(about["run"]).resolve().name  # a card is given to others, who have another path
+    about["run"] = Path(about["run"]).resolve().name  # the path means nothing to other readers of the card
     context = {**about, "sections": format_card(about), "exported": exported}
     return render_template("model_card.md.jinja", context, TEXT_FILTERS)

@@ -1,6 +1,6 @@
 """From search results to what users see: flags and warnings, unknown words, reranking, joining and splitting of lines.
 
-Flags point out hypotheses that look wrong, for readers who cannot read them all. Ordinary text must not raise them.
+Flags point out hypotheses that look wrong, for users who cannot read all of them. Good translations have no flags.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ FLAG_REPEATS, FLAG_LONG, FLAG_SHORT, FLAG_COPY, FLAG_UNKNOWN, FLAG_LOST, FLAG_AD
     "with placeholders, tags or links not in the source",
 )
 FLAG_WORD = re.compile(r"[\u2e80-\ua4cf\uac00-\ud7af]|[^\W\u2e80-\ua4cf\uac00-\ud7af]+(?:['’\-]\w+)*")
-MAX_LOOP_WORDS = 40  # in the phrase that is repeated
-MIN_COPY_WORDS = 5  # a shorter line may be a name that stays as it is
-COPY_SHARE = 0.8  # share of its words that a copy has from the source
-RARE_COPIES = 0.01  # share of copies in training below which copies are flagged
-RATIO_SMOOTHING = 4  # tokens added to both lengths before they are divided: short lines vary more
-RATIO_MARGIN = 1.25  # factor beyond the bounds of the training pairs
-OFTEN_REWRITTEN = 0.3  # share of training pairs with changed placeholders from which on they are not checked
-MIN_PLACEHOLDER_PAIRS = 10  # fewer training pairs with placeholders than this count as this many
-MAX_NAMED = 10  # placeholders in one warning
+MAX_LOOP_WORDS = 40  # maximum length of a repeated phrase
+MIN_COPY_WORDS = 5  # a shorter line may be a name, which is rightly copied
+COPY_SHARE = 0.8  # minimum fraction of words that a copy shares with its source
+RARE_COPIES = 0.01  # copies are flagged if a smaller fraction of the training pairs are copies
+RATIO_SMOOTHING = 4  # tokens added to both lengths before dividing, since ratios of short lines vary more
+RATIO_MARGIN = 1.25  # a length ratio is flagged if it exceeds the bounds of the training pairs by this factor
+OFTEN_REWRITTEN = 0.3  # placeholders are not checked if this fraction of the training pairs change them
+MIN_PLACEHOLDER_PAIRS = 10  # minimum denominator of that fraction, so that few pairs do not decide
+MAX_NAMED = 10  # maximum number of placeholders that one warning lists
 PLACEHOLDER_MARKS = re.compile(r"[{<%@]|://|www\.")  # a text without any of these has no placeholder, tag or link
-# Every alternative begins with a mark of its own or at the beginning of a word, and its repetitions are possessive, so
-# that any text is read in linear time.
+# Matching takes linear time on any text: every alternative starts with a distinct character or at the start of a word,
+# and its repetitions are possessive.
 PLACEHOLDER = re.compile(
     r"""
       (?<!\w)(?:(?:https?|ftp)://|www\.) (?:[\-.~:/?#\[\]@!$&'()*+,;=%] | [^\W\u2e80-\ua4cf\uac00-\ud7af])++
@@ -53,25 +53,28 @@ PLACEHOLDER = re.compile(
 
 
 class PairStatistics(NamedTuple):
-    """What training pairs look like; hypotheses outside of it are flagged. Stored in the header of the weights."""
+    """Statistics of the training pairs; hypotheses that deviate are flagged. Stored in the header of the weights."""
 
-    least: float  # bounds of target tokens per source token
+    least: float  # minimum and maximum of target tokens per source token
     most: float
-    copies: float  # share of pairs whose target copies the source
-    rewritten: float = 0.0  # share, of pairs with placeholders, that have others in the target; earlier runs lack it
+    copies: float  # fraction of pairs whose target copies the source
+    rewritten: float = 0.0  # fraction of pairs with placeholders whose target changes them; earlier runs lack it
 
     @classmethod
     def of(cls, lengths: Iterable[tuple[int, int]], texts: Iterable[tuple[str, str]]) -> Self:
-        """Measure the lengths of many pairs and the texts of some. One pair in a thousand may be out of bounds."""
+        """Measure the token lengths of pairs and the texts of a sample of pairs.
+
+        The bounds leave out one pair in a thousand: half of them at each end.
+        """
         ratios = sorted((target + RATIO_SMOOTHING) / (source + RATIO_SMOOTHING) for source, target in lengths)
         outside = len(ratios) // 2000
-        copied, kept = [], []
+        copied, unchanged = [], []
         for source, target in texts:
-            copied.append(is_copy(list_words_casefolded(source), list_words_casefolded(target)))
+            copied.append(is_copy(extract_casefolded_words(source), extract_casefolded_words(target)))
             if PLACEHOLDER_MARKS.search(source) or PLACEHOLDER_MARKS.search(target):
-                found = count_placeholders(source), count_placeholders(target)
-                kept += [found[0] == found[1]] if any(found) else []
-        rewritten = kept.count(False) / max(len(kept), MIN_PLACEHOLDER_PAIRS)
+                counts = count_placeholders(source), count_placeholders(target)
+                unchanged += [counts[0] == counts[1]] if any(counts) else []
+        rewritten = unchanged.count(False) / max(len(unchanged), MIN_PLACEHOLDER_PAIRS)
         return cls(ratios[outside], ratios[-1 - outside], sum(copied) / max(len(copied), 1), rewritten)
 
     def text(self) -> str:
@@ -81,14 +84,14 @@ class PairStatistics(NamedTuple):
 def find_flags(
     source: str, output: str, lengths: tuple[int, int], statistics: PairStatistics | None
 ) -> tuple[str, ...]:
-    """Return what looks wrong with an output. `lengths` are the tokens of source and output.
+    """Return the flags of an output that looks wrong. `lengths` are the numbers of tokens of source and output.
 
     Without statistics of the training pairs, only repetitions are flagged.
     """
-    output_words = list_words_casefolded(output)
+    output_words = extract_casefolded_words(output)
     repeated = count_loops(output_words)
     copies_are_rare = statistics is not None and statistics.copies < RARE_COPIES
-    source_words = list_words_casefolded(source) if repeated or copies_are_rare else []
+    source_words = extract_casefolded_words(source) if repeated or copies_are_rare else []
     flags = [FLAG_REPEATS] if repeated and repeated > count_loops(source_words) else []
     if statistics:
         ratio = (lengths[1] + RATIO_SMOOTHING) / (lengths[0] + RATIO_SMOOTHING)
@@ -102,57 +105,58 @@ def find_flags(
 
 
 def count_placeholders(text: str) -> Counter[str]:
-    """Count what a translation should keep as it is: placeholders, tags, URLs and e-mail addresses."""
-    found: Counter[str] = Counter()
+    """Count the parts of a text that a translation should copy: placeholders, tags, URLs and e-mail addresses."""
+    counts: Counter[str] = Counter()
     for match in PLACEHOLDER.finditer(text):
         span = match[0]
         if span[0] not in "{<%$":  # a full stop or a bracket after a link is not part of it
             span = span.rstrip(".,;:!?'")
             if span.endswith(")") and span.count(")") > span.count("("):
                 span = span[:-1].rstrip(".,;:!?'")
-        found[span] += 1
-    del found[SPECIALS[UNK]]
-    return found
+        counts[span] += 1
+    del counts[SPECIALS[UNK]]
+    return counts
 
 
 def check_placeholders(source: str, output: str, statistics: PairStatistics | None) -> list[str]:
-    """Return warnings that name the placeholders, tags and links that the output lacks, and those it has too many of.
+    """Return warnings that list placeholders, tags and links that the output lacks or adds.
 
-    There are none where training pairs often differ in them, such as links of a text and its summary.
+    Return none if training pairs often differ in them, as a text and its summary do.
     """
     if not (PLACEHOLDER_MARKS.search(source) or PLACEHOLDER_MARKS.search(output)):
         return []
     if statistics and statistics.rewritten >= OFTEN_REWRITTEN:
         return []
-    given, kept = count_placeholders(source), count_placeholders(output)
+    source_counts, output_counts = count_placeholders(source), count_placeholders(output)
     warnings = []
-    for flag, names in ((FLAG_LOST, [*(given - kept).elements()]), (FLAG_ADDED, [*(kept - given).elements()])):
+    lost, added = source_counts - output_counts, output_counts - source_counts
+    for flag, names in ((FLAG_LOST, [*lost.elements()]), (FLAG_ADDED, [*added.elements()])):
         more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
         warnings += [f"{flag}: {', '.join(names[:MAX_NAMED])}{more}"] if names else []
     return warnings
 
 
-def list_words_casefolded(text: str) -> list[str]:
+def extract_casefolded_words(text: str) -> list[str]:
     return FLAG_WORD.findall(text.casefold())
 
 
 def count_loops(words: Sequence[str]) -> int:
     """Count phrases repeated too often in a row: three times, or twice if they have four words or more."""
-    repeated = len(words) - len(set(words))  # words that came before: loops are made of these
+    repeated = len(words) - len(set(words))  # words that occurred earlier; a loop consists of such words
     loops = 0
     for period in range(1, min(MAX_LOOP_WORDS, len(words) // 2, repeated) + 1):
         enough = period * (1 if period >= 4 else 2)
-        if enough > repeated or sum(as_before := list(map(eq, words[period:], words))) < enough:
+        if enough > repeated or sum(matches := list(map(eq, words[period:], words))) < enough:
             continue
         same = 0
-        for repeats in as_before:
-            same = same + 1 if repeats else 0
+        for match in matches:
+            same = same + 1 if match else 0
             loops += same == enough
     return loops
 
 
 def is_copy(source: Sequence[str], output: Sequence[str]) -> bool:
-    """Return whether an output consists of the words of its source and leaves out few of them."""
+    """Return whether an output consists mostly of the words of its source."""
     if len(source) < MIN_COPY_WORDS or len(output) < MIN_COPY_WORDS:
         return False
     shared = (Counter(source) & Counter(output)).total()
@@ -160,25 +164,25 @@ def is_copy(source: Sequence[str], output: Sequence[str]) -> bool:
 
 
 def warning_kinds(warnings: Iterable[str]) -> list[str]:
-    """Return the warnings of a line without their numbers, each kind once: lines are counted by these."""
+    """Return the distinct kinds of a line's warnings: their texts without numbers and details, for counting."""
     return list(dict.fromkeys(re.split(r" at \d|:| \(", warning)[0] for warning in warnings))
 
 
-AlignmentRows = list[list[float]]  # by target token: its attention to each source token
-MIN_COVERAGE = 1e-4  # of a source token without attention, so that its logarithm is finite
-MAX_ALIGNMENT_CELLS = 4_000_000  # a line joined from very many segments has no alignment
+AlignmentRows = list[list[float]]  # for each target token, its attention weights over the source tokens
+MIN_COVERAGE = 1e-4  # minimum coverage of a source token, so that its logarithm is finite
+MAX_ALIGNMENT_CELLS = 4_000_000  # a line of very many segments, with a larger alignment matrix, has no alignment
 
 
 def drop_duplicates(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
-    """Return the first hypothesis of each text: different subwords can spell the same text."""
+    """Return the first hypothesis of each distinct text: different subwords can spell the same text."""
     first: dict[str, Hypothesis] = {}
-    for one in hypotheses:
-        first.setdefault(one.text, one)
+    for hypothesis in hypotheses:
+        first.setdefault(hypothesis.text, hypothesis)
     return list(first.values())
 
 
 def join_hypotheses(parts: Sequence[Hypothesis]) -> Hypothesis:
-    """Return one hypothesis from those of a line's segments; the alignment is block-diagonal."""
+    """Join the hypotheses of a line's segments into one; the alignment becomes block-diagonal."""
     tokens = [token for part in parts for token in part.tokens]
     source_tokens = [token for part in parts for token in part.source_tokens]
     with_eos = sum(len(part.tokens) + 1 for part in parts)
@@ -209,8 +213,8 @@ def join_hypotheses(parts: Sequence[Hypothesis]) -> Hypothesis:
 def rerank_by_coverage(
     results: Sequence[tuple[SearchResult, AlignmentRows]], beta: float
 ) -> list[tuple[SearchResult, AlignmentRows]]:
-    """Return results sorted by score plus `beta` times the coverage penalty. Finished ones still come first."""
-    scored = [(replace(one, score=one.score + beta * coverage_penalty(rows)), rows) for one, rows in results]
+    """Sort results by score plus `beta` times the coverage penalty. Finished results still come first."""
+    scored = [(replace(item, score=item.score + beta * coverage_penalty(rows)), rows) for item, rows in results]
     return sorted(scored, key=lambda pair: (not pair[0].finished, -pair[0].score))
 
 
@@ -219,7 +223,7 @@ def coverage_penalty(alignment: AlignmentRows) -> float:
     return sum(math.log(min(max(sum(column), MIN_COVERAGE), 1.0)) for column in zip(*alignment))
 
 
-UnknownWordMethod = Callable[[str, Mapping[str, str]], str]  # from a source word and a dictionary to the output
+UnknownWordMethod = Callable[[str, Mapping[str, str]], str]  # (source word, dictionary) -> replacement
 
 
 def keep_unknown(word: str, dictionary: Mapping[str, str]) -> str:  # noqa: ARG001 - the registry's signature
@@ -232,7 +236,7 @@ def copy_source_word(word: str, dictionary: Mapping[str, str]) -> str:  # noqa: 
 
 
 def look_up_word(word: str, dictionary: Mapping[str, str]) -> str:
-    """Return the dictionary's translation of the word, or of the word in lower case; copy a word it lacks."""
+    """Return the translation of the word, or of its lower-case form; copy a word that is not in the dictionary."""
     return dictionary.get(word) or dictionary.get(word.lower()) or word
 
 
@@ -254,7 +258,7 @@ def fill_unknowns(
 ) -> str:
     """Return the text of tokens of a word vocabulary, with unknown words replaced by one of UNKNOWN_WORD_METHODS.
 
-    `words` has the word of each source token; an unknown word stands for the one with the most attention.
+    `words` has the word of each source token. The replacement is made from the source word with the most attention.
     """
     replace_word = UNKNOWN_WORD_METHODS[method]
     texts = []
@@ -269,15 +273,15 @@ SOURCE_WORD = re.compile(r"\w+(?:['’\-]\w+)*|\S")
 
 
 def list_source_words(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[str]:
-    """Return, for each token of a source, the word that it is, or that it begins in."""
+    """Return, for each source token, the word that contains its first character."""
     if isinstance(tokenizer, WordTokenizer):
-        return [found[0] for found in tokenizer.token.finditer(text)]
-    found = [(count_letter_bytes(text[: match.start()]), match[0]) for match in SOURCE_WORD.finditer(text)]
+        return [match[0] for match in tokenizer.token.finditer(text)]
+    starts = [(count_letter_bytes(text[: match.start()]), match[0]) for match in SOURCE_WORD.finditer(text)]
     words, index = [], 0
     for start in tokenizer.starts(text, ids) or [0] * len(ids):
-        while index + 1 < len(found) and found[index + 1][0] <= start:
+        while index + 1 < len(starts) and starts[index + 1][0] <= start:
             index += 1
-        words.append(found[index][1])
+        words.append(starts[index][1])
     return words
 
 
@@ -287,10 +291,10 @@ NON_SPACE = re.compile(r"\S")
 
 
 def split_sentences(line: str) -> list[str]:
-    """Split a line after punctuation that ends sentences. Nothing is lost but the space between them.
+    """Split a line after punctuation that ends a sentence. Only the space between sentences is lost.
 
-    A full stop after "Dr.", "z. B.", "e.g." or "3." ends none, nor does any mark before a small letter. In doubt the
-    line is not split: two sentences in one segment do less harm than half a sentence.
+    Full stops in "Dr.", "z. B.", "e.g." or "3." do not end a sentence, nor does punctuation before a lower-case letter.
+    If in doubt, do not split: two sentences in one segment do less harm than half a sentence.
     """
     sentences, start = [], 0
     cased = line != line.lower()

@@ -3,8 +3,8 @@
     translator = dragoman.load("runs/demo")
     translator.translate(["A man walks his dog."])
 
-`Translator.translate_nbest` is the whole path: lines are split into segments that the model can read, an engine decodes
-them, and its results become hypotheses with text, warnings and alignments.
+`Translator.translate_nbest` is the complete pipeline: lines are split into segments short enough for the model, an
+engine decodes them, and its results become hypotheses with text, warnings and alignments.
 
 Shapes   B rows of a batch   S source width   T target width
 """
@@ -56,13 +56,13 @@ from dragoman.types import UNK, Example, Hypothesis, Line, Pair, PairScore, Toke
 
 BeamObserver = Callable[[BeamState], None]
 COMPLETE_WORDS = re.compile(r".*(?:(?=\s)|(?<=[\u2e80-\ua4cf])(?=.))", re.DOTALL)  # a CJK character is a word
-NO_TREE_WARNING = "read without a tree"  # a warning
+NO_TREE_WARNING = "read without a tree"
 EMPTY_HYPOTHESIS = Hypothesis("", 0.0, [], [], [], 0.0)  # the translation of an empty line
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
-    """How one call translates. `tag` is for lines without one of their own."""
+    """The options of one call. `tag` is the default for lines that have no tag."""
 
     search: SearchSettings
     dictionary: Mapping[str, str]  # for search.unknown=dictionary
@@ -71,27 +71,27 @@ class DecodeOptions:
 
 
 class SourceSegment(NamedTuple):
-    """A line, or one sentence of a line that is longer than the model was trained on."""
+    """A line, or a part of a line that is longer than the sentences the model was trained on."""
 
     text: str
     ids: list[int]
     line: Line
     line_index: int
-    tag_ids: Sequence[int] = ()  # read by the model before the others
-    features: Mapping[str, TokenFeature] = {}  # for models that need them
+    tag_ids: Sequence[int] = ()  # precede `ids` in the input of the model
+    features: Mapping[str, TokenFeature] = {}  # further inputs per token, such as trees
     warning: str = ""
     constraints: DecodingConstraints = DecodingConstraints()
-    limit: int = 0  # tokens of the translation, EOS included
+    limit: int = 0  # maximum tokens of the translation, EOS included
 
     def example(self, target: Sequence[int] = ()) -> Example:
-        """Return the pair of this source and a target, for models that read both."""
+        """Return this source with a target as an example, as the forward pass of the model reads it."""
         source = np.array([*self.tag_ids, *self.ids], dtype=np.int64)
         return Example(source, np.array(target, dtype=np.int64), self.line_index, self.features)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Translator(Predictor[Seq2Seq]):
-    """A sequence-to-sequence model of any kind, with the engine that decodes: by default, PyTorch in float32."""
+    """A sequence-to-sequence model of any kind and the engine that decodes; by default PyTorch in float32."""
 
     engine: Engine = None  # type: ignore[assignment]  # set in __post_init__
 
@@ -112,7 +112,7 @@ class Translator(Predictor[Seq2Seq]):
         tag: str = "",
         align: bool = True,
     ) -> list[Hypothesis]:
-        """Return the best translation of each line, in order; see `nbest` for the options.
+        """Return the best translation of each line, in the order of the lines; see `nbest` for the options.
 
         An empty line stays empty. Without `align` the hypotheses have no alignments, which is faster.
         """
@@ -131,12 +131,11 @@ class Translator(Predictor[Seq2Seq]):
         tag: str = "",
         align: bool = True,
     ) -> list[list[Hypothesis]]:
-        """Return up to `count` different translations of each line, best first; one, if the line had to be split.
+        """Return up to `count` different translations of each line, best first; only one if the line had to be split.
 
-        A `Line` holds constraints on its translation. `search` overrides search settings of the run, such as
-        {"no_repeat": 3}; `dictionary` is for search.unknown=dictionary. `trees` are for models with
-        model.position=tree, one for each line, or None where there is none. `tag` is for lines without one of
-        their own, for models that were trained with tags.
+        A `Line` can have constraints on its translation. `search` overrides search settings of the run, such as
+        {"no_repeat": 3}; `dictionary` is for search.unknown=dictionary. `trees`, for models with model.position=tree,
+        has a tree or None for each line. `tag`, for models trained with tags, is the default for lines without a tag.
         """
         options = self.make_options(beam=beam, count=count, search=search, dictionary=dictionary, tag=tag, align=align)
         return self.translate_nbest(lines, options, trees=trees)
@@ -155,9 +154,11 @@ class Translator(Predictor[Seq2Seq]):
         settings = merge_search(self.recipe.search, search, beam=beam, count=count, aligns=self.model.aligns)
         unknown = settings.unknown
         if unknown != "drop" and not isinstance(self.tokenizers.target, WordTokenizer):
-            raise UserError(f"search.unknown={unknown} is for word vocabularies, and this run has none; leave it out")
+            raise UserError(
+                f"search.unknown={unknown} needs a word vocabulary, which this run does not have; leave it out"
+            )
         if (unknown == "dictionary") != (dictionary is not None):
-            raise UserError("search.unknown=dictionary and a dictionary belong together; give both, or neither")
+            raise UserError("search.unknown=dictionary and a dictionary require each other; give both or neither")
         return DecodeOptions(settings, dictionary or {}, tag, align)
 
     def translate_nbest(
@@ -173,14 +174,14 @@ class Translator(Predictor[Seq2Seq]):
             tree = trees[index] if trees else None
             segments += self.make_segments(lines[index], options, ids, tree=tree, line_index=index)
         by_line: list[list[list[Hypothesis]]] = [[] for _ in lines]
-        for segment, found in zip(segments, self.decode_segments(segments, options), strict=True):
-            by_line[segment.line_index].append(found)
+        for segment, hypotheses in zip(segments, self.decode_segments(segments, options), strict=True):
+            by_line[segment.line_index].append(hypotheses)
         results = []
         for parts in by_line:
             if len(parts) == 1:
                 results.append(drop_duplicates(parts[0])[: options.search.nbest])
             else:
-                results.append([join_hypotheses([found[0] for found in parts])] if parts else [EMPTY_HYPOTHESIS])
+                results.append([join_hypotheses([part[0] for part in parts])] if parts else [EMPTY_HYPOTHESIS])
         return results
 
     def stream(
@@ -192,17 +193,17 @@ class Translator(Predictor[Seq2Seq]):
         dictionary: Mapping[str, str] | None = None,
         tag: str = "",
     ) -> Generator[str, None, Hypothesis]:
-        """Yield the translation of a line in parts, each as soon as it is certain; return the hypothesis.
+        """Yield the translation of a line in parts, each as soon as the search cannot change it any more.
 
-        Joined, the parts are what `translate` gives. Where nothing is certain before the end (a method other than beam
-        and greedy, terms that must appear, coverage, unknown words that are replaced, an engine whose search cannot
-        be observed), there is one part, or one for each sentence of a line that had to be split.
+        The parts joined together equal the result of `translate`; the generator returns the hypothesis. Some options
+        can change the text until the end of the search: a method other than beam and greedy, required terms, coverage,
+        replaced unknown words, an engine other than torch. The text then comes in one part per segment of the line.
         """
         options = self.make_options(beam=beam, count=1, search=search, dictionary=dictionary, tag=tag)
         return self.stream_line(line, options)
 
     def stream_line(self, line: str | Line, options: DecodeOptions) -> Generator[str, None, Hypothesis]:
-        """Yield the translation of a line in parts, as `stream` does; return the hypothesis."""
+        """Yield the translation of a line in parts and return the hypothesis, as `stream` does."""
         parts: list[Hypothesis] = []
         for segment in self.make_segments(line, options):
             if parts:
@@ -241,20 +242,23 @@ class Translator(Predictor[Seq2Seq]):
         return score_pairs(self, examples)
 
     def encode_tag(self, tag: str) -> Sequence[int]:
-        """Return the ids of a tag, after checking it. Without a name, it is the only one that the model has."""
+        """Return the ids of a tag; raise a UserError if it is unknown, or missing and required.
+
+        If no tag is given and the model was always trained with the same one, that one is used.
+        """
         if not (tag or self.tokenizers.tags):
             return ()
         known = self.recipe.data.tags
-        named = [each for each in known if each]
-        if not tag and named and "" not in known:
+        named = [name for name in known if name]
+        if not tag and named and "" not in known:  # "": some of the training data had no tag
             if len(named) > 1:
-                raise UserError(f"this model was trained with tags, and one has to be named: {', '.join(named)}")
+                raise UserError(f"this model was trained with tags; choose one of: {', '.join(named)}")
             [tag] = named
         if tag and tag not in named:
-            there = (
+            choices = (
                 f"{suggest_name(tag, named)} (there are: {', '.join(named)})" if named else "; it was trained without"
             )
-            raise UserError(f"this model knows no tag {tag!r}{there}")
+            raise UserError(f"this model has no tag {tag!r}{choices}")
         return self.tokenizers.tag_ids(tag)
 
     @property
@@ -263,12 +267,12 @@ class Translator(Predictor[Seq2Seq]):
 
     def check_trees(self, trees: Sequence[Tree | None], lines: int) -> None:
         if not self.reads_trees:
-            raise UserError("this model reads no trees (those with model.position=tree do); leave them out")
+            raise UserError("this model does not use trees (only models with model.position=tree do); leave them out")
         if len(trees) != lines:
-            raise UserError(f"there are {lines} lines but {len(trees)} trees; give one for each, or None")
+            raise UserError(f"there are {lines} lines but {len(trees)} trees; give a tree or None for each line")
         for number, tree in enumerate(trees, 1):
-            if tree and (wrong := find_tree_fault(tree)):
-                raise UserError(f"the tree of line {number} is none: {wrong}")
+            if tree and (problem := find_tree_fault(tree)):
+                raise UserError(f"the tree of line {number} is not a tree: {problem}")
 
     def make_segments(
         self,
@@ -279,7 +283,7 @@ class Translator(Predictor[Seq2Seq]):
         tree: Tree | None = None,
         line_index: int = 0,
     ) -> list[SourceSegment]:
-        """Return the segments of a line, each with its constraints and the limit of its translation."""
+        """Return the segments of a line, each with its tag, constraints and length limit."""
         line = Line(line) if isinstance(line, str) else line
         tag_ids, search = self.encode_tag(line.tag or options.tag), options.search
         segments: list[SourceSegment] = []
@@ -294,10 +298,9 @@ class Translator(Predictor[Seq2Seq]):
     def split_line(
         self, line: Line, ids: list[int] | None = None, *, tree: Tree | None = None, line_index: int = 0
     ) -> list[SourceSegment]:
-        """Return the line as one segment, or sentence by sentence if it is longer than any the model was trained on.
+        """Return the line as one segment, or split into sentences if it is longer than any source in training.
 
-        A sentence that is itself longer is kept whole up to `max_unsplit` tokens; beyond, it is split between words, or
-        anywhere.
+        A sentence of more than `max_unsplit` tokens is split further: between words, or inside a word that is too long.
         """
         text, encode = line.text, self.tokenizers.source.encode
         if not text.strip():
@@ -315,7 +318,7 @@ class Translator(Predictor[Seq2Seq]):
         return segments
 
     def _split_units(self, text: str, unit: re.Pattern[str]) -> list[str]:
-        """Return the text, or, above `max_unsplit` tokens, runs of its units as long as the model was trained on."""
+        """Split a text of more than `max_unsplit` tokens into runs of units, each of at most `longest` tokens."""
         encode = self.tokenizers.source.encode
         if len(encode(text)) <= self.max_unsplit:
             return [text]
@@ -329,32 +332,32 @@ class Translator(Predictor[Seq2Seq]):
         return [text[start:end] for start, end in runs]
 
     def _add_tree(self, segment: SourceSegment, tree: Tree | None, *, whole: bool) -> SourceSegment:
-        """Add the tree of the line, or a warning that the segment is read by word positions alone."""
+        """Add the tree of the line, or a warning that the model gets none. `whole`: the segment is the whole line."""
         record = FEATURES["tree"].locate(Pair(segment.text, "", tree if whole else None))
         aligned = FEATURES["tree"].align(record, segment.text, segment.ids, self.tokenizers.source)
         segment = segment._replace(features={"tree": aligned})
         if len(aligned.record):
             return segment
-        why = ": its words do not spell the line" if whole else ": the line was cut into parts"
-        return segment._replace(warning=NO_TREE_WARNING + (why if tree else ""))
+        reason = ": its words do not spell the line" if whole else ": the line was split"
+        return segment._replace(warning=NO_TREE_WARNING + (reason if tree else ""))
 
     def decode_segments(
         self, segments: Sequence[SourceSegment], options: DecodeOptions, observe: BeamObserver | None = None
     ) -> list[list[Hypothesis]]:
         """Return the hypotheses of each segment.
 
-        `observe` gets the beam of a single segment after each step, if the beam shows which tokens are certain.
-        Without alignments each result is turned into text as it comes, while the engine decodes others.
+        `observe`, for a single segment, is called with the beam after each step if `is_certain_early`. Without
+        alignments, each result becomes text as soon as it arrives, while the engine decodes other jobs.
         """
         search, engine = options.search, self.engine
-        jobs = [Job([*one.tag_ids, *one.ids], one.limit, one.constraints, one.features) for one in segments]
+        jobs = [Job([*item.tag_ids, *item.ids], item.limit, item.constraints, item.features) for item in segments]
         results: Iterable[tuple[int, list[SearchResult]]]
         hypotheses: list[list[Hypothesis]] = [[] for _ in segments]
         with eval_mode(self.model):
             if observe and isinstance(engine, TorchEngine) and is_certain_early(segments[0], search):
                 results = enumerate(engine.search(jobs, search, observe))
             else:
-                # Several results may have the same text, and reranking changes their order.
+                # Get all results of the beam: some may have the same text, and reranking changes their order.
                 if METHODS[search.method].reranks and (search.nbest > 1 or search.coverage > 0):
                     search = search.model_copy(update={"nbest": search.beam})
                 results = engine.iter_results(jobs, search)
@@ -362,33 +365,33 @@ class Translator(Predictor[Seq2Seq]):
             if options.align or search.coverage > 0 or search.unknown != "drop":
                 aligned = enumerate(self.add_alignments(segments, dict(results), search.coverage))
             else:
-                aligned = ((index, [(one, []) for one in found]) for index, found in results)
-            for index, found in aligned:
-                hypotheses[index] = [self.make_hypothesis(segments[index], *one, options) for one in found]
+                aligned = ((index, [(result, []) for result in found]) for index, found in results)
+            for index, pairs in aligned:
+                hypotheses[index] = [self.make_hypothesis(segments[index], *pair, options) for pair in pairs]
         return hypotheses
 
     @torch.inference_mode()
     def add_alignments(
         self, segments: Sequence[SourceSegment], results: Mapping[int, list[SearchResult]], coverage: float
     ) -> list[list[tuple[SearchResult, AlignmentRows]]]:
-        """Return each result with the attention of its tokens to the source, from one pass over the hypothesis.
+        """Return each result with its alignment: cross-attention weights from a forward pass over the hypothesis.
 
-        Alignments are empty if the model's attention does not tell source tokens apart.
+        Alignments are empty if the model has no attention over source tokens.
         """
-        flat = [(index, found) for index in range(len(segments)) for found in results[index]]
+        flat = [(index, result) for index in range(len(segments)) for result in results[index]]
         alignments: list[AlignmentRows] = [[] for _ in flat]
-        examples = [segments[index].example(found.tokens) for index, found in flat] if self.model.aligns else []
+        examples = [segments[index].example(result.tokens) for index, result in flat] if self.model.aligns else []
         for widths, some in group_by_key(range(len(examples)), lambda i: bucket_widths(examples[i]), self.rows):
             rows = [[i] for i in some] + [[]] * (self.rows - len(some))
             weight_BTS = self.model.alignment(collate_pairs(BatchPlan(rows, widths), examples).to(self.device)).cpu()
             for row, i in enumerate(some):
                 tag, length = len(segments[flat[i][0]].tag_ids), len(examples[i].source)
-                weight_TS = weight_BTS[row, : len(examples[i].target), tag:length]  # attention to a tag is left out
+                weight_TS = weight_BTS[row, : len(examples[i].target), tag:length]  # without the attention to a tag
                 alignments[i] = (weight_TS / weight_TS.sum(-1, keepdim=True).clamp(min=1e-9)).tolist()
         aligned: list[list[tuple[SearchResult, AlignmentRows]]] = [[] for _ in segments]
-        for (index, found), alignment in zip(flat, alignments, strict=True):
-            aligned[index].append((found, alignment))
-        return [rerank_by_coverage(some, coverage) for some in aligned] if coverage else aligned
+        for (index, result), alignment in zip(flat, alignments, strict=True):
+            aligned[index].append((result, alignment))
+        return [rerank_by_coverage(pairs, coverage) for pairs in aligned] if coverage else aligned
 
     def make_hypothesis(
         self, segment: SourceSegment, found: SearchResult, alignment: AlignmentRows, options: DecodeOptions
@@ -427,19 +430,19 @@ class Translator(Predictor[Seq2Seq]):
 
 
 def is_certain_early(segment: SourceSegment, search: SearchSettings) -> bool:
-    """Return whether the beams of a search show which tokens its result begins with, before it ends."""
+    """Return whether the common prefix of all beam hypotheses is final, so that it can be streamed."""
     plain = METHODS[search.method].is_beam_search and search.unknown == "drop"
     return plain and not search.coverage and not segment.constraints.must
 
 
 class StreamClosed(Exception):
-    """The consumer of a stream has stopped reading."""
+    """Raised in the decoding thread when the consumer of a stream has stopped reading."""
 
 
 def find_certain_prefix(beams: BeamState) -> list[int]:
-    """Return the tokens that the first sentence's result will begin with, whatever the search still finds.
+    """Return the prefix that the result of the first sentence is certain to have.
 
-    They are the common prefix of all active hypotheses and the best finished one.
+    It is the common prefix of all active hypotheses and the best finished one.
     """
     length = int(beams.length_B[0])
     rows = zip(beams.token_BWT[0].tolist(), beams.logp_BW[0].tolist())
@@ -451,9 +454,9 @@ def find_certain_prefix(beams: BeamState) -> list[int]:
 
 
 def keep_complete_words(text: str) -> str:
-    """Return the part of a text that further tokens cannot change: the last word may still grow."""
-    found = COMPLETE_WORDS.match(text)
-    return found[0] if found else ""
+    """Return the text without its last word, which further tokens may extend."""
+    match = COMPLETE_WORDS.match(text)
+    return match[0] if match else ""
 
 
 def stream_text(
@@ -461,8 +464,8 @@ def stream_text(
 ) -> Generator[str, None, Hypothesis]:
     """Yield the text of a hypothesis in parts, each once it is certain; return the hypothesis.
 
-    `work` makes it in a thread of its own and calls an observer after each step. The work is cancelled when the
-    consumer closes the generator.
+    `work` runs in a separate thread, calls an observer after each decoding step and returns the hypothesis. It is
+    cancelled when the consumer closes the generator.
     """
     messages: SimpleQueue[str | Hypothesis | BaseException] = SimpleQueue()
     closed = Event()
@@ -473,7 +476,9 @@ def stream_text(
         messages.put(keep_complete_words(decode(find_certain_prefix(beams))))
 
     initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    gpu = torch.cuda.current_device() if initialized else None  # a new thread begins with the first GPU
+    gpu = (
+        torch.cuda.current_device() if initialized else None
+    )  # the current GPU is per thread; a new one starts with GPU 0
 
     def run() -> None:
         try:
@@ -485,7 +490,7 @@ def stream_text(
 
     thread = Thread(target=run, daemon=True)
     thread.start()
-    sent = 0  # characters
+    sent = 0  # characters yielded so far
     try:
         while True:
             message = messages.get()

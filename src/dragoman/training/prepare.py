@@ -100,9 +100,9 @@ def check_data(recipe: Recipe) -> None:
         raise UserError(f"a tag is of no use to model.kind={kind}, which {why}; leave it out of data.train")
     if why and data.both_ways:
         raise UserError(f"data.both_ways is of no use to model.kind={kind}, which {why}; leave it out")
-    if form == "labels" and any(corpus.reverse for corpus in data.learned):
+    if form == "labels" and any(corpus.reverse for corpus in data.training_corpora):
         raise UserError("a classifier cannot say a text to a label; leave reverse out")
-    directions = [corpus.model_copy(update={"tag": "", "weight": 1.0}) for corpus in data.learned]
+    directions = [corpus.model_copy(update={"tag": "", "weight": 1.0}) for corpus in data.training_corpora]
     both = any(corpus.model_copy(update={"reverse": not corpus.reverse}) in directions for corpus in directions)
     if both and not recipe.tokenizer.joint and form == "pairs":
         raise UserError("both directions are learned, so both sides need one vocabulary; set tokenizer.joint to true")
@@ -157,9 +157,11 @@ def prepare(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: To
     tokenizers = add_tags(tokenizers, recipe)
     if not folder.tokenizer.exists():
         write_atomically(folder.tokenizer, tokenizers.save)
-    corpora = [("train", corpus) for corpus in recipe.data.learned] + [("dev", corpus) for corpus in recipe.data.dev]
+    corpora = [("train", corpus) for corpus in recipe.data.training_corpora] + [
+        ("dev", corpus) for corpus in recipe.data.dev
+    ]
     stores = [encode_corpus(recipe, corpus, split, tokenizers, report) for split, corpus in corpora]
-    count = len(recipe.data.learned)
+    count = len(recipe.data.training_corpora)
     names = [f"data.{split} ({corpus.shown})" for split, corpus in corpora]
     return Prepared(tokenizers, stores[:count], stores[count:], read_dev_pairs(recipe), names)
 
@@ -229,7 +231,7 @@ def encode_corpus(
         name=f"data.{split} ({corpus.shown})",
     )
     left_out = ", ".join(f"{n} {why}" for why, n in store.dropped.items())
-    several = len(recipe.data.learned if split == "train" else recipe.data.dev) > 1
+    several = len(recipe.data.training_corpora if split == "train" else recipe.data.dev) > 1
     which = f"{split}, {corpus.shown}" if several else split
     report.log(f"{which}: {len(store):,} {noun}" + (f" ({left_out}: left out)" if left_out else ""))
     if further and split == "train":

@@ -1,4 +1,4 @@
-"""What engines and export formats share: their protocols, vocabularies, and names of weights."""
+"""Shared by engines and export formats: protocols, checks of the model, vocabularies, names of weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dragoman.models.transformer import Transformer
 from dragoman.recipe import Recipe
 from dragoman.types import SPECIALS
 
-Holds = Mapping[str, Sequence[Any]]  # the values that a format can hold, by model setting
+SupportedValues = Mapping[str, Sequence[Any]]  # model setting -> values that an export format supports
 
 
 class Engine(Protocol):
@@ -30,8 +30,10 @@ class Engine(Protocol):
         ...
 
     def iter_results(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
-        """Yield the results of each job with its number, in any order, so that callers can process the first ones
-        while an asynchronous engine computes the others."""
+        """Yield the index and the results of each job, in any order.
+
+        Callers can process early results while an asynchronous engine still decodes other jobs.
+        """
         yield from enumerate(self.search(jobs, search))
 
 
@@ -45,15 +47,15 @@ class LoadedModel(Protocol):
     @property
     def recipe(self) -> Recipe: ...
     @property
-    def longest(self) -> int: ...  # tokens of the longest source in training
+    def longest(self) -> int: ...  # tokens of the longest source in the training data
     @property
     def device(self) -> torch.device: ...
 
 
 class LayerModule(NamedTuple):
-    """A module of a Transformer layer and its names in other libraries, which may split it into several.
+    """A module of a Transformer layer and its names in other libraries, which may split it into several modules.
 
-    `axis` is the axis of its weight that holds the features of the model: 0 if it writes them, 1 if it reads them.
+    `axis` is the axis of its weight whose size is the model width: 0 for the outputs, 1 for the inputs.
     """
 
     path: str
@@ -88,55 +90,59 @@ def list_layer_modules(layer: nn.Module) -> Iterator[tuple[LayerModule, nn.Modul
             yield names, layer.get_submodule(names.path)
 
 
-def check_holds(model: nn.Module, holds: Holds, name: str, *, one_width: bool = False) -> Transformer:
-    """Return the model if the format called `name` can hold it, or raise a UserError that names the setting.
+def require_exportable(
+    model: nn.Module, supported: SupportedValues, name: str, *, equal_head_widths: bool = False
+) -> Transformer:
+    """Return the model if the format called `name` supports it, or raise a UserError that names the setting.
 
-    With `one_width` the format has no query and value widths of their own.
+    With `equal_head_widths`, the widths of queries and values must equal the model width.
     """
     if not isinstance(model, Transformer):
         kind = getattr(model, "settings", None)
-        what = f"model.kind={kind.kind}" if kind else "what several runs say as one"
-        raise UserError(f"{what} cannot be exported to {name}, which holds model.kind=transformer")
+        what = f"model.kind={kind.kind}" if kind else "an ensemble"
+        raise UserError(f"{what} cannot be exported to {name}, which supports model.kind=transformer")
     settings = model.settings
-    for setting, choices in holds.items():
+    for setting, choices in supported.items():
         value = getattr(settings, setting)
         if value not in choices:
             raise UserError(
                 f"model.{setting}={format_setting(value)} cannot be exported to {name}, "
-                f"which holds {' or '.join(map(format_setting, choices))}"
+                f"which supports {' or '.join(map(format_setting, choices))}"
             )
-    for setting in ("query_width", "value_width") if one_width else ():
+    for setting in ("query_width", "value_width") if equal_head_widths else ():
         value = getattr(settings, setting)
         if value not in (0, settings.width):
             raise UserError(
-                f"model.{setting}={value} cannot be exported to {name}, which holds the width of the model, "
+                f"model.{setting}={value} cannot be exported to {name}, which supports only the model width, "
                 f"{settings.width}"
             )
     return model
 
 
 def format_setting(value: object) -> str:
-    """Return a value as a recipe writes it."""
+    """Return a value as it is written in a recipe (YAML)."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def list_vocabulary(tokenizer: Tokenizer, tags: Sequence[str] = ()) -> list[str]:
-    """Return the tokens in the order of their ids, then the tags, all different. Those of SentencePiece are as
-    SentencePiece writes them."""
+    """Return the tokens in the order of their ids, then the tags. Duplicates are made unique by a suffix.
+
+    Tokens of SentencePiece keep its spelling, such as "▁the".
+    """
     if isinstance(tokenizer, SubwordTokenizer):
-        found = dict.fromkeys(tokenizer.processor.id_to_piece(list(range(tokenizer.size))))
+        tokens = dict.fromkeys(tokenizer.processor.id_to_piece(list(range(tokenizer.size))))
     else:
-        found = dict.fromkeys(SPECIALS)
+        tokens = dict.fromkeys(SPECIALS)
         for number in range(len(SPECIALS), tokenizer.size):
             piece = tokenizer.pieces([number])[0]
-            while piece in found:
+            while piece in tokens:
                 piece += f"<{number}>"
-            found[piece] = None
+            tokens[piece] = None
     for tag in tags:
-        while (piece := f"<{tag}>") in found:
+        while (piece := f"<{tag}>") in tokens:
             tag += "'"
-        found[piece] = None
-    return list(found)
+        tokens[piece] = None
+    return list(tokens)
 
 
 def fingerprint_model(model: nn.Module, *about: object) -> str:
@@ -151,7 +157,7 @@ def fingerprint_model(model: nn.Module, *about: object) -> str:
 def render_template(
     name: str, context: Mapping[str, object], filters: Mapping[str, Callable[[str], str]] | None = None
 ) -> str:
-    """Render a file of inference/templates/. Nothing is escaped."""
+    """Render a file of inference/templates/ without HTML escaping."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("dragoman.inference")

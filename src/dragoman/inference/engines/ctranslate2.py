@@ -1,10 +1,10 @@
 """Export to CTranslate2, and CTranslate2 as an engine: the model is converted once into the user's cache.
 
-Its beam search is ours with the stop rule "enough", so results are the same. Two things differ. It has one length limit
-for all sentences of a call, see `CTranslate2Engine.iter_results`. And PAD and BOS, never generated, are removed
-before probabilities are computed, not after: scores are higher by the little that a model gives to those two.
+CTranslate2's beam search equals ours with search.stop=enough (stop once `beam` hypotheses are finished), with two
+differences: (1) CTranslate2 has one length limit per call, which `CTranslate2Engine.iter_results` works around;
+(2) PAD and BOS, which are never generated, are masked before the softmax, not after, so scores are slightly higher.
 
-Shapes   C model width   P positions   V vocabulary   O outputs
+Shapes   O output features   I input features   P positions   C model width   R relative positions   D head width
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from dragoman.errors import UserError
 from dragoman.hardware import cpu_features
 from dragoman.inference.engines.base import (
     Engine,
-    Holds,
     LoadedModel,
-    check_holds,
+    SupportedValues,
     fingerprint_model,
     list_layer_modules,
     list_vocabulary,
+    require_exportable,
 )
 from dragoman.io import keep_folder
 from dragoman.models.transformer import TransformerStack
 from dragoman.modules.positions import Learned, Relative, Sinusoidal, make_sinusoids
 from dragoman.types import BOS, EOS, PAD, SPECIALS
 
-NARROW_INT8 = 64  # the largest weight in 8 bits whose products cannot saturate: 2 * 255 * 64 < 2**15
-TABLE_POSITIONS = 4096  # of the table of sinusoids: the longest source and output, EOS included
-CTRANSLATE2_HOLDS: Holds = {
+NARROW_INT8 = 64  # the largest int8 weight for which two products with a uint8 fit int16: 2 * 255 * 64 < 2**15
+TABLE_POSITIONS = 4096  # rows of the sinusoid table: maximum tokens of a source or an output, EOS included
+CTRANSLATE2_SUPPORTS: SupportedValues = {
     "norm": ("layer", "rms"),
     "activation": ("relu", "gelu", "swiglu"),
     "position": ("none", "sinusoidal", "learned", "relative", "rotary"),
@@ -55,24 +55,24 @@ CTRANSLATE2_HOLDS: Holds = {
 }
 ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swiglu": "SWISH"}
 QUANTIZATIONS = ["float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"]
-CACHE_VERSION = 1  # raised when the same model is written differently
-BATCH_ROWS = {"cpu": 32, "cuda": 256}  # sentences of a batch
-QUEUED_BATCHES = 3  # per worker: an interrupted call waits for these
+CACHE_VERSION = 1  # increment when the converted files change for an unchanged model
+BATCH_ROWS = {"cpu": 32, "cuda": 256}  # sentences per batch
+QUEUED_BATCHES = 3  # per worker; few, since an interrupted call waits until all queued batches are done
 SUPPORTED_SETTINGS = {"method", "beam", "nbest", "length_penalty", "max_ratio", "max_extra", "scores"}
-UNUSED_SETTINGS = {  # those of other methods, and those applied to the results
+IGNORED_BY_ENGINE = {  # settings of other decoding methods, or applied afterwards by the caller
     *SampleSettings.model_fields, "seed", "samples", "candidates", "metric", "groups", "diversity", "unknown",
     "coverage",
 }  # fmt: skip
-TINY_PENALTY = 1e-30  # with a length penalty of 0 CTranslate2 stops earlier than our search
+TINY_PENALTY = 1e-30  # replaces a length penalty of 0, with which CTranslate2 would stop earlier than our search
 
 
 def import_ctranslate2() -> ModuleType:
-    """Return the library, or raise a UserError that names its extra."""
+    """Return the library, or raise a UserError that tells how to install it."""
     try:
         import ctranslate2
     except ImportError:
         raise UserError(
-            "CTranslate2 is not installed; pip install 'dragoman[ctranslate2]' brings it, --engine torch needs nothing"
+            "CTranslate2 is not installed; run pip install 'dragoman[ctranslate2]', or use --engine torch"
         ) from None
     return ctranslate2  # type: ignore[no-any-return]
 
@@ -87,9 +87,9 @@ def save_ctranslate2(run: LoadedModel, folder: Path, quantization: str, *, narro
 def quantize_weights(spec: Any, quantization: str, *, narrow_int8: bool) -> None:
     """Quantise the weights of a specification in place.
 
-    With `narrow_int8`, weights of 8 bits are kept within 64. Libraries for CPUs multiply unsigned inputs, at most 255,
-    with these weights, and without VNNI add two products in 16 signed bits, which then cannot saturate. A folder that
-    may be opened on any CPU needs that, see inference/engines/torch.py.
+    `narrow_int8` limits int8 weights to [-64, 64]: without VNNI, x86 libraries add two uint8*int8 products in int16,
+    which could otherwise saturate. Exported models need this, since they may run on any CPU. The engine
+    torch-int8 has the same limit, see inference/engines/torch.py.
     """
     spec.validate()
     weights = {name: value.numpy().copy() for name, value in spec.variables().items() if name.endswith("/weight")}
@@ -97,7 +97,9 @@ def quantize_weights(spec: Any, quantization: str, *, narrow_int8: bool) -> None
     spec_module = import_ctranslate2().specs.model_spec
 
     def narrow(layer: Any, name: str, value: object) -> None:
-        if name not in weights or isinstance(value, str):  # not quantised, or the name of a weight that it shares
+        if name not in weights or isinstance(
+            value, str
+        ):  # not quantised, or a string: the name of the weight it is tied to
             return
         weight_OI = weights[name]
         scale_O = NARROW_INT8 / np.maximum(np.abs(weight_OI).max(1), np.float32(1e-12))
@@ -110,7 +112,7 @@ def quantize_weights(spec: Any, quantization: str, *, narrow_int8: bool) -> None
 
 def make_specification(run: LoadedModel) -> Any:
     """Return CTranslate2's specification of the model, filled with its weights."""
-    model = check_holds(run.model, CTRANSLATE2_HOLDS, "CTranslate2", one_width=True)
+    model = require_exportable(run.model, CTRANSLATE2_SUPPORTS, "CTranslate2", equal_head_widths=True)
     specs, settings = import_ctranslate2().specs, model.settings
     options = {
         "pre_norm": settings.norm_place == "pre",
@@ -118,8 +120,8 @@ def make_specification(run: LoadedModel) -> Any:
         "relative_position": settings.position == "relative",
         "ffn_glu": settings.activation == "swiglu",
         "rms_norm": settings.norm == "rms",
-        "rotary_dim": 0 if settings.position == "rotary" else None,  # 0: all of a head
-        "rotary_interleave": True,  # even and odd features are rotated together
+        "rotary_dim": 0 if settings.position == "rotary" else None,  # 0: all features of a head are rotated
+        "rotary_interleave": True,  # features 2i and 2i+1 form a pair
     }
     alignment = {"alignment_layer": settings.alignment_layer, "alignment_heads": settings.heads}
     spec = specs.TransformerSpec(
@@ -141,7 +143,8 @@ def make_specification(run: LoadedModel) -> Any:
 def fill_stack(spec: Any, stack: TransformerStack) -> None:
     """Copy the weights of an encoder or a decoder into its specification."""
     settings, embed = stack.settings, stack.position
-    if hasattr(spec, "position_encodings"):  # what is added to the embeddings; CTranslate2 orders its own otherwise
+    if hasattr(spec, "position_encodings"):
+        # Always write the table: CTranslate2's built-in sinusoids use a different feature order.
         table_PC = torch.zeros(TABLE_POSITIONS, settings.width)
         if isinstance(embed, Learned):
             table_PC = copy_float(embed.table.weight) * settings.width**0.5
@@ -153,17 +156,19 @@ def fill_stack(spec: Any, stack: TransformerStack) -> None:
     for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
         for names, module in list_layer_modules(layer):
             fill_parts(list(find_parts(layer_spec, names.ctranslate2)), module)
-        own = layer_spec.self_attention
         if not settings.scaled:
             for attention in find_parts(layer_spec, "self_attention attention"):
                 attention.queries_scale = 1.0
         if isinstance(relate := layer.attention.sublayer.relate, Relative):
-            own.relative_position_keys = copy_float(relate.key_RD)
-            own.relative_position_values = copy_float(relate.value_RD)
+            layer_spec.self_attention.relative_position_keys = copy_float(relate.key_RD)
+            layer_spec.self_attention.relative_position_values = copy_float(relate.value_RD)
 
 
 def find_parts(spec: object, paths: str) -> Iterator[Any]:
-    """Yield those parts of a specification that it has, by their paths, such as "linear.0" for linear[0]."""
+    """Yield the parts of a specification at these space-separated paths, such as "linear.0" for linear[0].
+
+    Paths that do not exist in this specification are skipped.
+    """
     for path in paths.split():
         part: Any = spec
         for name in path.split("."):
@@ -173,7 +178,7 @@ def find_parts(spec: object, paths: str) -> Iterator[Any]:
 
 
 def fill_parts(parts: list[Any], module: nn.Module) -> None:
-    """Copy weight and bias of a linear layer or a norm; several parts share the outputs of the layer."""
+    """Copy weight and bias of a linear layer or a norm. With several parts, the output dimension is split evenly."""
     names = ("gamma", "beta") if hasattr(parts[0], "gamma") else ("weight", "bias")
     for theirs, ours in zip(names, ("weight", "bias"), strict=True):
         if hasattr(parts[0], theirs):  # an RMS norm has no bias
@@ -187,7 +192,7 @@ def copy_float(tensor: Tensor) -> Tensor:
 
 
 class TranslationResult(Protocol):
-    """What CTranslate2 returns for a sentence: hypotheses in tokens, and their scores unless they were not wanted."""
+    """What CTranslate2 returns for a sentence: hypotheses as tokens, and their scores if they were requested."""
 
     hypotheses: list[list[str]]
     scores: list[float]
@@ -209,7 +214,7 @@ class BatchTranslator(Protocol):
 
 
 class PendingBatch(NamedTuple):
-    """Indices of the jobs in a batch, and the futures of their results."""
+    """A submitted batch: the indices of its jobs and the futures of their results."""
 
     indices: list[int]
     futures: list[TranslationFuture]
@@ -221,97 +226,100 @@ class CTranslate2Engine(Engine):
 
     def __init__(self, run: LoadedModel, folder: Path, quantization: str) -> None:
         device, threads = run.device, torch.get_num_threads()
-        self.max_tokens = run.recipe.model.length_limit or TABLE_POSITIONS  # of a source or an output, EOS included
+        self.max_tokens = run.recipe.model.length_limit or TABLE_POSITIONS  # per source or output, with EOS
         self.rows = BATCH_ROWS[device.type]
         self.max_pending = QUEUED_BATCHES * (threads if device.type == "cpu" else 1)
         library, index = import_ctranslate2(), device.index or 0
-        able = library.get_supported_compute_types(device.type, index)
+        supported_types = library.get_supported_compute_types(device.type, index)
         self.translator: BatchTranslator = library.Translator(
             str(folder),
             device=device.type,
             device_index=index,
-            compute_type=quantization if quantization in able else "default",
-            max_queued_batches=-1,  # `iter_results` limits them itself
+            compute_type=quantization if quantization in supported_types else "default",
+            max_queued_batches=-1,  # no limit here: `iter_results` limits the queue
             **({"inter_threads": threads, "intra_threads": 1} if device.type == "cpu" else {}),
         )
-        torch.set_num_threads(threads)  # CTranslate2 changes it
+        torch.set_num_threads(threads)  # CTranslate2 changes this process-wide number
         self.source = list_vocabulary(run.tokenizers.source, run.tokenizers.tags)
         self.target = list_vocabulary(run.tokenizers.target)
         self.target_ids = {piece: number for number, piece in enumerate(self.target)}
 
     @classmethod
     def convert(cls, run: LoadedModel, cache: Path, *, quantization: str = "float32") -> CTranslate2Engine:
-        """Return the engine of a model, which is converted into the cache unless it is there already.
+        """Return the engine of a model, converting the model into the cache unless that was done before.
 
         If the cache cannot be written, the model is converted into a temporary folder, which is removed after opening.
         """
         if run.device.type == "cuda" and not import_ctranslate2().get_cuda_device_count():
-            raise UserError(
-                "the CTranslate2 that is installed cannot use the GPU; write --device cpu or --engine torch"
-            )
-        with ExitStack() as held:
+            raise UserError("the installed CTranslate2 cannot use the GPU; use --device cpu or --engine torch")
+        with ExitStack() as cleanup:
             try:
                 folder = convert_cached(run, cache.expanduser(), quantization)
-                place, remedy = repr(str(folder)), "remove it, and it is made anew, or use --engine torch"
+                location, remedy = repr(str(folder)), "remove it to convert the model again, or use --engine torch"
             except OSError:
-                place, remedy = "the model in a temporary folder", "use --engine torch"
+                location, remedy = "the model in a temporary folder", "use --engine torch"
                 try:
-                    folder = convert_cached(run, Path(held.enter_context(tempfile.TemporaryDirectory())), quantization)
+                    folder = convert_cached(
+                        run, Path(cleanup.enter_context(tempfile.TemporaryDirectory())), quantization
+                    )
                 except OSError as error:
                     raise UserError(
-                        f"the model for CTranslate2 cannot be kept in {str(cache)!r}, nor in a temporary folder "
-                        f"({error.strerror}); make room for it there, or use --engine torch"
+                        f"the model for CTranslate2 can be written neither to {str(cache)!r} nor to a temporary folder "
+                        f"({error.strerror}); make room there, or use --engine torch"
                     ) from None
             try:
                 return cls(run, folder, quantization)
             except RuntimeError as error:
-                raise UserError(f"CTranslate2 cannot open {place} ({error}); {remedy}") from None
+                raise UserError(f"CTranslate2 cannot open {location} ({error}); {remedy}") from None
 
-    def other_precision(self, quantization: str) -> str:
-        """Return a note if CTranslate2 computes in another precision than the weights are stored in, else nothing."""
+    def describe_precision_fallback(self, quantization: str) -> str:
+        """Return a message if CTranslate2 computes in another precision than that of the stored weights, else ""."""
         computed = self.translator.compute_type
         if computed in (quantization, f"{quantization}_float32"):
             return ""
         return f"on this {self.translator.device}, CTranslate2 computes {quantization} as {computed}"
 
     def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
-        """Return up to `nbest` results for each job, best first; an empty source has an empty one."""
+        """Return up to `nbest` results for each job, best first. A job with limit 0 gets an empty list."""
         results = dict(self.iter_results(jobs, search))
         return [results[number] for number in range(len(jobs))]
 
     def iter_results(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
         """Yield the index and the results of each job.
 
-        A batch is decoded with the highest length limit in it. A sentence whose results all end within its own limit
-        has the same results with that limit. The others are decoded again, grouped by limit.
+        A batch is decoded with the highest length limit of its jobs. If all results of a sentence end within the
+        limit of that sentence, decoding with this lower limit would have given the same results. The other sentences
+        are decoded again, in batches of equal limit.
         """
-        for why in (explain_refusal(search), *map(self.lacks, jobs)):
-            if why:
-                raise UserError(f"{why}; use --engine torch")
+        for reason in (explain_refusal(search), *map(self.explain_unsupported_job, jobs)):
+            if reason:
+                raise UserError(f"{reason}; use --engine torch")
         search = apply_fixed_settings(search)
         yield from ((i, []) for i, job in enumerate(jobs) if job.limit <= 0)
         order = sorted((i for i, job in enumerate(jobs) if job.limit > 0), key=lambda i: -len(jobs[i].ids))
         batches = (order[start : start + self.rows] for start in range(0, len(order), self.rows))
         pending = deque(self.submit(jobs, batch, search) for batch in islice(batches, self.max_pending))
         while pending:
-            batch, late = pending.popleft(), []
-            pending.extend(self.submit(jobs, indices, search) for indices in islice(batches, 1))
+            batch, retries = pending.popleft(), []
+            pending.extend(self.submit(jobs, following, search) for following in islice(batches, 1))
             for i, results in self.collect(batch, search):
                 if batch.is_retry:
-                    yield i, sorted(results, key=lambda one: not one.finished)[: search.nbest]
-                elif all(one.finished and len(one.tokens) < jobs[i].limit for one in results):
+                    yield i, sorted(results, key=lambda result: not result.finished)[: search.nbest]
+                elif all(result.finished and len(result.tokens) < jobs[i].limit for result in results):
                     yield i, results
                 else:
-                    late.append(i)
-            late.sort(key=lambda i: jobs[i].limit)
-            for _, some in groupby(late, lambda i: jobs[i].limit):
-                pending.append(self.submit(jobs, list(some), search, retry=True))
+                    retries.append(i)
+            retries.sort(key=lambda i: jobs[i].limit)
+            for _, indices in groupby(retries, lambda i: jobs[i].limit):
+                pending.append(self.submit(jobs, list(indices), search, retry=True))
 
     def submit(
         self, jobs: Sequence[Job], batch: list[int], search: SearchSettings, *, retry: bool = False
     ) -> PendingBatch:
-        """Queue a batch. `retry` is for sentences that reach their limit with fewer finished hypotheses than the beam:
-        twice the patience then only keeps truncated hypotheses from replacing finished ones."""
+        """Queue a batch. With `retry`, decode sentences that hit their own limit again.
+
+        With patience 2, CTranslate2 returns up to 2*beam hypotheses, so unfinished ones do not displace finished ones.
+        """
         patience = 2 if retry and search.beam > 1 else 1
         futures = self.translator.translate_batch(
             [list(map(self.source.__getitem__, jobs[i].ids)) for i in batch],
@@ -332,19 +340,19 @@ class CTranslate2Engine(Engine):
     def collect(self, batch: PendingBatch, search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
         """Wait for a batch and yield the results of its jobs. Scores that were not computed are NaN."""
         for i, future in zip(batch.indices, batch.futures, strict=True):
-            found, results = future.result(), []
-            scores = found.scores if needs_scores(search) else [math.nan]
-            for pieces, score in zip(found.hypotheses, scores, strict=True):
+            translation, results = future.result(), []
+            scores = translation.scores if needs_scores(search) else [math.nan]
+            for pieces, score in zip(translation.hypotheses, scores, strict=True):
                 tokens = list(map(self.target_ids.__getitem__, pieces))
                 finished = not tokens or tokens[-1] == EOS
                 logp = score * max(len(tokens), 1) ** search.length_penalty
                 results.append(SearchResult(tokens[:-1] if finished else tokens, logp, score, finished))
             yield i, results
 
-    def lacks(self, job: Job) -> str:
-        """Return what CTranslate2 cannot do of a job, or nothing."""
+    def explain_unsupported_job(self, job: Job) -> str:
+        """Return why CTranslate2 cannot decode this job, or "" if it can."""
         if job.constraints.any:
-            return "CTranslate2 does not support how an answer must begin, nor terms that it must or must not have"
+            return "CTranslate2 does not support forced prefixes, or required or forbidden terms"
         longest = max(len(job.ids) + 1, job.limit)
         if longest > self.max_tokens:
             return f"CTranslate2 has positions for {self.max_tokens} tokens, and this sentence may need {longest}"
@@ -352,27 +360,27 @@ class CTranslate2Engine(Engine):
 
 
 def needs_scores(search: SearchSettings) -> bool:
-    """Return whether scores are computed: a beam needs them anyway."""
+    """Return whether scores are computed: on request, and always with a beam, which needs them for the search."""
     return search.scores or search.beam > 1
 
 
 def explain_refusal(search: SearchSettings) -> str:
-    """Return why CTranslate2 would not search as we do with these settings, or nothing."""
-    usual = SearchSettings()
+    """Return why CTranslate2 cannot reproduce our search with these settings, or "" if it can."""
+    defaults = SearchSettings()
     refused = [
         name
         for name in SearchSettings.model_fields
-        if name not in SUPPORTED_SETTINGS | UNUSED_SETTINGS and getattr(search, name) != getattr(usual, name)
+        if name not in SUPPORTED_SETTINGS | IGNORED_BY_ENGINE and getattr(search, name) != getattr(defaults, name)
     ]
     if not METHODS[search.method].is_beam_search:
         refused.append("method")
     name = next(iter(refused), "")
-    return f"search.{name}={getattr(search, name)} is not something that CTranslate2 does" if name else ""
+    return f"CTranslate2 does not support search.{name}={getattr(search, name)}" if name else ""
 
 
 def convert_cached(run: LoadedModel, cache: Path, quantization: str) -> Path:
-    """Return the folder of this model in the cache, made now if it is not there yet."""
-    model = check_holds(run.model, CTRANSLATE2_HOLDS, "CTranslate2", one_width=True)
+    """Return the folder of this model in the cache; convert the model first if the folder does not exist."""
+    model = require_exportable(run.model, CTRANSLATE2_SUPPORTS, "CTranslate2", equal_head_widths=True)
     narrow = quantization.startswith("int8") and run.device.type == "cpu" and not cpu_features().exact_int8
     key = fingerprint_model(
         model, run.tokenizers.fingerprint(), model.settings, quantization, CACHE_VERSION, *["narrow"] * narrow

@@ -31,7 +31,14 @@ from dragoman.data.subword_tokenizers import ESCAPES, BpeTokenizer, SubwordToken
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.decoding.protocol import Job, SearchResult
 from dragoman.errors import UserError
-from dragoman.inference.engines.base import Engine, Holds, LoadedModel, check_holds, list_layer_modules, render_template
+from dragoman.inference.engines.base import (
+    Engine,
+    LoadedModel,
+    SupportedValues,
+    list_layer_modules,
+    render_template,
+    require_exportable,
+)
 from dragoman.models.base import collect_tensors
 from dragoman.models.registry import build_model
 from dragoman.models.settings import TransformerSettings
@@ -42,7 +49,7 @@ from dragoman.run_dir import RunFolder, format_json
 from dragoman.types import BOS, EOS, PAD, SPECIALS, UNK
 
 MIN_POSITIONS = 1024  # of the exported table of sinusoids
-HUGGINGFACE_HOLDS: Holds = {
+HUGGINGFACE_SUPPORTS: SupportedValues = {
     "norm": ("layer",),
     "activation": ("relu", "gelu"),
     "position": ("sinusoidal",),
@@ -102,7 +109,7 @@ def split_module(names: str, module: nn.Module, axis: int, prefix: str = "") -> 
 
 def check_huggingface(model: nn.Module) -> Transformer:
     """Return the model if `transformers` can hold it, or raise a UserError that says why not."""
-    transformer = check_holds(model, HUGGINGFACE_HOLDS, "Hugging Face", one_width=True)
+    transformer = require_exportable(model, HUGGINGFACE_SUPPORTS, "Hugging Face", equal_head_widths=True)
     if transformer.settings.norm_place == "pre" and transformer.encoder.embedding is not transformer.decoder.embedding:
         raise UserError(
             "model.norm_place=pre with two tables of embeddings cannot be exported to Hugging Face: Pegasus has one; "
@@ -224,9 +231,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         config: dict[str, Any] = dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         raise UserError(f"{str(path)!r} is missing or damaged; name a folder that transformers has saved") from None
-    wanted: Holds = {
+    wanted: SupportedValues = {
         "model_type": tuple(NORM_PLACE_BY_MODEL_TYPE),
-        "activation_function": HUGGINGFACE_HOLDS["activation"],
+        "activation_function": HUGGINGFACE_SUPPORTS["activation"],
         "scale_embedding": (True,),
         "decoder_attention_heads": (config.get("encoder_attention_heads"),),
         "decoder_ffn_dim": (config.get("encoder_ffn_dim"),),

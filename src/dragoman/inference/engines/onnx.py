@@ -28,14 +28,14 @@ from dragoman.decoding.continuous_batching import collate_sources, run_batch
 from dragoman.decoding.methods import Request, decode
 from dragoman.decoding.protocol import Job, SearchResult
 from dragoman.errors import UserError
-from dragoman.inference.engines.base import Engine, Holds, LoadedModel, check_holds, list_vocabulary
+from dragoman.inference.engines.base import Engine, LoadedModel, SupportedValues, list_vocabulary, require_exportable
 from dragoman.kernels.attention import KERNELS, RowLayout
 from dragoman.models.transformer import Transformer
 from dragoman.modules.attention import MultiHeadAttention
 from dragoman.run_dir import format_json
 from dragoman.types import PAD
 
-ONNX_HOLDS: Holds = {
+ONNX_SUPPORTS: SupportedValues = {
     "position": ("none", "sinusoidal", "relative", "rotary", "alibi"),
     "attention": ("full", "bigbird", "local"),
 }
@@ -65,7 +65,7 @@ class DecoderGraph(EncoderGraph):
 
 def save_onnx(run: LoadedModel, folder: Path) -> None:
     """Write both graphs and the vocabularies."""
-    plain = copy.deepcopy(check_holds(run.model, ONNX_HOLDS, "ONNX")).cpu().float().eval()
+    plain = copy.deepcopy(require_exportable(run.model, ONNX_SUPPORTS, "ONNX")).cpu().float().eval()
     for module in plain.modules():
         if isinstance(module, MultiHeadAttention):
             module.kernel = KERNELS["reference"]  # the others are for training, or for one device
