@@ -191,7 +191,7 @@ def test_bad_trees_are_refused(corpus: Path, translator: Translator) -> None:
     lines, trees = dev(corpus)
     with pytest.raises(UserError, match="there are 10 lines but 9 trees"):
         translator.translate(lines, trees=trees[1:])
-    with pytest.raises(UserError, match="the tree of line 1 is none: the heads of word 1 lead back to it"):
+    with pytest.raises(UserError, match="the tree of line 1 is not a tree: the heads of word 1 lead back to it"):
         translator.translate(["a"], trees=[Tree(("a",), (1,))])
 
 

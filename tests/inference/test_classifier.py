@@ -78,7 +78,7 @@ def test_lines_of_every_length(classifier: Classifier) -> None:
         "longer than any text of training",
         "too long for one piece",
     ]
-    with pytest.raises(ValueError, match="list of its own"):
+    with pytest.raises(ValueError, match="into a list"):
         classifier.classify("ba")
 
 

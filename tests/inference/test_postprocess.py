@@ -137,7 +137,7 @@ def test_unknown_words_through_the_door(forgetful: Translator) -> None:
 
 def test_what_does_not_fit_is_refused(forgetful: Translator) -> None:
     for search, dictionary in (({"unknown": "dictionary"}, None), ({"unknown": "copy"}, {"a": "b"})):
-        with pytest.raises(UserError, match="belong together"):
+        with pytest.raises(UserError, match="require each other"):
             forgetful.translate(["a"], search=search, dictionary=dictionary)
     with pytest.raises(UserError, match="did you mean 'copy'"):
         forgetful.translate(["a"], search={"unknown": "copi"})

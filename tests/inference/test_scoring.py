@@ -143,7 +143,7 @@ def test_unknown_words_are_said(tmp_path: Path) -> None:
     run = quietly(recipe, tmp_path / "run", "tokenizer.kind=word", "tokenizer.byte_fallback=false")
     known, unknown = load_as(Translator, run, device="cpu").score(["ba.", "ba."], ["ak.", "qux ak qux."])
     assert known.warnings == ()
-    assert unknown.warnings == ("with what the tokenizer does not know: 2 tokens of the target",)
+    assert unknown.warnings == ("with unknown tokens in the target: 2",)
 
 
 def test_lists_must_belong_together(toy: Toy) -> None:
@@ -162,7 +162,7 @@ def test_trees_go_to_those_who_ask(translator: Translator, toy: Toy) -> None:
     plain, grown = translator.score(*pairs), translator.score(*pairs, trees=trees)
     assert all(one.logp != other.logp for one, other in zip(plain, grown, strict=True))
     assert translator.score(*pairs, trees=[None] * 4) == plain
-    with pytest.raises(UserError, match="reads no trees"):
+    with pytest.raises(UserError, match="does not use trees"):
         toy.translator.score(*pairs, trees=trees)
 
 

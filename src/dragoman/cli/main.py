@@ -1,7 +1,7 @@
-"""The command line. Each command reads its arguments and calls one function.
+"""The command line. Each command checks its arguments and calls one function.
 
-Results go to stdout, messages and progress to stderr. Exit codes are 0: done; 2: an error of the user, explained in
-one sentence; 1: an error of Dragoman; 130: Ctrl-C.
+Results go to stdout, messages and progress to stderr. Exit codes: 0 success; 2 user error, explained in one sentence;
+1 bug in Dragoman; 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from dragoman.progress import ERROR, log, results_console
 from dragoman.recipe import find_recipe, list_recipes
 from dragoman.run_dir import RunFolder
 
-OUT_OF_MEMORY = (  # parts of messages
+OUT_OF_MEMORY = (  # texts in the messages of other exceptions than MemoryError
     "can't allocate memory",
     "can't start new thread",
     "Resource temporarily unavailable",
     "std::bad_alloc",
 )
-TERMINATED = 128 + signal.SIGTERM
+TERMINATED = 128 + signal.SIGTERM  # exit code
 
 app = Commands()
 app.add_typer(data, name="data")
@@ -58,8 +58,8 @@ for command in COMMANDS:
     app.command()(command)
 
 
-def show_version(wanted: bool) -> None:
-    if wanted:
+def show_version(requested: bool) -> None:
+    if requested:
         print(f"dragoman {version('dragoman')}")
         raise typer.Exit
 
@@ -67,16 +67,16 @@ def show_version(wanted: bool) -> None:
 @app.callback()
 def main_options(
     _: Annotated[
-        bool, typer.Option("--version", help="say which Dragoman this is", callback=show_version, is_eager=True)
+        bool, typer.Option("--version", help="print the version", callback=show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Learn to turn one sequence into another, translation first, and show how."""
+    """Train, use and inspect sequence-to-sequence models, above all for translation."""
 
 
 @app.command()
 def demo_command(
     overrides: Overrides = None,
-    out_folder: Annotated[Path, typer.Option("-o", "--out", help="where the run goes")] = Path("runs/demo"),
+    out_folder: Annotated[Path, typer.Option("-o", "--out", help="the run folder to create")] = Path("runs/demo"),
 ) -> None:
     """Train the default model on the built-in corpus, score it, translate with it."""
     from dragoman.cli.demo import run_demo
@@ -90,28 +90,28 @@ def train_command(
         Path, typer.Argument(help="a recipe in YAML, or one that comes with Dragoman", show_default=False)
     ],
     overrides: Overrides = None,
-    out_folder: Annotated[Path, typer.Option("-o", "--out", help="the run folder to make", show_default=False)] = ...,  # type: ignore[assignment]
-    resume: Annotated[bool, typer.Option("--resume", help="go on exactly where the run was")] = False,
+    out_folder: Annotated[Path, typer.Option("-o", "--out", help="the run folder to create", show_default=False)] = ...,  # type: ignore[assignment]
+    resume: Annotated[bool, typer.Option("--resume", help="resume training from the last checkpoint")] = False,
     init_from: Annotated[
-        Path | None, typer.Option(help="a run whose weights to begin with", show_default=False)
+        Path | None, typer.Option(help="run folder whose weights training starts from", show_default=False)
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="read and check everything, print what would be trained, write nothing")
+        bool, typer.Option("--dry-run", help="check the recipe and data and print what would be trained; write nothing")
     ] = False,
 ) -> None:
     """Train a model from a recipe into a run folder."""
     recipe = find_recipe(recipe)
     check_arguments(runs=[init_from])
-    begun = out_folder if resume and RunFolder(out_folder).state() else None  # else it was killed before a checkpoint
-    check_recipe(recipe, overrides or [], parent=begun or init_from)
+    started = out_folder if resume and RunFolder(out_folder).state() else None  # None: there is no checkpoint yet
+    check_recipe(recipe, overrides or [], parent=started or init_from)
     if dry_run and resume:
-        raise UserError("--dry-run shows a new run; leave --resume out")
+        raise UserError("--dry-run describes a new run and cannot be combined with --resume")
     if dry_run:
         from dragoman.training.planning import dry_run as check_run
         from dragoman.training.planning import render
 
-        if found := check_run(recipe, out=out_folder, overrides=overrides or [], init_from=init_from):
-            print(render(found))
+        if plan := check_run(recipe, out=out_folder, overrides=overrides or [], init_from=init_from):
+            print(render(plan))
         return
     from dragoman.training.trainer import train as run_training
 
@@ -126,14 +126,14 @@ def fit_command(
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Find the largest batches of a recipe that fit into the memory of this machine's GPU."""
+    """Find the largest batch size (train.tokens) that fits into the memory of this machine's GPU."""
     recipe = find_recipe(recipe)
     check_recipe(recipe, overrides or [])
     from dragoman.training.planning import fit as find_fit
 
-    found = find_fit(recipe, overrides or [])
-    of_all = f"an update takes {found.needed / 1e9:.1f} of {found.memory / 1e9:.1f} GB"
-    print(json.dumps(found._asdict()) if as_json else f"train.tokens={found.tokens}  # {of_all}")
+    fitted = find_fit(recipe, overrides or [])
+    memory = f"an update takes {fitted.needed / 1e9:.1f} of {fitted.memory / 1e9:.1f} GB"
+    print(json.dumps(fitted._asdict()) if as_json else f"train.tokens={fitted.tokens}  # {memory}")
 
 
 @app.command()
@@ -141,15 +141,21 @@ def compare_command(
     arguments: Annotated[
         list[str],
         typer.Argument(
-            metavar="RECIPE.yaml|FOLDER ... [a.b=c ...]", help="recipes, folders of them, settings", show_default=False
+            metavar="RECIPE.yaml|FOLDER ... [a.b=c ...]",
+            help="recipes, folders of recipes, and settings to override",
+            show_default=False,
         ),
     ],
-    out_folder: Annotated[Path, typer.Option("-o", "--out", help="where runs and report go")] = Path("runs/compare"),
-    seeds: Annotated[int, typer.Option(min=1, help="runs of each recipe: train.seed, then the next ones")] = 1,
-    jobs: Annotated[int, typer.Option(min=1, help="runs at a time; speeds are honest with 1 only")] = 1,
+    out_folder: Annotated[Path, typer.Option("-o", "--out", help="folder for the runs and the report")] = Path(
+        "runs/compare"
+    ),
+    seeds: Annotated[
+        int, typer.Option(min=1, help="runs per recipe, with the seeds train.seed, train.seed + 1, ...")
+    ] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="runs in parallel; measured speeds are reliable only with 1")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Train several recipes on the same data with the same budget; write one report of them all."""
+    """Train several recipes on the same data with the same budget, and write one report."""
     settings = [argument for argument in arguments if "=" in argument and not Path(argument).exists()]
     paths = [find_recipe(Path(argument)) for argument in arguments if argument not in settings]
     for path in paths:
@@ -157,18 +163,18 @@ def compare_command(
             check_recipe(path, settings)
     from dragoman.compare.report import format_comparison, run_comparison
 
-    whole = run_comparison(paths, out=out_folder, overrides=settings, seeds=seeds, jobs=jobs)
+    comparison = run_comparison(paths, out=out_folder, overrides=settings, seeds=seeds, jobs=jobs)
     if as_json:
-        print(json.dumps(whole, ensure_ascii=False))
+        print(json.dumps(comparison, ensure_ascii=False))
     else:
-        results_console().print(format_comparison(whole))
-    if failed_runs := [model["name"] for model in whole["models"] if model["failures"]]:
-        raise UserError(f"runs of {', '.join(failed_runs)} failed; the report has the others, and says why")
+        results_console().print(format_comparison(comparison))
+    if failed_runs := [model["name"] for model in comparison["models"] if model["failures"]]:
+        raise UserError(f"runs of {', '.join(failed_runs)} failed; the report explains why and contains the other runs")
 
 
 @app.command(hidden=True)
 def compare_one(recipe: Path, run: Path) -> None:
-    """Train and measure one run; `compare_command` starts this in a process of its own."""
+    """Train and measure one run. `compare_command` starts this command in a separate process."""
     from dragoman.compare.runs import run_one
 
     run_one(recipe, run)
@@ -178,9 +184,9 @@ def compare_one(recipe: Path, run: Path) -> None:
 def info(
     run: Run,
     as_json: Json = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="as Markdown, for a README.md")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="print Markdown, for a README.md")] = False,
 ) -> None:
-    """A model card: what it is, what it was trained on, what it scored."""
+    """Print the model card: the model, its training data and its scores."""
     check_arguments(runs=[run])
     from dragoman.inference.model_card import make_card_table, read_card, render_card
 
@@ -194,11 +200,11 @@ def info(
 
 @app.command()
 def recipes() -> None:
-    """List the recipes that come with Dragoman; train, fit, distil and compare know them by these names."""
-    found = list(list_recipes())
-    width = max((len(name) for name, _ in found), default=0)
-    for name, about in found:
-        print(f"{name:{width}}  {about}".rstrip())
+    """List the built-in recipes. train, fit, distil and compare accept these names in place of files."""
+    named = list(list_recipes())
+    width = max((len(name) for name, _ in named), default=0)
+    for name, description in named:
+        print(f"{name:{width}}  {description}".rstrip())
 
 
 @app.command()
@@ -214,31 +220,31 @@ def settings(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Print settings with their defaults, choices and meanings, as a recipe to begin with."""
+    """Print settings with their defaults, choices and descriptions, as a recipe to start from."""
     from dragoman.config.reference import find_settings, kind_in, load_reference, render_settings
 
-    given = arguments or []
-    words, changes = [word for word in given if "=" not in word], [word for word in given if "=" in word]
+    words = [word for word in arguments or [] if "=" not in word]
+    changes = [word for word in arguments or [] if "=" in word]
     model = dict(item.removeprefix("model.").split("=", 1) for item in changes)
     if all(item.startswith(("model.kind=", "model.backbone=")) for item in changes):
         reference = load_reference()
         kind = kind_in(reference, model)
-    else:  # values that have to be checked
+    else:  # other settings have to be checked, which needs the model classes
         from dragoman.cli.settings import describe_recipe
 
         reference, kind = describe_recipe(changes)
-    found = find_settings(reference, kind, words)
+    by_section = find_settings(reference, kind, words)
     if as_json:
-        for setting in (each for some in found.values() for each in some):
+        for setting in (setting for section in by_section.values() for setting in section):
             print(json.dumps(setting.record(), ensure_ascii=False))
     else:
-        print(render_settings(found, kind), end="")
+        print(render_settings(by_section, kind), end="")
 
 
 def repeat_options(arguments: list[str]) -> list[str]:
-    """Return `--reference A B` as `--reference A --reference B`, which is what the parser understands.
+    """Rewrite `--reference A B` as `--reference A --reference B`, as the parser needs it. Likewise --hypotheses.
 
-    A folder is not a reference but a run that follows the references.
+    A folder after the references is not a reference but a run.
     """
     result: list[str] = []
     repeated, named = "", False
@@ -264,7 +270,7 @@ def run_command(command: Any, arguments: list[str]) -> int:
     except typer.Exit as end:
         return int(end.exit_code)
     except (UserError, Stop) as end:
-        if str(end):  # else another process of this command prints it
+        if str(end):  # otherwise another process of this command prints it
             log(f"dragoman: {end}", ERROR)
         return end.code if isinstance(end, Stop) else 2
     except SystemExit as end:
@@ -274,13 +280,13 @@ def run_command(command: Any, arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         log("dragoman: stopped", ERROR)
         return errors.INTERRUPTED
-    except BrokenPipeError:  # the reader has gone, such as head
+    except BrokenPipeError:  # the reader of the pipe, such as head, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
         log(f"dragoman: {error.strerror or error}" + (f": {error.filename!r}" if error.filename else ""), ERROR)
         with suppress(OSError):
-            sys.stdout.close()  # what it still holds cannot be written either
+            sys.stdout.close()  # its buffer cannot be written either
         return 2
     except Exception as error:
         return report_error(error)
@@ -290,26 +296,26 @@ def run_command(command: Any, arguments: list[str]) -> int:
 
 
 def report_error(error: Any) -> int:
-    """Print a message about an error that is no UserError, and return the exit code."""
-    if errors.interrupt_was_raised:  # a library that was being imported, for example, made an ImportError of it
+    """Print a message about an error that is not a UserError, and return the exit code."""
+    if errors.interrupt_was_raised:  # a library may have turned it into, for example, an ImportError
         log("dragoman: stopped", ERROR)
         return errors.INTERRUPTED
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return 2
-    if hasattr(error, "format_message"):  # the parser does not understand the command line
+    if hasattr(error, "format_message"):  # an error of the command-line parser
         message = " ".join(error.format_message().split()).rstrip(".")
         where = error.ctx.command_path if getattr(error, "ctx", None) else "dragoman"
-        log(f"dragoman: {message[:1].lower()}{message[1:]}; {where} --help shows what there is", ERROR)
+        log(f"dragoman: {message[:1].lower()}{message[1:]}; {where} --help lists all options", ERROR)
         return 2
     out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # the latter: PyTorch
     if out_of_memory or (isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)):
-        advice = "free what others hold, or ask for less: a smaller model, or smaller batches"
+        advice = "free memory that other programs use, or choose a smaller model or smaller batches"
         log(f"dragoman: out of memory; {advice}", ERROR)
         return 2
     traceback.print_exc()
     log(
-        "dragoman: this is our fault, not yours. Please report it with the lines above, the command, and the "
+        "dragoman: this is a bug in Dragoman. Please report it with the lines above, the command, and the "
         "output of `pip freeze`.",
         ERROR,
     )
@@ -328,9 +334,10 @@ def main() -> None:
         app(prog_name="dragoman")  # prints completions for the shell
     set_runtime_defaults()
     limit_threads()
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # removes temporary files
+    # SystemExit, unlike the default action, runs the handlers that remove temporary files.
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         code = run_command(typer.main.get_command(app), repeat_options(sys.argv[1:]))
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)
     sys.exit(code)

@@ -1,8 +1,8 @@
-"""From run folders to predictors: `load` gives the Translator, Generator or Classifier that fits the run's task.
+"""Load run folders: `load` returns the Translator, Generator or Classifier for the task of the run.
 
     dragoman.load("runs/demo").translate(["A man walks his dog."])
 
-Several runs are loaded as an ensemble, whose probabilities are averaged at every token.
+Several runs are loaded as an ensemble, which averages their probabilities at every token.
 
 Shapes   B rows   S source width   T target width   V vocabulary
 """
@@ -38,7 +38,7 @@ from dragoman.run_dir import RunFolder, load_tensors
 from dragoman.types import Batch, PairScore
 
 RunPaths = str | Path | Sequence[str | Path]
-PREDICTORS: dict[str, type[Translator] | type[Generator] | type[Classifier]] = {  # by the task of a model's kind
+PREDICTORS: dict[str, type[Translator] | type[Generator] | type[Classifier]] = {  # by task
     "translate": Translator,
     "generate": Generator,
     "classify": Classifier,
@@ -47,50 +47,54 @@ _P = TypeVar("_P", Translator, Generator, Classifier)
 
 
 def load(run: RunPaths, *, device: str = "auto", engine: str = "auto") -> Translator | Generator | Classifier:
-    """Load a run folder as a Translator, a Generator or a Classifier, by what the model was trained to do.
+    """Load a run folder as a Translator, a Generator or a Classifier, depending on the task of the model.
 
-    Several runs with one vocabulary are loaded as one translator, which averages their probabilities. `engine` is what
-    a translator computes with, as `--engine` on the command line (docs/exchange.md).
+    Several runs with the same vocabulary are loaded as one translator, which averages their probabilities. `engine`
+    is the inference engine of a translator, as `--engine` on the command line (docs/exchange.md).
 
         translator = dragoman.load("runs/demo")
         [hypothesis] = translator.translate(["A man walks his dog."])
         print(hypothesis.text)
     """
-    opened = [open_run(one, device=device) for one in ([run] if isinstance(run, str | Path) else run)]
+    opened = [open_run(path, device=device) for path in ([run] if isinstance(run, str | Path) else run)]
     if not opened:
-        raise UserError("there is no run to load; name a run folder, or several")
-    found = opened[0] if len(opened) == 1 else combine_runs(opened)
-    return replace(found, engine=open_engine(engine, found)) if isinstance(found, Translator) else found
+        raise UserError("there is no run to load; name one or more run folders")
+    predictor = opened[0] if len(opened) == 1 else combine_runs(opened)
+    if isinstance(predictor, Translator):
+        return replace(predictor, engine=open_engine(engine, predictor))
+    return predictor
 
 
 def load_as(predictor: type[_P], run: RunPaths, *, device: str = "auto", engine: str = "auto") -> _P:
-    """Load a run as `load` does, and refuse one of another task than `predictor` is for."""
-    found = load(run, device=device, engine=engine)
-    if isinstance(found, predictor):
-        return found
-    wanted, there = (
-        next(task for task, each in PREDICTORS.items() if issubclass(one, each)) for one in (predictor, type(found))
+    """Load a run as `load` does; raise a UserError if it is not of the class `predictor`."""
+    loaded = load(run, device=device, engine=engine)
+    if isinstance(loaded, predictor):
+        return loaded
+    expected, actual = (
+        next(task for task, base in PREDICTORS.items() if issubclass(cls, base)) for cls in (predictor, type(loaded))
     )
-    names = ", ".join(repr(str(one)) for one in ([run] if isinstance(run, str | Path) else run))
-    raise UserError(f"the model in {names} does not {wanted}: it was trained to {there}; use dragoman {there}")
+    names = ", ".join(repr(str(path)) for path in ([run] if isinstance(run, str | Path) else run))
+    raise UserError(f"the model in {names} does not {expected}: it was trained to {actual}; use dragoman {actual}")
 
 
 def open_run(run: str | Path, *, device: str = "auto") -> Translator | Generator | Classifier:
-    """Read the model in a run folder. It needs nothing else, and nothing in the folder is executed.
+    """Load the model in a run folder; a translator gets the default engine.
 
-    A translator has the default engine.
+    The folder is complete: no other file is needed. It is data only: no code in it is executed.
     """
     folder = RunFolder(run)
     recipe = folder.recipe()
     if not folder.model.exists():
-        if folder.state():  # the first checkpoint comes with a model, so it was removed
-            raise UserError(f"{str(folder.model)!r} is missing; restore it, or make it again: dragoman train --resume")
-        raise UserError(f"{str(folder.path)!r} has no model yet: training has not come to its first checkpoint")
+        if folder.state():  # there is a checkpoint, so the model was written and then removed
+            raise UserError(
+                f"{str(folder.model)!r} is missing; restore it, or write it again with dragoman train --resume"
+            )
+        raise UserError(f"{str(folder.path)!r} has no model yet: training has not reached its first checkpoint")
     weights, header = load_tensors(folder.model)
     for name, tensor in weights.items():
         if not tensor.isfinite().all():
             raise UserError(
-                f"{str(folder.model)!r} has weights that are not finite, in {name!r}; restore it, or train it again"
+                f"{str(folder.model)!r} has weights that are not finite, in {name!r}; restore the file, or train again"
             )
     tokenizers = Tokenizers.load(folder.tokenizer)
     if header.get("tokenizer") != tokenizers.fingerprint():
@@ -99,17 +103,17 @@ def open_run(run: str | Path, *, device: str = "auto") -> Translator | Generator
         model = build_model(recipe.model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
     copy_weights(model, rename_tensors(weights, folder.check()), repr(str(folder.model)), "its config.yaml")
     try:
-        longest = int(header["longest"])  # tokens of the longest source in training
+        longest = int(header["longest"])  # tokens of the longest source in the training data
         statistics = PairStatistics(*json.loads(header["usual"])) if "usual" in header else None
         if longest not in range(1 << 31) or not all(map(math.isfinite, statistics or ())):
             raise ValueError
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
-        damage = f"the notes in the header of {str(folder.model)!r} are damaged"
+        damage = f"the metadata in the header of {str(folder.model)!r} are damaged"
         raise UserError(f"{damage}; copy it again or restore it") from None
-    where = choose_device(device)
-    ready: Any = model.to(where).eval()
+    torch_device = choose_device(device)
+    ready: Any = model.to(torch_device).eval()
     predictor = PREDICTORS[recipe.model.task]
-    return predictor(ready, tokenizers, recipe, longest, where, statistics=statistics, run=str(run))
+    return predictor(ready, tokenizers, recipe, longest, torch_device, statistics=statistics, run=str(run))
 
 
 def make_torch_engine(run: LoadedModel, cache: Path, *, precision: str = "float32") -> Engine:  # noqa: ARG001
@@ -118,9 +122,9 @@ def make_torch_engine(run: LoadedModel, cache: Path, *, precision: str = "float3
     return TorchEngine(model, run.device, run.tokenizers.target.decode)
 
 
-# `auto` is PyTorch in float32: a line has the same translation at every batch size, in any order, and whatever ran
-# before. Rounding in CTranslate2 depends on the other sentences in the batch, and engines in less than float32 lose
-# precision, so both are used only where they are named (docs/decisions/0014-auto-is-torch.md).
+# `auto` is PyTorch in float32: a line has the same translation at every batch size, in any order, and independent of
+# earlier calls. In CTranslate2, rounding depends on the other sentences of the batch, and other precisions are less
+# exact, so these engines are used only on request (docs/decisions/0014-auto-is-torch.md).
 ENGINES: dict[str, Callable[[LoadedModel, Path], Engine]] = {
     "auto": make_torch_engine,
     "torch": make_torch_engine,
@@ -132,42 +136,48 @@ ENGINES: dict[str, Callable[[LoadedModel, Path], Engine]] = {
 
 
 def open_engine(name: str, run: LoadedModel, *, cache: Path | None = None) -> Engine:
-    """Return the engine of that name for a model. Converted models go to the user's cache, not to the folder that the
-    run's data.cache names: a run may come from anybody and must not decide where files are written."""
+    """Return the engine called `name` for a model.
+
+    Converted models are written to the user's cache, not to the run's data.cache: a run folder from an untrusted
+    source must not decide where files are written.
+    """
     return pick(ENGINES, name, "engine")(run, cache or cache_folder())
 
 
-def copy_weights(model: nn.Module, weights: dict[str, Tensor], name: str, place: str) -> None:
-    """Copy weights into a model whose tensors have the same names and shapes; refuse one that does not fit."""
-    own = collect_tensors(model)
-    for one in sorted(set(own) ^ set(weights)):
-        raise UserError(f"{name} does not fit {place}: tensor {one!r} is only in one of them")
-    for one, tensor in own.items():
-        if tensor.shape != weights[one].shape:
-            sizes = [" x ".join(map(str, held[one].shape)) for held in (weights, own)]
-            raise UserError(f"{name} does not fit {place}: tensor {one!r} is {sizes[0]} there and {sizes[1]} here")
+def copy_weights(model: nn.Module, weights: dict[str, Tensor], source: str, target: str) -> None:
+    """Copy weights into a model; raise a UserError if names or shapes of the tensors differ.
+
+    `source` and `target` describe the origins of the weights and of the model in messages.
+    """
+    tensors = collect_tensors(model)
+    for name in sorted(set(tensors) ^ set(weights)):
+        raise UserError(f"{source} does not fit {target}: tensor {name!r} is only in one of them")
+    for name, tensor in tensors.items():
+        if tensor.shape != weights[name].shape:
+            sizes = [" x ".join(map(str, shape)) for shape in (weights[name].shape, tensor.shape)]
+            raise UserError(f"{source} does not fit {target}: tensor {name!r} is {sizes[0]} there and {sizes[1]} here")
     with torch.no_grad():
-        for one, tensor in own.items():
-            tensor.copy_(weights[one])
+        for name, tensor in tensors.items():
+            tensor.copy_(weights[name])
 
 
 class EnsembleModel(Seq2Seq):
-    """Models with one vocabulary as one model. Its states before the projection are log-probabilities already."""
+    """An ensemble of models with one vocabulary. `forward` returns log-probabilities; `project` is the identity."""
 
     def __init__(self, models: Sequence[Seq2Seq]) -> None:
         super().__init__()
         self.members = list(models)
-        self.aligns = any(one.aligns for one in models)
-        self.held = nn.ModuleList(models)  # so that all of them move, train and evaluate with it
+        self.aligns = any(model.aligns for model in models)
+        self.held = nn.ModuleList(models)  # registers the members, for `to`, `train` and `eval`
         self.search = Ensemble(models)
         self.project = nn.Identity()  # type: ignore[assignment]
 
     def forward(self, batch: Batch) -> Tensor:
-        return mean_logp([one.project(one(batch)).float().log_softmax(-1) for one in self.members])
+        return mean_logp([model.project(model(batch)).float().log_softmax(-1) for model in self.members])
 
     def alignment(self, batch: Batch) -> Tensor:
-        """Return the mean of the alignments of those members that have one: weight_BTS."""
-        return torch.stack([one.alignment(batch) for one in self.members if one.aligns]).mean(0)
+        """Return weight_BTS: the mean alignment of the members that have alignments."""
+        return torch.stack([model.alignment(batch) for model in self.members if model.aligns]).mean(0)
 
     def start(self, source_BS: Tensor, real_BS: Tensor, *features: Mapping[str, Tensor]) -> EnsembleState:
         return self.search.start(source_BS, real_BS, *features)
@@ -177,23 +187,23 @@ class EnsembleModel(Seq2Seq):
 
 
 def combine_runs(runs: Sequence[Translator | Generator | Classifier]) -> Translator:
-    """Return the ensemble of several runs with the same vocabularies, and with the search settings of the first."""
+    """Return the ensemble of several runs with the same vocabularies. Search settings are those of the first run."""
     first, names = runs[0], [run.run for run in runs]
     translators = []
     for run, name in zip(runs, names, strict=True):
         if run.tokenizers.fingerprint() != first.tokenizers.fingerprint():
             raise UserError(
-                f"{names[0]!r} and {name!r} have different vocabularies, so they cannot answer as one; train one of "
+                f"{names[0]!r} and {name!r} have different vocabularies, so they cannot form an ensemble; train one of "
                 f"them with the other's: dragoman train --init-from, or the same data, tokenizer settings and seed"
             )
         if run.recipe.model.features != first.recipe.model.features:
-            raise UserError(f"of {names[0]!r} and {name!r} only one reads trees, so they cannot answer as one")
+            raise UserError(f"of {names[0]!r} and {name!r} only one uses trees, so they cannot form an ensemble")
         if not isinstance(run, Translator):
-            raise UserError(f"{name!r} does not translate, so it cannot be one of several that do")
+            raise UserError(f"{name!r} is not a translation model, so it cannot be part of an ensemble")
         translators.append(run)
-    tightest = min(translators, key=lambda run: run.max_tokens)  # a translation must fit into every model
+    shortest = min(translators, key=lambda run: run.max_tokens)  # a translation must fit into every model
     model = EnsembleModel([run.model for run in translators]).eval()
-    recipe = tightest.recipe.model_copy(update={"search": first.recipe.search})
+    recipe = shortest.recipe.model_copy(update={"search": first.recipe.search})
     longest = min(run.longest for run in runs)
     about = (first.tokenizers, recipe, longest, first.device)
     return Translator(model, *about, statistics=first.statistics, run=", ".join(names))

@@ -1,8 +1,8 @@
-"""The base class of Translator, Generator and Classifier, and the scoring of given translations.
+"""The base class of Translator, Generator and Classifier, and the scoring of existing translations.
 
-How floats round depends on the shapes they are computed in. So every batch here has a fixed number of rows and a width
-that depends on the length of the text alone; rows without a text are empty. The result for a line is the same whether
-it comes alone or in a batch of any size and order.
+The rounding of floats depends on tensor shapes. Every batch here has a fixed number of rows (unused ones empty) and a
+width that depends only on the length of the text. The result for a line is then the same to the bit, whether it is
+processed alone or in a batch of any size and order.
 
 Shapes   B rows of a batch   T target width   L tokens of one target, EOS included   C model width   V vocabulary
 """
@@ -31,25 +31,25 @@ from dragoman.types import EOS, UNK, Example, Line, PairScore
 
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Model)
-MAX_UNSPLIT = 512  # tokens up to which a text is kept whole, however short those of training were
-MAX_SCORED = 4096  # tokens of a side, EOS included: beyond, one attention matrix would fill the memory
-ATTENTION_CELLS = 4_000_000  # of the attention in one batch: wide batches have fewer rows
-LOGIT_CHUNK = 512  # tokens whose logits are held at a time
+MAX_UNSPLIT = 512  # texts up to this number of tokens are not split, however short the training texts were
+MAX_SCORED = 4096  # maximum tokens per side, EOS included: a larger attention matrix may not fit into memory
+ATTENTION_CELLS = 4_000_000  # maximum size of an attention matrix, over a batch: wide batches have fewer rows
+LOGIT_CHUNK = 512  # tokens whose logits are in memory at a time
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Predictor(Generic[_M]):
-    """A model with its tokenizers. `longest` is the length of the longest source in training, in tokens."""
+    """A model with its tokenizers. `longest` is the length of the longest training source, in tokens."""
 
     model: _M
     tokenizers: Tokenizers
     recipe: Recipe
     longest: int
     device: torch.device
-    statistics: PairStatistics | None = field(default=None, kw_only=True)  # of the training pairs, where known
-    run: str = field(default="", kw_only=True, compare=False)  # the folder that it was loaded from
-    max_tokens: int = field(init=False)  # of a text, EOS and tags not included: as many as the model has positions
-    max_unsplit: int = field(init=False)  # tokens up to which a text is kept whole
+    statistics: PairStatistics | None = field(default=None, kw_only=True)  # of the training pairs; None if unknown
+    run: str = field(default="", kw_only=True, compare=False)  # the run folder
+    max_tokens: int = field(init=False)  # of a text, without EOS and tags; limited by the positions of the model
+    max_unsplit: int = field(init=False)  # texts up to this number of tokens are not split
 
     def __post_init__(self) -> None:
         positions, tags = self.recipe.model.length_limit, self.recipe.data.tags
@@ -59,7 +59,7 @@ class Predictor(Generic[_M]):
         object.__setattr__(self, "max_unsplit", min(max(self.longest, MAX_UNSPLIT), max_tokens))
 
     def __repr__(self) -> str:
-        """Return such as Translator('runs/demo', transformer, 3.8 M parameters, cpu)."""
+        """Return text like Translator('runs/demo', transformer, 3.8 M parameters, cpu)."""
         size = f"{count_parameters(self.model) / 1e6:.1f} M parameters"
         return f"{type(self).__name__}({self.run!r}, {self.recipe.model.kind}, {size}, {self.device})"
 
@@ -70,13 +70,13 @@ class Predictor(Generic[_M]):
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Turn dropout and garbage collection off, and restore both at the end.
+    """Disable dropout and garbage collection, and restore both at the end.
 
-    Thousands of hypotheses are many small lists, none of which is garbage: scanning them again and again would take
-    longer than making them.
+    Thousands of hypotheses consist of many small lists that stay alive. Repeated scans by the garbage collector would
+    take longer than creating them.
     """
-    was_training, collects = model.training, gc.isenabled()
-    if was_training:  # setting the mode of all modules takes milliseconds
+    was_training, was_collecting = model.training, gc.isenabled()
+    if was_training:  # skipped if not needed: visiting all modules takes milliseconds
         model.eval()
     gc.disable()
     try:
@@ -84,30 +84,30 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         if was_training:
             model.train()
-        if collects:
+        if was_collecting:
             gc.enable()
 
 
 def check_lines(lines: Iterable[_T], verb: str, noun: str = "item", types: tuple[type, ...] = (str,)) -> list[_T]:
-    """Return the lines as a list; refuse one line instead of several, and what is not of these types."""
+    """Return the lines as a list; refuse a single line, and items of other types than `types`."""
     if isinstance(lines, str | Line) or not isinstance(lines, Iterable):
-        raise UserError(f"{verb} takes a list of lines; put a single line into a list of its own")
-    found = list(lines)
-    for number, line in enumerate(found):
+        raise UserError(f"{verb} takes a list of lines; put a single line into a list")
+    checked = list(lines)
+    for number, line in enumerate(checked):
         if not isinstance(line, types):
             raise UserError(f"{verb} takes lines of text, but {noun} {number} of the list is {line!r}, not a str")
-    return found
+    return checked
 
 
 def bucket_widths(example: Example) -> Widths:
-    """Return the widths of the batch in which a pair is read."""
+    """Return the widths of the batch for a pair: its lengths with EOS, rounded up to buckets."""
     return Widths(round_to_bucket(len(example.source) + 1), round_to_bucket(len(example.target) + 1))
 
 
 def score_pairs(predictor: Predictor[Seq2Seq], examples: Sequence[Example]) -> list[PairScore]:
     """Return the score of each pair. A pair that is too long for the model has a warning instead of a score."""
-    most = min(MAX_SCORED - 1, predictor.max_tokens)
-    fitting = [i for i, one in enumerate(examples) if max(len(one.source), len(one.target)) <= most]
+    maximum = min(MAX_SCORED - 1, predictor.max_tokens)
+    fitting = [i for i, item in enumerate(examples) if max(len(item.source), len(item.target)) <= maximum]
     with eval_mode(predictor.model):
         logps = dict(zip(fitting, compute_logps(predictor, [examples[i] for i in fitting]), strict=True))
     scores = []
@@ -115,13 +115,13 @@ def score_pairs(predictor: Predictor[Seq2Seq], examples: Sequence[Example]) -> l
         source, target, warnings = len(example.source), example.target.tolist(), []
         if i not in logps:
             length = max(source, len(target))
-            warnings.append(f"without a score: {length} tokens, and the most that can be scored are {most}")
+            warnings.append(f"without a score: {length} tokens, but the maximum is {maximum}")
         elif not source and target:
             warnings.append("with an empty source")
         elif source > predictor.longest:
             warnings.append(f"longer than any sentence of training ({source} tokens against {predictor.longest})")
         if UNK in target:
-            warnings.append(f"with what the tokenizer does not know: {target.count(UNK)} tokens of the target")
+            warnings.append(f"with unknown tokens in the target: {target.count(UNK)}")
         token_logps = [0.0] if not source and not target else logps.get(i, [])
         logp = sum(token_logps) if token_logps else float("nan")
         tokens = [*predictor.tokenizers.target.pieces(target), *predictor.tokenizers.target.pieces([EOS])]
@@ -131,16 +131,16 @@ def score_pairs(predictor: Predictor[Seq2Seq], examples: Sequence[Example]) -> l
 
 @torch.inference_mode()
 def compute_logps(predictor: Predictor[Seq2Seq], examples: Sequence[Example]) -> list[list[float]]:
-    """Return the log-probability of each target token, EOS last, given the source and the tokens before it."""
+    """Return the log-probability of each target token and of EOS, given the source and the previous tokens."""
     logps: list[list[float]] = [[] for _ in examples]
     model = predictor.model
     for widths, group in group_by_key(range(len(examples)), lambda i: bucket_widths(examples[i]), len(examples)):
         height = max(1, min(predictor.rows, ATTENTION_CELLS // max(widths) ** 2))
-        for _, some in group_by_key(group, lambda _: 0, height):
-            rows = [[i] for i in some] + [[]] * (height - len(some))
+        for _, indices in group_by_key(group, lambda _: 0, height):
+            rows = [[i] for i in indices] + [[]] * (height - len(indices))
             batch = collate_pairs(BatchPlan(rows, widths), examples).to(predictor.device)
             states_BTC = model(batch)
-            for row, i in enumerate(some):  # one target at a time, so that shapes do not depend on its neighbours
+            for row, i in enumerate(indices):  # one target at a time, so that shapes depend on its length only
                 length = len(examples[i].target) + 1
                 states = torch.split(states_BTC[row, :length], LOGIT_CHUNK)
                 targets = torch.split(batch.target_out_BT[row, :length], LOGIT_CHUNK)
