@@ -344,7 +344,7 @@ def test_what_is_said_of_many_lines_is_said_of_a_few(
     said = answer.err.splitlines()
     cut = [line for line in said if "cut" in line]
     assert [line.split(":")[0] for line in cut[:10]] == [f"line {number}" for number in range(1, 11)]
-    assert cut[10] == "further lines cut are only counted; answers with --json have the warnings of every line"
+    assert cut[10] == "further lines cut are only counted; --json prints the warnings of every line"
     assert len(cut) == 12
     assert cut[11].startswith("25 lines cut")
     assert (tmp_path / "out").read_bytes().count(b"\n") == 25
@@ -384,7 +384,7 @@ def test_answers_that_look_tokenised_are_told_once(tmp_path: Path, call: Call) -
     """By us, not by sacreBLEU, whose parameter nobody can give; and only where BLEU cuts lines itself."""
     one, two = (write_lines(tmp_path / name, ["ba del ."] * count) for name, count in (("one", 100), ("two", 99)))
     way = ("evaluate", "--source", one, "--reference", one, "--hypotheses", one)
-    told = f"the outputs of {one} look tokenised; --metric bleu_tokens counts tokens as they are\n"
+    told = f"the outputs of {one} look tokenised; --metric bleu_tokens does not tokenise them again\n"
     assert call(*way, "--hypotheses", one).err == told
     for silent in (("--metric", "bleu_tokens"), ("--metric", "chrf"), ("--bleu-tokenize", "none")):
         answer = call(*way, *silent)

@@ -128,7 +128,7 @@ def test_texts_on_the_command_line_are_translated(toy: Toy, tmp_path: Path, call
     one_sentence(call("translate", toy.run, "ba \udcff!"), "UTF-8")
     lines = write_lines(tmp_path / "in", texts)
     one_sentence(call("translate", toy.run, "ba!", "-i", lines), "--input")
-    assert "would read the file of that name" in call("translate", toy.run, lines).err
+    assert "to read the file of that name" in call("translate", toy.run, lines).err
 
 
 def test_another_task_is_named_by_the_run(toy: Toy, call: Call) -> None:

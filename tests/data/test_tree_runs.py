@@ -231,7 +231,7 @@ def test_who_reads_no_trees_is_given_none(call: Call, corpus: Path, tmp_path: Pa
     files = ["--source", corpus / "dev.en", "--reference", corpus / "dev.de"]
     answer = call("evaluate", run, corpus / "run", *files, *trees, "--beam", 1)
     assert answer.code == 0
-    assert answer.err.count("reads no trees") == 1
+    assert answer.err.count("does not use trees") == 1
     assert NO_TREE_WARNING not in answer.err
 
 

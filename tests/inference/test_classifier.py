@@ -106,7 +106,7 @@ def test_evaluation_says_who_was_taken_for_whom(run: Path, tmp_path: Path, call:
     answer = call("evaluate", run, "--source", source, "--reference", reference, "--device", "cpu")
     assert "33.33" in answer.out
     assert "as perhaps" in answer.out
-    assert "1 line with a reference label that training did not have" in answer.err
+    assert "1 line with a reference label that was not in the training data" in answer.err
     one_sentence(call("evaluate", run, "--source", source, "--device", "cpu"), "--reference")
     one_sentence(call("evaluate", run, "--phrasebook", "test", "--device", "cpu"), "dragoman classify")
 

@@ -32,24 +32,30 @@ from dragoman.run_dir import RunFolder
 
 FileList = list[Path] | None
 Runs = Annotated[FileList, typer.Argument(metavar="RUN [RUN ...]", help="run folders", show_default=False)]
-References = Annotated[FileList, typer.Option(help="one or several, line by line", show_default=False)]
+References = Annotated[
+    FileList,
+    typer.Option(help="one or more files of reference translations or labels, line by line", show_default=False),
+]
 Hypotheses = Annotated[
-    FileList, typer.Option(help="outputs of other systems, beside or instead of runs", show_default=False)
+    FileList,
+    typer.Option(help="files with outputs of other systems, in addition to or instead of runs", show_default=False),
 ]
 MetricNames = Annotated[
     list[str] | None,
-    typer.Option(help="metric to score by, may be repeated; by default the run's own", show_default=False),
+    typer.Option(help="metric; may be repeated; default: the run's setting", show_default=False),
 ]
 BleuTokenize = Annotated[
-    str, typer.Option(help="how BLEU tokenises: 13a, intl, zh, char, ...; by default as fits the script")
+    str, typer.Option(help="tokenizer of BLEU: 13a, intl, zh, char, ...; default: chosen by the script")
 ]
-Breakdown = Annotated[bool, typer.Option("--breakdown", help="also scores by source length and by word frequency")]
+Breakdown = Annotated[
+    bool, typer.Option("--breakdown", help="also print scores by source length and by word frequency")
+]
 Page = Annotated[
     Path | None,
     typer.Option(
         parser=parse_output_file,
         metavar="<path>",
-        help="write an HTML page: scores, and lines where systems differ most",
+        help="write an HTML page with scores and the lines where systems differ most",
         show_default=False,
     ),
 ]
@@ -60,8 +66,10 @@ def evaluate_command(
     source: SourceFile = None,
     reference: References = None,
     hypotheses: Hypotheses = None,
-    phrasebook: Annotated[str, typer.Option(metavar="SPLIT", help="instead of files: dev, test or unseen")] = "",
-    count: Annotated[int, typer.Option(min=1, help="sentences of the phrasebook")] = 1000,
+    phrasebook: Annotated[
+        str, typer.Option(metavar="SPLIT", help="split of the built-in corpus, instead of files: dev, test or unseen")
+    ] = "",
+    count: Annotated[int, typer.Option(min=1, help="number of phrasebook sentences")] = 1000,
     metric: MetricNames = None,
     bleu_tokenize: BleuTokenize = "",
     conllu: Conllu = None,
@@ -73,7 +81,7 @@ def evaluate_command(
     engine: EngineName = "torch",
     device: Device = "auto",
 ) -> None:
-    """Score systems on files, on the phrasebook or on their own data.test, and test each against the first.
+    """Score systems on files, the phrasebook or data.test of the runs; test each for difference from the first.
 
     -v also prints the n-gram precisions and the brevity penalty of BLEU. --hypotheses needs no run and no --source.
     """
@@ -83,13 +91,13 @@ def evaluate_command(
     from dragoman.evaluation.systems import EvaluationOptions, Scorer, collect_outputs
     from dragoman.metrics.metrics import looks_tokenized, make_sacrebleu, note_on_wer, select_metrics
 
-    make_sacrebleu(bleu_tokenize, [])  # refuse an unknown tokenizer now, not after the work
-    names = [one.name for one in select_metrics(metric)] if metric else []
+    make_sacrebleu(bleu_tokenize, [])  # refuse an unknown tokenizer now, not after translating
+    names = [entry.name for entry in select_metrics(metric)] if metric else []
     options = EvaluationOptions(source, reference or [], conllu, phrasebook, count, names, beam, tag, device, engine)
     recipes = {str(run): RunFolder(run).recipe() for run in runs or []} if breakdown or page else None
     report = Report()
     scorer, results = Scorer(tokenize=bleu_tokenize, recipes=recipes, report=report), []
-    plain = bleu_tokenize != "none"  # no message yet about outputs that look tokenised
+    hint_pending = bleu_tokenize != "none"  # the hint about outputs that look tokenised is logged once
     for name, output in collect_outputs(runs or [], hypotheses or [], options, report):
         results.append(scorer.score(name, output))
         if name in map(str, runs or []):
@@ -98,18 +106,18 @@ def evaluate_command(
             if note := note_on_wer(results[-1], folder.recipe().tokenizer):
                 log(note)
         log_counts(Counter(results[-1]["warnings"]))
-        if plain and "bleu" in results[-1] and looks_tokenized(output.texts):
-            log(f"the outputs of {name} look tokenised; --metric bleu_tokens counts tokens as they are")
-            plain = False
+        if hint_pending and "bleu" in results[-1] and looks_tokenized(output.texts):
+            log(f"the outputs of {name} look tokenised; --metric bleu_tokens does not tokenise them again")
+            hint_pending = False
         if as_json:
             print(json.dumps(results[-1], ensure_ascii=False), flush=True)
     if not as_json:
         shown = [format_scores(results, parts=is_shown(DETAIL)), *([format_breakdowns(results)] if breakdown else [])]
         results_console().print(*shown, sep="\n")
     if page:
-        whole = render_evaluation(scorer.tests)
+        html = render_evaluation(scorer.tests)
         with output_to(page) as sink:
-            sink.write(whole)
+            sink.write(html)
 
 
 def keep_scores(
@@ -127,14 +135,14 @@ def keep_scores(
         "beam": (beam or recipe.search.beam) if recipe.model.task == "translate" else None,
         "engine": "torch" if engine == "auto" else engine,
         "tag": tag,
-        "scores": {name: {"value": one["value"], "signature": one["signature"]} for name, one in scores},
+        "scores": {name: {"value": score["value"], "signature": score["signature"]} for name, score in scores},
     })  # fmt: skip
 
 
 def score_command(
     run: Run,
-    source: Annotated[Path, typer.Option(help="plain text, one sentence a line", show_default=False)],
-    target: Annotated[Path, typer.Option(help="the translations to score, line by line", show_default=False)],
+    source: Annotated[Path, typer.Option(help="plain text file, one sentence per line", show_default=False)],
+    target: Annotated[Path, typer.Option(help="translations to score, one per line of the source", show_default=False)],
     output_file: OutputFile = None,
     conllu: Conllu = None,
     tag: Tag = "",
@@ -142,9 +150,9 @@ def score_command(
     as_json: Json = False,
     device: Device = "auto",
 ) -> None:
-    """Print the log-probability of each target given its source, in nats; nan where the model cannot score it.
+    """Print the log-probability of each target given its source, in nats; nan if the pair is too long for the model.
 
-    Targets are tokenized again, so the score differs from that of the search where it used other subwords.
+    Targets are tokenized again, so scores can differ from those of `translate`, whose search may use other subwords.
     """
     check_arguments(runs=[run], inputs=[source, target, conllu])
     from dragoman.evaluation.systems import read_parallel_files, read_trees
@@ -158,15 +166,15 @@ def score_command(
     with output_to(output_file) as sink, ProgressBar("scoring", total=len(sources)) as bar:
         for begun in range(0, len(sources), batch):
             part = slice(begun, begun + batch)
-            found = translator.score(sources[part], targets[part], trees=trees[part] if trees else None, tag=tag)
-            for number, one in enumerate(found, begun + 1):
-                text = f"{one.logp:.6f}"
+            scores = translator.score(sources[part], targets[part], trees=trees[part] if trees else None, tag=tag)
+            for number, score in enumerate(scores, begun + 1):
+                text = f"{score.logp:.6f}"
                 if as_json:
-                    whole = {"source": sources[number - 1], "target": targets[number - 1], **asdict(one)}
-                    whole |= {"logp": None, "mean": None} if math.isnan(one.logp) else {}  # JSON has no nan
-                    text = json.dumps(whole, ensure_ascii=False)
+                    record = {"source": sources[number - 1], "target": targets[number - 1], **asdict(score)}
+                    record |= {"logp": None, "mean": None} if math.isnan(score.logp) else {}  # JSON has no nan
+                    text = json.dumps(record, ensure_ascii=False)
                 print(text, file=sink)
-                warned.log(number, one.warnings)
+                warned.log(number, score.warnings)
             sink.flush()
-            bar.update(begun + len(found))
+            bar.update(begun + len(scores))
     log_counts(warned.lines)

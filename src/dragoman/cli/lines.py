@@ -1,4 +1,4 @@
-"""Lines in, lines out: read from a file, a pipe or the command line, and write to stdout or a file."""
+"""Input and output of commands that process lines, from files, pipes or the command line."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from dragoman.io import LONGEST_LINE, lines_of, move_into_place, read_lines, rep
 from dragoman.progress import DETAIL, INFO, WARNING, ProgressBar, is_shown, log
 from dragoman.recipe import Recipe
 
-LOGGED_WARNINGS = 10  # of each kind that are logged in full
+LOGGED_WARNINGS = 10  # warnings of each kind that are logged; further ones are only counted
 SETTING = re.compile(r"(?:(\w+)\.)?(\w+)=\S*")
 STDIN = (None, Path("-"))
-LINE_BREAKS = str.maketrans("\r\n", "  ")  # for str.translate: one line in is one line out
-Input = Path | Sequence[str] | None  # a file, lines that were given with the command, or stdin
+LINE_BREAKS = str.maketrans("\r\n", "  ")  # for str.translate: one line of input gives one line of output
+Input = Path | Sequence[str] | None  # a file, lines from the command line, or stdin
 
 
 class OutputLine(NamedTuple):
@@ -39,15 +39,15 @@ class OutputLine(NamedTuple):
 
 @dataclass
 class ArrivingLines:
-    """The lines of a stream, with their line feeds, and whether the next one has arrived.
+    """Iterate over the lines of a stream, including line feeds; `has_next` tells whether reading would block.
 
-    A line of more than `longest` bytes is yielded in parts, so that an endless one does not fill the memory.
+    A line of more than `longest` bytes is yielded in parts, so that an endless line does not fill the memory.
     """
 
     stream: Any
     longest: float = math.inf
-    lines: deque[bytes] = field(default_factory=deque)  # read but not yielded yet
-    begun: list[bytes] = field(default_factory=list)  # parts of a line whose end has not come yet
+    lines: deque[bytes] = field(default_factory=deque)  # complete, not yet yielded
+    begun: list[bytes] = field(default_factory=list)  # parts of a line whose end has not arrived yet
     size: int = 0  # bytes in these parts
     ended: bool = False
 
@@ -59,15 +59,15 @@ class ArrivingLines:
                 self.read_some()
 
     def has_next(self) -> bool:
-        """Return whether a line, or the end, can be read without waiting."""
-        with suppress(io.UnsupportedOperation):  # not a file: all of it is in memory
+        """Return whether a line, or the end of the stream, can be read without waiting."""
+        with suppress(io.UnsupportedOperation):  # not a file but a stream in memory, which never blocks
             while not self.lines and not self.ended and select.select([self.stream.fileno()], [], [], 0)[0]:
                 self.read_some()
             return bool(self.lines) or self.ended
         return True
 
     def read_some(self) -> None:
-        """Read what has arrived, at least one byte, and split it into lines."""
+        """Read the bytes that have arrived, waiting for at least one, and split them into lines."""
         chunk = self.stream.read1(1 << 16)
         *complete, rest = chunk.split(b"\n")
         if complete:
@@ -87,9 +87,10 @@ class ArrivingLines:
 
 
 def input_groups(given: Input, size: int) -> Iterator[list[str]]:
-    """Yield up to `size` lines at a time. Only a line feed ends a line, with or without a carriage return.
+    """Yield up to `size` lines at a time. Only \\n and \\r\\n end a line.
 
-    From a pipe or a terminal, yield the lines that have arrived: the writer may wait for an answer before the next one.
+    From a pipe or a terminal, yield the lines that have arrived: the writer may wait for their output before sending
+    more.
     """
     if given not in STDIN:
         lines = read_lines(given) if isinstance(given, Path) else iter(given or ())
@@ -107,9 +108,9 @@ def input_groups(given: Input, size: int) -> Iterator[list[str]]:
 
 @contextmanager
 def output_to(path: Path | None) -> Iterator[IO[str]]:
-    """Open stdout, or a file that takes its name only when it is complete.
+    """Open stdout or a file. The file is written under a temporary name and renamed when it is complete.
 
-    A link is written through to its target; a pipe or a device is written to directly.
+    For a symbolic link, its target is replaced; a pipe or a device is written to directly.
     """
     if path is None:
         yield sys.stdout
@@ -117,13 +118,13 @@ def output_to(path: Path | None) -> Iterator[IO[str]]:
     try:
         with report_write_errors(path, advice=""), ExitStack() as stack:
             direct = path.exists() and not path.is_file()
-            target = path if direct else path.resolve()  # /dev/stdout leads to a pipe, which has no name of its own
+            target = path if direct else path.resolve()  # not for /dev/stdout: it may be a pipe, which has no path
             made = target if direct else stack.enter_context(temporary_beside(target))
             with made.open("w", encoding="utf-8", newline="\n") as file:
                 yield file
             if not direct:
                 move_into_place(made, target)
-    except RuntimeError:  # of Path.resolve, before Python 3.13
+    except RuntimeError:  # raised by Path.resolve before Python 3.13
         if path.is_symlink():
             raise UserError(f"cannot write {str(path)!r} (it is a link to itself)") from None
         raise
@@ -134,14 +135,14 @@ def process_lines(
 ) -> None:
     """Print one line of output for every line of input.
 
-    `process` gets the number of lines before a batch, and the batch.
+    `process` is called with the number of lines processed so far and a batch of lines.
     """
     warned, start, number = LineWarnings(), time.monotonic(), 0
     with ExitStack() as stack:
         sink, bar = stack.enter_context(output_to(output_file)), None
         if isinstance(given, Path) and given not in STDIN and sys.stderr.isatty() and is_shown(INFO):
             total = sum(1 for _ in read_lines(given))
-            bar = stack.enter_context(ProgressBar("answering", total=total, unit="lines"))
+            bar = stack.enter_context(ProgressBar("processing", total=total, unit="lines"))
         for lines in input_groups(given, batch):
             for output in process(number, lines):
                 number += 1
@@ -155,26 +156,26 @@ def process_lines(
 
 
 def choose_input(texts: Sequence[str] | None, input_file: Path | None) -> Input:
-    """Return the lines on the command line, else the file, else None for stdin."""
+    """Return the lines from the command line if there are any, else the file, else None for stdin."""
     if not texts:
         return input_file
     if input_file is not None:
-        raise UserError("text stands on the command line and --input names a file; leave one of them out")
+        raise UserError("text on the command line cannot be combined with --input; leave one of them out")
     for text in texts:
         try:
             text.encode()
         except UnicodeEncodeError:
             raise UserError(f"{text!r} is not text in UTF-8") from None
         if len(text) < 256 and "\n" not in text and Path(text).is_file():
-            log(f"{text!r} is taken as text; --input {text} would read the file of that name", WARNING)
+            log(f"{text!r} is used as text; use --input {text} to read the file of that name", WARNING)
     return [line for text in texts for line in text.split("\n")]
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return texts and settings.
+    """Split command-line arguments into texts and settings.
 
-    A setting is one word, such as `search.beam=8`, that begins with a section. Settings of other
-    sections than search are returned too, and refused later; 'x = 5' and 'a.py=b' are texts.
+    A setting is one word that starts with the name of a section, such as `search.beam=8`; 'x = 5' and 'a.py=b' are
+    texts. Settings of other sections than search are returned too; the caller refuses them.
     """
     texts: list[str] = []
     settings: list[str] = []
@@ -190,9 +191,9 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 @dataclass
 class LineWarnings:
-    """Log the first warnings of each kind in full, and count the lines of each kind.
+    """Log the first warnings of each kind, and count the lines with each kind of warning.
 
-    Several processes share the number that is logged. Flags, which point out odd outputs, are only counted.
+    LOGGED_WARNINGS is divided among the processes. Flags, which mark suspicious outputs, are only counted.
     """
 
     print: Callable[[str, int], None] = log
@@ -200,22 +201,22 @@ class LineWarnings:
     lines: Counter[str] = field(default_factory=Counter)  # by kind
 
     def log(self, number: int, warnings: Sequence[str], flags: Sequence[str] = ()) -> list[str]:
-        """Log and count a line; return the kinds of its warnings and its flags, each once."""
+        """Log and count the warnings of a line; return its distinct kinds of warnings and flags."""
         from dragoman.inference.postprocess import warning_kinds
 
-        kinds, most = warning_kinds(warnings), max(LOGGED_WARNINGS // self.processes, 1)
-        found = list(dict.fromkeys([*kinds, *flags]))
-        self.lines.update(found)
+        kinds, maximum = warning_kinds(warnings), max(LOGGED_WARNINGS // self.processes, 1)
+        kinds_and_flags = list(dict.fromkeys([*kinds, *flags]))
+        self.lines.update(kinds_and_flags)
         for warning in warnings:
-            if self.lines[warning_kinds([warning])[0]] <= most:
+            if self.lines[warning_kinds([warning])[0]] <= maximum:
                 self.print(f"line {number}: {warning}", WARNING)
         for kind in kinds:
-            if self.lines[kind] == most + 1:
+            if self.lines[kind] == maximum + 1:
                 self.print(
-                    f"further lines {kind} are only counted; answers with --json have the warnings of every line",
+                    f"further lines {kind} are only counted; --json prints the warnings of every line",
                     WARNING,
                 )
-        return found
+        return kinds_and_flags
 
 
 def log_counts(lines: Mapping[str, int]) -> None:

@@ -1,11 +1,10 @@
-"""Systems and their scores: runs, and files that hold the outputs of other systems, scored side by side.
+"""Score systems side by side: runs, and files with the outputs of other systems.
 
-A run is scored on a pair of files, on a split of the phrasebook, or on each corpus under `data.test`. Scores have
-confidence intervals, each system is tested against the first on the same test set, and there are scores by the length
-of the source and word F1 by word frequency. PyTorch is imported only where a run is evaluated, so that files are scored
-at once.
+A run is scored on a pair of files, on a split of the phrasebook, or on each corpus under `data.test`. Scores come with
+confidence intervals, significance tests against the first system on the same test set, and breakdowns by source length
+and word frequency. PyTorch is imported only if a run is evaluated, so that scoring files starts without delay.
 
-Shapes   N lines   K counts of a metric (metrics/metrics.py)
+Shapes   N lines   K counts per line of a metric (metrics/metrics.py)
 """
 
 from __future__ import annotations
@@ -63,9 +62,8 @@ LM_UNITS = {"loss": "nats per token", "perplexity": "per token", "bits_per_chara
 class SystemOutput:
     """The output of a system on a test set, and the names of the metrics to score it with.
 
-    `sources` is empty where only hypotheses and references are known. `about` holds findings other than scores:
-    warnings, confusion matrix, phenomena. A language model has no output texts: it is measured by the test set itself,
-    and all findings are in `about`.
+    `sources` is empty if only hypotheses and references are known. `about` has results other than metrics: warnings,
+    confusion matrix, phenomena. A language model has no output texts: its loss on the test set is in `about`.
     """
 
     sources: TextLines
@@ -76,19 +74,19 @@ class SystemOutput:
     test: str = ""
 
     def describe(self) -> dict[str, Any]:
-        """Return the first fields of a result: the test set, where it has a name, and its number of lines."""
+        """Return the first fields of a result: the name of the test set, if any, and its number of lines."""
         return {**({"test": self.test} if self.test else {}), "lines": len(self.sources or self.references[0])}
 
     def result(self) -> dict[str, Any]:
-        """Return the scores and all other findings."""
+        """Return the scores and all other results."""
         scores = compute_metrics(self.texts, self.references, self.metrics) if self.texts else []
-        found = {score.name: {"value": score.value, "signature": score.signature} for score in scores}
-        return {**self.describe(), **found, **self.about}
+        by_name = {score.name: {"value": score.value, "signature": score.signature} for score in scores}
+        return {**self.describe(), **by_name, **self.about}
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationOptions:
-    """What to evaluate on: files, a split of the phrasebook or, where neither is named, the runs' own data.test."""
+    """What to evaluate on: files, a split of the phrasebook or, if neither is named, data.test of each run."""
 
     source: Path | None = None
     references: Sequence[Path] = ()
@@ -97,31 +95,31 @@ class EvaluationOptions:
     count: int = 1000  # sentences of the phrasebook
     metrics: Sequence[str] = ()
     beam: int | None = None
-    tag: str = ""  # of the sources, for runs that were trained with tags
+    tag: str = ""  # of the sources, for runs trained with tags
     device: str = "auto"
     engine: str = "torch"
 
     def check(self, *, runs: bool, hypotheses: bool) -> None:
-        """Refuse options that do not go together."""
+        """Refuse options that cannot be combined."""
         if not runs and not hypotheses:
-            raise UserError("evaluate needs a run folder, or --hypotheses F: the outputs of some system")
+            raise UserError("evaluate needs a run folder, or --hypotheses F with the outputs of a system")
         files = self.source is not None or bool(self.references)
         if (self.phrasebook and files) or (self.conllu and not self.source):
             raise UserError(
-                "evaluate takes --source F and --reference F, or --phrasebook SPLIT, or the run's own data.test"
+                "evaluate takes --source F and --reference F, or --phrasebook SPLIT, or neither to use data.test"
             )
         if runs and self.references and not self.source:
-            raise UserError("--reference F needs --source F: what the runs are to translate")
+            raise UserError("--reference F needs --source F with the lines that the runs translate")
         if hypotheses and not self.references:
-            raise UserError("--hypotheses F needs --reference F: what the outputs are scored against")
+            raise UserError("--hypotheses F needs --reference F to score the outputs against")
 
 
 def collect_outputs(
     runs: Sequence[Path], files: Sequence[Path], options: EvaluationOptions, report: Report
 ) -> Iterator[tuple[str, SystemOutput]]:
-    """Yield the name of each system with its outputs, test set by test set.
+    """Yield the name of each system with its output on each test set.
 
-    Files are scored by the metrics of the first run. Without runs they need no source, since no metric reads it.
+    Files are scored with the metrics of the first run. Without runs no source is needed, since no metric reads it.
     """
     options.check(runs=bool(runs), hypotheses=bool(files))
     metrics = options.metrics
@@ -133,24 +131,26 @@ def collect_outputs(
     for path, lines in zip(files, others, strict=True):
         try:
             refuse_subwords(lines)
-        except UserError as fault:
-            raise UserError(f"{path}: {fault}") from None
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
     for run in runs:
         from dragoman.inference.loading import load, load_as
         from dragoman.inference.translator import Translator
 
-        way: dict[str, Any] = {"metrics": options.metrics, "beam": options.beam, "report": report}
+        shared: dict[str, Any] = {"metrics": options.metrics, "beam": options.beam, "report": report}
         if options.phrasebook:
             translator = load_as(Translator, run, device=options.device, engine=options.engine)
-            outputs = iter([predict_phrasebook(translator, options.phrasebook, options.count, tag=options.tag, **way)])
+            outputs = iter(
+                [predict_phrasebook(translator, options.phrasebook, options.count, tag=options.tag, **shared)]
+            )
         elif options.source:
             predictor = load(run, device=options.device, engine=options.engine)
             if trees and not getattr(predictor, "reads_trees", False):
-                report.log(f"{run} reads no trees: it is scored without them")
-            output = predict_lines(predictor, sources, references, trees=trees, tag=options.tag, **way)
+                report.log(f"{run} does not use trees: it is scored without them")
+            output = predict_lines(predictor, sources, references, trees=trees, tag=options.tag, **shared)
             metrics, outputs = metrics or output.metrics, iter([output])
         else:
-            outputs = predict_own_tests(load(run, device=options.device, engine=options.engine), **way)
+            outputs = predict_own_tests(load(run, device=options.device, engine=options.engine), **shared)
         for output in outputs:
             yield str(run), output
     for path, lines in zip(files, others, strict=True):
@@ -158,20 +158,20 @@ def collect_outputs(
 
 
 def read_parallel_files(paths: Sequence[Path]) -> list[list[str]]:
-    """Return the lines of each file. The first must not be empty, and the others must have as many lines."""
+    """Return the lines of each file. The first file must not be empty, and all must have the same number of lines."""
     texts = [list(read_lines(path)) for path in paths]
     for path, lines in zip(paths, texts, strict=True):
         if not texts[0]:
             raise UserError(f"{paths[0]} is empty")
         if len(lines) != len(texts[0]):
             raise UserError(
-                f"{paths[0]} has {len(texts[0])} lines but {path} has {len(lines)}; they must belong together"
+                f"{paths[0]} has {len(texts[0])} lines but {path} has {len(lines)}; they must have the same number"
             )
     return texts
 
 
 def read_trees(conllu: Path, sources: Sequence[str], name: Path) -> list[Tree | None]:
-    """Return the trees of these sources, which came from the file `name`."""
+    """Return the trees of these sources. `name` is the file of the sources, for messages."""
     reader = TreeReader(conllu, str(name))
     trees = [reader.tree_of(line) for line in sources]
     reader.end()
@@ -184,20 +184,20 @@ def read_trees(conllu: Path, sources: Sequence[str], name: Path) -> list[Tree | 
 def predict_own_tests(
     predictor: Predictor[Any], *, metrics: Sequence[str] = (), beam: int | None = None, report: Report = SILENT
 ) -> Iterator[SystemOutput]:
-    """Yield the outputs on every corpus of `data.test`, each by itself.
+    """Yield the output on every corpus of `data.test`.
 
-    References are the target, or the JSONL keys that `references` names; a list in JSONL is several of them.
+    References are the target, or the values of the JSONL keys in `references`; a list there has several references.
     """
     data = predictor.recipe.data
     if not data.test:
-        raise UserError("the run has no data.test; name what to score it on: --source F and --reference F")
-    wanted = getattr(predictor, "reads_trees", False)
+        raise UserError("the run has no data.test; name files with --source F and --reference F")
+    reads_trees = getattr(predictor, "reads_trees", False)
     for corpus in data.test:
         source, target = corpus.keys
-        reads = [corpus.model_copy(update={"keys": (source, key)}) for key in corpus.references or [target]]
-        sides = [list(read_pairs(one, split="test", direction=data.direction, trees=wanted)) for one in reads]
-        references = [one for pairs in sides for one in collect_references(pairs)]
-        sources, trees = [pair.source for pair in sides[0]], [pair.tree for pair in sides[0]]
+        by_key = [corpus.model_copy(update={"keys": (source, key)}) for key in corpus.references or [target]]
+        versions = [list(read_pairs(c, split="test", direction=data.direction, trees=reads_trees)) for c in by_key]
+        references = [lines for pairs in versions for lines in collect_references(pairs)]
+        sources, trees = [pair.source for pair in versions[0]], [pair.tree for pair in versions[0]]
         output = predict_lines(
             predictor, sources, references, metrics=metrics, beam=beam, trees=trees, tag=corpus.tag, report=report
         )
@@ -214,7 +214,7 @@ def predict_phrasebook(
     tag: str = "",
     report: Report = SILENT,
 ) -> SystemOutput:
-    """Return the outputs on a split of the built-in corpus, and the share of each phenomenon that is right."""
+    """Return the output on a split of the built-in corpus, with the accuracy on each grammatical phenomenon."""
     phrases = list(generate_phrases(split, count, direction=translator.recipe.data.direction))
     sources, targets = [phrase.source for phrase in phrases], [phrase.target for phrase in phrases]
     trees = [phrase.tree for phrase in phrases]
@@ -235,78 +235,82 @@ def predict_lines(
     tag: str = "",
     report: Report = SILENT,
 ) -> SystemOutput:
-    """Return the outputs of a translator or a classifier; a language model is measured by the text itself.
+    """Return the outputs of a translator or a classifier, or the loss of a language model on the text.
 
-    `trees` and `tag` of the sources are for translators; one whose model has no tree input ignores the trees.
+    `trees` and `tag` of the sources are for translators; trees are ignored by models that do not use them.
     """
     from dragoman.inference.single_sequence import Classifier, Generator
     from dragoman.inference.translator import Translator
 
     metrics = metrics or predictor.recipe.data.metrics
-    select_metrics(metrics)  # refuse an unknown metric now, not after the work
+    select_metrics(metrics)  # refuse an unknown metric now, not after translating
     if tag and not isinstance(predictor, Translator):
         raise UserError("--tag is for runs that translate; leave it out")
     if isinstance(predictor, Generator):
         return measure_lm(predictor, references[0] if references else sources, metrics)
     if not references:
-        raise UserError("evaluate needs --reference F beside --source F: the reference translations or labels")
+        raise UserError("evaluate also needs --reference F with the reference translations or labels")
     if isinstance(predictor, Classifier):
         return predict_labels(predictor, sources, references, metrics)
     assert isinstance(predictor, Translator)
     trees = trees if predictor.reads_trees else None
-    found: list[Hypothesis] = []
+    hypotheses: list[Hypothesis] = []
     with report.progress("translating", total=len(sources)) as bar:
         for start in range(0, len(sources), PROGRESS_LINES):
             part = slice(start, start + PROGRESS_LINES)
-            found += predictor.translate(
+            hypotheses += predictor.translate(
                 sources[part], beam=beam, trees=trees and trees[part], tag=tag, align=False, search={"scores": False}
             )
-            bar.update(len(found))
-    return SystemOutput(sources, references, [one.text for one in found], metrics, {"warnings": count_warnings(found)})
+            bar.update(len(hypotheses))
+    texts = [hypothesis.text for hypothesis in hypotheses]
+    return SystemOutput(sources, references, texts, metrics, {"warnings": count_warnings(hypotheses)})
 
 
 def measure_lm(generator: Generator, lines: TextLines, metrics: Sequence[str]) -> SystemOutput:
-    """Return the loss of a language model on lines, its perplexity and its bits per character."""
+    """Return loss, perplexity and bits per character of a language model on lines."""
     if metrics:
-        raise UserError(f"a language model has no outputs that {metrics[0]} could score; leave the metric out")
-    found = generator.measure(lines)
-    way = f"context:{generator.model.settings.context}|documents:{generator.recipe.data.documents}"
+        raise UserError(
+            f"{metrics[0]} cannot be used for a language model, which has no outputs to score; leave it out"
+        )
+    measured = generator.measure(lines)
+    protocol = f"context:{generator.model.settings.context}|documents:{generator.recipe.data.documents}"
     scores = {
-        name: {"value": getattr(found, name), "signature": f"{way}|unit:{unit}"} for name, unit in LM_UNITS.items()
+        name: {"value": getattr(measured, name), "signature": f"{protocol}|unit:{unit}"}
+        for name, unit in LM_UNITS.items()
     }
-    about = {"tokens": found.tokens, "characters": found.characters, **scores, "warnings": {}}
+    about = {"tokens": measured.tokens, "characters": measured.characters, **scores, "warnings": {}}
     return SystemOutput(lines, [], [], about=about)
 
 
 def predict_labels(
     classifier: Classifier, sources: TextLines, references: Sequence[TextLines], metrics: Sequence[str]
 ) -> SystemOutput:
-    """Return labels and their confusion matrix. A reference label that training did not have counts as an error."""
-    found = classifier.classify(sources)
-    labels, wanted = [one.label for one in found], [label.strip() for label in references[0]]
-    warnings = count_warnings(found)
-    known = classifier.tokenizers.target.encode
-    if unknown := sum(not known(label) for label in wanted):
-        warnings["with a reference label that training did not have"] = unknown
-    about = {"confusion": count_confusion(labels, wanted), "warnings": warnings}
-    return SystemOutput(sources, [wanted, *references[1:]], labels, metrics or ["accuracy"], about)
+    """Return labels and their confusion matrix. Reference labels that were not in the training data count as errors."""
+    verdicts = classifier.classify(sources)
+    labels, expected = [verdict.label for verdict in verdicts], [label.strip() for label in references[0]]
+    warnings = count_warnings(verdicts)
+    encode = classifier.tokenizers.target.encode
+    if unknown := sum(not encode(label) for label in expected):
+        warnings["with a reference label that was not in the training data"] = unknown
+    about = {"confusion": count_confusion(labels, expected), "warnings": warnings}
+    return SystemOutput(sources, [expected, *references[1:]], labels, metrics or ["accuracy"], about)
 
 
-def count_warnings(found: Sequence[Hypothesis | Verdict]) -> dict[str, int]:
-    """Return how many outputs have each warning."""
+def count_warnings(outputs: Sequence[Hypothesis | Verdict]) -> dict[str, int]:
+    """Return how many outputs have each kind of warning."""
     from dragoman.inference.postprocess import warning_kinds
 
-    return dict(Counter(kind for one in found for kind in warning_kinds(one.warnings)))
+    return dict(Counter(kind for output in outputs for kind in warning_kinds(output.warnings)))
 
 
 def score_phenomena(phrases: Sequence[Phrase], texts: TextLines) -> dict[str, dict[str, float]]:
-    """Return how many of each grammatical phenomenon the texts have right."""
+    """Return the accuracy of the texts on each grammatical phenomenon."""
     right: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for phrase, text in zip(phrases, texts, strict=True):
-        for name, (good, all_of_it) in count_correct_phenomena(phrase, text).items():
-            right[name] += good
-            total[name] += all_of_it
+        for name, (correct, count) in count_correct_phenomena(phrase, text).items():
+            right[name] += correct
+            total[name] += count
     return {
         name: {"right": right[name], "total": total[name], "percent": 100 * right[name] / total[name]}
         for name in sorted(total)
@@ -323,9 +327,10 @@ def evaluate(
     tag: str = "",
     device: str = "auto",
 ) -> list[Score]:
-    """Return scores of what a run outputs for sources: BLEU, chrF and TER, or the run's own metrics, or those named.
+    """Return the scores of a run on sources and references.
 
-    `references` are one list of lines, or several lists where each source has several references.
+    Metrics are those named, else data.metrics of the run, else BLEU, chrF and TER. `references` is a list of lines, or
+    several such lists if each source has several references.
 
         scores = dragoman.evaluate("runs/mine", sources=["A man walks."], references=["Ein Mann geht."])
         for score in scores:
@@ -337,20 +342,21 @@ def evaluate(
     from dragoman.inference.translator import Translator
 
     sources = check_lines(sources, "evaluate", "source")
-    given = [] if isinstance(references, str) else list(references)
-    if not given:
-        raise UserError("evaluate takes references=[...], a list of lines, or of such lists; put a line into a list")
+    items = [] if isinstance(references, str) else list(references)
+    if not items:
+        raise UserError(
+            "evaluate takes references=[...], a list of lines or several such lists; put a single line into a list"
+        )
     predictor = load(run, device=device)
     if isinstance(predictor, Generator):
-        raise UserError("a language model outputs nothing to score; use dragoman.load(run).measure(lines).perplexity")
+        raise UserError("a language model has no outputs to score; use dragoman.load(run).measure(lines).perplexity")
     if tag and not isinstance(predictor, Translator):
         raise UserError(f"tag={tag!r} is for runs that translate; leave it out")
-    single = isinstance(given[0], str)
-    texts: Any = [given] if single else given
-    lists: list[list[str]] = [check_lines(each, "evaluate", "reference") for each in texts]
-    for each in lists:
-        if len(each) != len(sources):
-            raise UserError(f"there are {len(sources)} sources but {len(each)} references; give one for each source")
+    texts: Any = [items] if isinstance(items[0], str) else items
+    lists: list[list[str]] = [check_lines(lines, "evaluate", "reference") for lines in texts]
+    for lines in lists:
+        if len(lines) != len(sources):
+            raise UserError(f"there are {len(sources)} sources but {len(lines)} references; give one for each source")
     output = predict_lines(predictor, sources, lists, metrics=metrics, beam=beam, tag=tag)
     return compute_metrics(output.texts, output.references, output.metrics)
 
@@ -364,9 +370,10 @@ Bounds = tuple[int, int | None]
 
 @dataclass(frozen=True, slots=True)
 class ScoredSystem:
-    """A system's output on a test set with its scores.
+    """The output of a system on a test set, with its scores.
 
-    `values` are the scores of bootstrap resamples, for the comparison with later systems.
+    `counts` are the counts of each metric per line, `values` the scores of bootstrap resamples; both are needed to
+    compare later systems with this one.
     """
 
     name: str
@@ -377,16 +384,16 @@ class ScoredSystem:
 
 
 class WordCounts(NamedTuple):
-    """How often words occur, and where they were counted."""
+    """Word frequencies, and a description of the texts they were counted in."""
 
     times: Mapping[str, int]
     where: str
 
 
 class Scorer:
-    """Score systems one after another. `tests` holds the systems of each test set in the order in which they came.
+    """Score systems one after another. `tests` has, for each test set, the systems scored so far.
 
-    `recipes` are those of the runs, by name: words are counted in their training data. Without them there is no
+    `recipes`, by the name of the run, give the training data in which words are counted. Without `recipes` there is no
     breakdown by length and word frequency.
     """
 
@@ -397,10 +404,10 @@ class Scorer:
         self.tests: list[list[ScoredSystem]] = []
 
     def score(self, name: str, output: SystemOutput) -> dict[str, Any]:
-        """Return one system's result on one test set, as JSON has it."""
+        """Return the result of one system on one test set, as a dict that can be written as JSON."""
         key = (output.sources, output.references)
-        same = (some for some in self.tests if (some[0].output.sources, some[0].output.references) == key)
-        systems: list[ScoredSystem] = next(same, [])  # the earlier systems on the same test set
+        same_test = (test for test in self.tests if (test[0].output.sources, test[0].output.references) == key)
+        systems: list[ScoredSystem] = next(same_test, [])  # the earlier systems on the same test set
         metrics = select_metrics(output.metrics, tokenize=self.tokenize) if output.texts else []
         counts = {metric.name: metric.counted(output.texts, output.references) for metric in metrics}
         values = bootstrap_scores(counts) if counts else {}
@@ -416,19 +423,19 @@ class Scorer:
         if systems:
             first = systems[0]
             with self.report.progress("comparing with the first system", total=RANDOMISATION, unit="trials") as bar:
-                found = compare_with_first(first.counts, counts, first.values, values, tick=bar.update)
-            for metric_name, one in found.items():
+                differences = compare_with_first(first.counts, counts, first.values, values, tick=bar.update)
+            for metric_name, difference in differences.items():
                 scores[metric_name]["against"] = {
                     "run": first.name,
-                    "difference": one.value,
-                    "p_bootstrap": one.bootstrap,
-                    "p_randomisation": one.randomisation,
-                    "significant": one.significant,
+                    "difference": difference.value,
+                    "p_bootstrap": difference.bootstrap,
+                    "p_randomisation": difference.randomisation,
+                    "significant": difference.significant,
                 }
         result = {"run": name, **output.describe(), **scores, **output.about}
         if counts and self.recipes is not None:
             result["lengths"] = score_by_length(output, counts)
-            if "confusion" not in output.about:  # labels are no words
+            if "confusion" not in output.about:  # not for a classifier, whose outputs are labels
                 known = self.training_words or WordCounts(count_words(chain(*output.references)), "the references")
                 result["rarity"] = score_by_frequency(output, known)
         if not systems:
@@ -438,9 +445,9 @@ class Scorer:
 
     @cached_property
     def training_words(self) -> WordCounts | None:
-        """Count the target words in the training data of the first run whose data is still there.
+        """Count the target words in the training data of the first run whose files still exist.
 
-        One count serves all systems, so that they are scored on the same words.
+        All systems share these counts, so that they are scored on the same words.
         """
         for name, recipe in (self.recipes or {}).items():
             data = recipe.data
@@ -454,20 +461,20 @@ class Scorer:
 
 
 def count_words(lines: Iterable[str]) -> Counter[str]:
-    """Return how often each word occurs, punctuation left out."""
+    """Return how often each word occurs, without punctuation."""
     return Counter(word for line in lines for word in extract_words(line))
 
 
-def fit_buckets(numbers: Sequence[int], most: int = LENGTH_BUCKETS) -> list[tuple[int, int]]:
-    """Return bounds that put about as many of these numbers into each bucket, none of them empty."""
-    ends = np.unique(np.quantile(numbers, np.arange(1, most + 1) / most, method="inverted_cdf")).tolist()
+def fit_buckets(numbers: Sequence[int], count: int = LENGTH_BUCKETS) -> list[tuple[int, int]]:
+    """Return the inclusive bounds of at most `count` buckets with about equally many of these numbers, none empty."""
+    ends = np.unique(np.quantile(numbers, np.arange(1, count + 1) / count, method="inverted_cdf")).tolist()
     return list(zip([min(numbers), *(end + 1 for end in ends[:-1])], ends, strict=True))
 
 
 def score_by_length(output: SystemOutput, counts: Counts) -> dict[str, Any]:
-    """Return every metric on the lines of each length of the source or, where it is not known, of the reference.
+    """Return every metric by the length of the source or, if it is not known, of the reference.
 
-    Scores come from sums of the counts of each line, so no line is counted again.
+    Scores are computed from sums of the counts per line, so no line is processed again.
     """
     texts = output.sources or output.references[0]
     spaceless = detect_eastern_script(texts) in SPACELESS_LANGUAGES
@@ -475,31 +482,32 @@ def score_by_length(output: SystemOutput, counts: Counts) -> dict[str, Any]:
     rows = []
     for low, high in fit_buckets(length_N.tolist()):
         inside_N = (low <= length_N) & (length_N <= high)
-        values = {name: float(METRICS[name].values(one.line_NK[inside_N].sum(0))) for name, one in counts.items()}
+        values = {name: float(METRICS[name].values(item.line_NK[inside_N].sum(0))) for name, item in counts.items()}
         rows.append({"low": low, "high": high, "lines": int(inside_N.sum()), **values})
     side = "source" if output.sources else "reference"
     return {"unit": "characters" if spaceless else "words", "side": side, "buckets": rows}
 
 
 def score_by_frequency(output: SystemOutput, word_counts: WordCounts) -> dict[str, Any]:
-    """Return precision, recall and F1 of words by their frequency. Of several references, the first counts."""
-    given, wanted, both = Counter[Bounds](), Counter[Bounds](), Counter[Bounds]()
+    """Return precision, recall and F1 of words by their frequency. Only the first reference is used."""
+    predicted, expected, correct = Counter[Bounds](), Counter[Bounds](), Counter[Bounds]()
     lows = [low for low, _ in FREQUENCIES]
     for text, reference in zip(output.texts, output.references[0], strict=True):
-        here, there = count_words([text]), count_words([reference])
-        for tally, counted in ((given, here), (wanted, there), (both, here & there)):
+        output_words, reference_words = count_words([text]), count_words([reference])
+        shared_words = output_words & reference_words
+        for tally, counted in ((predicted, output_words), (expected, reference_words), (correct, shared_words)):
             for word, times in counted.items():
                 tally[FREQUENCIES[bisect_right(lows, word_counts.times.get(word, 0)) - 1]] += times
     rows = [
         {
             "low": bounds[0],
             "high": bounds[1],
-            "words": wanted[bounds],
-            "precision": 100 * both[bounds] / max(given[bounds], 1),
-            "recall": 100 * both[bounds] / wanted[bounds],
-            "f1": 200 * both[bounds] / (given[bounds] + wanted[bounds]),
+            "words": expected[bounds],
+            "precision": 100 * correct[bounds] / max(predicted[bounds], 1),
+            "recall": 100 * correct[bounds] / expected[bounds],
+            "f1": 200 * correct[bounds] / (predicted[bounds] + expected[bounds]),
         }
         for bounds in FREQUENCIES
-        if wanted[bounds]
+        if expected[bounds]
     ]
     return {"counted_in": word_counts.where, "buckets": rows}
