@@ -114,7 +114,7 @@ def pairwise_bleu(texts: Sequence[str]) -> Floats:
 
 MBR_METRICS: dict[str, Callable[[Sequence[str]], Floats]] = {"chrf": pairwise_chrf, "bleu": pairwise_bleu}
 
-MAX_PARALLEL_SAMPLES = 32  # of one sentence
+MAX_PARALLEL_SAMPLES = 32  # samples of one sentence that are computed at a time
 MAX_WIDTH = 64  # beams of a sentence in constrained search
 
 
@@ -215,7 +215,7 @@ def check_beam(settings: SearchSettings) -> None:
 
 
 def check_greedy(settings: SearchSettings) -> None:
-    """Refuse more than one result."""
+    """Raise a UserError if more than one result is requested."""
     if settings.nbest > 1:
         raise UserError(
             f"{settings.nbest} answers cannot come from greedy search; set search.method to beam, diverse or sample"
@@ -234,7 +234,7 @@ def check_mbr(settings: SearchSettings) -> None:
 
 
 def check_diverse(settings: SearchSettings) -> None:
-    """Refuse a beam that the groups cannot share evenly."""
+    """Raise a UserError if the beam is not a multiple of the number of groups."""
     check_beam(settings)
     beam, groups = settings.beam, settings.groups
     if beam % groups:
@@ -249,7 +249,7 @@ class Method:
     decode: Callable[[Request], list[list[SearchResult]]]
     check: Callable[[SearchSettings], None] = lambda _: None  # refuses settings that it cannot follow
     is_beam_search: bool = False  # plain beam search: runs in CUDA graphs and in CTranslate2, and can be streamed
-    reranks: bool = False  # asks the search for the whole beam when results are deduplicated or reranked
+    reranks: bool = False  # whether the search must return the full beam when results are deduplicated or reranked
     fixed: Mapping[str, Any] = field(default_factory=dict)  # settings that it overrides
 
 
@@ -275,6 +275,6 @@ def check_search_settings(settings: SearchSettings) -> None:
 
 
 def apply_fixed_settings(settings: SearchSettings) -> SearchSettings:
-    """Return the settings with those that the method itself fixes."""
+    """Return the settings, with those that the method determines replaced."""
     fixed = METHODS[settings.method].fixed
     return settings.model_copy(update=dict(fixed)) if fixed else settings

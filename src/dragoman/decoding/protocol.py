@@ -1,7 +1,7 @@
-"""What search needs from a model, the records that decoding methods share, and the base class of searches.
+"""The interface between search and models, the records that decoding methods share, and the base class of searches.
 
     state = model.start(source_BS, real_BS)          # one row per sentence
-    logp_NV, state = model.step(token_N, state)      # one token in, log-probabilities of the next one out
+    logp_NV, state = model.step(token_N, state)      # one token per row in, log-probabilities of the next token out
     state = state.select(rows_N)                     # keep these rows, in this order
 
 Search never asks what kind of model it has; an `Ensemble` implements the same protocol. A `Search` decodes the
@@ -73,7 +73,7 @@ class SpellingTable:
             self.byte_VL[row, : len(spelt[token])] = np.frombuffer(spelt[token], dtype=np.uint8)
 
     def term(self, text: str, bodies: Iterable[bytes], *, before: bool, after: bool) -> Term:
-        """Build a term's automaton. `bodies` are the ways to write it; `before` and `after` ask for word boundaries."""
+        """Build a term's automaton. `bodies` are its spellings; `before` and `after` require word boundaries."""
         delta_S256, ends_S = build_automaton(bodies, before=before, after=after)
         states = len(delta_S256)
         sorted_SV = np.repeat(np.arange(states, dtype=np.int16)[:, None], len(self.length_V), axis=1)
@@ -149,11 +149,11 @@ def build_nondeterministic(bodies: Iterable[bytes], *, before: bool, after: bool
     return edges, first, last
 
 
-NEVER = float("-inf")  # the log-probability of what is impossible
+NEVER = float("-inf")  # log-probability of impossible tokens
 
 
 class SearchState(Protocol):
-    """What a model keeps of the prefixes it has read, one row each."""
+    """The state of a model after reading prefixes, one row per prefix."""
 
     def select(self, rows_N: Tensor) -> Self:
         """Return the state of these rows, in this order. Rows may repeat, and their number may change."""
@@ -171,13 +171,13 @@ class StepModel(Protocol[StateT]):
         ...
 
     def step(self, token_N: Tensor, state: StateT) -> tuple[Tensor, StateT]:
-        """Append one token to every prefix, BOS first; return log-probabilities, none above 0, and the new state."""
+        """Append one token to every prefix, BOS first; return log-probabilities (at most 0) and the new state."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DecodingConstraints:
-    """What the translation of one sentence must satisfy."""
+    """Constraints on the translation of one sentence."""
 
     prefix: tuple[int, ...] = ()  # tokens that it starts with
     must: tuple[Term, ...] = ()  # terms that must appear
@@ -202,12 +202,12 @@ class DecodingConstraints:
 
 
 class Job(NamedTuple):
-    """A source to decode: its ids without BOS and EOS, and the most tokens of a result, EOS counted."""
+    """A source to decode: its ids without BOS and EOS, and the maximum length of a result, including EOS."""
 
     ids: list[int]
     limit: int  # 0: no result
     constraints: DecodingConstraints = DecodingConstraints()
-    features: Mapping[str, TokenFeature] = {}  # of the source, for models that need them
+    features: Mapping[str, TokenFeature] = {}  # features of the source, for models that need them
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ Rule = Callable[[Tensor, Prefix], Tensor]
 
 
 class Search(ABC):
-    """Sentences that are searched side by side, one per slot, with `width` adjacent rows of the model each.
+    """A search of several sentences at once, one per slot, with `width` adjacent rows of the model each.
 
     `longest` is the highest limit of any job that will come. A job with limit 0 is done from the beginning. Here the
     state of a search is a NamedTuple of tensors with one entry per slot; subclasses may keep another one.
@@ -309,10 +309,10 @@ class Search(ABC):
         return type(self.state)(*[each.index_select(0, index_K) for each in self.state])
 
     def advance(self, logp_NV: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Advance every slot by one token; return which rows continue, in which order, and their tokens.
+        """Advance every slot by one token; return the row that each new row continues, and the new tokens.
 
-        No rows are returned if all continue as they are. Overwrites the log-probabilities of PAD and BOS, which must
-        never come out.
+        Rows are None if every row continues itself. Overwrites the log-probabilities of PAD and BOS, which must never
+        be generated.
         """
         logp_NV = logp_NV.float()
         logp_NV[:, PAD] = NEVER
@@ -336,7 +336,7 @@ class Search(ABC):
 
     @abstractmethod
     def make_state(self, jobs: Sequence[Job]) -> Any:
-        """Return the state of jobs that begin."""
+        """Return the initial state of these jobs."""
 
     @abstractmethod
     def extend(self, logp_NV: Tensor) -> tuple[Tensor | None, Tensor]:

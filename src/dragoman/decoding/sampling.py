@@ -20,7 +20,7 @@ from dragoman.types import EOS
 
 
 class SampleState(NamedTuple):
-    """The samples of every sentence. `uniform_BWT` holds a number from [0, 1) for every token of a sample."""
+    """The samples of every sentence. `uniform_BWT` has a number from [0, 1) for every token of a sample."""
 
     token_BWT: Tensor  # with EOS
     logp_BW: Tensor
@@ -40,9 +40,9 @@ class SampleState(NamedTuple):
 def extend_samples(
     state: SampleState, logp_NV: Tensor, settings: SampleSettings, wait_BW: Tensor, *, ends: bool = True
 ) -> tuple[SampleState, Tensor]:
-    """Extend every sample by one token, apart from those that wait; return the new state and the tokens.
+    """Extend every sample by one token, except where `wait_BW` is True; return the new state and the tokens.
 
-    With `ends`, EOS ends a sample. A sample that is done keeps running as a dummy, so that shapes never change.
+    With `ends`, EOS ends a sample. The rows of a finished sample are still computed, so that shapes never change.
     """
     shape, T = state.done_BW.shape, state.token_BWT.size(2)
     clean_NV = sanitize_logp(logp_NV)

@@ -80,7 +80,7 @@ class SentenceBeam:
         return [Extension(index // V, index % V, logp) for rank, index, logp in rows if rank > NEVER]
 
     def extend(self, ends: list[Extension], growing: list[Extension]) -> list[Extension]:
-        """Add the finished results, replace the active beams by the growing ones, and decide whether to stop."""
+        """Add the finished results, replace the active beams by their extensions, and decide whether to stop."""
         if not ends and not growing:
             self.done = True
             return []
@@ -100,7 +100,7 @@ class SentenceBeam:
         return float(torch.tensor(logp) / self.norm_T[length])
 
     def results(self) -> list[SearchResult]:
-        """Return finished results by score, then, if they are too few, unfinished ones."""
+        """Return finished results by score, then, if there are fewer than `nbest`, unfinished ones."""
         if self.limit == 0:
             return []
         cut = [SearchResult(tokens, logp, self.score(logp, len(tokens)), False) for tokens, logp in self.active]
@@ -198,7 +198,7 @@ class ConstrainedBeam(SentenceBeam):
         return sorted(unique.values(), key=lambda one: (-one.logp, one.row, one.token))
 
     def results(self) -> list[SearchResult]:
-        """Return those that have all terms, or none if the search has not come so far."""
+        """Return the results that contain all terms; there may be none."""
         met = [all(bool(ends[s]) for ends, s in zip(self.ends, states, strict=True)) for states in self.states]
         self.active = [beam for beam, all_met in zip(self.active, met, strict=False) if all_met]
         return super().results()

@@ -45,13 +45,13 @@ class TrainState:
     plan: ExecutionPlan
     data: dict[str, str]  # digest of each corpus
     longest: int = 0  # source, in tokens, that the model was trained on
-    parent: str = ""  # the run whose weights this one began with
+    parent: str = ""  # the run from whose weights this run started
     step: int = 0
     position: StreamPosition = field(default_factory=StreamPosition)
     seconds: float = 0.0  # trained so far
     tokens: int = 0  # read so far, both sides
     flops: float = 0.0  # spent so far (models/registry.py)
-    peak_memory: int = 0  # bytes: of the GPU, or else of the whole process
+    peak_memory: int = 0  # in bytes, of the GPU or, on a CPU, of the process
     skipped: int = 0  # steps whose loss or gradient was not finite
     skipped_in_a_row: int = 0
     lr_scale: float = 1.0  # halved at every roll-back
@@ -91,7 +91,7 @@ class TrainState:
         return loss / steps, nll / steps, divergence / steps
 
     def add_validation(self, validation: Validation, metric: str, keep: int) -> TrainState:
-        """Keep the `keep` best validations and count those since the best one."""
+        """Add a validation: keep the `keep` best, and count how many there were since the best."""
         entry, floor = (validation.goodness(metric), self.step), validation.floor(metric)
 
         def rank(each: tuple[tuple[float, float], int]) -> tuple[float, float]:
@@ -137,12 +137,12 @@ PLAN_SAVED_AS = {
 
 
 def best_file(folder: RunFolder, step: int) -> Path:
-    """Return the file of the weights of one of the best validations."""
+    """Return the file with the weights of a step that is among the best validations."""
     return folder.checkpoints / f"best-{step:010}.safetensors"
 
 
 def save(folder: RunFolder, stepper: Stepper, state: TrainState) -> None:
-    """Write a checkpoint, then remove older ones: a crash between the two costs disk space, nothing else.
+    """Write a checkpoint, then remove older ones. A crash between the two leaves only superfluous files.
 
     What Dragoman did not write, such as a copy of a checkpoint, stays.
     """
@@ -192,7 +192,7 @@ def save_shards(target: Path, stepper: Stepper, state: TrainState) -> None:
 
 
 def remove_unfinished(folder: RunFolder) -> None:
-    """Remove files that a killed process had not finished. The run is locked, so nobody is writing them now."""
+    """Remove files that a killed process had not finished. The run is locked, so no other process is writing them."""
     sweep(folder.path, age=0.0)
     sweep(folder.checkpoints, age=0.0)
     for half in folder.checkpoints.iterdir():
@@ -252,7 +252,7 @@ def now() -> str:
 
 
 def record_start(folder: RunFolder, prepared: Prepared, form: str, *, init_from: str, resumed: bool) -> None:
-    """Write provenance.json. A resumed run keeps the one that it has."""
+    """Write provenance.json. A resumed run keeps the existing file."""
     if resumed and folder.provenance_file.exists():
         return
     parts = [("train", part) for part in prepared.train] + [("dev", part) for part in prepared.dev]

@@ -37,9 +37,9 @@ from dragoman.types import Batch
 
 
 class SingleProcess:
-    """One process with the whole learner."""
+    """Training in a single process."""
 
-    sharded = False  # whether a process holds only a part of each tensor
+    sharded = False  # whether parameters are sharded over the processes
 
     def __init__(self, learner: nn.Module, group: ProcessGroup) -> None:  # noqa: ARG002 - all entries take both
         self.module: Any = learner
@@ -49,7 +49,7 @@ class SingleProcess:
         return sums_3
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Accumulate gradients locally inside, without exchanging them."""
+        """Return a context in which gradients are accumulated locally, without communication."""
         return nullcontext()
 
     @staticmethod
@@ -58,7 +58,7 @@ class SingleProcess:
 
 
 class DataParallel(SingleProcess):
-    """Every process holds the whole model. Gradients are exchanged in buckets during the backward pass."""
+    """Every process has the full model. Gradients are averaged in buckets during the backward pass."""
 
     def __init__(self, learner: nn.Module, group: ProcessGroup) -> None:
         super().__init__(learner, group)
@@ -82,7 +82,7 @@ class DataParallel(SingleProcess):
 
 
 class FullyShardedDataParallel(SingleProcess):
-    """Every process holds a part of each tensor, and a full layer only while it computes.
+    """Every process has a shard of each parameter, and the full parameters of a layer only while it is computed.
 
     Gradients are exchanged after every part of a batch: keeping them unsharded would take the memory that this saves.
     """
@@ -124,7 +124,7 @@ def to_full(tensor: Tensor) -> Tensor:
 
 
 def to_local(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that this process holds."""
+    """Return the local shard of a tensor, or the tensor itself if it is not sharded."""
     part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
     return part
 

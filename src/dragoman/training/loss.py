@@ -26,7 +26,7 @@ from dragoman.modules.dropout import sample_dropout_mask
 from dragoman.modules.feedforward import compute_weight_gradient, fast_linear
 from dragoman.types import BOS, EOS, Batch
 
-CHUNK = {"cpu": 512, "cuda": 8192}  # rows of logits held at a time: few enough for a CPU's cache
+CHUNK = {"cpu": 512, "cuda": 8192}  # rows of logits computed at a time; on a CPU they fit into the cache
 NOT_COUNTED = -1  # or any target below 0
 ComputeGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # logits_PNV, target_N -> sums_K, grad_PNV
 
@@ -121,11 +121,11 @@ def cross_entropy_gradient(logits_NV: Tensor, target_N: Tensor, smoothing: float
         return cross_entropy_in_place(logits_NV, target_N, smoothing), logits_NV
     N, V = logits_NV.shape
     logits, real_N, target_N1 = logits_NV.float(), target_N >= 0, target_N.clamp(min=0)[:, None]
-    share = logits.softmax(-1)
-    lse = logits.amax(-1) - share.amax(-1).log()  # from the softmax, without a second exp
+    prob = logits.softmax(-1)
+    lse = logits.amax(-1) - prob.amax(-1).log()  # from the softmax, without a second exp
     nll = ((lse - logits.gather(1, target_N1)[:, 0]) * real_N).sum()
     even = ((lse - logits.sum(-1) / V) * real_N).sum() if smoothing else 0.0
-    grad = share.sub_(smoothing / V) if smoothing else share
+    grad = prob.sub_(smoothing / V) if smoothing else prob
     grad.scatter_add_(1, target_N1, grad.new_full((N, 1), smoothing - 1))
     return torch.stack([(1 - smoothing) * nll + smoothing * even, nll]), grad.to(logits_NV.dtype)
 
@@ -148,7 +148,7 @@ def count_passes(settings: TrainSettings) -> int:
 
 
 def repeat_rows(batch: Batch, method: Consistency, cut: float) -> Batch:
-    """Return a batch with all rows twice. If the method cuts, a share `cut` of the second half's tokens is hidden."""
+    """Return a batch with all rows twice. If the method cuts, a fraction `cut` of tokens is hidden in the copies."""
     both = batch.map_tensors(lambda tensor: torch.cat([tensor, tensor]))
     if not method.cuts:
         return both

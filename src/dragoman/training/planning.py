@@ -142,7 +142,7 @@ def fit(recipe: str | Path, overrides: Sequence[str] = (), report: Report | None
 
 
 def find_largest(measure: Callable[[int], float | None], limit: float) -> int:
-    """Return the most tokens whose memory stays within `limit`.
+    """Return the maximum number of tokens whose memory stays within `limit`.
 
     `measure` returns the memory of a step with so many tokens, None if it does not fit at all. It grows linearly from
     some size on: batches are doubled until one takes a third of the limit, and the rest is extrapolated and tried.

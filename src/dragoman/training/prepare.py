@@ -1,4 +1,4 @@
-"""Prepare the data of a run: tokenizers, token stores and the stream of batches. A later start finds them again."""
+"""Prepare the data of a run: tokenizers, token stores and the stream of batches. Tokenizers and stores are cached."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def check_data(recipe: Recipe) -> None:
 
 
 class NoPairFound(Exception):
-    """The first lines of a file hold no pair."""
+    """The first lines of a file contain no pair."""
 
 
 def check_files(recipe: Recipe) -> None:
@@ -144,13 +144,15 @@ def check_files(recipe: Recipe) -> None:
                     yield line
 
             assert corpus.reader is not None
-            full = corpus.model_copy(update={"part": (0.0, 1.0)})  # only the full file tells where a part begins
+            full = corpus.model_copy(
+                update={"part": (0.0, 1.0)}
+            )  # the start of a part is known only from the full file
             with suppress(NoPairFound):
                 next(corpus.reader.read(full, read_first), None)
 
 
 def prepare(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: Tokenizers | None = None) -> Prepared:
-    """Return tokenizers and token stores. Tokenizers are the given ones, those of the run folder, or learned."""
+    """Return tokenizers and token stores. Tokenizers are given, loaded from the run folder, or trained."""
     if tokenizers is None:
         exists = folder.tokenizer.exists()
         tokenizers = Tokenizers.load(folder.tokenizer) if exists else learn_tokenizers(recipe, report)
@@ -178,7 +180,7 @@ def read_corpus(recipe: Recipe, corpus: CorpusSettings, split: str, features: Se
 
 
 def learn_tokenizers(recipe: Recipe, report: Report) -> Tokenizers:
-    """Learn tokenizers from the training corpora, or load those that an earlier run learned from them."""
+    """Train tokenizers on the training corpora, or load the tokenizers that an earlier run trained on them."""
     corpora = [fingerprint_corpus(c, split="train", direction=recipe.data.direction) for c in recipe.data.train]
     settings, seed, form = recipe.tokenizer, recipe.train.seed, recipe.example_format
     name = digest_bytes(json.dumps([corpora, settings.model_dump(), form, seed]).encode(), size=12)

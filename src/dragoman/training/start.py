@@ -101,12 +101,12 @@ class TrainRequest(NamedTuple):
 class Start(NamedTuple):
     recipe: Recipe  # with every setting written out
     newest: Path | None  # the checkpoint to resume from
-    parent: Predictor[Any] | None  # the run whose weights a new one begins with
+    parent: Predictor[Any] | None  # the run from whose weights a new run starts
     init_from: str
 
 
 def begin(request: TrainRequest, report: Report, held: ExitStack, group: ProcessGroup) -> Start:
-    """Begin or resume a run, whose folder stays locked until `held` is closed. Rank 0 decides for all."""
+    """Start or resume a run. Its folder stays locked until `held` is closed. Rank 0 decides for all processes."""
     folder, init_from = request.folder, request.init_from
     newest = group.broadcast(lambda: find_checkpoint(folder, resume=request.resume))
     if newest or init_from is None:
@@ -130,7 +130,7 @@ def begin(request: TrainRequest, report: Report, held: ExitStack, group: Process
 
 
 def find_checkpoint(folder: RunFolder, *, resume: bool) -> Path | None:
-    """Return the checkpoint to resume from, None if a run may begin. What is in the way is refused, never removed."""
+    """Return the checkpoint to resume from, or None for a new run. Other contents are refused, never removed."""
     name = str(folder.path)
     if folder.path.exists() and not folder.path.is_dir():
         raise UserError(f"{name!r} is a file, but a run needs a folder; choose another --out")
@@ -181,7 +181,7 @@ def begin_run(
 
 
 def resume_run(request: TrainRequest, newest: Path, report: Report, held: ExitStack, group: ProcessGroup) -> Recipe:
-    """Check that the recipe is that of the run in the folder, but for limits and hardware, and return it."""
+    """Check that the recipe equals that of the run in the folder, except for limits and hardware; return it."""
     folder = request.folder
     before, parent = folder.recipe(), checkpoint.load_state(newest).parent
     recipe = request.read_recipe(before if parent else None)
@@ -312,7 +312,7 @@ def check_settings(recipe: Recipe) -> None:
 
 
 def check_scoring(recipe: Recipe) -> None:
-    """Refuse metrics that cannot be computed. A resumed run is not checked: it may have begun in an earlier release."""
+    """Refuse metrics that cannot be computed. A resumed run is not checked: it may be from an earlier release."""
     if missing := next(filter(None, (METRICS[name].missing_library for name in recipe.data.metrics)), ""):
         raise UserError(f"data.metrics: {missing}")
     if recipe.model.task != "translate":

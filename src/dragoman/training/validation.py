@@ -67,7 +67,7 @@ class Validation:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Validation:
-        """Return what was saved. Format 1 knew only BLEU; metrics may have an earlier name."""
+        """Return a validation from its saved form. Format 1 has only BLEU; metrics may have an earlier name."""
         values = {"score" if name == "bleu" else name: value for name, value in state.items()}
         return cls(**values | ({"metric": metric_name(values["metric"])} if "metric" in values else {}))
 
