@@ -1,9 +1,9 @@
-"""A run folder on disk: complete files only, a format number, and digests that reveal damage.
+"""A run folder on disk: files written atomically, a format number, and digests that detect damage.
 
     config.yaml  model.safetensors  tokenizer/  metrics.jsonl  checkpoints/  FORMAT
-    provenance.json (data counts, versions, dates, the parent run)  scores.jsonl (what `evaluate` found)
+    provenance.json (data counts, versions, dates, the parent run)  scores.jsonl (results of `evaluate`)
 
-Only tensors, text and JSON; loading never runs code from a folder.
+A folder has only tensors, text and JSON; loading it never executes code from it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = 3
-MOST_DIGITS = 100  # of a format number; Python itself gives up after some thousands
+MOST_DIGITS = 100  # of a format number: int() raises an error for thousands of digits
 DIGEST_LINE = "# digest: "
-NOTE = "dragoman"  # the entry of a safetensors header that holds what is known about the tensors, as JSON
+NOTE = "dragoman"  # the entry of the safetensors header with our metadata, as JSON
 CHANGED = "changed by hand"  # written by the user in place of the digest, to accept a changed config.yaml
 
 
@@ -38,18 +38,19 @@ def format_json(value: object) -> str:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], **about: str) -> None:
-    """Write tensors and what is known about them, with a digest of both in the header of the file.
+    """Write tensors and the metadata `about`, with a digest of both in the header of the file.
 
-    The header has one entry: safetensors writes several in random order, and equal runs must give equal bytes.
+    All metadata are in one header entry: safetensors writes several entries in random order, and equal runs must give
+    equal bytes.
     """
     from safetensors.torch import save_file
 
-    held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    note = json.dumps({**about, "digest": _digest(held, about)}, sort_keys=True)
+    stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    note = json.dumps({**about, "digest": _digest(stored, about)}, sort_keys=True)
 
     def write(made: Path) -> None:
         try:
-            save_file(held, str(made), {NOTE: note})
+            save_file(stored, str(made), {NOTE: note})
         except SafetensorError as error:
             raise OSError(str(error)) from None
 
@@ -57,7 +58,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], **about: str) -> Non
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors of a file and what was written about them; refuse a damaged file."""
+    """Return the tensors and the metadata of a file; raise a UserError if it is missing or damaged."""
     try:
         with safe_open(str(path), framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
@@ -68,7 +69,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{str(path)!r} is cut short or damaged ({error}); copy it again or restore it") from None
     if digest != _digest(tensors, about):
-        raise UserError(f"{str(path)!r} is damaged: its content does not match its digest; copy it again or restore it")
+        raise UserError(f"{str(path)!r} is damaged: its contents do not match its digest; copy it again or restore it")
     return tensors, about
 
 
@@ -93,7 +94,7 @@ def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
 
 
 def mean(many: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the average of several sets of weights, summed in double precision, in this order."""
+    """Return the average of several sets of weights, summed in float64 in the given order."""
     sets = list(many)
     total = {name: tensor.double() for name, tensor in sets[0].items()}
     for tensors in sets[1:]:
@@ -103,7 +104,7 @@ def mean(many: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 class RunFolder:
-    """The files of a run folder, and how each is read and written."""
+    """Paths of the files in a run folder, and methods that read and write them."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -118,7 +119,7 @@ class RunFolder:
         self.format = self.path / "FORMAT"
 
     def begin(self, recipe: Recipe) -> None:
-        """Create the folder. The format number comes first: a folder that has one is a run, however early it ends."""
+        """Create the folder. FORMAT is written first, so that even an interrupted start leaves a valid run folder."""
         self.check_name()
         with report_write_errors(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -127,7 +128,7 @@ class RunFolder:
         self.save_recipe(recipe)
 
     def discard(self) -> None:
-        """Remove a run that failed at its start: the files written so far, and the folder if it is empty then."""
+        """Remove a run that failed at its start: the files written so far, and the folder if nothing else is in it."""
         for folder in (self.tokenizer, self.checkpoints, self.path / "tensorboard"):
             shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):
@@ -147,9 +148,9 @@ class RunFolder:
             raise UserError(f"the path {str(self.path)!r} of a run folder is not valid UTF-8; rename it") from None
 
     def check(self) -> int:
-        """Return the format of the folder; refuse what is no run folder, or one of a later Dragoman.
+        """Return the format number; raise a UserError if this is not a run folder, or one of a newer release.
 
-        Checkpoints are left out: a process that trains removes them at any time.
+        Checkpoints are not checked: a training process may remove them at any time.
         """
         if not self.path.is_dir():
             raise UserError(f"there is no run folder {str(self.path)!r}")
@@ -161,7 +162,7 @@ class RunFolder:
             raise UserError(f"{str(self.path)!r} is not a run folder: it has no FORMAT file")
         written = self.format.read_bytes().strip()
         if not written.isdigit() or len(written) > MOST_DIGITS or not int(written):
-            raise UserError(f"{str(self.format)!r} is damaged: it must hold a number, such as {FORMAT}")
+            raise UserError(f"{str(self.format)!r} is damaged: it must contain a number, such as {FORMAT}")
         if int(written) > FORMAT:
             raise UserError(
                 f"{str(self.path)!r} has format {int(written)}, but this Dragoman reads up to {FORMAT}; update Dragoman"
@@ -179,7 +180,7 @@ class RunFolder:
             raise UserError(f"{str(self.config)!r} is cut short: it must end with a line {DIGEST_LINE!r}; restore it")
         if digest.strip() not in (CHANGED, digest_bytes(body.encode())):
             raise UserError(
-                f"{str(self.config)!r} is not as it was written; restore it, or, if you changed it on purpose, "
+                f"{str(self.config)!r} was changed after it was written; restore it, or, if you changed it on purpose, "
                 f"make its last line {DIGEST_LINE + CHANGED!r}"
             )
         values = parse_yaml(body, str(self.config))
@@ -189,21 +190,21 @@ class RunFolder:
             return build(Recipe, values)
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the run in its newest checkpoint; empty if there is none."""
+        """Return the training state (state.json) of the newest checkpoint; empty if there is none."""
         newest = max(self.checkpoints.glob(f"step-{'[0-9]' * 10}/state.json"), default=None)
         return read_json(newest) if newest else {}
 
     def teacher(self) -> dict[str, Any]:
-        """Return what is known about the teacher of a distilled run; empty for others."""
+        """Return the description of the teacher of a distilled run; empty for other runs."""
         path = self.distilled / "teacher.json"
         return read_json(path) if path.exists() else {}
 
     def provenance(self) -> dict[str, Any]:
-        """Return where the run comes from (training/checkpoint.py); empty for runs of earlier releases."""
+        """Return the contents of provenance.json (training/checkpoint.py); empty for runs of earlier releases."""
         return read_json(self.provenance_file) if self.provenance_file.exists() else {}
 
     def add_scores(self, scores: Mapping[str, Any]) -> None:
-        """Append the result of a test to scores.jsonl; a folder that cannot be written to is left as it is."""
+        """Append the result of a test to scores.jsonl; do nothing if the folder is read-only."""
         with suppress(OSError), self.scores.open("a", encoding="utf-8") as file:
             file.write(json.dumps(scores, ensure_ascii=False) + "\n")
 
@@ -212,10 +213,10 @@ class RunFolder:
 
 
 def upgrade_settings(values: Any) -> Any:
-    """Return the settings of a format before 3 under today's names.
+    """Convert the settings of a run folder with a format below 3.
 
-    `pool: last` of a bidirectional recurrent classifier was the state at the last token, where the backward cell has
-    read that token alone. That is now `last_token`, so that those runs classify as before.
+    `pool: last` of a bidirectional recurrent classifier meant the states at the last token, where the backward cell has
+    read only that token. This is now called `last_token`, so that those runs classify as before.
     """
     model = values.get("model") if isinstance(values, dict) else None
     if isinstance(model, dict) and (model.get("kind"), model.get("backbone")) == ("classifier", "rnn"):
@@ -225,7 +226,7 @@ def upgrade_settings(values: Any) -> Any:
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """Read a JSON object of a run folder; refuse what is missing, damaged or no plain file."""
+    """Read a JSON object of a run folder; raise a UserError if the file is missing, damaged or not a regular file."""
     check_plain(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"))

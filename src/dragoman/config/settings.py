@@ -1,12 +1,12 @@
-"""Settings: small frozen records in Python, YAML on disk, `a.b=c` on the command line, and messages about them.
+"""Settings: small frozen records in Python, YAML on disk, `a.b=c` on the command line, and error messages.
 
-Every setting has one default and one description, beside its field; those of the models stand in models/settings.py.
-Names that a registry must have (`norm`, `optimizer`, ...) are plain strings here. `pick` checks them where the
-registry is known, so that adding a variant touches one file.
+Every setting has one default and one description, next to its field; model settings are in models/settings.py.
+Values that name a registry entry (`norm`, `optimizer`, ...) are plain strings here. `pick` checks them where the
+registry is imported, so that adding a variant changes one file.
 
-YAML is read without the surprises of YAML 1.1: 1e-3 is a number; 1:30, no, on and 2026-01-01 are text. A key may stand
-once, and errors name their line. A name that does not exist is answered with the nearest one, or with ours where other
-toolkits have another (synonyms.tsv).
+YAML is read without the surprises of YAML 1.1: 1e-3 is a number; 1:30, no, on and 2026-01-01 are text. A repeated key
+is an error, and errors name the line. For an unknown name, the message suggests the name in Dragoman of the same
+thing in other toolkits (synonyms.tsv), or the name with the most similar spelling.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from dragoman.errors import UserError
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads plain scalars as the core schema of YAML 1.2 does, with two exceptions.
+    """Read plain scalars by the core schema of YAML 1.2, with two exceptions.
 
-    0b101 and 1_000 are numbers, as in YAML 1.1. What begins with a zero, such as 010 and 0o17, is text: YAML 1.1 and
-    1.2 read 010 as different numbers, and labels such as 007 are text.
+    0b101 and 1_000 are numbers, as in YAML 1.1. Numbers with a leading zero, such as 010 and 0o17, are text: YAML 1.1
+    and 1.2 read 010 as different numbers, and labels such as 007 are text.
     """
 
     yaml_implicit_resolvers = {}  # noqa: RUF012 - PyYAML copies it before adding to it
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts quotes around text that YAML 1.1 or `_Loader` would read otherwise, and escapes the rarer ends of lines."""
+    """Quote text that YAML 1.1 or `_Loader` would not read as text, and escape rare line separators."""
 
 
 _Dumper.add_representer(
@@ -55,7 +55,7 @@ _Dumper.add_representer(
     ),
 )
 _EXPONENT = r"[eE][-+]?[0-9]+"
-_PLAIN = {  # what a scalar without quotes is, and the characters that it may begin with
+_PLAIN = {  # type of a scalar without quotes -> its pattern and possible first characters
     "bool": (r"true|True|TRUE|false|False|FALSE", [*"tTfF"]),
     "int": (r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+|0b[01_]+)", [*"-+0123456789"]),
     "float": (
@@ -77,39 +77,43 @@ def parse_yaml(text: str, name: str) -> Any:
     except yaml.reader.ReaderError as error:
         line = text[: error.position].count("\n") + 1
         culprit = repr(chr(error.character))
-        raise UserError(f"{name} line {line} is not valid YAML: it holds the character {culprit}") from None
+        raise UserError(f"{name} line {line} is not valid YAML: it contains the character {culprit}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark else ""
         raise UserError(f"{name}{where} is not valid YAML: {getattr(error, 'problem', None) or error}") from None
     except RecursionError:
         raise UserError(f"{name} is not valid YAML: it is nested too deeply") from None
-    except (ValueError, LookupError, AttributeError) as error:  # a value that is not what its form or tag says
-        raise UserError(f"{name} is not valid YAML: it holds a value that cannot be read ({error})") from None
+    except (
+        ValueError,
+        LookupError,
+        AttributeError,
+    ) as error:  # a value that does not match its tag, such as !!int x
+        raise UserError(f"{name} is not valid YAML: it contains a value that cannot be read ({error})") from None
 
 
 def lines_of_keys(text: str) -> dict[str, int]:
-    """The line on which each key stands, so that a complaint can point at it. A key that stands twice is refused."""
-    found: dict[str, int] = {}
-    seen: set[int] = set()  # an alias leads back to a node, maybe to one that it stands in
+    """Return the line number of each key, for error messages; raise a UserError for a repeated key."""
+    line_of: dict[str, int] = {}
+    visited: set[int] = set()  # an alias refers to an earlier node, which may even contain the alias
 
     def walk(node: yaml.Node | None, prefix: str) -> None:
-        if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
+        if not isinstance(node, yaml.CollectionNode) or id(node) in visited:
             return
-        seen.add(id(node))
+        visited.add(id(node))
         if isinstance(node, yaml.MappingNode):
             for key, value in node.value:
                 name, line = f"{prefix}{key.value}", key.start_mark.line + 1
-                if name in found:
-                    raise UserError(f"{name!r} is set twice, on lines {found[name]} and {line}; keep one of them")
-                found[name] = line
+                if name in line_of:
+                    raise UserError(f"{name!r} is set twice, on lines {line_of[name]} and {line}; keep one of them")
+                line_of[name] = line
                 walk(value, name + ".")
         else:
             for i, value in enumerate(node.value):
                 walk(value, f"{prefix}{i}.")
 
     walk(yaml.compose(text, Loader=_Loader), "")
-    return found
+    return line_of
 
 
 def read_text(path: Path, what: str) -> str:
@@ -118,7 +122,7 @@ def read_text(path: Path, what: str) -> str:
     except FileNotFoundError:
         raise UserError(f"there is no {what} file {str(path)!r}") from None
     except IsADirectoryError:
-        raise UserError(f"{str(path)!r} is a folder, but a {what} file is wanted") from None
+        raise UserError(f"{str(path)!r} is a folder; name a {what} file") from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise UserError(f"{str(path)!r} is not UTF-8 text (line {line}), so it cannot be a {what} file") from None
@@ -127,12 +131,12 @@ def read_text(path: Path, what: str) -> str:
 
 
 def as_yaml(values: dict[str, Any]) -> str:
-    """Text from which `parse_yaml` makes the same values."""
+    """Return YAML that `parse_yaml` reads as the same values."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-TAG = "kind="  # how tags of the members of a discriminated union begin
-EXPECTED = {  # by the type of error, where pydantic's own words would not do
+TAG = "kind="  # prefix of the tags of discriminated unions
+EXPECTED = {  # type of a pydantic error -> what was expected, where pydantic's message would be unclear
     "model_type": "settings written as name: value",
     "dict_type": "settings written as name: value",
     "union_tag_not_found": "settings written as name: value",
@@ -146,7 +150,7 @@ _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 200, 200
 
 
 def read_synonyms(kind: str) -> dict[str, str]:
-    """Return our name for each name of a setting or a value in other toolkits and in papers (synonyms.tsv)."""
+    """Return a dict from names of settings or values in other toolkits and papers to ours (synonyms.tsv)."""
     text = Path(__file__).with_name("synonyms.tsv").read_text(encoding="utf-8")
     rows = [line.split("\t") for line in text.splitlines() if line.startswith(kind)]
     return {theirs: ours for _, ours, names in rows for theirs in names.split()}
@@ -156,17 +160,17 @@ SETTING_SYNONYMS, VALUE_SYNONYMS = read_synonyms("setting"), read_synonyms("valu
 
 
 def suggest_name(name: str, names: Iterable[str]) -> str:
-    """Return '; did you mean ...?' if one of the names means the same or is spelt alike, else nothing."""
+    """Return '; did you mean ...?' if one of `names` is a synonym or has a similar spelling, else ""."""
     entries = [entry for entry in names if entry]
     synonym = VALUE_SYNONYMS.get(str(name).lower(), "")
     if name not in entries and synonym in entries:
         return f"; did you mean {synonym!r}?"
-    found = difflib.get_close_matches(str(name), entries, 1, cutoff=0.5)
-    return f"; did you mean {found[0]!r}?" if found else ""
+    similar = difflib.get_close_matches(str(name), entries, 1, cutoff=0.5)
+    return f"; did you mean {similar[0]!r}?" if similar else ""
 
 
 def describe_error(cls: type[BaseModel], errors: Any, where: str, line_of: Mapping[str, int]) -> str:
-    """Return a sentence about the first of the errors that pydantic found in the settings of a record."""
+    """Return a sentence about the first of pydantic's errors: the key, the value and what was expected."""
     first = errors[0]
     if isinstance(error := first.get("ctx", {}).get("error"), UserError):
         return str(error)
@@ -176,18 +180,18 @@ def describe_error(cls: type[BaseModel], errors: Any, where: str, line_of: Mappi
     if first["type"] == "extra_forbidden":
         return _describe_unknown(cls, first["loc"], key, line)
     expected = []  # a union has an error per member
-    for one in errors:
-        if _path(one) == path:
-            message = str(one["msg"]).removeprefix("Input should be ")
-            template = EXPECTED.get(one["type"])
-            expected.append(template.format(**one.get("ctx", {})) if template else message[:1].lower() + message[1:])
+    for item in errors:
+        if _path(item) == path:
+            message = str(item["msg"]).removeprefix("Input should be ")
+            template = EXPECTED.get(item["type"])
+            expected.append(template.format(**item.get("ctx", {})) if template else message[:1].lower() + message[1:])
     return f"{key}{line}: should be {' or '.join(expected)}, got {shorten_value(first['input'])}"
 
 
 def _describe_unknown(cls: type[BaseModel], location: Iterable[Any], key: str, line: str) -> str:
     """Return a sentence about a setting that does not exist.
 
-    It suggests what other toolkits call a setting, then sections that have one of this name, then a similar spelling.
+    It suggests, in this order, a synonym in other toolkits, a setting of this name in another section, a similar name.
     """
     fields = {name: dict(_records(field.annotation)) for name, field in cls.model_fields.items()}
     sections = {name: list(found[""].model_fields) if "" in found else [] for name, found in fields.items() if found}
@@ -211,7 +215,7 @@ def _describe_unknown(cls: type[BaseModel], location: Iterable[Any], key: str, l
 
 
 def _path(error: Any) -> list[str]:
-    """Return the keys that lead to an error, without what pydantic adds for unions and validators."""
+    """Return the path of keys of an error, without the parts that pydantic adds for unions and validators."""
     *parents, last = [str(part) for part in error["loc"]] or [""]
     marks = ("literal[", "function-", "bool", "tuple[", TAG)
     kept = [part for part in parents if not part.startswith(marks)]
@@ -219,7 +223,7 @@ def _path(error: Any) -> list[str]:
 
 
 def _records(kind: Any) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yield the records in the type of a field, each with its tag if the type is a discriminated union."""
+    """Yield the settings classes in the type of a field, each with its tag in a discriminated union, else ""."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         yield "", kind
     elif tags := [note.tag for note in getattr(kind, "__metadata__", ()) if isinstance(note, Tag)]:
@@ -230,7 +234,7 @@ def _records(kind: Any) -> Iterator[tuple[str, type[BaseModel]]]:
 
 
 def shorten_value(value: Any) -> str:
-    """Return a value as text that is short enough for a message."""
+    """Return the repr of a value, shortened for a message."""
     return _SHORT.repr(value)
 
 
@@ -239,11 +243,11 @@ S = TypeVar("S", bound="Settings")
 BOOL_WORDS = {"yes": True, "on": True, "no": False, "off": False}
 
 
-Registries = dict[str, Mapping[str, Any]]  # by the name of a setting: the registry of its values
+Registries = dict[str, Mapping[str, Any]]  # name of a setting -> registry of its values
 
 
 def pick(registry: Mapping[str, V], name: str, what: str) -> V:
-    """Return the entry called `name`, or raise a UserError that suggests the nearest name and lists all."""
+    """Return the entry called `name`, or raise a UserError that suggests a similar name and lists all."""
     if name in registry:
         return registry[name]
     suggestion = suggest_name(name, registry)
@@ -251,19 +255,19 @@ def pick(registry: Mapping[str, V], name: str, what: str) -> V:
 
 
 def check_names(registries: Registries, record: object, where: str) -> None:
-    """Refuse every setting of a record whose value is not in its registry."""
+    """Raise a UserError for a setting of the record whose value is not in its registry."""
     for name, registry in registries.items():
         pick(registry, getattr(record, name), f"{where}.{name}")
 
 
 def setting(default: V, description: str, **limits: float) -> V:
-    """Return a field of a record, with limits such as `ge` and `lt` if it is a number."""
+    """Return a pydantic field with a default, a description and, for a number, limits such as `ge` and `lt`."""
     field: V = Field(default=default, description=description, **limits)  # type: ignore[call-overload]
     return field
 
 
 class Settings(BaseModel):
-    """A frozen record that knows its fields and refuses every other name."""
+    """A frozen record that refuses unknown names."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -286,11 +290,11 @@ METRIC_ALIASES = {"wrong": "line_error_rate"}  # names of metrics in earlier rel
 
 
 def metric_name(name: str) -> str:
-    """Return today's name of a metric."""
+    """Return the current name of a metric."""
     return METRIC_ALIASES.get(name, name)
 
 
-# YAML has lists, frozen records hold tuples
+# Lists in YAML become tuples, so that records are hashable.
 Listed = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
 MetricName = Annotated[str, AfterValidator(metric_name)]
 Count = Annotated[int, Field(ge=1)]
@@ -323,7 +327,7 @@ class SampleSettings(Settings):
 
 
 class SearchSettings(SampleSettings):
-    """How answers are looked for. What is drawn at random is for the methods sample and mbr."""
+    """How translations are searched for. The settings of sampling are for the methods sample and mbr."""
 
     method: str = setting("beam", "decoding method")
     beam: int = setting(4, "hypotheses kept at each step; 1 is greedy", ge=1, le=1000)
@@ -395,28 +399,28 @@ class TrainSettings(Settings):
 
     @property
     def limit(self) -> str:
-        """When training ends, in words: '1 step', '10 minutes or 5 epochs'."""
+        """The limits of training in words, such as '1 step' or '10 minutes or 5 epochs'."""
         limits = [(getattr(self, name), name) for name in LIMITS if getattr(self, name)]
         return " or ".join(f"{value:g} {name.removesuffix('s') if value == 1 else name}" for value, name in limits)
 
 
 def override(values: dict[str, Any], item: str) -> None:
-    """Set `a.b=c` in nested dicts; the right side is YAML."""
+    """Apply the override `a.b=c` to nested dicts; `c` is parsed as YAML."""
     path, equals, value = item.partition("=")
     if not equals or not path:
         raise UserError(f"{item!r} is not a setting; write it as name.name=value, such as train.steps=1000")
     *parents, leaf = path.split(".")
-    spot = values
+    section = values
     for name in parents:
-        inner = spot[name] = {} if spot.get(name) is None else spot[name]
+        inner = section[name] = {} if section.get(name) is None else section[name]
         if not isinstance(inner, dict):
             raise UserError(f"{item!r} sets something inside {name!r}, which is {shorten_value(inner)} in the recipe")
-        spot = inner
-    spot[leaf] = parse_yaml(value, item)
+        section = inner
+    section[leaf] = parse_yaml(value, item)
 
 
 def build(cls: type[S], values: Any, where: str = "", line_of: Mapping[str, int] | None = None) -> S:
-    """Fill a record from nested dicts. The first fault becomes a sentence with the key, the value and the remedy."""
+    """Validate nested dicts as a record; raise a UserError about the first error, with key, value and remedy."""
     if not isinstance(values, dict):
         raise UserError(f"{where or 'the recipe'} must be settings written as name: value, got {shorten_value(values)}")
     try:
@@ -430,18 +434,18 @@ def read_values(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     text = read_text(path, "recipe")
     values = parse_yaml(text, str(path))
     if not isinstance(values, dict):
-        raise UserError(f"{path} is not a recipe: it must hold sections such as data:, model: and train:")
+        raise UserError(f"{path} is not a recipe: it must have sections such as data:, model: and train:")
     with prefix_errors(path):
         return values, lines_of_keys(text)
 
 
 @contextmanager
 def prefix_errors(source: object) -> Iterator[None]:
-    """Name the file in what is wrong with the settings read from it."""
+    """Prefix the messages of UserErrors with the name of the file, or other source, of the settings."""
     try:
         yield
-    except UserError as fault:
-        raise UserError(f"{source}: {fault}") from None
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
 
 
 def to_yaml(settings: Settings) -> str:
