@@ -128,10 +128,10 @@ def cpu_name() -> str:
 
 
 def keep_freed_memory() -> None:
-    """Keep blocks that were freed for the next step, where the C library is glibc.
+    """Let glibc reuse freed memory instead of returning it to the kernel. Does nothing with other C libraries.
 
-    It hands large ones back to the kernel at once, and fetching fresh pages for every large tensor costs a fifth of
-    the speed of the product that fills it.
+    By default glibc returns large blocks at once, and new pages for every large tensor cost a fifth of the speed of the
+    matrix product that fills it.
     """
     trim_threshold, mmap_threshold = -1, -3  # names of glibc's malloc.h
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -296,7 +296,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def set_current_gpu(device: torch.device) -> None:
-    """Make a GPU the current one: streams, CUDA graphs and our kernels use that, whatever their tensors are on."""
+    """Set the current GPU, which streams, CUDA graphs and Triton kernels use wherever their tensors are."""
     import torch
 
     if device.type == "cuda" and device.index is not None:

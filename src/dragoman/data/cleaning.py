@@ -214,7 +214,7 @@ def clean_pairs(pairs: Iterable[Pair], settings: CleanSettings, counts: Counter[
 
 
 def detect_empty(settings: CleanSettings) -> PairTest:  # noqa: ARG001
-    """Test whether a side holds no character but spaces."""
+    """Test whether a side is empty or contains only spaces."""
     return lambda pair: not pair.source.strip() or not pair.target.strip()
 
 
@@ -257,7 +257,7 @@ def detect_duplicate(settings: CleanSettings) -> PairTest | None:
 
 
 def detect_language(settings: CleanSettings) -> PairTest | None:
-    """Test whether a side is clearly in another language than the settings say."""
+    """Test whether a side is clearly in another language than the settings require."""
     wanted = settings.source_language, settings.target_language
     if not any(wanted):
         return None

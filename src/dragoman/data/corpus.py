@@ -122,7 +122,7 @@ class CorpusSettings(Settings):
 
     @property
     def shown(self) -> str:
-        """What it is called where people read of it."""
+        """The name of the corpus in messages."""
         return (" and ".join(self.files) or f"phrasebook: {self.phrasebook}, seed: {self.seed}") + self.selection_text
 
     @property
@@ -342,7 +342,7 @@ def read_jsonl(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
 def filter_rows(
     lines: Iterable[str], path: Path, row: Callable[[str, str], dict[str, RowField]], where: dict[str, RowField]
 ) -> Iterator[dict[str, RowField]]:
-    """Yield the rows of a file whose fields are those that `where` asks for."""
+    """Yield the rows of a file whose fields have the values in `where`."""
     number = kept = 0
     others: dict[str, None] = {}
     for number, line in enumerate(lines, 1):
@@ -413,7 +413,7 @@ def shorten_field(field: str | list[str]) -> str:
 
 
 def read_texts_of_key(record: dict[str, Any], key: str, where: str) -> list[str]:
-    """Return the text of a key, or the texts where it holds a list of them."""
+    """Return the text of a key, or the texts if its value is a list."""
     if key not in record:
         names = ", ".join(record) or "none"
         raise UserError(f"{where} has no key {key!r} (it has: {names}); set keys to the right names")

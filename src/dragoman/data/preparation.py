@@ -46,7 +46,7 @@ class CorpusList:
         return ", ".join(corpus.shown for corpus in self.corpora)
 
     def progress(self, what: str, *, passes: int = 1) -> ProgressBar:
-        """Return a progress that knows the time left from the sizes of the files."""
+        """Return a progress bar that estimates the remaining time from the sizes of the files."""
         files = [path for corpus in self.corpora for path in corpus.files if path != corpus.conllu]
         made = 0 if files else sum(corpus.phrasebook for corpus in self.corpora)
         return ProgressBar(what, files=files, passes=passes, total=made)
@@ -160,7 +160,7 @@ def write_split(corpora: CorpusList, prefix: Path, *, dev: int, test: int, seed:
 
 
 def take_first_targets(pairs: Iterable[Pair]) -> Iterator[tuple[str, str]]:
-    """Yield the source and the first target of pairs, and say how many have further ones, which files cannot hold."""
+    """Yield the source and the first target of pairs, and log how many have further targets, which are not written."""
     several = 0
     for pair in pairs:
         several += bool(pair.alternatives)

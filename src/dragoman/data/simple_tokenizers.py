@@ -75,7 +75,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def content(self) -> bytes:
-        """Return the whole tokenizer as the bytes of one file."""
+        """Return the tokenizer as the bytes of one file."""
 
     @classmethod
     @abstractmethod
@@ -96,7 +96,7 @@ class Tokenizer(ABC):
 
 
 class CharTokenizer(Tokenizer):
-    """One id per character; a character that is not among the known ones is spelt in bytes, or unknown."""
+    """One id per character; a character that is not in the vocabulary is encoded as bytes, or as <unk>."""
 
     def __init__(self, symbols: Sequence[str], byte_fallback: bool) -> None:
         reserved = [b""] * len(SPECIALS) + [bytes([byte]) for byte in range(256) if byte_fallback]

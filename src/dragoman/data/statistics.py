@@ -44,13 +44,13 @@ class Distribution:
         return cls(mean, p5, p50, p95, p99, max(counts))
 
 
-def compute_percentiles(counts: Counter[float], shares: Sequence[float]) -> list[float]:
-    """Return, for each share, the smallest value that at least this share of all values does not exceed."""
+def compute_percentiles(counts: Counter[float], fractions: Sequence[float]) -> list[float]:
+    """Return, for each fraction, the smallest value that at least this fraction of all values does not exceed."""
     found, total, passed = [], counts.total(), 0
     values = iter(sorted(counts))
     value = 0.0
-    for share in shares:
-        while passed < share * total:
+    for fraction in fractions:
+        while passed < fraction * total:
             value = next(values)
             passed += counts[value]
         found.append(value)
@@ -66,7 +66,7 @@ class SideStatistics:
     empty: int
     repeated: int  # lines whose text came before
     longest_line: int  # its number, counted from 1
-    languages: dict[str, float]  # share of the sample, most frequent first; "" is undecided
+    languages: dict[str, float]  # fraction of the sample, most frequent first; "" means undecided
     histogram: list[int]  # of lengths in characters, from 0 to the 99th percentile
 
 
@@ -78,7 +78,7 @@ class CorpusStatistics:
     source: SideStatistics
     target: SideStatistics
     ratio: Distribution
-    ratio_histogram: list[int]  # of log-ratios, from 1:4 to 4:1; the ends hold what lies beyond
+    ratio_histogram: list[int]  # of log-ratios, from 1:4 to 4:1; the outer bins include values beyond
     length_correlation: float  # of log-lengths, from -1 to 1; aligned lines have about 0.9, shuffled ones 0
     repeated_pairs: int
     equal_sides: int
@@ -233,7 +233,7 @@ def list_warnings(found: CorpusStatistics) -> list[str]:
 
 
 def compute_histogram(counts: Counter[float], low: float, high: float, bars: int = 20) -> list[int]:
-    """Count in equal bins from low to high; the first and the last hold what lies beyond."""
+    """Count in equal bins from low to high; the first and the last include values beyond."""
     found = [0] * bars
     for value, count in counts.items():
         bin_index = int((value - low) / ((high - low) or 1) * bars)

@@ -37,7 +37,7 @@ from dragoman.io import hash_stably
 from dragoman.types import BOS, EOS, PAD, SPECIALS, UNK
 
 VARIANTS = 64
-CACHED_VARIANTS = 1 << 18  # variants held in memory at most, in two generations
+CACHED_VARIANTS = 1 << 18  # maximum number of cached variants, in two generations
 LONGEST_CACHED = 32  # characters; longer words hardly come twice
 UNKNOWN_PENALTY = 10.0  # how much worse than the worst piece an unknown character is, as in SentencePiece
 
@@ -60,7 +60,7 @@ class SubwordVocabulary:
         return min(self.scores.values()) - UNKNOWN_PENALTY
 
     def spell(self, pieces: Sequence[str]) -> list[int]:
-        """Return ids of subwords. An unknown one is spelt in bytes, or else a run of unknown ones is one <unk>."""
+        """Return the ids of subwords. Unknown subwords become bytes or, without byte fallback, one <unk> per run."""
         found: list[int] = []
         for piece in pieces:
             i = self.ids.get(piece)

@@ -35,7 +35,7 @@ ENCODED_TOGETHER = 8192  # pairs encoded at a time
 
 
 class StoredColumn:
-    """The values of all lines, one after the other, and where those of each line end."""
+    """The concatenated values of all lines, and the end of each line."""
 
     def __init__(self, folder: Path, name: str, dtype: str, ends: str = "") -> None:
         self.values = map_array(folder / name, dtype)
@@ -74,7 +74,7 @@ class TokenStore:
             self.dropped: dict[str, int] = about["dropped"]
             self.longest: int = about["longest"]  # source tokens
             self.characters: int = about.get("characters", 0)  # of the targets, an end of line counted as one
-            self.tag: str = about.get("tag", "")  # of every source: its ids stand before those of the text
+            self.tag: str = about.get("tag", "")  # its ids precede those of every source
             self.ids = [StoredColumn(folder, f"{side}.ids", about["dtype"], f"{side}.ends") for side in STORED_SIDES]
             self.text = (
                 [StoredColumn(folder, f"{side}.text", "uint8") for side in STORED_SIDES] if about["text"] else []

@@ -21,7 +21,7 @@ from dragoman.types import Pair
 
 __all__ = ["TOKENIZERS", "Tokenizer", "Tokenizers", "train_tokenizer"]
 
-MAX_TRAINING_LINES = 1_000_000  # a tokenizer is trained on at most so many lines, sampled from all
+MAX_TRAINING_LINES = 1_000_000  # maximum number of lines that a tokenizer is trained on, sampled from all
 Item = TypeVar("Item")
 
 
@@ -45,7 +45,7 @@ def train_tokenizer(
 
 
 def target_settings(settings: TokenizerSettings) -> TokenizerSettings:
-    """Return the settings of the target side's tokenizer; refuse different ones where the vocabulary is joint."""
+    """Return the tokenizer settings of the target side; they must not differ if the vocabulary is joint."""
     kind, size = settings.target_kind or settings.kind, settings.target_size or settings.size
     target = settings.model_copy(update={"kind": kind, "size": size})
     if settings.joint and target != settings:
@@ -93,7 +93,7 @@ class Tokenizers:
         return replace(self, tags=tuple(dict.fromkeys([*self.tags, *tags])))
 
     def tag_ids(self, tag: str) -> list[int]:
-        """Return the ids that are put before a source with this tag: one for each word of the tag."""
+        """Return the ids that precede a source with this tag: one for each word of the tag."""
         return [self.source.size + self.tags.index(word) for word in tag.split()]
 
     @property

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from dragoman.kernels.attention import KeyValue
 
-LONGEST_SINGLE_TILE = 128  # tokens of a row whose scores one program can hold
+LONGEST_SINGLE_TILE = 128  # maximum number of tokens of a row whose scores one program computes at once
 LOG2E = 1.4426950408889634  # scores are in base 2, since the hardware computes exp2
 TILE = 64  # queries, and keys, of a tile of longer rows
 POSITIONS_PER_BLOCK = 16  # of a KV cache that are read at a time
@@ -36,7 +36,7 @@ POSITIONS_PER_BLOCK = 16  # of a KV cache that are read at a time
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _keep(query_segment, key_segment, b, Q, K, CAUSAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the mask of row b: attend within the own sentence and, if causal, not to later keys."""
+    """Return the mask of row b: attend within the query's own sentence and, if causal, not to later keys."""
     m, n = tl.arange(0, M), tl.arange(0, N)
     own = tl.load(query_segment + b * Q + m, mask=m < Q, other=-1)
     other = tl.load(key_segment + b * K + n, mask=n < K, other=-2)
@@ -310,7 +310,7 @@ def attend_rows_backward(
 
 
 def _like_projections(query_BQE: Tensor, key_value_BKF: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return uninitialized gradients of the projections; that of a missing one is empty."""
+    """Return uninitialized gradients of the projections; the gradient of a missing projection is empty."""
     key_value_grad = query_BQE.new_empty(0) if key_value_BKF is None else torch.empty_like(key_value_BKF)
     return torch.empty_like(query_BQE), key_value_grad
 
@@ -413,7 +413,7 @@ def attend_cached(
     return out_NHD
 
 
-KEY_ELEMENTS = 4096  # of the keys that a program holds at a time: 32 per thread
+KEY_ELEMENTS = 4096  # elements of the keys that a program loads at a time: 32 per thread
 SCORE_WARPS = 4
 
 
@@ -438,7 +438,7 @@ def _additive_tile(b, s, S, A, WIDTH: tl.constexpr):  # type: ignore[no-untyped-
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _own(S, TOKENS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the sentence of this program and the source tokens whose keys it holds."""
+    """Return the sentence of this program and the source tokens whose keys it loads."""
     blocks = tl.cdiv(S, TOKENS)
     b, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     return b.to(tl.int64), block * TOKENS + tl.arange(0, TOKENS)

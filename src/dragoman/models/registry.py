@@ -37,12 +37,12 @@ MODELS: dict[str, Callable[..., Model]] = {
 
 
 def build_model(settings: ModelSettings, *, source_size: int, target_size: int, joint: bool) -> Model:
-    """Return a model with initial weights; `joint` where source and target share a vocabulary."""
+    """Return a model with initial weights; `joint` if source and target share a vocabulary."""
     return MODELS[settings.kind](settings, source_size=source_size, target_size=target_size, joint=joint)
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Return the number of weights; shared ones count once."""
+    """Return the number of parameters; shared parameters count once."""
     return sum(p.numel() for p in model.parameters())
 
 
@@ -63,7 +63,7 @@ def rename_tensors(tensors: Mapping[str, Tensor], version: int) -> dict[str, Ten
     return found
 
 
-BACKWARD_FACTOR = 2  # per forward pass: one product for the gradient of the input, one for that of the weight
+BACKWARD_FACTOR = 2  # per forward pass: one product for the gradient of the input, one for the gradient of the weight
 WEIGHT_SIDES = {  # by a part of the name of a weight: what it is applied to; all others, to target tokens
     "bridge.": "pair",
     "encoder.": "source",

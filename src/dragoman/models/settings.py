@@ -23,7 +23,7 @@ TARGET_SETTINGS = ("tied", "target_word_dropout")  # only of models with a decod
 
 
 class BaseModelSettings(Settings):
-    """What every kind of model has: depths, and properties that training and inference ask for."""
+    """Settings of every kind of model: depths, and properties that training and inference read."""
 
     layers: Layers = setting(6, "of encoder and decoder each", ge=1)
     encoder_layers: Layers = setting(0, "0: as many as `layers`")
@@ -290,7 +290,7 @@ class RnnSettings(BaseModelSettings):
 
 
 class HybridSettings(TransformerSettings):
-    """The encoder's settings are a Transformer's; those of the recurrent decoder follow here."""
+    """The settings of a Transformer, for the encoder, and those of the recurrent decoder."""
 
     kind: Literal["hybrid"] = "hybrid"  # type: ignore[assignment]
     decoder_layers: Count = setting(1, "of cells", le=1000)

@@ -17,8 +17,11 @@ from torch import Tensor, nn
 from dragoman.kernels.attention import unmask_empty_queries
 from dragoman.modules.feedforward import Linear
 
-BLOCK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 26}  # of the tanh held at a time: few enough for a CPU's cache
-WIDEST_FUSED_SCORE = 2048  # attention width up to which the Triton kernel can hold a row
+BLOCK_ELEMENTS = {
+    "cpu": 1 << 18,
+    "cuda": 1 << 26,
+}  # elements of the tanh computed at a time; on a CPU they fit into the cache
+WIDEST_FUSED_SCORE = 2048  # maximum attention width of the Triton kernel
 
 
 class AttentionScore(nn.Module):

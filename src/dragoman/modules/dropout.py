@@ -40,7 +40,7 @@ def use_row_slice(first: int, height: int, passes: int = 1) -> Iterator[None]:
 
 
 class Dropout(nn.Module):
-    """Zero a share `rate` of the elements in training and scale up the others. The first axis is the rows.
+    """Zero a fraction `rate` of the elements in training and scale up the others. The first axis is the rows.
 
     Sampling is slow: PyTorch's dropout costs as much as a matrix product on a CPU, and more than the memory traffic on
     a GPU. Here each element uses only 16 random bits, so the rate is exact to one part in 65,536.
@@ -103,7 +103,7 @@ class WordDropout(Dropout):
     shared_axes = 1
 
     def forward(self, x_BTC: Tensor, visible_BT: Tensor | None = None) -> Tensor:
-        """Drop tokens, and those where `visible_BT` is False in any case."""
+        """Zero the embeddings of dropped tokens and of those where `visible_BT` is False."""
         x_BTC = super().forward(x_BTC)
         return x_BTC if visible_BT is None else x_BTC * visible_BT[..., None]
 

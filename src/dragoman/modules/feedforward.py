@@ -166,7 +166,7 @@ class Residual(nn.Module, Generic[Sublayer]):
     def forward(
         self, x_BTC: Tensor, real_BT: Tensor | None, *args: Any, function: Callable[..., Tensor] | None = None
     ) -> Tensor:
-        """Apply the sublayer, or another function of it such as its `step`, to the input and these arguments."""
+        """Apply the sublayer, or its method given as `function`, such as `step`, to the input and these arguments."""
         pre = self.norm_place == "pre"
         x_BTC, input_BTC = self.norm.fork(x_BTC, real_BT) if pre else (x_BTC, x_BTC)
         y_BTC = (function or self.sublayer)(input_BTC, *args)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-WIDEST_FUSED_NORM = 4096  # model width up to which the Triton kernel can hold a row
+WIDEST_FUSED_NORM = 4096  # maximum model width of the Triton kernel
 
 
 class Norm(nn.Module):

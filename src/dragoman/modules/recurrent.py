@@ -175,7 +175,7 @@ class RecurrentLayer(nn.Module):
 
 
 class SentenceEnds:
-    """The ends of sentences, one per row: to reverse each within its own length and to pick its last token.
+    """The lengths of the sentences, one per row, used to reverse a sentence and to select its last token.
 
     Padding is on the right, so a cell that reads from the left reaches it only after the sentence.
     """

@@ -61,7 +61,7 @@ class Phrase:
     source_coref: tuple[tuple[int, int], ...]  # pronoun, antecedent
     target_coref: tuple[tuple[int, int], ...]
     phenomena: tuple[Phenomenon, ...]
-    source_phenomena: tuple[Phenomenon, ...]  # those of the other direction
+    source_phenomena: tuple[Phenomenon, ...]  # phenomena of the opposite direction
 
     @property
     def pair(self) -> Pair:
@@ -158,7 +158,7 @@ class SentenceSet:
         self.slots = memoryview(mmap.mmap(-1, 4 * size)).cast("I")
 
     def find_slot(self, text: str) -> tuple[int, int]:
-        """Return the slot of this text, which holds 0 if the text is new, and its fingerprint."""
+        """Return the slot of this text, whose value is 0 if the text is new, and its fingerprint."""
         number = stable_hash(text)
         slots, mask = self.slots, self.mask
         fingerprint, slot = (number >> 32) or 1, number & mask

@@ -45,7 +45,7 @@ EVENT_PREPOSITIONS = (Preposition("during", "während", GENITIVE), Preposition("
 
 
 class Grammar(NounPhraseGrammar):
-    """Draws whole sentences."""
+    """Samples complete sentences."""
 
     def draw_plan(self) -> SentencePlan:
         """Draw a sentence; `content_hash` and `found_held_out` then say which split it belongs to."""

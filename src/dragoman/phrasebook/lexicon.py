@@ -31,7 +31,7 @@ from typing import NamedTuple
 NOMINATIVE, ACCUSATIVE, DATIVE, GENITIVE = range(4)
 MASCULINE, FEMININE, NEUTER, PLURAL = range(4)
 
-# The constructions a word may be held out from, and the share of words that are held out from one of them.
+# The constructions a word may be held out from, and the fraction of words that are held out from one of them.
 CONSTRUCTIONS = {
     "noun": ("subject", "accusative", "prepositional", "relative", "dative", "antecedent"),
     "verb": ("fronted", "final", "relative", "question", "negated", "auxiliary"),

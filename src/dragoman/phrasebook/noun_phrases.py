@@ -16,7 +16,7 @@ Choice = TypeVar("Choice")
 
 
 def expand_weights(menu: str) -> tuple[str, ...]:
-    """Return the entries of "the*3 a", each as often as its weight says; "-" is the empty string."""
+    """Return the entries of "the*3 a", each repeated according to its weight; "-" is the empty string."""
     entries = [entry.partition("*") for entry in menu.split()]
     return tuple("" if name == "-" else name for name, _, weight in entries for _ in range(int(weight or 1)))
 
