@@ -24,7 +24,7 @@ BAR_WIDTH = 24  # characters
 SHORT = 1.0  # seconds: on a terminal, shorter operations show no progress
 REFRESH = 0.2  # seconds between two updates on a terminal
 LINE_INTERVAL = 10.0  # seconds between two lines of progress where there is no terminal
-CHECK_EVERY = 256  # items between two looks at the clock
+CHECK_EVERY = 256  # items between two checks of the time
 
 T = TypeVar("T")
 _verbosity = INFO  # messages above this level are not printed
@@ -42,10 +42,10 @@ def is_shown(level: int) -> bool:
 
 
 def log(message: str, level: int = INFO) -> None:
-    """Print a message to stderr. On a terminal it replaces the line of progress, which is drawn again below it."""
+    """Print a message to stderr. On a terminal it replaces the progress line, which is printed again below it."""
     if level > _verbosity:
         return
-    # File names that Python could not decode, such as without UTF-8 in the locale: '\\udcc3\\udcbc' is 'ü'.
+    # Restore bytes of file names that Python could not decode, e.g. in a locale without UTF-8: '\\udcc3\\udcbc' is 'ü'.
     text = UNDECODED.sub(lambda found: chr(int(found[1], 16)), message)
     text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     console = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
@@ -63,17 +63,17 @@ class PipeConsole(Console):
 
 
 def results_console() -> Console:
-    """Return a console for stdout. Tables are fitted to a terminal, and elsewhere as wide as they need to be."""
+    """Return a console for stdout. On a terminal tables fit its width; otherwise they are as wide as needed."""
     if sys.stdout.isatty():
         return Console(highlight=False, emoji=False, soft_wrap=True)
     return PipeConsole(highlight=False, emoji=False, soft_wrap=True, width=NO_WRAP)
 
 
 class ProgressBar:
-    """Show how far an operation is: a bar with the time left on a terminal, elsewhere a line now and then.
+    """Show the progress of an operation: a bar with the time left on a terminal, otherwise a line every few seconds.
 
-    The share that is done follows from `total` items or from how far `files` are read: pass `watch` on to
-    `read_pairs`. Files that are read several times count as `passes` says. Without either there is only a count.
+    The fraction done is computed from `total` items, or from the bytes read of `files`: pass `watch` to `read_pairs`.
+    `passes` is how often the files are read. Without `total` and `files` only a count is shown.
 
         with ProgressBar("scoring", total=1000, unit="lines") as bar:
             bar.update(250)
@@ -94,15 +94,15 @@ class ProgressBar:
         visible: bool = True,
         log: Callable[[str], None] = log,
     ) -> None:
-        self.log = log  # prints the lines where there is no terminal
+        self.log = log  # prints the progress lines if there is no terminal
         self.name, self.total, self.unit, self.passes, self.visible = name, total * passes, unit, passes, visible
         paths = [Path(file) for file in files]
         regular = all(path.is_file() for path in paths)  # a pipe has no size
         self.bytes = passes * sum(path.stat().st_size for path in paths) if regular else 0
         self.positions: list[Callable[[], int]] = []
         self.done: float = 0
-        self.skipped: float = 0  # done before: they do not count for the speed
-        self.drawn = False  # on a terminal, and not cleared yet
+        self.skipped: float = 0  # done in an earlier run, so not counted for the speed
+        self.drawn = False  # whether the bar is visible on the terminal
         self.start = self.last = time.monotonic()
 
     def __enter__(self) -> ProgressBar:
@@ -112,11 +112,11 @@ class ProgressBar:
         self.close()
 
     def watch(self, position: Callable[[], int]) -> None:
-        """Take a function that returns how many bytes of a file are read."""
+        """Register a function that returns how many bytes of a file have been read."""
         self.positions.append(position)
 
     def iterate(self, items: Iterable[T]) -> Iterator[T]:
-        """Yield the same items and count them, after those of an earlier pass."""
+        """Yield the items and count them, in addition to those of earlier passes."""
         before = count = int(self.done)
         try:
             for count, item in enumerate(items, before + 1):
@@ -128,15 +128,15 @@ class ProgressBar:
             self.close()
 
     def skip(self, count: int) -> None:
-        """Count items that were done before."""
+        """Count items that were done in an earlier run."""
         self.done, self.skipped = self.done + count, self.skipped + count
 
     def advance(self, count: int) -> None:
-        """Count items that were done now."""
+        """Count further items that are done."""
         self.update(self.done + count)
 
     def update(self, done: float, text: str = "") -> None:
-        """Set how many items are done, and show it from time to time, with `text` instead of counts where given."""
+        """Set how many items are done, and refresh the display at intervals; `text` replaces the counts."""
         self.done = done
         now, terminal = time.monotonic(), sys.stderr.isatty()
         if not self.visible or not is_shown(INFO):
@@ -157,7 +157,7 @@ class ProgressBar:
         self.drawn = True
 
     def share(self) -> float:
-        """Return the share that is done, from 0 to 1; 0 where it is not known."""
+        """Return the fraction that is done, from 0 to 1; 0 if unknown."""
         if self.total:
             return min(self.done / self.total, 1.0)
         return min(sum(position() for position in self.positions) / self.bytes, 1.0) if self.bytes else 0.0
@@ -184,7 +184,7 @@ class ProgressBar:
 
 
 def terminal_width() -> int:
-    """Return the columns of the terminal that stderr goes to."""
+    """Return the number of columns of the terminal of stderr; 80 if unknown."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or 80
     except (OSError, ValueError):
@@ -192,7 +192,7 @@ def terminal_width() -> int:
 
 
 class Report:
-    """Where an operation sends messages and progress. A quiet one prints nothing: another process does."""
+    """Print messages and progress of an operation; if quiet, nothing, because another process prints them."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet

@@ -40,7 +40,7 @@ def test_there(toy: Toy, call: Call, tmp_path: Path, to: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     again = call("export", toy.run, "--to", to, out)
     assert again.code == 2
-    assert "is there already; remove it or choose another folder" in again.err
+    assert "exists already; remove it or choose another folder" in again.err
 
 
 def test_and_back(toy: Toy, call: Call, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_wrong_conversion_is_not_written(
     monkeypatch.setattr(ctranslate2, "fill_parts", wrong)
     said = call("export", toy.run, "--to", "ctranslate2", tmp_path / "out")
     assert said.code == 2
-    assert "nothing was written, since it does not translate as the run does (beam 1: " in said.err
+    assert "nothing was written, since its translations differ from those of the run (beam 1: " in said.err
     assert "must be the same); a model that was trained for longer usually agrees" in said.err
     assert not list(tmp_path.iterdir())
     said = call("export", toy.run, "--to", "ctranslate2", "--force", tmp_path / "out")
@@ -138,11 +138,11 @@ def test_in_less_precision_texts_must_be_alike() -> None:
         (["--to", "ctranslate3"], "there is no format called 'ctranslate3'; did you mean 'ctranslate2'?"),
         (
             ["--to", "huggingface", "--quantization", "int8"],
-            "quantization 'int8' is not something that huggingface has",
+            "huggingface does not support quantization 'int8'",
         ),
         (
             ["--to", "ctranslate2", "--quantization", "int4"],
-            "quantization 'int4' is not something that ctranslate2 has",
+            "ctranslate2 does not support quantization 'int4'",
         ),
     ],
 )

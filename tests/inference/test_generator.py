@@ -130,7 +130,7 @@ def test_a_line_ends_at_the_longest_that_training_allows(lines_run: Path) -> Non
 
 def test_what_a_prompt_loses_is_said(run: Path, lines_run: Path, call: Call) -> None:
     answer = call("generate", run, "--prompt", "ab☃", "--tokens", 3, "--count", 2, "--device", "cpu")
-    assert (answer.code, answer.err) == (0, "prompt 1: the prompt holds what the tokenizer does not know\n")
+    assert (answer.code, answer.err) == (0, "prompt 1: the prompt contains tokens that the tokenizer does not know\n")
     long = call("generate", lines_run, "--prompt", "a" * 600, "--tokens", 3, "--device", "cpu")
     assert long.out == "a" * 600 + "\n"
     assert "prompt 1: stopped at 512 tokens" in long.err

@@ -26,19 +26,19 @@ from dragoman.progress import log
 from dragoman.run_dir import RunFolder
 from dragoman.types import Line
 
-SAMPLE_LINES, SLOW_SAMPLE_LINES = 100, 20  # sentences that are compared, and where that takes long
-NEAR_SCORE = 1e-3  # translations whose scores differ by less differ by rounding only
-EXACT_SHARE = 0.99  # the share of translations that must be the same in full precision
-MIN_CHRF = 70  # of translations in less precision, with those of the run as references
+SAMPLE_LINES, SLOW_SAMPLE_LINES = 100, 20  # sentences whose translations are compared; fewer for slow engines
+NEAR_SCORE = 1e-3  # different translations with a smaller difference of scores count as equal up to rounding
+EXACT_SHARE = 0.99  # minimum fraction of equal translations in float32
+MIN_CHRF = 70  # minimum chrF of quantised translations, with those of the run as references
 
 
 class Format(NamedTuple):
-    """How a run is written into a folder in some quantization, and the engine that reads it there."""
+    """An export format: how to write a model in a quantization, and the engine that reads it."""
 
-    save: Callable[[LoadedModel, Path, str], list[str] | None]  # returns notes on what was left out
+    save: Callable[[LoadedModel, Path, str], list[str] | None]  # returns messages about what was left out
     engine: Callable[[LoadedModel, Path, str], Engine]
     quantizations: Sequence[str] = ("float32",)
-    sample: int = SAMPLE_LINES  # sentences that are compared
+    sample: int = SAMPLE_LINES  # number of sentences that are compared
 
 
 FORMATS = {
@@ -55,21 +55,21 @@ FORMATS = {
 
 
 class Agreement(NamedTuple):
-    """How well the translations of a folder agree with those of the run."""
+    """How well the translations of an exported model agree with those of the run."""
 
     beam: int
     lines: int
     same: int
-    near: int  # that differ, but are as good within rounding
-    gap: float  # the largest difference of scores
+    near: int  # different translations whose scores are equal up to rounding
+    gap: float  # maximum difference of scores
     bleu: float = 100.0  # of these translations, with those of the run as references
     chrf: float = 100.0
 
     def explain_failure(self, *, exact: bool) -> str:
-        """Return why the two do not agree, or nothing.
+        """Return why the translations do not agree well enough, or "" if they do.
 
-        In full precision the texts must be the same. In less they must be similar: a model of middling quality has many
-        hypotheses that are nearly as good, so equality would tell little.
+        In float32 (`exact`) the texts must be equal. Quantised they must be similar: a mediocre model has many
+        hypotheses with nearly equal scores, so requiring equal texts would be too strict.
         """
         required = math.ceil(EXACT_SHARE * self.lines)
         if exact:
@@ -86,16 +86,16 @@ class Agreement(NamedTuple):
 
 
 class Disagreement(UserError):
-    """A folder does not translate as its run does."""
+    """An exported model does not translate like its run."""
 
 
 def export(
     run: str | Path, *, to: str, out: str | Path, quantization: str = "float32", force: bool = False
 ) -> list[Agreement]:
-    """Write a run in another format: ctranslate2, huggingface or onnx. Return how its translations compare.
+    """Write a run in another format: ctranslate2, huggingface or onnx. Return how well its translations agree.
 
-    The folder `out` appears when it is complete and has been compared with the run. With `force` it appears even if its
-    translations differ too much, and a message tells how much.
+    The folder `out` appears once it is complete and has been compared with the run. With `force` it is written even if
+    its translations differ too much, with a message about the difference.
 
         for agreement in dragoman.export("runs/mine", to="ctranslate2", out="mine-ct2"):
             print(agreement)
@@ -104,7 +104,7 @@ def export(
     kind = pick(FORMATS, to, "format")
     if quantization not in kind.quantizations:
         raise UserError(
-            f"quantization {quantization!r} is not something that {to} has; it has {', '.join(kind.quantizations)}"
+            f"{to} does not support quantization {quantization!r}; it supports {', '.join(kind.quantizations)}"
         )
     check_free(out)
     translator = load_as(Translator, run, device="cpu")
@@ -128,14 +128,14 @@ def export(
             log(note)
         agreements.extend(compare_translations(translator, engine, kind.sample))
         check_agreements(agreements, exact=quantization == "float32", force=force)
-        check_free(out)  # minutes have passed, and what is there now would be replaced
+        check_free(out)  # again, since another command may have written there in the meantime
 
     write_atomically(out, write)
     return agreements
 
 
 def import_run(folder: Path, out: Path) -> list[Agreement]:
-    """Write a run folder from a model that `transformers` has saved; compare the two if it is installed."""
+    """Write a run folder from a model saved by `transformers`; compare the translations if that is installed."""
     check_free(out)
     agreements: list[Agreement] = []
 
@@ -155,15 +155,15 @@ def import_run(folder: Path, out: Path) -> list[Agreement]:
 
 
 def check_free(out: Path) -> None:
-    """Refuse an output folder that is there already, or whose parent is not."""
+    """Refuse an output folder that exists already, or whose parent does not exist."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{str(out)!r} is there already; remove it or choose another folder")
+        raise UserError(f"{str(out)!r} exists already; remove it or choose another folder")
     if not out.absolute().parent.is_dir():
-        raise UserError(f"there is no folder {str(out.absolute().parent)!r} to write into; make it first")
+        raise UserError(f"there is no folder {str(out.absolute().parent)!r} to write into; create it first")
 
 
 def sample_lines(data: DataSettings, count: int) -> list[Line]:
-    """Return sentences of the run's own dev and test corpora if they are still there, else of the phrasebook."""
+    """Return sentences of the dev and test corpora of the run if the files still exist, else of the phrasebook."""
 
     def read_sources() -> Iterator[Line]:
         for split, corpora in (("dev", data.dev), ("test", data.test)):
@@ -181,25 +181,25 @@ def sample_lines(data: DataSettings, count: int) -> list[Line]:
 
 
 def compare_translations(ours: Translator, engine: Engine, count: int) -> Iterator[Agreement]:
-    """Translate sample lines greedily and with the run's own beam, and compare what both engines find."""
+    """Translate sample lines with beam 1 and with the beam of the run, and compare the results of both engines."""
     lines = sample_lines(ours.recipe.data, count)
     log(f"comparing the translations of {len(lines)} sentences")
     theirs = replace(ours, engine=engine)
     for beam in sorted({1, ours.recipe.search.beam}):
-        a, b = (each.translate(lines, beam=beam, align=False) for each in (ours, theirs))
+        a, b = (translator.translate(lines, beam=beam, align=False) for translator in (ours, theirs))
         gaps = [abs(one.score - other.score) for one, other in zip(a, b, strict=True)]
         same = [one.text == other.text for one, other in zip(a, b, strict=True)]
         near = sum(not equal and gap <= NEAR_SCORE for equal, gap in zip(same, gaps, strict=True))
         agreement = Agreement(beam, len(lines), sum(same), near, max(gaps))
         if not all(same):  # neither metric is 100 for empty texts
-            references, hypotheses = ([one.text for one in side] for side in (a, b))
+            references, hypotheses = ([hypothesis.text for hypothesis in side] for side in (a, b))
             bleu, chrf = (METRICS[name](hypotheses, [references]).value for name in ("bleu", "chrf"))
             agreement = agreement._replace(bleu=bleu, chrf=chrf)
         yield agreement
 
 
 def check_agreements(agreements: Sequence[Agreement], *, exact: bool, force: bool | None = None) -> None:
-    """Raise a Disagreement if translations agree too little, or only log it with `force`, which an import has not."""
+    """Raise a Disagreement if translations agree too little; with `force` only log it. Imports have no `force`."""
     for reason in filter(None, (agreement.explain_failure(exact=exact) for agreement in agreements)):
         if force:
             log(f"written because of --force: {reason}")
@@ -208,5 +208,5 @@ def check_agreements(agreements: Sequence[Agreement], *, exact: bool, force: boo
         remedy = f"{longer} usually agrees" if exact else f"quantization float32 or {longer} agrees more often"
         override = "" if force is None else ", and --force (force=True) writes it in any case"
         raise Disagreement(
-            f"nothing was written, since it does not translate as the run does ({reason}); {remedy}{override}"
+            f"nothing was written, since its translations differ from those of the run ({reason}); {remedy}{override}"
         )

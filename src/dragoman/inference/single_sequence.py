@@ -3,8 +3,8 @@
     dragoman.load("runs/lm").generate(["To be, or"], tokens=100, seed=1)
     dragoman.load("runs/sst2").classify(["A film to see twice."])
 
-If a language model was trained on whole files (data.documents=file), EOS stands for the end of a line, and a text goes
-on after it; if it was trained on lines, EOS ends the text.
+If a language model was trained on complete files (data.documents=file), EOS marks the end of a line, and the text
+continues after it; if it was trained on lines, EOS ends the text.
 
 Shapes   B rows of a batch   P prompt width   T new tokens   S source width   V labels
 """
@@ -33,7 +33,7 @@ from dragoman.types import BOS, EOS, PAD, UNK, Example
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A prompt and its continuation. `logp` is of the new tokens; `finished`: the model ended the text itself."""
+    """A prompt and its continuation. `logp` is that of the new tokens; `finished`: the model generated EOS."""
 
     prompt: str
     text: str
@@ -45,7 +45,7 @@ class Continuation:
 
 @dataclass(frozen=True, slots=True)
 class TextLikelihood:
-    """How likely a text is. The loss is in nats per token; an end of line counts as a token and as a character."""
+    """The loss on a text, in nats per token. The end of a line counts as one token and one character."""
 
     lines: int
     tokens: int
@@ -58,13 +58,13 @@ class TextLikelihood:
 
     @property
     def bits_per_character(self) -> float:
-        """The measure by which models with different tokenizers can be compared."""
+        """Bits per character, by which models with different tokenizers can be compared."""
         return self.loss * self.tokens / self.characters / math.log(2)
 
 
 @dataclass(frozen=True, slots=True)
 class PartialText:
-    """A text being generated: its tokens, how many are the prompt's, and random numbers for those to come."""
+    """A text being generated: its tokens, the length of the prompt, and random numbers for the tokens to come."""
 
     ids: list[int]
     prompt: int
@@ -76,11 +76,11 @@ class PartialText:
     def remaining(self) -> int:
         return len(self.random_T)
 
-    def extend(self, found: SearchResult, limit: int) -> PartialText:
-        """Return the text with a result of up to `limit` tokens. With fewer, the text has ended."""
-        rest_T = self.random_T[limit:] if len(found.tokens) == limit else self.random_T[:0]
+    def extend(self, result: SearchResult, limit: int) -> PartialText:
+        """Append the tokens of a result. If it has fewer than `limit` tokens, the text has ended."""
+        rest_T = self.random_T[limit:] if len(result.tokens) == limit else self.random_T[:0]
         return PartialText(
-            self.ids + found.tokens, self.prompt, rest_T, self.logp + found.logp, self.finished or found.finished
+            self.ids + result.tokens, self.prompt, rest_T, self.logp + result.logp, self.finished or result.finished
         )
 
 
@@ -97,9 +97,9 @@ class Generator(Predictor[LanguageModel]):
         seed: int = 1,
         settings: SampleSettings | None = None,
     ) -> list[list[Continuation]]:
-        """Return `count` continuations of each prompt, of at most `tokens` tokens each.
+        """Return `count` continuations of each prompt, each with at most `tokens` new tokens.
 
-        The n-th one is a function of the prompt, n and the seed; temperature 0 takes the likeliest tokens.
+        The n-th continuation depends only on the prompt, n and the seed. Temperature 0 is greedy decoding.
         """
         prompts = check_lines(prompts, "generate")
         texts = [self.start_text(prompt, tokens, (seed, n)) for prompt in prompts for n in range(count)]
@@ -108,7 +108,7 @@ class Generator(Predictor[LanguageModel]):
             for start in range(0, len(texts), self.rows):
                 done += self.finish_texts(texts[start : start + self.rows], settings or SampleSettings())
         return [
-            [self.make_continuation(prompt, one) for one in done[i * count : (i + 1) * count]]
+            [self.make_continuation(prompt, text) for text in done[i * count : (i + 1) * count]]
             for i, prompt in enumerate(prompts)
         ]
 
@@ -121,58 +121,59 @@ class Generator(Predictor[LanguageModel]):
         return PartialText(ids, len(ids), np.random.default_rng(key).random(tokens))
 
     def finish_texts(self, texts: list[PartialText], settings: SampleSettings) -> list[PartialText]:
-        """Generate the texts to their end, a window at a time."""
+        """Generate the texts to their end, one window of the model's context at a time."""
         context = self.model.settings.context
-        back = context - 1
-        while any(one.remaining for one in texts):
-            texts = self.fill_window(texts, settings, max(back, 1))
-            back = context // 2  # from now on, half a window of context and half of new tokens
+        history = context - 1
+        while any(text.remaining for text in texts):
+            texts = self.fill_window(texts, settings, max(history, 1))
+            history = context // 2  # from now on, each window is half previous tokens and half new tokens
         return texts
 
-    def fill_window(self, texts: list[PartialText], settings: SampleSettings, back: int) -> list[PartialText]:
-        """Read the last tokens of each text and generate until the window is full.
+    def fill_window(self, texts: list[PartialText], settings: SampleSettings, history: int) -> list[PartialText]:
+        """Read the last `history` tokens of each text and generate until the window is full.
 
-        A recurrent model, whose state holds all it has read, and a model of lines read each text from its beginning.
+        Recurrent models, which have no context limit, and models of lines read each text from its beginning.
         """
         moving = self.whole_files and self.model.settings.bounded
-        fed = [one.ids[-back:] if moving else one.ids for one in texts]
-        room = [self.model.settings.context - len(ids) if moving else one.remaining for ids, one in zip(fed, texts)]
-        limits = [min(one.remaining, max(most, 1)) for one, most in zip(texts, room)]
-        prompt_BP = torch.full((self.rows, max(map(len, fed))), PAD)
+        inputs = [text.ids[-history:] if moving else text.ids for text in texts]
+        context = self.model.settings.context
+        room = [context - len(ids) if moving else text.remaining for ids, text in zip(inputs, texts)]
+        limits = [min(text.remaining, max(free, 1)) for text, free in zip(texts, room)]
+        prompt_BP = torch.full((self.rows, max(map(len, inputs))), PAD)
         random_BT = torch.zeros(self.rows, max(limits), dtype=torch.float64)
         length_B, limit_B = torch.ones(self.rows, dtype=torch.long), torch.zeros(self.rows, dtype=torch.long)
-        for row, (ids, one, limit) in enumerate(zip(fed, texts, limits)):
+        for row, (ids, text, limit) in enumerate(zip(inputs, texts, limits)):
             prompt_BP[row, : len(ids)] = torch.tensor(ids)
-            random_BT[row, :limit] = torch.from_numpy(one.random_T[:limit])
+            random_BT[row, :limit] = torch.from_numpy(text.random_T[:limit])
             length_B[row], limit_B[row] = len(ids), limit
         prompt_BP, length_B, random_BT, limit_B = (x.to(self.device) for x in (prompt_BP, length_B, random_BT, limit_B))
-        found = sample_continuations(
+        results = sample_continuations(
             self.model, prompt_BP, length_B, random_BT, limit_B, settings, ends=not self.whole_files
         )
-        return [one.extend(got, limit) for one, got, limit in zip(texts, found, limits)]
+        return [text.extend(result, limit) for text, result, limit in zip(texts, results, limits)]
 
-    def make_continuation(self, prompt: str, one: PartialText) -> Continuation:
+    def make_continuation(self, prompt: str, generated: PartialText) -> Continuation:
         warnings = []
-        if UNK in one.ids[: one.prompt]:
-            warnings.append("the prompt holds what the tokenizer does not know")
-        most = self.recipe.data.max_length
-        if not self.whole_files and not one.finished and len(one.ids) > most:
-            warnings.append(f"stopped at {most} tokens, the most that data.max_length allows a line")
+        if UNK in generated.ids[: generated.prompt]:
+            warnings.append("the prompt contains tokens that the tokenizer does not know")
+        maximum = self.recipe.data.max_length
+        if not self.whole_files and not generated.finished and len(generated.ids) > maximum:
+            warnings.append(f"stopped at {maximum} tokens, the maximum length of a line (data.max_length)")
         lines: list[list[int]] = [[]]
-        for token in one.ids[1:]:
+        for token in generated.ids[1:]:
             if token == EOS:
                 lines.append([])
             else:
                 lines[-1].append(token)
-        text, tokens = "\n".join(map(self.tokenizers.target.decode, lines)), len(one.ids) - one.prompt
-        return Continuation(prompt, text, tokens, one.logp, one.finished, tuple(warnings))
+        text, tokens = "\n".join(map(self.tokenizers.target.decode, lines)), len(generated.ids) - generated.prompt
+        return Continuation(prompt, text, tokens, generated.logp, generated.finished, tuple(warnings))
 
     def encode_lines(self, lines: Sequence[str]) -> list[int]:
         """Return the ids of several lines, each followed by EOS."""
         return [token for ids in self.tokenizers.target.encode_all(lines) for token in (*ids, EOS)]
 
     def measure(self, lines: Sequence[str]) -> TextLikelihood:
-        """Return how likely the text is, read in windows or line by line, as in training."""
+        """Return the loss on a text, which is read in windows or line by line, as in training."""
         lines = check_lines(lines, "measure")
         if self.whole_files:
             ids = np.array(self.encode_lines(lines), dtype=np.int64)
@@ -188,8 +189,8 @@ class Generator(Predictor[LanguageModel]):
         total, count = 0.0, 0
         with eval_mode(self.model), torch.inference_mode():
             indices = range(len(examples))
-            for width, some in group_by_key(indices, lambda i: round_to_bucket(len(targets[i]) + 1), self.rows):
-                rows = [[i] for i in some] + [[]] * (self.rows - len(some))
+            for width, group in group_by_key(indices, lambda i: round_to_bucket(len(targets[i]) + 1), self.rows):
+                rows = [[i] for i in group] + [[]] * (self.rows - len(group))
                 batch = collate(BatchPlan(rows, Widths(0, width)), examples).to(self.device)
                 real_BT = batch.target_segment_BT > 0
                 logits_NV = self.model.project(self.model(batch)[real_BT]).float()
@@ -200,6 +201,7 @@ class Generator(Predictor[LanguageModel]):
 
     @property
     def whole_files(self) -> bool:
+        """Whether the model was trained on complete files, not on separate lines."""
         return self.recipe.data.documents == "file"
 
 
@@ -221,19 +223,19 @@ class Classifier(Predictor[Model]):
     """A model that labels texts."""
 
     def classify(self, lines: Sequence[str]) -> list[Verdict]:
-        """Return the label of each line, in order. An empty line has none."""
+        """Return the label of each line, in the order of the lines. An empty line has no label."""
         lines = check_lines(lines, "classify")
         parts = [self.split_ids(line) for line in lines]
         with eval_mode(self.model):
-            found = iter(self.compute_logps([part for some in parts for part in some]))
-        return [self.make_verdict(some, [next(found) for _ in some]) for some in parts]
+            logps = iter(self.compute_logps([part for parts_of_line in parts for part in parts_of_line]))
+        return [self.make_verdict(parts_of_line, [next(logps) for _ in parts_of_line]) for parts_of_line in parts]
 
     def split_ids(self, line: str) -> list[list[int]]:
-        """Return the ids of a line; above `max_unsplit`, in parts as long as the longest text of training."""
+        """Return the ids of a line, split into parts of `longest` tokens if it has more than `max_unsplit`."""
         ids = self.tokenizers.source.encode(line) if line.strip() else []
         if len(ids) <= self.max_unsplit:
             return [ids] if ids else []
-        return [ids[at : at + self.longest] for at in range(0, len(ids), self.longest)]
+        return [ids[start : start + self.longest] for start in range(0, len(ids), self.longest)]
 
     @torch.inference_mode()
     def compute_logps(self, parts: Sequence[list[int]]) -> list[list[float]]:
