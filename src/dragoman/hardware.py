@@ -1,8 +1,8 @@
 """The hardware: CPU features and quotas, threads, devices, precision and memory.
 
-Kernels, precisions and engines are chosen by `cpu_features`. A container often has a quota far below the cores of the
-machine. PyTorch starts a thread for each core all the same, and 64 threads that share the time of two cores spend most
-of it waiting, so `limit_threads` sets their number.
+Kernels, precisions and engines are chosen by `cpu_features`. The CPU quota of a container is often far below the cores
+of the machine. PyTorch still starts one thread per core, and 64 threads on a quota of two cores spend most of their
+time waiting, so `limit_threads` sets the number of threads.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from dragoman.errors import UserError
 if TYPE_CHECKING:
     import torch
 
-GROWTH = 64 << 20  # bytes of freed memory that may pile up between two batches
-MASK = "DRAGOMAN_CPU_FEATURES"  # the features to use, such as "avx2" or "none"; by default all that the CPU has
+GROWTH = 64 << 20  # bytes of freed memory that may accumulate before it is returned to the system
+MASK = "DRAGOMAN_CPU_FEATURES"  # environment variable: features to use, such as "avx2" or "none"; default: all
 ISA = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # oneDNN's own limit, under its new and its old name
 
 
 @dataclass(frozen=True)
 class CpuFeatures:
-    """Instructions that matter to results or to speed."""
+    """CPU instructions that affect results or speed."""
 
     avx2: bool = False
     avx512: bool = False
-    vnni: bool = False  # x86: products of 8 bits added up in 32 bits (AVX-512 VNNI or AVX-VNNI)
+    vnni: bool = False  # x86: int8 products accumulated in int32 (AVX-512 VNNI or AVX-VNNI)
     bf16: bool = False  # products in bf16, on x86 and ARM
     amx: bool = False
-    dotprod: bool = False  # ARM: products of 8 bits added up in 32 bits
+    dotprod: bool = False  # ARM: int8 products accumulated in int32
     i8mm: bool = False  # ARM: the same for matrices
 
     @property
     def exact_int8(self) -> bool:
-        """Whether sums of products of 8-bit numbers are exact.
+        """Whether sums of int8 products are exact.
 
-        Without VNNI, x86 libraries add two products in 16 bits, which saturate (`vpmaddubsw`). AVX-VNNI without AVX-512
-        does not count: that every library uses it has not been verified.
+        Without VNNI, x86 libraries add two products in int16, which saturates (`vpmaddubsw`). AVX-VNNI without AVX-512
+        does not count, since it is not verified that every library uses it.
         """
         return (self.vnni and self.avx512) or self.dotprod or self.i8mm
 
@@ -68,7 +68,7 @@ FLAGS = {  # the names of each feature in /proc/cpuinfo and in torch.cpu.get_cap
     "dotprod": {"asimddp", "dot"},
     "i8mm": {"i8mm"},
 }
-LEVELS = {  # what the levels of ONEDNN_MAX_CPU_ISA leave; higher ones leave everything
+LEVELS = {  # value of ONEDNN_MAX_CPU_ISA -> features that oneDNN may still use; higher levels allow all
     "SSE41": set[str](),
     "AVX": set[str](),
     "AVX2": {"avx2"},
@@ -83,7 +83,7 @@ LEVELS = {  # what the levels of ONEDNN_MAX_CPU_ISA leave; higher ones leave eve
 
 
 def cpu_features(environment: Mapping[str, str] = os.environ) -> CpuFeatures:
-    """Return what the CPU has, less what oneDNN must not use and what DRAGOMAN_CPU_FEATURES leaves out."""
+    """Return the features of the CPU that oneDNN may use and DRAGOMAN_CPU_FEATURES allows."""
     found = detect_features(cpu_flags())
     level = next((environment[name] for name in ISA if environment.get(name)), "").upper()
     if level in LEVELS:
@@ -156,7 +156,7 @@ def release_memory() -> None:
 
 
 def resident_memory() -> int:
-    """Return the bytes of this process that are in memory; 0 where it is unknown."""
+    """Return the resident memory of this process in bytes; 0 if unknown."""
     try:
         pages = Path("/proc/self/statm").read_text().split()[1]
     except OSError:
@@ -165,7 +165,7 @@ def resident_memory() -> int:
 
 
 def total_memory(device: torch.device) -> int:
-    """Return the bytes of memory that a device has, free or not."""
+    """Return the total memory of a device in bytes."""
     import torch
 
     if device.type == "cuda":
@@ -174,9 +174,9 @@ def total_memory(device: torch.device) -> int:
 
 
 def best_precision(device: torch.device) -> str:
-    """Return bf16 where there are instructions for it, else float32: emulated bf16 is slower.
+    """Return bf16 if the device has instructions for it, else float32: emulated bf16 is slower.
 
-    ARM's instructions for bf16 have not been measured, and are used only by name.
+    On ARM, whose bf16 instructions have not been measured, bf16 is used only on request.
     """
     import torch
 
@@ -188,7 +188,7 @@ def best_precision(device: torch.device) -> str:
 
 @cache
 def matrix_speed(device: torch.device, precision: str) -> float:
-    """Measure the operations per second of a product of large matrices, as a reference for other speeds."""
+    """Measure the FLOP/s of a product of large matrices, as a reference for the utilization of the device."""
     import torch
 
     size = 8192 if device.type == "cuda" else 512
@@ -198,13 +198,13 @@ def matrix_speed(device: torch.device, precision: str) -> float:
     for _ in range(5):
         begun = time.perf_counter()
         product = one @ other
-        product[0, 0].item()  # waits until it is there
+        product[0, 0].item()  # waits for the result
         best = min(best, time.perf_counter() - begun)
     return 2 * size**3 / best
 
 
 THREADS = "OMP_NUM_THREADS"  # read by PyTorch and other libraries
-_kept = ""  # what `limit_threads` has set
+_kept = ""  # the value that `limit_threads` has set
 
 
 def usable_cores() -> int:
@@ -213,12 +213,12 @@ def usable_cores() -> int:
 
 
 def available_cores() -> int:
-    """Return how many cores this process may run on, whatever its quota."""
+    """Return how many cores this process may run on, regardless of its quota."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def set_runtime_defaults() -> None:
-    """Set environment variables that PyTorch and its libraries read when they are imported, unless the user has."""
+    """Set environment variables that PyTorch and its libraries read on import, unless the user has set them."""
     for name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         # oneDNN, and PyTorch in every thread, cache a kernel for each shape of a matrix product, 1,024 by default:
         # half a gigabyte after some thousand lines of many lengths.
@@ -234,18 +234,20 @@ def limit_threads() -> None:
 
 
 def thread_limited_environment(processes: int) -> dict[str, str]:
-    """Return the environment for one of several processes that share the cores. A number of threads set by the user
-    stays."""
+    """Return the environment for one of several processes that share the cores.
+
+    A number of threads set by the user is not changed.
+    """
     set_by_user = os.environ.get(THREADS, _kept) != _kept
     threads = {} if set_by_user or processes == 1 else {THREADS: str(max(1, usable_cores() // processes))}
     return {**os.environ, **threads}
 
 
 def cpu_quota(mounted: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
-    """Return how many cores' worth of time the control group of this process and all above it allow.
+    """Return the CPU quota in cores: the minimum over the control group of this process and its parents.
 
-    In version 2 one file holds quota and period, in version 1 two do; -1 or max is no limit. Inside a container the
-    innermost control group is the root.
+    cgroup v2 has quota and period in one file, v1 in two; -1 or max means no limit. Inside a container, the control
+    group of the container is the root.
     """
     found = [math.inf]
     for _, kinds, path in (line.split(":", 2) for line in read_words(own) if line.count(":") > 1):
@@ -262,18 +264,18 @@ def cpu_quota(mounted: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/se
 
 
 def read_words(file: Path) -> list[str]:
-    """Return the words of a file; none where it cannot be read."""
+    """Return the words of a file; an empty list if it cannot be read."""
     try:
         return file.read_text().split()
     except OSError:
         return []
 
 
-ROWS = {"cpu": 8, "cuda": 64}  # rows of a batch in inference
+ROWS = {"cpu": 8, "cuda": 64}  # rows per batch in inference
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of this name; `auto` is a GPU if there is one. Refuse one that cannot be used."""
+    """Return the device of this name; `auto` is a GPU if available. Raise a UserError for an unusable device."""
     import torch
 
     if name == "auto":

@@ -1,9 +1,9 @@
 """Atomic writes, locks on folders, digests and the cache directory: one implementation each.
 
 A file or folder is written inside a hidden temporary folder beside its target, `.NAME.XXXXXXXX.dragoman.tmp/NAME`, and
-then renamed. The temporary folder is created under a name that did not exist (mkdtemp), only its owner can open it, and
-it is locked while in use. So nothing of the user's is removed or followed, and two commands that write the same target
-never share a file.
+then renamed. The temporary folder has a new name (mkdtemp), only its owner can open it, and it is locked while in use.
+So no file or link of the user is removed or followed, and two commands that write the same target never
+share a file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ KEPT_OF_NAME = 40  # characters of the target's name in a temporary name, which 
 ABANDONED = 86_400.0  # seconds after which an unlocked temporary folder belongs to a command that was killed
 RESUME_ADVICE = "what was saved before is whole: make room or choose another folder, then go on with --resume"
 CACHE = "~/.cache/dragoman"
-CACHE_ENTRIES = {  # what an entry of the cache holds: its name
+CACHE_ENTRIES = {  # kind of a cache entry -> pattern of its name
     "token ids": re.compile(r"[0-9a-f]{24}"),
     "tokenizer": re.compile(r"[0-9a-f]{24}-tokenizer"),
     "answers of a teacher": re.compile(r"[0-9a-f]{24}-answers"),
@@ -100,7 +100,7 @@ def report_write_errors(path: Path, advice: str = RESUME_ADVICE) -> Iterator[Non
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make a file or folder, then rename it to `path`. An OSError becomes a UserError.
+    """Call `write` with a temporary path, then rename the result to `path`. An OSError becomes a UserError.
 
     Readers of a file see the old one or the new one; a folder that is replaced is absent for a moment in between.
     """
@@ -116,9 +116,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def keep_folder(folder: Path, last: str, write: Callable[[Path], object]) -> None:
-    """Make a folder of a cache once: it is complete or absent, and complete if it has the file `last`.
+    """Create a cache folder atomically. It is complete if it has the file `last`.
 
-    Of several commands that make the same folder at once, the first wins: others may be reading it already.
+    If several commands create the same folder at once, the first one wins, since others may already be reading it.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     sweep(folder.parent)
@@ -136,12 +136,12 @@ def keep_folder(folder: Path, last: str, write: Callable[[Path], object]) -> Non
 
 
 def is_temporary(path: Path) -> bool:
-    """Whether a path is a temporary folder that `temporary_beside` made."""
+    """Return whether a path is a temporary folder made by `temporary_beside`."""
     return bool(TEMPORARY.fullmatch(path.name)) and path.is_dir() and not path.is_symlink()
 
 
 def sweep(folder: Path, *, age: float = ABANDONED) -> None:
-    """Remove temporary folders of commands that were killed: those that nobody has locked and that are this old."""
+    """Remove temporary folders of killed commands: those that are not locked and at least `age` seconds old."""
     for path in filter(is_temporary, folder.iterdir()):
         with suppress(OSError):  # another command sweeps too
             if time.time() - path.stat().st_mtime >= age:
@@ -149,10 +149,10 @@ def sweep(folder: Path, *, age: float = ABANDONED) -> None:
 
 
 def remove_unused(path: Path) -> bool:
-    """Remove a folder unless a command works in it; return whether it was removed.
+    """Remove a folder unless a command uses it; return whether it was removed.
 
-    Commands lock the folders that they work in. Where the disk has no locks, a temporary folder counts as in use for a
-    day after it was made.
+    Commands lock the folders that they use. On a disk without locks, a temporary folder counts as in use for a day
+    after its creation.
     """
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
@@ -167,7 +167,7 @@ def remove_unused(path: Path) -> bool:
 
 
 def _lock(handle: int) -> bool | None:
-    """Lock an open folder. Return False where another process has locked it, None where the disk has no locks."""
+    """Lock an open folder. Return False if another process has locked it, None if the disk has no locks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -179,9 +179,9 @@ def _lock(handle: int) -> bool | None:
 
 @contextmanager
 def lock_folder(folder: Path, refusal: str) -> Iterator[bool]:
-    """Hold a lock on a folder, which is made if it is not there; raise UserError(refusal) if another process has it.
+    """Create a folder if needed and lock it; raise UserError(refusal) if another process has locked it.
 
-    Yield whether this call made the folder.
+    Yield whether this call created the folder.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -200,7 +200,7 @@ def lock_folder(folder: Path, refusal: str) -> Iterator[bool]:
 
 @contextmanager
 def share_folder(folder: Path) -> Iterator[None]:
-    """Mark a folder, which is made if it is not there, as in use; several processes may use it at once."""
+    """Create a folder if needed and mark it as in use with a shared lock, which several processes may hold."""
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -212,7 +212,7 @@ def share_folder(folder: Path) -> Iterator[None]:
 
 
 def check_plain(path: Path) -> None:
-    """Refuse a pipe, socket or device: reading one may wait for ever. What is not there is not refused."""
+    """Refuse a pipe, socket or device, since reading it may block forever. A missing file is not refused."""
     try:
         mode = path.stat().st_mode
     except (OSError, ValueError):
@@ -222,9 +222,9 @@ def check_plain(path: Path) -> None:
 
 
 def cache_folder(setting: str | Path = CACHE) -> Path:
-    """Return the folder that caches go to: `data.cache` of a recipe.
+    """Return the cache folder for the setting `data.cache` of a recipe.
 
-    The default is the user's cache folder, $XDG_CACHE_HOME/dragoman where that variable holds an absolute path.
+    The default is the user's cache folder: $XDG_CACHE_HOME/dragoman if that variable is an absolute path, else CACHE.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
     if str(setting) == CACHE and os.path.isabs(base):
@@ -240,7 +240,7 @@ def cache_folder(setting: str | Path = CACHE) -> Path:
 
 
 def cache_entries(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield what Dragoman made in a cache folder: what each entry holds, and its path. Nothing else is yielded."""
+    """Yield the kind and path of every entry that Dragoman has made in a cache folder; skip other files."""
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         kind = next((kind for kind, name in CACHE_ENTRIES.items() if name.fullmatch(path.name)), "")
         if kind or is_temporary(path):
@@ -261,7 +261,7 @@ def hash_stably(content: bytes) -> int:
 
 
 def digest_file(path: Path) -> str:
-    """Return the digest of a file's bytes, without holding all of them."""
+    """Return the digest of a file, without reading all of it into memory at once."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
@@ -281,7 +281,7 @@ def _sync(path: Path) -> None:
 
 
 Watch = Callable[[Callable[[], int]], None]
-LONGEST_LINE = 64 << 20  # bytes of a line, but for the text of a language model
+LONGEST_LINE = 64 << 20  # maximum bytes of a line, except in texts for language models
 DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError, zstandard.ZstdError)
 
 
@@ -348,7 +348,7 @@ def read_lines(path: Path, watch: Watch | None = None, *, longest: float = LONGE
 
 
 def lines_of(stream: Iterable[bytes], name: str, *, longest: float = LONGEST_LINE) -> Iterator[str]:
-    """Yield the lines of an open file, which messages call `name`; refuse one of more than `longest` bytes."""
+    """Yield the lines of an open file; refuse a line of more than `longest` bytes. `name` is used in messages."""
     number = 0
     if math.isfinite(longest) and hasattr(stream, "readline"):
         # an endless line, such as that of /dev/zero, is not read whole

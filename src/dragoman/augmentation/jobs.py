@@ -1,9 +1,9 @@
-"""Resumable jobs: a long computation over many items, kept in shards, each written once by one of several processes.
+"""Resumable jobs: long computations over many items, saved in shards that one or several processes write.
 
     FOLDER/000000/answers.jsonl  FOLDER/000001/answers.jsonl  ...
 
-A shard is complete or absent, and holds a digest of its items. A job that was killed goes on with the missing shards; a
-shard that is damaged, or belongs to other items, is made again. Under torchrun every process makes its share.
+A shard is complete or absent, and has a digest of its items. A job that was killed resumes with the missing shards; a
+shard that is damaged, or was made from other items, is computed again. Under torchrun the processes divide the shards.
 """
 
 from __future__ import annotations
@@ -28,35 +28,35 @@ from dragoman.progress import ProgressBar, Report
 from dragoman.run_dir import RunFolder, format_json, read_json
 
 ShardItem = TypeVar("ShardItem")
-SHARD_SIZE = 4096  # items whose records are kept together
+SHARD_SIZE = 4096  # items per shard
 ANSWERS, ABOUT = "answers.jsonl", "about.json"
 
-Record = dict[str, Any]  # the result for one item, as JSON has it
+Record = dict[str, Any]  # the result for one item, as a JSON object
 
 
 class NothingUseful(UserError):
-    """All records are there and none is of use: no file is written, and there is nothing to resume."""
+    """The job is complete, but none of its records can be used: no file is written, and nothing is left to resume."""
 
 
 @dataclass(frozen=True)
 class ShardedJob(Generic[ShardItem]):
-    """Items, which can be read any number of times, and a folder of shards with one record for each item."""
+    """A computation over items that can be read repeatedly, and a folder of shards with one record per item."""
 
     folder: Path
     items: Callable[[], Iterator[ShardItem]]
-    process: Callable[[int, Sequence[ShardItem]], list[Record]]  # gets a batch and the number of items before it
-    batch: int  # items of a batch
+    process: Callable[[int, Sequence[ShardItem]], list[Record]]  # (number of previous items, batch) -> records
+    batch: int  # items per batch
 
     def run(self, group: ProcessGroup, bar: ProgressBar) -> int:
-        """Make the missing shards of this process. Return the number of shards of all processes."""
+        """Compute the missing shards of this process. Return the number of shards of all processes."""
         items, number = self.items(), 0
-        while some := list(islice(items, SHARD_SIZE)):
+        while shard := list(islice(items, SHARD_SIZE)):
             if number % group.world_size == group.rank:
-                digest = digest_bytes(repr(some).encode())
+                digest = digest_bytes(repr(shard).encode())
                 if read_shard(self.locate(number), digest) is not None:
-                    bar.skip(len(some))
+                    bar.skip(len(shard))
                 else:
-                    self.make_shard(number, some, digest, bar)
+                    self.make_shard(number, shard, digest, bar)
             number += 1
         return number
 
@@ -80,7 +80,7 @@ class ShardedJob(Generic[ShardItem]):
             ) from None
 
     def read_records(self, count: int) -> Iterator[Record]:
-        """Yield the records of all items in their order, once `count` shards are made."""
+        """Yield the records of all items, in the order of the items, from `count` complete shards."""
         for path in map(self.locate, range(count)):
             records = read_shard(path)
             if records is None:
@@ -103,7 +103,7 @@ def read_shard(path: Path, digest: str = "") -> list[Record] | None:
 
 
 def digest_runs(runs: Iterable[str | Path]) -> str:
-    """Return a digest of what the output of models depends on: weights, vocabularies and settings."""
+    """Return a digest of everything that the output of models depends on: weights, vocabularies and settings."""
     parts: list[bytes] = []
     for folder in map(RunFolder, runs):
         model = folder.recipe().model.model_dump(mode="json", exclude_unset=True)
@@ -112,7 +112,7 @@ def digest_runs(runs: Iterable[str | Path]) -> str:
 
 
 def count_own_items(total: int, group: ProcessGroup) -> int:
-    """Return how many of all items are in shards of this process."""
+    """Return how many of the `total` items are in the shards of this process."""
     firsts = range(group.rank * SHARD_SIZE, total, group.world_size * SHARD_SIZE)
     return sum(min(SHARD_SIZE, total - first) for first in firsts)
 
@@ -124,10 +124,10 @@ def choose_device_of_rank(name: str, group: ProcessGroup) -> str:
 
 @contextmanager
 def open_shards_beside(output: Path, about: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield the folder of shards for an output file; remove it when the job is done.
+    """Yield the folder of shards for an output file; remove the folder when the job is done.
 
-    `about` holds everything that the records depend on. Shards of a job with other values are refused, and so is a
-    folder with anything else in it, since it would be removed.
+    `about` has everything that the records depend on. Shards of a job with other values are refused, and so is a
+    folder with unrelated files, since it would be removed.
     """
     folder = output.with_name(output.name + ".shards")
     refusal = f"another command works in {str(folder)!r}; wait for it, or choose another --output"
@@ -143,10 +143,10 @@ def open_shards_beside(output: Path, about: Mapping[str, Any]) -> Iterator[Path]
                     "or choose another --output"
                 )
         try:
-            wanted = json.loads(json.dumps(about))
-            before = read_json(folder / ABOUT) if (folder / ABOUT).exists() and has_shards(folder) else wanted
-            for name in [*wanted, *before]:
-                if before.get(name) != wanted.get(name):
+            current = json.loads(json.dumps(about))
+            previous = read_json(folder / ABOUT) if (folder / ABOUT).exists() and has_shards(folder) else current
+            for name in [*current, *previous]:
+                if previous.get(name) != current.get(name):
                     raise UserError(
                         f"{str(folder)!r} holds answers that were made with another {name}; repeat that command to go "
                         "on with it, or remove the folder"
@@ -161,12 +161,12 @@ def open_shards_beside(output: Path, about: Mapping[str, Any]) -> Iterator[Path]
 
 
 def has_shards(folder: Path) -> bool:
-    """Return whether any shard is there to resume from."""
+    """Return whether there is any shard to resume from."""
     return any(folder.glob(f"*/{ANSWERS}"))
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write a text file atomically, from lines that are made on the way."""
+    """Write a text file atomically, from an iterator of lines."""
 
     def write(made: Path) -> None:
         with made.open("w", encoding="utf-8", newline="\n") as file:
@@ -188,7 +188,7 @@ def write_sharded(
 ) -> None:
     """Run a sharded job and write its records, as lines, to a file, which appears when it is complete.
 
-    Until then the shards are kept beside it, and the same command goes on with them.
+    Until then the shards are saved next to it, and the same command resumes with them.
     """
     output = output.resolve()
     count_first = sys.stderr.isatty() and group.is_main  # only a terminal shows the time left

@@ -35,28 +35,30 @@ def distil_command(
     run: Annotated[Path, typer.Argument(help="the teacher's run folder", show_default=False)],
     recipe: Annotated[Path, typer.Argument(help="the student's recipe in YAML", show_default=False)],
     overrides: Overrides = None,
-    out_folder: Annotated[Path, typer.Option("-o", "--out", help="the run folder to make", show_default=False)] = ...,  # type: ignore[assignment]
-    resume: Annotated[bool, typer.Option("--resume", help="go on exactly where the run was")] = False,
+    out_folder: Annotated[Path, typer.Option("-o", "--out", help="the run folder to create", show_default=False)] = ...,  # type: ignore[assignment]
+    resume: Annotated[bool, typer.Option("--resume", help="resume training from the last checkpoint")] = False,
     others: Annotated[
         list[Path] | None,
-        typer.Option("--with", help="a further teacher with that vocabulary: they teach as one", show_default=False),
+        typer.Option("--with", help="another teacher with the same vocabulary, for an ensemble", show_default=False),
     ] = None,
-    beam: Annotated[int, typer.Option(min=0, help="of the teacher; 0: its own")] = 0,
+    beam: Annotated[int, typer.Option(min=0, help="beam width of the teacher; 0: the setting of its run")] = 0,
     closest: Annotated[
-        bool, typer.Option("--closest", help="of a beam's answers take the one most like the reference")
+        bool, typer.Option("--closest", help="use the beam hypothesis that is most similar to the reference")
     ] = False,
     originals: Annotated[
-        bool, typer.Option("--with-originals", help="the student learns from the original pairs too")
+        bool, typer.Option("--with-originals", help="train the student on the original pairs too")
     ] = False,
     sources: Annotated[
         list[Path] | None,
-        typer.Option("--source", help="more for the teacher to translate: plain text", show_default=False),
+        typer.Option(
+            "--source", help="plain text file with more lines for the teacher to translate", show_default=False
+        ),
     ] = None,
     tag: Annotated[
-        str, typer.Option(help="of the lines of --source, if the teacher has tags", show_default=False)
+        str, typer.Option(help="tag of the lines of --source, if the teacher has tags", show_default=False)
     ] = "",
 ) -> None:
-    """Train a small fast student on what a large model says to the sources of the recipe's data.train."""
+    """Train a small, fast student on the translations of data.train by a large model, the teacher."""
     recipe = find_recipe(recipe)
     teachers = [run, *(others or [])]
     check_arguments(runs=teachers, inputs=sources or [])
@@ -73,12 +75,17 @@ def backtranslate_command(
     run: Run,
     overrides: Overrides = None,
     input_file: Annotated[
-        Path, typer.Option("-i", "--input", help="text that the run reads, a line each", show_default=False)
+        Path, typer.Option("-i", "--input", help="text to translate, one sentence per line", show_default=False)
     ] = ...,  # type: ignore[assignment]
     output_file: Annotated[
         Path,
         typer.Option(
-            "-o", "--output", parser=parse_output_file, metavar="<path>", help="pairs, as JSONL", show_default=False
+            "-o",
+            "--output",
+            parser=parse_output_file,
+            metavar="<path>",
+            help="JSONL file for the pairs",
+            show_default=False,
         ),
     ] = ...,  # type: ignore[assignment]
     beam: Beam = None,
@@ -87,7 +94,7 @@ def backtranslate_command(
     engine: EngineName = "auto",
     device: Device = "auto",
 ) -> None:
-    """Make pairs from text alone: its lines as targets, what a run of the other direction says to them as sources.
+    """Make training pairs from monolingual text: its lines as targets, their translations by a reverse run as sources.
 
     Started again after it was killed it goes on; under torchrun all processes share the work.
     """
@@ -101,19 +108,21 @@ def backtranslate_command(
     )
 
 
-Quantization = Annotated[str, typer.Option(help="of the weights: float32, int8 and others that CTranslate2 has")]
+Quantization = Annotated[
+    str, typer.Option(help="precision of the weights: float32, or int8 and others for CTranslate2")
+]
 
 
 def export_command(
     run: Run,
-    folder: Annotated[Path, typer.Argument(help="where it goes", show_default=False)],
+    folder: Annotated[Path, typer.Argument(help="the folder to create", show_default=False)],
     to: Annotated[str, typer.Option(help="ctranslate2, huggingface or onnx", show_default=False)],
     quantization: Quantization = "float32",
     force: Annotated[
-        bool, typer.Option("--force", help="write it even if its translations differ too much, and say how")
+        bool, typer.Option("--force", help="write the folder even if its translations differ too much")
     ] = False,
 ) -> None:
-    """Write a run in another format, and compare its translations with the run's own before it is done."""
+    """Write a run in another format, after comparing its translations with those of the run."""
     pick(dict.fromkeys(FORMAT_NAMES), to, "format")
     check_arguments(runs=[run])
     from dragoman.inference.export import export as write
@@ -127,10 +136,10 @@ def export_command(
 
 
 def import_command(
-    folder: Annotated[Path, typer.Argument(help="a model that transformers has saved", show_default=False)],
-    out_folder: Annotated[Path, typer.Option("-o", "--out", help="where the run goes", show_default=False)],
+    folder: Annotated[Path, typer.Argument(help="folder of a model saved by transformers", show_default=False)],
+    out_folder: Annotated[Path, typer.Option("-o", "--out", help="the run folder to create", show_default=False)],
 ) -> None:
-    """Make a run folder of a Hugging Face model: MarianMT or Pegasus, such as export writes."""
+    """Convert a Hugging Face model (MarianMT or Pegasus, as written by export) to a run folder."""
     from dragoman.inference.export import import_run
 
     for agreement in import_run(folder, out_folder):
@@ -139,8 +148,10 @@ def import_command(
 
 
 def cache_command(
-    folder: Annotated[Path, typer.Option(help="as data.cache of a recipe names it")] = Path(CACHE),
-    clear: Annotated[bool, typer.Option("--clear", help="remove what Dragoman made there, and nothing else")] = False,
+    folder: Annotated[Path, typer.Option(help="the cache folder, as data.cache in a recipe")] = Path(CACHE),
+    clear: Annotated[
+        bool, typer.Option("--clear", help="remove all that Dragoman has written there, and nothing else")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Show what Dragoman keeps between commands, with its size, or remove it. All of it can be made again.
