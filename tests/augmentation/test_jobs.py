@@ -253,7 +253,7 @@ def test_what_does_not_go_together_is_refused(run: Path, lines: Path, tmp_path: 
     one_sentence(call("translate", run, "--resume", "--output", out), "--input F")
     one_sentence(call("translate", run, *both, "--stream"), "--stream")
     one_sentence(call("translate", run, *both, "--conllu", lines), "--conllu")
-    one_sentence(call("translate", run, "--input", lines, "--output", tmp_path, "--resume"), "plain files")
+    one_sentence(call("translate", run, "--input", lines, "--output", tmp_path, "--resume"), "regular files")
     one_sentence(call("translate", run, *SHORT, "--input", "nowhere", "--output", out, "--resume"), "'nowhere'")
     assert not (tmp_path / "out.shards").exists()
     (tmp_path / "out.shards").mkdir()

@@ -126,7 +126,7 @@ class TranslateOptions:
             )
         files = [path for path in (self.input_file, self.output_file) if path and (path.is_file() or not path.exists())]
         if sharded and len(files) < 2:
-            raise UserError("--resume and torchrun require --input and --output to be regular files")
+            raise UserError("--resume and torchrun require --input F and --output F to be regular files")
 
 
 def translate_command(options: TranslateOptions) -> None:
