@@ -102,5 +102,5 @@ def test_validation_reads_the_text_as_it_stands(tmp_path: Path) -> None:
 
 
 def test_a_text_with_nothing_to_predict_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="fewer than two tokens"):
+    with pytest.raises(UserError, match="at least two tokens"):
         windows(text(tmp_path, [""]))

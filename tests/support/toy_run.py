@@ -155,6 +155,7 @@ def started(*arguments: object, **streams: Any) -> Iterator[subprocess.Popen[byt
             yield running
         finally:
             running.kill()
+            running.communicate()  # until the forked process, which holds the streams and the lock, is gone too
 
 
 Call = Callable[..., Answer]
