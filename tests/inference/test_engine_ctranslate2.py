@@ -210,6 +210,19 @@ def test_a_cache_that_cannot_be_written_changes_nothing(
         engine(model, tokenizers, tmp_path / "file")
 
 
+def test_a_library_of_cuda_that_is_missing_is_named(tokenizers: Tokenizers, tmp_path: Path) -> None:
+    """CTranslate2 loads such libraries when it decodes, not when it opens a model."""
+
+    class Future:
+        def result(self) -> None:
+            raise RuntimeError("Library libcublas.so.12 is not found or cannot be loaded")
+
+    opened = engine(model_of({}), tokenizers, tmp_path)
+    batch = engines_ctranslate2.PendingBatch([0], [Future()], False)  # type: ignore[list-item]
+    with pytest.raises(UserError, match=r"libcublas\.so\.12.*--device cpu or --engine torch"):
+        list(opened.collect(batch, SearchSettings()))
+
+
 def test_threads_of_pytorch_stay_as_they_were(tokenizers: Tokenizers, tmp_path: Path) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)

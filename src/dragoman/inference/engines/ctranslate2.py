@@ -340,7 +340,14 @@ class CTranslate2Engine(Engine):
     def collect(self, batch: PendingBatch, search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
         """Wait for a batch and yield the results of its jobs. Scores that were not computed are NaN."""
         for i, future in zip(batch.indices, batch.futures, strict=True):
-            translation, results = future.result(), []
+            try:
+                translation, results = future.result(), []
+            except RuntimeError as error:  # the libraries of CUDA are loaded when the first batch is decoded
+                if "cannot be loaded" not in str(error):
+                    raise
+                raise UserError(
+                    f"CTranslate2 cannot use the GPU ({error}); write --device cpu or --engine torch"
+                ) from None
             scores = translation.scores if needs_scores(search) else [math.nan]
             for pieces, score in zip(translation.hypotheses, scores, strict=True):
                 tokens = list(map(self.target_ids.__getitem__, pieces))
