@@ -155,7 +155,9 @@ def started(*arguments: object, **streams: Any) -> Iterator[subprocess.Popen[byt
             yield running
         finally:
             running.kill()
-            running.communicate()  # until the forked process, which holds the streams and the lock, is gone too
+            for stream in (running.stdout, running.stderr):  # open until the forked process ends
+                if stream and not stream.closed:
+                    stream.read()
 
 
 Call = Callable[..., Answer]
