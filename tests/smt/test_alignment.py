@@ -15,24 +15,9 @@ from dragoman.errors import UserError
 from dragoman.smt import alignment_kernels as kernels
 from dragoman.smt.alignment import KINDS, Aligner, AlignerSettings, Progress, make_block, train_aligner
 from dragoman.smt.symmetrization import SYMMETRIZATIONS
+from toy_pairs import SOURCE, TARGET
 
 PAIRS = [("das haus", "the house"), ("das buch", "the book"), ("ein buch", "a book")]
-SOURCE = [
-    "der kleine hund läuft",
-    "der hund schläft",
-    "eine katze schläft im haus",
-    "das haus ist klein",
-    "der mann läuft",
-    "eine kleine katze läuft",
-]
-TARGET = [
-    "the small dog runs",
-    "the dog sleeps",
-    "a cat sleeps in the house",
-    "the house is small",
-    "the man runs",
-    "a small cat runs",
-]
 NOTHING: dict[str, Any] = dict.fromkeys(KINDS, 0)
 
 

@@ -23,23 +23,8 @@ from dragoman.smt.decoder import (
 from dragoman.smt.decoder_kernels import Options
 from dragoman.smt.ngram import END, train_ngrams
 from dragoman.smt.phrases import build_table
+from toy_pairs import SOURCE, TARGET
 
-SOURCE = [
-    "der kleine hund läuft",
-    "der hund schläft",
-    "eine katze schläft im haus",
-    "das haus ist klein",
-    "der mann läuft",
-    "eine kleine katze läuft",
-]
-TARGET = [
-    "the small dog runs",
-    "the dog sleeps",
-    "a cat sleeps in the house",
-    "the house is small",
-    "the man runs",
-    "a small cat runs",
-]
 UNLIMITED = DecoderSettings(stack=10**6, beam=1e9, distortion_limit=-1, options=3)
 SENTENCES = ["der hund läuft", "im haus schläft eine", "die kleine katze läuft"]
 

@@ -21,7 +21,7 @@ from dragoman.progress import ProgressBar, log, results_console
 if TYPE_CHECKING:
     from dragoman.smt.alignment import Aligner, AlignerSettings
 
-DRAWN = 3  # pairs that are drawn on a terminal
+PAIRS_TO_DRAW = 3  # on a terminal
 
 
 def align_command(
@@ -117,7 +117,7 @@ def draw(lines: tuple[list[str], list[str]], found: Sequence[Sequence[Link]]) ->
     from dragoman.inspection.attention_maps import render_matrix
 
     console = results_console()
-    for source, target, links in list(zip(*lines, found, strict=True))[:DRAWN]:
+    for source, target, links in list(zip(*lines, found, strict=True))[:PAIRS_TO_DRAW]:
         words = source.split(), target.split()
         weights = np.zeros((len(words[1]), len(words[0])))
         for i, j in links:

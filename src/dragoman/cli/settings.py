@@ -22,7 +22,7 @@ from dragoman.training.start import TRAIN_REGISTRIES
 
 
 def describe_recipe(overrides: Sequence[str]) -> tuple[Reference, str]:
-    """Return the settings of the default recipe with `a.b=c` laid over it, and the name of its kind of model there."""
+    """Return the settings of the default recipe with `a.b=c` overrides applied, and the name of its kind of model."""
     values: dict[str, Any] = {}
     for item in overrides:
         override(values, item)
