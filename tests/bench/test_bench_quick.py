@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -38,3 +39,16 @@ def test_the_bench_of_training_trains() -> None:
     said = run("train_cpu", "--precisions", "float32")
     assert said.returncode == 0, said.stderr
     assert "| dragoman |" in said.stdout
+
+
+def test_two_checkouts_are_compared_by_the_same_translations(toy: Toy) -> None:
+    options = ("--rounds", 1, "--seconds", 0, BENCH.parent)
+    command = [sys.executable, BENCH / "before_after.py", *options, "translate", toy.run]
+    finished = subprocess.run(
+        [*map(str, command), "--source", str(toy.folder / "dev.src"), "--beams", "2"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    [result] = json.loads(finished.stdout[finished.stdout.index("{\n") :])["results"].values()
+    assert result["same_text"] == 1.0
+    assert result["ratio"] == pytest.approx(result["after"] / result["before"], rel=0.1)
