@@ -10,7 +10,7 @@ from subprocess import PIPE
 import pytest
 
 from dragoman import progress
-from dragoman.cli import lines
+from dragoman.cli import line_io
 from dragoman.errors import UserError
 from toy_run import files
 
@@ -48,7 +48,7 @@ def test_on_a_terminal_it_is_gone_in_the_end(
 
 HALVES = """
 import os, pathlib, sys
-from dragoman.cli.lines import output_to
+from dragoman.cli.line_io import output_to
 
 with output_to(pathlib.Path(sys.argv[1])) as sink:
     sink.write(f"{os.getpid()}\\n" * 1000)
@@ -81,7 +81,7 @@ def test_output_leaves_files_of_the_user_alone(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("precious")
     (tmp_path / "other.part").symlink_to("victim")
     for name in ("out", "other"):
-        with lines.output_to(tmp_path / name) as sink:
+        with line_io.output_to(tmp_path / name) as sink:
             sink.write("answers\n")
     assert (tmp_path / "out.part").read_text() == (tmp_path / "victim").read_text() == "precious"
     assert (tmp_path / "out").read_text() == (tmp_path / "other").read_text() == "answers\n"
@@ -91,7 +91,7 @@ def test_output_leaves_files_of_the_user_alone(tmp_path: Path) -> None:
 def test_output_goes_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("folder/real")
-    with lines.output_to(tmp_path / "link") as sink:
+    with line_io.output_to(tmp_path / "link") as sink:
         sink.write("answers\n")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "folder" / "real").read_text() == "answers\n"
@@ -101,16 +101,16 @@ def test_output_that_cannot_be_written_is_named_as_given(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
     for name in ("file/out", "nowhere/out"):
-        with pytest.raises(UserError, match=f"cannot write '{name}' "), lines.output_to(Path(name)):
+        with pytest.raises(UserError, match=f"cannot write '{name}' "), line_io.output_to(Path(name)):
             pass
 
 
 def test_output_to_what_leads_to_a_pipe(tmp_path: Path) -> None:
     """/dev/stdout of a command in a pipe has a name that cannot be opened by its target."""
-    code = "from pathlib import Path; from dragoman.cli import lines\n"
-    code += "with lines.output_to(Path('/dev/stdout')) as sink: print('through', file=sink)"
+    code = "from pathlib import Path; from dragoman.cli import line_io\n"
+    code += "with line_io.output_to(Path('/dev/stdout')) as sink: print('through', file=sink)"
     done = subprocess.run([sys.executable, "-c", code], stdout=PIPE, check=True)
     assert done.stdout == b"through\n"
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with pytest.raises(UserError, match="loop"), lines.output_to(tmp_path / "loop"):
+    with pytest.raises(UserError, match="loop"), line_io.output_to(tmp_path / "loop"):
         pass

@@ -31,7 +31,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
 from dragoman.cli import main as cli
-from dragoman.cli.lines import LineWarnings
+from dragoman.cli.line_io import LineWarnings
 from dragoman.cli.main import run_command
 from dragoman.phrasebook.generate import generate_phrases
 from dragoman.progress import results_console

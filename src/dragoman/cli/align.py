@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from dragoman.cli.lines import output_to
-from dragoman.cli.options import Json, OutputFile, Overrides, check_arguments
+from dragoman.cli import options as opt
+from dragoman.cli.line_io import output_to
 from dragoman.config.settings import build, override
 from dragoman.errors import UserError
 from dragoman.io import keep_folder, read_lines
@@ -25,31 +25,27 @@ PAIRS_TO_DRAW = 3  # on a terminal
 
 
 def align_command(
-    source: Annotated[Path, typer.Argument(help="text, one sentence a line, words separated by spaces")],
-    target: Annotated[Path, typer.Argument(help="its translation, line by line")],
-    overrides: Overrides = None,
-    output_file: OutputFile = None,
+    source: Annotated[Path, Argument(help="text, one sentence a line, words separated by spaces")],
+    target: Annotated[Path, Argument(help="its translation, line by line")],
+    overrides: opt.Overrides = None,
+    output_file: opt.OutputFile = None,
     train: Annotated[
         tuple[Path, Path] | None,
-        typer.Option(help="two files with more pairs to learn from, which are not aligned", show_default=False),
+        Option(help="two files with more pairs to learn from, which are not aligned"),
     ] = None,
-    model: Annotated[
-        Path | None, typer.Option(help="align with a model that --save wrote; nothing is learned", show_default=False)
-    ] = None,
-    save: Annotated[Path | None, typer.Option(help="a folder to keep the model in", show_default=False)] = None,
+    model: Annotated[Path | None, Option(help="align with a model that --save wrote; nothing is learned")] = None,
+    save: Annotated[Path | None, Option(help="a folder to keep the model in")] = None,
     gold: Annotated[
         Path | None,
-        typer.Option(
-            help="links that people made, one line a pair, such as 0-0 1?2: print the error rate", show_default=False
-        ),
+        Option(help="links that people made, one line a pair, such as 0-0 1?2: print the error rate"),
     ] = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Learn which words of two texts are translations of each other, and print the links of each pair (0-0 1-2).
 
     Settings are those of the alignment model, such as hmm=8 or symmetrize=grow-diag.
     """
-    check_arguments(inputs=[source, target, gold, *(train or [])], output=output_file)
+    opt.check_arguments(inputs=[source, target, gold, *(train or [])], output=output_file)
     if model and (train or save):
         raise UserError("--model aligns with what is learned; leave --train and --save out")
     from dragoman.smt.alignment import Aligner, AlignerSettings, check_symmetrization

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 from typer.core import TyperCommand
 
 from dragoman.cli.options import Commands, Json
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 data = Commands(help="Look at, filter and make corpora.")
 
 
-def corpus_option(name: str, metavar: str, description: str) -> Any:
-    return typer.Option(name, metavar=metavar, help=description, show_default=False)
-
-
 CorpusFiles = list[Path] | None
 
 
@@ -36,18 +32,16 @@ class CorpusOptions:
     """The options that name corpora. Corpora of all kinds are read as one, in this order."""
 
     source: Annotated[
-        CorpusFiles, corpus_option("--source", "FILE", "plain text, one sentence a line; may be given several times")
+        CorpusFiles, Option(metavar="FILE", help="plain text, one sentence a line; may be given several times")
     ] = None
-    target: Annotated[CorpusFiles, corpus_option("--target", "FILE", "its translations, line by line")] = None
-    tsv: Annotated[CorpusFiles, corpus_option("--tsv", "FILE", "source and target in columns")] = None
-    jsonl: Annotated[CorpusFiles, corpus_option("--jsonl", "FILE", "objects with source and target")] = None
-    columns: Annotated[str, corpus_option("--columns", "S,T", "columns of --tsv, counted from 0; by default 0,1")] = ""
-    keys: Annotated[str, corpus_option("--keys", "S,T", "keys of --jsonl; by default source,target")] = ""
+    target: Annotated[CorpusFiles, Option(metavar="FILE", help="its translations, line by line")] = None
+    tsv: Annotated[CorpusFiles, Option(metavar="FILE", help="source and target in columns")] = None
+    jsonl: Annotated[CorpusFiles, Option(metavar="FILE", help="objects with source and target")] = None
+    columns: Annotated[str, Option(metavar="S,T", help="columns of --tsv, counted from 0; by default 0,1")] = ""
+    keys: Annotated[str, Option(metavar="S,T", help="keys of --jsonl; by default source,target")] = ""
     corpus: Annotated[
         list[str] | None,
-        corpus_option(
-            "--corpus", "CORPUS", "a corpus as in a recipe: '{tsv: FILE, where: {0: dev}}'; or RECIPE.yaml:dev"
-        ),
+        Option(metavar="CORPUS", help="a corpus as in a recipe: '{tsv: FILE, where: {0: dev}}'; or RECIPE.yaml:dev"),
     ] = None
 
     def read(self) -> CorpusList:
@@ -92,10 +86,9 @@ def stats(
     corpora: CorpusOptions,
     against: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="CORPUS",
             help="another corpus, as for --corpus: shared sources and pairs, and words that only this corpus has",
-            show_default=False,
         ),
     ] = None,
     as_json: Json = False,
@@ -114,12 +107,10 @@ def stats(
 @data.command(cls=CleanCommand)
 def clean(
     corpora: CorpusOptions,
-    out_prefix: Annotated[
-        Path, typer.Option("-o", "--out", help="writes OUT.source and OUT.target", show_default=False)
-    ] = ...,  # type: ignore[assignment]
+    *,
+    out_prefix: Annotated[Path, Option("-o", "--out", help="writes OUT.source and OUT.target")],
     settings: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[name=value ...]", help="what to drop, such as max_ratio=3", show_default=False),
+        list[str] | None, Argument(metavar="[name=value ...]", help="what to drop, such as max_ratio=3")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -132,13 +123,11 @@ def clean(
 @data.command()
 def split(
     corpora: CorpusOptions,
-    out_prefix: Annotated[
-        Path,
-        typer.Option("-o", "--out", help="writes OUT.train.source, OUT.train.target and so on", show_default=False),
-    ] = ...,  # type: ignore[assignment]
-    dev: Annotated[int, typer.Option(min=0, help="sources to check on while training")] = 500,
-    test: Annotated[int, typer.Option(min=0, help="sources to score in the end")] = 500,
-    seed: Annotated[int, typer.Option()] = 1,
+    *,
+    out_prefix: Annotated[Path, Option("-o", "--out", help="writes OUT.train.source, OUT.train.target and so on")],
+    dev: Annotated[int, Option(min=0, help="sources to check on while training")] = 500,
+    test: Annotated[int, Option(min=0, help="sources to score in the end")] = 500,
+    seed: Annotated[int, Option()] = 1,
     as_json: Json = False,
 ) -> None:
     """Split a corpus into train, dev and test that share no source sentence."""
@@ -149,14 +138,12 @@ def split(
 
 @data.command()
 def phrasebook(
-    out_prefix: Annotated[Path, typer.Option("-o", "--out", help="writes OUT.en and OUT.de", show_default=False)] = ...,  # type: ignore[assignment]
-    count: Annotated[int, typer.Option(min=1, help="pairs")] = 20000,
-    split: Annotated[str, typer.Option(help="train, dev, test or unseen")] = "train",
-    seed: Annotated[int, typer.Option()] = 1,
-    gold: Annotated[
-        bool, typer.Option("--gold", help="also OUT.jsonl: alignments, trees, coreference, phenomena")
-    ] = False,
-    conllu: Annotated[bool, typer.Option("--conllu", help="also OUT.en.conllu and OUT.de.conllu: trees")] = False,
+    out_prefix: Annotated[Path, Option("-o", "--out", help="writes OUT.en and OUT.de")],
+    count: Annotated[int, Option(min=1, help="pairs")] = 20000,
+    split: Annotated[str, Option(help="train, dev, test or unseen")] = "train",
+    seed: Annotated[int, Option()] = 1,
+    gold: Annotated[bool, Option("--gold", help="also OUT.jsonl: alignments, trees, coreference, phenomena")] = False,
+    conllu: Annotated[bool, Option("--conllu", help="also OUT.en.conllu and OUT.de.conllu: trees")] = False,
 ) -> None:
     """Make English-German pairs from the built-in grammar."""
     from dragoman.data.preparation import write_phrasebook

@@ -10,83 +10,54 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
-from dragoman.cli.lines import LineWarnings, log_counts, output_to
-from dragoman.cli.options import (
-    BatchSize,
-    Beam,
-    Conllu,
-    Device,
-    EngineName,
-    Json,
-    OutputFile,
-    Run,
-    SourceFile,
-    Tag,
-    check_arguments,
-    parse_output_file,
-)
+from dragoman.cli import options as opt
+from dragoman.cli.line_io import LineWarnings, log_counts, output_to
 from dragoman.progress import DETAIL, ProgressBar, Report, is_shown, log, results_console
 from dragoman.run_dir import RunFolder
 
 FileList = list[Path] | None
-Runs = Annotated[FileList, typer.Argument(metavar="RUN [RUN ...]", help="run folders", show_default=False)]
-References = Annotated[
-    FileList,
-    typer.Option(help="one or more files of reference translations or labels, line by line", show_default=False),
-]
-Hypotheses = Annotated[
-    FileList,
-    typer.Option(help="files with outputs of other systems, in addition to or instead of runs", show_default=False),
-]
-MetricNames = Annotated[
-    list[str] | None,
-    typer.Option(help="metric; may be repeated; default: the run's setting", show_default=False),
-]
-BleuTokenize = Annotated[
-    str, typer.Option(help="tokenizer of BLEU: 13a, intl, zh, char, ...; default: chosen by the script")
-]
-Breakdown = Annotated[
-    bool, typer.Option("--breakdown", help="also print scores by source length and by word frequency")
-]
-Page = Annotated[
-    Path | None,
-    typer.Option(
-        parser=parse_output_file,
-        metavar="<path>",
-        help="write an HTML page with scores and the lines where systems differ most",
-        show_default=False,
-    ),
-]
+SOURCE_HELP = "plain text file, one sentence per line"
 
 
 def evaluate_command(
-    runs: Runs = None,
-    source: SourceFile = None,
-    reference: References = None,
-    hypotheses: Hypotheses = None,
+    runs: Annotated[FileList, Argument(metavar="RUN [RUN ...]", help="run folders")] = None,
+    source: Annotated[Path | None, Option(help=SOURCE_HELP)] = None,
+    reference: Annotated[
+        FileList, Option(help="one or more files of reference translations or labels, line by line")
+    ] = None,
+    hypotheses: Annotated[
+        FileList, Option(help="files with outputs of other systems, in addition to or instead of runs")
+    ] = None,
     phrasebook: Annotated[
-        str, typer.Option(metavar="SPLIT", help="split of the built-in corpus, instead of files: dev, test or unseen")
+        str, Option(metavar="SPLIT", help="split of the built-in corpus, instead of files: dev, test or unseen")
     ] = "",
-    count: Annotated[int, typer.Option(min=1, help="number of phrasebook sentences")] = 1000,
-    metric: MetricNames = None,
-    bleu_tokenize: BleuTokenize = "",
-    conllu: Conllu = None,
-    beam: Beam = None,
-    tag: Tag = "",
-    breakdown: Breakdown = False,
-    page: Page = None,
-    as_json: Json = False,
-    engine: EngineName = "torch",
-    device: Device = "auto",
+    count: Annotated[int, Option(min=1, help="number of phrasebook sentences")] = 1000,
+    metric: Annotated[list[str] | None, Option(help="metric; may be repeated; default: the run's setting")] = None,
+    bleu_tokenize: Annotated[
+        str, Option(help="tokenizer of BLEU: 13a, intl, zh, char, ...; default: chosen by the script")
+    ] = "",
+    conllu: opt.Conllu = None,
+    beam: opt.Beam = None,
+    tag: opt.Tag = "",
+    breakdown: Annotated[
+        bool, Option("--breakdown", help="also print scores by source length and by word frequency")
+    ] = False,
+    page: Annotated[
+        Path | None,
+        Option(help="write an HTML page with scores and the lines where systems differ most", **opt.WRITTEN_FILE),
+    ] = None,
+    as_json: opt.Json = False,
+    engine: opt.EngineName = "torch",
+    device: opt.Device = "auto",
 ) -> None:
     """Score systems on files, the phrasebook or data.test of the runs; test each for difference from the first.
 
     -v also prints the n-gram precisions and the brevity penalty of BLEU. --hypotheses needs no run and no --source.
     """
     inputs = [source, conllu, *(reference or []), *(hypotheses or [])]
-    check_arguments(engine=engine, runs=runs or [], inputs=inputs, output=page)
+    opt.check_arguments(engine=engine, runs=runs or [], inputs=inputs, output=page)
     from dragoman.evaluation.report import format_breakdowns, format_scores, render_evaluation
     from dragoman.evaluation.systems import EvaluationOptions, Scorer, collect_outputs
     from dragoman.metrics.metrics import looks_tokenized, make_sacrebleu, note_on_wer, select_metrics
@@ -140,21 +111,21 @@ def keep_scores(
 
 
 def score_command(
-    run: Run,
-    source: Annotated[Path, typer.Option(help="plain text file, one sentence per line", show_default=False)],
-    target: Annotated[Path, typer.Option(help="translations to score, one per line of the source", show_default=False)],
-    output_file: OutputFile = None,
-    conllu: Conllu = None,
-    tag: Tag = "",
-    batch: BatchSize = 256,
-    as_json: Json = False,
-    device: Device = "auto",
+    run: opt.Run,
+    source: Annotated[Path, Option(help=SOURCE_HELP)],
+    target: Annotated[Path, Option(help="translations to score, one per line of the source")],
+    output_file: opt.OutputFile = None,
+    conllu: opt.Conllu = None,
+    tag: opt.Tag = "",
+    batch: opt.BatchSize = 256,
+    as_json: opt.Json = False,
+    device: opt.Device = "auto",
 ) -> None:
     """Print the log-probability of each target given its source, in nats; nan if the pair is too long for the model.
 
     Targets are tokenized again, so scores can differ from those of `translate`, whose search may use other subwords.
     """
-    check_arguments(runs=[run], inputs=[source, target, conllu])
+    opt.check_arguments(runs=[run], inputs=[source, target, conllu])
     from dragoman.evaluation.systems import read_parallel_files, read_trees
     from dragoman.inference.loading import load_as
     from dragoman.inference.translator import Translator

@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from dragoman import errors
+from dragoman.cli import options as opt
 from dragoman.cli.align import align_command
 from dragoman.cli.data import data
 from dragoman.cli.evaluate import evaluate_command, score_command
 from dragoman.cli.models import backtranslate_command, cache_command, distil_command, export_command, import_command
-from dragoman.cli.options import Commands, Json, Overrides, Run, check_arguments, check_recipe
+from dragoman.cli.options import Commands
 from dragoman.cli.translate import classify_command, generate_command, translate_command
 from dragoman.errors import Stop, UserError
 from dragoman.hardware import limit_threads, set_runtime_defaults
@@ -41,7 +43,7 @@ TERMINATED = 128 + signal.SIGTERM  # exit code
 
 app = Commands()
 app.add_typer(data, name="data")
-COMMANDS = (
+for command in (
     translate_command,
     generate_command,
     classify_command,
@@ -53,8 +55,7 @@ COMMANDS = (
     export_command,
     import_command,
     cache_command,
-)
-for command in COMMANDS:
+):
     app.command()(command)
 
 
@@ -66,18 +67,13 @@ def show_version(requested: bool) -> None:
 
 @app.callback()
 def main_options(
-    _: Annotated[
-        bool, typer.Option("--version", help="print the version", callback=show_version, is_eager=True)
-    ] = False,
+    _: Annotated[bool, Option("--version", help="print the version", callback=show_version, is_eager=True)] = False,
 ) -> None:
     """Train, use and inspect sequence-to-sequence models, above all for translation."""
 
 
 @app.command()
-def demo_command(
-    overrides: Overrides = None,
-    out_folder: Annotated[Path, typer.Option("-o", "--out", help="the run folder to create")] = Path("runs/demo"),
-) -> None:
+def demo_command(overrides: opt.Overrides = None, out_folder: opt.NewRun = Path("runs/demo")) -> None:
     """Train the default model on the built-in corpus, score it, translate with it."""
     from dragoman.cli.demo import run_demo
 
@@ -86,24 +82,20 @@ def demo_command(
 
 @app.command()
 def train_command(
-    recipe: Annotated[
-        Path, typer.Argument(help="a recipe in YAML, or one that comes with Dragoman", show_default=False)
-    ],
-    overrides: Overrides = None,
-    out_folder: Annotated[Path, typer.Option("-o", "--out", help="the run folder to create", show_default=False)] = ...,  # type: ignore[assignment]
-    resume: Annotated[bool, typer.Option("--resume", help="resume training from the last checkpoint")] = False,
-    init_from: Annotated[
-        Path | None, typer.Option(help="run folder whose weights training starts from", show_default=False)
-    ] = None,
+    recipe: opt.RecipeFile,
+    overrides: opt.Overrides = None,
+    *,
+    out_folder: opt.NewRun,
+    resume: opt.Resume = False,
+    init_from: Annotated[Path | None, Option(help="run folder whose weights training starts from")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="check the recipe and data and print what would be trained; write nothing")
+        bool, Option("--dry-run", help="check the recipe and data and print what would be trained; write nothing")
     ] = False,
 ) -> None:
     """Train a model from a recipe into a run folder."""
-    recipe = find_recipe(recipe)
-    check_arguments(runs=[init_from])
+    opt.check_arguments(runs=[init_from])
     started = out_folder if resume and RunFolder(out_folder).state() else None  # None: there is no checkpoint yet
-    check_recipe(recipe, overrides or [], parent=started or init_from)
+    recipe = opt.check_recipe(recipe, overrides, parent=started or init_from)
     if dry_run and resume:
         raise UserError("--dry-run describes a new run and cannot be combined with --resume")
     if dry_run:
@@ -119,16 +111,9 @@ def train_command(
 
 
 @app.command()
-def fit_command(
-    recipe: Annotated[
-        Path, typer.Argument(help="a recipe in YAML, or one that comes with Dragoman", show_default=False)
-    ],
-    overrides: Overrides = None,
-    as_json: Json = False,
-) -> None:
+def fit_command(recipe: opt.RecipeFile, overrides: opt.Overrides = None, as_json: opt.Json = False) -> None:
     """Find the largest batch size (train.tokens) that fits into the memory of this machine's GPU."""
-    recipe = find_recipe(recipe)
-    check_recipe(recipe, overrides or [])
+    recipe = opt.check_recipe(recipe, overrides)
     from dragoman.training.planning import fit as find_fit
 
     fitted = find_fit(recipe, overrides or [])
@@ -140,27 +125,23 @@ def fit_command(
 def compare_command(
     arguments: Annotated[
         list[str],
-        typer.Argument(
-            metavar="RECIPE.yaml|FOLDER ... [a.b=c ...]",
-            help="recipes, folders of recipes, and settings to override",
-            show_default=False,
+        Argument(
+            metavar="RECIPE.yaml|FOLDER ... [a.b=c ...]", help="recipes, folders of recipes, and settings to override"
         ),
     ],
-    out_folder: Annotated[Path, typer.Option("-o", "--out", help="folder for the runs and the report")] = Path(
+    out_folder: Annotated[Path, Option("-o", "--out", help="folder for the runs and the report")] = Path(
         "runs/compare"
     ),
-    seeds: Annotated[
-        int, typer.Option(min=1, help="runs per recipe, with the seeds train.seed, train.seed + 1, ...")
-    ] = 1,
-    jobs: Annotated[int, typer.Option(min=1, help="runs in parallel; measured speeds are reliable only with 1")] = 1,
-    as_json: Json = False,
+    seeds: Annotated[int, Option(min=1, help="runs per recipe, with the seeds train.seed, train.seed + 1, ...")] = 1,
+    jobs: Annotated[int, Option(min=1, help="runs in parallel; measured speeds are reliable only with 1")] = 1,
+    as_json: opt.Json = False,
 ) -> None:
     """Train several recipes on the same data with the same budget, and write one report."""
     settings = [argument for argument in arguments if "=" in argument and not Path(argument).exists()]
     paths = [find_recipe(Path(argument)) for argument in arguments if argument not in settings]
     for path in paths:
         if not path.is_dir():
-            check_recipe(path, settings)
+            opt.check_recipe(path, settings)
     from dragoman.compare.report import format_comparison, run_comparison
 
     comparison = run_comparison(paths, out=out_folder, overrides=settings, seeds=seeds, jobs=jobs)
@@ -182,12 +163,12 @@ def compare_one(recipe: Path, run: Path) -> None:
 
 @app.command()
 def info(
-    run: Run,
-    as_json: Json = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="print Markdown, for a README.md")] = False,
+    run: opt.Run,
+    as_json: opt.Json = False,
+    markdown: Annotated[bool, Option("--markdown", help="print Markdown, for a README.md")] = False,
 ) -> None:
     """Print the model card: the model, its training data and its scores."""
-    check_arguments(runs=[run])
+    opt.check_arguments(runs=[run])
     from dragoman.inference.model_card import make_card_table, read_card, render_card
 
     if as_json:
@@ -211,14 +192,13 @@ def recipes() -> None:
 def settings(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="[WORD ...] [a.b=c ...]",
             help="a section, a setting or any word in a description, such as train, lr or dropout; model.kind=rnn "
             "shows the settings of that kind of model",
-            show_default=False,
         ),
     ] = None,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Print settings with their defaults, choices and descriptions, as a recipe to start from."""
     from dragoman.config.reference import find_settings, kind_in, load_reference, render_settings
@@ -267,59 +247,58 @@ def run_command(command: Any, arguments: list[str]) -> int:
         with command.make_context("dragoman", arguments) as context:
             command.invoke(context)
         sys.stdout.flush()
-    except typer.Exit as end:
-        return int(end.exit_code)
-    except (UserError, Stop) as end:
-        if str(end):  # otherwise another process of this command prints it
-            log(f"dragoman: {end}", ERROR)
-        return end.code if isinstance(end, Stop) else 2
-    except SystemExit as end:
-        if end.code == TERMINATED:
-            log("dragoman: stopped by SIGTERM", ERROR)
-        raise
-    except (KeyboardInterrupt, typer.Abort):
-        log("dragoman: stopped", ERROR)
-        return errors.INTERRUPTED
-    except BrokenPipeError:  # the reader of the pipe, such as head, has exited
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except OSError as error:
-        log(f"dragoman: {error.strerror or error}" + (f": {error.filename!r}" if error.filename else ""), ERROR)
-        with suppress(OSError):
-            sys.stdout.close()  # its buffer cannot be written either
-        return 2
-    except Exception as error:
-        return report_error(error)
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        message, code = explain_error(error)
+        if message:
+            log(f"dragoman: {message}", ERROR)
+        if isinstance(error, SystemExit):
+            raise
+        return code
     finally:
         errors.interrupt_is_caught = False
     return 0
 
 
-def report_error(error: Any) -> int:
-    """Print a message about an error that is not a UserError, and return the exit code."""
-    if errors.interrupt_was_raised:  # a library may have turned it into, for example, an ImportError
-        log("dragoman: stopped", ERROR)
-        return errors.INTERRUPTED
-    if type(error).__name__ == "NoArgsIsHelpError":
+def explain_error(error: Any) -> tuple[str, int]:
+    """Return the message for an error that ends a command, if one is to be printed, and the exit code."""
+    message, code = str(error), 2
+    if isinstance(error, typer.Exit):
+        message, code = "", error.exit_code
+    elif isinstance(error, SystemExit):  # the caller raises it again
+        message = "stopped by SIGTERM" if error.code == TERMINATED else ""
+    elif isinstance(error, Stop):
+        code = error.code
+    elif isinstance(error, UserError):
+        pass  # without a message if another process of this command prints it
+    elif isinstance(error, BrokenPipeError):  # the reader of the pipe, such as head, has exited
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        message, code = "", 141
+    elif isinstance(error, OSError):
+        with suppress(OSError):
+            sys.stdout.close()  # its buffer cannot be written either
+        message = (error.strerror or message) + (f": {error.filename!r}" if error.filename else "")
+    elif isinstance(error, KeyboardInterrupt | typer.Abort) or errors.interrupt_was_raised:
+        # A library may have turned the interrupt into, for example, an ImportError.
+        message, code = "stopped", errors.INTERRUPTED
+    elif type(error).__name__ == "NoArgsIsHelpError":
         error.show()
-        return 2
-    if hasattr(error, "format_message"):  # an error of the command-line parser
-        message = " ".join(error.format_message().split()).rstrip(".")
+        message = ""
+    elif hasattr(error, "format_message"):  # an error of the command-line parser
+        text = " ".join(error.format_message().split()).rstrip(".")
         where = error.ctx.command_path if getattr(error, "ctx", None) else "dragoman"
-        log(f"dragoman: {message[:1].lower()}{message[1:]}; {where} --help lists all options", ERROR)
-        return 2
-    out_of_memory = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"  # the latter: PyTorch
-    if out_of_memory or (isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)):
+        message = f"{text[:1].lower()}{text[1:]}; {where} --help lists all options"
+    elif (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"  # of PyTorch
+        or (isinstance(error, RuntimeError) and any(words in message for words in OUT_OF_MEMORY))
+    ):
         advice = "free memory that other programs use, or choose a smaller model or smaller batches"
-        log(f"dragoman: out of memory; {advice}", ERROR)
-        return 2
-    traceback.print_exc()
-    log(
-        "dragoman: this is a bug in Dragoman. Please report it with the lines above, the command, and the "
-        "output of `pip freeze`.",
-        ERROR,
-    )
-    return 1
+        message = f"out of memory; {advice}"
+    else:
+        traceback.print_exc()
+        report = "Please report it with the lines above, the command, and the output of `pip freeze`."
+        message, code = f"this is a bug in Dragoman. {report}", 1
+    return message, code
 
 
 def main() -> None:

@@ -8,61 +8,39 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
-from dragoman.cli.options import (
-    FORMAT_NAMES,
-    BatchSize,
-    Beam,
-    Device,
-    EngineName,
-    Json,
-    Overrides,
-    Run,
-    Tag,
-    check_arguments,
-    check_recipe,
-    parse_output_file,
-)
+from dragoman.cli import options as opt
 from dragoman.config.settings import pick
 from dragoman.errors import UserError
 from dragoman.io import CACHE, cache_entries, cache_folder, remove_unused
 from dragoman.progress import DETAIL, WARNING, log
-from dragoman.recipe import find_recipe
 
 
 def distil_command(
-    run: Annotated[Path, typer.Argument(help="the teacher's run folder", show_default=False)],
-    recipe: Annotated[Path, typer.Argument(help="the student's recipe in YAML", show_default=False)],
-    overrides: Overrides = None,
-    out_folder: Annotated[Path, typer.Option("-o", "--out", help="the run folder to create", show_default=False)] = ...,  # type: ignore[assignment]
-    resume: Annotated[bool, typer.Option("--resume", help="resume training from the last checkpoint")] = False,
+    run: Annotated[Path, Argument(help="the teacher's run folder")],
+    recipe: Annotated[Path, Argument(help="the student's recipe in YAML")],
+    overrides: opt.Overrides = None,
+    *,
+    out_folder: opt.NewRun,
+    resume: opt.Resume = False,
     others: Annotated[
-        list[Path] | None,
-        typer.Option("--with", help="another teacher with the same vocabulary, for an ensemble", show_default=False),
+        list[Path] | None, Option("--with", help="another teacher with the same vocabulary, for an ensemble")
     ] = None,
-    beam: Annotated[int, typer.Option(min=0, help="beam width of the teacher; 0: the setting of its run")] = 0,
+    beam: Annotated[int, Option(min=0, help="beam width of the teacher; 0: the setting of its run")] = 0,
     closest: Annotated[
-        bool, typer.Option("--closest", help="use the beam hypothesis that is most similar to the reference")
+        bool, Option("--closest", help="use the beam hypothesis that is most similar to the reference")
     ] = False,
-    originals: Annotated[
-        bool, typer.Option("--with-originals", help="train the student on the original pairs too")
-    ] = False,
+    originals: Annotated[bool, Option("--with-originals", help="train the student on the original pairs too")] = False,
     sources: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--source", help="plain text file with more lines for the teacher to translate", show_default=False
-        ),
+        list[Path] | None, Option("--source", help="plain text file with more lines for the teacher to translate")
     ] = None,
-    tag: Annotated[
-        str, typer.Option(help="tag of the lines of --source, if the teacher has tags", show_default=False)
-    ] = "",
+    tag: Annotated[str, Option(help="tag of the lines of --source, if the teacher has tags")] = "",
 ) -> None:
     """Train a small, fast student on the translations of data.train by a large model, the teacher."""
-    recipe = find_recipe(recipe)
     teachers = [run, *(others or [])]
-    check_arguments(runs=teachers, inputs=sources or [])
-    check_recipe(recipe, overrides or [])
+    opt.check_arguments(runs=teachers, inputs=sources or [])
+    recipe = opt.check_recipe(recipe, overrides)
     from dragoman.augmentation.distillation import DistilSettings
     from dragoman.augmentation.distillation import distil as run_distillation
 
@@ -72,33 +50,22 @@ def distil_command(
 
 
 def backtranslate_command(
-    run: Run,
-    overrides: Overrides = None,
-    input_file: Annotated[
-        Path, typer.Option("-i", "--input", help="text to translate, one sentence per line", show_default=False)
-    ] = ...,  # type: ignore[assignment]
-    output_file: Annotated[
-        Path,
-        typer.Option(
-            "-o",
-            "--output",
-            parser=parse_output_file,
-            metavar="<path>",
-            help="JSONL file for the pairs",
-            show_default=False,
-        ),
-    ] = ...,  # type: ignore[assignment]
-    beam: Beam = None,
-    tag: Tag = "",
-    batch: BatchSize = 1024,
-    engine: EngineName = "auto",
-    device: Device = "auto",
+    run: opt.Run,
+    overrides: opt.Overrides = None,
+    *,
+    input_file: Annotated[Path, Option("-i", "--input", help="text to translate, one sentence per line")],
+    output_file: Annotated[Path, Option("-o", "--output", help="JSONL file for the pairs", **opt.WRITTEN_FILE)],
+    beam: opt.Beam = None,
+    tag: opt.Tag = "",
+    batch: opt.BatchSize = 1024,
+    engine: opt.EngineName = "auto",
+    device: opt.Device = "auto",
 ) -> None:
     """Make training pairs from monolingual text: its lines as targets, their translations by a reverse run as sources.
 
     Started again after it was killed it goes on; under torchrun all processes share the work.
     """
-    check_arguments(engine=engine, runs=[run], inputs=[input_file])
+    opt.check_arguments(engine=engine, runs=[run], inputs=[input_file])
     from dragoman.augmentation.backtranslation import backtranslate as translate_back
     from dragoman.inference.constraints import parse_search_overrides
 
@@ -108,36 +75,29 @@ def backtranslate_command(
     )
 
 
-Quantization = Annotated[
-    str, typer.Option(help="precision of the weights: float32, or int8 and others for CTranslate2")
-]
-
-
 def export_command(
-    run: Run,
-    folder: Annotated[Path, typer.Argument(help="the folder to create", show_default=False)],
-    to: Annotated[str, typer.Option(help="ctranslate2, huggingface or onnx", show_default=False)],
-    quantization: Quantization = "float32",
-    force: Annotated[
-        bool, typer.Option("--force", help="write the folder even if its translations differ too much")
-    ] = False,
+    run: opt.Run,
+    folder: Annotated[Path, Argument(help="the folder to create")],
+    to: Annotated[str, Option(help="ctranslate2, huggingface or onnx")],
+    quantization: Annotated[
+        str, Option(help="precision of the weights: float32, or int8 and others for CTranslate2")
+    ] = "float32",
+    force: Annotated[bool, Option("--force", help="write the folder even if its translations differ too much")] = False,
 ) -> None:
     """Write a run in another format, after comparing its translations with those of the run."""
-    pick(dict.fromkeys(FORMAT_NAMES), to, "format")
-    check_arguments(runs=[run])
+    pick(dict.fromkeys(opt.FORMAT_NAMES), to, "format")
+    opt.check_arguments(runs=[run])
     from dragoman.inference.export import export as write
 
     begun = time.monotonic()
     for agreement in write(run, to=to, out=folder, quantization=quantization, force=force):
         print(agreement)
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    log(f"{size / 2**20:.1f} MiB in {time.monotonic() - begun:.1f} s", DETAIL)
+    log(f"{measure_size(folder) / 2**20:.1f} MiB in {time.monotonic() - begun:.1f} s", DETAIL)
     print(f"done: {folder}")
 
 
 def import_command(
-    folder: Annotated[Path, typer.Argument(help="folder of a model saved by transformers", show_default=False)],
-    out_folder: Annotated[Path, typer.Option("-o", "--out", help="the run folder to create", show_default=False)],
+    folder: Annotated[Path, Argument(help="folder of a model saved by transformers")], out_folder: opt.NewRun
 ) -> None:
     """Convert a Hugging Face model (MarianMT or Pegasus, as written by export) to a run folder."""
     from dragoman.inference.export import import_run
@@ -148,11 +108,11 @@ def import_command(
 
 
 def cache_command(
-    folder: Annotated[Path, typer.Option(help="the cache folder, as data.cache in a recipe")] = Path(CACHE),
+    folder: Annotated[Path, Option(help="the cache folder, as data.cache in a recipe")] = Path(CACHE),
     clear: Annotated[
-        bool, typer.Option("--clear", help="remove all that Dragoman has written there, and nothing else")
+        bool, Option("--clear", help="remove all that Dragoman has written there, and nothing else")
     ] = False,
-    as_json: Json = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Show what Dragoman keeps between commands, with its size, or remove it. All of it can be made again.
 

@@ -10,30 +10,25 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from dragoman.cli.lines import STDIN
+from dragoman.cli.line_io import STDIN
 from dragoman.config.settings import pick, suggest_name
 from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import UserError
 from dragoman.progress import DETAIL, ERROR, INFO, WARNING, set_verbosity
-from dragoman.recipe import list_recipes, read_recipe
+from dragoman.recipe import find_recipe, list_recipes, read_recipe
 from dragoman.run_dir import RunFolder
 
-ENGINE_NAMES = (
-    "auto",
-    "torch",
-    "torch-bf16",
-    "torch-int8",
-    "ctranslate2",
-    "ctranslate2-int8",
-)  # inference/loading.py
-FORMAT_NAMES = ("ctranslate2", "huggingface", "onnx")  # inference/export.py
+# The names in inference/loading.py and inference/export.py, which import PyTorch.
+ENGINE_NAMES = ("auto", "torch", "torch-bf16", "torch-int8", "ctranslate2", "ctranslate2-int8")
+FORMAT_NAMES = ("ctranslate2", "huggingface", "onnx")
 
 
 def is_distributed() -> bool:
@@ -81,20 +76,22 @@ def parse_output_file(text: str) -> Path:
     return Path(text)
 
 
-def check_recipe(path: Path, overrides: Iterable[str] = (), *, parent: Path | None = None) -> None:
-    """Refuse a recipe that is invalid with the overrides `a.b=c`, or that names a file that does not exist.
+def check_recipe(path: Path, overrides: Iterable[str] | None = None, *, parent: Path | None = None) -> Path:
+    """Return the file of a recipe, which may be named without its folder if it comes with Dragoman.
 
-    `parent` is the run folder whose model settings the recipe inherits.
+    Refuse a recipe that is invalid with the overrides `a.b=c`, or that names a file that does not exist. `parent` is
+    the run folder whose model settings the recipe inherits.
     """
+    path = find_recipe(path)
     if is_distributed():
-        return
+        return path
     if not path.exists():
         names = [name for name, _ in list_recipes()]
         raise UserError(
             f"there is no recipe file {str(path)!r}{suggest_name(str(path), names)}; "
             "`dragoman recipes` lists the built-in ones"
         )
-    recipe = read_recipe(path, overrides, parent=RunFolder(parent).recipe() if parent else None)
+    recipe = read_recipe(path, overrides or (), parent=RunFolder(parent).recipe() if parent else None)
     corpora: list[CorpusSettings] = [*recipe.data.train, *recipe.data.dev, *recipe.data.test]
     for file in (Path(name) for corpus in corpora for name in corpus.files):
         try:
@@ -103,77 +100,47 @@ def check_recipe(path: Path, overrides: Iterable[str] = (), *, parent: Path | No
             sibling = path.absolute().parent / file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
             also = "" if sibling == file else f", nor {str(sibling)!r} next to the recipe"
             raise UserError(f"{path}: {error}{also}") from None
+    return path
 
 
-Run = Annotated[Path, typer.Argument(help="a run folder", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="print JSON instead of text")]
-Beam = Annotated[int | None, typer.Option(min=1, help="beam width; 1 is greedy search; default: the run's setting")]
+Run = Annotated[Path, Argument(help="a run folder")]
+NewRun = Annotated[Path, Option("-o", "--out", help="the run folder to create")]
+RecipeFile = Annotated[Path, Argument(help="a recipe in YAML, or one that comes with Dragoman")]
+Overrides = Annotated[list[str] | None, Argument(metavar="[a.b=c ...]", help="settings to override")]
+Resume = Annotated[bool, Option("--resume", help="resume training from the last checkpoint")]
+Json = Annotated[bool, Option("--json", help="print JSON instead of text")]
+Beam = Annotated[int | None, Option(min=1, help="beam width; 1 is greedy search; default: the run's setting")]
 Conllu = Annotated[
-    Path | None,
-    typer.Option(
-        help="CoNLL-U file with a dependency tree per input line (only for model.position=tree)", show_default=False
-    ),
+    Path | None, Option(help="CoNLL-U file with a dependency tree per input line (only for model.position=tree)")
 ]
 Texts = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[TEXT ...]",
-        help="text to process, one line per argument; cannot be combined with --input",
-        show_default=False,
-    ),
+    Argument(metavar="[TEXT ...]", help="text to process, one line per argument; cannot be combined with --input"),
 ]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[a.b=c ...]", help="settings to override", show_default=False)
-]
-SourceFile = Annotated[
-    Path | None, typer.Option("--source", help="plain text file, one sentence per line", show_default=False)
-]
-InputFile = Annotated[
-    Path | None, typer.Option("-i", "--input", help="input file; - or omitted: stdin", show_default=False)
-]
-OutputFile = Annotated[
-    Path | None,
-    typer.Option(
-        "-o",
-        "--output",
-        parser=parse_output_file,
-        metavar="<path>",
-        help="output file; omitted: stdout",
-        show_default=False,
-    ),
-]
+InputFile = Annotated[Path | None, Option("-i", "--input", help="input file; - or omitted: stdin")]
+WRITTEN_FILE: Any = {"parser": parse_output_file, "metavar": "<path>"}
+OutputFile = Annotated[Path | None, Option("-o", "--output", help="output file; omitted: stdout", **WRITTEN_FILE)]
 BatchSize = Annotated[
-    int,
-    typer.Option(
-        min=1,
-        max=1_000_000,
-        help="maximum lines per batch; torch engines give the same text for any value",
-    ),
+    int, Option(min=1, max=1_000_000, help="maximum lines per batch; torch engines give the same text for any value")
 ]
 EngineName = Annotated[
     str,
-    typer.Option(
+    Option(
         help="inference engine: auto (= torch in float32), torch, torch-bf16 or torch-int8 (faster, less precise), "
         "ctranslate2 or ctranslate2-int8 (the model is converted; fastest on a CPU)"
     ),
 ]
-Tag = Annotated[
-    str, typer.Option(help="tag of the input, for runs trained with tags, such as de for German", show_default=False)
-]
+Tag = Annotated[str, Option(help="tag of the input, for runs trained with tags, such as de for German")]
 Device = Annotated[
-    str,
-    typer.Option(help="device: cpu, cuda (a GPU), cuda:1 (the second GPU); auto is a GPU if available, else the CPU"),
+    str, Option(help="device: cpu, cuda (a GPU), cuda:1 (the second GPU); auto is a GPU if available, else the CPU")
 ]
 Quiet = Annotated[
     int,
-    typer.Option(
+    Option(
         "-q", "--quiet", count=True, help="show no progress and no notes; -qq: no warnings either", show_default=False
     ),
 ]
-Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="print more details")]
-
-
-KEYWORD = inspect.Parameter.KEYWORD_ONLY
+Verbose = Annotated[bool, Option("-v", "--verbose", help="print more details")]
 
 
 class Commands(typer.Typer):
@@ -199,47 +166,37 @@ class Commands(typer.Typer):
         return decorate
 
 
+def apply_verbosity(quiet: Quiet = 0, verbose: Verbose = False) -> None:
+    """Choose which messages are shown. The parameters are options of every command."""
+    levels = {0: DETAIL if verbose else INFO, 1: WARNING}
+    set_verbosity(levels.get(quiet, ERROR))
+
+
 def adapt_for_typer(function: Callable[..., None]) -> Callable[..., None]:
     """Wrap a command for typer: add -q and -v, and replace each dataclass parameter by its fields.
 
     Each field of such a dataclass is one option, declared by its annotation. The wrapper builds the dataclass again.
     """
-    signature = inspect.signature(function, eval_str=True)
-    records: dict[str, Any] = {
-        name: parameter.annotation
-        for name, parameter in signature.parameters.items()
-        if is_dataclass(parameter.annotation)
-    }
+    records: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
-    for name, parameter in signature.parameters.items():
-        parameters += read_fields(records[name]) if name in records else [parameter.replace(kind=KEYWORD)]
-    parameters.append(inspect.Parameter("quiet", KEYWORD, default=0, annotation=Quiet))
-    parameters.append(inspect.Parameter("verbose", KEYWORD, default=False, annotation=Verbose))
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        if is_dataclass(parameter.annotation):
+            records[name] = parameter.annotation
+            parameters += inspect.signature(records[name], eval_str=True).parameters.values()
+        else:
+            parameters.append(parameter)
+    parameters += inspect.signature(apply_verbosity, eval_str=True).parameters.values()
 
     @wraps(function)
     def command(*, quiet: int, verbose: bool, **arguments: Any) -> None:
-        levels = {0: DETAIL if verbose else INFO, 1: WARNING}
-        set_verbosity(levels.get(quiet, ERROR))
+        apply_verbosity(quiet, verbose)
         built = {
             name: record(**{field.name: arguments.pop(field.name) for field in fields(record)})
             for name, record in records.items()
         }
         function(**built, **arguments)
 
-    command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    command.__signature__ = inspect.Signature(keyword)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
-
-
-def read_fields(record: Any) -> list[inspect.Parameter]:
-    """Return the fields of a dataclass as keyword parameters."""
-    hints = get_type_hints(record, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name,
-            KEYWORD,
-            default=inspect.Parameter.empty if field.default is MISSING else field.default,
-            annotation=hints[field.name],
-        )
-        for field in fields(record)
-    ]

@@ -13,35 +13,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
-from dragoman.cli.lines import (
-    LINE_BREAKS,
-    Input,
-    LineWarnings,
-    OutputLine,
-    choose_input,
-    input_groups,
-    log_counts,
-    output_to,
-    process_lines,
-    split_arguments,
-)
-from dragoman.cli.options import (
-    BatchSize,
-    Beam,
-    Conllu,
-    Device,
-    EngineName,
-    InputFile,
-    Json,
-    OutputFile,
-    Run,
-    Tag,
-    Texts,
-    check_arguments,
-    is_distributed,
-)
+from dragoman.cli import line_io
+from dragoman.cli import options as opt
 from dragoman.config.settings import SampleSettings, build
 from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import UserError
@@ -61,56 +36,50 @@ if TYPE_CHECKING:
 class TranslateOptions:
     """The arguments and options of `dragoman translate`."""
 
-    run: Run
+    run: opt.Run
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="[TEXT ...] [search.b=c ...]",
             help="text to translate, one line per argument (cannot be combined with --input), and search settings",
-            show_default=False,
         ),
     ] = None
-    input_file: InputFile = None
-    output_file: OutputFile = None
-    beam: Beam = None
+    input_file: opt.InputFile = None
+    output_file: opt.OutputFile = None
+    beam: opt.Beam = None
     nbest: Annotated[
         int | None,
-        typer.Option(min=1, help="translations per line, printed as 'line ||| text ||| score'", show_default="1"),
+        Option(min=1, help="translations per line, printed as 'line ||| text ||| score'", show_default="1"),
     ] = None
     others: Annotated[
         list[Path] | None,
-        typer.Option("--with", help="another run with the same vocabulary, for an ensemble", show_default=False),
+        Option("--with", help="another run with the same vocabulary, for an ensemble"),
     ] = None
     glossary: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             help="one term per line: 'source<tab>target' (required), 'source<tab>!target' (forbidden for this source), "
-            "'!target' (always forbidden)",
-            show_default=False,
+            "'!target' (always forbidden)"
         ),
     ] = None
     dictionary: Annotated[
         Path | None,
-        typer.Option(
-            help="'word<tab>translation' per line, for unknown words of a word vocabulary", show_default=False
-        ),
+        Option(help="'word<tab>translation' per line, for unknown words of a word vocabulary"),
     ] = None
-    tag: Tag = ""
-    stream: Annotated[
-        bool, typer.Option("--stream", help="print words as soon as all beam hypotheses agree on them")
-    ] = False
+    tag: opt.Tag = ""
+    stream: Annotated[bool, Option("--stream", help="print words as soon as all beam hypotheses agree on them")] = False
     resume: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--resume",
             help="for huge files: save translations in OUTPUT.shards and resume from there; works under torchrun",
         ),
     ] = False
-    conllu: Conllu = None
-    batch: BatchSize = 1024
-    as_json: Json = False
-    engine: EngineName = "auto"
-    device: Device = "auto"
+    conllu: opt.Conllu = None
+    batch: opt.BatchSize = 1024
+    as_json: opt.Json = False
+    engine: opt.EngineName = "auto"
+    device: opt.Device = "auto"
 
     def check(self, *, sharded: bool) -> None:
         """Refuse options that cannot be combined. `sharded`: the file is translated in resumable shards."""
@@ -134,15 +103,15 @@ def translate_command(options: TranslateOptions) -> None:
 
     Lines come from the command line or --input, otherwise from stdin, where each is translated as soon as it arrives.
     """
-    given: Input = options.input_file
+    given: line_io.Input = options.input_file
     overrides: list[str] = []
     if options.arguments:
-        texts, overrides = split_arguments(options.arguments)
-        given = choose_input(texts, options.input_file)
+        texts, overrides = line_io.split_arguments(options.arguments)
+        given = line_io.choose_input(texts, options.input_file)
     runs = [options.run, *(options.others or [])]
     inputs = [options.input_file, options.glossary, options.dictionary, options.conllu]
-    check_arguments(engine=options.engine, runs=runs, inputs=inputs, output=options.output_file)
-    if options.resume or is_distributed():
+    opt.check_arguments(engine=options.engine, runs=runs, inputs=inputs, output=options.output_file)
+    if options.resume or opt.is_distributed():
         from dragoman.augmentation.jobs import choose_device_of_rank
         from dragoman.process_group import join_process_group
 
@@ -155,7 +124,7 @@ def translate_command(options: TranslateOptions) -> None:
     if options.stream:
         line_translator.stream_lines(given)
     else:
-        process_lines(line_translator.translate, given, options.output_file, options.batch)
+        line_io.process_lines(line_translator.translate, given, options.output_file, options.batch)
     if line_translator.trees:
         line_translator.trees.end()
 
@@ -170,7 +139,7 @@ def load_line_translator(
     from dragoman.inference.translator import Translator
 
     search = parse_search_overrides(overrides, {"unknown": "dictionary"} if options.dictionary else {})
-    options.check(sharded=options.resume or is_distributed())
+    options.check(sharded=options.resume or opt.is_distributed())
     start, runs = time.monotonic(), [options.run, *(options.others or [])]
     translator = load_as(Translator, runs, device=device, engine=options.engine)
     engine = "torch" if options.engine == "auto" else options.engine
@@ -206,7 +175,7 @@ class LineTranslator:
     glossary: Glossary | None
     trees: TreeReader | None
 
-    def translate(self, before: int, lines: Sequence[str]) -> Iterator[OutputLine]:
+    def translate(self, before: int, lines: Sequence[str]) -> Iterator[line_io.OutputLine]:
         """Yield the output for each line. `before` is the number of lines processed before this batch."""
         from dragoman.inference.translator import NO_TREE_WARNING
 
@@ -220,13 +189,13 @@ class LineTranslator:
                 several = {"nbest": [asdict(hypothesis) for hypothesis in hypotheses]} if nbest > 1 else {}
                 text = json.dumps({"source": line, **asdict(best), **several}, ensure_ascii=False)
             elif nbest > 1:
-                rows = [(hypothesis.text.translate(LINE_BREAKS), hypothesis.score) for hypothesis in hypotheses]
+                rows = [(hypothesis.text.translate(line_io.LINE_BREAKS), hypothesis.score) for hypothesis in hypotheses]
                 text = "\n".join(f"{number} ||| {text} ||| {score:.4f}" for text, score in rows)
             else:
-                text = best.text.translate(LINE_BREAKS)
+                text = best.text.translate(line_io.LINE_BREAKS)
             # Without --conllu, the missing trees were logged once, when the model was loaded.
             warnings = [warning for warning in best.warnings if self.trees or warning != NO_TREE_WARNING]
-            yield OutputLine(text, warnings, best.flags)
+            yield line_io.OutputLine(text, warnings, best.flags)
 
     def translate_file(self, group: ProcessGroup, report: Report) -> None:
         """Translate a file in shards, with one process or several. The shards are removed when all are done."""
@@ -237,7 +206,7 @@ class LineTranslator:
         assert source
         assert output
         counts: Counter[str] = Counter()
-        warned = LineWarnings(processes=group.world_size)
+        warned = line_io.LineWarnings(processes=group.world_size)
 
         def process(before: int, lines: Sequence[str]) -> list[Record]:
             # These keys are on disk: shards of earlier releases can be resumed.
@@ -272,47 +241,43 @@ class LineTranslator:
             group=group,
             report=report,
         )
-        log_counts(counts)
+        line_io.log_counts(counts)
 
-    def stream_lines(self, given: Input) -> None:
+    def stream_lines(self, given: line_io.Input) -> None:
         """Translate one line at a time, and print words as soon as all beam hypotheses agree on them."""
-        warned = LineWarnings()
-        with output_to(self.options.output_file) as sink:
-            for number, [text] in enumerate(input_groups(given, 1), 1):
+        warned = line_io.LineWarnings()
+        with line_io.output_to(self.options.output_file) as sink:
+            for number, [text] in enumerate(line_io.input_groups(given, 1), 1):
                 line = self.glossary.line(Line(text)) if self.glossary else text
                 words = self.translator.stream_line(line, self.decode)
                 while True:
                     try:
-                        print(next(words).translate(LINE_BREAKS), end="", file=sink, flush=True)
+                        print(next(words).translate(line_io.LINE_BREAKS), end="", file=sink, flush=True)
                     except StopIteration as end:
                         hypothesis: Hypothesis = end.value
                         break
                 print(file=sink, flush=True)
                 warned.log(number, hypothesis.warnings, hypothesis.flags)
-        log_counts(warned.lines)
+        line_io.log_counts(warned.lines)
 
 
 def generate_command(
-    run: Run,
+    run: opt.Run,
     texts: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TEXT ...]", help="prompts; cannot be combined with --input", show_default=False),
+        Argument(metavar="[TEXT ...]", help="prompts; cannot be combined with --input"),
     ] = None,
-    prompt: Annotated[str, typer.Option(help="text to continue")] = "",
-    input_file: Annotated[
-        Path | None, typer.Option("-i", "--input", help="file with one prompt per line; -: stdin", show_default=False)
-    ] = None,
-    output_file: OutputFile = None,
-    count: Annotated[int, typer.Option(min=1, help="texts per prompt")] = 1,
-    tokens: Annotated[int, typer.Option(min=1, help="maximum number of new tokens")] = 256,
-    temperature: Annotated[float, typer.Option(help="sampling temperature; below 1: less random; 0: greedy")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="sample from the k most likely tokens; 0: all")] = 0,
-    top_p: Annotated[
-        float, typer.Option(help="sample from the smallest set of tokens with this total probability")
-    ] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="random seed for sampling")] = 1,
-    as_json: Json = False,
-    device: Device = "auto",
+    prompt: Annotated[str, Option(help="text to continue")] = "",
+    input_file: Annotated[Path | None, Option("-i", "--input", help="file with one prompt per line; -: stdin")] = None,
+    output_file: opt.OutputFile = None,
+    count: Annotated[int, Option(min=1, help="texts per prompt")] = 1,
+    tokens: Annotated[int, Option(min=1, help="maximum number of new tokens")] = 256,
+    temperature: Annotated[float, Option(help="sampling temperature; below 1: less random; 0: greedy")] = 1.0,
+    top_k: Annotated[int, Option(help="sample from the k most likely tokens; 0: all")] = 0,
+    top_p: Annotated[float, Option(help="sample from the smallest set of tokens with this total probability")] = 1.0,
+    seed: Annotated[int, Option(min=0, help="random seed for sampling")] = 1,
+    as_json: opt.Json = False,
+    device: opt.Device = "auto",
 ) -> None:
     """Continue prompts with a language model."""
     values = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
@@ -320,15 +285,15 @@ def generate_command(
     prompts = [*([prompt] if prompt else []), *(texts or [])]
     if prompts and input_file:
         raise UserError("generate takes prompts on the command line or by --input F, not both")
-    check_arguments(runs=[run], inputs=[input_file])
+    opt.check_arguments(runs=[run], inputs=[input_file])
     from dragoman.inference.loading import load_as
     from dragoman.inference.single_sequence import Generator
 
     generator = load_as(Generator, run, device=device)
     separator = "---\n" if generator.whole_files else ""  # such texts have many lines
-    with output_to(output_file) as sink:
+    with line_io.output_to(output_file) as sink:
         number = 0  # prompts processed
-        for batch in input_groups(input_file or prompts or [""], 64):
+        for batch in line_io.input_groups(input_file or prompts or [""], 64):
             for texts_of_prompt in generator.generate(batch, count=count, tokens=tokens, seed=seed, settings=settings):
                 for text in texts_of_prompt:
                     prefix = "" if (number == 0 and text is texts_of_prompt[0]) or as_json else separator
@@ -340,26 +305,26 @@ def generate_command(
 
 
 def classify_command(
-    run: Run,
-    texts: Texts = None,
-    input_file: InputFile = None,
-    output_file: OutputFile = None,
-    batch: BatchSize = 256,
-    as_json: Json = False,
-    device: Device = "auto",
+    run: opt.Run,
+    texts: opt.Texts = None,
+    input_file: opt.InputFile = None,
+    output_file: opt.OutputFile = None,
+    batch: opt.BatchSize = 256,
+    as_json: opt.Json = False,
+    device: opt.Device = "auto",
 ) -> None:
     """Print the label of each line: one line of output per line of input, in the same order."""
-    given = choose_input(texts, input_file)
-    check_arguments(runs=[run], inputs=[input_file])
+    given = line_io.choose_input(texts, input_file)
+    opt.check_arguments(runs=[run], inputs=[input_file])
     from dragoman.inference.loading import load_as
     from dragoman.inference.single_sequence import Classifier
 
     classifier = load_as(Classifier, run, device=device)
 
-    def process(_: int, lines: list[str]) -> Iterator[OutputLine]:
+    def process(_: int, lines: list[str]) -> Iterator[line_io.OutputLine]:
         for line, verdict in zip(lines, classifier.classify(lines), strict=True):
             record = {"source": line, **asdict(verdict)}
-            text = json.dumps(record, ensure_ascii=False) if as_json else verdict.label.translate(LINE_BREAKS)
-            yield OutputLine(text, verdict.warnings)
+            text = json.dumps(record, ensure_ascii=False) if as_json else verdict.label.translate(line_io.LINE_BREAKS)
+            yield line_io.OutputLine(text, verdict.warnings)
 
-    process_lines(process, given, output_file, batch)
+    line_io.process_lines(process, given, output_file, batch)

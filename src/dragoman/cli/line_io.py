@@ -47,8 +47,7 @@ class ArrivingLines:
     stream: Any
     longest: float = math.inf
     lines: deque[bytes] = field(default_factory=deque)  # complete, not yet yielded
-    begun: list[bytes] = field(default_factory=list)  # parts of a line whose end has not arrived yet
-    size: int = 0  # bytes in these parts
+    rest: bytearray = field(default_factory=bytearray)  # the start of a line whose end has not arrived yet
     ended: bool = False
 
     def __iter__(self) -> Iterator[bytes]:
@@ -69,21 +68,15 @@ class ArrivingLines:
     def read_some(self) -> None:
         """Read the bytes that have arrived, waiting for at least one, and split them into lines."""
         chunk = self.stream.read1(1 << 16)
+        self.ended = not chunk
         *complete, rest = chunk.split(b"\n")
-        if complete:
-            first = b"".join([*self.begun, complete[0]])
-            self.lines.extend(line + b"\n" for line in (first, *complete[1:]))
-            self.begun, self.size = [], 0
-        if rest:
-            self.begun.append(rest)
-            self.size += len(rest)
-        if self.size > self.longest:
-            self.lines.append(b"".join(self.begun))
-            self.begun, self.size = [], 0
-        if not chunk:
-            self.ended = True
-            if self.begun:
-                self.lines.append(b"".join(self.begun))
+        for part in complete:
+            self.lines.append(bytes(self.rest) + part + b"\n")
+            self.rest.clear()
+        self.rest += rest
+        if self.rest and (self.ended or len(self.rest) > self.longest):
+            self.lines.append(bytes(self.rest))
+            self.rest.clear()
 
 
 def input_groups(given: Input, size: int) -> Iterator[list[str]]:
@@ -138,19 +131,17 @@ def process_lines(
     `process` is called with the number of lines processed so far and a batch of lines.
     """
     warned, start, number = LineWarnings(), time.monotonic(), 0
-    with ExitStack() as stack:
-        sink, bar = stack.enter_context(output_to(output_file)), None
-        if isinstance(given, Path) and given not in STDIN and sys.stderr.isatty() and is_shown(INFO):
-            total = sum(1 for _ in read_lines(given))
-            bar = stack.enter_context(ProgressBar("processing", total=total, unit="lines"))
+    is_file = isinstance(given, Path) and given not in STDIN
+    show = is_file and sys.stderr.isatty() and is_shown(INFO)
+    total = sum(len(group) for group in input_groups(given, batch)) if show else 0
+    with output_to(output_file) as sink, ProgressBar("processing", total=total, unit="lines", visible=show) as bar:
         for lines in input_groups(given, batch):
             for output in process(number, lines):
                 number += 1
                 print(output.text, file=sink)
                 warned.log(number, output.warnings, output.flags)
             sink.flush()
-            if bar:
-                bar.update(number)
+            bar.update(number)
     log_counts(warned.lines)
     log(f"{number:,} line{'s' * (number != 1)} in {time.monotonic() - start:.1f} s", DETAIL)
 
@@ -212,10 +203,7 @@ class LineWarnings:
                 self.print(f"line {number}: {warning}", WARNING)
         for kind in kinds:
             if self.lines[kind] == maximum + 1:
-                self.print(
-                    f"further lines {kind} are only counted; --json prints the warnings of every line",
-                    WARNING,
-                )
+                self.print(f"further lines {kind} are only counted; --json prints the warnings of every line", WARNING)
         return kinds_and_flags
 
 
