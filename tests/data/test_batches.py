@@ -18,7 +18,6 @@ from dragoman.data.batches import (
     CELLS_PER_WIDTH,
     LAYOUTS,
     BatchPlan,
-    RowGroup,
     Widths,
     choose_widths,
     collate_pairs,
@@ -137,7 +136,7 @@ def test_no_two_half_empty_rows(lengths: list[tuple[int, int]], widths: Widths) 
 
 def test_a_row_is_filled_with_what_fits_best() -> None:
     source_N, target_N = np.array([[6, 6], [4, 3], [4, 4], [3, 4], [1, 1]]).T
-    assert pack_rows(source_N, target_N, Widths(10, 10)) == [RowGroup(Widths(10, 10), [[0, 2], [1, 3, 4]])]
+    assert pack_rows(source_N, target_N, Widths(10, 10)) == [BatchPlan([[0, 2], [1, 3, 4]], Widths(10, 10))]
 
 
 def test_short_pairs_fill_what_a_long_one_leaves() -> None:

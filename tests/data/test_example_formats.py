@@ -117,7 +117,7 @@ def test_what_does_not_fit_is_counted_by_form(tmp_path: Path) -> None:
     whole = store(tmp_path, "windows", texts, both)
     assert whole.dropped == {}
     encoded = [token for pair in texts for token in (*ALL["byte"].encode(pair.target), EOS)]
-    assert whole.window(0, whole.text_length).tolist() == encoded
+    assert whole.target_ids.tolist() == encoded
     assert whole.characters == len(encoded)
     with pytest.raises(UserError, match="none of 1 texts"):
         store(tmp_path / "other", "labels", pairs[1:2], labels)

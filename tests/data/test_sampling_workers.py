@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -115,7 +116,7 @@ def test_samples_stay_within_the_places_of_a_model(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(samplers, "count_workers", lambda: count)
     tokenizers = sampling("bpe", "bpe")
     kept = store(tmp_path, MANY, tokenizers, "there back")
-    places = max(int(side.max()) for side in kept.lengths(len(kept))) + 1
+    places = max(int(side.max()) for side in kept.lengths(np.arange(len(kept)))) + 1
 
     def widths(**places: Any) -> list[int]:
         parts = [WeightedStore(kept, 1.0)]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -44,18 +45,19 @@ def windows(*stores: TokenStore, context: int = 50, seed: int = 3, weights: tupl
 
 @given(length=st.integers(2, 300), context=st.integers(1, 40), first=st.integers(1, 40))
 def test_a_cut_covers_every_token_but_the_first_once(length: int, context: int, first: int) -> None:
-    cut = TextWindows(length, context, min(first, context))
-    spans = [cut.span(number) for number in range(len(cut))]
-    predicted = [place for start, end in spans for place in range(start + 1, end)]
-    assert predicted == list(range(1, length))
-    assert all(1 <= end - start - 1 <= context for start, end in spans)
+    cut = TextWindows(np.arange(length), context, min(first, context))
+    numbers = np.arange(len(cut))
+    windows = [example.target.tolist() for example in cut.examples(numbers)]
+    assert [place for window in windows for place in window[1:]] == list(range(1, length))
+    assert all(1 <= len(window) - 1 <= context for window in windows)
+    assert cut.lengths(numbers)[1].tolist() == list(map(len, windows))
 
 
 def test_an_epoch_predicts_every_token_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_module, "SHUFFLE_WINDOW", 37)
     stores = [text(tmp_path, LINES[:150]), text(tmp_path, LINES[150:200])]
     stream = windows(*stores)
-    wanted = Counter(token for store in stores for token in store.window(1, store.text_length).tolist())
+    wanted = Counter(token for store in stores for token in store.target_ids[1:].tolist())
     begun = set()
     for epoch in (0, 1, 7):
         found: Counter[int] = Counter()
@@ -68,7 +70,7 @@ def test_an_epoch_predicts_every_token_once(tmp_path: Path, monkeypatch: pytest.
             if place.epoch != epoch:
                 break
         assert found == wanted
-        begun.add(stream.cuts(epoch)[0].first)
+        begun.add(stream.sources(epoch)[0].first)
     assert len(begun) > 1
 
 
@@ -98,7 +100,7 @@ def test_from_any_place_on_the_same_batches_follow(tmp_path: Path, monkeypatch: 
 def test_validation_reads_the_text_as_it_stands(tmp_path: Path) -> None:
     store = text(tmp_path, LINES[:20])
     found = [token for example in read_in_order(store, "windows", 16) for token in example.target[1:].tolist()]
-    assert found == store.window(1, store.text_length).tolist()
+    assert found == store.target_ids[1:].tolist()
 
 
 def test_a_text_with_nothing_to_predict_is_refused(tmp_path: Path) -> None:

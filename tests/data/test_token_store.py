@@ -60,13 +60,15 @@ def complaint(cache: Path, pairs: Sequence[Pair] = PAIRS, **more: object) -> str
 def test_ids_are_the_tokenizers(tmp_path: Path, kind: str, text: bool) -> None:
     store = made(tmp_path, kind=kind, text=text)
     assert len(store) == len(PAIRS)
+    texts = store.texts(np.arange(len(PAIRS)))
+    assert texts == (
+        [[pair.source.encode() for pair in PAIRS], [pair.target.encode() for pair in PAIRS]] if text else []
+    )
     for line, pair in enumerate(PAIRS):
         example = store.example(line)
         assert example.source.tolist() == ALL[kind].encode(pair.source)
         assert example.target.tolist() == ALL[kind].encode(pair.target)
         assert example.line == line
-        if text:
-            assert store.pair(line) == pair
     assert store.longest == max(len(ALL[kind].encode(pair.source)) for pair in PAIRS)
     assert not store.dropped
 
@@ -92,7 +94,8 @@ def test_what_does_not_fit_is_counted_and_the_rest_comes_back(pairs: list[Pair],
         assert store.dropped == {
             name: count for name, count in (("one side empty", empty), (f"longer than {limit} tokens", long)) if count
         }
-        assert [store.pair(line) for line in range(len(store))] == fits
+        texts = store.texts(np.arange(len(store)))
+        assert texts == [[pair.source.encode() for pair in fits], [pair.target.encode() for pair in fits]]
         assert [store.example(line).source.tolist() for line in range(len(store))] == [encode(p.source) for p in fits]
         assert store.longest == max(len(encode(pair.source)) for pair in fits)
 
@@ -109,7 +112,8 @@ def test_a_second_opening_reads_nothing(tmp_path: Path) -> None:
     again = open_store(unread, both("bpe"), key="corpus", cache=tmp_path, max_length=1000, text=True)
     assert len(again) == len(first)
     assert again.digest == first.digest
-    assert all(again.pair(line) == first.pair(line) for line in range(len(first)))
+    lines = np.arange(len(first))
+    assert again.texts(lines) == first.texts(lines)
 
 
 @pytest.mark.parametrize("change", [{"key": "other"}, {"kind": "char"}, {"max_length": 999}, {"text": True}])
@@ -141,7 +145,7 @@ def test_the_digest_names_the_content(tmp_path: Path) -> None:
 def test_lengths_are_those_of_a_spread_sample(count: int, most: int) -> None:
     pairs = [Pair("a" * (i % 7 + 1), "b" * (i % 5 + 1)) for i in range(count)]
     with TemporaryDirectory() as cache:
-        source_N, target_N = made(Path(cache), pairs, kind="byte").lengths(most)
+        source_N, target_N = made(Path(cache), pairs, kind="byte").sample_lengths(most)
     both = list(zip(source_N.tolist(), target_N.tolist()))
     assert len(both) == min(count, most)
     assert set(both) <= {(len(p.source), len(p.target)) for p in pairs}

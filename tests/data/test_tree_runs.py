@@ -13,7 +13,7 @@ import yaml
 from dragoman.data.corpus import read_pairs
 from dragoman.data.features import FEATURES
 from dragoman.data.preparation import write_phrasebook
-from dragoman.data.stream import BatchStream, WeightedStore
+from dragoman.data.stream import BatchStream, StreamPosition, WeightedStore
 from dragoman.data.token_store import open_store
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.data.trees import read_conllu
@@ -111,8 +111,10 @@ def test_the_words_of_pieces_follow_however_they_are_cut(corpus: Path, tmp_path:
         [WeightedStore(store, 1.0)], tokenizers, layout="packed", tokens=512, seed=1, sampling=sampling
     )
     assert store.missing == {"tree": 0}
-    for line, pair in enumerate(some):
-        example = stream.example(line, 1)
+    window, examples = next(stream.read_windows(StreamPosition(1)))
+    assert bool(examples) == bool(sampling)
+    for slot, line in enumerate(window.indices.tolist()):
+        pair, example = some[line], examples[slot] if sampling else store.example(line)
         record = FEATURES["tree"].locate(pair)
         words = FEATURES["tree"].align(record, pair.source, example.source.tolist(), tokenizers.source).values
         values, stored = example.features["tree"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dragoman.data.batches import BatchPlan, Widths, collate_labels, collate_lines
+from dragoman.data.batches import EXAMPLE_FORMATS, BatchPlan, Widths
 from dragoman.errors import UserError
 from dragoman.kernels.attention import RowLayout
 from dragoman.models.base import Model, collect_tensors
@@ -24,6 +24,7 @@ from toy_sections import settings_of
 
 BACKBONE = pytest.mark.parametrize("backbone", MODEL_KINDS["lm"])
 SIZES: dict[str, dict[str, Any]] = {"transformer": {"heads": 2, "layers": 2}, "rnn": {"layers": 2}}
+collate_labels, collate_lines = EXAMPLE_FORMATS["labels"].collate, EXAMPLE_FORMATS["lines"].collate
 SMALL: dict[str, Any] = {"source_size": 40, "target_size": 40, "joint": True}
 
 

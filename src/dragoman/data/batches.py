@@ -21,7 +21,7 @@ Shapes   B rows   S source width   T target width   N examples, or tokens of all
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import NamedTuple, TypeVar
@@ -95,16 +95,6 @@ class RankShard(NamedTuple):
         """Return the first row of this rank and the first row after it."""
         return height * self.rank // self.world_size, height * (self.rank + 1) // self.world_size
 
-    def select_rows(self, plan: BatchPlan) -> list[list[int]]:
-        return plan.rows[slice(*self.row_range(len(plan.rows)))]
-
-
-class RowGroup(NamedTuple):
-    """Rows of one width."""
-
-    widths: Widths
-    rows: list[list[int]]
-
 
 class BestFitTable:
     """Items that are not in a row yet, and a table of the best item for each size of gap.
@@ -159,7 +149,7 @@ class BestFitTable:
         return None
 
 
-def pack_rows(source_N: IntArray, target_N: IntArray, widths: Widths) -> list[RowGroup]:
+def pack_rows(source_N: IntArray, target_N: IntArray, widths: Widths) -> list[BatchPlan]:
     """Fill one row after the other: start with the longest remaining pair, then add the pairs that fit best.
 
     Pairs wider than a row go to rows of twice, four times, ... the width, which are also filled with shorter pairs.
@@ -170,7 +160,7 @@ def pack_rows(source_N: IntArray, target_N: IntArray, widths: Widths) -> list[Ro
     order = np.argsort(-ratio_N, kind="stable").tolist()
     table = BestFitTable(length_2N, widths)
     table.put(item for item in reversed(order) if not doublings_N[item])
-    groups = [RowGroup(widths.scale(2**k), []) for k in range(max(doublings_N, default=0) + 1)]
+    groups = [BatchPlan([], widths.scale(2**k)) for k in range(max(doublings_N, default=0) + 1)]
     lengths, placed = length_2N.T.tolist(), [False] * len(order)
     for first in order:
         if placed[first]:
@@ -314,110 +304,6 @@ def plan_stepped(
     return plans
 
 
-def collate_pairs(plan: BatchPlan, examples: Examples) -> Batch:
-    """Collate pairs: a source with its </s>; a target that begins with <s> as input and ends with </s> as output."""
-    collator = Collator(plan, examples)
-    source = collator.flatten([e.source for e in collator.examples], plan.widths.source, eos=True)
-    target = collator.flatten([e.target for e in collator.examples], plan.widths.target, eos=True)
-    return collator.make_batch(source, target, np.where(target.position == 0, BOS, np.roll(target.token, 1)))
-
-
-def collate_lines(plan: BatchPlan, examples: Examples) -> Batch:
-    """Collate texts without a source, for a language model: like pairs whose source side is empty."""
-    collator = Collator(plan, examples)
-    source = collator.flatten([e.source[:0] for e in collator.examples], plan.widths.source)
-    target = collator.flatten([e.target for e in collator.examples], plan.widths.target, eos=True)
-    return collator.make_batch(source, target, np.where(target.position == 0, BOS, np.roll(target.token, 1)))
-
-
-def collate_windows(plan: BatchPlan, examples: Examples) -> Batch:
-    """Collate windows of a long text, each with the token that follows it: input all but the last, output all but the
-    first token."""
-    collator = Collator(plan, examples)
-    source = collator.flatten([e.source[:0] for e in collator.examples], plan.widths.source)
-    target = collator.flatten([e.target[1:] for e in collator.examples], plan.widths.target)
-    before = collator.flatten([e.target[:-1] for e in collator.examples], plan.widths.target)
-    return collator.make_batch(source, target, before.token)
-
-
-def collate_labels(plan: BatchPlan, examples: Examples) -> Batch:
-    """Collate texts and labels: slot n of a target row is the label of text n in the source row."""
-    collator = Collator(plan, examples)
-    source = collator.flatten([e.source for e in collator.examples], plan.widths.source, eos=True)
-    target = collator.flatten([e.target for e in collator.examples], plan.widths.target)
-    return collator.make_batch(source, target, np.full_like(target.token, PAD))
-
-
-def count_all_rows(batch: Batch, plan: BatchPlan, lengths: tuple[IntArray, IntArray], shard: RankShard) -> Batch:
-    """Return one rank's rows with pairs and tokens counted over the rows of all ranks."""
-    height, items = len(plan.rows), [item for row in plan.rows for item in row]
-    source_N, target_N = lengths
-    return replace(
-        batch,
-        pairs=len(items),
-        source_tokens=int(source_N[items].sum()),
-        target_tokens=int(target_N[items].sum()),
-        unpacked=max(map(len, plan.rows)) <= 1,
-        first_row=min(shard.row_range(height)[0], height - 1),
-        total_rows=height,
-    )
-
-
-class FlatSide(NamedTuple):
-    """The concatenated tokens of one side, and the index of each token in the flattened batch."""
-
-    token: IntArray
-    segment: IntArray
-    position: IntArray
-    slot: IntArray
-    shape: tuple[int, int]
-
-
-class Collator:
-    """Row and segment of each example of a plan. Sides are handled as flat arrays, without a loop over tokens."""
-
-    def __init__(self, plan: BatchPlan, examples: Examples) -> None:
-        self.examples = [examples[item] for row in plan.rows for item in row]
-        sizes = [len(row) for row in plan.rows]
-        self.height = len(sizes)
-        self.unpacked = max(sizes, default=0) <= 1
-        self.row_N = np.repeat(np.arange(len(sizes)), sizes)
-        self.first_N = np.repeat(np.cumsum(sizes) - sizes, sizes).astype(np.int64)
-        self.segment_N = np.arange(len(self.examples)) - self.first_N + 1
-
-    def flatten(self, ids: Sequence[NDArray[np.integer]], width: int, *, eos: bool = False) -> FlatSide:
-        """Concatenate one side of all examples; a token's slot is its segment's start plus its position."""
-        end = np.full(int(eos), EOS)
-        length_N = np.array([len(i) + eos for i in ids], dtype=np.int64)
-        flat = np.concatenate([end[:0], *(part for i in ids for part in (i, end))])
-        before_N = np.cumsum(length_N) - length_N
-        start_N = self.row_N * width + before_N - before_N[self.first_N]
-        position = np.arange(len(flat)) - np.repeat(before_N, length_N)
-        slot = np.repeat(start_N, length_N) + position
-        segment = np.repeat(self.segment_N, length_N)
-        return FlatSide(flat.astype(np.int64), segment, position, slot, (self.height, width))
-
-    def make_batch(self, source: FlatSide, target: FlatSide, target_in: IntArray) -> Batch:
-        features: dict[str, Tensor] = {}
-        for name in self.examples[0].features if self.examples else ():
-            values = [one.features[name] for one in self.examples]
-            features |= FEATURES[name].pack(values, self.row_N, source.slot, source.shape)
-        return Batch(
-            source_BS=scatter(source.token, source.slot, source.shape),
-            source_segment_BS=scatter(source.segment, source.slot, source.shape),
-            source_position_BS=scatter(source.position, source.slot, source.shape),
-            target_in_BT=scatter(target_in, target.slot, target.shape),
-            target_out_BT=scatter(target.token, target.slot, target.shape),
-            target_segment_BT=scatter(target.segment, target.slot, target.shape),
-            target_position_BT=scatter(target.position, target.slot, target.shape),
-            pairs=len(self.examples),
-            source_tokens=len(source.token),
-            target_tokens=len(target.token),
-            unpacked=self.unpacked,
-            features=features,
-        )
-
-
 Layout = Callable[..., list[BatchPlan]]
 LAYOUTS: dict[str, Layout] = {
     "packed": plan_packed,
@@ -427,49 +313,102 @@ LAYOUTS: dict[str, Layout] = {
 }
 BOUNDED = {"stepped"}  # layouts with rows wider than their texts, which must respect `max_positions`
 
-Ids = Sequence[int]
+
+class FlatSide(NamedTuple):
+    """The concatenated tokens of one side, and the index of each token in the flattened batch."""
+
+    token: IntArray
+    segment: IntArray
+    position: IntArray
+    slot: IntArray
+
+
+def flatten_side(ids: Sequence[NDArray[np.integer]], plan: BatchPlan, width: int, *, eos: bool) -> FlatSide:
+    """Concatenate one side of the examples of a plan, without a loop over tokens, each with </s> if `eos` is set."""
+    sizes = [len(row) for row in plan.rows]
+    first_N = np.repeat(np.cumsum(sizes) - sizes, sizes).astype(np.int64)  # the first example of the same row
+    end = np.full(int(eos), EOS)
+    length_N = np.array([len(i) + eos for i in ids], dtype=np.int64)
+    token = np.concatenate([end[:0], *(part for i in ids for part in (i, end))]).astype(np.int64)
+    before_N = np.cumsum(length_N) - length_N
+    start_N = np.repeat(np.arange(len(sizes)), sizes) * width + before_N - before_N[first_N]
+    position = np.arange(len(token)) - np.repeat(before_N, length_N)
+    segment = np.repeat(np.arange(len(ids)) - first_N + 1, length_N)
+    return FlatSide(token, segment, position, np.repeat(start_N, length_N) + position)
 
 
 @dataclass(frozen=True)
 class ExampleFormat:
-    """What the examples of a task look like in a token store and in a batch."""
+    """What the examples of a task look like in a token store and in a batch.
+
+    A source ends with </s>. A target is predicted from the tokens before it, `first_input` before its first token. If
+    `first_input` is None, the first token of the target is that input and is not predicted.
+    """
 
     noun: str  # name of the examples in messages
-    refuse: Callable[[Ids, Ids, int], str]  # returns why an example is left out, given data.max_length, or ""
-    count_slots: Callable[[IntArray, IntArray], tuple[IntArray, IntArray]]  # from lengths in the store
-    collate: Callable[[BatchPlan, Examples], Batch]
+    empty_source: str  # why an example without a source is left out; "": the format has no sources
+    empty_target: str  # why an example without a target is left out; "": every line of a text is kept
+    target_eos: bool = True  # a target ends with </s>
+    first_input: int | None = BOS
     keeps_eos: bool = False  # the store has the </s> of every line, because a text continues from line to line
+
+    def refuse(self, source: Sequence[int], target: Sequence[int], max_length: int) -> str:
+        """Return why an example is left out of training, or ""."""
+        if not target and self.empty_target:
+            return self.empty_target
+        if not source and self.empty_source:
+            return self.empty_source
+        longest = max(len(source) if self.empty_source else 0, len(target) if self.empty_target else 0)
+        return f"longer than {max_length} tokens" if longest > max_length else ""
+
+    def count_slots(self, source_N: IntArray, target_N: IntArray) -> tuple[IntArray, IntArray]:
+        """Return how many slots of a batch examples need on each side, given their lengths in the store."""
+        return source_N + bool(self.empty_source), target_N + self.target_eos - (self.first_input is None)
 
     def lengths(self, examples: Sequence[Example]) -> tuple[IntArray, IntArray]:
         """Return how many slots these examples need on each side."""
         return self.count_slots(*(np.array([len(getattr(e, side)) for e in examples]) for side in ("source", "target")))
 
-
-def _refuse_long(length: int, max_length: int) -> str:
-    return f"longer than {max_length} tokens" if length > max_length else ""
-
-
-def refuse_pair(source: Ids, target: Ids, max_length: int) -> str:
-    return _refuse_long(max(len(source), len(target)), max_length) if source and target else "one side empty"
-
-
-def refuse_label(source: Ids, target: Ids, max_length: int) -> str:
-    if not target:
-        return "with a label that training does not have"
-    return _refuse_long(len(source), max_length) if source else "without text"
-
-
-def refuse_line(source: Ids, target: Ids, max_length: int) -> str:  # noqa: ARG001 - there is no source
-    return _refuse_long(len(target), max_length) if target else "empty"
+    def collate(self, plan: BatchPlan, examples: Examples) -> Batch:
+        """Write a planned batch out as tensors."""
+        planned = [examples[item] for row in plan.rows for item in row]
+        has_source, predicts_all = bool(self.empty_source), self.first_input is not None
+        sources = [e.source if has_source else e.source[:0] for e in planned]
+        targets = [e.target if predicts_all else e.target[1:] for e in planned]
+        source = flatten_side(sources, plan, plan.widths.source, eos=has_source)
+        target = flatten_side(targets, plan, plan.widths.target, eos=self.target_eos)
+        target_in = np.roll(target.token, 1)
+        first_in = [int(e.target[0]) if self.first_input is None else self.first_input for e in planned]
+        target_in[target.position == 0] = first_in
+        source_shape, target_shape = ((len(plan.rows), width) for width in plan.widths)
+        features: dict[str, Tensor] = {}
+        for name in planned[0].features if planned else ():
+            row_N = np.repeat(np.arange(len(plan.rows)), list(map(len, plan.rows)))
+            features |= FEATURES[name].pack([e.features[name] for e in planned], row_N, source.slot, source_shape)
+        return Batch(
+            source_BS=scatter(source.token, source.slot, source_shape),
+            source_segment_BS=scatter(source.segment, source.slot, source_shape),
+            source_position_BS=scatter(source.position, source.slot, source_shape),
+            target_in_BT=scatter(target_in, target.slot, target_shape),
+            target_out_BT=scatter(target.token, target.slot, target_shape),
+            target_segment_BT=scatter(target.segment, target.slot, target_shape),
+            target_position_BT=scatter(target.position, target.slot, target_shape),
+            pairs=len(planned),
+            source_tokens=len(source.token),
+            target_tokens=len(target.token),
+            unpacked=max(map(len, plan.rows), default=0) <= 1,
+            features=features,
+        )
 
 
 EXAMPLE_FORMATS = {
-    "pairs": ExampleFormat(
-        "pairs", refuse_pair, lambda source_N, target_N: (source_N + 1, target_N + 1), collate_pairs
+    "pairs": ExampleFormat("pairs", "one side empty", "one side empty"),
+    # Slot n of a target row is the label of text n in the source row. Labels are not predicted from one another.
+    "labels": ExampleFormat(
+        "texts", "without text", "with a label that training does not have", target_eos=False, first_input=PAD
     ),
-    "labels": ExampleFormat("texts", refuse_label, lambda source_N, target_N: (source_N + 1, target_N), collate_labels),
-    "lines": ExampleFormat("lines", refuse_line, lambda source_N, target_N: (source_N, target_N + 1), collate_lines),
-    "windows": ExampleFormat(
-        "lines", lambda *_: "", lambda source_N, target_N: (source_N, target_N - 1), collate_windows, keeps_eos=True
-    ),
+    "lines": ExampleFormat("lines", "", "empty"),
+    # Windows of a long text, each with the token that follows it.
+    "windows": ExampleFormat("lines", "", "", target_eos=False, first_input=None, keeps_eos=True),
 }
+collate_pairs = EXAMPLE_FORMATS["pairs"].collate

@@ -24,7 +24,6 @@ from typing import Any, NamedTuple, Self
 
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.hardware import usable_cores
-from dragoman.types import Pair
 
 RESERVED_CORES = 2  # cores left to the trainer: one launches GPU kernels, one collates batches
 MAX_WORKERS = 8  # more would be idle: about eight workers keep one collating thread busy
@@ -66,36 +65,28 @@ class SampledIds(NamedTuple):
     ends: array[int]
 
 
-def sample_pair(
-    tokenizers: Tokenizers, pair: Pair, *, rate: float, key: tuple[int, int, int], max_tokens: int
-) -> tuple[list[int], ...]:
-    """Sample a segmentation of both sides of a pair, the source after its tag. `key` is (seed, epoch, index).
+def sample_task(tokenizers: Tokenizers, task: SamplingTask) -> tuple[SampledIds, ...]:
+    """Sample a segmentation of both sides of all pairs of a task, each source after its tag.
 
     A side that would have more than `max_tokens` tokens gets the deterministic segmentation.
     """
-    seed, epoch, index = key
-    tag_ids = tokenizers.tag_ids(pair.tag)
-    source = tokenizers.source.sample(pair.source, rate=rate, key=key)
-    target_key = (~seed, epoch, index)  # differs from every source key, so both sides are segmented independently
-    target = tokenizers.target.sample(pair.target, rate=rate, key=target_key)
-    if len(tag_ids) + len(source) > max_tokens:
-        source = tokenizers.source.encode(pair.source)
-    if len(target) > max_tokens:
-        target = tokenizers.target.encode(pair.target)
-    return [*tag_ids, *source], target
-
-
-def sample_task(tokenizers: Tokenizers, task: SamplingTask) -> tuple[SampledIds, ...]:
-    """Sample both sides of all pairs of a task."""
-    sides = SampledIds(array("I"), array("I")), SampledIds(array("I"), array("I"))
-    for index, source, target in zip(task.indices, task.sources, task.targets, strict=True):
-        pair = Pair(source.decode(), target.decode(), tag=task.tag)
-        key = (task.seed, task.epoch, index)
-        segmented = sample_pair(tokenizers, pair, rate=task.rate, key=key, max_tokens=task.max_tokens)
-        for side, ids in zip(sides, segmented, strict=True):
-            side.ids.extend(ids)
+    tag_ids = tokenizers.tag_ids(task.tag)
+    sampled = []
+    # The seeds of the two sides differ, so that they are segmented independently.
+    for tokenizer, texts, before, seed in (
+        (tokenizers.source, task.sources, tag_ids, task.seed),
+        (tokenizers.target, task.targets, [], ~task.seed),
+    ):
+        side = SampledIds(array("I"), array("I"))
+        for index, encoded in zip(task.indices, texts, strict=True):
+            text = encoded.decode()
+            ids = tokenizer.sample(text, rate=task.rate, key=(seed, task.epoch, index))
+            if len(before) + len(ids) > task.max_tokens:
+                ids = tokenizer.encode(text)
+            side.ids.extend([*before, *ids])
             side.ends.append(len(side.ids))
-    return sides
+        sampled.append(side)
+    return tuple(sampled)
 
 
 class SamplingPool:

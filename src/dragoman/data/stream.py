@@ -19,8 +19,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
-from typing import Any, NamedTuple
+from itertools import chain, pairwise
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,10 +34,9 @@ from dragoman.data.batches import (
     RankShard,
     Widths,
     choose_widths,
-    count_all_rows,
 )
 from dragoman.data.features import FEATURES, IntArray, fill_features
-from dragoman.data.token_store import TokenStore
+from dragoman.data.token_store import TokenStore, make_examples
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
 from dragoman.types import Batch, Example
@@ -55,6 +54,45 @@ class StreamPosition:
     window: int = 0
     batch: int = 0
     passed: float = 0.0  # fraction of the epoch before the next batch
+
+
+class ExampleSource(Protocol):
+    """Examples by number: a token store, or the windows of a text."""
+
+    def __len__(self) -> int: ...
+
+    def lengths(self, lines: IntArray, /) -> tuple[IntArray, IntArray]: ...
+
+    def examples(self, lines: IntArray, /) -> list[Example]: ...
+
+
+@dataclass(frozen=True)
+class TextWindows:
+    """A text divided into windows; the first predicts `first` tokens, the others `context` each."""
+
+    tokens: NDArray[np.integer]
+    context: int
+    first: int
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) < 2:
+            raise UserError("a text needs at least two tokens for training; choose a longer one")
+
+    def __len__(self) -> int:
+        return 1 + max(0, -(-(len(self.tokens) - 1 - self.first) // self.context))
+
+    def spans(self, lines: IntArray) -> tuple[IntArray, IntArray]:
+        """Return start and end of windows, including the token that follows, which is the first of the next."""
+        end_N = self.first + lines * self.context
+        return np.maximum(end_N - self.context, 0), np.minimum(end_N, len(self.tokens) - 1) + 1
+
+    def lengths(self, lines: IntArray) -> tuple[IntArray, IntArray]:
+        start_N, end_N = self.spans(lines)
+        return np.zeros_like(lines), end_N - start_N
+
+    def examples(self, lines: IntArray) -> list[Example]:
+        windows = [self.tokens[start:end].copy() for start, end in zip(*self.spans(lines), strict=True)]
+        return [Example(window[:0], window, line) for window, line in zip(windows, lines.tolist(), strict=True)]
 
 
 class WeightedStore(NamedTuple):
@@ -102,12 +140,16 @@ class BatchStream:
         if not any(int(weight) * size + round(weight % 1 * size) for size, weight in sizes):
             weights = ", ".join(f"{part.weight:g}" for part in parts)
             raise UserError(f"the corpora are too small for their weights ({weights}): no pair is left to train on")
-        lengths = [] if widths else [self.form.count_slots(*part.store.lengths(4096)) for part in self.parts]
+        lengths = [] if widths else [self.form.count_slots(*part.store.sample_lengths(4096)) for part in self.parts]
         self.widths = widths or choose_widths(*(np.concatenate(side) for side in zip(*lengths, strict=True)))
 
-    def sizes(self, epoch: int) -> list[int]:  # noqa: ARG002 - the number of text windows depends on the epoch
+    def sources(self, epoch: int) -> Sequence[ExampleSource]:  # noqa: ARG002 - text is divided anew in each epoch
+        """Return the examples of each corpus."""
+        return [part.store for part in self.parts]
+
+    def sizes(self, epoch: int) -> list[int]:
         """Return the number of examples of each corpus."""
-        return [len(part.store) for part in self.parts]
+        return [len(source) for source in self.sources(epoch)]
 
     def order(self, epoch: int) -> NDArray[np.uint32]:
         """Return the shuffled indices of an epoch. Weight 2.5: all examples occur twice, a random half three times."""
@@ -124,29 +166,11 @@ class BatchStream:
         rng.shuffle(order)
         return order
 
-    def example(self, index: int, epoch: int) -> Example:
-        """Read one example, with a random segmentation if `sampling` is above 0."""
-        which, line = self.locate(index, epoch)
-        store = self.parts[which].store
-        if not self.sampling:
-            return store.example(line)
-        pair, key = store.pair(line), (self.seed, epoch, index)
-        source, target = samplers.sample_pair(
-            self.tokenizers, pair, rate=self.sampling, key=key, max_tokens=self.max_tokens
-        )
-        features = {
-            name: FEATURES[name].align(store.record(name, line), pair.source, source, self.tokenizers.source)
-            for name in store.features
-        }
-        return Example(np.asarray(source), np.asarray(target), line, features)
-
-    def locate(self, index: int, epoch: int) -> tuple[int, int]:
-        """Return the number of the corpus that contains an example, and the line of the example there."""
-        for which, size in enumerate(self.sizes(epoch)):
-            if index < size:
-                return which, index
-            index -= size
-        raise IndexError(index)
+    def split_by_corpus(self, index_N: NDArray[np.uint32], epoch: int) -> list[IntArray]:
+        """Split sorted indices by corpus; return the numbers of the examples in each."""
+        end_P = np.cumsum(self.sizes(epoch))
+        parts = np.split(index_N.astype(np.int64), np.searchsorted(index_N, end_P[:-1]))
+        return [part_N - first for part_N, first in zip(parts, [0, *end_P[:-1].tolist()], strict=True)]
 
     def examples(self, indices: NDArray[np.uint32], epoch: int, wanted: Iterable[int]) -> dict[int, Example]:
         """Return the wanted examples of a window by slot, read in file order, so that few pages are mapped."""
@@ -155,36 +179,21 @@ class BatchStream:
         slot_N = slot_N[np.argsort(indices[slot_N], kind="stable")]
         for start in range(0, len(slot_N), RELEASE_EVERY):
             some_N = slot_N[start : start + RELEASE_EVERY]
-            found.update(zip(some_N.tolist(), self.read(indices[some_N].astype(np.int64), epoch), strict=True))
-            self.forget_pages()
+            lines = self.split_by_corpus(indices[some_N], epoch)
+            examples = (source.examples(line_N) for source, line_N in zip(self.sources(epoch), lines, strict=True))
+            found.update(zip(some_N.tolist(), chain.from_iterable(examples), strict=True))
+            for part in self.parts:
+                part.store.forget_pages()
         return found
-
-    def read(self, index_N: NDArray[np.int64], epoch: int) -> Iterable[Example]:
-        """Read examples whose indices are sorted."""
-        if self.sampling:
-            return [self.example(index, epoch) for index in index_N.tolist()]
-        rows = self.split_by_store(index_N, epoch)
-        return [example for store, some_N, first in rows for example in store.examples(some_N - first)]
-
-    def split_by_store(
-        self, index_N: NDArray[np.int64], epoch: int
-    ) -> Iterator[tuple[TokenStore, NDArray[np.int64], int]]:
-        """Split sorted indices by store; yield each store, its indices and its first index."""
-        end_P = np.cumsum(self.sizes(epoch))
-        of_parts = np.split(index_N, np.searchsorted(index_N, end_P[:-1]))
-        return zip((part.store for part in self.parts), of_parts, [0, *end_P[:-1].tolist()], strict=True)
-
-    def forget_pages(self) -> None:
-        for part in self.parts:
-            part.store.forget_pages()
 
     def lengths(self, indices: NDArray[np.uint32], epoch: int) -> tuple[IntArray, IntArray]:
         """Return how many positions these examples need on each side, without reading the examples."""
-        length_2N, first = np.zeros((2, len(indices)), dtype=np.int64), 0
-        for part, size in zip(self.parts, self.sizes(epoch), strict=True):
-            here = (indices >= first) & (indices < first + size)
-            length_2N[:, here] = part.store.lengths_of(indices[here].astype(np.int64) - first)
-            first += size
+        slot_N = np.argsort(indices, kind="stable")
+        lines = self.split_by_corpus(indices[slot_N], epoch)
+        length_2N = np.zeros((2, len(indices)), dtype=np.int64)
+        length_2N[:, slot_N] = np.concatenate(
+            [source.lengths(line_N) for source, line_N in zip(self.sources(epoch), lines, strict=True)], axis=1
+        )
         return self.form.count_slots(*length_2N)
 
     def plan(
@@ -202,40 +211,45 @@ class BatchStream:
     def read_windows(self, place: StreamPosition) -> Iterator[tuple[ShuffleWindow, dict[int, Example]]]:
         """Yield each window with its examples if segmentations are sampled, or else with no examples.
 
-        The lengths of sampled segmentations are needed for planning. Worker processes sample one window ahead and exit
-        when this generator is closed.
+        The lengths of sampled segmentations are needed for planning. Segmentations are sampled one window ahead, in
+        worker processes that exit when this generator is closed. If there are too few pairs or cores for workers, a
+        thread samples them.
         """
-        tasks = min(sum(self.sizes(place.epoch)), SHUFFLE_WINDOW) // PAIRS_PER_TASK
-        in_workers = self.sampling and not any(part.store.features for part in self.parts)
-        if not (count := min(tasks, samplers.count_workers()) if in_workers else 0):
-            for window in self.windows(place):
-                every = range(len(window.indices) if self.sampling else 0)
-                yield window, self.examples(window.indices, window.begin.epoch, every)
+        if not self.sampling:
+            yield from ((window, {}) for window in self.windows(place))
             return
-        with samplers.SamplingPool(self.tokenizers, count) as pool:
+        tasks = min(sum(self.sizes(place.epoch)), SHUFFLE_WINDOW) // PAIRS_PER_TASK
+        with samplers.SamplingPool(self.tokenizers, min(tasks, samplers.count_workers())) as pool:
             begun = ((window, self.submit(pool, window)) for window in self.windows(place))
             for (window, collect), _ in pairwise(begun):
                 yield window, collect()
 
     def submit(self, pool: samplers.SamplingPool, window: ShuffleWindow) -> Callable[[], dict[int, Example]]:
         """Submit all examples of a window to the pool; return a function that waits for them."""
-        epoch, slot_N = window.begin.epoch, np.argsort(window.indices, kind="stable")
+        epoch, slot_N, first = window.begin.epoch, np.argsort(window.indices, kind="stable"), 0
         submitted = []
-        for store, index_N, first in self.split_by_store(window.indices[slot_N].astype(np.int64), epoch):
-            for start in range(0, len(index_N), PAIRS_PER_TASK):
-                some_N = index_N[start : start + PAIRS_PER_TASK]
-                line_N = some_N - first
+        for (store, _), lines in zip(self.parts, self.split_by_corpus(window.indices[slot_N], epoch), strict=True):
+            for start in range(0, len(lines), PAIRS_PER_TASK):
+                line_N = lines[start : start + PAIRS_PER_TASK]
                 common = (self.sampling, self.seed, epoch, store.tag, self.max_tokens)
-                task = samplers.SamplingTask(*common, some_N.tolist(), *store.texts(line_N))
-                submitted.append((line_N, pool.submit(task)))
+                task = samplers.SamplingTask(*common, (line_N + first).tolist(), *store.texts(line_N))
+                submitted.append((store, line_N, task.sources, pool.submit(task)))
                 store.forget_pages()
+            first += len(store)
 
         def collect() -> dict[int, Example]:
             examples: list[Example] = []
-            for line_N, future in submitted:
+            for store, line_N, texts, future in submitted:
                 sides = ((np.asarray(side.ids), [0, *side.ends]) for side in future.result())
                 source, target = ([ids[start:end] for start, end in pairwise(ends)] for ids, ends in sides)
-                examples += map(Example, source, target, line_N.tolist())
+                features = {
+                    name: [
+                        FEATURES[name].align(record, text.decode(), ids.tolist(), self.tokenizers.source)
+                        for record, text, ids in zip(store.records(name, line_N), texts, source, strict=True)
+                    ]
+                    for name in store.features
+                }
+                examples += make_examples(source, target, line_N, features)
             return dict(zip(slot_N.tolist(), examples, strict=True))
 
         return collect
@@ -259,7 +273,8 @@ class BatchStream:
         for window, read in self.read_windows(place):
             begin, indices, after = window
             plans, lengths = self.plan(window, read)
-            local = {item for plan in plans[at:] for row in self.shard.select_rows(plan) for item in row}
+            shards = (plan.rows[slice(*self.shard.row_range(len(plan.rows)))] for plan in plans[at:])
+            local = {item for rows in shards for row in rows for item in row}
             read = {item: read[item] for item in local} if read else self.examples(indices, begin.epoch, local)
             covered = (after.passed or 1.0) - begin.passed
             for number, plan in enumerate(plans[at:], at + 1):
@@ -275,10 +290,21 @@ class BatchStream:
 
     def collate(self, plan: BatchPlan, lengths: tuple[IntArray, IntArray], examples: dict[int, Example]) -> Batch:
         """Collate the rows of this rank, or an empty row if it has none: every rank takes part in collectives."""
-        rows = self.shard.select_rows(plan)
+        start, end = self.shard.row_range(len(plan.rows))
+        rows = plan.rows[start:end]
         batch = self.form.collate(BatchPlan(rows or [[]], plan.widths), examples)
-        if self.shard.world_size > 1:
-            batch = count_all_rows(batch, plan, lengths, self.shard)
+        if self.shard.world_size > 1:  # pairs and tokens are counted over the rows of all ranks
+            items, height = [item for row in plan.rows for item in row], len(plan.rows)
+            source_tokens, target_tokens = (int(length_N[items].sum()) for length_N in lengths)
+            batch = replace(
+                batch,
+                pairs=len(items),
+                source_tokens=source_tokens,
+                target_tokens=target_tokens,
+                unpacked=max(map(len, plan.rows)) <= 1,
+                first_row=min(start, height - 1),
+                total_rows=height,
+            )
         if not any(rows):
             features = fill_features(self.parts[0].store.features, (len(batch.source_BS), plan.widths.source))
             batch = replace(batch, features=features)
@@ -296,73 +322,20 @@ class TextWindowStream(BatchStream):
         self, parts: Sequence[WeightedStore], tokenizers: Tokenizers, *, context: int, **settings: Any
     ) -> None:
         self.context = context
-        self.windows_by_epoch: dict[int, list[TextWindows]] = {}  # has the current epoch only
-        for part in parts:
-            check_text(part.store)
         super().__init__(parts, tokenizers, form="windows", widths=Widths(8, context), **settings)
 
-    def cuts(self, epoch: int) -> list[TextWindows]:
-        """Return how the text of each corpus is divided into windows in this epoch."""
-        if epoch not in self.windows_by_epoch:
-            firsts = np.random.default_rng([self.seed, epoch, self.context]).integers(
-                self.context, size=len(self.parts)
-            )
-            lengths = [part.store.text_length for part in self.parts]
-            self.windows_by_epoch = {
-                epoch: [TextWindows(n, self.context, int(f) + 1) for n, f in zip(lengths, firsts, strict=True)]
-            }
-        return self.windows_by_epoch[epoch]
-
-    def sizes(self, epoch: int) -> list[int]:
-        return [len(cut) for cut in self.cuts(epoch)]
-
-    def lengths(self, indices: NDArray[np.uint32], epoch: int) -> tuple[IntArray, IntArray]:
-        places = (self.locate(int(index), epoch) for index in indices)
-        spans = [self.cuts(epoch)[which].span(number) for which, number in places]
-        length_N = np.array([end - start for start, end in spans], dtype=np.int64)
-        return self.form.count_slots(np.zeros_like(length_N), length_N)
-
-    def example(self, index: int, epoch: int) -> Example:
-        which, number = self.locate(index, epoch)
-        window = self.parts[which].store.window(*self.cuts(epoch)[which].span(number))
-        return Example(window[:0], window, number)
-
-    def read(self, index_N: NDArray[np.int64], epoch: int) -> Iterable[Example]:
-        return [self.example(index, epoch) for index in index_N.tolist()]
+    def sources(self, epoch: int) -> list[TextWindows]:
+        """Return the windows of each text in this epoch."""
+        rng = np.random.default_rng([self.seed, epoch, self.context])
+        firsts = rng.integers(self.context, size=len(self.parts)).tolist()
+        texts = [part.store.target_ids for part in self.parts]
+        return [TextWindows(text, self.context, first + 1) for text, first in zip(texts, firsts, strict=True)]
 
 
-@dataclass(frozen=True)
-class TextWindows:
-    """A text of `length` tokens divided into windows; the first predicts `first` tokens, the others `context` each."""
-
-    length: int
-    context: int
-    first: int
-
-    def __len__(self) -> int:
-        return 1 + max(0, -(-(self.length - 1 - self.first) // self.context))
-
-    def span(self, number: int) -> tuple[int, int]:
-        """Return start and end of a window, including the token that follows it, which is the first of the next."""
-        end = self.first + number * self.context
-        return max(end - self.context, 0), min(end, self.length - 1) + 1
-
-
-def check_text(store: TokenStore) -> None:
-    if store.text_length < 2:
-        raise UserError("a text needs at least two tokens for training; choose a longer one")
-
-
-def read_in_order(store: TokenStore, form: str, context: int) -> Iterator[Example]:
-    """Yield all examples in the order of the corpus, the same in every validation."""
-    if form != "windows":
-        yield from (store.example(line) for line in range(len(store)))
-        return
-    check_text(store)
-    cut = TextWindows(store.text_length, context, context)
-    for number in range(len(cut)):
-        window = store.window(*cut.span(number))
-        yield Example(window[:0], window, number)
+def read_in_order(store: TokenStore, form: str, context: int) -> list[Example]:
+    """Return all examples in the order of the corpus, the same in every validation."""
+    source = TextWindows(store.target_ids, context, context) if form == "windows" else store
+    return source.examples(np.arange(len(source)))
 
 
 def prefetch(

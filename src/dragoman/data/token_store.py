@@ -14,9 +14,9 @@ import hashlib
 import json
 import mmap
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from itertools import islice, repeat
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,19 +34,21 @@ STORED_SIDES = ("source", "target")
 ENCODED_TOGETHER = 8192  # pairs encoded at a time
 
 
+def name_ends(column: str) -> str:
+    """Return the name of the file that has the ends of a column's lines."""
+    side, kind = column.split(".")
+    return f"{side}.ends" if kind == "ids" else f"{column}_ends"
+
+
 class StoredColumn:
     """The concatenated values of all lines, and the end of each line."""
 
-    def __init__(self, folder: Path, name: str, dtype: str, ends: str = "") -> None:
+    def __init__(self, folder: Path, name: str, dtype: str) -> None:
         self.values = map_array(folder / name, dtype)
-        self.ends = map_array(folder / (ends or f"{name}_ends"), "int64")
-
-    def __getitem__(self, line: int) -> NDArray[Any]:
-        values: NDArray[Any] = self.values[self.ends[line - 1] if line else 0 : self.ends[line]].copy()
-        return values
+        self.ends = map_array(folder / name_ends(name), "int64")
 
     def read(self, lines: NDArray[np.int64]) -> list[NDArray[Any]]:
-        """Return the values of many lines, read at once."""
+        """Return the values of these lines, read at once."""
         last_N, length_N = self.ends[lines], self.lengths(lines)
         end_N = np.cumsum(length_N)
         flat = self.values[np.arange(length_N.sum()) + np.repeat(last_N - end_N, length_N)]
@@ -63,6 +65,17 @@ def map_array(path: Path, dtype: str) -> NDArray[Any]:
     return np.asarray(np.memmap(path, dtype=dtype, mode="r")) if path.stat().st_size else np.zeros(0, dtype)
 
 
+def make_examples(
+    sources: Sequence[NDArray[Any]],
+    targets: Sequence[NDArray[Any]],
+    lines: NDArray[np.int64],
+    features: Mapping[str, Sequence[TokenFeature]],
+) -> list[Example]:
+    """Return the examples with these numbers from their two sides and, by name, the features of their sources."""
+    named = [dict(zip(features, values, strict=True)) for values in zip(*features.values(), strict=True)]
+    return list(map(Example, sources, targets, lines.tolist(), named or repeat({})))
+
+
 class TokenStore:
     """Examples by number. `digest` identifies the content, so that a resumed run can check its data."""
 
@@ -75,10 +88,8 @@ class TokenStore:
             self.longest: int = about["longest"]  # source tokens
             self.characters: int = about.get("characters", 0)  # of the targets, an end of line counted as one
             self.tag: str = about.get("tag", "")  # its ids precede those of every source
-            self.ids = [StoredColumn(folder, f"{side}.ids", about["dtype"], f"{side}.ends") for side in STORED_SIDES]
-            self.text = (
-                [StoredColumn(folder, f"{side}.text", "uint8") for side in STORED_SIDES] if about["text"] else []
-            )
+            self.ids = [StoredColumn(folder, f"{side}.ids", about["dtype"]) for side in STORED_SIDES]
+            self.text = [StoredColumn(folder, f"{side}.text", "uint8") for side in STORED_SIDES if about["text"]]
             stored = {name: feature for name, feature in FEATURES.items() if feature.missing_key in about}
             self.missing = {name: int(about[feature.missing_key]) for name, feature in stored.items()}  # sentences
             self.features = {
@@ -98,44 +109,35 @@ class TokenStore:
         return self.pairs
 
     def example(self, line: int) -> Example:
-        features = {name: TokenFeature(*(column[line] for column in both)) for name, both in self.features.items()}
-        source, target = (ids[line] for ids in self.ids)
-        return Example(source, target, line, features)
+        return self.examples(np.array([line]))[0]
 
     def examples(self, lines: NDArray[np.int64]) -> list[Example]:
-        """Return many examples, read at once."""
-        if self.features:
-            return [self.example(line) for line in lines.tolist()]
-        return list(map(Example, *(ids.read(lines) for ids in self.ids), lines.tolist()))
+        """Return the examples with these numbers, read at once."""
+        source, target = (ids.read(lines) for ids in self.ids)
+        features = {
+            name: list(map(TokenFeature, *(column.read(lines) for column in both)))
+            for name, both in self.features.items()
+        }
+        return make_examples(source, target, lines, features)
 
-    def record(self, feature: str, line: int) -> FeatureRecord:
-        """Return what a feature keeps of a source whatever its tokens are."""
-        return self.features[feature][1][line]
-
-    def pair(self, line: int) -> Pair:
-        """Return the text, where it is kept (to sample a new segmentation at every epoch)."""
-        source, target = (text[line].tobytes().decode() for text in self.text)
-        return Pair(source, target, tag=self.tag)
+    def records(self, feature: str, lines: NDArray[np.int64]) -> list[FeatureRecord]:
+        """Return what a feature keeps of these sources whatever their tokens are."""
+        return self.features[feature][1].read(lines)
 
     def texts(self, lines: NDArray[np.int64]) -> list[list[bytes]]:
-        """Return the texts of both sides of many lines, read at once, in UTF-8."""
+        """Return the texts of both sides in UTF-8, where they are kept to sample new segmentations at every epoch."""
         return [[text.tobytes() for text in side.read(lines)] for side in self.text]
 
     @property
-    def text_length(self) -> int:
-        """Return the number of tokens of all targets together, where they are one text."""
-        return len(self.ids[1].values)
+    def target_ids(self) -> NDArray[Any]:
+        """The tokens of all targets, one after the other."""
+        return self.ids[1].values
 
-    def window(self, start: int, end: int) -> NDArray[Any]:
-        """Return the target tokens from start to end, across lines."""
-        window: NDArray[Any] = self.ids[1].values[start:end].copy()
-        return window
+    def sample_lengths(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the lengths of at most `count` examples spread over the corpus."""
+        return self.lengths(np.unique(np.linspace(0, self.pairs - 1, count).astype(np.int64)))
 
-    def lengths(self, most: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the lengths of at most `most` examples spread over the corpus."""
-        return self.lengths_of(np.unique(np.linspace(0, self.pairs - 1, most).astype(np.int64)))
-
-    def lengths_of(self, lines: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def lengths(self, lines: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the lengths of the examples with these numbers."""
         source, target = (ids.lengths(lines) for ids in self.ids)
         return source, target
@@ -166,9 +168,8 @@ def open_store(
     folder = cache / digest_bytes(key.encode(), size=12)
 
     def write(beside: Path) -> None:
-        writer = StoreWriter(beside, tokenizers, EXAMPLE_FORMATS[form], max_length, text=text, features=features)
-        with closing(writer):
-            about = writer.write(pairs(), name)
+        with StoreWriter(beside, tokenizers, text=text, features=features) as writer:
+            about = writer.write(pairs(), EXAMPLE_FORMATS[form], max_length, name)
         (beside / "store.json").write_text(json.dumps(about), encoding="utf-8")
 
     if not (folder / "store.json").exists():
@@ -182,34 +183,21 @@ def open_store(
     return TokenStore(folder)
 
 
-class StoreWriter:
+class StoreWriter(ExitStack):
     """Writer of all files of a token store except store.json."""
 
-    def __init__(
-        self,
-        folder: Path,
-        tokenizers: Tokenizers,
-        form: ExampleFormat,
-        max_length: int,
-        *,
-        text: bool,
-        features: Sequence[str],
-    ) -> None:
-        self.tokenizers, self.form, self.max_length = tokenizers, form, max_length
+    def __init__(self, folder: Path, tokenizers: Tokenizers, *, text: bool, features: Sequence[str]) -> None:
+        super().__init__()
+        self.tokenizers, self.has_text = tokenizers, text
+        self.features = [FEATURES[name] for name in features]
         self.dtype = "uint16" if max(tokenizers.sizes.values()) <= 2**16 else "uint32"
         self.digest = hashlib.blake2b(digest_size=16)
-        self.ids = [ColumnWriter(folder, f"{side}.ids", f"{side}.ends") for side in STORED_SIDES]
-        self.text = [ColumnWriter(folder, f"{side}.text") for side in STORED_SIDES] if text else []
-        self.features = {
-            name: [ColumnWriter(folder, f"source.{file}") for file in FEATURES[name].files] for name in features
-        }
-        self.missing = dict.fromkeys(features, 0)
+        self.missing = {feature.missing_key: 0 for feature in self.features}
+        names = [f"{side}.{kind}" for kind in ("ids", *(["text"] if text else [])) for side in STORED_SIDES]
+        names += [f"source.{file}" for feature in self.features for file in feature.files]
+        self.writers = {name: self.enter_context(closing(ColumnWriter(folder, name))) for name in names}
 
-    def close(self) -> None:
-        for writer in (*self.ids, *self.text, *(one for both in self.features.values() for one in both)):
-            writer.close()
-
-    def write(self, pairs: Iterator[Pair], corpus: str) -> dict[str, Any]:
+    def write(self, pairs: Iterator[Pair], form: ExampleFormat, max_length: int, corpus: str) -> dict[str, Any]:
         """Write all pairs that the format does not refuse; return the content of store.json."""
         dropped: Counter[str] = Counter()
         count = seen = longest = characters = 0
@@ -217,68 +205,60 @@ class StoreWriter:
         while chunk := list(islice(pairs, ENCODED_TOGETHER)):
             seen += len(chunk)
             tag = chunk[0].tag  # of a corpus, and so of all its pairs
-            encoded = self.encode(chunk)
-            reasons = [self.form.refuse(s, t, self.max_length) for s, t in zip(*encoded, strict=True)]
-            dropped.update(reason for reason in reasons if reason)
-            usable = [i for i, reason in enumerate(reasons) if not reason]
-            kept = [chunk[i] for i in usable]
-            sources, targets = ([ids[i] for i in usable] for ids in encoded)
-            if self.form.keeps_eos:
-                targets = [[*ids, EOS] for ids in targets]
-            self.write_ids(sources, targets)
-            for side, writer in zip(STORED_SIDES, self.text):
-                writer.write([getattr(pair, side).encode() for pair in kept])
-            self.write_features(kept, sources)
+            tag_ids = self.tokenizers.tag_ids(tag)
+            sources = self.tokenizers.source.encode_all([pair.source for pair in chunk])
+            targets = self.tokenizers.target.encode_all([pair.target for pair in chunk])
+            kept: list[tuple[Pair, list[int], list[int]]] = []
+            for pair, ids, target in zip(chunk, sources, targets, strict=True):
+                source = [*tag_ids, *ids] if ids else ids
+                if reason := form.refuse(source, target, max_length):
+                    dropped[reason] += 1
+                else:
+                    kept.append((pair, source, [*target, EOS] if form.keeps_eos else target))
+            self.write_chunk(kept)
             count += len(kept)
-            longest = max([longest, *map(len, sources)])
-            characters += sum(len(pair.target) + 1 for pair in kept)
+            longest = max([longest, *(len(source) for _, source, _ in kept)])
+            characters += sum(len(pair.target) + 1 for pair, _, _ in kept)
         if not count:
             reasons = [f"{n} {reason}" for reason, n in dropped.items()] or ["nothing read"]
             raise UserError(
-                f"{corpus}: none of {seen} {self.form.noun} can be used ({', '.join(reasons)}); check the files, or "
+                f"{corpus}: none of {seen} {form.noun} can be used ({', '.join(reasons)}); check the files, or "
                 "raise data.max_length"
             )
         about = {"pairs": count, "dtype": self.dtype, "digest": self.digest.hexdigest(), "dropped": dict(dropped)}
-        missing = {FEATURES[name].missing_key: number for name, number in self.missing.items()}
-        about |= {"text": bool(self.text), "longest": longest, "characters": characters, "tag": tag}
-        return about | missing
+        about |= {"text": self.has_text, "longest": longest, "characters": characters, "tag": tag}
+        return about | self.missing
 
-    def encode(self, pairs: list[Pair]) -> tuple[list[list[int]], list[list[int]]]:
-        """Encode both sides. A tag is put before its source, unless that is empty."""
-        sources = [
-            [*self.tokenizers.tag_ids(pair.tag), *ids] if ids and pair.tag else ids
-            for pair, ids in zip(pairs, self.tokenizers.source.encode_all([pair.source for pair in pairs]), strict=True)
-        ]
-        return sources, self.tokenizers.target.encode_all([pair.target for pair in pairs])
-
-    def write_ids(self, *sides: list[list[int]]) -> None:
-        for writer, ids in zip(self.ids, sides, strict=True):
-            arrays = [np.asarray(i, dtype=self.dtype) for i in ids]
-            self.digest.update(np.asarray([len(a) for a in arrays], np.int64).tobytes())
-            self.digest.update(np.concatenate([np.zeros(0, self.dtype), *arrays]).tobytes())
-            writer.write(arrays)
-
-    def write_features(self, pairs: list[Pair], ids: list[list[int]]) -> None:
-        for name, writers in self.features.items():
-            feature, tokenizer = FEATURES[name], self.tokenizers.source
+    def write_chunk(self, kept: list[tuple[Pair, list[int], list[int]]]) -> None:
+        """Write pairs and their token ids to all columns. The digest covers ids and features."""
+        pairs = [pair for pair, _, _ in kept]
+        columns: dict[str, Sequence[NDArray[Any] | bytes]] = {}
+        for side, name in enumerate(STORED_SIDES, 1):
+            ids = columns[f"{name}.ids"] = [np.asarray(one[side], dtype=self.dtype) for one in kept]
+            self.digest.update(np.asarray(list(map(len, ids)), np.int64).tobytes() + b"".join(map(bytes, ids)))
+            if self.has_text:
+                columns[f"{name}.text"] = [getattr(pair, name).encode() for pair in pairs]
+        for feature in self.features:
             records = [feature.locate(pair) for pair in pairs]
             aligned = [
-                feature.align(record, pair.source, i, tokenizer)
-                for record, pair, i in zip(records, pairs, ids, strict=True)
+                feature.align(record, pair.source, source, self.tokenizers.source)
+                for record, (pair, source, _) in zip(records, kept, strict=True)
             ]
-            self.missing[name] += sum(not len(one.record) for one in aligned)
-            columns: list[list[NDArray[Any]]] = [[one.values for one in aligned], records]
-            for writer, arrays in zip(writers, columns, strict=True):
+            self.missing[feature.missing_key] += sum(not len(one.record) for one in aligned)
+            values: list[Sequence[NDArray[Any]]] = [[one.values for one in aligned], records]
+            for file, arrays in zip(feature.files, values, strict=True):
+                columns[f"source.{file}"] = arrays
                 self.digest.update(b"".join(map(bytes, arrays)))
-                writer.write(arrays)
+        for name, lines in columns.items():
+            self.writers[name].write(lines)
 
 
 class ColumnWriter:
     """Writer of a StoredColumn."""
 
-    def __init__(self, folder: Path, name: str, ends: str = "") -> None:
+    def __init__(self, folder: Path, name: str) -> None:
         self.values: IO[bytes] = (folder / name).open("wb")
-        self.ends: IO[bytes] = (folder / (ends or f"{name}_ends")).open("wb")
+        self.ends: IO[bytes] = (folder / name_ends(name)).open("wb")
         self.end = 0
 
     def write(self, lines: Sequence[NDArray[Any] | bytes]) -> None:

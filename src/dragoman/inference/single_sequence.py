@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional as F
 
 from dragoman.config.settings import SampleSettings
-from dragoman.data.batches import EXAMPLE_FORMATS, BatchPlan, Widths, collate_labels, group_by_key, round_to_bucket
+from dragoman.data.batches import EXAMPLE_FORMATS, BatchPlan, Widths, group_by_key, round_to_bucket
 from dragoman.data.stream import TextWindows
 from dragoman.decoding.protocol import SearchResult
 from dragoman.decoding.sampling import sample_continuations
@@ -177,19 +177,21 @@ class Generator(Predictor[LanguageModel]):
         lines = check_lines(lines, "measure")
         if self.whole_files:
             ids = np.array(self.encode_lines(lines), dtype=np.int64)
-            windows = TextWindows(len(ids), self.model.settings.context, self.model.settings.context)
-            spans = [windows.span(number) for number in range(len(windows))] if len(ids) > 1 else []
-            targets = [ids[start:end] for start, end in spans]
+            context = self.model.settings.context
+            windows = TextWindows(ids, context, context) if len(ids) > 1 else ()
+            examples = windows.examples(np.arange(len(windows))) if windows else []
         else:
             targets = [np.array(ids, dtype=np.int64) for ids in self.tokenizers.target.encode_all(lines)]
-        if not targets:
+            examples = [Example(target[:0], target, i) for i, target in enumerate(targets)]
+        if not examples:
             raise UserError("there is no text to measure")
-        examples = [Example(target[:0], target, i) for i, target in enumerate(targets)]
         collate = EXAMPLE_FORMATS["windows" if self.whole_files else "lines"].collate
         total, count = 0.0, 0
         with eval_mode(self.model), torch.inference_mode():
             indices = range(len(examples))
-            for width, group in group_by_key(indices, lambda i: round_to_bucket(len(targets[i]) + 1), self.rows):
+            for width, group in group_by_key(
+                indices, lambda i: round_to_bucket(len(examples[i].target) + 1), self.rows
+            ):
                 rows = [[i] for i in group] + [[]] * (self.rows - len(group))
                 batch = collate(BatchPlan(rows, Widths(0, width)), examples).to(self.device)
                 real_BT = batch.target_segment_BT > 0
@@ -244,7 +246,7 @@ class Classifier(Predictor[Model]):
         found: dict[int, list[float]] = {}
         for width, some in group_by_key(range(len(parts)), lambda i: round_to_bucket(len(parts[i]) + 1), self.rows):
             rows = [[i] for i in some] + [[]] * (self.rows - len(some))
-            batch = collate_labels(BatchPlan(rows, Widths(width, 1)), examples).to(self.device)
+            batch = EXAMPLE_FORMATS["labels"].collate(BatchPlan(rows, Widths(width, 1)), examples).to(self.device)
             logp_BV = self.model.project(self.model(batch)[:, 0]).float().log_softmax(-1)
             found.update(zip(some, logp_BV.tolist()))
         return [found[i] for i in range(len(parts))]

@@ -55,7 +55,7 @@ def describe_run(request: TrainRequest, group: ProcessGroup) -> dict[str, Any]:
         model, train = new_model(recipe, prepared.tokenizers, parent), recipe.train
         slots, tokens = 0.0, 0  # slots that an epoch takes in batches, padding left out, and tokens on both sides
         for part in prepared.train:
-            source_N, target_N = part.store.lengths_of(np.arange(len(part.store)))
+            source_N, target_N = part.store.lengths(np.arange(len(part.store)))
             slots += part.weight * float(np.maximum(source_N, target_N).sum() + len(source_N))
             tokens += int((source_N + target_N).sum())
         return {

@@ -53,7 +53,9 @@ class Prepared:
         """What pairs usually look like: lengths from all over each corpus, and the texts of some pairs."""
         lengths, texts = [], []
         for part in self.train:
-            lengths += list(zip(*(side.tolist() for side in part.store.lengths(STATISTICS_LENGTHS)), strict=True))
+            lengths += list(
+                zip(*(side.tolist() for side in part.store.sample_lengths(STATISTICS_LENGTHS)), strict=True)
+            )
             for line in range(0, len(part.store), max(len(part.store) // STATISTICS_TEXTS, 1)):
                 pair = part.store.example(line)
                 source = pair.source[len(self.tokenizers.tag_ids(part.store.tag)) :]

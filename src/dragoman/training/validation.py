@@ -126,7 +126,7 @@ class Validator:
         if self.task == "generate":
             stores = [part.store for part in self.prepared.dev]
             keeps_eos = EXAMPLE_FORMATS[self.recipe.example_format].keeps_eos
-            tokens = sum(s.text_length for s in stores) + (0 if keeps_eos else sum(map(len, stores)))
+            tokens = sum(len(s.target_ids) for s in stores) + (0 if keeps_eos else sum(map(len, stores)))
             tokens_per_character = tokens / sum(s.characters for s in stores)
             return Validation(loss, metric="loss", bits=loss * tokens_per_character / math.log(2))
         outputs, references = self.classify(model) if self.task == "classify" else self.translate(model)
