@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from dragoman.config.settings import TrainSettings
 from dragoman.inference.model_card import rank_validation
@@ -19,6 +20,8 @@ from dragoman.training.checkpoint import TrainState
 from dragoman.training.execution import ExecutionPlan
 from dragoman.training.validation import Validation
 from toy_run import Call, events, quietly, sentences, translated, write_lines
+
+READ = TypeAdapter(Validation).validate_python  # as part of state.json
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -47,7 +50,7 @@ def test_only_sequences_have_a_perplexity() -> None:
     "one", [Validation(1.5), Validation(1.5, 20.0, "wer", "how"), Validation(0.7, metric="loss", bits=1.0)]
 )
 def test_it_is_kept_whole(one: Validation) -> None:
-    assert Validation.from_state(json.loads(json.dumps(asdict(one)))) == one
+    assert READ(json.loads(json.dumps(asdict(one)))) == one
     assert one.to_metrics()["loss"] == one.loss
     assert str(round(one.loss, 4)) in str(one)
 
@@ -91,8 +94,8 @@ def test_every_reference_counts(small: Path, tmp_path: Path, call: Call) -> None
 
 
 def test_the_first_format_knew_only_bleu() -> None:
-    assert Validation.from_state({"loss": 1.0, "bleu": 2.0, "signature": "s"}) == Validation(1.0, 2.0, "bleu", "s")
-    assert Validation.from_state({"loss": 1.0, "bleu": None, "signature": ""}) == Validation(1.0)
+    assert READ({"loss": 1.0, "bleu": 2.0, "signature": "s"}) == Validation(1.0, 2.0, "bleu", "s")
+    assert READ({"loss": 1.0, "bleu": None, "signature": ""}) == Validation(1.0)
 
 
 @pytest.mark.parametrize("metric", ["wer", "exact", "loss", "auto"])

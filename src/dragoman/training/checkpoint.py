@@ -13,13 +13,14 @@ import json
 import re
 import shutil
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from dragoman.data.batches import EXAMPLE_FORMATS
@@ -36,29 +37,34 @@ from dragoman.training.validation import Validation
 
 WRITTEN = re.compile(r"step-\d{10,}|best-\d{10,}\.safetensors")  # names that `save` gives
 NO_SUMS = (0.0, 0.0, 0, 0.0)
+# Earlier releases saved no divergence.
+Sums = Annotated[tuple[float, float, int, float], BeforeValidator(lambda sums: (*sums, 0.0)[:4])]
 
 
 @dataclass(frozen=True)
 class TrainState:
-    """All that the next step depends on, except tensors. It is saved as state.json."""
+    """All that the next step depends on, except tensors.
 
-    plan: ExecutionPlan
+    It is saved as state.json, whose keys are the names that earlier releases gave to the fields: their aliases.
+    """
+
+    plan: Annotated[ExecutionPlan, Field(alias="choices")]
     data: dict[str, str]  # digest of each corpus
     longest: int = 0  # source, in tokens, that the model was trained on
     parent: str = ""  # the run from whose weights this run started
     step: int = 0
-    position: StreamPosition = field(default_factory=StreamPosition)
+    position: Annotated[StreamPosition, Field(alias="place")] = field(default_factory=StreamPosition)
     seconds: float = 0.0  # trained so far
     tokens: int = 0  # read so far, both sides
     flops: float = 0.0  # spent so far (models/registry.py)
     peak_memory: int = 0  # in bytes, of the GPU or, on a CPU, of the process
     skipped: int = 0  # steps whose loss or gradient was not finite
     skipped_in_a_row: int = 0
-    lr_scale: float = 1.0  # halved at every roll-back
+    lr_scale: Annotated[float, Field(alias="scale")] = 1.0  # halved at every roll-back
     best: tuple[tuple[tuple[float, float], int], ...] = ()  # (goodness, step), best first
     stale: int = 0  # validations since the best one
-    last_validation: Validation | None = None
-    sums: tuple[float, float, int, float] = NO_SUMS  # since the last log: loss, nll, steps, divergence
+    last_validation: Annotated[Validation | None, Field(alias="last")] = None
+    sums: Annotated[Sums, Field(alias="running")] = NO_SUMS  # since the last log: loss, nll, steps, divergence
 
     @property
     def epochs(self) -> float:
@@ -103,37 +109,8 @@ class TrainState:
         stale = 0 if better else self.stale + 1
         return replace(self, best=tuple(ranked[:keep]), stale=stale, last_validation=validation)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the state under the keys of state.json, which have kept the names of earlier releases."""
-        values = asdict(self)
-        values["plan"] = {PLAN_SAVED_AS.get(name, name): value for name, value in values["plan"].items()}
-        return {SAVED_AS.get(name, name): value for name, value in values.items()}
 
-    @classmethod
-    def from_json(cls, saved: dict[str, Any]) -> TrainState:
-        """Return the state from the contents of state.json."""
-        values = {name: saved.pop(key) for name, key in SAVED_AS.items() if key in saved} | saved
-        plan, last = values["plan"], values["last_validation"]
-        plan = {name: plan.pop(key) for name, key in PLAN_SAVED_AS.items() if key in plan} | plan
-        return cls(
-            **values
-            | {
-                "plan": ExecutionPlan(**plan),
-                "position": StreamPosition(**values["position"]),
-                "best": tuple((tuple(goodness), step) for goodness, step in values["best"]),
-                "last_validation": Validation.from_state(last) if last else None,
-                "sums": tuple(values["sums"]) + (0.0,) * (4 - len(values["sums"])),
-            }
-        )
-
-
-SAVED_AS = {"plan": "choices", "position": "place", "lr_scale": "scale", "last_validation": "last", "sums": "running"}
-PLAN_SAVED_AS = {
-    "batch_parts": "split",
-    "bucketed_shapes": "few_shapes",
-    "use_cuda_graphs": "capture",
-    "world_size": "world",
-}
+STATE_ADAPTER = TypeAdapter(TrainState)
 
 
 def best_file(folder: RunFolder, step: int) -> Path:
@@ -207,7 +184,7 @@ def remove(path: Path) -> None:
 
 def save_state(path: Path, state: TrainState) -> None:
     """Write the state into the folder of a checkpoint."""
-    write_text(path / "state.json", json.dumps(state.to_json(), indent=1) + "\n")
+    write_text(path / "state.json", json.dumps(STATE_ADAPTER.dump_python(state, by_alias=True), indent=1) + "\n")
 
 
 def newest(folder: RunFolder) -> Path | None:
@@ -219,10 +196,8 @@ def newest(folder: RunFolder) -> Path | None:
 def load_state(path: Path) -> TrainState:
     """Return the state of a checkpoint."""
     try:
-        return TrainState.from_json(dict(read_json(path / "state.json")))
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
+        return STATE_ADAPTER.validate_python(read_json(path / "state.json"))
+    except ValidationError:
         raise UserError(f"{str(path / 'state.json')!r} is damaged; restore it") from None
 
 

@@ -12,8 +12,10 @@ import shutil
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
+from pydantic import Field
 
 from dragoman.config.settings import TrainSettings
 from dragoman.errors import UserError
@@ -30,17 +32,17 @@ class ExecutionPlan:
     """How one process trains.
 
     With `bucketed_shapes`, batches are padded to a small set of shapes, which CUDA graphs need. This changes which
-    pairs share a batch, so a resumed run must not change it.
+    pairs share a batch, so a resumed run must not change it. Aliases are the names of fields in state.json.
     """
 
     device: str
     precision: str
     compile: bool
     threads: int
-    batch_parts: int = 1  # parts into which each batch is split because a full batch did not fit into memory
-    bucketed_shapes: bool = False
-    use_cuda_graphs: bool = False  # steps run as CUDA graphs (training/step.py)
-    world_size: int = 1  # number of processes
+    batch_parts: Annotated[int, Field(alias="split")] = 1  # into which a batch is split to fit into memory
+    bucketed_shapes: Annotated[bool, Field(alias="few_shapes")] = False
+    use_cuda_graphs: Annotated[bool, Field(alias="capture")] = False  # steps run as CUDA graphs (training/step.py)
+    world_size: Annotated[int, Field(alias="world")] = 1  # number of processes
 
     def apply(self) -> None:
         """Set the number of threads, the memory allocator and the current GPU of this process."""

@@ -6,12 +6,13 @@ import math
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, pairwise
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 import torch
+from pydantic import AliasChoices, Field
 
-from dragoman.config.settings import metric_name
+from dragoman.config.settings import MetricName
 from dragoman.data.batches import EXAMPLE_FORMATS, LAYOUTS, Widths
 from dragoman.data.corpus import collect_references
 from dragoman.data.stream import read_in_order
@@ -38,8 +39,8 @@ class Validation:
     """
 
     loss: float
-    score: float | None = None
-    metric: str = "bleu"
+    score: Annotated[float | None, Field(validation_alias=AliasChoices("score", "bleu"))] = None  # format 1 has BLEU
+    metric: MetricName = "bleu"
     signature: str = ""
     bits: float | None = None
     by_corpus: dict[str, float] = field(default_factory=dict)  # scores, where dev is several
@@ -64,12 +65,6 @@ class Validation:
             return about | {"bits_per_character": self.bits}
         several = {f"{self.metric}_by_corpus": self.by_corpus} if self.by_corpus else {}
         return about | {self.metric: self.score, "signature": self.signature} | several
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Validation:
-        """Return a validation from its saved form. Format 1 has only BLEU; metrics may have an earlier name."""
-        values = {"score" if name == "bleu" else name: value for name, value in state.items()}
-        return cls(**values | ({"metric": metric_name(values["metric"])} if "metric" in values else {}))
 
     def describe(self, task: str) -> str:
         """Return the message about it that training logs."""
