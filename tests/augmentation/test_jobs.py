@@ -158,9 +158,9 @@ def written(folder: Path, answers: Answers, **about: str) -> Path:
     def said(records: Iterator[Record]) -> Iterator[str]:
         return (record["said"] + "\n" for record in records)
 
-    out = folder / "out"
+    source, out = write_lines(folder / "in", "abcdefghij"), folder / "out"
     way: dict[str, Any] = {"batch": 3, "group": ProcessGroup(), "report": Report(quiet=True)}
-    write_sharded(out, lambda: iter("abcdefghij"), answers, said, about=about, **way)
+    write_sharded(source, out, answers, said, about=about, **way)
     return out
 
 
@@ -168,14 +168,14 @@ def written(folder: Path, answers: Answers, **about: str) -> Path:
 def test_the_shards_of_another_work_are_in_the_way(tmp_path: Path) -> None:
     with pytest.raises(Killed):
         written(tmp_path, Answers(3), model="a", beam="4")
-    assert files(tmp_path) == ["out.shards"]
+    assert files(tmp_path) == ["in", "out.shards"]
     for name, about in {"model": {"model": "b", "beam": "4"}, "beam": {"model": "a"}}.items():
         with pytest.raises(ValueError, match=f"another {name}.*remove the folder"):
             written(tmp_path, Answers(), **about)
     rest = Answers()
     assert written(tmp_path, rest, model="a", beam="4").read_text().count("\n") == 10
     assert rest.asked == list("efghij")
-    assert files(tmp_path) == ["out"]
+    assert files(tmp_path) == ["in", "out"]
 
 
 # dragoman translate --resume

@@ -12,18 +12,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dragoman.augmentation.jobs import NothingUseful, Record, choose_device_of_rank, digest_runs, write_sharded
-from dragoman.data.corpus import CorpusSettings, fingerprint_corpus
+from dragoman.augmentation import jobs
+from dragoman.augmentation.jobs import Record
 from dragoman.errors import UserError
-from dragoman.inference.constraints import merge_search
 from dragoman.inference.loading import load_as
 from dragoman.inference.postprocess import warning_kinds
 from dragoman.inference.translator import NO_TREE_WARNING, Translator
-from dragoman.io import read_lines
 from dragoman.process_group import join_process_group
 from dragoman.progress import Report
 from dragoman.types import Hypothesis
@@ -37,11 +35,11 @@ def find_faults(hypothesis: Hypothesis) -> list[str]:
 class UsefulPairs:
     """Count pairs that are good to learn from, and those left out, by their first fault.
 
-    `asked` counts pairs with words on either side, and `useful` the good ones among them.
+    `nonblank` counts pairs with words on either side, and `useful` the good ones among them.
     """
 
     def __init__(self) -> None:
-        self.good = self.asked = self.useful = 0
+        self.good = self.nonblank = self.useful = 0
         self.left_out: Counter[str] = Counter()
 
     def format_lines(self, records: Iterable[Record]) -> Iterator[str]:
@@ -49,7 +47,7 @@ class UsefulPairs:
         for record in records:
             pair = {"source": record["source"], "target": record["target"]}
             has_words = any(text.strip() for text in pair.values())  # an empty line has an empty translation
-            self.asked += has_words
+            self.nonblank += has_words
             if record["faults"]:
                 self.left_out.update(warning_kinds(record["faults"])[:1])
             else:
@@ -69,9 +67,9 @@ def suggest_remedy(model: str) -> str:
     return f"train {them} longer, or look at {their} answers with dragoman translate"
 
 
-def warn_of_poor_translations(model: str, useful: int, asked: int) -> str:
+def warn_of_poor_translations(model: str, useful: int, total: int) -> str:
     """Return a warning if fewer than half of a model's translations are good to learn from, else nothing."""
-    if 2 * useful >= asked:
+    if 2 * useful >= total:
         return ""
     return f"fewer than half of the answers of {model} are good enough to learn from; {suggest_remedy(model)}"
 
@@ -91,23 +89,24 @@ def backtranslate(
 ) -> UsefulPairs:
     """Write `out`, a corpus {jsonl: out} whose targets are the lines of `text`. Return counts of its pairs."""
     text, out, pairs = Path(text), Path(out), UsefulPairs()
+
+    def check_output() -> None:
+        if out.exists() and text.exists() and out.samefile(text):
+            raise UserError(f"{str(out)!r} is the text itself, which the pairs would replace; choose another --output")
+
     with join_process_group() as group:
         report = report or Report(quiet=not group.is_main)
-        device = choose_device_of_rank(device, group)
+        device = jobs.choose_device_of_rank(device, group)
         translator = group.in_rank_order(lambda: load_as(Translator, run, device=device, engine=engine))
-        settings = group.run_on_all(lambda: merge_search(translator.recipe.search, search, beam=beam, count=1))
+        options = group.run_on_all(
+            lambda: translator.make_options(beam=beam, count=1, search=search, tag=tag, align=False)
+        )
         group.run_on_all(lambda: translator.encode_tag(tag))  # an unknown tag is refused before any work
-
-        def fingerprint_input() -> str:
-            if out.exists() and text.exists() and out.samefile(text):
-                raise UserError(
-                    f"{str(out)!r} is the text itself, which the pairs would replace; choose another --output"
-                )
-            return fingerprint_corpus(CorpusSettings(text=str(text)))
+        group.broadcast(check_output)
+        unscored = replace(options, search=options.search.model_copy(update={"scores": False}))
 
         def translate(_: int, lines: Sequence[str]) -> list[Record]:
-            unscored = {**settings.model_dump(), "scores": False}
-            found = translator.translate(lines, search=unscored, tag=tag, align=False)
+            found = [hypotheses[0] for hypotheses in translator.translate_nbest(lines, unscored)]
             return [
                 {"source": one.text, "target": line, "faults": find_faults(one) if one.text.strip() else ["empty"]}
                 for one, line in zip(found, lines, strict=True)
@@ -116,21 +115,14 @@ def backtranslate(
         def format_pairs(records: Iterator[Record]) -> Iterator[str]:
             yield from pairs.format_lines(records)
             if pairs.left_out and not pairs.good:  # raised here, so that an earlier file is not replaced
-                raise NothingUseful(
+                raise jobs.NothingUseful(
                     f"{pairs}: nothing of {run} is good enough to learn from; {suggest_remedy(str(run))}"
                 )
 
-        about = {
-            "input": group.broadcast(fingerprint_input),
-            "model": digest_runs([run]),
-            "engine": engine,
-            "tag": tag,
-            **{f"search.{name}": value for name, value in settings.model_dump(mode="json").items()},
-        }
-        lines = partial(read_lines, text)
-        write_sharded(out, lines, translate, format_pairs, about=about, batch=batch, group=group, report=report)
+        about = jobs.describe_translation(text, [run], options.search, group, engine=engine, tag=tag)
+        jobs.write_sharded(text, out, translate, format_pairs, about=about, batch=batch, group=group, report=report)
         if group.is_main:
             report.log(f"{out}: {pairs}")
-            if warning := warn_of_poor_translations(str(run), pairs.useful, pairs.asked):
+            if warning := warn_of_poor_translations(str(run), pairs.useful, pairs.nonblank):
                 report.log(warning)
     return pairs

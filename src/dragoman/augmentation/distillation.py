@@ -17,16 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from dragoman.augmentation import jobs as sharded
+from dragoman.augmentation import jobs
 from dragoman.augmentation.backtranslation import UsefulPairs, find_faults, suggest_remedy, warn_of_poor_translations
-from dragoman.augmentation.jobs import (
-    Record,
-    ShardedJob,
-    choose_device_of_rank,
-    count_own_items,
-    digest_runs,
-    write_lines,
-)
+from dragoman.augmentation.jobs import Record, ShardedJob
 from dragoman.config.settings import Amount, Listed, Settings
 from dragoman.data.corpus import CorpusSettings, fingerprint_corpus, read_pairs
 from dragoman.errors import UserError
@@ -71,13 +64,13 @@ class Teacher:
     @classmethod
     def load(cls, run: RunPaths, recipe: Recipe, settings: DistilSettings, group: ProcessGroup) -> Teacher:
         """Load the runs of a teacher."""
-        translator = load_as(Translator, run, device=choose_device_of_rank(recipe.train.device, group))
+        translator = load_as(Translator, run, device=jobs.choose_device_of_rank(recipe.train.device, group))
         search = translator.recipe.search
         beam = settings.beam or search.beam
         if settings.closest and beam == 1:
             raise UserError("--closest chooses among the answers in a beam, so it needs --beam 2 or more")
         runs = [run] if isinstance(run, str | Path) else list(run)
-        key = [digest_runs(runs), search.model_dump(mode="json", exclude_defaults=True, exclude={"beam"})]
+        key = [jobs.digest_runs(runs), search.model_dump(mode="json", exclude_defaults=True, exclude={"beam"})]
         digest = digest_bytes(json.dumps(key, sort_keys=True).encode())
         return cls(translator, " and ".join(map(str, runs)), digest, beam, settings.closest)
 
@@ -99,7 +92,7 @@ class Teacher:
         """Return the job of translating a corpus. Shards are kept in the cache, by all that they depend on."""
         direction = recipe.data.direction
         fingerprint = fingerprint_corpus(corpus, direction=direction)
-        key = [self.digest, self.beam, self.closest, fingerprint, sharded.SHARD_SIZE]
+        key = [self.digest, self.beam, self.closest, fingerprint, jobs.SHARD_SIZE]
         folder = cache_folder(recipe.data.cache) / f"{digest_bytes(json.dumps(key).encode(), size=12)}-answers"
 
         def read_sources() -> Iterator[Pair]:
@@ -109,6 +102,15 @@ class Teacher:
             return read_pairs(corpus, direction=direction, trees=self.translator.reads_trees)
 
         return ShardedJob(folder, read_sources, self.translate, SOURCES_PER_BATCH)
+
+
+@dataclass(frozen=True)
+class CorpusTranslation:
+    """A corpus, the job of translating it, and the file of the student's training data that is made from it."""
+
+    corpus: CorpusSettings
+    job: ShardedJob[Pair]
+    file: Path
 
 
 def distil(
@@ -130,50 +132,44 @@ def distil(
         report = report or Report(quiet=not group.is_main)
         newest = group.broadcast(lambda: find_checkpoint(folder, resume=resume))
         teacher = group.in_rank_order(lambda: Teacher.load(run, wanted, settings, group))
-        resumes = group.broadcast(lambda: bool(newest) or (resume and bool(folder.teacher())))
-        corpora = group.run_on_all(lambda: list_corpora_to_translate(wanted, teacher, settings))
-        jobs = group.run_on_all(lambda: [teacher.make_job(corpus, wanted) for corpus in corpora])
-        files = list_files(folder, corpora)
+        parts = group.run_on_all(lambda: plan_translations(wanted, teacher, settings, folder))
         translated = [
-            CorpusSettings(jsonl=str(file.absolute()), weight=corpus.weight, tag=corpus.tag)
-            for corpus, file in zip(corpora, files, strict=True)
+            CorpusSettings(jsonl=str(part.file.absolute()), weight=part.corpus.weight, tag=part.corpus.tag)
+            for part in parts
         ]
         train_on = (*translated, *(wanted.data.train if settings.originals else ()))
         student = group.run_on_all(lambda: make_student_recipe(wanted, teacher.translator.recipe, train_on))
-        about = {"teacher": teacher.name, "digest": teacher.digest, **settings.model_dump(mode="json")}
-        about["beam"] = teacher.beam
-        if resumes:
-            group.broadcast(lambda: check_same_teacher(folder, about))
+        options = {**settings.model_dump(mode="json"), "beam": teacher.beam}
+        about = {"teacher": teacher.name, "digest": teacher.digest, **options}
+        if newest or resume:
+            group.broadcast(lambda: check_same_teacher(folder, about, started=bool(newest)))
         with ExitStack() as held:
             group.broadcast(lambda: held.enter_context(lock_run(folder)))
             if not newest:
                 group.broadcast(lambda: folder.begin(student))
                 group.broadcast(lambda: write_teacher_record(folder, about, []))
-            if group.broadcast(lambda: not newest or not all(file.exists() for file in files)):
-                for job in jobs:  # `dragoman cache --clear` leaves what is in use
+            if group.broadcast(lambda: not newest or not all(part.file.exists() for part in parts)):
+                for part in parts:  # `dragoman cache --clear` leaves what is in use
                     with suppress(OSError):  # a cache that cannot be written is refused below
-                        held.enter_context(share_folder(job.folder))
-                counts = group.run_on_all(lambda: translate_corpora(teacher, jobs, group, report))
-                records = [job.read_records(count) for job, count in zip(jobs, counts, strict=True)]
-                group.broadcast(lambda: write_corpora(folder, corpora, records, about, report))
+                        held.enter_context(share_folder(part.job.folder))
+                counts = group.run_on_all(lambda: translate_corpora(teacher, parts, group, report))
+                group.broadcast(lambda: write_corpora(folder, parts, counts, about, report))
         return train(student, out=out, resume=resume, tokenizers=teacher.translator.tokenizers, report=report)
 
 
-def list_corpora_to_translate(recipe: Recipe, teacher: Teacher, settings: DistilSettings) -> list[CorpusSettings]:
+def plan_translations(
+    recipe: Recipe, teacher: Teacher, settings: DistilSettings, folder: RunFolder
+) -> list[CorpusTranslation]:
     """Return the recipe's training corpora and the further sources; refuse what the teacher cannot translate."""
     check_files(recipe)
     extra = [CorpusSettings(text=str(Path(name).absolute()), tag=settings.tag) for name in settings.sources]
     if settings.tag and not extra:
         raise UserError("--tag is that of the lines of --source, of which there are none; leave it out")
-    corpora = [*recipe.data.train, *extra]
-    for corpus in corpora:
+    parts = []
+    for number, corpus in enumerate([*recipe.data.train, *extra], 1):
         teacher.translator.encode_tag(corpus.tag)
-    return corpora
-
-
-def list_files(folder: RunFolder, corpora: Sequence[CorpusSettings]) -> list[Path]:
-    """Return the files of the student's training data, one per corpus."""
-    return [folder.distilled / f"{number}.jsonl" for number in range(1, len(corpora) + 1)]
+        parts.append(CorpusTranslation(corpus, teacher.make_job(corpus, recipe), folder.distilled / f"{number}.jsonl"))
+    return parts
 
 
 def make_student_recipe(recipe: Recipe, teacher: Recipe, corpora: tuple[CorpusSettings, ...]) -> Recipe:
@@ -196,15 +192,15 @@ def make_student_recipe(recipe: Recipe, teacher: Recipe, corpora: tuple[CorpusSe
     return student
 
 
-def check_same_teacher(folder: RunFolder, now: Mapping[str, Any]) -> None:
-    """Refuse to resume a student with another teacher, or with other options."""
+def check_same_teacher(folder: RunFolder, now: Mapping[str, Any], *, started: bool) -> None:
+    """Refuse to resume a student with another teacher or other options. `started`: the student has a checkpoint."""
     before = folder.teacher()
     known = {**DistilSettings().model_dump(mode="json"), **before}
-    if any(known.get(name) != now[name] for name in ("digest", *DistilSettings.model_fields)):
+    is_same = all(known.get(name) == now[name] for name in ("digest", *DistilSettings.model_fields))
+    if (started or before) and not is_same:
         raise UserError(
-            f"{str(folder.path)!r} was begun with {describe_teacher(before)}, "
-            f"and cannot go on with {describe_teacher(now)}; "
-            "give the same teacher and options again, or choose another --out"
+            f"{str(folder.path)!r} was begun with {describe_teacher(before)}, and cannot go on with "
+            f"{describe_teacher(now)}; give the same teacher and options again, or choose another --out"
         )
 
 
@@ -225,35 +221,34 @@ def write_teacher_record(folder: RunFolder, about: Mapping[str, Any], corpora: S
 
 
 def translate_corpora(
-    teacher: Teacher, jobs: Sequence[ShardedJob[Pair]], group: ProcessGroup, report: Report
+    teacher: Teacher, parts: Sequence[CorpusTranslation], group: ProcessGroup, report: Report
 ) -> list[int]:
-    """Translate the share of this process. Return the number of shards of each corpus."""
-    sizes = [sum(1 for _ in report.progress("reading").iterate(job.items())) for job in jobs]
+    """Translate the shards of this process. Return the number of shards of each corpus."""
+    sizes = [sum(1 for _ in report.progress("reading").iterate(part.job.items())) for part in parts]
     verb = "translate" if " and " in teacher.name else "translates"
     report.log(f"{teacher.name} {verb} {sum(sizes):,} sources with a beam of {teacher.beam}")
-    total = sum(count_own_items(size, group) for size in sizes)
+    total = sum(jobs.count_own_items(size, group) for size in sizes)
     with report.progress("translating", total=total, unit="sources") as bar:
-        return [job.run(group, bar) for job in jobs]
+        return [part.job.run(group, bar) for part in parts]
 
 
 def write_corpora(
     folder: RunFolder,
-    corpora: Sequence[CorpusSettings],
-    translations: Sequence[Iterator[Record]],
+    parts: Sequence[CorpusTranslation],
+    shards: Sequence[int],
     about: Mapping[str, Any],
     report: Report,
 ) -> None:
     """Write the student's training data and a record of it; refuse a teacher whose translations are too poor."""
     found, written, originals = [], [], 0
-    folder.distilled.mkdir(exist_ok=True)
-    for corpus, records, file in zip(corpora, translations, list_files(folder, corpora), strict=True):
+    for part, count in zip(parts, shards, strict=True):
         pairs = UsefulPairs()
-        write_lines(file, pairs.format_lines(records))
-        counts = {"answers": pairs.good, "left_out": dict(pairs.left_out)}
-        written.append({"file": file.name, "of": corpus.shown, **counts})
+        jobs.write_lines(part.file, pairs.format_lines(part.job.read_records(count)))
+        name, left_out = part.corpus.shown, dict(pairs.left_out)
+        written.append({"file": part.file.name, "of": name, "answers": pairs.good, "left_out": left_out})
         found.append(pairs)
-        originals += 0 if corpus.text or not about["originals"] else pairs.asked
-        report.log(f"{corpus.shown}: {pairs}")
+        originals += 0 if part.corpus.text or not about["originals"] else pairs.nonblank
+        report.log(f"{name}: {pairs}")
     if warning := check_useful(about["teacher"], found, originals):
         report.log(warning)
     write_teacher_record(folder, about, written)
@@ -264,13 +259,13 @@ def check_useful(teacher: str, found: Sequence[UsefulPairs], originals: int) -> 
 
     `originals` is the number of original pairs that the student learns from too.
     """
-    useful, asked = sum(pairs.useful for pairs in found), sum(pairs.asked for pairs in found)
+    useful, total = sum(pairs.useful for pairs in found), sum(pairs.nonblank for pairs in found)
     if not useful:
         raise UserError(f"no answer of {teacher} is good enough to learn from; {suggest_remedy(teacher)}")
-    if useful + originals < MIN_USEFUL_SHARE * (asked + originals):
+    if useful + originals < MIN_USEFUL_SHARE * (total + originals):
         more = "" if originals else "; --with-originals gives the student the original pairs too"
         raise UserError(
-            f"only {useful:,} of {asked:,} answers of {teacher} are good enough to learn from; "
+            f"only {useful:,} of {total:,} answers of {teacher} are good enough to learn from; "
             f"{suggest_remedy(teacher)}{more}"
         )
-    return warn_of_poor_translations(teacher, useful, asked)
+    return warn_of_poor_translations(teacher, useful, total)

@@ -15,14 +15,17 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
 
+from dragoman import io
+from dragoman.config.settings import SearchSettings
+from dragoman.data.corpus import CorpusSettings, fingerprint_corpus
 from dragoman.errors import UserError
-from dragoman.io import digest_bytes, digest_file, is_temporary, keep_folder, lock_folder, write_atomically, write_text
 from dragoman.process_group import ProcessGroup
 from dragoman.progress import ProgressBar, Report
 from dragoman.run_dir import RunFolder, format_json, read_json
@@ -52,7 +55,7 @@ class ShardedJob(Generic[ShardItem]):
         items, number = self.items(), 0
         while shard := list(islice(items, SHARD_SIZE)):
             if number % group.world_size == group.rank:
-                digest = digest_bytes(repr(shard).encode())
+                digest = io.digest_bytes(repr(shard).encode())
                 if read_shard(self.locate(number), digest) is not None:
                     bar.skip(len(shard))
                 else:
@@ -70,9 +73,9 @@ class ShardedJob(Generic[ShardItem]):
             records += self.process(number * SHARD_SIZE + start, part)
             bar.advance(len(part))
         body = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
-        head = json.dumps({"of": digest, "digest": digest_bytes(body)}).encode() + b"\n"
+        head = json.dumps({"of": digest, "digest": io.digest_bytes(body)}).encode() + b"\n"
         try:
-            keep_folder(path.parent, ANSWERS, lambda made: (made / ANSWERS).write_bytes(head + body))
+            io.keep_folder(path.parent, ANSWERS, lambda made: (made / ANSWERS).write_bytes(head + body))
         except OSError as error:
             raise UserError(
                 f"answers cannot be kept in {str(self.folder)!r} ({error.strerror}); those that are there are whole: "
@@ -97,7 +100,7 @@ def read_shard(path: Path, digest: str = "") -> list[Record] | None:
     with suppress(OSError, ValueError, KeyError, TypeError):
         head, _, body = path.read_bytes().partition(b"\n")
         about = json.loads(head)
-        if about["digest"] == digest_bytes(body) and digest in ("", about["of"]):
+        if about["digest"] == io.digest_bytes(body) and digest in ("", about["of"]):
             return [json.loads(line) for line in body.decode().split("\n")[:-1]]
     return None
 
@@ -107,8 +110,20 @@ def digest_runs(runs: Iterable[str | Path]) -> str:
     parts: list[bytes] = []
     for folder in map(RunFolder, runs):
         model = folder.recipe().model.model_dump(mode="json", exclude_unset=True)
-        parts += [bytes.fromhex(digest_file(folder.model)), json.dumps(model, sort_keys=True).encode()]
-    return digest_bytes(*parts)
+        parts += [bytes.fromhex(io.digest_file(folder.model)), json.dumps(model, sort_keys=True).encode()]
+    return io.digest_bytes(*parts)
+
+
+def describe_translation(
+    source: Path, runs: Iterable[str | Path], search: SearchSettings, group: ProcessGroup, **options: Any
+) -> dict[str, Any]:
+    """Return everything that the translations of a file depend on, for `write_sharded`."""
+    return {
+        "input": group.broadcast(lambda: fingerprint_corpus(CorpusSettings(text=str(source)))),
+        "model": digest_runs(runs),
+        **options,
+        **{f"search.{name}": value for name, value in search.model_dump(mode="json").items()},
+    }
 
 
 def count_own_items(total: int, group: ProcessGroup) -> int:
@@ -133,31 +148,33 @@ def open_shards_beside(output: Path, about: Mapping[str, Any]) -> Iterator[Path]
     refusal = f"another command works in {str(folder)!r}; wait for it, or choose another --output"
     with ExitStack() as held:
         try:
-            held.enter_context(lock_folder(folder, refusal))
+            held.enter_context(io.lock_folder(folder, refusal))
         except OSError as error:
             raise UserError(f"cannot write {str(folder)!r} ({error.strerror}); choose another --output") from None
         for path in folder.iterdir():
-            if not (path.name == ABOUT or re.fullmatch(r"\d{6}", path.name) or is_temporary(path)):
+            if not (path.name == ABOUT or re.fullmatch(r"\d{6}", path.name) or io.is_temporary(path)):
                 raise UserError(
                     f"{str(folder)!r} holds {path.name!r}, which is no part of a resumable job; move the folder away, "
                     "or choose another --output"
                 )
+        current = json.loads(json.dumps(about))
+        previous = read_json(folder / ABOUT) if (folder / ABOUT).exists() and has_shards(folder) else current
+        for name in [*current, *previous]:
+            if previous.get(name) != current.get(name):
+                raise UserError(
+                    f"{str(folder)!r} holds answers that were made with another {name}; repeat that command to go "
+                    "on with it, or remove the folder"
+                )
+        resumable = False
         try:
-            current = json.loads(json.dumps(about))
-            previous = read_json(folder / ABOUT) if (folder / ABOUT).exists() and has_shards(folder) else current
-            for name in [*current, *previous]:
-                if previous.get(name) != current.get(name):
-                    raise UserError(
-                        f"{str(folder)!r} holds answers that were made with another {name}; repeat that command to go "
-                        "on with it, or remove the folder"
-                    )
-            write_text(folder / ABOUT, format_json(about))
+            io.write_text(folder / ABOUT, format_json(about))
             yield folder
         except BaseException as error:
-            if isinstance(error, NothingUseful) or not has_shards(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+            resumable = has_shards(folder) and not isinstance(error, NothingUseful)
             raise
-        shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            if not resumable:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def has_shards(folder: Path) -> bool:
@@ -172,25 +189,25 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
         with made.open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(lines)
 
-    write_atomically(path, write)
+    io.write_atomically(path, write)
 
 
 def write_sharded(
+    source: Path,
     output: Path,
-    items: Callable[[], Iterator[ShardItem]],
-    process: Callable[[int, Sequence[ShardItem]], list[Record]],
+    process: Callable[[int, Sequence[str]], list[Record]],
     format_records: Callable[[Iterator[Record]], Iterator[str]],
     *,
     about: Mapping[str, Any],
     batch: int,
     group: ProcessGroup,
-    report: Report,
+    report: Report | None = None,
 ) -> None:
-    """Run a sharded job and write its records, as lines, to a file, which appears when it is complete.
+    """Process the lines of a file and write their records, as lines, to another, which appears when it is complete.
 
     Until then the shards are saved next to it, and the same command resumes with them.
     """
-    output = output.resolve()
+    output, items, report = output.resolve(), partial(io.read_lines, source), report or Report(quiet=not group.is_main)
     count_first = sys.stderr.isatty() and group.is_main  # only a terminal shows the time left
     total = sum(1 for _ in report.progress("counting").iterate(items())) if count_first else 0
     with ExitStack() as held:

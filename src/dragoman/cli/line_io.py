@@ -131,17 +131,19 @@ def process_lines(
     `process` is called with the number of lines processed so far and a batch of lines.
     """
     warned, start, number = LineWarnings(), time.monotonic(), 0
-    is_file = isinstance(given, Path) and given not in STDIN
-    show = is_file and sys.stderr.isatty() and is_shown(INFO)
-    total = sum(len(group) for group in input_groups(given, batch)) if show else 0
-    with output_to(output_file) as sink, ProgressBar("processing", total=total, unit="lines", visible=show) as bar:
+    with ExitStack() as stack:
+        sink, bar = stack.enter_context(output_to(output_file)), None
+        if isinstance(given, Path) and given not in STDIN and sys.stderr.isatty() and is_shown(INFO):
+            total = sum(1 for _ in read_lines(given))
+            bar = stack.enter_context(ProgressBar("processing", total=total, unit="lines"))
         for lines in input_groups(given, batch):
             for output in process(number, lines):
                 number += 1
                 print(output.text, file=sink)
                 warned.log(number, output.warnings, output.flags)
             sink.flush()
-            bar.update(number)
+            if bar:
+                bar.update(number)
     log_counts(warned.lines)
     log(f"{number:,} line{'s' * (number != 1)} in {time.monotonic() - start:.1f} s", DETAIL)
 

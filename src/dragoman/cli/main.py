@@ -59,17 +59,14 @@ for command in (
     app.command()(command)
 
 
-def show_version(requested: bool) -> None:
-    if requested:
-        print(f"dragoman {version('dragoman')}")
-        raise typer.Exit
-
-
-@app.callback()
+@app.callback(invoke_without_command=True)
 def main_options(
-    _: Annotated[bool, Option("--version", help="print the version", callback=show_version, is_eager=True)] = False,
+    show_version: Annotated[bool, Option("--version", help="print the version")] = False,
 ) -> None:
     """Train, use and inspect sequence-to-sequence models, above all for translation."""
+    if show_version:
+        print(f"dragoman {version('dragoman')}")
+        raise typer.Exit
 
 
 @app.command()

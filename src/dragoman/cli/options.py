@@ -11,7 +11,7 @@ import inspect
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
-from functools import wraps
+from functools import update_wrapper
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -166,12 +166,6 @@ class Commands(typer.Typer):
         return decorate
 
 
-def apply_verbosity(quiet: Quiet = 0, verbose: Verbose = False) -> None:
-    """Choose which messages are shown. The parameters are options of every command."""
-    levels = {0: DETAIL if verbose else INFO, 1: WARNING}
-    set_verbosity(levels.get(quiet, ERROR))
-
-
 def adapt_for_typer(function: Callable[..., None]) -> Callable[..., None]:
     """Wrap a command for typer: add -q and -v, and replace each dataclass parameter by its fields.
 
@@ -179,24 +173,25 @@ def adapt_for_typer(function: Callable[..., None]) -> Callable[..., None]:
     """
     records: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
-    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
-        if is_dataclass(parameter.annotation):
-            records[name] = parameter.annotation
-            parameters += inspect.signature(records[name], eval_str=True).parameters.values()
-        else:
-            parameters.append(parameter)
-    parameters += inspect.signature(apply_verbosity, eval_str=True).parameters.values()
 
-    @wraps(function)
-    def command(*, quiet: int, verbose: bool, **arguments: Any) -> None:
-        apply_verbosity(quiet, verbose)
+    def command(*, quiet: Quiet = 0, verbose: Verbose = False, **arguments: Any) -> None:
+        levels = {0: DETAIL if verbose else INFO, 1: WARNING}
+        set_verbosity(levels.get(quiet, ERROR))
         built = {
             name: record(**{field.name: arguments.pop(field.name) for field in fields(record)})
             for name, record in records.items()
         }
         function(**built, **arguments)
 
-    keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    *common, _ = inspect.signature(command, eval_str=True).parameters.values()
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        if is_dataclass(parameter.annotation):
+            records[name] = parameter.annotation
+            parameters += inspect.signature(records[name], eval_str=True).parameters.values()
+        else:
+            parameters.append(parameter)
+    keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*parameters, *common)]
+    update_wrapper(command, function)
     command.__signature__ = inspect.Signature(keyword)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in keyword}
     return command

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,17 +18,13 @@ from typer import Argument, Option
 from dragoman.cli import line_io
 from dragoman.cli import options as opt
 from dragoman.config.settings import SampleSettings, build
-from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import UserError
-from dragoman.io import digest_bytes, read_lines
+from dragoman.io import digest_bytes
 from dragoman.progress import DETAIL, WARNING, Report, log
 from dragoman.types import Hypothesis, Line
 
 if TYPE_CHECKING:
     from dragoman.augmentation.jobs import Record
-    from dragoman.data.trees import TreeReader
-    from dragoman.inference.constraints import Glossary
-    from dragoman.inference.translator import DecodeOptions, Translator
     from dragoman.process_group import ProcessGroup
 
 
@@ -48,12 +44,10 @@ class TranslateOptions:
     output_file: opt.OutputFile = None
     beam: opt.Beam = None
     nbest: Annotated[
-        int | None,
-        Option(min=1, help="translations per line, printed as 'line ||| text ||| score'", show_default="1"),
+        int | None, Option(min=1, help="translations per line, printed as 'line ||| text ||| score'", show_default="1")
     ] = None
     others: Annotated[
-        list[Path] | None,
-        Option("--with", help="another run with the same vocabulary, for an ensemble"),
+        list[Path] | None, Option("--with", help="another run with the same vocabulary, for an ensemble")
     ] = None
     glossary: Annotated[
         Path | None,
@@ -81,21 +75,10 @@ class TranslateOptions:
     engine: opt.EngineName = "auto"
     device: opt.Device = "auto"
 
-    def check(self, *, sharded: bool) -> None:
-        """Refuse options that cannot be combined. `sharded`: the file is translated in resumable shards."""
-        if self.stream and self.engine not in ("auto", "torch"):
-            raise UserError(f"--stream needs the engine torch, not {self.engine}; leave --engine out")
-        if self.stream and (self.as_json or self.nbest or self.conllu):
-            raise UserError(
-                "--stream prints one translation word by word and cannot be combined with --json, --nbest or --conllu"
-            )
-        if sharded and (self.stream or self.conllu):
-            raise UserError(
-                "--resume and torchrun translate a file in shards and cannot be combined with --stream or --conllu"
-            )
-        files = [path for path in (self.input_file, self.output_file) if path and (path.is_file() or not path.exists())]
-        if sharded and len(files) < 2:
-            raise UserError("--resume and torchrun require --input F and --output F to be regular files")
+    @property
+    def runs(self) -> list[Path]:
+        """The run folders of the model, which is an ensemble if there are several."""
+        return [self.run, *(self.others or [])]
 
 
 def translate_command(options: TranslateOptions) -> None:
@@ -108,19 +91,16 @@ def translate_command(options: TranslateOptions) -> None:
     if options.arguments:
         texts, overrides = line_io.split_arguments(options.arguments)
         given = line_io.choose_input(texts, options.input_file)
-    runs = [options.run, *(options.others or [])]
     inputs = [options.input_file, options.glossary, options.dictionary, options.conllu]
-    opt.check_arguments(engine=options.engine, runs=runs, inputs=inputs, output=options.output_file)
+    opt.check_arguments(engine=options.engine, runs=options.runs, inputs=inputs, output=options.output_file)
     if options.resume or opt.is_distributed():
-        from dragoman.augmentation.jobs import choose_device_of_rank
         from dragoman.process_group import join_process_group
 
         with join_process_group() as group:
-            device, report = choose_device_of_rank(options.device, group), Report(quiet=not group.is_main)
-            line_translator = group.in_rank_order(lambda: load_line_translator(options, overrides, device, report.log))
-            line_translator.translate_file(group, report)
+            line_translator = group.in_rank_order(lambda: LineTranslator(options, overrides, group))
+            line_translator.translate_file(group)
         return
-    line_translator = load_line_translator(options, overrides, options.device, log)
+    line_translator = LineTranslator(options, overrides)
     if options.stream:
         line_translator.stream_lines(given)
     else:
@@ -129,51 +109,56 @@ def translate_command(options: TranslateOptions) -> None:
         line_translator.trees.end()
 
 
-def load_line_translator(
-    options: TranslateOptions, overrides: Sequence[str], device: str, log: Callable[[str, int], None]
-) -> LineTranslator:
-    """Load the model and the files that the options name; refuse invalid options before any line is read."""
-    from dragoman.data.trees import TreeReader
-    from dragoman.inference.constraints import parse_search_overrides, read_dictionary, read_glossary
-    from dragoman.inference.loading import load_as
-    from dragoman.inference.translator import Translator
-
-    search = parse_search_overrides(overrides, {"unknown": "dictionary"} if options.dictionary else {})
-    options.check(sharded=options.resume or opt.is_distributed())
-    start, runs = time.monotonic(), [options.run, *(options.others or [])]
-    translator = load_as(Translator, runs, device=device, engine=options.engine)
-    engine = "torch" if options.engine == "auto" else options.engine
-    log(f"engine {engine}, device {translator.device}, loaded in {time.monotonic() - start:.1f} s", DETAIL)
-    decode = translator.make_options(
-        beam=options.beam,
-        count=options.nbest,
-        search=search,
-        dictionary=read_dictionary(options.dictionary) if options.dictionary else None,
-        tag=options.tag,
-        align=options.as_json,
-    )
-    translator.encode_tag(options.tag)  # raises a UserError now if the tag is unknown or missing
-    if translator.reads_trees and not options.conllu:
-        log("this model was trained with syntax trees, but no --conllu was given; it uses word order only", WARNING)
-    scores = options.as_json or decode.search.nbest > 1
-    return LineTranslator(
-        translator,
-        options,
-        replace(decode, search=decode.search.model_copy(update={"scores": scores})),
-        read_glossary(options.glossary) if options.glossary else None,
-        TreeReader(options.conllu, str(options.input_file or "the input")) if options.conllu else None,
-    )
-
-
-@dataclass(frozen=True)
 class LineTranslator:
-    """A translator with the options of the command."""
+    """The model and the files that the options of the command name."""
 
-    translator: Translator
-    options: TranslateOptions
-    decode: DecodeOptions
-    glossary: Glossary | None
-    trees: TreeReader | None
+    def __init__(self, options: TranslateOptions, overrides: Sequence[str], group: ProcessGroup | None = None) -> None:
+        """Load all of them, and refuse invalid options before any line is read. `group`: for `translate_file`."""
+        from dragoman.augmentation.jobs import choose_device_of_rank
+        from dragoman.data.trees import TreeReader
+        from dragoman.inference.constraints import parse_search_overrides, read_dictionary, read_glossary
+        from dragoman.inference.loading import load_as
+        from dragoman.inference.translator import Translator
+
+        search = parse_search_overrides(overrides, {"unknown": "dictionary"} if options.dictionary else {})
+        if options.stream and options.engine not in ("auto", "torch"):
+            raise UserError(f"--stream needs the engine torch, not {options.engine}; leave --engine out")
+        if options.stream and (options.as_json or options.nbest or options.conllu):
+            raise UserError(
+                "--stream prints one translation word by word and cannot be combined with --json, --nbest or --conllu"
+            )
+        if group and (options.stream or options.conllu):
+            raise UserError(
+                "--resume and torchrun translate a file in shards and cannot be combined with --stream or --conllu"
+            )
+        files = [path for path in (options.input_file, options.output_file) if path]
+        if group and sum(path.is_file() or not path.exists() for path in files) < 2:
+            raise UserError("--resume and torchrun require --input F and --output F to be regular files")
+        device = choose_device_of_rank(options.device, group) if group else options.device
+        log_once = Report(quiet=not group.is_main).log if group else log
+        start = time.monotonic()
+        self.options = options
+        self.translator = load_as(Translator, options.runs, device=device, engine=options.engine)
+        engine = "torch" if options.engine == "auto" else options.engine
+        seconds = time.monotonic() - start
+        log_once(f"engine {engine}, device {self.translator.device}, loaded in {seconds:.1f} s", DETAIL)
+        decode = self.translator.make_options(
+            beam=options.beam,
+            count=options.nbest,
+            search=search,
+            dictionary=read_dictionary(options.dictionary) if options.dictionary else None,
+            tag=options.tag,
+            align=options.as_json,
+        )
+        scores = options.as_json or decode.search.nbest > 1
+        self.decode = replace(decode, search=decode.search.model_copy(update={"scores": scores}))
+        self.translator.encode_tag(options.tag)  # raises a UserError now if the tag is unknown or missing
+        if self.translator.reads_trees and not options.conllu:
+            message = "this model was trained with syntax trees, but no --conllu was given; it uses word order only"
+            log_once(message, WARNING)
+        self.glossary = read_glossary(options.glossary) if options.glossary else None
+        name = str(options.input_file or "the input")
+        self.trees = TreeReader(options.conllu, name) if options.conllu else None
 
     def translate(self, before: int, lines: Sequence[str]) -> Iterator[line_io.OutputLine]:
         """Yield the output for each line. `before` is the number of lines processed before this batch."""
@@ -197,10 +182,9 @@ class LineTranslator:
             warnings = [warning for warning in best.warnings if self.trees or warning != NO_TREE_WARNING]
             yield line_io.OutputLine(text, warnings, best.flags)
 
-    def translate_file(self, group: ProcessGroup, report: Report) -> None:
+    def translate_file(self, group: ProcessGroup) -> None:
         """Translate a file in shards, with one process or several. The shards are removed when all are done."""
-        from dragoman.augmentation.jobs import digest_runs, write_sharded
-        from dragoman.data.corpus import fingerprint_corpus
+        from dragoman.augmentation.jobs import describe_translation, write_sharded
 
         options, source, output = self.options, self.options.input_file, self.options.output_file
         assert source
@@ -220,27 +204,11 @@ class LineTranslator:
                 counts.update(record["odd"])
                 yield record["said"] + "\n"
 
-        # Everything that translations depend on. Shards of an earlier call are used only if all of this is equal.
         files = {"glossary": options.glossary, "dictionary": options.dictionary}
-        about = {
-            "input": group.broadcast(lambda: fingerprint_corpus(CorpusSettings(text=str(source)))),
-            "model": digest_runs([options.run, *(options.others or [])]),
-            **{name: digest_bytes(path.read_bytes()) if path else "" for name, path in files.items()},
-            "engine": options.engine,
-            "tag": options.tag,
-            "json": options.as_json,
-            **{f"search.{name}": value for name, value in self.decode.search.model_dump(mode="json").items()},
-        }
-        write_sharded(
-            output,
-            lambda: read_lines(source),
-            process,
-            write,
-            about=about,
-            batch=options.batch,
-            group=group,
-            report=report,
-        )
+        digests = {name: digest_bytes(path.read_bytes()) if path else "" for name, path in files.items()}
+        others = {**digests, "engine": options.engine, "tag": options.tag, "json": options.as_json}
+        about = describe_translation(source, options.runs, self.decode.search, group, **others)
+        write_sharded(source, output, process, write, about=about, batch=options.batch, group=group)
         line_io.log_counts(counts)
 
     def stream_lines(self, given: line_io.Input) -> None:
@@ -264,8 +232,7 @@ class LineTranslator:
 def generate_command(
     run: opt.Run,
     texts: Annotated[
-        list[str] | None,
-        Argument(metavar="[TEXT ...]", help="prompts; cannot be combined with --input"),
+        list[str] | None, Argument(metavar="[TEXT ...]", help="prompts; cannot be combined with --input")
     ] = None,
     prompt: Annotated[str, Option(help="text to continue")] = "",
     input_file: Annotated[Path | None, Option("-i", "--input", help="file with one prompt per line; -: stdin")] = None,
