@@ -30,14 +30,12 @@ def align_command(
     overrides: opt.Overrides = None,
     output_file: opt.OutputFile = None,
     train: Annotated[
-        tuple[Path, Path] | None,
-        Option(help="two files with more pairs to learn from, which are not aligned"),
+        tuple[Path, Path] | None, Option(help="two files with more pairs to learn from, which are not aligned")
     ] = None,
     model: Annotated[Path | None, Option(help="align with a model that --save wrote; nothing is learned")] = None,
     save: Annotated[Path | None, Option(help="a folder to keep the model in")] = None,
     gold: Annotated[
-        Path | None,
-        Option(help="links that people made, one line a pair, such as 0-0 1?2: print the error rate"),
+        Path | None, Option(help="links that people made, one line a pair, such as 0-0 1?2: print the error rate")
     ] = None,
     as_json: opt.Json = False,
 ) -> None:

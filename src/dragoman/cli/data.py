@@ -58,13 +58,13 @@ class CorpusOptions:
         values: list[dict[str, Any]] = [{"source": str(s), "target": str(t)} for s, t in zip(sources, targets)]
         values += [{"tsv": str(path), **parse_two("columns", self.columns, int)} for path in self.tsv or []]
         values += [{"jsonl": str(path), **parse_two("keys", self.keys, str)} for path in self.jsonl or []]
-        named = CorpusList(tuple(build(CorpusSettings, each) for each in values))
-        lists = [named, *(parse_corpora(text, "--corpus") for text in self.corpus or [])]
-        if not any(each.corpora for each in lists):
+        corpora = [build(CorpusSettings, each) for each in values]
+        corpora += [corpus for text in self.corpus or [] for corpus in parse_corpora(text, "--corpus").corpora]
+        if not corpora:
             raise UserError(
                 "name a corpus: --source F --target F, --tsv F, --jsonl F, or --corpus as a recipe describes it"
             )
-        return CorpusList(tuple(corpus for each in lists for corpus in each.corpora))
+        return CorpusList(tuple(corpora))
 
 
 class CleanCommand(TyperCommand):

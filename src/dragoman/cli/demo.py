@@ -11,7 +11,6 @@ from typing import Any
 
 from rich.console import Console
 
-from dragoman.config.settings import build, override, parse_yaml
 from dragoman.errors import UserError
 from dragoman.evaluation.report import format_scores
 from dragoman.evaluation.systems import predict_phrasebook
@@ -22,13 +21,13 @@ from dragoman.io import write_text
 from dragoman.models.registry import count_parameters
 from dragoman.phrasebook.generate import Phrase, generate_phrases
 from dragoman.progress import Report
-from dragoman.recipe import Recipe, packaged_folder
+from dragoman.recipe import packaged_folder, read_recipe
 from dragoman.run_dir import RunFolder, read_json
 from dragoman.training.trainer import train
 
 RECIPE = "phrasebook-en-de.yaml"
 TEST_LINES = 500
-CANDIDATES = 400  # sentences of the test split among which `show` finds one for each point of grammar
+CANDIDATES = 400  # sentences of the test split among which `pick_phrases` finds one for each point of grammar
 SHORT_SENTENCE = 14  # words of a sentence that is shown
 POINTS = {  # what makes a sentence hard to translate into the other language, by the phrasebook's names
     "verb-position": "the verb moves, or splits in two",
@@ -42,45 +41,38 @@ TEST_SPLITS = {"test": "sentences not seen in training", "unseen": "words in con
 
 def run_demo(out: Path, overrides: list[str], console: Console) -> None:
     """Train, score, translate, draw. What is there already is not made again."""
-    folder = RunFolder(out)
     report_file = out / "report.json"
-    if report_file.exists():
-        if overrides:
-            raise UserError(f"{str(out)!r} holds a finished demo; remove it, or choose another --out to train anew")
-        console.print(f"The demo was trained before; what follows is from {out}.", highlight=False)
+    if not report_file.exists():
+        train_and_score(out, overrides, report_file, console)
+    elif overrides:
+        raise UserError(f"{str(out)!r} holds a finished demo; remove it, or choose another --out to train anew")
     else:
-        values = parse_yaml(recipe_file().read_text(encoding="utf-8"), "the demo's recipe")
-        for item in overrides:
-            override(values, item)
-        recipe = build(Recipe, values)
-        console.print(
-            f"Training a Transformer on the built-in phrasebook, {recipe.data.direction}, for {recipe.train.limit} "
-            "(800 steps take about three minutes on two CPU cores).",
-            highlight=False,
-        )
-        train(recipe, out=out, resume=folder.format.exists(), report=Report())
-        score(out, report_file, console)
+        console.print(f"The demo was trained before; what follows is from {out}.")
     report = read_json(report_file)
     console.print(f"\nScores ({TEST_LINES} sentences each):")
     for split, meaning in TEST_SPLITS.items():
         console.print(f"\n[bold]{split}[/bold]: {meaning}")
         console.print(format_scores([report["results"][split] | {"run": str(out)}]))  # type: ignore[index]
     translator = load_as(Translator, out)
-    show(translator, console)
+    show_translations(translator, console)
     if sys.stdin.isatty() and sys.stdout.isatty():
-        ask(translator, console)
+        console.print("Type an English sentence of words like these (an empty line ends this):")
+        while line := console.input("> ").strip():
+            console.print(f"  {translator.translate([line])[0].text}", markup=False)
     command = "dragoman" if shutil.which("dragoman") else sys.argv[0]
-    console.print(NEXT.format(dragoman=command, out=out), highlight=False)
+    console.print(NEXT.format(dragoman=command, out=out))
 
 
-def recipe_file() -> Path:
-    """Return the demo's recipe, which comes with Dragoman."""
+def train_and_score(out: Path, overrides: list[str], report_file: Path, console: Console) -> None:
+    """Train the demo's recipe, score the model on two test sets, and write the report."""
     folder = packaged_folder()
     assert folder
-    return folder / RECIPE
-
-
-def score(out: Path, report_file: Path, console: Console) -> None:
+    recipe = read_recipe(folder / RECIPE, overrides)
+    console.print(
+        f"Training a Transformer on the built-in phrasebook, {recipe.data.direction}, for {recipe.train.limit} "
+        "(800 steps take about three minutes on two CPU cores)."
+    )
+    train(recipe, out=out, resume=RunFolder(out).format.exists(), report=Report())
     console.print(f"Scoring it on two test sets, {TEST_LINES} sentences each: a minute or less.")
     translator = load_as(Translator, out)
     results: dict[str, Any] = {
@@ -96,7 +88,7 @@ def score(out: Path, report_file: Path, console: Console) -> None:
     write_text(report_file, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
 
 
-def show(translator: Translator, console: Console) -> None:
+def show_translations(translator: Translator, console: Console) -> None:
     """Translate one sentence for each point of grammar, and draw the attention weights of the longest."""
     phrases = pick_phrases(translator.recipe.data.direction)
     begun = time.monotonic()
@@ -105,13 +97,11 @@ def show(translator: Translator, console: Console) -> None:
     console.print(f"\nSentences it has never seen ({each:.0f} ms each):\n")
     for (point, phrase), one in zip(phrases.items(), found, strict=True):
         right = one.text == phrase.target
-        console.print(f"   {phrase.source}", highlight=False)
-        console.print(
-            f" {'[green]✓[/green]' if right else '[yellow]~[/yellow]'} [bold]{one.text}[/bold]", highlight=False
-        )
+        console.print(f"   {phrase.source}")
+        console.print(f" {'[green]✓[/green]' if right else '[yellow]~[/yellow]'} [bold]{one.text}[/bold]")
         if not right:
-            console.print(f"   [dim]reference: {phrase.target}[/dim]", highlight=False)
-        console.print(f"   [dim]{POINTS[point]}[/dim]\n", highlight=False)
+            console.print(f"   [dim]reference: {phrase.target}[/dim]")
+        console.print(f"   [dim]{POINTS[point]}[/dim]\n")
     longest = max(found, key=lambda one: len(one.tokens))
     console.print("Attention (source words above, translation at the left, brighter is more):\n")
     console.print(render_alignment(longest))
@@ -127,13 +117,6 @@ def pick_phrases(direction: str) -> dict[str, Phrase]:
         if point:
             chosen[point] = phrase
     return chosen
-
-
-def ask(translator: Translator, console: Console) -> None:
-    console.print("Type an English sentence of words like these (an empty line ends this):")
-    while line := console.input("> ").strip():
-        one = translator.translate([line])[0]
-        console.print(f"  {one.text}", highlight=False, markup=False)
 
 
 NEXT = """

@@ -25,7 +25,6 @@ from dragoman.cli.align import align_command
 from dragoman.cli.data import data
 from dragoman.cli.evaluate import evaluate_command, score_command
 from dragoman.cli.models import backtranslate_command, cache_command, distil_command, export_command, import_command
-from dragoman.cli.options import Commands
 from dragoman.cli.translate import classify_command, generate_command, translate_command
 from dragoman.errors import Stop, UserError
 from dragoman.hardware import limit_threads, set_runtime_defaults
@@ -33,7 +32,8 @@ from dragoman.progress import ERROR, log, results_console
 from dragoman.recipe import find_recipe, list_recipes
 from dragoman.run_dir import RunFolder
 
-OUT_OF_MEMORY = (  # texts in the messages of other exceptions than MemoryError
+# Texts in the messages of other exceptions than MemoryError.
+NO_MEMORY = (
     "can't allocate memory",
     "can't start new thread",
     "Resource temporarily unavailable",
@@ -41,7 +41,7 @@ OUT_OF_MEMORY = (  # texts in the messages of other exceptions than MemoryError
 )
 TERMINATED = 128 + signal.SIGTERM  # exit code
 
-app = Commands()
+app = opt.Commands()
 app.add_typer(data, name="data")
 for command in (
     translate_command,
@@ -287,7 +287,7 @@ def explain_error(error: Any) -> tuple[str, int]:
     elif (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"  # of PyTorch
-        or (isinstance(error, RuntimeError) and any(words in message for words in OUT_OF_MEMORY))
+        or (isinstance(error, RuntimeError) and any(words in message for words in NO_MEMORY))
     ):
         advice = "free memory that other programs use, or choose a smaller model or smaller batches"
         message = f"out of memory; {advice}"

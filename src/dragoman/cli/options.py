@@ -157,13 +157,8 @@ class Commands(typer.Typer):
 
     def command(self, *names: Any, **options: Any) -> Callable[[Any], Any]:
         """Add a command. Its default name is that of the function, without the suffix `_command`."""
-
-        def decorate(function: Any) -> Any:
-            default_name = function.__name__.removesuffix("_command").replace("_", "-")
-            super(Commands, self).command(*(names or (default_name,)), **options)(adapt_for_typer(function))
-            return function
-
-        return decorate
+        register = super().command(*names, **options)
+        return lambda function: register(adapt_for_typer(function))
 
 
 def adapt_for_typer(function: Callable[..., None]) -> Callable[..., None]:
@@ -192,6 +187,7 @@ def adapt_for_typer(function: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter)
     keyword = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*parameters, *common)]
     update_wrapper(command, function)
+    command.__name__ = function.__name__.removesuffix("_command")
     command.__signature__ = inspect.Signature(keyword)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in keyword}
     return command
