@@ -24,7 +24,7 @@ from dragoman.compare.runs import QUESTIONS_FILE, PlannedRun
 from dragoman.config.settings import Listed, Settings, build, parse_yaml, pick, read_text
 from dragoman.errors import UserError
 from dragoman.evaluation.figures import LineChart, Point, Series
-from dragoman.evaluation.report import format_bounds
+from dragoman.evaluation.report import SCORE_TITLES, format_bounds
 from dragoman.metrics.metrics import METRICS
 
 ModelRecord = Mapping[str, Any]  # a model in report.json
@@ -39,47 +39,52 @@ class FigureOptions(NamedTuple):
     test: str  # the name of a test set
     metric: str
     budget: str  # the limit that the runs were given
-    x: str = ""  # settings, such as model.layers
-    lines: str = ""
+    x: str  # settings, such as model.layers
+    lines: str
 
 
-def figure_options(report: Mapping[str, Any], *, test: str = "", x: str = "", lines: str = "") -> FigureOptions:
-    """Return the options of a figure about a report, by default about its first test set.
+def plot_figure(question: Mapping[str, Any], models: Sequence[ModelRecord], about: Mapping[str, Any]) -> LineChart:
+    """Return the figure of a question, as report.json holds it, by default about the first test set.
 
     The figure shows the first metric, and learning curves run along what limits the training.
     """
-    about = report["about"]
-    test = test or next(iter(about["tests"]), "")
-    return FigureOptions(test, about["metrics"][0], next(iter(about["budget"]), "steps"), x, lines)
+    test, budget = question.get("test") or next(iter(about["tests"]), ""), next(iter(about["budget"]), "steps")
+    options = FigureOptions(test, about["metrics"][0], budget, question.get("x", ""), question.get("lines", ""))
+    return FIGURES[question["figure"]](models, options)
 
 
-def metric_title(metric: str) -> str:
-    """Return a metric's name in tables; a language model's loss and perplexity are not in the registry."""
-    return METRICS[metric].shown if metric in METRICS else metric
+def make_series(models: Sequence[ModelRecord], find_points: Callable[[ModelRecord], list[Point]]) -> list[Series]:
+    """Return the lines of the models that have a finished run and at least one point."""
+    lines = [Series(model["name"], find_points(model)) for model in models if model["runs"]]
+    return [line for line in lines if line.points]
 
 
-def low_is_good(metric: str) -> bool:
-    """Return whether lower values are better, as they are for loss and perplexity too."""
-    return metric not in METRICS or not METRICS[metric].higher
+def plot_scores(
+    series: list[Series], options: FigureOptions, *, x_title: str, ticks: Sequence[str], unit: str = ""
+) -> LineChart:
+    """Return a chart of scores on the test set. Without a `unit` they are scores of the metric."""
+    metric = METRICS.get(options.metric)  # none for the loss and the perplexity of language models: low is good
+    low = not unit and not (metric and metric.higher)
+    unit = unit or SCORE_TITLES.get(options.metric, options.metric)
+    return LineChart(series, x_title, f"{unit} on {options.test}", unit, tuple(ticks), low_is_good=low)
 
 
 def plot_buckets(
     models: Sequence[ModelRecord], options: FigureOptions, *, key: str, x_title: str, unit: str = "", more: str = ""
 ) -> LineChart:
-    """Plot the table `key` of a test set by its buckets. Without a `unit` its values are those of the metric."""
-    tables = {
-        m["name"]: [run["tests"].get(options.test, {}).get(key, []) for run in m["runs"]] for m in models if m["runs"]
-    }
-    first: Sequence[Mapping[str, Any]] = next((table[0] for table in tables.values()), [])
+    """Plot the table `key` of a test set by its buckets."""
+
+    def read_tables(model: ModelRecord) -> list[Any]:
+        return [run["tests"].get(options.test, {}).get(key, []) for run in model["runs"]]
+
+    def find_points(model: ModelRecord) -> list[Point]:
+        rows = zip(labels, *read_tables(model))
+        return [Point(n, label, tuple(row["value"] for row in seeds)) for n, (label, *seeds) in enumerate(rows)]
+
+    first: Sequence[Mapping[str, Any]] = next((read_tables(model)[0] for model in models if model["runs"]), [])
     labels = [f"{format_bounds(row)} word{'s' * (row['high'] != 1)}{more}" for row in first]
-    lines = []
-    for name, seeds in tables.items() if first else ():
-        points = [Point(n, label, tuple(table[n]["value"] for table in seeds)) for n, label in enumerate(labels)]
-        lines.append(Series(name, points))
-    ticks = tuple(f"{format_bounds(row)}\n({row['lines']})" for row in first)
-    low = not unit and low_is_good(options.metric)
-    unit = unit or metric_title(options.metric)
-    return LineChart(lines, x_title, f"{unit} on {options.test}", unit, ticks, low_is_good=low)
+    ticks = [f"{format_bounds(row)}\n({row['lines']})" for row in first]
+    return plot_scores(make_series(models, find_points), options, x_title=x_title, ticks=ticks, unit=unit)
 
 
 def plot_gradient(
@@ -90,29 +95,29 @@ def plot_gradient(
     x_title: str,
 ) -> LineChart:
     """Plot the gradient norm at the tokens of one side by their distance, relative to that at distance 0."""
-    lines = []
-    for model in models:
-        rows = [[100 * share for share in run["gradient"][side]] for run in model["runs"] if "gradient" in run]
-        shortest = min((len(row) for row in rows), default=0)
-        points = [Point(d, f"{d} tokens", tuple(row[d] for row in rows)) for d in range(min(shortest, FARTHEST + 1))]
-        lines.append(Series(model["name"], points))
+
+    def find_points(model: ModelRecord) -> list[Point]:
+        rows = [run["gradient"][side][: FARTHEST + 1] for run in model["runs"] if "gradient" in run]
+        return [Point(d, f"{d} tokens", tuple(100 * n for n in norms)) for d, norms in enumerate(zip(*rows))]
+
     title = "gradient, % of that at distance 0"
-    return LineChart([line for line in lines if line.points], x_title, title, "% of the gradient", logarithmic=True)
+    return LineChart(make_series(models, find_points), x_title, title, "% of the gradient", logarithmic=True)
 
 
 def plot_learning_curve(models: Sequence[ModelRecord], options: FigureOptions) -> LineChart:
     """Plot the validation loss during training."""
     along = SPENT[options.budget]
-    lines = []
-    for model in models:
-        curves = [run["training"]["curve"] for run in model["runs"]]
-        rows = [row for row in zip(*curves, strict=False) if all(p["loss"] is not None for p in row)]
-        points = [
-            Point(sum(p[along] for p in row) / len(row), f"{along} {row[0][along]:,.0f}", tuple(p["loss"] for p in row))
-            for row in rows
-        ]
-        lines.append(Series(model["name"], points))
-    lines, title = [line for line in lines if line.points], "validation loss, nats per token"
+
+    def find_points(model: ModelRecord) -> list[Point]:
+        points = []
+        for row in zip(*(run["training"]["curve"] for run in model["runs"])):
+            losses = tuple(point["loss"] for point in row)
+            if None not in losses:
+                x = sum(point[along] for point in row) / len(row)
+                points.append(Point(x, f"{along} {row[0][along]:,.0f}", losses))
+        return points
+
+    lines, title = make_series(models, find_points), "validation loss, nats per token"
     return LineChart(lines, SPENT_TITLES[along], title, "nats", logarithmic=True, low_is_good=True)
 
 
@@ -129,8 +134,7 @@ def plot_setting(models: Sequence[ModelRecord], options: FigureOptions) -> LineC
         Series(name, [Point(xs.index(x), f"{options.x} {x:g}", line[x]) for x in sorted(line)])
         for name, line in found.items()
     ]
-    unit, ticks, low = metric_title(options.metric), tuple(f"{x:g}" for x in xs), low_is_good(options.metric)
-    return LineChart(lines, options.x, f"{unit} on {options.test}", unit, ticks, low_is_good=low)
+    return plot_scores(lines, options, x_title=options.x, ticks=[f"{x:g}" for x in xs])
 
 
 def locate_model(model: ModelRecord, x: str, lines: str) -> tuple[float, str]:
@@ -224,19 +228,19 @@ def answer_question(question: Question, report: Mapping[str, Any]) -> dict[str, 
 
     The answer counts the seeds that all of its models finished, so that seeds can be compared one by one.
     """
-    records, tests = {model["name"]: model for model in report["models"]}, report["about"]["tests"]
-    options = figure_options(report, test=question.test, x=question.x, lines=question.lines)
-    if options.test not in tests:
-        asked = f"the question {question.title!r} asks about a test {options.test!r}"
-        raise UserError(f"{asked}, but there are: {', '.join(tests)}")
+    records, about = {model["name"]: model for model in report["models"]}, report["about"]
+    test = question.test or next(iter(about["tests"]), "")
+    if test not in about["tests"]:
+        asked = f"the question {question.title!r} asks about a test {test!r}"
+        raise UserError(f"{asked}, but there are: {', '.join(about['tests'])}")
     names = question.match_models(list(records))
     seeds = [{run["seed"] for run in records[name]["runs"]} for name in names if records[name]["runs"]]
     common = set.intersection(*seeds) if seeds else set()
     models = [
         {**records[name], "runs": [run for run in records[name]["runs"] if run["seed"] in common]} for name in names
     ]
-    answer = describe_outcome(question, FIGURES[question.figure](models, options))
-    return {**question.model_dump(mode="json"), "models": names, "test": options.test, "answer": answer}
+    found = {**question.model_dump(mode="json"), "models": names, "test": test}
+    return {**found, "answer": describe_outcome(question, plot_figure(found, models, about))}
 
 
 def describe_outcome(question: Question, figure: LineChart) -> str:

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from rich.text import Text
 
 from dragoman.compare.measure import choose_metrics
-from dragoman.compare.questions import (
-    FIGURES,
-    answer_question,
-    check_questions,
-    figure_options,
-    metric_title,
-    read_questions,
-)
+from dragoman.compare.questions import answer_question, check_questions, plot_figure, read_questions
 from dragoman.compare.runs import PlannedRun, plan_runs, read_measurements, run_all
-from dragoman.config.settings import LIMITS, Settings, build, parse_yaml
+from dragoman.config.settings import LIMITS, Listed, Settings, build, parse_yaml
 from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import Stop, UserError
 from dragoman.evaluation.figures import render_chart
-from dragoman.evaluation.report import align_columns, render_page
+from dragoman.evaluation.report import SCORE_TITLES, align_columns, render_page
 from dragoman.io import write_text
 from dragoman.progress import WARNING, Report
 from dragoman.recipe import Recipe
@@ -45,13 +39,14 @@ class Column(Settings):
 
     heading: str
     title: str
-    number: str
+    number: Annotated[tuple[str, ...], Listed]
     format: str
     unit: float = 1.0
+    device_headings: dict[str, str] = Field(default_factory=dict)
 
     def read(self, run: Measurements) -> float | None:
         """Return the number of a run, None where it has none."""
-        found: Any = reduce(lambda section, part: section.get(part, {}), self.number.split("."), run)
+        found: Any = reduce(lambda section, part: section.get(part, {}), self.number, run)
         if isinstance(found, list):
             return min((point["loss"] for point in found if point["loss"] is not None), default=None)
         return None if found == {} else found
@@ -60,13 +55,16 @@ class Column(Settings):
         """Return a number as the table shows it."""
         return self.format.format(number / self.unit)
 
+    def heading_on(self, devices: Sequence[str]) -> str:
+        """Return the heading for runs on these devices."""
+        return self.device_headings.get(devices[0], self.heading) if len(devices) == 1 else self.heading
+
 
 class ReportTexts(Settings):
     """What report.yaml holds."""
 
     columns: dict[str, Column]
-    memory: dict[str, str]
-    figures: dict[str, dict[str, str]]
+    figures: Annotated[tuple[dict[str, str], ...], Listed]
     parts: dict[str, dict[str, str | bool]]
 
 
@@ -111,47 +109,52 @@ def summarise(
         for run in runs
         if run.folder in measurements
     }
+    about = {
+        "dragoman": version("dragoman"),
+        "torch": torch.__version__,
+        "devices": sorted({one["device"] for one in trained.values()}),
+        "budget": {name: getattr(first.train, name) for name in LIMITS if getattr(first.train, name)},
+        "seeds": sorted({run.seed for run in runs}),
+        "jobs": jobs,
+        "data": first.data.model_dump(mode="json", exclude={"cache"}, exclude_defaults=True),
+        "tests": list(next(iter(measurements.values()))["tests"]),
+        "metrics": list(choose_metrics(first)),
+    }
     models = []
     for name in dict.fromkeys(run.name for run in runs):
         own = [run for run in runs if run.name == name]
         found = {run.seed: measurements[run.folder] for run in own if run.folder in measurements}
-        recipe, results = own[0].recipe, list(found.values())
-        numbers = {
-            key: summarise_values([column.read(one) for one in results]) for key, column in TEXTS.columns.items()
-        }
-        for test in results[0]["tests"] if results else ():
-            for metric in choose_metrics(recipe):
-                values = [one["tests"][test]["scores"][metric] for one in results]
-                numbers[f"{metric} {test}"] = summarise_values(values)
-        family, missing = classify_model(recipe)
+        columns = TEXTS.columns | (score_columns(about) if found else {})
+        family, missing = classify_model(own[0].recipe)
         models.append({
             "name": name,
             "family": family,
             "missing": missing,
-            "settings": recipe.model_dump(mode="json", include={"model", "tokenizer", "train", "search"}),
-            "numbers": numbers,
+            "settings": own[0].recipe.model_dump(mode="json", include={"model", "tokenizer", "train", "search"}),
+            "numbers": {key: summarise_values(map(column.read, found.values())) for key, column in columns.items()},
             "runs": [{"seed": seed, **one} for seed, one in found.items()],
             "failures": [{"seed": run.seed, "why": failures[run.folder]} for run in own if run.folder in failures],
         })  # fmt: skip
+    return {"about": about, "warnings": find_unfair_budgets(trained) if first.train.minutes else [], "models": models}
+
+
+def score_columns(about: Mapping[str, Any]) -> dict[str, Column]:
+    """Return a column for each metric on each test set, by its key in the numbers of a model."""
     return {
-        "about": {
-            "dragoman": version("dragoman"),
-            "torch": torch.__version__,
-            "devices": sorted({one["device"] for one in trained.values()}),
-            "budget": {name: getattr(first.train, name) for name in LIMITS if getattr(first.train, name)},
-            "seeds": sorted({run.seed for run in runs}),
-            "jobs": jobs,
-            "data": first.data.model_dump(mode="json", exclude={"cache"}, exclude_defaults=True),
-            "tests": list(next(iter(measurements.values()))["tests"]),
-            "metrics": list(choose_metrics(first)),
-        },
-        "warnings": find_unfair_budgets(trained) if first.train.minutes else [],
-        "models": models,
+        f"{metric} {test}": Column(
+            heading=f"{SCORE_TITLES.get(metric, metric)} {test}",
+            title=f"on the test set {test}",
+            number=("tests", test, "scores", metric),
+            format="{:.2f}",
+        )
+        for test in about["tests"]
+        for metric in about["metrics"]
     }
 
 
-def summarise_values(values: Sequence[float | None]) -> dict[str, float] | None:
+def summarise_values(numbers: Iterable[float | None]) -> dict[str, float] | None:
     """Return mean, lowest and highest over the seeds; None where a seed has no number."""
+    values = list(numbers)
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return None
@@ -202,79 +205,47 @@ def find_unfair_budgets(trained: Mapping[str, Mapping[str, Any]]) -> list[str]:
 # What people see
 
 
-def column_heading(key: str, about: Mapping[str, Any]) -> str:
-    """Return a column's heading; what "memory" means depends on the device."""
-    heading = TEXTS.columns[key].heading
-    return (
-        TEXTS.memory.get(about["devices"][0], heading)
-        if key == "peak_memory" and len(about["devices"]) == 1
-        else heading
-    )
-
-
-def format_comparison(whole: Mapping[str, Any]) -> Text:
+def format_comparison(report: Mapping[str, Any]) -> Text:
     """Return the main columns of the table and the answers to the questions, for a terminal."""
-    about = whole["about"]
-    metric = about["metrics"][0]
-    columns: dict[str, tuple[str, Callable[[float], str]]] = {
-        f"{metric} {test}": (f"{metric_title(metric)} {test}", "{:.2f}".format) for test in about["tests"]
-    }
-    columns |= {key: (column_heading(key, about), TEXTS.columns[key].write) for key in SHORT_TABLE}
-    rows = [["model", *(heading for heading, _ in columns.values())]]
-    for model in whole["models"]:
-        numbers = [(model["numbers"].get(key), write) for key, (_, write) in columns.items()]
-        rows.append([model["name"], *(write(number["mean"]) if number else "-" for number, write in numbers)])
+    about = report["about"]
+    columns = score_columns({**about, "metrics": about["metrics"][:1]})
+    columns |= {key: TEXTS.columns[key] for key in SHORT_TABLE}
+    rows = [["model", *(column.heading_on(about["devices"]) for column in columns.values())]]
+    for model in report["models"]:
+        numbers = [(column, model["numbers"].get(key)) for key, column in columns.items()]
+        rows.append([model["name"], *(column.write(number["mean"]) if number else "-" for column, number in numbers)])
     lines = [align_columns(rows)]
-    lines += [f"\n{question['title']}\n  {question['answer']}" for question in whole["questions"]]
+    lines += [f"\n{question['title']}\n  {question['answer']}" for question in report["questions"]]
     return Text("\n".join(lines), no_wrap=True, overflow="ignore")
-
-
-class Section(NamedTuple):
-    """A part of the page: charts are pairs of a caption and an SVG, `answer` is that of a question."""
-
-    title: str
-    text: str
-    charts: Sequence[tuple[str, str]]
-    answer: str = ""
 
 
 def render_comparison(report: Mapping[str, Any]) -> str:
     """Return report.html: the table, the questions with their answers, the figures, and how all of it was made."""
-    models = report["models"]
+    about, models = report["about"], {model["name"]: model for model in report["models"]}
     sections = []
-    for question in report["questions"]:
-        own = [model for name in question["models"] for model in models if model["name"] == name]
-        options = figure_options(report, **{key: question[key] for key in ("test", "x", "lines")})
-        svg = render_chart(FIGURES[question["figure"]](own, options), width=860)
-        sections.append(Section(question["title"], question["text"], [("", svg)], question["answer"]))
-    families = {model["name"]: model["family"] for model in models}
-    for key, figure in TEXTS.figures.items():
-        whole = FIGURES[key](models, figure_options(report))
-        charts = [("", render_chart(whole, width=860))] if whole.series else []
-        if len(whole.series) > MOST_SERIES:  # one chart per family, with the others in grey behind it
-            charts = []
-            for family in dict.fromkeys(families[series.name] for series in whole.series):
-                chart = replace(whole, series=[series for series in whole.series if families[series.name] == family])
-                others = [series for series in whole.series if families[series.name] != family]
-                charts.append((family, render_chart(chart, width=620, height=300, behind=others)))
-        sections += [Section(**figure, charts=charts)] if charts else []
-    about = report["about"]
-    columns = {
-        f"{metric} {test}": (f"{metric_title(metric)} {test}", f"on the test set {test}")
-        for test in about["tests"]
-        for metric in about["metrics"]
-    }
-    columns |= {key: (column_heading(key, about), column.title) for key, column in TEXTS.columns.items()}
+    for question in [*report["questions"], *TEXTS.figures]:
+        chart = plot_figure(question, [models[name] for name in question.get("models", models)], about)
+        charts = [("", render_chart(chart, width=860))]
+        if "answer" not in question and len(chart.series) > MOST_SERIES:
+            charts = []  # one per family, with the other families in grey behind it
+            for family in dict.fromkeys(models[series.name]["family"] for series in chart.series):
+                inside = [series for series in chart.series if models[series.name]["family"] == family]
+                others = [series for series in chart.series if series not in inside]
+                svg = render_chart(replace(chart, series=inside), width=620, height=300, behind=others)
+                charts.append((family, svg))
+        sections += [{**question, "charts": charts}] if chart.series or "answer" in question else []
     phenomena: dict[str, dict[str, list[float]]] = {}  # per cent correct, by phenomenon and model
-    for model in models:
+    for model in report["models"]:
         for test, result in (pair for run in model["runs"] for pair in run.get("tests", {}).items()):
             for name, count in result.get("phenomena", {}).items():
                 phenomena.setdefault(f"{name} ({test})", {}).setdefault(model["name"], []).append(count["percent"])
+    columns = score_columns(about) | TEXTS.columns
+    shown = {key for model in report["models"] for key, number in model["numbers"].items() if number}
     return render_page(
         "comparison.html",
         title=report["title"],
         report=report,
-        columns={key: texts for key, texts in columns.items() if any(model["numbers"].get(key) for model in models)},
+        columns={key: column for key, column in columns.items() if key in shown},
         formats=TEXTS.columns,
         sections=sections,
         phenomena=phenomena,

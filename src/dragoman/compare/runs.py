@@ -189,10 +189,10 @@ def run_all(runs: Sequence[PlannedRun], report: Report, *, jobs: int) -> dict[Pa
                 report.log(f"run {len(runs) - len(waiting)} of {len(runs)}: {run.name}, seed {run.seed}")
                 active.append(Worker(run, jobs=jobs))
             time.sleep(POLL_SECONDS)
-            for worker in [worker for worker in active if worker.process.poll() is not None]:
+            for worker in [worker for worker in active if worker.poll() is not None]:
                 active.remove(worker)
                 run = worker.run
-                if worker.wait():
+                if worker.close():
                     output = run.file(".log").read_text(encoding="utf-8", errors="replace")
                     lines = [line for line in output.splitlines() if line.strip()] or ["it ended without a message"]
                     failures[run.folder] = lines[-1].removeprefix("dragoman: ")
@@ -203,11 +203,7 @@ def run_all(runs: Sequence[PlannedRun], report: Report, *, jobs: int) -> dict[Pa
         for worker in active:
             worker.process.terminate()
         for worker in active:
-            try:
-                worker.process.wait(SAVE_SECONDS)
-            except subprocess.TimeoutExpired:
-                worker.process.kill()
-            worker.wait()
+            worker.close()
     return failures
 
 
@@ -215,32 +211,32 @@ class Worker:
     """The process of a run. Its output goes to its log and, if it is the only process, to standard error too."""
 
     def __init__(self, run: PlannedRun, *, jobs: int) -> None:
-        self.run = run
+        self.run, self.echo = run, jobs == 1
         run.folder.parent.mkdir(parents=True, exist_ok=True)
         write_text(run.file(".yaml"), to_yaml(run.recipe))
         command = [sys.executable, "-m", "dragoman", "compare-one", str(run.file(".yaml")), str(run.folder)]
+        environment = thread_limited_environment(jobs)
         with run.file(".log").open("wb") as log:
             self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.PIPE if jobs == 1 else log,
-                start_new_session=True,
-                env=thread_limited_environment(jobs),
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, env=environment
             )
-        self.reader = threading.Thread(target=self.copy_errors, daemon=True)
-        self.reader.start()
+        self.log = run.file(".log").open(encoding="utf-8", errors="replace")
 
-    def copy_errors(self) -> None:
-        """Copy standard error to the log and to our own standard error, line by line, until it is closed."""
-        with self.run.file(".log").open("ab", buffering=0) as file:
-            for line in self.process.stderr or ():
-                file.write(line)
-                sys.stderr.write(line.decode(errors="replace"))
-                sys.stderr.flush()
+    def poll(self) -> int | None:
+        """Copy new output to standard error; return the exit code, None while the process runs."""
+        code = self.process.poll()
+        if self.echo:
+            sys.stderr.write(self.log.read())
+            sys.stderr.flush()
+        return code
 
-    def wait(self) -> int:
-        """Return the exit code, once all output has been read."""
-        self.reader.join()
-        with self.process:  # closes its pipes
-            return self.process.wait()
+    def close(self) -> int:
+        """Give the process time to save and end, and return its exit code."""
+        with self.process, self.log:
+            try:
+                self.process.wait(SAVE_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+            self.process.wait()
+            self.poll()
+        return self.process.returncode
