@@ -33,7 +33,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from dragoman.data.corpus import read_pairs
-from dragoman.evaluation.systems import predict_own_tests
+from dragoman.evaluation.systems import EvaluationOptions, predict_tests
 from dragoman.hardware import cpu_name
 from dragoman.inference.loading import copy_weights, load, open_engine
 from dragoman.inference.model_card import rank_validation, read_card, read_events
@@ -143,9 +143,9 @@ def hardware() -> str:
 
 def scores(run: Path) -> Iterator[dict[str, Any]]:
     """What the run's model scores on each of its tests, with the search of its recipe."""
-    for answered in predict_own_tests(load(run, engine="torch")):
+    for answered in predict_tests(load(run, engine="torch")):
         result = answered.result()
-        result["test"] = short(answered.test)
+        result["test"] = short(answered.test.name)
         yield result
 
 
@@ -169,9 +169,8 @@ def curve(run: Path) -> Iterator[dict[str, Any]]:
             weights = mean(load_tensors(best_file(folder, step))[0] for step in steps)
             copy_weights(translator.model, weights, "a checkpoint", "its run")
             name = recipe.data.metrics[:1] or ("bleu",)
-            answered = next(
-                iter(predict_own_tests(replace(translator, engine=open_engine("torch", translator)), metrics=name))
-            )
+            fresh = replace(translator, engine=open_engine("torch", translator))
+            answered = next(iter(predict_tests(fresh, EvaluationOptions(metrics=name))))
             known[steps] = answered.result()[name[0]]["value"]
         dev = {key: event[key] for key in ("loss", metric.name if metric else "loss") if key in event}
         yield {"step": event["step"], "minutes": event["seconds"] / 60, "dev": dev, "test": known[steps]}

@@ -18,7 +18,7 @@ from dragoman.data.token_store import open_store
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.data.trees import read_conllu
 from dragoman.errors import UserError
-from dragoman.evaluation.systems import predict_own_tests, predict_phrasebook
+from dragoman.evaluation.systems import EvaluationOptions, predict_tests
 from dragoman.inference.loading import load_as
 from dragoman.inference.translator import NO_TREE_WARNING, Translator
 from dragoman.io import read_lines
@@ -238,9 +238,10 @@ def test_who_reads_no_trees_is_given_none(call: Call, corpus: Path, tmp_path: Pa
 
 
 def test_evaluation_uses_trees(corpus: Path, translator: Translator, call: Call) -> None:
-    [own] = (found.result() for found in predict_own_tests(translator, beam=1))
+    [own] = (found.result() for found in predict_tests(translator, EvaluationOptions(beam=1)))
     assert NO_TREE_WARNING not in own["warnings"]
-    book = predict_phrasebook(translator, "dev", 10, beam=1).result()
+    options = EvaluationOptions(phrasebook="dev", count=10, beam=1)
+    [book] = (found.result() for found in predict_tests(translator, options))
     assert book["bleu"] == own["bleu"]
     assert NO_TREE_WARNING not in book["warnings"]
     common = ["evaluate", corpus / "run", "--source", corpus / "dev.en", "--reference", corpus / "dev.de", "--beam", 1]

@@ -23,6 +23,8 @@ from dragoman.errors import UserError
 from dragoman.evaluation.report import format_breakdowns, format_scores
 from dragoman.evaluation.systems import (
     FREQUENCIES,
+    EvaluationOptions,
+    EvaluationSet,
     Scorer,
     SystemOutput,
     WordCounts,
@@ -30,8 +32,7 @@ from dragoman.evaluation.systems import (
     count_words,
     fit_buckets,
     predict_lines,
-    predict_own_tests,
-    predict_phrasebook,
+    predict_tests,
     read_parallel_files,
     score_by_frequency,
     score_by_length,
@@ -53,19 +54,19 @@ def spoilt(share: float, seed: int = 1) -> list[str]:
 
 
 def output_of(texts: list[str], *names: str) -> SystemOutput:
-    return SystemOutput(SOURCES, [RIGHT], texts, names, {"warnings": {}})
+    return SystemOutput(EvaluationSet(SOURCES, [RIGHT]), texts, names, {"warnings": {}})
 
 
 def test_scores_are_those_of_the_answers(toy: Toy) -> None:
     sources = sentences(30, seed=41)
     references = [[translated(line) for line in sources]]
-    result = predict_lines(toy.translator, sources, references).result()
+    result = predict_lines(toy.translator, EvaluationSet(sources, references)).result()
     texts = [one.text for one in toy.translator.translate(sources)]
     for score in compute_metrics(texts, references):
         assert result[score.name] == {"value": score.value, "signature": score.signature}
     assert result["lines"] == 30
     assert result["warnings"] == {}
-    greedy = predict_lines(toy.translator, sources, references, beam=1).texts
+    greedy = predict_lines(toy.translator, EvaluationSet(sources, references), EvaluationOptions(beam=1)).texts
     assert greedy == [one.text for one in toy.translator.translate(sources, beam=1)]
 
 
@@ -84,7 +85,7 @@ def test_a_run_is_scored_on_its_own_tests(toy: Toy, tmp_path: Path) -> None:
     )
     data = toy.translator.recipe.data.model_copy(update={"test": tests, "metrics": ("exact", "wer")})
     translator = replace(toy.translator, recipe=toy.translator.recipe.model_copy(update={"data": data}))
-    plain, hopeless, both, listed = (found.result() for found in predict_own_tests(translator))
+    plain, hopeless, both, listed = (found.result() for found in predict_tests(translator))
     texts = [one.text for one in translator.translate(sources)]
     assert (plain["test"], plain["lines"]) == (str(tsv), 12)
     assert plain["exact"]["value"] == compute_metrics(texts, [right], ["exact"])[0].value > 90
@@ -93,7 +94,7 @@ def test_a_run_is_scored_on_its_own_tests(toy: Toy, tmp_path: Path) -> None:
     assert both["exact"]["value"] == plain["exact"]["value"]
     assert both["exact"]["signature"].startswith("nrefs:2|")
     assert {**listed, "test": ""} == {**both, "test": ""}
-    [asked, *_] = (found.result() for found in predict_own_tests(translator, metrics=["chrf"]))
+    [asked, *_] = (found.result() for found in predict_tests(translator, EvaluationOptions(metrics=["chrf"])))
     assert set(asked) == {"test", "lines", "chrf", "warnings"}
     one, other = format_scores([{"run": "one", **found} for found in (plain, hopeless)]).plain.split("\n\n")
     assert one.splitlines()[0] == "test set t.tsv: 12 lines"
@@ -104,7 +105,7 @@ def test_a_run_is_scored_on_its_own_tests(toy: Toy, tmp_path: Path) -> None:
 
 def test_a_run_without_tests_of_its_own(toy: Toy) -> None:
     with pytest.raises(UserError, match=r"no data\.test; .* --source F and --reference F"):
-        list(predict_own_tests(toy.translator))
+        list(predict_tests(toy.translator))
 
 
 def test_warnings_are_counted_by_kind() -> None:
@@ -140,7 +141,8 @@ def test_each_phenomenon_is_counted_apart() -> None:
 
 
 def test_the_phrasebook_in_the_direction_of_the_run(toy: Toy) -> None:
-    result = predict_phrasebook(toy.translator, "dev", 10, beam=1).result()
+    options = EvaluationOptions(phrasebook="dev", count=10, beam=1)
+    [result] = (found.result() for found in predict_tests(toy.translator, options))
     assert result["lines"] == 10
     assert set(result["phenomena"]) == set(score_phenomena(list(generate_phrases("dev", 10)), [""] * 10))
 
@@ -158,7 +160,7 @@ def test_files_must_belong_together(tmp_path: Path) -> None:
 
 def test_a_table_has_a_row_for_each_score(toy: Toy) -> None:
     sources = sentences(5, seed=41)
-    one = {"run": "one", **predict_lines(toy.translator, sources, [sources]).result()}
+    one = {"run": "one", **predict_lines(toy.translator, EvaluationSet(sources, [sources])).result()}
     title, header, *rows = format_scores([one]).plain.split("\n")
     assert title == "test set: 5 lines"
     assert header.split("  ")[0] == "score"
@@ -201,7 +203,7 @@ def test_systems_are_compared_on_the_same_lines_alone() -> None:
     """A test is what was asked and what is right; who answered another one is a first of its own."""
     scorer = Scorer()
     scorer.score("one", output_of(spoilt(0.1)))
-    turned = SystemOutput(SOURCES[::-1], [RIGHT[::-1]], spoilt(0.1), (), {"warnings": {}})
+    turned = SystemOutput(EvaluationSet(SOURCES[::-1], [RIGHT[::-1]]), spoilt(0.1), (), {"warnings": {}})
     assert "against" not in scorer.score("two", turned)["bleu"]
     assert scorer.score("three", turned)["bleu"]["against"]["run"] == "two"
     assert scorer.score("four", output_of(RIGHT, "chrf", "exact"))["chrf"]["against"]["run"] == "one"
@@ -236,7 +238,7 @@ def test_lengths_are_those_of_the_lines_apart() -> None:
 
 
 def test_what_has_no_spaces_is_counted_in_characters() -> None:
-    chinese = SystemOutput(["他在跑步。", "她在这里看书。"], [["a", "b"]], ["a", "b"])
+    chinese = SystemOutput(EvaluationSet(["他在跑步。", "她在这里看书。"], [["a", "b"]]), ["a", "b"])
     found = score_by_length(chinese, {"exact": METRICS["exact"].counted(["a", "b"], [["a", "b"]])})
     assert (found["unit"], [row["high"] for row in found["buckets"]]) == ("characters", [5, 7])
 
@@ -244,7 +246,7 @@ def test_what_has_no_spaces_is_counted_in_characters() -> None:
 def test_rare_words_by_hand() -> None:
     """Of "new" (never seen) one in two is found; of "old" (7 times) one is said that nobody wanted."""
     seen = WordCounts({"old": 7, "common": 5000}, "somewhere")
-    asked = SystemOutput(["-"] * 2, [["new old common.", "new!"]], ["new, old old common", ""])
+    asked = SystemOutput(EvaluationSet(["-"] * 2, [["new old common.", "new!"]]), ["new, old old common", ""])
     found = score_by_frequency(asked, seen)
     assert found["counted_in"] == "somewhere"
     rows = {(row["low"], row["high"]): row for row in found["buckets"]}

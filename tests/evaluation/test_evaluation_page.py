@@ -23,7 +23,7 @@ from dragoman.evaluation.report import (
     render_evaluation,
     shorten_names,
 )
-from dragoman.evaluation.systems import Scorer, SystemOutput
+from dragoman.evaluation.systems import EvaluationSet, Scorer, SystemOutput
 from dragoman.metrics.metrics import METRICS
 from toy_run import Call, sentences, translated, write_lines
 
@@ -64,7 +64,7 @@ class Reader(HTMLParser):
 def scorer(*systems: tuple[str, list[str]]) -> Scorer:
     made = Scorer(recipes={})
     for name, texts in systems:
-        made.score(name, SystemOutput(SOURCES, [RIGHT], texts, (), {"warnings": {}}))
+        made.score(name, SystemOutput(EvaluationSet(SOURCES, [RIGHT]), texts, (), {"warnings": {}}))
     return made
 
 
@@ -103,8 +103,9 @@ def test_what_systems_write_is_text() -> None:
     """Tags, quotes and marks in texts, sources and names come out as what they are."""
     made = Scorer(recipes={})
     sources, right = [*SOURCES[:9], HOSTILE], [*RIGHT[:9], f"right {HOSTILE}"]
+    test = EvaluationSet(sources, [right], HOSTILE)
     for name, text in ((HOSTILE, HOSTILE), ("two", "nothing")):
-        made.score(name, SystemOutput(sources, [right], [*RIGHT[:9], text], (), {"warnings": {}}, HOSTILE))
+        made.score(name, SystemOutput(test, [*RIGHT[:9], text], (), {"warnings": {}}))
     page = render_evaluation(made.tests)
     reader = Reader(page)
     assert [tag for tag, _ in reader.seen].count("script") == 1
@@ -123,7 +124,7 @@ def test_one_system_shows_its_worst() -> None:
 
 def test_who_gave_no_answers_has_no_page() -> None:
     made = Scorer()
-    made.score("lm", SystemOutput(["a"], [], [], about={"warnings": {}}))
+    made.score("lm", SystemOutput(EvaluationSet(["a"], []), [], about={"warnings": {}}))
     with pytest.raises(UserError, match="language model"):
         render_evaluation(made.tests)
 

@@ -89,9 +89,9 @@ def test_p_values_are_those_of_sacrebleu(pair: tuple[Counts, Counts]) -> None:
     _, bootstrap = PairedTest(systems, theirs, None, test_type="bs")()
     _, randomisation = PairedTest(systems, theirs, None, test_type="ar")()
     for name, shown, error in (("bleu", "BLEU", 0.02), ("chrf", "chrF2", 0.02), ("ter", "TER", 0.06)):
-        assert found[name].bootstrap == pytest.approx(bootstrap[shown][1].p_value, abs=1e-9)
-        assert found[name].randomisation == pytest.approx(randomisation[shown][1].p_value, abs=error)
-        assert 0.01 < found[name].bootstrap < found[name].randomisation < 0.5
+        assert found[name].p_bootstrap == pytest.approx(bootstrap[shown][1].p_value, abs=1e-9)
+        assert found[name].p_randomisation == pytest.approx(randomisation[shown][1].p_value, abs=error)
+        assert 0.01 < found[name].p_bootstrap < found[name].p_randomisation < 0.5
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -111,16 +111,16 @@ def test_who_comes_first_turns_the_sign_alone(pair: tuple[Counts, Counts]) -> No
     one, other = bootstrap_scores(first), bootstrap_scores(second)
     forth, back = compare_with_first(first, second, one, other), compare_with_first(second, first, other, one)
     for name in NAMES:
-        assert forth[name].value == -back[name].value != 0
-        assert forth[name].bootstrap == back[name].bootstrap
-        assert forth[name].randomisation == pytest.approx(back[name].randomisation, abs=1e-12)
+        assert forth[name].difference == -back[name].difference != 0
+        assert forth[name].p_bootstrap == back[name].p_bootstrap
+        assert forth[name].p_randomisation == pytest.approx(back[name].p_randomisation, abs=1e-12)
 
 
 def test_more_lines_make_surer() -> None:
     """Four times the lines: half the interval, and a difference that is no longer chance."""
     few, many = (counted(spoilt(0.3, 1), times=times) for times in (1, 4))
     for name in NAMES:
-        wide, narrow = (compute_interval(bootstrap_scores(one)[name]).half for one in (few, many))
+        wide, narrow = (np.ptp(compute_interval(bootstrap_scores(one)[name])) for one in (few, many))
         assert narrow == pytest.approx(wide / 2, rel=0.15)
     close = [counted(spoilt(0.3, seed), times=times) for times in (1, 9) for seed in (1, 2)]
     unsure, sure = (randomise_systems(*two, trials=1000)["bleu"] for two in (close[:2], close[2:]))

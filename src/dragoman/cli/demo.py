@@ -13,7 +13,7 @@ from rich.console import Console
 
 from dragoman.errors import UserError
 from dragoman.evaluation.report import format_scores
-from dragoman.evaluation.systems import predict_phrasebook
+from dragoman.evaluation.systems import EvaluationOptions, predict_tests
 from dragoman.inference.loading import load_as
 from dragoman.inference.translator import Translator
 from dragoman.inspection.attention_maps import render_alignment
@@ -75,9 +75,10 @@ def train_and_score(out: Path, overrides: list[str], report_file: Path, console:
     train(recipe, out=out, resume=RunFolder(out).format.exists(), report=Report())
     console.print(f"Scoring it on two test sets, {TEST_LINES} sentences each: a minute or less.")
     translator = load_as(Translator, out)
-    results: dict[str, Any] = {
-        split: predict_phrasebook(translator, split, TEST_LINES).result() for split in TEST_SPLITS
-    }
+    results: dict[str, Any] = {}
+    for split in TEST_SPLITS:
+        [output] = predict_tests(translator, EvaluationOptions(phrasebook=split, count=TEST_LINES))
+        results[split] = output.result()
     report = {
         "bleu": {split: result["bleu"]["value"] for split, result in results.items()},
         "chrf": {split: result["chrf"]["value"] for split, result in results.items()},

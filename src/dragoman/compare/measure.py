@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,14 @@ import torch
 from dragoman.data.batches import BatchPlan, Widths, collate_pairs
 from dragoman.data.corpus import CorpusSettings, collect_references, phrasebook_direction, read_pairs
 from dragoman.evaluation.report import scores_of
-from dragoman.evaluation.systems import Bounds, predict_own_tests, score_phenomena
+from dragoman.evaluation.systems import (
+    Bounds,
+    EvaluationSet,
+    SystemOutput,
+    predict_lines,
+    read_test_corpus,
+    score_phenomena,
+)
 from dragoman.inference.loading import load
 from dragoman.inference.model_card import read_events
 from dragoman.inference.predictor import eval_mode
@@ -53,7 +59,22 @@ def measure_run(run: Path, *, device: str) -> dict[str, Any]:
     measured = {"version": VERSION, "parameters": count_parameters(predictor.model), "training": read_training(run)}
     if isinstance(predictor, Translator):
         return measured | measure_translator(predictor)
-    return measured | {"tests": score_tests(predictor)}
+    tests = {
+        name: describe_scores(predict_lines(predictor, read_test_corpus(predictor, corpus)))
+        for name, corpus in list_test_corpora(predictor.recipe).items()
+    }
+    return measured | {"tests": tests}
+
+
+def describe_scores(output: SystemOutput) -> dict[str, Any]:
+    """Return the number of lines, the scores and their signatures."""
+    result = output.result()
+    scores = scores_of(result).items()
+    return {
+        "lines": result["lines"],
+        "scores": {metric: score["value"] for metric, score in scores},
+        "signatures": {metric: score["signature"] for metric, score in scores},
+    }
 
 
 def read_training(run: Path) -> dict[str, Any]:
@@ -95,54 +116,31 @@ def list_test_corpora(recipe: Recipe) -> dict[str, CorpusSettings]:
     return corpora
 
 
-def score_tests(predictor: Any) -> dict[str, Any]:
-    """Return the scores of a classifier or a language model on each test set."""
-    tests = list_test_corpora(predictor.recipe)
-    data = predictor.recipe.data.model_copy(update={"test": tuple(tests.values())})
-    predictor = replace(predictor, recipe=predictor.recipe.model_copy(update={"data": data}))
-    results = {}
-    for name, output in zip(tests, predict_own_tests(predictor), strict=True):
-        result = output.result()
-        scores = scores_of(result)
-        results[name] = {
-            "lines": result["lines"],
-            "scores": {metric: score["value"] for metric, score in scores.items()},
-            "signatures": {metric: score["signature"] for metric, score in scores.items()},
-        }
-    return results
-
-
 def measure_translator(translator: Translator) -> dict[str, Any]:
     """Return quality, speed and gradients of a translation model."""
     direction, metrics = translator.recipe.data.direction, choose_metrics(translator.recipe)
-    tests: dict[str, tuple[list[Pair], list[Phrase]]] = {}
-    for name, corpus in list_test_corpora(translator.recipe).items():
-        phrases: list[Phrase] = []
-        if corpus.phrasebook:
-            corpus_direction = phrasebook_direction(corpus, direction)
-            phrases = list(
-                generate_phrases(corpus.split, corpus.phrasebook, seed=corpus.seed, direction=corpus_direction)
-            )
-            pairs = [Pair(p.source, p.target, p.tree, corpus.tag) for p in phrases]
-        else:
-            pairs = list(read_pairs(corpus, split=corpus.split, direction=direction, trees=translator.reads_trees))
-        tests[name] = pairs, phrases
-    everything = [pair for pairs, _ in tests.values() for pair in pairs]
+    corpora = list_test_corpora(translator.recipe)
+    tests = {
+        name: list(read_pairs(corpus, split=corpus.split, direction=direction, trees=translator.reads_trees))
+        for name, corpus in corpora.items()
+    }
+    everything = [pair for pairs in tests.values() for pair in pairs]
     translate_pairs(translator, everything[:8])  # warm up: the first call is slow
     results: dict[str, dict[str, Any]] = {}
-    for name, (pairs, phrases) in tests.items():
+    for name, pairs in tests.items():
         begun = time.monotonic()
         texts = translate_pairs(translator, pairs)
         seconds = time.monotonic() - begun
-        scores = compute_metrics(texts, collect_references(pairs), metrics)
+        test = EvaluationSet([pair.source for pair in pairs], collect_references(pairs))
         results[name] = {
-            "lines": len(pairs),
+            **describe_scores(SystemOutput(test, texts, metrics)),
             "seconds": seconds,
-            "scores": {score.name: score.value for score in scores},
-            "signatures": {score.name: score.signature for score in scores},
             "lengths": measure_lengths(pairs, texts, metrics[0]),
         }
-        if phrases:
+        if count := corpora[name].phrasebook:
+            split, seed = corpora[name].split, corpora[name].seed
+            corpus_direction = phrasebook_direction(corpora[name], direction)
+            phrases = list(generate_phrases(split, count, seed=seed, direction=corpus_direction))
             results[name]["phenomena"] = score_phenomena(phrases, texts)
             results[name]["distances"] = measure_distances(phrases, texts)
     timed, begun = everything[:TIMED_SENTENCES], time.monotonic()

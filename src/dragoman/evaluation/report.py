@@ -23,7 +23,7 @@ from dragoman.errors import UserError
 from dragoman.evaluation.figures import LINE_COLOURS, LineChart, Point, Series, render_chart
 from dragoman.evaluation.systems import TRAINING_DATA, ScoredSystem
 from dragoman.metrics.metrics import METRICS, WORD_OR_SIGN, Array
-from dragoman.metrics.significance import BOOTSTRAP, CONFIDENCE, RANDOMISATION, SEED, Interval
+from dragoman.metrics.significance import BOOTSTRAP, CONFIDENCE, RANDOMISATION, SEED
 
 Result = Mapping[str, Any]  # of a system on a test set (scorer.py)
 SCORE_COLUMNS = ("run", "score", "value", "±", "difference", "p (bootstrap)", "p (randomisation)", "signature")
@@ -63,7 +63,8 @@ def score_rows(result: Result, runs: Mapping[str, str]) -> Iterator[tuple[str, .
     run = runs[result["run"]]
     for name, held in scores_of(result).items():
         value = f"{held['value']:.{DIGITS.get(name, 2)}f}"
-        half = f"{Interval(*held['interval']).half:.2f}" if "interval" in held else ""
+        low, high = held.get("interval", (0.0, 0.0))
+        half = f"{(high - low) / 2:.2f}" if "interval" in held else ""
         tests = ("", "", "")
         if one := held.get("against"):
             difference = f"{one['difference']:+.2f}{' *' * one['significant']}"
@@ -239,7 +240,7 @@ def render_evaluation(tests: Sequence[Sequence[ScoredSystem]]) -> str:
 def describe_test(systems: Sequence[ScoredSystem], names: Mapping[str, str]) -> dict[str, Any]:
     """Return what the page shows of one test set. `names` has the short names of all systems."""
     results = [system.result for system in systems]
-    value_SN = compute_line_chrf([system.output.texts for system in systems], systems[0].output.references)
+    value_SN = compute_line_chrf([system.output.texts for system in systems], systems[0].output.test.references)
     return {
         "systems": [names[system.name] for system in systems],
         "results": results,
@@ -303,14 +304,14 @@ def find_different(value_SN: Array, each: int) -> list[int]:
 
 def compare_line(systems: Sequence[ScoredSystem], value_S: Array, line: int) -> dict[str, Any]:
     """Return one line of the test set: the source, if known, the references and every system's output."""
-    output = systems[0].output
-    references = [reference[line] for reference in output.references]
+    test = systems[0].output.test
+    references = [reference[line] for reference in test.references]
     texts = [system.output.texts[line] for system in systems]
     spans = [mark_differences(text, references, texts[:1] if n else texts[1:]) for n, text in enumerate(texts)]
     gaps = (value_S[1:] - value_S[0]).tolist()
     return {
         "number": line + 1,
-        "source": output.sources[line] if output.sources else None,
+        "source": test.sources[line] if test.sources else None,
         "references": [mark_differences(reference, texts, []) for reference in references],
         "outputs": list(zip(spans, value_S.tolist(), strict=True)),
         "gaps": gaps,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dragoman.data.corpus import collect_references, read_pairs
+from dragoman.data.corpus import CorpusSettings, collect_references, read_pairs
 from dragoman.data.trees import TreeReader
 from dragoman.errors import UserError
 from dragoman.io import read_lines
@@ -28,6 +28,7 @@ from dragoman.metrics.metrics import (
     METRICS,
     SPACELESS_LANGUAGES,
     TextLines,
+    compute_f1,
     compute_metrics,
     count_confusion,
     detect_eastern_script,
@@ -51,7 +52,6 @@ from dragoman.types import Hypothesis, Score, Tree
 if TYPE_CHECKING:
     from dragoman.inference.predictor import Predictor
     from dragoman.inference.single_sequence import Classifier, Generator, Verdict
-    from dragoman.inference.translator import Translator
 
 SILENT = Report(quiet=True)
 PROGRESS_LINES = 512  # lines translated between two reports of progress
@@ -59,27 +59,38 @@ LM_UNITS = {"loss": "nats per token", "perplexity": "per token", "bits_per_chara
 
 
 @dataclass(frozen=True, slots=True)
-class SystemOutput:
-    """The output of a system on a test set, and the names of the metrics to score it with.
-
-    `sources` is empty if only hypotheses and references are known. `about` has results other than metrics: warnings,
-    confusion matrix, phenomena. A language model has no output texts: its loss on the test set is in `about`.
-    """
+class EvaluationSet:
+    """The lines of a test set. `sources` is empty if only hypotheses and references are known."""
 
     sources: TextLines
     references: Sequence[TextLines]
+    name: str = ""
+    trees: Sequence[Tree | None] | None = None  # of the sources; ignored by models that do not use them
+    tag: str = ""  # of the sources, for runs trained with tags
+    phrases: Sequence[Phrase] = ()  # of the built-in corpus: accuracy on their grammatical phenomena is a result
+
+
+@dataclass(frozen=True, slots=True)
+class SystemOutput:
+    """The output of a system on a test set, and the names of the metrics to score it with.
+
+    `about` has results other than metrics: warnings, confusion matrix, phenomena. A language model has no output texts:
+    its loss on the test set is in `about`.
+    """
+
+    test: EvaluationSet
     texts: TextLines
     metrics: Sequence[str] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
-    test: str = ""
 
     def describe(self) -> dict[str, Any]:
         """Return the first fields of a result: the name of the test set, if any, and its number of lines."""
-        return {**({"test": self.test} if self.test else {}), "lines": len(self.sources or self.references[0])}
+        lines = len(self.test.sources or self.test.references[0])
+        return {**({"test": self.test.name} if self.test.name else {}), "lines": lines}
 
     def result(self) -> dict[str, Any]:
         """Return the scores and all other results."""
-        scores = compute_metrics(self.texts, self.references, self.metrics) if self.texts else []
+        scores = compute_metrics(self.texts, self.test.references, self.metrics) if self.texts else []
         by_name = {score.name: {"value": score.value, "signature": score.signature} for score in scores}
         return {**self.describe(), **by_name, **self.about}
 
@@ -114,6 +125,9 @@ class EvaluationOptions:
             raise UserError("--hypotheses F needs --reference F to score the outputs against")
 
 
+DEFAULT_OPTIONS = EvaluationOptions()
+
+
 def collect_outputs(
     runs: Sequence[Path], files: Sequence[Path], options: EvaluationOptions, report: Report
 ) -> Iterator[tuple[str, SystemOutput]]:
@@ -122,39 +136,33 @@ def collect_outputs(
     Files are scored with the metrics of the first run. Without runs no source is needed, since no metric reads it.
     """
     options.check(runs=bool(runs), hypotheses=bool(files))
-    metrics = options.metrics
     known = [options.source] if options.source else []
     texts = read_parallel_files([*known, *options.references, *files])
     sources = texts.pop(0) if options.source else []
     references, others = texts[: len(options.references)], texts[len(options.references) :]
     trees = read_trees(options.conllu, sources, options.source) if options.conllu and options.source else None
+    test = EvaluationSet(sources, references, trees=trees, tag=options.tag)
     for path, lines in zip(files, others, strict=True):
         try:
             refuse_subwords(lines)
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
+    metrics = options.metrics
     for run in runs:
         from dragoman.inference.loading import load, load_as
         from dragoman.inference.translator import Translator
 
-        shared: dict[str, Any] = {"metrics": options.metrics, "beam": options.beam, "report": report}
         if options.phrasebook:
-            translator = load_as(Translator, run, device=options.device, engine=options.engine)
-            outputs = iter(
-                [predict_phrasebook(translator, options.phrasebook, options.count, tag=options.tag, **shared)]
-            )
-        elif options.source:
-            predictor = load(run, device=options.device, engine=options.engine)
-            if trees and not getattr(predictor, "reads_trees", False):
-                report.log(f"{run} does not use trees: it is scored without them")
-            output = predict_lines(predictor, sources, references, trees=trees, tag=options.tag, **shared)
-            metrics, outputs = metrics or output.metrics, iter([output])
+            predictor: Predictor[Any] = load_as(Translator, run, device=options.device, engine=options.engine)
         else:
-            outputs = predict_own_tests(load(run, device=options.device, engine=options.engine), **shared)
-        for output in outputs:
+            predictor = load(run, device=options.device, engine=options.engine)
+        if trees and not getattr(predictor, "reads_trees", False):
+            report.log(f"{run} does not use trees: it is scored without them")
+        for output in predict_tests(predictor, options, test=test if options.source else None, report=report):
+            metrics = metrics or output.metrics
             yield str(run), output
     for path, lines in zip(files, others, strict=True):
-        yield str(path), SystemOutput(sources, references, lines, metrics, {"warnings": {}})
+        yield str(path), SystemOutput(test, lines, metrics, {"warnings": {}})
 
 
 def read_parallel_files(paths: Sequence[Path]) -> list[list[str]]:
@@ -181,97 +189,85 @@ def read_trees(conllu: Path, sources: Sequence[str], name: Path) -> list[Tree | 
 # Outputs of a run
 
 
-def predict_own_tests(
-    predictor: Predictor[Any], *, metrics: Sequence[str] = (), beam: int | None = None, report: Report = SILENT
+def predict_tests(
+    predictor: Predictor[Any],
+    options: EvaluationOptions = DEFAULT_OPTIONS,
+    *,
+    test: EvaluationSet | None = None,
+    report: Report = SILENT,
 ) -> Iterator[SystemOutput]:
-    """Yield the output on every corpus of `data.test`.
+    """Yield the output on `test`, else on the phrasebook if the options name a split, else on each of `data.test`."""
+    data = predictor.recipe.data
+    if test:
+        yield predict_lines(predictor, test, options, report)
+    elif options.phrasebook:
+        phrases = list(generate_phrases(options.phrasebook, options.count, direction=data.direction))
+        sources, targets = [phrase.source for phrase in phrases], [phrase.target for phrase in phrases]
+        trees = [phrase.tree for phrase in phrases]
+        test = EvaluationSet(sources, [targets], trees=trees, tag=options.tag, phrases=phrases)
+        yield predict_lines(predictor, test, options, report)
+    elif not data.test:
+        raise UserError("the run has no data.test; name files with --source F and --reference F")
+    else:
+        for corpus in data.test:
+            yield predict_lines(predictor, read_test_corpus(predictor, corpus), options, report)
+
+
+def read_test_corpus(predictor: Predictor[Any], corpus: CorpusSettings) -> EvaluationSet:
+    """Return the lines of a corpus of `data.test`.
 
     References are the target, or the values of the JSONL keys in `references`; a list there has several references.
     """
-    data = predictor.recipe.data
-    if not data.test:
-        raise UserError("the run has no data.test; name files with --source F and --reference F")
-    reads_trees = getattr(predictor, "reads_trees", False)
-    for corpus in data.test:
-        source, target = corpus.keys
-        by_key = [corpus.model_copy(update={"keys": (source, key)}) for key in corpus.references or [target]]
-        versions = [list(read_pairs(c, split="test", direction=data.direction, trees=reads_trees)) for c in by_key]
-        references = [lines for pairs in versions for lines in collect_references(pairs)]
-        sources, trees = [pair.source for pair in versions[0]], [pair.tree for pair in versions[0]]
-        output = predict_lines(
-            predictor, sources, references, metrics=metrics, beam=beam, trees=trees, tag=corpus.tag, report=report
-        )
-        yield replace(output, test=corpus.shown)
-
-
-def predict_phrasebook(
-    translator: Translator,
-    split: str,
-    count: int,
-    *,
-    metrics: Sequence[str] = (),
-    beam: int | None = None,
-    tag: str = "",
-    report: Report = SILENT,
-) -> SystemOutput:
-    """Return the output on a split of the built-in corpus, with the accuracy on each grammatical phenomenon."""
-    phrases = list(generate_phrases(split, count, direction=translator.recipe.data.direction))
-    sources, targets = [phrase.source for phrase in phrases], [phrase.target for phrase in phrases]
-    trees = [phrase.tree for phrase in phrases]
-    output = predict_lines(
-        translator, sources, [targets], metrics=metrics, beam=beam, trees=trees, tag=tag, report=report
-    )
-    return replace(output, about={**output.about, "phenomena": score_phenomena(phrases, output.texts)})
+    source, target = corpus.keys
+    direction, trees = predictor.recipe.data.direction, getattr(predictor, "reads_trees", False)
+    by_key = [corpus.model_copy(update={"keys": (source, key)}) for key in corpus.references or [target]]
+    versions = [list(read_pairs(keyed, split="test", direction=direction, trees=trees)) for keyed in by_key]
+    references = [lines for pairs in versions for lines in collect_references(pairs)]
+    sources = [pair.source for pair in versions[0]]
+    return EvaluationSet(sources, references, corpus.shown, [pair.tree for pair in versions[0]], corpus.tag)
 
 
 def predict_lines(
     predictor: Predictor[Any],
-    sources: TextLines,
-    references: Sequence[TextLines],
-    *,
-    metrics: Sequence[str] = (),
-    beam: int | None = None,
-    trees: Sequence[Tree | None] | None = None,
-    tag: str = "",
+    test: EvaluationSet,
+    options: EvaluationOptions = DEFAULT_OPTIONS,
     report: Report = SILENT,
 ) -> SystemOutput:
-    """Return the outputs of a translator or a classifier, or the loss of a language model on the text.
-
-    `trees` and `tag` of the sources are for translators; trees are ignored by models that do not use them.
-    """
+    """Return the outputs of a translator or a classifier, or the loss of a language model on the text."""
     from dragoman.inference.single_sequence import Classifier, Generator
     from dragoman.inference.translator import Translator
 
-    metrics = metrics or predictor.recipe.data.metrics
+    metrics = options.metrics or predictor.recipe.data.metrics
     select_metrics(metrics)  # refuse an unknown metric now, not after translating
-    if tag and not isinstance(predictor, Translator):
+    if test.tag and not isinstance(predictor, Translator):
         raise UserError("--tag is for runs that translate; leave it out")
     if isinstance(predictor, Generator):
-        return measure_lm(predictor, references[0] if references else sources, metrics)
-    if not references:
+        return measure_lm(predictor, test, metrics)
+    if not test.references:
         raise UserError("evaluate also needs --reference F with the reference translations or labels")
     if isinstance(predictor, Classifier):
-        return predict_labels(predictor, sources, references, metrics)
+        return predict_labels(predictor, test, metrics)
     assert isinstance(predictor, Translator)
-    trees = trees if predictor.reads_trees else None
+    trees = test.trees if predictor.reads_trees else None
     hypotheses: list[Hypothesis] = []
-    with report.progress("translating", total=len(sources)) as bar:
-        for start in range(0, len(sources), PROGRESS_LINES):
+    with report.progress("translating", total=len(test.sources)) as bar:
+        for start in range(0, len(test.sources), PROGRESS_LINES):
             part = slice(start, start + PROGRESS_LINES)
-            hypotheses += predictor.translate(
-                sources[part], beam=beam, trees=trees and trees[part], tag=tag, align=False, search={"scores": False}
-            )
+            settings: dict[str, Any] = {"beam": options.beam, "search": {"scores": False}, "tag": test.tag}
+            hypotheses += predictor.translate(test.sources[part], trees=trees and trees[part], align=False, **settings)
             bar.update(len(hypotheses))
     texts = [hypothesis.text for hypothesis in hypotheses]
-    return SystemOutput(sources, references, texts, metrics, {"warnings": count_warnings(hypotheses)})
+    phenomena = {"phenomena": score_phenomena(test.phrases, texts)} if test.phrases else {}
+    return SystemOutput(test, texts, metrics, {"warnings": count_warnings(hypotheses), **phenomena})
 
 
-def measure_lm(generator: Generator, lines: TextLines, metrics: Sequence[str]) -> SystemOutput:
-    """Return loss, perplexity and bits per character of a language model on lines."""
+def measure_lm(generator: Generator, test: EvaluationSet, metrics: Sequence[str]) -> SystemOutput:
+    """Return loss, perplexity and bits per character of a language model on the references, else on the sources."""
     if metrics:
         raise UserError(
             f"{metrics[0]} cannot be used for a language model, which has no outputs to score; leave it out"
         )
+    lines = test.references[0] if test.references else test.sources
     measured = generator.measure(lines)
     protocol = f"context:{generator.model.settings.context}|documents:{generator.recipe.data.documents}"
     scores = {
@@ -279,21 +275,20 @@ def measure_lm(generator: Generator, lines: TextLines, metrics: Sequence[str]) -
         for name, unit in LM_UNITS.items()
     }
     about = {"tokens": measured.tokens, "characters": measured.characters, **scores, "warnings": {}}
-    return SystemOutput(lines, [], [], about=about)
+    return SystemOutput(replace(test, sources=lines, references=[]), [], about=about)
 
 
-def predict_labels(
-    classifier: Classifier, sources: TextLines, references: Sequence[TextLines], metrics: Sequence[str]
-) -> SystemOutput:
+def predict_labels(classifier: Classifier, test: EvaluationSet, metrics: Sequence[str]) -> SystemOutput:
     """Return labels and their confusion matrix. Reference labels that were not in the training data count as errors."""
-    verdicts = classifier.classify(sources)
-    labels, expected = [verdict.label for verdict in verdicts], [label.strip() for label in references[0]]
+    verdicts = classifier.classify(test.sources)
+    labels, expected = [verdict.label for verdict in verdicts], [label.strip() for label in test.references[0]]
     warnings = count_warnings(verdicts)
     encode = classifier.tokenizers.target.encode
     if unknown := sum(not encode(label) for label in expected):
         warnings["with a reference label that was not in the training data"] = unknown
     about = {"confusion": count_confusion(labels, expected), "warnings": warnings}
-    return SystemOutput(sources, [expected, *references[1:]], labels, metrics or ["accuracy"], about)
+    test = replace(test, references=[expected, *test.references[1:]])
+    return SystemOutput(test, labels, metrics or ["accuracy"], about)
 
 
 def count_warnings(outputs: Sequence[Hypothesis | Verdict]) -> dict[str, int]:
@@ -357,8 +352,9 @@ def evaluate(
     for lines in lists:
         if len(lines) != len(sources):
             raise UserError(f"there are {len(sources)} sources but {len(lines)} references; give one for each source")
-    output = predict_lines(predictor, sources, lists, metrics=metrics, beam=beam, tag=tag)
-    return compute_metrics(output.texts, output.references, output.metrics)
+    test = EvaluationSet(sources, lists, tag=tag)
+    output = predict_lines(predictor, test, EvaluationOptions(metrics=metrics, beam=beam))
+    return compute_metrics(output.texts, output.test.references, output.metrics)
 
 
 LENGTH_BUCKETS = 6
@@ -405,11 +401,12 @@ class Scorer:
 
     def score(self, name: str, output: SystemOutput) -> dict[str, Any]:
         """Return the result of one system on one test set, as a dict that can be written as JSON."""
-        key = (output.sources, output.references)
-        same_test = (test for test in self.tests if (test[0].output.sources, test[0].output.references) == key)
-        systems: list[ScoredSystem] = next(same_test, [])  # the earlier systems on the same test set
+        test = output.test
+        lines = (test.sources, test.references)
+        same = (some for some in self.tests if (some[0].output.test.sources, some[0].output.test.references) == lines)
+        systems: list[ScoredSystem] = next(same, [])  # the earlier systems on the same test set
         metrics = select_metrics(output.metrics, tokenize=self.tokenize) if output.texts else []
-        counts = {metric.name: metric.counted(output.texts, output.references) for metric in metrics}
+        counts = {metric.name: metric.counted(output.texts, test.references) for metric in metrics}
         values = bootstrap_scores(counts) if counts else {}
         scores: dict[str, dict[str, Any]] = {}
         for metric in metrics:
@@ -417,26 +414,21 @@ class Scorer:
             scores[metric.name] = {
                 "value": counted.value,
                 "signature": counted.signature,
-                "interval": list(compute_interval(values[metric.name])),
+                "interval": compute_interval(values[metric.name]),
                 **(metric.parts(counted.line_NK.sum(0)) if metric.parts else {}),
             }
         if systems:
             first = systems[0]
             with self.report.progress("comparing with the first system", total=RANDOMISATION, unit="trials") as bar:
                 differences = compare_with_first(first.counts, counts, first.values, values, tick=bar.update)
-            for metric_name, difference in differences.items():
-                scores[metric_name]["against"] = {
-                    "run": first.name,
-                    "difference": difference.value,
-                    "p_bootstrap": difference.bootstrap,
-                    "p_randomisation": difference.randomisation,
-                    "significant": difference.significant,
-                }
+            for metric_name, found in differences.items():
+                against = {"run": first.name, **found._asdict(), "significant": found.significant}
+                scores[metric_name]["against"] = against
         result = {"run": name, **output.describe(), **scores, **output.about}
         if counts and self.recipes is not None:
             result["lengths"] = score_by_length(output, counts)
             if "confusion" not in output.about:  # not for a classifier, whose outputs are labels
-                known = self.training_words or WordCounts(count_words(chain(*output.references)), "the references")
+                known = self.training_words or WordCounts(count_words(chain(*test.references)), "the references")
                 result["rarity"] = score_by_frequency(output, known)
         if not systems:
             self.tests.append(systems)
@@ -476,7 +468,7 @@ def score_by_length(output: SystemOutput, counts: Counts) -> dict[str, Any]:
 
     Scores are computed from sums of the counts per line, so no line is processed again.
     """
-    texts = output.sources or output.references[0]
+    texts = output.test.sources or output.test.references[0]
     spaceless = detect_eastern_script(texts) in SPACELESS_LANGUAGES
     length_N = np.array([len(line) if spaceless else len(line.split()) for line in texts])
     rows = []
@@ -484,7 +476,7 @@ def score_by_length(output: SystemOutput, counts: Counts) -> dict[str, Any]:
         inside_N = (low <= length_N) & (length_N <= high)
         values = {name: float(METRICS[name].values(item.line_NK[inside_N].sum(0))) for name, item in counts.items()}
         rows.append({"low": low, "high": high, "lines": int(inside_N.sum()), **values})
-    side = "source" if output.sources else "reference"
+    side = "source" if output.test.sources else "reference"
     return {"unit": "characters" if spaceless else "words", "side": side, "buckets": rows}
 
 
@@ -492,22 +484,14 @@ def score_by_frequency(output: SystemOutput, word_counts: WordCounts) -> dict[st
     """Return precision, recall and F1 of words by their frequency. Only the first reference is used."""
     predicted, expected, correct = Counter[Bounds](), Counter[Bounds](), Counter[Bounds]()
     lows = [low for low, _ in FREQUENCIES]
-    for text, reference in zip(output.texts, output.references[0], strict=True):
+    for text, reference in zip(output.texts, output.test.references[0], strict=True):
         output_words, reference_words = count_words([text]), count_words([reference])
         shared_words = output_words & reference_words
         for tally, counted in ((predicted, output_words), (expected, reference_words), (correct, shared_words)):
             for word, times in counted.items():
                 tally[FREQUENCIES[bisect_right(lows, word_counts.times.get(word, 0)) - 1]] += times
-    rows = [
-        {
-            "low": bounds[0],
-            "high": bounds[1],
-            "words": expected[bounds],
-            "precision": 100 * correct[bounds] / max(predicted[bounds], 1),
-            "recall": 100 * correct[bounds] / expected[bounds],
-            "f1": 200 * correct[bounds] / (predicted[bounds] + expected[bounds]),
-        }
-        for bounds in FREQUENCIES
-        if expected[bounds]
-    ]
+    rows = []
+    for bounds, words in sorted(expected.items()):
+        scores = compute_f1(correct[bounds], predicted[bounds], words)
+        rows.append({"low": bounds[0], "high": bounds[1], "words": words, **scores})
     return {"counted_in": word_counts.where, "buckets": rows}

@@ -99,22 +99,25 @@ def tokenize_moses(lines: Sequence[str], language: str) -> list[str]:
     return [cut.tokenize(plain.normalize(line.lower()), return_str=True) for line in lines]
 
 
+def compute_f1(correct: int, predicted: int, expected: int) -> dict[str, float]:
+    """Return precision, recall and their harmonic mean, in per cent; 0 where nothing was predicted or expected."""
+    return {
+        "precision": 100 * correct / max(predicted, 1),
+        "recall": 100 * correct / max(expected, 1),
+        "f1": 200 * correct / max(predicted + expected, 1),
+    }
+
+
 def count_confusion(found: Sequence[str], wanted: Sequence[str]) -> dict[str, Any]:
     """Return the confusion matrix, and for each label precision, recall and F1, in per cent.
 
-    `counts[i][j]` texts of labels[i] were predicted as labels[j]. A label that was never predicted has precision 0; the
-    mean of F1 weighs every label alike, however rare.
+    `counts[i][j]` texts of labels[i] were predicted as labels[j]. The mean of F1 weighs every
+    label alike, however rare.
     """
-    counts = Counter(zip(wanted, found, strict=True))
-    given, there = Counter(found), Counter(wanted)
+    counts, given, there = Counter(zip(wanted, found, strict=True)), Counter(found), Counter(wanted)
     labels = sorted({*given, *there})
     each = {
-        label: {
-            "precision": 100 * counts[label, label] / max(given[label], 1),
-            "recall": 100 * counts[label, label] / max(there[label], 1),
-            "f1": 200 * counts[label, label] / max(given[label] + there[label], 1),
-            "texts": there[label],
-        }
+        label: {**compute_f1(counts[label, label], given[label], there[label]), "texts": there[label]}
         for label in labels
     }
     return {

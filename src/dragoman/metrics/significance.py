@@ -31,28 +31,17 @@ Values = Mapping[str, Array]  # value_T of each metric
 Tick = Callable[[int], object]  # called with the number of trials done
 
 
-class Interval(NamedTuple):
-    """A confidence interval of a score."""
-
-    low: float
-    high: float
-
-    @property
-    def half(self) -> float:
-        return (self.high - self.low) / 2
-
-
 class Difference(NamedTuple):
     """The difference of a score from that of the first system, and its p-value by either test."""
 
-    value: float
-    bootstrap: float
-    randomisation: float
+    difference: float
+    p_bootstrap: float
+    p_randomisation: float
 
     @property
     def significant(self) -> bool:
         """Return whether both tests find it significant; the bootstrap, as sacreBLEU has it, is more lenient."""
-        return max(self.bootstrap, self.randomisation) < 1 - CONFIDENCE
+        return max(self.p_bootstrap, self.p_randomisation) < 1 - CONFIDENCE
 
 
 def bootstrap_scores(counts: Counts, *, trials: int = BOOTSTRAP, seed: int = SEED, tick: Tick = id) -> dict[str, Array]:
@@ -67,10 +56,10 @@ def bootstrap_scores(counts: Counts, *, trials: int = BOOTSTRAP, seed: int = SEE
     return {name: METRICS[name].values(np.concatenate(parts)) for name, parts in totals.items()}
 
 
-def compute_interval(value_T: Array) -> Interval:
-    """Return the range of all but the outermost resamples."""
-    low, high = np.quantile(value_T, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return Interval(float(low), float(high))
+def compute_interval(value_T: Array) -> list[float]:
+    """Return the lower and the upper bound of a confidence interval: all but the outermost resamples lie inside."""
+    bounds: list[float] = np.quantile(value_T, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]).tolist()
+    return bounds
 
 
 def compute_bootstrap_p(difference: float, first_T: Array, second_T: Array) -> float:
