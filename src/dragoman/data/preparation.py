@@ -24,11 +24,10 @@ from dragoman.data.corpus import SPLITS, CorpusSettings, DataSettings, read_data
 from dragoman.data.statistics import CorpusStatistics, add_overlap, compute_statistics
 from dragoman.data.trees import format_conllu
 from dragoman.errors import UserError
-from dragoman.io import move_into_place, report_write_errors, temporary_beside
+from dragoman.io import hash_stably, move_into_place, report_write_errors, temporary_beside
 from dragoman.phrasebook.generate import Phrase, generate_phrases
-from dragoman.phrasebook.lexicon import stable_hash
 from dragoman.progress import WARNING, ProgressBar, log
-from dragoman.types import Pair
+from dragoman.types import Pair, Tree
 
 CORPUS_SIDES = ("source", "target")
 OUT_ADVICE = "choose another --out"
@@ -133,7 +132,7 @@ def write_split(corpora: CorpusList, prefix: Path, *, dev: int, test: int, seed:
     columns = [*chain(*endings.values())]
     check_outputs(prefix, columns)
     progress = corpora.progress("splitting", passes=2)
-    sources = list(dict.fromkeys(stable_hash(pair.source) for pair in corpora.read(progress)))
+    sources = list(dict.fromkeys(hash_stably(pair.source.encode()) for pair in corpora.read(progress)))
     if dev + test >= len(sources):
         raise UserError(
             f"{corpora.shown} has {len(sources):,} different sources, too few for {dev:,} of dev and {test:,} of test"
@@ -145,7 +144,7 @@ def write_split(corpora: CorpusList, prefix: Path, *, dev: int, test: int, seed:
     def rows() -> Iterator[dict[str, str]]:
         taken: set[int] = set()
         for source, target in take_first_targets(corpora.read(progress)):
-            key = stable_hash(source)
+            key = hash_stably(source.encode())
             name = part_of.get(key, "train")
             if key in taken:
                 counts["further translations of dev and test"] += 1
@@ -176,7 +175,7 @@ def write_phrasebook(prefix: Path, *, count: int, split: str, seed: int, gold: b
         columns["jsonl"] = lambda p: json.dumps(asdict(p), ensure_ascii=False)
     if conllu:
         columns["en.conllu"] = lambda p: format_conllu(p.source, p.tree)
-        columns["de.conllu"] = lambda p: format_conllu(p.target, p.swap_sides().tree)
+        columns["de.conllu"] = lambda p: format_conllu(p.target, Tree(p.target_words, p.target_heads))
     phrases = ProgressBar("writing", total=count).iterate(generate_phrases(split, count, seed=seed))
     write_columns(prefix, list(columns), ({ending: made(p) for ending, made in columns.items()} for p in phrases))
 

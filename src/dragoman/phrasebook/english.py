@@ -3,34 +3,13 @@
 from __future__ import annotations
 
 from dragoman.phrasebook.lexicon import NOMINATIVE, Noun
-from dragoman.phrasebook.realization import (
-    INFINITIVE,
-    MAIN,
-    NEXT_WORD,
-    PREVIOUS_WORD,
-    QUESTION,
-    RELATIVE,
-    VERB_FINAL,
-    Clause,
-    NounPhrase,
-    Offset,
-    Realizer,
-    Token,
-)
+from dragoman.phrasebook.realization import NEXT_WORD, PREVIOUS_WORD, Clause, NounPhrase, Offset, Realizer, Token
 
-ENGLISH_PRONOUNS = {  # as a subject, as an object
-    "I": ("I", "me"),
-    "we": ("we", "us"),
-    "he": ("he", "him"),
-    "she": ("she", "her"),
-    "it": ("it", "it"),
-    "they": ("they", "them"),
-    "who": ("who", "who"),
-    "what": ("what", "what"),
-}
+OBJECT_FORMS = {"I": "me", "we": "us", "he": "him", "she": "her", "they": "them"}  # of pronouns
 ENGLISH_MODALS = {"can": "could", "must": "had", "want": "wanted", "may": "", "should": ""}  # present -> past
 ENGLISH_BE = {"present": ("am", "is", "are"), "past": ("was", "was", "were")}  # I, he, we
 HAVE = ("have", "has", "have")
+FOLLOWED_BY_COMMA = (("of", "course"), ("unfortunately",))
 DO = {"present": ("do", "does", "do"), "past": ("did", "did", "did")}
 
 
@@ -45,70 +24,61 @@ class English(Realizer):
     encloses_clauses = False
 
     def is_comma_before(self, clause: Clause) -> bool:
-        return clause.kind == MAIN
+        return clause.kind == "main"
 
-    def write_opening(self, clause: Clause) -> None:
-        """Write what opens the clause; a circumstance and some sentence adverbs are followed by a comma."""
-        super().write_opening(clause)
-        adverb = clause.sentence_adverb
-        if clause.fronted == "circumstance" or (adverb and adverb.english in (("of", "course"), ("unfortunately",))):
-            self.add(",", clause.node + Offset.COMMA, clause.head)
-
-    def write_predication(self, clause: Clause) -> None:
-        node, head, subject = clause.node, clause.head, clause.subject
-        assert subject is not None
-        inverted = clause.kind == QUESTION and clause.moved != "subject"
-        finite, others = self.conjugate(clause, needs_do=inverted or clause.negated)
-        has_auxiliary = finite[1] != node or not clause.verb  # "to be" behaves like an auxiliary
-        if clause.kind != INFINITIVE:
+    def write_predication(self, clause: Clause, head: int) -> None:
+        node, kind, opening, adverbials, verb = clause.node, clause.kind, clause.opening, clause.adverbials, clause.verb
+        if opening == "circumstance" or (
+            opening == "sentence_adverb" and adverbials[opening].english in FOLLOWED_BY_COMMA
+        ):
+            self.add_mark(",", node + Offset.COMMA, head)
+        inverted = kind == "question" and opening != "subject"
+        finite, others = self.conjugate(clause, head, needs_do=inverted or clause.negated)
+        verb_is_finite = verb and finite[1] == node  # "to be" behaves like an auxiliary
+        if kind != "infinitive":
             if inverted:
-                self.add(*finite)
-            self.write_rest(clause, "subject")
-            if not has_auxiliary:
-                self.write_rest(clause, "frequency")
+                self.tokens.append(finite)
+            if opening != "subject":
+                self.write_noun_phrase(clause.subject, "subject", head)
+            if "frequency" in adverbials and verb_is_finite:
+                self.write_adverbial(clause, "frequency", head)
             if not inverted:
-                self.add(*finite)
-            self.note_agreement(subject, finite[1])
-        if clause.kind in (VERB_FINAL, RELATIVE) or clause.fronted or clause.follows_clause:
-            self.note("verb-position", PREVIOUS_WORD, finite[1])
-        elif clause.kind == QUESTION:
+                self.tokens.append(finite)
+            self.note_agreement(clause.subject, finite[1])
+        if kind == "question":
             self.note("verb-position", finite[1], NEXT_WORD)
-        if clause.negated and finite[0] == "can":
-            self.fuse("cannot", finite[1], node + Offset.NOT)
-        elif clause.negated:
+        elif kind in ("final", "relative") or opening or clause.follows_clause:
+            self.note("verb-position", PREVIOUS_WORD, finite[1])
+        if clause.negated and finite[0] != "cannot":
             self.add("not", node + Offset.NOT, head)
-        if has_auxiliary:
-            self.write_rest(clause, "frequency")
-        for token in others:
-            self.add(*token)
-        verb, thing = clause.verb, clause.accusative
-        particle = (verb.particle if verb else "", node + Offset.PARTICLE, node)
-        has_pronoun = thing is not None and bool(thing.pronoun) and clause.moved != "accusative"
-        particle_last = has_pronoun and verb is not None and not verb.inseparable  # picks it up
-        if not particle_last:
-            self.add_words(*particle)
-        self.write_rest(clause, "dative", "accusative", "prepositional")
-        if particle_last:
-            self.add_words(*particle)
-        self.write_rest(clause, "predicate", "manner", "place", "circumstance", "time")
+        if "frequency" in adverbials and not verb_is_finite:
+            self.write_adverbial(clause, "frequency", head)
+        self.tokens += others
+        thing = clause.phrases.get("accusative")
+        particle = (verb.particle, node + Offset.PARTICLE, node) if verb and verb.particle else None
+        has_pronoun = thing and thing.pronoun and opening != "accusative"
+        particle_last = has_pronoun and verb and not verb.inseparable  # picks it up
+        if particle and not particle_last:
+            self.tokens.append(particle)
+        self.write_rest(clause, ("dative", "accusative", "prepositional"), head)
+        if particle and particle_last:
+            self.tokens.append(particle)
+        if clause.predicate:
+            self.write_predicate(clause, clause.predicate)
+        self.write_rest(clause, ("manner", "place", "circumstance", "time"), head)
 
-    def fuse(self, word: str, node: int, other: int) -> None:
-        """Let the last word of `node` become `word`, which expresses the other node too."""
-        position = next(n for n in range(len(self.tokens) - 1, -1, -1) if self.tokens[n][1] == node)
-        self.tokens[position] = (word, node, self.tokens[position][2])
-        self.fused[node] = other
-
-    def conjugate(self, clause: Clause, *, needs_do: bool) -> tuple[Token, list[Token]]:
+    def conjugate(self, clause: Clause, head: int, *, needs_do: bool) -> tuple[Token, list[Token]]:
         """Return the finite verb and the verb forms after it."""
-        node, verb, subject, tense, modal = clause.node, clause.verb, clause.subject, clause.tense, clause.modal
-        assert subject is not None
-        person = subject.person
-        head, auxiliary = clause.head, node + Offset.AUXILIARY
+        node, verb, tense, modal, person = clause.node, clause.verb, clause.tense, clause.modal, clause.subject.person
+        auxiliary = node + Offset.AUXILIARY
         infinitive = (verb.english[0] if verb else "be", node, head)
-        if clause.kind == INFINITIVE:
+        if clause.kind == "infinitive":
             return ("", auxiliary, head), [("to", auxiliary, head), infinitive]
         if modal:
             word = modal if tense == "present" else ENGLISH_MODALS[modal]
+            if word == "can" and clause.negated:
+                word = "cannot"
+                self.fused[auxiliary] = node + Offset.NOT
             if modal != "want" and word != "had":
                 return (word, auxiliary, head), [infinitive]
             others = [("to", auxiliary + 1, head), infinitive]  # had to, wants to
@@ -143,12 +113,13 @@ class English(Realizer):
         elif determiner == "a":
             next_word = adjectives[0][0] if adjectives else noun.forms[self.index][phrase.plural][case]
             determiner = "an" if next_word[0] in "aeiou" else "a"
-        self.add_words(determiner, node + Offset.DETERMINER, node)
+        if determiner:
+            self.tokens.append((determiner, node + Offset.DETERMINER, node))
         self.tokens += adjectives
 
     def inflect_pronoun(self, phrase: NounPhrase, case: int) -> str:
         if phrase.pronoun != "relative":
-            return ENGLISH_PRONOUNS[phrase.pronoun][case != NOMINATIVE]
+            return phrase.pronoun if case == NOMINATIVE else OBJECT_FORMS.get(phrase.pronoun, phrase.pronoun)
         assert phrase.noun is not None
         if "person" in phrase.noun.tags:
             return "who" if case == NOMINATIVE else "whom"

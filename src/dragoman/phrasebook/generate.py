@@ -14,21 +14,18 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from dragoman.config.settings import pick
 from dragoman.errors import UserError
-from dragoman.io import digest_bytes
+from dragoman.io import digest_bytes, hash_stably
 from dragoman.phrasebook.english import English
 from dragoman.phrasebook.german import German
-from dragoman.phrasebook.grammar import Grammar
-from dragoman.phrasebook.lexicon import stable_hash
-from dragoman.phrasebook.noun_phrases import NoFittingWord
-from dragoman.phrasebook.realization import SentencePlan
+from dragoman.phrasebook.grammar import Grammar, NoFittingWord
+from dragoman.phrasebook.realization import Realizer, SentencePlan
 from dragoman.types import Pair, Tree
 
 SPLITS = ("train", "dev", "test", "unseen")
@@ -71,23 +68,11 @@ class Phrase:
     def tree(self) -> Tree:
         return Tree(self.source_words, self.source_heads)
 
-    def swap_sides(self) -> Phrase:
-        """Return the other direction, with its own phenomena; English has no inflected adjectives, for instance."""
-        sides: dict[str, Any] = {
-            side + part: getattr(self, other + part)
-            for part in ("", "_words", "_heads", "_coref")
-            for side, other in (("source", "target"), ("target", "source"))
-        }
-        alignment = tuple(sorted((t, s) for s, t in self.alignment))
-        phenomena, source_phenomena = self.source_phenomena, self.phenomena
-        return replace(self, **sides, alignment=alignment, phenomena=phenomena, source_phenomena=source_phenomena)
-
 
 def generate_phrases(split: str, count: int, *, seed: int = 1, direction: str = "en-de") -> Iterator[Phrase]:
     """Yield `count` phrases of a split, no two with the same source or the same target."""
     check_request(split, count, direction)
-    phrases = (analyse(*sentence) for sentence in realize_plans(split, count, seed))
-    return phrases if direction == "en-de" else (phrase.swap_sides() for phrase in phrases)
+    return (analyse(*sentence) for sentence in realize_plans(split, count, seed, direction))
 
 
 def generate_pairs(
@@ -98,10 +83,7 @@ def generate_pairs(
     if trees:
         phrases = generate_phrases(split, count, seed=seed, direction=direction)
         return (Pair(phrase.source, phrase.target, phrase.tree) for phrase in phrases)
-    sentences = realize_plans(split, count, seed)
-    if direction == "en-de":
-        return (Pair(english.text, german.text) for _, english, german in sentences)
-    return (Pair(german.text, english.text) for _, english, german in sentences)
+    return (Pair(source.text, target.text) for _, source, target in realize_plans(split, count, seed, direction))
 
 
 def check_request(split: str, count: int, direction: str) -> None:
@@ -116,9 +98,11 @@ def check_request(split: str, count: int, direction: str) -> None:
         )
 
 
-def realize_plans(split: str, count: int, seed: int) -> Iterator[tuple[SentencePlan, English, German]]:
-    """Yield plans of one split with their sentences, each new in both languages."""
-    random = Random(stable_hash(f"phrasebook {seed} {split}")).random
+def realize_plans(
+    split: str, count: int, seed: int, direction: str = "en-de"
+) -> Iterator[tuple[SentencePlan, Realizer, Realizer]]:
+    """Yield plans of one split with their source and target sentences, each new in both languages."""
+    random = Random(hash_stably(f"phrasebook {seed} {split}".encode())).random
     grammar = Grammar(random, allow_held_out=split == "unseen")
     sources, targets = SentenceSet(count), SentenceSet(count)
     low, high = PERCENTILES.get(split, (0, 100))
@@ -142,7 +126,7 @@ def realize_plans(split: str, count: int, seed: int) -> Iterator[tuple[SentenceP
         if not sources.slots[source_slot] and not targets.slots[target_slot]:
             sources.slots[source_slot], targets.slots[target_slot] = source_print, target_print
             found, repeats = found + 1, 0
-            yield plan, english, german
+            yield (plan, english, german) if direction == "en-de" else (plan, german, english)
 
 
 class SentenceSet:
@@ -159,7 +143,7 @@ class SentenceSet:
 
     def find_slot(self, text: str) -> tuple[int, int]:
         """Return the slot of this text, whose value is 0 if the text is new, and its fingerprint."""
-        number = stable_hash(text)
+        number = hash_stably(text.encode())
         slots, mask = self.slots, self.mask
         fingerprint, slot = (number >> 32) or 1, number & mask
         while slots[slot] and slots[slot] != fingerprint:
@@ -167,28 +151,28 @@ class SentenceSet:
         return slot, fingerprint
 
 
-def analyse(plan: SentencePlan, english: English, german: German) -> Phrase:
+def analyse(plan: SentencePlan, source: Realizer, target: Realizer) -> Phrase:
     """Return the sentences with alignment, trees, coreference and phenomena."""
-    source_positions, target_positions = english.locate_nodes(), german.locate_nodes()
-    target_meanings = german.locate_meanings()
+    source_positions, target_positions = source.locate_nodes(), target.locate_nodes()
+    target_meanings = target.locate_meanings()
     alignment = {
         (s, t)
-        for meaning, positions in english.locate_meanings().items()
+        for meaning, positions in source.locate_meanings().items()
         for t in target_meanings.get(meaning, ())
         for s in positions
     }
     return Phrase(
-        source=english.text,
-        target=german.text,
-        source_words=tuple(english.words),
-        target_words=tuple(german.words),
+        source=source.text,
+        target=target.text,
+        source_words=tuple(source.words),
+        target_words=tuple(target.words),
         alignment=tuple(sorted(alignment)),
-        source_heads=english.list_heads(source_positions, plan.root.head),
-        target_heads=german.list_heads(target_positions, plan.root.head),
-        source_coref=tuple((source_positions[a], source_positions[b]) for a, b in english.references),
-        target_coref=tuple((target_positions[a], target_positions[b]) for a, b in german.references),
-        phenomena=tuple(Phenomenon(*found) for found in german.locate_phenomena(target_positions)),
-        source_phenomena=tuple(Phenomenon(*found) for found in english.locate_phenomena(source_positions)),
+        source_heads=source.list_heads(source_positions, plan.root.head),
+        target_heads=target.list_heads(target_positions, plan.root.head),
+        source_coref=tuple((source_positions[a], source_positions[b]) for a, b in source.references),
+        target_coref=tuple((target_positions[a], target_positions[b]) for a, b in target.references),
+        phenomena=tuple(Phenomenon(*found) for found in target.locate_phenomena(target_positions)),
+        source_phenomena=tuple(Phenomenon(*found) for found in source.locate_phenomena(source_positions)),
     )
 
 

@@ -6,20 +6,10 @@ prefixes close the clause.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from dragoman.phrasebook.lexicon import PLURAL, Noun
-from dragoman.phrasebook.realization import (
-    INFINITIVE,
-    MAIN,
-    NEXT_WORD,
-    PREVIOUS_WORD,
-    RELATIVE,
-    VERB_FINAL,
-    Clause,
-    NounPhrase,
-    Offset,
-    Realizer,
-    Token,
-)
+from dragoman.phrasebook.realization import NEXT_WORD, PREVIOUS_WORD, Clause, NounPhrase, Offset, Realizer, Token
 
 Paradigm = tuple[tuple[str, ...], ...]  # forms or endings: [gender][case]
 
@@ -57,19 +47,10 @@ DETERMINERS: dict[str, tuple[Paradigm, Paradigm]] = {  # English -> its forms, t
 PRONOUNS = {  # nominative, accusative, dative
     "I": ("ich", "mich", "mir"),
     "we": ("wir", "uns", "uns"),
-    "he": THIRD_PERSON[0],
-    "she": THIRD_PERSON[1],
-    "they": THIRD_PERSON[3],
     "who": ("wer", "wen", "wem"),
     "what": ("was", "was", ""),
-}
-CONTRACTIONS = {
-    ("in", "dem"): "im",
-    ("an", "dem"): "am",
-    ("zu", "dem"): "zum",
-    ("zu", "der"): "zur",
-    ("von", "dem"): "vom",
-}
+} | dict(zip(("he", "she", "it", "they"), THIRD_PERSON))
+CONTRACTIONS = {"in dem": "im", "an dem": "am", "zu dem": "zum", "zu der": "zur", "von dem": "vom"}
 BE = {"present": ("bin", "ist", "sind"), "past": ("war", "war", "waren")}  # ich, er, wir
 AUXILIARIES = {"haben": ("habe", "hat", "haben"), "sein": BE["present"], "werden": ("werde", "wird", "werden")}
 MODAL_FORMS = {
@@ -80,6 +61,9 @@ MODAL_FORMS = {
     "should": {"present": ("soll", "soll", "sollen"), "past": ("sollte", "sollte", "sollten")},
 }
 INDEFINITE = frozenset(("", "a", "some", "several", "many", "two", "three", "four", "five", "six", "ten"))
+# The order between the finite verb and the end of the clause, without pronouns.
+MIDDLE_FIELD = ("time", "circumstance", "frequency", "dative", "accusative", "manner")
+MIDDLE_FIELD_WITH_INDEFINITE = ("time", "circumstance", "frequency", "dative", "manner", "accusative")
 
 
 class German(Realizer):
@@ -95,13 +79,10 @@ class German(Realizer):
     def is_comma_before(self, clause: Clause) -> bool:
         return clause.conjunction[1] != "und"
 
-    def write_predication(self, clause: Clause) -> None:
-        node, subject = clause.node, clause.subject
-        assert subject is not None
-        if clause.kind == INFINITIVE:
-            verb, head = clause.verb, clause.head
-            assert verb is not None
-            self.write_middle_field(clause)
+    def write_predication(self, clause: Clause, head: int) -> None:
+        node, verb, opening = clause.node, clause.verb, clause.opening
+        if verb and clause.kind == "infinitive":
+            self.write_middle_field(clause, head)
             if verb.prefix:  # anzurufen, in one word
                 self.add(verb.prefix + "zu" + verb.infinitive, node, head)
                 self.fused[node] = node + Offset.AUXILIARY
@@ -110,50 +91,48 @@ class German(Realizer):
                 self.add(verb.infinitive, node, head)
             self.note("verb-position", node + Offset.COMMA, node, NEXT_WORD)
             return
-        finite, others = self.conjugate(clause)
-        verb_last = clause.kind in (VERB_FINAL, RELATIVE)
-        opened = clause.fronted or clause.question_adverb or clause.moved not in ("", "subject")
-        inverted = opened or clause.follows_clause
-        subject_first = clause.kind == MAIN and not inverted
+        finite, others = self.conjugate(clause, head)
+        verb_last = clause.kind in ("final", "relative")
+        inverted = opening not in ("", "subject") or clause.follows_clause
+        subject_first = clause.kind == "main" and not inverted
         if subject_first:
-            self.write_constituent(clause, "subject")
+            self.write_noun_phrase(clause.subject, "subject", head)
         if not verb_last:
-            self.add(*finite)
+            self.tokens.append(finite)
             if inverted:
                 self.note("verb-position", PREVIOUS_WORD, finite[1])
-        if not subject_first:
-            self.write_rest(clause, "subject")
-        self.write_middle_field(clause)
+        if not subject_first and opening != "subject":
+            self.write_noun_phrase(clause.subject, "subject", head)
+        self.write_middle_field(clause, head)
         self.tokens += others
         if verb_last:
-            self.add(*finite)
-            moved: NounPhrase | None = getattr(clause, clause.moved) if clause.moved else None
-            subordinator = moved.node if moved else node + Offset.CONJUNCTION
+            self.tokens.append(finite)
+            subordinator = clause.phrases[opening].node if opening else node + Offset.CONJUNCTION
             self.note("verb-position", subordinator, finite[1], NEXT_WORD)
         elif others and others[-1][1] == node + Offset.PARTICLE:
             self.note("verb-position", finite[1], node + Offset.PARTICLE, NEXT_WORD)
-        self.note_agreement(subject, finite[1])
+        self.note_agreement(clause.subject, finite[1])
 
-    def write_middle_field(self, clause: Clause) -> None:
+    def write_middle_field(self, clause: Clause, head: int) -> None:
         """Write what stands between the finite verb and the end: pronouns, time, objects, manner, place."""
-        thing = clause.accusative
-        order = [role for role in ("accusative", "dative") if (phrase := getattr(clause, role)) and phrase.pronoun]
-        order += ["time", "circumstance", "frequency", "dative"]
-        if thing is not None and thing.determiner in INDEFINITE:
-            order.append("manner")
-        self.write_rest(clause, *dict.fromkeys([*order, "accusative"]))
+        thing, recipient = clause.phrases.get("accusative"), clause.phrases.get("dative")
+        indefinite = thing and thing.determiner in INDEFINITE
+        order: Iterable[str] = MIDDLE_FIELD_WITH_INDEFINITE if indefinite else MIDDLE_FIELD
+        if recipient and recipient.pronoun:
+            order = dict.fromkeys(("dative", *order))
+        if thing and thing.pronoun:
+            order = dict.fromkeys(("accusative", *order))
+        self.write_rest(clause, order, head)
         if clause.negated and not clause.has_kein:
-            self.add("nicht", clause.node + Offset.NOT, clause.head)
-        if "manner" not in order:
-            self.write_rest(clause, "manner")
-        self.write_rest(clause, "place", "prepositional", "predicate")
+            self.add("nicht", clause.node + Offset.NOT, head)
+        self.write_rest(clause, ("place", "prepositional"), head)
+        if clause.predicate:
+            self.write_predicate(clause, clause.predicate)
 
-    def conjugate(self, clause: Clause) -> tuple[Token, list[Token]]:
+    def conjugate(self, clause: Clause, head: int) -> tuple[Token, list[Token]]:
         """Return the finite verb and the verb forms that close the clause."""
-        node, verb, subject, tense = clause.node, clause.verb, clause.subject, clause.tense
-        assert subject is not None
-        person = subject.person
-        head, auxiliary = clause.head, node + Offset.AUXILIARY
+        node, verb, tense, person = clause.node, clause.verb, clause.tense, clause.subject.person
+        auxiliary = node + Offset.AUXILIARY
         infinitive = (verb.prefix + verb.infinitive if verb else "sein", node, head)
         if clause.modal:
             return (MODAL_FORMS[clause.modal][tense][person], auxiliary, head), [infinitive]
@@ -165,7 +144,7 @@ class German(Realizer):
         if verb is None:
             return (BE[tense][person], node, head), []
         word = verb.present[person] if tense == "present" else verb.past[person == 2]
-        if verb.prefix and clause.kind not in (VERB_FINAL, RELATIVE):
+        if verb.prefix and clause.kind not in ("final", "relative"):
             return (word, node, head), [(verb.prefix, node + Offset.PARTICLE, node)]
         return (verb.prefix + word, node, head), []
 
@@ -177,23 +156,26 @@ class German(Realizer):
         gender = PLURAL if phrase.plural else noun.gender
         forms, endings = DETERMINERS["no" if phrase.negation >= 0 else phrase.determiner]
         word, ending = forms[gender][case], endings[gender][case]
-        preposition = phrase.preposition.german if phrase.preposition else ""
         inflected = []  # nodes that show the declension
-        if phrase.determiner == "the" and (preposition, word) in CONTRACTIONS:
-            self.tokens[-1] = (CONTRACTIONS[preposition, word], node + Offset.PREPOSITION, node)
+        preposition = phrase.preposition
+        contraction = preposition and CONTRACTIONS.get(f"{preposition.german} {word}")
+        if contraction and phrase.determiner == "the":
+            self.tokens[-1] = (contraction, node + Offset.PREPOSITION, node)
             self.fused[node + Offset.PREPOSITION] = node + Offset.DETERMINER
             inflected.append(node + Offset.PREPOSITION)
         elif word:
-            self.add(word, node + Offset.DETERMINER, node)
+            self.tokens.append((word, node + Offset.DETERMINER, node))
             inflected.append(node + Offset.DETERMINER)
             if phrase.negation >= 0:
                 self.fused[node + Offset.DETERMINER] = phrase.negation
         if phrase.degree:
             self.add(phrase.degree.german[0], node + Offset.DEGREE, node + Offset.ADJECTIVE)
-        for adjective, offset in ((phrase.adjective, Offset.ADJECTIVE), (phrase.colour, Offset.COLOUR)):
-            if adjective:
-                self.add(adjective.stem + ending, node + offset, node)
-                inflected.append(node + offset)
+        if phrase.adjective:
+            self.add(phrase.adjective.stem + ending, node + Offset.ADJECTIVE, node)
+            inflected.append(node + Offset.ADJECTIVE)
+        if phrase.colour:
+            self.add(phrase.colour.stem + ending, node + Offset.COLOUR, node)
+            inflected.append(node + Offset.COLOUR)
         if phrase.adjective or phrase.colour:
             self.note("adjective", *inflected, node)
 

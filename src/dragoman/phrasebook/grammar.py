@@ -2,65 +2,133 @@
 
 Whatever must hold in both languages is decided here. For instance, a pronoun refers to a noun only if no other noun
 of the sentence could be meant, neither in English nor in German.
+
+Draws use `random()` alone, whose sequence Python promises to keep. A word may be held out from one construction; every
+draw checks that first, so the two never meet outside the split `unseen`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
-from dragoman.phrasebook.lexicon import DATIVE, GENITIVE, Frame, Noun, Preposition, find_comparable
-from dragoman.phrasebook.noun_phrases import ON, POSSESSIVES, WITH, NoFittingWord, NounPhraseGrammar, expand_weights
-from dragoman.phrasebook.realization import (
-    INFINITIVE,
-    MAIN,
-    QUESTION,
-    RELATIVE,
-    VERB_FINAL,
-    Clause,
-    NounPhrase,
-    Offset,
-    SentencePlan,
+from dragoman.phrasebook.lexicon import (
+    Adjective,
+    Adverbial,
+    Frame,
+    Noun,
+    Preposition,
+    Verb,
+    find_comparable,
+    load_lexicon,
+    parse_preposition,
+)
+from dragoman.phrasebook.realization import BLOCK_SIZE, Clause, ClauseKind, NounPhrase, Offset, SentencePlan
+
+Choice = TypeVar("Choice")
+
+
+def expand_weights(menu: str) -> tuple[str, ...]:
+    """Return the entries of "the*3 a", each repeated according to its weight; "-" is the empty string."""
+    entries = [entry.partition("*") for entry in menu.split()]
+    return tuple("" if name == "-" else name for name, _, weight in entries for _ in range(int(weight or 1)))
+
+
+DETERMINER_MENUS = {  # for the singular, for the plural, and for mass nouns if they differ from the singular
+    name: tuple(map(expand_weights, menus))
+    for name, *menus in (
+        (
+            "any",
+            "the*18 a*8 this*4 every*2 my*3 our*3 his*3 her*3",
+            "the*18 -*5 this*4 two*2 three*2 four five six ten many*3 some*3 several*2 all*2 my*2 our*2 his*2 her*2",
+            "-*8 the*6 this*2",
+        ),
+        ("definite", *["the*12 this*3 my*2 our*2 his*2 her*2"] * 2, "the*6 this*2"),
+        ("negated", "the*8 a*5 this*2 my our his her", "the*8 -*5 this*2 my our his her", "-*6 the*6 this*2"),
+        ("possessor", "the*8 a*3 this*2 my*2 our*2 his*2 her*2", "the*8 this*2 my our his her"),
+        (
+            "recipient",
+            "the*9 a*4 this*2 every my*2 our*2 his*2 her*2",
+            "the*9 this*2 two three many some my our his her",
+        ),
+        ("carried", "the*3 a*3", "the*3 - two three many"),
+        ("the", "the", "the"),
+        ("which", "which", "which"),
+        ("no", "no", "the"),
+    )
+}
+POSSESSIVES = ("my", "our", "his", "her")
+POSSESSABLE = frozenset(  # tags of nouns that may follow a possessive
+    {"kin", "small", "pet", "vehicle", "furniture", "device", "instrument", "room", "house", "garden"}
+    | {"text", "thought", "problem", "wedding"}
 )
 
+SUBJECT_PRONOUNS = expand_weights("I*3 we*2 he*2 she*2 they*2")
+FIRST_PERSON = expand_weights("I*3 we*2")
+RECIPIENT_PRONOUNS = ("I", "he", "she", "we", "they")
+OBJECT_PRONOUNS = ("I", "he", "we")
+GERMAN_PRONOUNS = {"he": "er", "she": "sie", "they": "sie", "I": "ich", "we": "wir"}
+ANTECEDENT_DETERMINERS = frozenset(
+    ("the", "a", "this", *POSSESSIVES, "two", "three", "four", "five", "six", "ten", "many", "some", "several")
+)
 SIMPLE_TENSES = ("present", "past")
 TENSES = expand_weights("present*9 past*6 perfect*3 future*3")
 PAIRED_TENSES = expand_weights("present*9 past*7 future*2")
 SUBORDINATE_TENSES = expand_weights("present*9 past*7")
+MODALS = {"present": expand_weights("can*3 must*2 want*2 may should*2"), "past": expand_weights("can must want")}
+NEGATED_MODALS = {"present": expand_weights("can*3 want*2 may should*2"), "past": expand_weights("can want")}
 COORDINATORS = expand_weights("but/aber*4 and/und*3")
 SUBORDINATORS = expand_weights("because/weil*5 although/obwohl*3 if/wenn*2 before/bevor*2 until/bis as_soon_as/sobald")
 TEMPORAL = ("before", "until", "as soon as")  # they join events, not descriptions
 QUESTION_WORDS = expand_weights("-*4 who what whom which where when why")
-MODALS = {"present": expand_weights("can*3 must*2 want*2 may should*2"), "past": expand_weights("can must want")}
-NEGATED_MODALS = {"present": expand_weights("can*3 want*2 may should*2"), "past": expand_weights("can want")}
-OBJECT_PRONOUNS = ("I", "he", "we")
-RECIPIENT_PRONOUNS = ("I", "he", "she", "we", "they")
-GERMAN_PRONOUNS = {"he": "er", "she": "sie", "they": "sie", "I": "ich", "we": "wir"}
+QUESTION_ADVERBS = {
+    "where": Adverbial(("where",), ("wo",)),
+    "when": Adverbial(("when",), ("wann",)),
+    "why": Adverbial(("why",), ("warum",)),
+}
 RELATIVE_ROLES = expand_weights("subject*3 accusative*2 dative prepositional")
-ANTECEDENT_DETERMINERS = frozenset(
-    ("the", "a", "this", *POSSESSIVES, "two", "three", "four", "five", "six", "ten", "many", "some", "several")
+WITH, DESPITE = parse_preposition("with/mit+dat"), parse_preposition("despite/trotz+gen")
+PLACE_PREPOSITIONS = {text[:2]: parse_preposition(text) for text in ("in/in+dat", "on/auf+dat", "at/an+dat")}  # by tag
+AROUND_FURNITURE = tuple(
+    map(parse_preposition, ("on/auf+dat", "under/unter+dat", "behind/hinter+dat", "beside/neben+dat"))
 )
-PLACE_PREPOSITIONS = {"in": Preposition("in", "in", DATIVE), "on": ON, "at": Preposition("at", "an", DATIVE)}
-DESPITE = Preposition("despite", "trotz", GENITIVE)
-EVENT_PREPOSITIONS = (Preposition("during", "während", GENITIVE), Preposition("after", "nach", DATIVE))
+EVENT_PREPOSITIONS = tuple(map(parse_preposition, ("during/während+gen", "after/nach+dat")))
 
 
-class Grammar(NounPhraseGrammar):
-    """Samples complete sentences."""
+class NoFittingWord(Exception):
+    """No word may fill a position of the plan; the caller draws another plan."""
+
+
+class Grammar:
+    """Samples complete sentences.
+
+    `content_hash` is the sum of the hashes of the content words, which either language reveals. Unless
+    `allow_held_out`, no word meets the construction it is held out from; else `found_held_out` says whether one did.
+    """
+
+    def __init__(self, random: Callable[[], float], *, allow_held_out: bool) -> None:
+        self.random = random
+        self.allow_held_out = allow_held_out
+        self.lexicon = load_lexicon()
 
     def draw_plan(self) -> SentencePlan:
         """Draw a sentence; `content_hash` and `found_held_out` then say which split it belongs to."""
-        self.reset()
+        self.found_held_out = False
+        self.content_hash = 0
+        self.last_node = -BLOCK_SIZE
+        self.noun_phrases: list[NounPhrase] = []
+        self.used: set[object] = set()  # nouns, verbs, adjectives, and the lemmas of these adjectives' opposites
         chance = self.random()
         return next(draw for limit, draw in SENTENCE_TYPES if chance < limit)(self)
 
     def draw_simple(self) -> SentencePlan:
-        clause = self.draw_clause(MAIN, self.pick(TENSES), front=self.random() < 0.3)
+        clause = self.draw_clause("main", self.pick(TENSES), front=self.random() < 0.3)
         return SentencePlan((clause,), clause)
 
     def draw_coordinated(self) -> SentencePlan:
         tense = self.pick(PAIRED_TENSES)
-        first = self.draw_clause(MAIN, tense, elaborate=False)
-        second = self.draw_second_clause(MAIN, tense)
+        first = self.draw_clause("main", tense, position="first")
+        second = self.draw_second_clause("main", tense)
         second.conjunction = split_conjunction(self.pick(COORDINATORS))
         return SentencePlan((first, second), first)
 
@@ -69,8 +137,8 @@ class Grammar(NounPhraseGrammar):
         tense = "present" if conjunction[0] == "if" else self.pick(SUBORDINATE_TENSES)
         fronted = self.random() < 0.4
         event = conjunction[0] in TEMPORAL
-        first = self.draw_clause(VERB_FINAL if fronted else MAIN, tense, elaborate=False, event=event)
-        second = self.draw_second_clause(MAIN if fronted else VERB_FINAL, tense, event=event, follows_clause=fronted)
+        first = self.draw_clause("final" if fronted else "main", tense, position="first", event=event)
+        second = self.draw_second_clause("main" if fronted else "final", tense, event=event, follows_clause=fronted)
         (first if fronted else second).conjunction = conjunction
         return SentencePlan((first, second), second if fronted else first)
 
@@ -78,29 +146,31 @@ class Grammar(NounPhraseGrammar):
         """Draw a verb of saying or thinking with a clause: she hopes that ..."""
         tense = self.pick(("present", "present", "past"))
         frame = self.draw_frame(self.lexicon.reporting)
-        clause = self.draw_clause(MAIN, tense, frame=frame, elaborate=False)
-        clause.complement = self.draw_second_clause(VERB_FINAL, tense)
+        clause = self.draw_clause("main", tense, frame=frame, position="first")
+        clause.complement = self.draw_second_clause("final", tense)
         clause.complement.conjunction = ("that", "dass") if frame.clause == "that" else ("whether", "ob")
         return SentencePlan((clause,), clause)
 
     def draw_controlled(self) -> SentencePlan:
         """Draw a verb with an infinitive, whose subject it controls: she tries to ..."""
         frame = self.draw_frame(self.lexicon.controlling)
-        clause = self.draw_clause(MAIN, self.pick(TENSES), frame=frame, elaborate=False)
+        clause = self.draw_clause("main", self.pick(TENSES), frame=frame, position="first")
         frame = self.draw_frame(self.lexicon.voluntary)
         clause.complement = self.draw_clause(
-            INFINITIVE, "present", frame=frame, elaborate=False, role="subject", filler=clause.subject
+            "infinitive", "present", frame=frame, position="second", role="subject", filler=clause.subject
         )
         return SentencePlan((clause,), clause)
 
     def draw_question(self) -> SentencePlan:
         tense = self.pick(TENSES)
-        clause = self.draw_clause(QUESTION, tense, question_word=self.pick(QUESTION_WORDS))
+        clause = self.draw_clause("question", tense, question_word=self.pick(QUESTION_WORDS))
         return SentencePlan((clause,), clause)
 
-    # ---- pronouns
+    # ---- clauses
 
-    def draw_second_clause(self, kind: str, tense: str, *, event: bool = False, follows_clause: bool = False) -> Clause:
+    def draw_second_clause(
+        self, kind: ClauseKind, tense: str, *, event: bool = False, follows_clause: bool = False
+    ) -> Clause:
         """Draw a clause with a pronoun for a noun of the first, if there is an unambiguous one."""
         antecedent = self.draw_antecedent() if self.random() < 0.8 else None
         role, pronoun = "", None
@@ -110,14 +180,7 @@ class Grammar(NounPhraseGrammar):
             as_object = self.random() < 0.4 and noun in self.lexicon.frames_by_role["accusative"]
             role = "accusative" if as_object else "subject"
         return self.draw_clause(
-            kind,
-            tense,
-            elaborate=False,
-            second=True,
-            event=event,
-            follows_clause=follows_clause,
-            role=role,
-            filler=pronoun,
+            kind, tense, position="second", event=event, follows_clause=follows_clause, role=role, filler=pronoun
         )
 
     def draw_antecedent(self) -> NounPhrase | None:
@@ -131,23 +194,19 @@ class Grammar(NounPhraseGrammar):
             if phrase.negation >= 0 or phrase.determiner not in ANTECEDENT_DETERMINERS:
                 continue
             if sum(english == e or german == g for e, g in pronouns) == 1:  # itself
-                candidates.append(phrase)
+                candidates.append((phrase, noun))
         if not candidates:
             return None
-        chosen = self.pick(candidates)
-        assert chosen.noun is not None
-        return chosen if self.is_allowed(chosen.noun, "antecedent") else None
-
-    # ---- clauses
+        phrase, noun = self.pick(candidates)
+        return phrase if self.is_allowed(noun, ("antecedent",)) else None
 
     def draw_clause(
         self,
-        kind: str,
+        kind: ClauseKind,
         tense: str,
         *,
+        position: str = "only",
         frame: Frame | None = None,
-        elaborate: bool = True,
-        second: bool = False,
         front: bool = False,
         follows_clause: bool = False,
         event: bool = False,
@@ -157,64 +216,60 @@ class Grammar(NounPhraseGrammar):
     ) -> Clause:
         """Draw a clause.
 
-        `filler` is given for the argument `role`: a pronoun, a relative pronoun, the subject of an infinitive.
-        `elaborate` allows a relative clause, `front` moves an adjunct before the subject, `event` excludes
-        descriptions, `second` marks a clause after another one.
+        `position` is "only", "first" or "second"; only the clauses of a sentence without others are elaborate, with a
+        relative clause, for instance. `filler` is given for the argument `role`: a pronoun, a relative pronoun, the
+        subject of an infinitive. `front` moves an adjunct before the subject, `event` excludes descriptions.
         """
-        clause = Clause(self.new_block(), kind, tense, follows_clause)
-        clause.negated = kind != INFINITIVE and frame is None and not event and self.random() < 0.14
-        if kind == RELATIVE:
-            clause.moved = role
-        if question_word in ("where", "when", "why"):
-            clause.question_adverb = question_word
-        if frame is None and self.draw_is_description(question_word, role, filler, second, event):
-            self.add_description(clause, filler, second)
+        phrases = {role: filler} if filler else {}
+        clause = Clause(self.new_block(), kind, tense, phrases, {}, follows_clause, question_word)
+        clause.negated = kind != "infinitive" and frame is None and not event and self.random() < 0.14
+        if kind == "relative":
+            clause.opening = role
+        elif question_word in QUESTION_ADVERBS:
+            clause.opening = "question_adverb"
+            clause.adverbials[clause.opening] = QUESTION_ADVERBS[question_word]
+        noun, second = filler.noun if filler else None, position == "second"
+        if frame is None and self.draw_is_description(role, noun, second, event or question_word not in ("", "why")):
+            self.add_description(clause, second)
         else:
-            constructions = [kind]
-            constructions += ["negated"] if clause.negated else []
-            constructions += ["fronted"] if front or follows_clause else []
-            constructions += ["auxiliary"] if tense == "future" else []
+            constructions = (
+                kind,
+                "negated" if clause.negated else "",
+                "fronted" if front or follows_clause else "",
+                "auxiliary" if tense == "future" else "",
+            )
             if frame is None:
                 menu = self.lexicon.question_frames.get(question_word, self.lexicon.frames)
-                if filler is not None and filler.noun is not None:
-                    menu = self.lexicon.frames_by_role[role].get(filler.noun) or self.lexicon.frames
-                frame = self.draw_frame(menu, *constructions)
-            elif not self.is_allowed(frame.verb, *constructions):
+                if noun is not None:
+                    menu = self.lexicon.frames_by_role[role].get(noun) or self.lexicon.frames
+                frame = self.draw_frame(menu, constructions)
+            elif not self.is_allowed(frame.verb, constructions):
                 raise NoFittingWord
             self.used.add(frame.verb)
             self.content_hash += frame.verb.hash
             clause.verb = frame.verb
-            self.add_arguments(clause, frame, question_word, role, filler, second)
-            self.add_verb_adjuncts(clause, frame, question_word)
-            if is_tense_ambiguous(clause):
+            self.add_arguments(clause, frame, second)
+            self.add_verb_adjuncts(clause, frame)
+            if is_tense_ambiguous(clause, frame.verb):
                 raise NoFittingWord
-        if kind not in (INFINITIVE, RELATIVE):
-            self.add_sentence_adjuncts(clause, elaborate, front, question_word)
-        if elaborate:
+        if kind not in ("infinitive", "relative"):
+            self.add_sentence_adjuncts(clause, elaborate=position == "only", front=front)
+        if position == "only":
             self.add_relative_clause(clause)
         return clause
 
-    def draw_is_description(
-        self, question_word: str, role: str, filler: NounPhrase | None, second: bool, event: bool
-    ) -> bool:
+    def draw_is_description(self, role: str, noun: Noun | None, second: bool, excluded: bool) -> bool:
         """Draw whether the clause describes its subject with "to be" and an adjective."""
-        if role == "subject" and filler is not None and filler.noun is not None:
-            has_frame = filler.noun in self.lexicon.frames_by_role["subject"]
-            return not has_frame or (not event and self.random() < 0.4)
-        if role or event or question_word not in ("", "why"):
-            return False
-        return self.random() < (0.1 if second else 0.22)
+        if role == "subject" and noun is not None:
+            return noun not in self.lexicon.frames_by_role["subject"] or (not excluded and self.random() < 0.4)
+        return not role and not excluded and self.random() < (0.1 if second else 0.22)
 
-    def add_description(self, clause: Clause, filler: NounPhrase | None, second: bool) -> None:
+    def add_description(self, clause: Clause, second: bool) -> None:
         """Add a subject and an adjective: the lamp is very old, the dog is older than the cat."""
         lexicon = self.lexicon
-        clause.subject = filler or self.draw_subject(
-            lexicon.described,
-            personal=self.random() < 0.5,
-            second=second,
-            negated=clause.negated,
-            extend=True,
-        )
+        if "subject" not in clause.phrases:
+            personal = self.random() < 0.5
+            self.add_subject(clause, lexicon.described, personal=personal, second=second, extend=True)
         noun = clause.subject.noun
         common = None if noun is None or noun.proper else noun
         menu = lexicon.qualities[common] + lexicon.colours[common] if common else lexicon.moods
@@ -224,57 +279,59 @@ class Grammar(NounPhraseGrammar):
         chance = self.random()
         if chance < 0.2 and not clause.negated:
             clause.degree = self.pick(lexicon.adverbials["degree"])
-        elif chance < 0.3 and common and clause.kind != RELATIVE:
+        elif chance < 0.3 and common and clause.kind != "relative":
             nouns = find_comparable(common, adjective)
             if len(nouns) > 3 and adjective.kind != "colour":
                 clause.comparison = self.draw_noun_phrase(nouns, "subject", "definite")
 
-    def add_arguments(
-        self, clause: Clause, frame: Frame, question_word: str, role: str, filler: NounPhrase | None, second: bool
-    ) -> None:
-        """Fill every argument of the verb."""
-        if role == "subject":
-            clause.subject = filler
-        elif question_word == "who":
-            clause.subject, clause.moved = NounPhrase(self.new_block(), None, pronoun="who"), "subject"
-        else:
-            clause.subject = self.draw_subject(
-                frame.subjects,
-                personal=frame.personal,
-                second=second,
-                negated=clause.negated,
-                extend=clause.kind != RELATIVE and not frame.prepositional,
-            )
-        for slot in ("dative", "accusative", "prepositional"):
-            menu = getattr(frame, slot)
-            if menu:
-                given = filler if slot == role else None
-                setattr(clause, slot, given or self.draw_object(clause, frame, menu, slot, question_word))
-        if clause.prepositional:
-            clause.prepositional.preposition = frame.preposition
-        if frame.predicates and clause.subject is not None:
+    def add_arguments(self, clause: Clause, frame: Frame, second: bool) -> None:
+        """Fill every argument of the verb that has no filler yet."""
+        phrases, fillers = clause.phrases, frame.fillers
+        if clause.question_word == "who":
+            phrases["subject"], clause.opening = NounPhrase(self.new_block(), None, pronoun="who"), "subject"
+        elif "subject" not in phrases:
+            extend = clause.kind != "relative" and not fillers["prepositional"]
+            self.add_subject(clause, fillers["subject"], personal=frame.personal, second=second, extend=extend)
+        for role in ("dative", "accusative", "prepositional"):
+            if fillers[role] and role not in phrases:
+                phrases[role] = self.draw_object(clause, fillers, role)
+        if "prepositional" in phrases:
+            phrases["prepositional"].preposition = frame.preposition
+        if frame.predicates:
             noun = clause.subject.noun
             adjectives = self.lexicon.qualities[noun] if noun and not noun.proper else self.lexicon.moods
             clause.predicate = self.draw_adjective([a for a in adjectives if a.lemma in frame.predicates])
             if clause.predicate is None:
                 raise NoFittingWord
 
-    def draw_object(
-        self, clause: Clause, frame: Frame, menu: Sequence[Noun], role: str, question_word: str
-    ) -> NounPhrase:
+    def add_subject(self, clause: Clause, nouns: Sequence[Noun], *, personal: bool, second: bool, extend: bool) -> None:
+        """Add a pronoun, a name or a noun phrase. In the second clause "he" would be ambiguous, "I" is not."""
+        chance = self.random()
+        if personal and chance < 0.13:
+            subject = self.draw_pronoun(FIRST_PERSON if second else SUBJECT_PRONOUNS)
+        elif personal and chance < 0.24:
+            noun = self.draw_noun(self.lexicon.names, "name")
+            subject = NounPhrase(self.new_block(), noun)
+            self.noun_phrases.append(subject)
+        else:
+            determiners = "definite" if clause.negated else "no" if chance > 0.97 else "any"
+            subject = self.draw_noun_phrase(nouns, "subject", determiners, extend=extend)
+        clause.phrases["subject"] = subject
+
+    def draw_object(self, clause: Clause, fillers: Mapping[str, Sequence[Noun]], role: str) -> NounPhrase:
+        menu, subject, question_word = fillers[role], clause.subject, clause.question_word
         if question_word in ("what", "whom") and role != "prepositional":
-            clause.moved = role
+            clause.opening = role
             return NounPhrase(self.new_block(), None, pronoun="what" if question_word == "what" else "who")
         if question_word == "which" and role == "accusative":
-            clause.moved = role
+            clause.opening = role
             return self.draw_noun_phrase(menu, role, "which")
-        subject = clause.subject
-        has_noun = subject is not None and not subject.pronoun and clause.kind != INFINITIVE
-        if has_noun and role != "prepositional" and "person" in menu[0].tags and self.random() < 0.1:
-            return self.add_pronoun(self.pick(OBJECT_PRONOUNS if role == "accusative" else RECIPIENT_PRONOUNS))
+        may_be_pronoun = not subject.pronoun and clause.kind != "infinitive" and role != "prepositional"
+        if may_be_pronoun and "person" in menu[0].tags and self.random() < 0.1:
+            return self.draw_pronoun(OBJECT_PRONOUNS if role == "accusative" else RECIPIENT_PRONOUNS)
         if clause.negated:
             # German puts "kein" into one object only: beside a direct object, the indirect one is definite
-            definite = role == "prepositional" or (role == "dative" and frame.accusative)
+            definite = role == "prepositional" or (role == "dative" and fillers["accusative"])
             determiners = "definite" if definite else "negated"
         else:
             determiners = "recipient" if role == "dative" else "any"
@@ -284,61 +341,60 @@ class Grammar(NounPhraseGrammar):
             clause.has_kein = True
         return phrase
 
-    def add_verb_adjuncts(self, clause: Clause, frame: Frame, question_word: str) -> None:
+    def add_verb_adjuncts(self, clause: Clause, frame: Frame) -> None:
         """Add perhaps a modal verb, and perhaps an adverb of manner, a place or a companion."""
         modals = (NEGATED_MODALS if clause.negated else MODALS).get(clause.tense)
-        active = frame.animate and not frame.clause and not frame.stative and clause.kind != INFINITIVE
-        if modals and active and self.random() < 0.16 and self.is_allowed(frame.verb, "auxiliary"):
+        active = frame.animate and not frame.clause and not frame.stative and clause.kind != "infinitive"
+        if modals and active and self.random() < 0.16 and self.is_allowed(frame.verb, ("auxiliary",)):
             clause.modal = self.pick(modals)
         chance = self.random()
         if "manner" in frame.adjuncts and chance < 0.15 and not clause.negated:
-            clause.manner = self.draw_adjective(self.lexicon.manners)
-        elif "place" in frame.adjuncts and 0.15 < chance < 0.4 and question_word != "where":
-            place = clause.place = self.draw_noun_phrase(self.lexicon.places, "prepositional", "definite")
+            adjective = self.draw_adjective(self.lexicon.manners)
+            if adjective:
+                clause.adverbials["manner"] = adjective.adverb
+        elif "place" in frame.adjuncts and 0.15 < chance < 0.4 and clause.question_word != "where":
+            place = clause.phrases["place"] = self.draw_noun_phrase(self.lexicon.places, "prepositional", "definite")
             assert place.noun is not None
             tags = place.noun.tags
             place.preposition = next(p for tag, p in PLACE_PREPOSITIONS.items() if tag in tags)
         elif "company" in frame.adjuncts and 0.4 < chance < 0.5:
-            clause.place = self.draw_noun_phrase(self.lexicon.people, "prepositional", "possessor")
-            clause.place.preposition = WITH
+            people = self.lexicon.people
+            clause.phrases["place"] = self.draw_noun_phrase(people, "prepositional", "possessor", preposition=WITH)
 
-    def add_sentence_adjuncts(self, clause: Clause, elaborate: bool, front: bool, question_word: str) -> None:
-        """Add perhaps a time, a frequency, a circumstance or a sentence adverb, and with `front` move it forward."""
-        lexicon, chance = self.lexicon, self.random()
-        times = (lexicon.neutral_times if clause.negated or not clause.verb else lexicon.times)[clause.tense]
-        adjective = clause.predicate
+    def add_sentence_adjuncts(self, clause: Clause, *, elaborate: bool, front: bool) -> None:
+        """Add perhaps a time, a frequency, a circumstance or a sentence adverb; `front` makes it the opening."""
+        lexicon, chance, adjective = self.lexicon, self.random(), clause.predicate
         if adjective and (adjective.kind != "state" or clause.comparison):
             if not front:
                 return
             chance = 0.55 + chance / 4  # a lasting quality has no time
+        may_be_frequent = not (clause.question_word or clause.negated or clause.modal)
         if front:
-            if chance < 0.55:
-                clause.time, clause.fronted = self.pick(times), "time"
-            elif chance < 0.8:
-                clause.sentence_adverb = self.pick(lexicon.adverbials["sentence"])
-                clause.fronted = "sentence_adverb"
-            else:
-                clause.circumstance, clause.fronted = self.draw_circumstance(), "circumstance"
-        elif chance < 0.12 and question_word != "when":
-            clause.time = self.pick(times)
-        elif chance < 0.2 and not (question_word or clause.negated or clause.modal) and clause.tense in SIMPLE_TENSES:
-            clause.frequency = self.pick(lexicon.adverbials["frequency"])
-        elif chance < 0.23 and elaborate and clause.verb and clause.kind == MAIN:
-            clause.circumstance = self.draw_circumstance()
-
-    def draw_circumstance(self) -> NounPhrase:
-        if self.random() < 0.4:
-            phrase = self.draw_noun_phrase(self.lexicon.weather, "circumstance", "the")
-            phrase.preposition = DESPITE
+            name = "time" if chance < 0.55 else "sentence_adverb" if chance < 0.8 else "circumstance"
+            clause.opening = name
+        elif chance < 0.12 and clause.question_word != "when":
+            name = "time"
+        elif chance < 0.2 and may_be_frequent and clause.tense in SIMPLE_TENSES:
+            name = "frequency"
+        elif chance < 0.23 and elaborate and clause.verb and clause.kind == "main":
+            name = "circumstance"
         else:
-            phrase = self.draw_noun_phrase(self.lexicon.events, "circumstance", "definite")
+            return
+        if name == "time":
+            times = lexicon.neutral_times if clause.negated or not clause.verb else lexicon.adverbials
+            clause.adverbials[name] = self.pick(times[clause.tense])
+        elif name != "circumstance":
+            clause.adverbials[name] = self.pick(lexicon.adverbials[name])
+        elif self.random() < 0.4:
+            clause.phrases[name] = self.draw_noun_phrase(lexicon.weather, name, "the", preposition=DESPITE)
+        else:
+            phrase = clause.phrases[name] = self.draw_noun_phrase(lexicon.events, name, "definite")
             phrase.preposition = self.pick(EVENT_PREPOSITIONS)
-        return phrase
 
     def add_relative_clause(self, clause: Clause) -> None:
         """Add perhaps a relative clause to the subject, or to an object that nothing follows in either language."""
-        subject, thing, chance = clause.subject, clause.accusative, self.random()
-        if subject is not None and may_have_relative(subject) and chance < 0.26 and clause.moved != "subject":
+        subject, thing, chance = clause.subject, clause.phrases.get("accusative"), self.random()
+        if may_have_relative(subject) and chance < 0.26 and clause.opening != "subject":
             phrase = subject
         elif thing is not None and may_have_relative(thing) and chance > 0.72 and ends_with_object(clause):
             phrase = thing
@@ -346,13 +402,116 @@ class Grammar(NounPhraseGrammar):
             return
         noun = phrase.noun
         assert noun is not None
-        if not self.is_allowed(noun, "relative"):
+        if not self.is_allowed(noun, ("relative",)):
             return
         roles = [role for role in RELATIVE_ROLES if noun in self.lexicon.frames_by_role[role]]
         role = self.pick(roles) if roles else "subject"
         pronoun = NounPhrase(self.new_block(), noun, phrase.plural, "relative", phrase)
         tense = clause.tense if clause.tense in SIMPLE_TENSES else "present"
-        phrase.relative = self.draw_clause(RELATIVE, tense, elaborate=False, second=True, role=role, filler=pronoun)
+        phrase.relative = self.draw_clause("relative", tense, position="second", role=role, filler=pronoun)
+
+    # ---- noun phrases
+
+    def draw_noun_phrase(
+        self,
+        menu: Sequence[Noun],
+        role: str,
+        determiners: str,
+        *,
+        extend: bool = False,
+        preposition: Preposition | None = None,
+    ) -> NounPhrase:
+        """Draw a noun with its determiner and perhaps adjectives; `extend` allows a genitive or "with ..." after it."""
+        noun = self.draw_noun(menu, role)
+        plural = not noun.mass and self.random() < 0.36
+        phrase = NounPhrase(self.new_block(), noun, plural, preposition=preposition)
+        self.noun_phrases.append(phrase)
+        menus = DETERMINER_MENUS[determiners]
+        phrase.determiner = self.pick(menus[2 if noun.mass and len(menus) > 2 else plural])
+        if phrase.determiner in POSSESSIVES and not noun.tags & POSSESSABLE:
+            phrase.determiner = "the"
+        elif phrase.determiner == "a" and "family" in noun.tags:
+            phrase.determiner = self.pick(POSSESSIVES)
+        if self.random() < 0.34:
+            self.add_adjectives(phrase, noun, role)
+        if extend and self.random() < 0.3 and phrase.determiner in ("the", "this", "a"):
+            self.add_postmodifier(phrase, noun)
+        return phrase
+
+    def add_adjectives(self, phrase: NounPhrase, noun: Noun, role: str) -> None:
+        """Add an adjective of quality, one of colour, or one of each."""
+        constructions = (role if role in ("subject", "accusative") else "other", "plural" if phrase.plural else "")
+        colours = self.lexicon.colours[noun]
+        if colours and self.random() < 0.3:
+            phrase.colour = self.draw_adjective(colours, constructions)
+        if phrase.colour is None or self.random() < 0.25:
+            phrase.adjective = self.draw_adjective(self.lexicon.qualities[noun], constructions)
+            if phrase.adjective and self.random() < 0.12 and phrase.determiner in ("the", "a", "this", ""):
+                phrase.degree = self.pick(self.lexicon.adverbials["degree"])
+
+    def add_postmodifier(self, phrase: NounPhrase, noun: Noun) -> None:
+        """Add a genitive or a prepositional phrase: the writer of the books, the man with the dogs."""
+        lexicon = self.lexicon
+        if noun in lexicon.possessors and self.random() < 0.7:
+            phrase.determiner = "the"
+            phrase.possessor = self.draw_noun_phrase(lexicon.possessors[noun], "possessor", "possessor")
+        elif "person" in noun.tags:
+            carried = self.draw_noun_phrase(lexicon.carried, "prepositional", "carried", preposition=WITH)
+            phrase.postmodifier = carried
+        elif noun.tags & {"small", "text"} and "furniture" not in noun.tags:
+            phrase.postmodifier = self.draw_noun_phrase(lexicon.furniture, "prepositional", "definite")
+            phrase.postmodifier.preposition = self.pick(AROUND_FURNITURE)
+
+    def draw_pronoun(self, pronouns: Sequence[str]) -> NounPhrase:
+        pronoun = self.pick(pronouns)
+        phrase = NounPhrase(self.new_block(), None, pronoun in ("we", "they"), pronoun)
+        self.noun_phrases.append(phrase)
+        return phrase
+
+    # ---- words
+
+    def pick(self, menu: Sequence[Choice]) -> Choice:
+        return menu[int(self.random() * len(menu))]
+
+    def new_block(self) -> int:
+        self.last_node += BLOCK_SIZE
+        return self.last_node
+
+    def is_allowed(self, word: Noun | Verb | Adjective, constructions: tuple[str, ...]) -> bool:
+        """Return whether the word may appear in these constructions, and note if it is held out from one."""
+        if word.held_out and word.held_out in constructions:
+            if not self.allow_held_out:
+                return False
+            self.found_held_out = True
+        return True
+
+    def draw_noun(self, menu: Sequence[Noun], role: str) -> Noun:
+        for _ in range(12):
+            noun = menu[int(self.random() * len(menu))]
+            if noun not in self.used and self.is_allowed(noun, (role,)):
+                self.used.add(noun)
+                self.content_hash += noun.hash
+                return noun
+        raise NoFittingWord
+
+    def draw_frame(self, menu: Sequence[Frame], constructions: tuple[str, ...] = ()) -> Frame:
+        for _ in range(12):
+            frame = menu[int(self.random() * len(menu))]
+            if frame.verb not in self.used and self.is_allowed(frame.verb, constructions):
+                return frame
+        raise NoFittingWord
+
+    def draw_adjective(self, menu: Sequence[Adjective], constructions: tuple[str, ...] = ()) -> Adjective | None:
+        """Draw an adjective that contradicts none before it, or None if the one drawn may not be used."""
+        if not menu:
+            return None
+        adjective = self.pick(menu)
+        if adjective in self.used or adjective.lemma in self.used or not self.is_allowed(adjective, constructions):
+            return None
+        self.used.add(adjective)
+        self.used.update(adjective.opposites)
+        self.content_hash += adjective.hash
+        return adjective
 
 
 def split_conjunction(entry: str) -> tuple[str, str]:
@@ -365,30 +524,22 @@ def choose_pronouns(phrase: NounPhrase) -> tuple[str, str]:
     noun = phrase.noun
     if noun is None:
         return phrase.pronoun, GERMAN_PRONOUNS.get(phrase.pronoun, "")
-    if phrase.plural:
-        return "they", "sie"
-    return noun.pronoun, ("er", "sie", "es")[noun.gender]
+    return ("they", "sie") if phrase.plural else (noun.pronoun, ("er", "sie", "es")[noun.gender])
 
 
-def is_tense_ambiguous(clause: Clause) -> bool:
+def is_tense_ambiguous(clause: Clause, verb: Verb) -> bool:
     """Return whether English leaves the tense open: "they read", but not "he reads" or "did they read"."""
-    subject, verb = clause.subject, clause.verb
-    assert subject is not None
-    assert verb is not None
     same_form = clause.tense == "past" and verb.english[0] == verb.english[2] and not clause.modal
-    has_do = clause.negated or (clause.kind == QUESTION and clause.moved != "subject")
-    return same_form and not has_do and subject.person != 1
+    has_do = clause.negated or (clause.kind == "question" and clause.opening != "subject")
+    return same_form and not has_do and clause.subject.person != 1
 
 
 def ends_with_object(clause: Clause) -> bool:
     """Return whether the object ends the clause, both in English and in German."""
-    if clause.moved == "accusative":
-        return False
     verb_follows = clause.tense not in SIMPLE_TENSES or clause.modal or (clause.verb and clause.verb.prefix)
-    time_follows = clause.time and clause.fronted != "time"
-    circumstance_follows = clause.circumstance and clause.fronted != "circumstance"
+    adjuncts = {"time", "circumstance", "place", "manner"} & (clause.phrases.keys() | clause.adverbials.keys())
     not_follows = clause.negated and not clause.has_kein
-    return not (verb_follows or time_follows or circumstance_follows or not_follows or clause.place or clause.manner)
+    return clause.opening != "accusative" and not (verb_follows or adjuncts - {clause.opening} or not_follows)
 
 
 def may_have_relative(phrase: NounPhrase) -> bool:

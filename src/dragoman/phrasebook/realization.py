@@ -11,21 +11,11 @@ apart words that share it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
-from dragoman.phrasebook.lexicon import (
-    ACCUSATIVE,
-    DATIVE,
-    GENITIVE,
-    NOMINATIVE,
-    Adjective,
-    Adverbial,
-    Noun,
-    Preposition,
-    Verb,
-)
+from dragoman.phrasebook.lexicon import CASES, Adjective, Adverbial, Noun, Preposition, Verb
 
 BLOCK_SIZE = 64  # node ids of a noun phrase or clause
 
@@ -42,8 +32,8 @@ class Offset:
     PARTICLE = 2
 
 
-# Kinds of clauses. In a verb-final clause, such as one with "because", the German verb comes last.
-MAIN, VERB_FINAL, RELATIVE, QUESTION, INFINITIVE = "main", "final", "relative", "question", "infinitive"
+# In a "final" clause, such as one with "because", the German verb comes last.
+ClauseKind = Literal["main", "final", "relative", "question", "infinitive"]
 
 
 @dataclass(slots=True, eq=False)
@@ -73,34 +63,36 @@ class NounPhrase:
 
 @dataclass(slots=True, eq=False)
 class Clause:
-    """A verb with its arguments and adjuncts."""
+    """A verb with its arguments and adjuncts.
+
+    `phrases` are the noun phrases by role: subject, dative, accusative, prepositional, place (or company), and
+    circumstance ("despite the rain"). `adverbials` are by name: time, frequency, manner, sentence_adverb, and
+    question_adverb ("where"). `opening` names the phrase or adverbial that comes first, such as a relative pronoun,
+    a question word, or an adjunct before the subject.
+    """
 
     node: int
-    kind: str
+    kind: ClauseKind
     tense: str
+    phrases: dict[str, NounPhrase]
+    adverbials: dict[str, Adverbial]
     follows_clause: bool = False  # another clause comes first in the sentence, which inverts the German word order
+    question_word: str = ""
+    opening: str = ""
     negated: bool = False
-    moved: str = ""  # the argument that comes first in the clause: a relative pronoun, who, what, which book
-    question_adverb: str = ""  # where, when, why
-    fronted: str = ""  # the adjunct that comes first in a main clause: time, circumstance or sentence_adverb
+    has_kein: bool = False  # German negates the object with "kein" instead of the verb with "nicht"
     verb: Verb | None = None  # None means "to be"
     modal: str = ""
-    subject: NounPhrase | None = None
-    accusative: NounPhrase | None = None
-    dative: NounPhrase | None = None
-    prepositional: NounPhrase | None = None
     predicate: Adjective | None = None
     degree: Adverbial | None = None
     comparison: NounPhrase | None = None
-    place: NounPhrase | None = None
-    circumstance: NounPhrase | None = None  # despite the rain
-    manner: Adjective | None = None
-    frequency: Adverbial | None = None
-    time: Adverbial | None = None
-    sentence_adverb: Adverbial | None = None
-    has_kein: bool = False  # German negates the object with "kein" instead of the verb with "nicht"
     conjunction: tuple[str, str] = ("", "")
     complement: Clause | None = None  # that ..., whether ..., to ...
+
+    @property
+    def subject(self) -> NounPhrase:
+        """Return the subject, which every clause has; an infinitive has that of the main clause."""
+        return self.phrases["subject"]
 
     @property
     def head(self) -> int:
@@ -117,9 +109,12 @@ class SentencePlan(NamedTuple):
 
 # Placeholders in the list of nodes of a phenomenon: the word before the first node, the word after the last node.
 PREVIOUS_WORD, NEXT_WORD = -1, -2
-CASES = {"subject": NOMINATIVE, "accusative": ACCUSATIVE}  # other arguments are dative or have a preposition
-MARKS = (",", ".", "?")
-QUESTION_ADVERBS = {"where": ("where", "wo"), "when": ("when", "wann"), "why": ("why", "warum")}
+ADVERBIAL_OFFSETS = {
+    "frequency": Offset.FREQUENCY,
+    "manner": Offset.MANNER,
+    "sentence_adverb": Offset.SENTENCE_ADVERB,
+    "question_adverb": Offset.QUESTION_WORD,
+}
 
 Token = tuple[str, int, int]  # word, node, node of the head; `Realizer.governors` overrides it for heads of clauses
 
@@ -142,8 +137,6 @@ class Realizer(ABC):
         self.nouns: list[tuple[int, bool]] = []  # node, plural
         self.agreements: list[tuple[int, int, bool]] = []  # subject, finite verb, plural
         self.references: list[tuple[int, int]] = []  # pronoun, antecedent
-        self.words: list[str] = []
-        self.text = ""
 
     # ---- differences between the languages
 
@@ -152,8 +145,8 @@ class Realizer(ABC):
         """Return whether a comma separates the second clause of a sentence from the first."""
 
     @abstractmethod
-    def write_predication(self, clause: Clause) -> None:
-        """Write subject, verb, arguments and adjuncts, except for the constituent that `write_opening` has written."""
+    def write_predication(self, clause: Clause, head: int) -> None:
+        """Write subject, verb, arguments and adjuncts, except for the opening, which is written already."""
 
     @abstractmethod
     def write_premodifiers(self, phrase: NounPhrase, noun: Noun, case: int) -> None:
@@ -165,79 +158,55 @@ class Realizer(ABC):
     # ---- sentences and clauses
 
     def write(self, plan: SentencePlan) -> None:
-        """Write the sentence. A comma before another punctuation mark is left out."""
         root = plan.root
         for clause in plan.clauses:
-            if clause is root:
-                self.write_clause(clause, 0)
-                continue
-            first = clause is plan.clauses[0]
-            if not first and self.is_comma_before(clause):
-                self.add(",", clause.node + Offset.COMMA, clause.head)
-            self.write_conjunction(clause)
-            self.write_clause(clause, root.head)
-            if first:
-                self.add(",", clause.node + Offset.COMMA, clause.head)
-        self.add("?" if root.kind == QUESTION else ".", root.node + Offset.STOP, root.head)
-        words = [token[0] for token in self.tokens]
-        for position in range(len(words) - 2, -1, -1):
-            if words[position] == "," and words[position + 1] in MARKS:
-                del words[position], self.tokens[position]
-        words[0] = words[0][0].upper() + words[0][1:]
-        self.words = words
-        self.text = " ".join(words).replace(" ,", ",").replace(" .", ".").replace(" ?", "?")
+            is_first, depends = clause is plan.clauses[0], clause is not root
+            if depends and not is_first and self.is_comma_before(clause):
+                self.add_mark(",", clause.node + Offset.COMMA, clause.head)
+            self.write_clause(clause, root.head if depends else 0)
+            if depends and is_first:
+                self.add_mark(",", clause.node + Offset.COMMA, clause.head)
+        self.add_mark("?" if root.kind == "question" else ".", root.node + Offset.STOP, root.head)
+        self.words = [token[0] for token in self.tokens]
+        self.words[0] = self.words[0][0].upper() + self.words[0][1:]
+        self.text = " ".join(self.words).replace(" ,", ",").replace(" .", ".").replace(" ?", "?")
 
     def write_clause(self, clause: Clause, governor: int) -> None:
         """Write a clause that depends on the node `governor`."""
-        self.governors[clause.head] = governor
-        self.write_opening(clause)
-        self.write_predication(clause)
-        complement = clause.complement
+        head, opening, complement = clause.head, clause.opening, clause.complement
+        self.governors[head] = governor
+        if conjunction := clause.conjunction[self.index]:
+            self.add_words(conjunction, clause.node + Offset.CONJUNCTION, head)
+        if opening in clause.phrases:
+            self.write_noun_phrase(clause.phrases[opening], opening, head)
+        elif opening:
+            self.write_adverbial(clause, opening, head)
+        self.write_predication(clause, head)
         if complement:
             if self.encloses_clauses:
-                self.add(",", complement.node + Offset.COMMA, complement.head)
-            if complement.kind == VERB_FINAL:
-                self.write_conjunction(complement)
-            self.write_clause(complement, clause.head)
+                self.add_mark(",", complement.node + Offset.COMMA, complement.head)
+            self.write_clause(complement, head)
 
-    def write_conjunction(self, clause: Clause) -> None:
-        self.add_words(clause.conjunction[self.index], clause.node + Offset.CONJUNCTION, clause.head)
-
-    def write_opening(self, clause: Clause) -> None:
-        """Write the argument, question word or adjunct that comes first in the clause, if any."""
-        if clause.moved:
-            self.write_constituent(clause, clause.moved)
-        elif clause.question_adverb:
-            word = QUESTION_ADVERBS[clause.question_adverb][self.index]
-            self.add(word, clause.node + Offset.QUESTION_WORD, clause.head)
-        elif clause.fronted:
-            self.write_constituent(clause, clause.fronted)
-
-    def write_rest(self, clause: Clause, *names: str) -> None:
-        """Write the named arguments and adjuncts that the clause has, except those written by `write_opening`."""
+    def write_rest(self, clause: Clause, names: Iterable[str], head: int) -> None:
+        """Write the named phrases and adverbials that the clause has, except for the opening."""
+        phrases, adverbials, opening = clause.phrases, clause.adverbials, clause.opening
         for name in names:
-            if getattr(clause, name) is not None and name != clause.moved and name != clause.fronted:
-                self.write_constituent(clause, name)
+            if name in phrases and name != opening:
+                self.write_noun_phrase(phrases[name], name, head)
+            elif name in adverbials and name != opening:
+                self.write_adverbial(clause, name, head)
 
-    def write_constituent(self, clause: Clause, name: str) -> None:
-        constituent, node, head = getattr(clause, name), clause.node, clause.head
-        if isinstance(constituent, NounPhrase):
-            self.write_noun_phrase(constituent, CASES.get(name, DATIVE), head)
-        elif isinstance(constituent, Adverbial):
-            first, *others = constituent[self.index]
-            if name != "time":
-                node += Offset.FREQUENCY if name == "frequency" else Offset.SENTENCE_ADVERB
-                self.add(first, node, head)
-                self.add_words(" ".join(others), node + 1, node)
-                return
+    def write_adverbial(self, clause: Clause, name: str, head: int) -> None:
+        first, *others = clause.adverbials[name][self.index]
+        if name == "time":
             # each word of a time has its own meaning, and the last word is the head of the others
-            last = node + Offset.TIME + 4 * len(others)
+            last = clause.node + Offset.TIME + 4 * len(others)
             for position, word in enumerate((first, *others), -len(others)):
                 self.add(word, last + 4 * position, last if position else head)
-        elif name == "manner":
-            self.add(constituent.adverb[self.index], node + Offset.MANNER, head)
         else:
-            self.write_predicate(clause, constituent)
+            node = clause.node + ADVERBIAL_OFFSETS[name]
+            self.add(first, node, head)
+            self.add_words(" ".join(others), node + 1, node)
 
     def write_predicate(self, clause: Clause, adjective: Adjective) -> None:
         """Write the adjective after the verb: very old, older than the cat."""
@@ -251,15 +220,16 @@ class Realizer(ABC):
         self.add_words(" ".join(more), node + Offset.PREDICATE + 1, node + Offset.PREDICATE)
         self.add(comparative, node + Offset.PREDICATE, node)
         self.add(self.than, node + Offset.THAN, clause.comparison.node)
-        self.write_noun_phrase(clause.comparison, NOMINATIVE, node + Offset.PREDICATE)
+        self.write_noun_phrase(clause.comparison, "subject", node + Offset.PREDICATE)
 
     # ---- noun phrases
 
-    def write_noun_phrase(self, phrase: NounPhrase, case: int, head: int) -> None:
-        node = phrase.node
-        if phrase.preposition:
-            case = phrase.preposition.case
-            self.add_words(phrase.preposition[:2][self.index], node + Offset.PREPOSITION, node)
+    def write_noun_phrase(self, phrase: NounPhrase, role: str, head: int) -> None:
+        """Write a noun phrase in the case of its preposition or, if it has none, of its role."""
+        node, preposition = phrase.node, phrase.preposition
+        case = preposition.case if preposition else CASES[role]
+        if preposition:
+            self.add_words(preposition[:2][self.index], node + Offset.PREPOSITION, node)
         if phrase.pronoun:
             self.add(self.inflect_pronoun(phrase, case), node, head)
             if phrase.pronoun == "relative":
@@ -270,20 +240,20 @@ class Realizer(ABC):
             return
         assert phrase.noun is not None
         self.write_premodifiers(phrase, phrase.noun, case)
-        self.add(phrase.noun.forms[self.index][phrase.plural][case], node, head)
+        self.tokens.append((phrase.noun.forms[self.index][phrase.plural][case], node, head))
         self.nouns.append((node, phrase.plural))
         if phrase.possessor:
             self.add_words(self.genitive, phrase.possessor.node + Offset.OF, phrase.possessor.node)
-            self.write_noun_phrase(phrase.possessor, GENITIVE, node)
+            self.write_noun_phrase(phrase.possessor, "possessor", node)
         if phrase.postmodifier:
-            self.write_noun_phrase(phrase.postmodifier, DATIVE, node)
+            self.write_noun_phrase(phrase.postmodifier, "postmodifier", node)
         if phrase.relative:
             relative = phrase.relative
             if self.encloses_clauses:
-                self.add(",", relative.node + Offset.COMMA, relative.head)
+                self.add_mark(",", relative.node + Offset.COMMA, relative.head)
             self.write_clause(relative, node)
             if self.encloses_clauses:
-                self.add(",", relative.node + Offset.CLOSING_COMMA, relative.head)
+                self.add_mark(",", relative.node + Offset.CLOSING_COMMA, relative.head)
 
     # ---- tokens and phenomena
 
@@ -294,6 +264,12 @@ class Realizer(ABC):
         """Add the words of `text` (there may be none), all with the same head."""
         for offset, word in enumerate(text.split()):
             self.tokens.append((word, node + offset, head))
+
+    def add_mark(self, mark: str, node: int, head: int) -> None:
+        """Add a punctuation mark, which replaces a comma before it."""
+        if self.tokens[-1][0] == ",":
+            self.tokens.pop()
+        self.tokens.append((mark, node, head))
 
     def note(self, phenomenon: str, *nodes: int) -> None:
         self.phenomena.append((phenomenon, nodes))
