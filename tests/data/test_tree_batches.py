@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dragoman.config.settings import AttentionSettings
 from dragoman.data.batches import BatchPlan, Widths, collate_pairs
 from dragoman.data.features import MAX_TREE_DISTANCE
 from dragoman.errors import UserError
@@ -20,7 +21,6 @@ from dragoman.kernels.attention import AttentionMask, RowLayout, attend_referenc
 from dragoman.models.settings import TransformerSettings
 from dragoman.models.transformer import Transformer
 from dragoman.modules.positions import POSITIONS
-from dragoman.modules.settings import AttentionSettings
 from dragoman.types import UNKNOWN_DISTANCE, Batch, Example, TokenFeature
 from tolerance import differ, same
 from toy_batch import VOCABULARY, examples, in_rows

@@ -13,6 +13,7 @@ from hypothesis import settings as trying
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from dragoman.config.settings import AttentionSettings
 from dragoman.errors import UserError
 from dragoman.kernels.attention import (
     KERNELS,
@@ -27,7 +28,6 @@ from dragoman.models.settings import TransformerSettings
 from dragoman.modules.attention import SelfAttention, StepContext
 from dragoman.modules.patterns import PATTERNS, BigBird, BlockedAttention, BlockMask
 from dragoman.modules.positions import POSITIONS, PositionEmbedding
-from dragoman.modules.settings import AttentionSettings
 from tolerance import DEVICES, differ, same
 
 SMALL: dict[str, Any] = {

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from dragoman.config.settings import AttentionSettings
 from dragoman.errors import UserError
 from dragoman.kernels.attention import KERNELS, AttentionMask, RowLayout, compute_attention_weights
 from dragoman.modules.positions import POSITIONS, PositionScheme, Relative, make_sinusoids
-from dragoman.modules.settings import AttentionSettings
 from tolerance import DEVICES, differ, same
 
 EVERY = pytest.mark.parametrize("name", [name for name, each in POSITIONS.items() if not each.features])

@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from dragoman.config.settings import Count, Fraction, Layers, Registries, Settings, check_names, pick, setting
+from dragoman.config.settings import (
+    AttentionSettings,
+    Count,
+    Fraction,
+    Layers,
+    Registries,
+    Settings,
+    check_names,
+    pick,
+    setting,
+)
 from dragoman.errors import UserError
-from dragoman.modules.settings import AttentionSettings
 
 if TYPE_CHECKING:
     from dragoman.modules.positions import PositionScheme

@@ -13,6 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from dragoman.config.settings import AttentionSettings
 from dragoman.kernels.attention import (
     KERNELS,
     AttentionMask,
@@ -30,7 +31,6 @@ from dragoman.modules.dropout import HeadDropout
 from dragoman.modules.feedforward import Linear
 from dragoman.modules.patterns import PATTERNS, FullAttention
 from dragoman.modules.positions import AttentionPosition
-from dragoman.modules.settings import AttentionSettings
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dragoman.config.settings import AttentionSettings
 from dragoman.errors import UserError
 from dragoman.kernels.attention import (
     AttentionMask,
@@ -30,7 +31,6 @@ from dragoman.kernels.attention import (
     make_self_attention_mask,
 )
 from dragoman.modules.positions import AttentionPosition
-from dragoman.modules.settings import AttentionSettings
 
 Lengths = NDArray[np.int64]
 IntOrTensor = TypeVar("IntOrTensor", int, Tensor)

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dragoman.config.settings import AttentionSettings
 from dragoman.errors import UserError
 from dragoman.kernels.attention import AttentionMask, Kernel, RowLayout, compute_attention_weights
-from dragoman.modules.settings import AttentionSettings
 from dragoman.types import UNKNOWN_DISTANCE
 
 
