@@ -187,7 +187,10 @@ class RunFolder:
         if version < 3:
             values = upgrade_settings(values)
         with prefix_errors(repr(str(self.config))):
-            return build(Recipe, values)
+            recipe = build(Recipe, values)
+            if digest.strip() == CHANGED:  # other recipes were checked before they were written
+                recipe.model.check()
+            return recipe
 
     def state(self) -> dict[str, Any]:
         """Return the training state (state.json) of the newest checkpoint; empty if there is none."""

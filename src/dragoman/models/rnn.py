@@ -287,7 +287,6 @@ class Rnn(RecurrentSeq2Seq):
 
     def __init__(self, settings: RnnSettings, *, source_size: int, target_size: int, joint: bool) -> None:
         super().__init__()
-        settings.check()
         self.settings, self.output_size, self.aligns = settings, target_size, settings.aligns
         same = joint and settings.tied
         # a shared table also has rows for the source-side tags; `output_size` excludes them from the output
@@ -322,7 +321,6 @@ class Hybrid(RecurrentSeq2Seq):
 
     def __init__(self, settings: HybridSettings, *, source_size: int, target_size: int, joint: bool) -> None:
         super().__init__()
-        settings.check()
         self.settings, self.output_size, self.aligns = settings, target_size, settings.aligns
         decoder = settings.of_decoder()
         same = joint and settings.tied and settings.embedded_width == settings.width

@@ -28,7 +28,6 @@ class LanguageModel(AutoregressiveModel):
 
     def __init__(self, settings: LmSettings, *, source_size: int, target_size: int, joint: bool) -> None:  # noqa: ARG002
         super().__init__()
-        settings.check()
         self.settings = settings
         self.decoder: RecurrentLmDecoder | Decoder
         if isinstance(settings, RnnLmSettings):
@@ -102,7 +101,6 @@ class TextClassifier(Model):
 
     def __init__(self, settings: ClassifierSettings, *, source_size: int, target_size: int, joint: bool) -> None:  # noqa: ARG002
         super().__init__()
-        settings.check()
         self.settings, self.pool = settings, POOLS[settings.pool]
         self.encoder: RecurrentEncoder | Encoder
         if isinstance(settings, RnnClassifierSettings):

@@ -190,7 +190,6 @@ class Transformer(Seq2Seq):
 
     def __init__(self, settings: TransformerSettings, *, source_size: int, target_size: int, joint: bool) -> None:
         super().__init__()
-        settings.check()
         self.settings, self.output_size = settings, target_size
         same = joint and settings.tied
         # a shared table also has rows for the source-side tags; `output_size` excludes them from the output
