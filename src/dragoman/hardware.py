@@ -229,7 +229,7 @@ def set_runtime_defaults() -> None:
 def limit_threads() -> None:
     """Set OMP_NUM_THREADS to the quota, unless it is set, for libraries that are loaded later and for subprocesses."""
     global _kept
-    if cpu_quota() < available_cores() and THREADS not in os.environ:
+    if THREADS not in os.environ and cpu_quota() < available_cores():
         os.environ[THREADS] = _kept = str(usable_cores())
 
 

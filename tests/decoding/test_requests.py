@@ -7,7 +7,8 @@ import pytest
 from dragoman.config.settings import SearchSettings, TokenizerSettings
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.errors import UserError
-from dragoman.inference.constraints import limit_length, make_constraints, merge_search
+from dragoman.inference.constraints import make_constraints
+from dragoman.inference.translator import limit_length, merge_search
 from dragoman.types import Line, Pair
 
 OWN = SearchSettings(beam=6, nbest=2)

@@ -9,7 +9,7 @@ import pytest
 
 import dragoman
 from dragoman.errors import UserError
-from dragoman.inference import loading
+from dragoman.inference.engines import ctranslate2
 from dragoman.inference.loading import PREDICTORS, load_as, open_run
 from dragoman.models.settings import MODEL_KINDS
 from toy_heads import classifier_recipe, lm_recipe
@@ -32,10 +32,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_a_run_does_not_choose_where_files_are_written(
     runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cache of translations is that of the user, whatever the run folder's data.cache names."""
+    """Models are converted into the cache of the user, whatever the run folder's data.cache names."""
     caches: list[Path] = []
-    monkeypatch.setitem(loading.ENGINES, "auto", lambda _run, cache: caches.append(cache))
-    dragoman.load(runs["translate"], device="cpu", engine="auto")
+
+    def convert_cached(_run: object, cache: Path, _quantization: str) -> Path:
+        caches.append(cache)
+        raise UserError("not converted")
+
+    monkeypatch.setattr(ctranslate2, "convert_cached", convert_cached)
+    with pytest.raises(UserError, match="not converted"):
+        dragoman.load(runs["translate"], device="cpu", engine="ctranslate2")
     assert caches == [tmp_path / "home" / ".cache" / "dragoman"]
 
 

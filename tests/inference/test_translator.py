@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.config.settings import SearchSettings
-from dragoman.data.batches import group_by_key, round_to_bucket
+from dragoman.data.batches import group_by_key
+from dragoman.decoding.continuous_batching import round_to_bucket
 from dragoman.decoding.protocol import Job, SearchResult
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import Engine
@@ -299,9 +300,9 @@ def test_more_is_found_where_some_may_fall_away(translator: Translator, settings
     seen: list[int] = []
 
     class Recorder(Engine):
-        def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
+        def iter_results(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
             seen.append(search.nbest)
-            return translator.engine.search(jobs, search)
+            return translator.engine.iter_results(jobs, search)
 
     replace(translator, engine=Recorder()).nbest(["ba."], beam=6, search=settings)
     assert seen == [asked]

@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from dragoman.config.settings import SearchSettings
+from dragoman.config.settings import SearchSettings, override
 from dragoman.errors import UserError
 from dragoman.io import LONGEST_LINE, lines_of, move_into_place, read_lines, report_write_errors, temporary_beside
 from dragoman.progress import DETAIL, INFO, WARNING, ProgressBar, is_shown, log
@@ -180,6 +180,17 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             raise UserError(f"{argument!r} is not a setting of search; did you mean {right!r}?")
         (settings if section in Recipe.model_fields else texts).append(argument)
     return texts, settings
+
+
+def parse_search_overrides(overrides: Sequence[str], begun: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `begun` with the overrides `search.a=b`. Other settings of a trained run cannot be changed."""
+    values: dict[str, Any] = {"search": dict(begun)}
+    for item in overrides:
+        if not item.startswith("search."):
+            raise UserError(f"{item!r} cannot be changed here; only settings of search can, such as search.beam=8")
+        override(values, item)
+    changes: dict[str, Any] = values["search"]
+    return changes
 
 
 @dataclass

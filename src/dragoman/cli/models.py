@@ -10,6 +10,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
+from dragoman.cli import line_io
 from dragoman.cli import options as opt
 from dragoman.config.settings import pick
 from dragoman.errors import UserError
@@ -67,9 +68,8 @@ def backtranslate_command(
     """
     opt.check_arguments(engine=engine, runs=[run], inputs=[input_file])
     from dragoman.augmentation.backtranslation import backtranslate as translate_back
-    from dragoman.inference.constraints import parse_search_overrides
 
-    search = parse_search_overrides(overrides or [], {})
+    search = line_io.parse_search_overrides(overrides or [], {})
     translate_back(
         run, input_file, output_file, search=search, beam=beam, tag=tag, batch=batch, engine=engine, device=device
     )

@@ -116,11 +116,11 @@ class LineTranslator:
         """Load all of them, and refuse invalid options before any line is read. `group`: for `translate_file`."""
         from dragoman.augmentation.jobs import choose_device_of_rank
         from dragoman.data.trees import TreeReader
-        from dragoman.inference.constraints import parse_search_overrides, read_dictionary, read_glossary
+        from dragoman.inference.constraints import read_dictionary, read_glossary
         from dragoman.inference.loading import load_as
         from dragoman.inference.translator import Translator
 
-        search = parse_search_overrides(overrides, {"unknown": "dictionary"} if options.dictionary else {})
+        search = line_io.parse_search_overrides(overrides, {"unknown": "dictionary"} if options.dictionary else {})
         if options.stream and options.engine not in ("auto", "torch"):
             raise UserError(f"--stream needs the engine torch, not {options.engine}; leave --engine out")
         if options.stream and (options.as_json or options.nbest or options.conllu):

@@ -37,17 +37,6 @@ Key = TypeVar("Key")
 Examples = Sequence[Example] | Mapping[int, Example]  # indexed by the numbers in a BatchPlan
 
 
-def round_to_bucket(length: int) -> int:
-    """Return the smallest of 16, 32, 64, 128, ... that is at least `length`.
-
-    The width depends on the sentence only, so that other sentences in a batch do not change its scores.
-    """
-    width = 16
-    while width < length:
-        width *= 2
-    return width
-
-
 def group_by_key(items: Iterable[int], key: Callable[[int], Key], size: int) -> Iterator[tuple[Key, list[int]]]:
     """Yield each key with its items, at most `size` at a time, in the order of `items`."""
     groups: dict[Key, list[int]] = {}

@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman.data.batches import BatchPlan, Widths, collate_pairs, round_to_bucket
+from dragoman.data.features import FEATURES
 from dragoman.decoding.beam import BeamSearch, BeamState
 from dragoman.decoding.protocol import Job, Search, SearchFactory, SearchResult, SearchState, StepModel
 from dragoman.hardware import total_memory
-from dragoman.types import BOS, Batch, Example
+from dragoman.types import BOS, EOS, PAD
 
 WARMUP_STEPS = 3  # steps before a capture, in which libraries choose their algorithms
 REFILL_DIVISOR = 16  # slots are refilled or removed once 1/16 of them are free
@@ -239,9 +239,10 @@ class Scheduler:
     def read_sources(self, queue: JobQueue, numbers: Sequence[int]) -> tuple[Any, list[Job]]:
         """Encode the sources of these jobs; return the state and the jobs. FREE numbers come last and get EMPTY_JOB."""
         jobs = [queue.jobs[number] for number in numbers if number != FREE]
-        batch = collate_sources(jobs, queue.width, len(numbers)).to(self.device)
-        features = [batch.features] if batch.features else []
-        fresh = self.model.start(batch.source_BS, batch.source_segment_BS > 0, *features)
+        source_BS, real_BS, features = collate_sources(jobs, queue.width, len(numbers))
+        on_device = {name: tensor.to(self.device, non_blocking=True) for name, tensor in features.items()}
+        sources = [tensor.to(self.device, non_blocking=True) for tensor in (source_BS, real_BS)]
+        fresh = self.model.start(*sources, *([on_device] if features else []))
         return fresh, [*jobs, *[EMPTY_JOB] * (len(numbers) - len(jobs))]
 
 
@@ -365,9 +366,25 @@ def run_batch(
     return search.results(search.state)
 
 
-def collate_sources(jobs: Sequence[Job], width: int, rows: int) -> Batch:
-    """Return a batch of the sources, one per row, padded with empty rows."""
-    nothing = np.zeros(0, dtype=np.int64)
-    examples = [Example(np.array(job.ids, dtype=np.int64), nothing, i, job.features) for i, job in enumerate(jobs)]
-    layout = [[row] for row in range(len(jobs))] + [[]] * (rows - len(jobs))
-    return collate_pairs(BatchPlan(layout, Widths(width, 1)), examples)
+def round_to_bucket(length: int) -> int:
+    """Return the smallest of 16, 32, 64, 128, ... that is at least `length`.
+
+    The width depends on the sentence only, so that other sentences in a batch do not change its scores.
+    """
+    width = 16
+    while width < length:
+        width *= 2
+    return width
+
+
+def collate_sources(jobs: Sequence[Job], width: int, rows: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Return the sources with EOS, one per row, then empty rows: ids, a mask that is False at padding, and features."""
+    length_B = np.array([len(job.ids) + 1 for job in jobs] + [0] * (rows - len(jobs)))
+    real_BS = np.arange(width) < length_B[:, None]
+    source_BS = np.full(real_BS.shape, PAD, dtype=np.int64)
+    source_BS[real_BS] = [token for job in jobs for token in (*job.ids, EOS)]
+    features: dict[str, Tensor] = {}
+    for name in jobs[0].features if jobs else ():
+        values = [job.features[name] for job in jobs]
+        features |= FEATURES[name].pack(values, np.arange(len(jobs)), np.flatnonzero(real_BS), real_BS.shape)
+    return torch.from_numpy(source_BS), torch.from_numpy(real_BS), features

@@ -1,4 +1,4 @@
-"""Constraints on translations: glossaries, terms that must or must not appear, and search settings of a call.
+"""Constraints on translations: glossaries, and terms that must or must not appear.
 
 A glossary is a file of lines with a tab:
 
@@ -13,20 +13,17 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from dragoman.config.settings import SearchSettings, build, override, pick
+from dragoman.config.settings import SearchSettings
 from dragoman.data.tokenizers import Tokenizer, Tokenizers
-from dragoman.decoding.methods import apply_fixed_settings, check_search_settings
 from dragoman.decoding.protocol import UNREACHABLE, DecodingConstraints, SpellingTable, Term
 from dragoman.errors import UserError
-from dragoman.inference.postprocess import UNKNOWN_WORD_METHODS
 from dragoman.io import read_lines
 from dragoman.types import Line
 
@@ -171,43 +168,6 @@ def read_dictionary(path: Path) -> dict[str, str]:
     return found
 
 
-def merge_search(
-    own: SearchSettings,
-    changes: Mapping[str, Any] | None = None,
-    *,
-    beam: int | None = None,
-    count: int | None = None,
-    aligns: bool = True,
-) -> SearchSettings:
-    """Return the search settings of a run with overrides, all of them checked.
-
-    `aligns`: whether the model's attention tells source tokens apart, which some settings need.
-    """
-    given = {name: value for name, value in (("beam", beam), ("nbest", count)) if value is not None}
-    settings = build(SearchSettings, {**own.model_dump(), **(changes or {}), **given}, where="search")
-    check_search_settings(settings)
-    pick(UNKNOWN_WORD_METHODS, settings.unknown, "search.unknown")
-    needs = [f"search.coverage={settings.coverage:g}"] if settings.coverage else []
-    needs += [f"search.unknown={settings.unknown}"] if settings.unknown in ("copy", "dictionary") else []
-    if needs and not aligns:
-        raise UserError(
-            f"{needs[0]} needs the source word that each target word attends to, which this model's attention "
-            "(none or mean) does not give; leave it out, or train with another model.attention, such as additive"
-        )
-    return apply_fixed_settings(settings)
-
-
-def parse_search_overrides(overrides: Sequence[str], begun: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `begun` with the overrides `search.a=b`. Other settings of a trained run cannot be changed."""
-    values: dict[str, Any] = {"search": dict(begun)}
-    for item in overrides:
-        if not item.startswith("search."):
-            raise UserError(f"{item!r} cannot be changed here; only settings of search can, such as search.beam=8")
-        override(values, item)
-    changes: dict[str, Any] = values["search"]
-    return changes
-
-
 def make_constraints(
     line: Line, text: str, tokens: int, tokenizers: Tokenizers, search: SearchSettings, *, first: bool
 ) -> DecodingConstraints:
@@ -215,8 +175,6 @@ def make_constraints(
 
     The prefix and terms without a source term apply to the first segment.
     """
-    if not (line.terms or line.avoid or line.begin or search.min_ratio):
-        return DecodingConstraints(text=text)
     terms, avoid = select_terms(line.terms, text, first=first), select_terms(line.avoid, text, first=True)
     return DecodingConstraints(
         prefix=tuple(tokenizers.target.encode(line.begin.rstrip())) if first and line.begin.strip() else (),
@@ -225,12 +183,6 @@ def make_constraints(
         minimum=math.ceil(search.min_ratio * tokens),
         text=text,
     )
-
-
-def limit_length(constraints: DecodingConstraints, tokens: int, search: SearchSettings, max_tokens: int) -> int:
-    """Return the most tokens of a translation, EOS included: what the constraints need comes on top."""
-    usual = int(search.max_ratio * tokens) + search.max_extra + 1
-    return min(max(usual, constraints.minimum + 1) + len(constraints.prefix) + constraints.needed_tokens, max_tokens)
 
 
 def list_unmet(line: Line, constraints: DecodingConstraints, text: str) -> list[str]:

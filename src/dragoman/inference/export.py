@@ -12,15 +12,17 @@ from typing import NamedTuple
 from dragoman.config.settings import pick
 from dragoman.data.corpus import DataSettings, read_pairs
 from dragoman.errors import UserError
-from dragoman.inference.engines.base import Engine, LoadedModel
+from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.ctranslate2 import QUANTIZATIONS, CTranslate2Engine, save_ctranslate2
 from dragoman.inference.engines.huggingface import HuggingFaceEngine, import_huggingface, save_huggingface
 from dragoman.inference.engines.onnx import OnnxEngine, save_onnx
 from dragoman.inference.loading import load_as
 from dragoman.inference.model_card import render_card
+from dragoman.inference.predictor import Predictor
 from dragoman.inference.translator import Translator
 from dragoman.io import write_atomically, write_text
 from dragoman.metrics.metrics import METRICS
+from dragoman.models.base import Model
 from dragoman.phrasebook.generate import generate_pairs
 from dragoman.progress import log
 from dragoman.run_dir import RunFolder
@@ -35,8 +37,8 @@ MIN_CHRF = 70  # minimum chrF of quantised translations, with those of the run a
 class Format(NamedTuple):
     """An export format: how to write a model in a quantization, and the engine that reads it."""
 
-    save: Callable[[LoadedModel, Path, str], list[str] | None]  # returns messages about what was left out
-    engine: Callable[[LoadedModel, Path, str], Engine]
+    save: Callable[[Predictor[Model], Path, str], list[str] | None]  # returns messages about what was left out
+    engine: Callable[[Predictor[Model], Path, str], Engine]
     quantizations: Sequence[str] = ("float32",)
     sample: int = SAMPLE_LINES  # number of sentences that are compared
 

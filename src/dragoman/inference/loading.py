@@ -20,19 +20,19 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from dragoman.config.settings import pick, prefix_errors
+from dragoman.config.settings import pick
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.decoding.protocol import Ensemble, EnsembleState, mean_logp
 from dragoman.errors import UserError
 from dragoman.hardware import choose_device
-from dragoman.inference.engines.base import Engine, LoadedModel
+from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.ctranslate2 import CTranslate2Engine
 from dragoman.inference.engines.torch import TorchEngine, prepare_model
 from dragoman.inference.postprocess import PairStatistics
+from dragoman.inference.predictor import Predictor
 from dragoman.inference.single_sequence import Classifier, Generator
 from dragoman.inference.translator import Translator
-from dragoman.io import cache_folder
-from dragoman.models.base import Seq2Seq, collect_tensors
+from dragoman.models.base import Model, Seq2Seq, collect_tensors
 from dragoman.models.registry import build_model, rename_tensors
 from dragoman.run_dir import RunFolder, load_tensors
 from dragoman.types import Batch, PairScore
@@ -99,9 +99,10 @@ def open_run(run: str | Path, *, device: str = "auto") -> Translator | Generator
     tokenizers = Tokenizers.load(folder.tokenizer)
     if header.get("tokenizer") != tokenizers.fingerprint():
         raise UserError(f"{str(folder.tokenizer)!r} is damaged, or not the tokenizer that the model was trained with")
-    with prefix_errors(repr(str(folder.config))):
-        model = build_model(recipe.model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
-    copy_weights(model, rename_tensors(weights, folder.check()), repr(str(folder.model)), "its config.yaml")
+    model = build_model(recipe.model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
+    if folder.check() == 1:
+        weights = rename_tensors(weights)
+    copy_weights(model, weights, repr(str(folder.model)), "its config.yaml")
     try:
         longest = int(header["longest"])  # tokens of the longest source in the training data
         statistics = PairStatistics(*json.loads(header["usual"])) if "usual" in header else None
@@ -116,7 +117,7 @@ def open_run(run: str | Path, *, device: str = "auto") -> Translator | Generator
     return predictor(ready, tokenizers, recipe, longest, torch_device, statistics=statistics, run=str(run))
 
 
-def make_torch_engine(run: LoadedModel, cache: Path, *, precision: str = "float32") -> Engine:  # noqa: ARG001
+def make_torch_engine(run: Predictor[Model], cache: Path | None = None, *, precision: str = "float32") -> Engine:  # noqa: ARG001
     """Return an engine that runs the model in PyTorch; it needs no cache."""
     model = prepare_model(cast(Seq2Seq, run.model), run.device, precision)
     return TorchEngine(model, run.device, run.tokenizers.target.decode)
@@ -125,7 +126,7 @@ def make_torch_engine(run: LoadedModel, cache: Path, *, precision: str = "float3
 # `auto` is PyTorch in float32: a line has the same translation at every batch size, in any order, and independent of
 # earlier calls. In CTranslate2, rounding depends on the other sentences of the batch, and other precisions are less
 # exact, so these engines are used only on request (docs/decisions/0014-auto-is-torch.md).
-ENGINES: dict[str, Callable[[LoadedModel, Path], Engine]] = {
+ENGINES: dict[str, Callable[[Predictor[Model], Path | None], Engine]] = {
     "auto": make_torch_engine,
     "torch": make_torch_engine,
     "torch-bf16": partial(make_torch_engine, precision="bf16"),
@@ -135,13 +136,9 @@ ENGINES: dict[str, Callable[[LoadedModel, Path], Engine]] = {
 }
 
 
-def open_engine(name: str, run: LoadedModel, *, cache: Path | None = None) -> Engine:
-    """Return the engine called `name` for a model.
-
-    Converted models are written to the user's cache, not to the run's data.cache: a run folder from an untrusted
-    source must not decide where files are written.
-    """
-    return pick(ENGINES, name, "engine")(run, cache or cache_folder())
+def open_engine(name: str, run: Predictor[Model], *, cache: Path | None = None) -> Engine:
+    """Return the engine called `name` for a model. Converted models are kept in `cache`."""
+    return pick(ENGINES, name, "engine")(run, cache)
 
 
 def copy_weights(model: nn.Module, weights: dict[str, Tensor], source: str, target: str) -> None:

@@ -19,8 +19,9 @@ from typing import Generic, TypeVar
 import torch
 from torch import nn
 
-from dragoman.data.batches import BatchPlan, Widths, collate_pairs, group_by_key, round_to_bucket
+from dragoman.data.batches import BatchPlan, Widths, collate_pairs, group_by_key
 from dragoman.data.tokenizers import Tokenizers
+from dragoman.decoding.continuous_batching import round_to_bucket
 from dragoman.errors import UserError
 from dragoman.hardware import ROWS
 from dragoman.inference.postprocess import PairStatistics
@@ -30,7 +31,7 @@ from dragoman.recipe import Recipe
 from dragoman.types import EOS, UNK, Example, Line, PairScore
 
 _T = TypeVar("_T")
-_M = TypeVar("_M", bound=Model)
+_M = TypeVar("_M", bound=Model, covariant=True)
 MAX_UNSPLIT = 512  # texts up to this number of tokens are not split, however short the training texts were
 MAX_SCORED = 4096  # maximum tokens per side, EOS included: a larger attention matrix may not fit into memory
 ATTENTION_CELLS = 4_000_000  # maximum size of an attention matrix, over a batch: wide batches have fewer rows

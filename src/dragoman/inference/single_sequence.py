@@ -20,8 +20,9 @@ import torch
 from torch.nn import functional as F
 
 from dragoman.config.settings import SampleSettings
-from dragoman.data.batches import EXAMPLE_FORMATS, BatchPlan, Widths, group_by_key, round_to_bucket
+from dragoman.data.batches import EXAMPLE_FORMATS, BatchPlan, Widths, group_by_key
 from dragoman.data.stream import TextWindows
+from dragoman.decoding.continuous_batching import round_to_bucket
 from dragoman.decoding.protocol import SearchResult
 from dragoman.decoding.sampling import sample_continuations
 from dragoman.errors import UserError

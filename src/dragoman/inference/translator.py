@@ -23,22 +23,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dragoman.config.settings import SearchSettings, suggest_name
+from dragoman.config.settings import SearchSettings, build, pick, suggest_name
 from dragoman.data.batches import BatchPlan, collate_pairs, group_by_key
 from dragoman.data.features import FEATURES
 from dragoman.data.simple_tokenizers import WordTokenizer
 from dragoman.data.trees import find_tree_fault
 from dragoman.decoding.beam import BeamState
-from dragoman.decoding.methods import METHODS
+from dragoman.decoding.methods import METHODS, apply_fixed_settings, check_search_settings
 from dragoman.decoding.protocol import NEVER, DecodingConstraints, Job, SearchResult
 from dragoman.errors import UserError
-from dragoman.inference.constraints import limit_length, list_unmet, make_constraints, merge_search
+from dragoman.inference.constraints import list_unmet, make_constraints
 from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.torch import TorchEngine
 from dragoman.inference.postprocess import (
     FLAG_UNKNOWN,
     NON_SPACE,
     NON_SPACES,
+    UNKNOWN_WORD_METHODS,
     AlignmentRows,
     check_placeholders,
     drop_duplicates,
@@ -288,9 +289,11 @@ class Translator(Predictor[Seq2Seq]):
         tag_ids, search = self.encode_tag(line.tag or options.tag), options.search
         segments: list[SourceSegment] = []
         for segment in self.split_line(line, ids, tree=tree, line_index=line_index):
-            constraints = make_constraints(
-                line, segment.text, len(segment.ids), self.tokenizers, search, first=not segments
-            )
+            constraints = DecodingConstraints(text=segment.text)
+            if line.terms or line.avoid or line.begin or search.min_ratio:
+                constraints = make_constraints(
+                    line, segment.text, len(segment.ids), self.tokenizers, search, first=not segments
+                )
             limit = limit_length(constraints, len(segment.ids), search, self.max_tokens)
             segments.append(segment._replace(tag_ids=tag_ids, constraints=constraints, limit=limit))
         return segments
@@ -355,7 +358,7 @@ class Translator(Predictor[Seq2Seq]):
         hypotheses: list[list[Hypothesis]] = [[] for _ in segments]
         with eval_mode(self.model):
             if observe and isinstance(engine, TorchEngine) and is_certain_early(segments[0], search):
-                results = enumerate(engine.search(jobs, search, observe))
+                results = engine.iter_results(jobs, search, observe)
             else:
                 # Get all results of the beam: some may have the same text, and reranking changes their order.
                 if METHODS[search.method].reranks and (search.nbest > 1 or search.coverage > 0):
@@ -427,6 +430,38 @@ class Translator(Predictor[Seq2Seq]):
             warnings=(*warnings, *changed),
             flags=(*flags, *lost, *(warning_kinds(changed) if changed else ())),
         )
+
+
+def merge_search(
+    own: SearchSettings,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    beam: int | None = None,
+    count: int | None = None,
+    aligns: bool = True,
+) -> SearchSettings:
+    """Return the search settings of a run with overrides, all of them checked.
+
+    `aligns`: whether the model's attention tells source tokens apart, which some settings need.
+    """
+    given = {name: value for name, value in (("beam", beam), ("nbest", count)) if value is not None}
+    settings = build(SearchSettings, {**own.model_dump(), **(changes or {}), **given}, where="search")
+    check_search_settings(settings)
+    pick(UNKNOWN_WORD_METHODS, settings.unknown, "search.unknown")
+    needs = [f"search.coverage={settings.coverage:g}"] if settings.coverage else []
+    needs += [f"search.unknown={settings.unknown}"] if settings.unknown in ("copy", "dictionary") else []
+    if needs and not aligns:
+        raise UserError(
+            f"{needs[0]} needs the source word that each target word attends to, which this model's attention "
+            "(none or mean) does not give; leave it out, or train with another model.attention, such as additive"
+        )
+    return apply_fixed_settings(settings)
+
+
+def limit_length(constraints: DecodingConstraints, tokens: int, search: SearchSettings, max_tokens: int) -> int:
+    """Return the most tokens of a translation, EOS included: what the constraints need comes on top."""
+    usual = int(search.max_ratio * tokens) + search.max_extra + 1
+    return min(max(usual, constraints.minimum + 1) + len(constraints.prefix) + constraints.needed_tokens, max_tokens)
 
 
 def is_certain_early(segment: SourceSegment, search: SearchSettings) -> bool:

@@ -11,7 +11,7 @@ Shapes   N pairs of a batch
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,13 +54,11 @@ FORMAT_1_NAMES = (  # format 1: a Transformer's layers stood in the model itself
 )
 
 
-def rename_tensors(tensors: Mapping[str, Tensor], version: int) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint of this format under the names that parameters have now."""
-    found = dict(tensors)
-    if version == 1:
-        for old, new in FORMAT_1_NAMES:
-            found = {re.sub(f"^{old}", new, name): tensor for name, tensor in found.items()}
-    return found
+def rename_tensors(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a run folder of format 1 under the names that parameters have now."""
+    for old, new in FORMAT_1_NAMES:
+        tensors = {re.sub(f"^{old}", new, name): tensor for name, tensor in tensors.items()}
+    return tensors
 
 
 BACKWARD_FACTOR = 2  # per forward pass: one product for the gradient of the input, one for the gradient of the weight

@@ -28,9 +28,9 @@ from dragoman.config.settings import (
 from dragoman.data.corpus import FILES, SPLITS
 from dragoman.data.tokenizers import TOKENIZERS, Tokenizers, target_settings
 from dragoman.errors import UserError
-from dragoman.inference.constraints import merge_search
 from dragoman.inference.loading import copy_weights, open_run
 from dragoman.inference.predictor import Predictor
+from dragoman.inference.translator import merge_search
 from dragoman.io import is_temporary, lock_folder, report_write_errors
 from dragoman.metrics.metrics import METRICS, metrics_for_task, note_on_wer, select_best_metric
 from dragoman.models.base import Model, collect_tensors

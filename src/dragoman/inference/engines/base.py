@@ -11,12 +11,11 @@ from torch import nn
 
 from dragoman.config.settings import SearchSettings
 from dragoman.data.subword_tokenizers import SubwordTokenizer
-from dragoman.data.tokenizers import Tokenizer, Tokenizers
+from dragoman.data.tokenizers import Tokenizer
 from dragoman.decoding.protocol import Job, SearchResult
 from dragoman.errors import UserError
-from dragoman.models.base import Model, collect_tensors
+from dragoman.models.base import collect_tensors
 from dragoman.models.transformer import Transformer
-from dragoman.recipe import Recipe
 from dragoman.types import SPECIALS
 
 SupportedValues = Mapping[str, Sequence[Any]]  # model setting -> values that an export format supports
@@ -25,31 +24,17 @@ SupportedValues = Mapping[str, Sequence[Any]]  # model setting -> values that an
 class Engine(Protocol):
     """Decode jobs with a model, whatever library runs it."""
 
-    def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
-        """Return up to `search.nbest` different results per job, best first."""
-        ...
-
     def iter_results(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
-        """Yield the index and the results of each job, in any order.
+        """Yield the index of each job and up to `search.nbest` different results, best first; jobs in any order.
 
         Callers can process early results while an asynchronous engine still decodes other jobs.
         """
-        yield from enumerate(self.search(jobs, search))
+        ...
 
-
-class LoadedModel(Protocol):
-    """A model with its tokenizers, recipe and device: a loaded run, or a predictor."""
-
-    @property
-    def model(self) -> Model: ...
-    @property
-    def tokenizers(self) -> Tokenizers: ...
-    @property
-    def recipe(self) -> Recipe: ...
-    @property
-    def longest(self) -> int: ...  # tokens of the longest source in the training data
-    @property
-    def device(self) -> torch.device: ...
+    def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
+        """Return the results of all jobs, in the order of the jobs."""
+        results = dict(self.iter_results(jobs, search))
+        return [results[index] for index in range(len(jobs))]
 
 
 class LayerModule(NamedTuple):

@@ -30,14 +30,15 @@ from dragoman.errors import UserError
 from dragoman.hardware import cpu_features
 from dragoman.inference.engines.base import (
     Engine,
-    LoadedModel,
     SupportedValues,
     fingerprint_model,
     list_layer_modules,
     list_vocabulary,
     require_exportable,
 )
-from dragoman.io import keep_folder
+from dragoman.inference.predictor import Predictor
+from dragoman.io import cache_folder, keep_folder
+from dragoman.models.base import Model
 from dragoman.models.transformer import TransformerStack
 from dragoman.modules.positions import Learned, Relative, Sinusoidal, make_sinusoids
 from dragoman.types import BOS, EOS, PAD, SPECIALS
@@ -77,7 +78,7 @@ def import_ctranslate2() -> ModuleType:
     return ctranslate2  # type: ignore[no-any-return]
 
 
-def save_ctranslate2(run: LoadedModel, folder: Path, quantization: str, *, narrow_int8: bool = True) -> None:
+def save_ctranslate2(run: Predictor[Model], folder: Path, quantization: str, *, narrow_int8: bool = True) -> None:
     """Write model and vocabularies into a folder that `ctranslate2.Translator` opens."""
     spec = make_specification(run)
     quantize_weights(spec, quantization, narrow_int8=narrow_int8)
@@ -110,7 +111,7 @@ def quantize_weights(spec: Any, quantization: str, *, narrow_int8: bool) -> None
         spec_module.visit_spec(spec, narrow)
 
 
-def make_specification(run: LoadedModel) -> Any:
+def make_specification(run: Predictor[Model]) -> Any:
     """Return CTranslate2's specification of the model, filled with its weights."""
     model = require_exportable(run.model, CTRANSLATE2_SUPPORTS, "CTranslate2", equal_head_widths=True)
     specs, settings = import_ctranslate2().specs, model.settings
@@ -224,7 +225,7 @@ class PendingBatch(NamedTuple):
 class CTranslate2Engine(Engine):
     """The engine of one model, in one precision: float32, int8 or another of QUANTIZATIONS."""
 
-    def __init__(self, run: LoadedModel, folder: Path, quantization: str) -> None:
+    def __init__(self, run: Predictor[Model], folder: Path, quantization: str) -> None:
         device, threads = run.device, torch.get_num_threads()
         self.max_tokens = run.recipe.model.length_limit or TABLE_POSITIONS  # per source or output, with EOS
         self.rows = BATCH_ROWS[device.type]
@@ -245,11 +246,16 @@ class CTranslate2Engine(Engine):
         self.target_ids = {piece: number for number, piece in enumerate(self.target)}
 
     @classmethod
-    def convert(cls, run: LoadedModel, cache: Path, *, quantization: str = "float32") -> CTranslate2Engine:
+    def convert(
+        cls, run: Predictor[Model], cache: Path | None = None, *, quantization: str = "float32"
+    ) -> CTranslate2Engine:
         """Return the engine of a model, converting the model into the cache unless that was done before.
 
-        If the cache cannot be written, the model is converted into a temporary folder, which is removed after opening.
+        The default is the user's cache, not the run's data.cache: a run folder from an untrusted source must not decide
+        where files are written. If the cache cannot be written, the model is converted into a temporary folder, which
+        is removed after opening.
         """
+        cache = cache or cache_folder()
         if run.device.type == "cuda" and not import_ctranslate2().get_cuda_device_count():
             raise UserError("the installed CTranslate2 cannot use the GPU; use --device cpu or --engine torch")
         with ExitStack() as cleanup:
@@ -279,13 +285,8 @@ class CTranslate2Engine(Engine):
             return ""
         return f"on this {self.translator.device}, CTranslate2 computes {quantization} as {computed}"
 
-    def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
-        """Return up to `nbest` results for each job, best first. A job with limit 0 gets an empty list."""
-        results = dict(self.iter_results(jobs, search))
-        return [results[number] for number in range(len(jobs))]
-
     def iter_results(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
-        """Yield the index and the results of each job.
+        """Yield the index and the results of each job; none for a job with limit 0.
 
         A batch is decoded with the highest length limit of its jobs. If all results of a sentence end within the
         limit of that sentence, decoding with this lower limit would have given the same results. The other sentences
@@ -385,7 +386,7 @@ def explain_refusal(search: SearchSettings) -> str:
     return f"CTranslate2 does not support search.{name}={getattr(search, name)}" if name else ""
 
 
-def convert_cached(run: LoadedModel, cache: Path, quantization: str) -> Path:
+def convert_cached(run: Predictor[Model], cache: Path, quantization: str) -> Path:
     """Return the folder of this model in the cache; convert the model first if the folder does not exist."""
     model = require_exportable(run.model, CTRANSLATE2_SUPPORTS, "CTranslate2", equal_head_widths=True)
     narrow = quantization.startswith("int8") and run.device.type == "cpu" and not cpu_features().exact_int8

@@ -33,13 +33,13 @@ from dragoman.decoding.protocol import Job, SearchResult
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import (
     Engine,
-    LoadedModel,
     SupportedValues,
     list_layer_modules,
     render_template,
     require_exportable,
 )
-from dragoman.models.base import collect_tensors
+from dragoman.inference.predictor import Predictor
+from dragoman.models.base import Model, collect_tensors
 from dragoman.models.registry import build_model
 from dragoman.models.settings import TransformerSettings
 from dragoman.models.transformer import Transformer
@@ -118,7 +118,7 @@ def check_huggingface(model: nn.Module) -> Transformer:
     return transformer
 
 
-def save_huggingface(run: LoadedModel, folder: Path) -> list[str]:
+def save_huggingface(run: Predictor[Model], folder: Path) -> list[str]:
     """Write a folder that `transformers` opens. Return notes on what it cannot hold."""
     model, tokenizers, search = check_huggingface(run.model), run.tokenizers, run.recipe.search
     settings, post_norm = model.settings, model.settings.norm_place == "post"
@@ -352,14 +352,11 @@ class HuggingFaceEngine(Engine):
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self.model: GenerationModel = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
 
-    def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
+    def iter_results(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
         """Decode the jobs of each length limit in one call: a call has one limit for all."""
-        found: list[list[SearchResult]] = [[] for _ in jobs]
         for limit in sorted({job.limit for job in jobs}):
             some = [i for i, job in enumerate(jobs) if job.limit == limit]
-            for i, results in zip(some, self.generate([jobs[i].ids for i in some], limit, search), strict=True):
-                found[i] = results
-        return found
+            yield from zip(some, self.generate([jobs[i].ids for i in some], limit, search), strict=True)
 
     @torch.inference_mode()
     def generate(self, sources: list[list[int]], limit: int, search: SearchSettings) -> list[list[SearchResult]]:

@@ -13,7 +13,7 @@ import copy
 import io
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,8 +28,10 @@ from dragoman.decoding.continuous_batching import collate_sources, run_batch
 from dragoman.decoding.methods import Request, decode
 from dragoman.decoding.protocol import Job, SearchResult
 from dragoman.errors import UserError
-from dragoman.inference.engines.base import Engine, LoadedModel, SupportedValues, list_vocabulary, require_exportable
+from dragoman.inference.engines.base import Engine, SupportedValues, list_vocabulary, require_exportable
+from dragoman.inference.predictor import Predictor
 from dragoman.kernels.attention import KERNELS, RowLayout
+from dragoman.models.base import Model
 from dragoman.models.transformer import Transformer
 from dragoman.modules.attention import MultiHeadAttention
 from dragoman.run_dir import format_json
@@ -63,7 +65,7 @@ class DecoderGraph(EncoderGraph):
         return logp_BV[:, : self.model.output_size]
 
 
-def save_onnx(run: LoadedModel, folder: Path) -> None:
+def save_onnx(run: Predictor[Model], folder: Path) -> None:
     """Write both graphs and the vocabularies."""
     plain = copy.deepcopy(require_exportable(run.model, ONNX_SUPPORTS, "ONNX")).cpu().float().eval()
     for module in plain.modules():
@@ -129,7 +131,7 @@ class OnnxSession(Protocol):
 class OnnxEngine(Engine):
     """The decoding protocol (`start`, `step`, `select`) over the two graphs."""
 
-    def __init__(self, run: LoadedModel, folder: Path) -> None:
+    def __init__(self, run: Predictor[Model], folder: Path) -> None:
         try:
             import onnxruntime
         except ImportError:
@@ -148,11 +150,11 @@ class OnnxEngine(Engine):
         logp_NV = run_session(self.decoder, source=state.source_NS, memory=state.memory_NSC, target=state.target_NT)
         return logp_NV, state
 
-    def search(self, jobs: Sequence[Job], search: SearchSettings) -> list[list[SearchResult]]:
+    def iter_results(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
         width = max((len(job.ids) + 1 for job in jobs), default=1)
-        batch = collate_sources(jobs, width, len(jobs))
-        run = partial(run_batch, self, batch.source_BS, batch.source_segment_BS > 0)
-        return decode(Request(jobs, search, run, self.decode))
+        source_BS, real_BS, _ = collate_sources(jobs, width, len(jobs))
+        run = partial(run_batch, self, source_BS, real_BS)
+        return enumerate(decode(Request(jobs, search, run, self.decode)))
 
 
 def run_session(session: OnnxSession, **inputs: Tensor) -> Tensor:

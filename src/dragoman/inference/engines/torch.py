@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import cached_property, partial
 from typing import Any, TypeVar
@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.config.settings import SearchSettings, pick
-from dragoman.data.batches import round_to_bucket
-from dragoman.decoding.continuous_batching import GpuScheduler, JobQueue, Observer, Scheduler
+from dragoman.decoding.continuous_batching import GpuScheduler, JobQueue, Observer, Scheduler, round_to_bucket
 from dragoman.decoding.methods import METHODS, Request, decode
 from dragoman.decoding.protocol import Job, SearchFactory, SearchResult, StepModel
 from dragoman.errors import UserError
@@ -58,9 +57,9 @@ class Int8Linear(nn.Module):
     ZERO = 128  # the inputs' zero point
     WIDE, SAFE = 127, 64  # the largest weight: with VNNI, and where sums would saturate
 
-    def __init__(self, linear: nn.Linear, features: CpuFeatures) -> None:
+    def __init__(self, linear: nn.Linear, features: CpuFeatures | None = None) -> None:
         super().__init__()
-        largest = self.WIDE if features.exact_int8 else self.SAFE
+        largest = self.WIDE if (features or cpu_features()).exact_int8 else self.SAFE
         weight_OI = linear.weight.detach().float()
         self.scale_O = weight_OI.abs().amax(1).clamp(min=1e-12) / largest
         int8_OI = (weight_OI / self.scale_O[:, None]).round().to(torch.int8)
@@ -81,13 +80,14 @@ class Int8Linear(nn.Module):
 def prepare_model(model: ModuleT, device: torch.device, precision: str, features: CpuFeatures | None = None) -> ModuleT:
     """Return the model, or a copy where weights change, in a precision that the device computes correctly."""
     make = pick(PRECISIONS, precision, "precision")
-    features = features or cpu_features()
     has_onednn = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")  # type: ignore[no-untyped-call]
     packs = device.type == "cpu" and has_onednn
     if precision == "int8" and not packs:
         raise UserError("int8 needs a CPU and a PyTorch with oneDNN; use float32 (--engine torch)")
     # Packing weights as bf16 raises without the instructions on some CPUs.
-    if precision == "bf16" and not (features.bf16 if device.type == "cpu" else best_precision(device) == "bf16"):
+    if precision == "bf16" and not (
+        (features or cpu_features()).bf16 if device.type == "cpu" else best_precision(device) == "bf16"
+    ):
         raise UserError(f"this {device.type} has no instructions for bf16; use float32 (--engine torch)")
     if precision == "float32" and not packs:
         return model.eval()
@@ -102,7 +102,7 @@ def prepare_model(model: ModuleT, device: torch.device, precision: str, features
     return prepared
 
 
-PRECISIONS: dict[str, Callable[[nn.Linear, CpuFeatures], nn.Module]] = {
+PRECISIONS: dict[str, Callable[[nn.Linear, CpuFeatures | None], nn.Module]] = {
     "float32": lambda linear, _: PackedLinear(linear, torch.float32),
     "bf16": lambda linear, _: PackedLinear(linear, torch.bfloat16),
     "int8": Int8Linear,
@@ -123,15 +123,15 @@ class TorchEngine(Engine):
     def gpu_scheduler(self) -> GpuScheduler:
         return GpuScheduler(self.model, self.device, choose_rows(self.model, self.device))
 
-    def search(
+    def iter_results(
         self, jobs: Sequence[Job], search: SearchSettings, observe: Observer | None = None
-    ) -> list[list[SearchResult]]:
-        """Return up to `search.nbest` results per job, best first. `observe` sees the state after every step."""
+    ) -> Iterator[tuple[int, list[SearchResult]]]:
+        """Yield the index and the results of each job. `observe` is called with the state after every step."""
         plain = METHODS[search.method].is_beam_search and not search.no_repeat
         results = decode(Request(jobs, search, partial(self.run, plain=plain, observe=observe), self.decode))
         if self.device.type == "cpu":
             release_memory()
-        return results
+        return enumerate(results)
 
     def run(
         self, jobs: Sequence[Job], make_search: SearchFactory, *, plain: bool, observe: Observer | None
