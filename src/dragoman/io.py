@@ -36,7 +36,7 @@ SUFFIX = ".dragoman.tmp"
 TEMPORARY = re.compile(r"\..*\.[a-z0-9_]{8}\.dragoman\.tmp", re.DOTALL)
 KEPT_OF_NAME = 40  # characters of the target's name in a temporary name, which may have 255 bytes
 ABANDONED = 86_400.0  # seconds after which an unlocked temporary folder belongs to a command that was killed
-RESUME_ADVICE = "what was saved before is whole: make room or choose another folder, then go on with --resume"
+RESUME_ADVICE = "what was saved before is intact: make room or choose another folder, then continue with --resume"
 CACHE = "~/.cache/dragoman"
 CACHE_ENTRIES = {  # kind of a cache entry -> pattern of its name
     "token ids": re.compile(r"[0-9a-f]{24}"),

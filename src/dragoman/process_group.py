@@ -30,7 +30,6 @@ DEFAULT_MEETING_MINUTES = 10.0  # within which all processes must have started
 CONNECT_TIMEOUT = timedelta(seconds=1)  # of one attempt
 EXCHANGE_TIMEOUT = timedelta(seconds=30)  # for addresses, once all have met: a process may have died since
 SILENT_SECONDS = 3.0  # of waiting for other processes without a message
-RESUME_HINT = "What was saved before is whole: go on with --resume"
 # A Gloo thread that finished a collective takes the GIL to free its tensors. The destructor of the group waits for that
 # thread while it holds the GIL (a deadlock), and the interpreter aborts it at exit. A pause before leaving avoids both.
 SETTLE_SECONDS = 0.5
@@ -149,8 +148,9 @@ class ProcessGroup:
                     "last lines, its machine and the network; or, if it was at work, raise train.timeout"
                 )
             else:
-                reason = "has lost another one, whose own last lines may say why"
-            raise Stop(f"process {self.rank} of {self.world_size} {reason}. {RESUME_HINT}", 1) from None
+                reason = "has lost another one, whose last lines may contain the cause"
+            hint = "What was saved before is intact: continue with --resume"
+            raise Stop(f"process {self.rank} of {self.world_size} {reason}. {hint}", 1) from None
 
 
 @contextmanager

@@ -156,7 +156,7 @@ def test_who_began_to_teach_goes_on(toy: Toy, recipe: Path, tmp_path: Path) -> N
     with pytest.raises(KeyboardInterrupt):
         distil(toy.run, recipe, out=student, overrides=SHORT, report=Ear(until=2))
     for settings in (DistilSettings(beam=1), DistilSettings(originals=True), DistilSettings(sources=(str(more),))):
-        with pytest.raises(UserError, match="was begun with the teacher"):
+        with pytest.raises(UserError, match="was started with the teacher"):
             distil(toy.run, recipe, out=student, overrides=SHORT, resume=True, settings=settings, report=Ear())
     distil(toy.run, recipe, out=student, overrides=SHORT, resume=True, report=Ear())
 

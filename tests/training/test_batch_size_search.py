@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.training.planning import TOKEN_STEP, find_largest
+from dragoman.training.start import TOKEN_STEP, find_largest
 from toy_run import Call, one_sentence
 
 

@@ -278,5 +278,5 @@ def test_a_run_that_format_2_began_goes_on(small: Path, tmp_path: Path) -> None:
     quietly(small, run, "train.steps=6", resume=True)
     assert last_step(run) == 6
     (run / "FORMAT").write_text("1\n")
-    with pytest.raises(UserError, match="begun by an earlier Dragoman"):
+    with pytest.raises(UserError, match="started by an earlier Dragoman"):
         quietly(small, run, "train.steps=8", resume=True)

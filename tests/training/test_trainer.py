@@ -497,8 +497,8 @@ def test_a_run_goes_on_from_another_folder(small: Path, tmp_path: Path, monkeypa
     with pytest.raises(UserError) as caught:
         quietly(small, run, "train.steps=6", resume=True)
     new = tmp_path / "other" / "train.trg"
-    assert "begun with data.train.0.target=" in str(caught.value)
-    assert f"cannot go on with {str(new)!r}; " in str(caught.value)
+    assert "started with data.train.0.target=" in str(caught.value)
+    assert f"cannot continue with {str(new)!r}; " in str(caught.value)
 
 
 def test_what_a_killed_process_half_wrote_is_removed(small: Path, tmp_path: Path) -> None:
@@ -658,7 +658,7 @@ def test_init_from_nothing_is_said(small: Path, tmp_path: Path, call: Call) -> N
     one_sentence(call("train", small, "--out", tmp_path / "run", "--init-from", tmp_path / "no"), tmp_path / "no")
     quietly(small, tmp_path / "run", "train.steps=1")
     answer = call("train", small, "--out", tmp_path / "run", "--resume", "--init-from", tmp_path / "run")
-    one_sentence(answer, "not begun with --init-from")
+    one_sentence(answer, "not started with --init-from")
 
 
 @pytest.mark.parametrize("ema", [0.0, 0.5])

@@ -29,7 +29,7 @@ from dragoman.io import cache_folder, digest_bytes, share_folder, write_text
 from dragoman.metrics.metrics import METRICS
 from dragoman.process_group import ProcessGroup, join_process_group
 from dragoman.progress import Report
-from dragoman.recipe import Recipe, check_model, read_recipe
+from dragoman.recipe import Recipe, read_recipe
 from dragoman.run_dir import RunFolder, format_json
 from dragoman.training.prepare import check_files
 from dragoman.training.start import check_settings, find_checkpoint, lock_run
@@ -187,7 +187,7 @@ def make_student_recipe(recipe: Recipe, teacher: Recipe, corpora: tuple[CorpusSe
         raise UserError("model.position=tree cannot be a student's: a teacher's answers come without trees")
     data = recipe.data.model_copy(update={"train": corpora})
     tokenizer = teacher.tokenizer.model_copy(update={"sampling": recipe.tokenizer.sampling})
-    student = check_model(recipe.model_copy(update={"data": data, "tokenizer": tokenizer}))
+    student = recipe.model_copy(update={"data": data, "tokenizer": tokenizer})
     check_settings(student)
     return student
 
@@ -199,7 +199,7 @@ def check_same_teacher(folder: RunFolder, now: Mapping[str, Any], *, started: bo
     is_same = all(known.get(name) == now[name] for name in ("digest", *DistilSettings.model_fields))
     if (started or before) and not is_same:
         raise UserError(
-            f"{str(folder.path)!r} was begun with {describe_teacher(before)}, and cannot go on with "
+            f"{str(folder.path)!r} was started with {describe_teacher(before)}, and cannot continue with "
             f"{describe_teacher(now)}; give the same teacher and options again, or choose another --out"
         )
 

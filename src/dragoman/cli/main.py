@@ -96,11 +96,11 @@ def train_command(
     if dry_run and resume:
         raise UserError("--dry-run describes a new run and cannot be combined with --resume")
     if dry_run:
-        from dragoman.training.planning import dry_run as check_run
-        from dragoman.training.planning import render
+        from dragoman.training.start import dry_run as check_run
+        from dragoman.training.start import render_dry_run
 
         if plan := check_run(recipe, out=out_folder, overrides=overrides or [], init_from=init_from):
-            print(render(plan))
+            print(render_dry_run(plan))
         return
     from dragoman.training.trainer import train as run_training
 
@@ -111,9 +111,9 @@ def train_command(
 def fit_command(recipe: opt.RecipeFile, overrides: opt.Overrides = None, as_json: opt.Json = False) -> None:
     """Find the largest batch size (train.tokens) that fits into the memory of this machine's GPU."""
     recipe = opt.check_recipe(recipe, overrides)
-    from dragoman.training.planning import fit as find_fit
+    from dragoman.training.start import find_batch_size
 
-    fitted = find_fit(recipe, overrides or [])
+    fitted = find_batch_size(recipe, overrides or [])
     memory = f"an update takes {fitted.needed / 1e9:.1f} of {fitted.memory / 1e9:.1f} GB"
     print(json.dumps(fitted._asdict()) if as_json else f"train.tokens={fitted.tokens}  # {memory}")
 

@@ -26,15 +26,16 @@ from dragoman.errors import UserError
 from dragoman.hardware import thread_limited_environment
 from dragoman.io import write_text
 from dragoman.progress import Report
-from dragoman.recipe import Recipe, check_model, read_recipe
+from dragoman.recipe import Recipe, read_recipe
 from dragoman.run_dir import RunFolder, read_json
 from dragoman.training.prepare import check_files
-from dragoman.training.start import MAY_CHANGE, check_settings
+from dragoman.training.start import MAY_CHANGE, check_settings, find_changed_setting
 from dragoman.training.trainer import train
 
 QUESTIONS_FILE = "questions.yaml"  # in a folder of recipes: what to ask about them (questions.py)
 STEP_SIZE = ("tokens", "accumulate")  # settings that must agree where the budget is in steps
-FREE_SETTINGS = MAY_CHANGE["train"] - {*LIMITS, "patience", "average"}  # settings of train that change no result
+# Settings that change no result, by section
+FREE_SETTINGS = {"train": MAY_CHANGE["train"] - {*LIMITS, "patience", "average"}, "data": {"cache"}}
 POLL_SECONDS = 0.05  # between two polls of the processes
 SAVE_SECONDS = 60.0  # that an interrupted process gets to save and end
 
@@ -65,7 +66,7 @@ def plan_runs(paths: Sequence[Path], out: Path, overrides: Sequence[str], seeds:
                 f"two recipes are called {path.stem!r}; rename {str(path)!r}, since runs have the names of recipes"
             )
         try:
-            recipes[path.stem] = check_model(read_recipe(path, overrides))
+            recipes[path.stem] = read_recipe(path, overrides)
             check_settings(recipes[path.stem])
             check_files(recipes[path.stem])
         except UserError as fault:
@@ -79,7 +80,12 @@ def plan_runs(paths: Sequence[Path], out: Path, overrides: Sequence[str], seeds:
             folder = out / "runs" / f"{name}-seed{settings.seed}"
             runs.append(PlannedRun(name, settings.seed, recipe.model_copy(update={"train": settings}), folder))
     for run in runs:
-        check_same_settings(run)
+        earlier = RunFolder(run.folder)
+        if earlier.format.exists() and (change := find_changed_setting(earlier.recipe(), run.recipe, FREE_SETTINGS)):
+            name, was, now = change
+            raise UserError(
+                f"{str(run.folder)!r} was made with {name}={was!r}, not {now!r}; remove it, or choose another --out"
+            )
     there = {path.name.rpartition("-seed")[0] for path in (out / "runs").glob("*-seed*") if path.is_dir()}
     if others := sorted(there - recipes.keys()):
         raise UserError(
@@ -129,21 +135,6 @@ def format_value(value: object) -> str:
     if isinstance(value, tuple):
         return "[" + ", ".join(format_value(each) for each in value) + "]"
     return str(value.model_dump(exclude_defaults=True)) if hasattr(value, "model_dump") else repr(value)
-
-
-def check_same_settings(run: PlannedRun) -> None:
-    """Refuse the folder of a run if an earlier comparison trained it with other settings."""
-    if not RunFolder(run.folder).format.exists():
-        return
-    old, new = (recipe.model_dump(mode="json") for recipe in (RunFolder(run.folder).recipe(), run.recipe))
-    for section in new:
-        free = {"train": FREE_SETTINGS, "data": {"cache"}}.get(section, set())
-        for key in new[section].keys() - free:
-            if old[section].get(key) != new[section][key]:
-                raise UserError(
-                    f"{str(run.folder)!r} was made with {section}.{key}={old[section].get(key)!r}, not "
-                    f"{new[section][key]!r}; remove it, or choose another --out"
-                )
 
 
 def read_measurements(run: PlannedRun) -> dict[str, Any] | None:

@@ -1,31 +1,26 @@
-"""The start of a run: check the recipe, lock the run folder, find the checkpoint to resume from, build the model.
+"""Before the first step: check the recipe, lock the run folder, find the checkpoint to resume from, build the model.
 
-Everything that cannot work is refused before anything is written.
+Everything that cannot work is refused before anything is written. `dry_run` prepares a run in a temporary folder and
+describes it; `find_batch_size` measures which train.tokens fits into the memory of a GPU.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from dragoman.config.settings import (
-    LIMITS,
-    Registries,
-    TokenizerSettings,
-    TrainSettings,
-    build,
-    check_names,
-    override,
-    pick,
-    read_values,
-)
+from dragoman.config.settings import LIMITS, Registries, TokenizerSettings, check_names, pick
 from dragoman.data.corpus import FILES, SPLITS
+from dragoman.data.stream import StreamPosition
 from dragoman.data.tokenizers import TOKENIZERS, Tokenizers, target_settings
 from dragoman.errors import UserError
 from dragoman.inference.loading import copy_weights, open_run
@@ -34,9 +29,9 @@ from dragoman.inference.translator import merge_search
 from dragoman.io import is_temporary, lock_folder, report_write_errors
 from dragoman.metrics.metrics import METRICS, metrics_for_task, note_on_wer, select_best_metric
 from dragoman.models.base import Model, collect_tensors
-from dragoman.models.registry import build_model
+from dragoman.models.registry import build_model, count_parameters
 from dragoman.phrasebook.generate import DIRECTIONS, check_request
-from dragoman.process_group import DEFAULT_MEETING_MINUTES, ProcessGroup
+from dragoman.process_group import DEFAULT_MEETING_MINUTES, ProcessGroup, join_process_group
 from dragoman.progress import WARNING, Report
 from dragoman.recipe import Recipe, check_model, override_recipe, read_recipe
 from dragoman.run_dir import RunFolder
@@ -45,10 +40,13 @@ from dragoman.training import loss as consistency
 from dragoman.training.distributed import PARALLEL
 from dragoman.training.execution import plan_execution
 from dragoman.training.loss import LOSSES
-from dragoman.training.prepare import add_tags, check_data, check_files
-from dragoman.training.step import freeze_parameters
+from dragoman.training.prepare import add_tags, check_data, check_files, open_stream, prepare
+from dragoman.training.step import OptimizerOutOfMemoryError, Stepper, fetch_metrics, freeze_parameters
 from dragoman.types import SPECIALS
 
+BYTES_PER_PARAMETER = 16  # in training: float32 weights, gradients and Adam's two moments
+FIRST_TOKENS, TOKEN_STEP = 2048, 256  # of the first batch that is tried; unit of the result
+MEMORY_SHARE = 0.85  # fraction of a GPU's memory for a step: the rest is for validation, CUDA graphs and fragments
 RESUMABLE_FORMAT = 2  # the earliest format of a run folder that can be resumed
 MAY_CHANGE = {
     "train": {
@@ -85,17 +83,10 @@ class TrainRequest(NamedTuple):
 
     def timeout_minutes(self) -> float:
         """Return train.timeout. A recipe that cannot be read is reported later, once all processes have met."""
-        values: dict[str, Any] = {"train": {}}
-        try:
-            if isinstance(self.recipe, Recipe):
-                values["train"] = self.recipe.train.model_dump(mode="json")
-            else:
-                values |= read_values(Path(self.recipe))[0]
-            for item in self.overrides:
-                override(values, item)
-            return build(TrainSettings, values["train"]).timeout
-        except UserError:
-            return DEFAULT_MEETING_MINUTES
+        with suppress(UserError):
+            parent = RunFolder(self.init_from).recipe() if self.init_from is not None else None
+            return self.read_recipe(parent).train.timeout
+        return DEFAULT_MEETING_MINUTES
 
 
 class Start(NamedTuple):
@@ -109,9 +100,8 @@ def begin(request: TrainRequest, report: Report, held: ExitStack, group: Process
     """Start or resume a run. Its folder stays locked until `held` is closed. Rank 0 decides for all processes."""
     folder, init_from = request.folder, request.init_from
     newest = group.broadcast(lambda: find_checkpoint(folder, resume=request.resume))
-    if newest or init_from is None:
-        parent: Predictor[Any] | None = None
-    else:
+    parent: Predictor[Any] | None = None
+    if init_from is not None and not newest:
         parent = group.run_on_all(lambda: open_run(init_from, device="cpu"))
     if newest:
         recipe = group.broadcast(lambda: resume_run(request, newest, report, held, group))
@@ -141,11 +131,11 @@ def find_checkpoint(folder: RunFolder, *, resume: bool) -> Path | None:
     version = folder.check()
     newest = checkpoint.newest(folder)
     if newest and version < RESUMABLE_FORMAT:
-        raise UserError(f"{name!r} was begun by an earlier Dragoman; begin a new run with --init-from {name}")
+        raise UserError(f"{name!r} was started by an earlier Dragoman; start a new run with --init-from {name}")
     if not resume and (newest or folder.model.exists()):
-        raise UserError(f"{name!r} already holds a run; add --resume to go on with it, or choose another --out")
+        raise UserError(f"{name!r} already holds a run; add --resume to continue it, or choose another --out")
     if newest is None and folder.model.exists():
-        raise UserError(f"{name!r} has no checkpoint to go on from; begin a new run with --init-from {name}")
+        raise UserError(f"{name!r} has no checkpoint to continue from; start a new run with --init-from {name}")
     return newest
 
 
@@ -158,7 +148,7 @@ def begin_run(
     ignored: list[str] = []
     if parent:
         recipe, ignored = inherit_tokenizer(recipe, parent.recipe, request.overrides, run)
-    check_settings(check_model(recipe))
+    check_settings(recipe)
     check_scoring(recipe)
     check_parallel(recipe, group)
     check_files(recipe)
@@ -174,7 +164,7 @@ def begin_run(
         new_model(recipe, add_tags(parent.tokenizers, recipe), parent)  # refuses weights that do not fit
     held.enter_context(lock_run(folder, discard=True))
     if request.resume:
-        report.log(f"there is nothing in {str(folder.path)!r} to go on from; beginning")
+        report.log(f"there is nothing in {str(folder.path)!r} to resume; a new run is started")
     folder.begin(recipe)
     shutil.rmtree(folder.tokenizer, ignore_errors=True)  # of a start that failed
     return recipe
@@ -189,18 +179,14 @@ def resume_run(request: TrainRequest, newest: Path, report: Report, held: ExitSt
         recipe, _ = inherit_tokenizer(recipe, before, request.overrides, parent)
     elif request.init_from is not None:
         name = str(folder.path)
-        raise UserError(f"{name!r} was not begun with --init-from; leave it out, or choose another --out")
-    check_settings(check_model(recipe))
-    old, new = before.model_dump(mode="json"), recipe.model_dump(mode="json")
-    for section in old:
-        for key in old[section]:
-            change = find_difference(f"{section}.{key}", old[section][key], new[section].get(key))
-            if change and key not in MAY_CHANGE.get(section, ()):
-                name, one, other = change
-                raise UserError(
-                    f"this run was begun with {name}={one!r}, and cannot go on with {other!r}; keep it, or begin a new "
-                    "run with --init-from"
-                )
+        raise UserError(f"{name!r} was not started with --init-from; leave it out, or choose another --out")
+    check_settings(recipe)
+    if change := find_changed_setting(before, recipe, MAY_CHANGE):
+        name, was, now = change
+        raise UserError(
+            f"this run was started with {name}={was!r}, and cannot continue with {now!r}; keep it, or start a new run "
+            "with --init-from"
+        )
     kept = {"train": before.data.train, "dev": before.data.dev}  # checkpoints name corpora by their files
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=kept)})
     for name in LIMITS:
@@ -255,8 +241,23 @@ def inherit_tokenizer(recipe: Recipe, parent: Recipe, overrides: Sequence[str], 
     return recipe.model_copy(update={"tokenizer": tokenizer}), ignored
 
 
-def find_difference(name: str, old: Any, new: Any) -> tuple[str, Any, Any] | None:
-    """Return the innermost setting in which two values differ, and both values. Two names of one file do not differ."""
+Change = tuple[str, Any, Any]  # name of a setting, old and new value
+
+
+def find_changed_setting(old: Recipe, new: Recipe, may_change: Mapping[str, Collection[str]]) -> Change | None:
+    """Return the first setting that differs, except for those of each section that may change."""
+    before, now = (recipe.model_dump(mode="json") for recipe in (old, new))
+    pairs = [
+        (f"{section}.{key}", value, now[section].get(key))
+        for section, values in before.items()
+        for key, value in values.items()
+        if key not in may_change.get(section, ())
+    ]
+    return next(filter(None, (find_difference(*pair) for pair in pairs)), None)
+
+
+def find_difference(name: str, old: Any, new: Any) -> Change | None:
+    """Return the innermost setting in which two values differ. Two names of one file do not differ."""
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         old, new = dict(enumerate(old)), dict(enumerate(new))
     if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
@@ -269,6 +270,7 @@ def find_difference(name: str, old: Any, new: Any) -> tuple[str, Any, Any] | Non
 
 def check_settings(recipe: Recipe) -> None:
     """Refuse settings that cannot work, before anything is read or written."""
+    check_model(recipe)
     train, task, tokenizer = recipe.train, recipe.model.task, recipe.tokenizer
     check_names(TRAIN_REGISTRIES, train, "train")
     optim.check_optimization(train, recipe.model)
@@ -353,3 +355,133 @@ def new_model(recipe: Recipe, tokenizers: Tokenizers, parent: Predictor[Any] | N
                 weights[name] = torch.cat([tensor, own[name].detach()[before:]])
         copy_weights(model, weights, "the run of --init-from", "this recipe's model")
     return model
+
+
+def dry_run(recipe: Path, *, out: Path, overrides: Sequence[str] = (), init_from: Path | None = None) -> dict[str, Any]:
+    """Check a recipe and its data as training would, and return what would be trained.
+
+    The run folder and the cache are temporary, so the tokenizer is learned and the corpora are encoded anew. Under
+    torchrun the main process does so, and the others return an empty dictionary.
+    """
+    request = TrainRequest(recipe, RunFolder(out), overrides, resume=False, init_from=init_from)
+    with join_process_group(request.timeout_minutes) as group:
+        found = group.broadcast(lambda: describe_run(request, group))
+        return found if group.is_main else {}
+
+
+def describe_run(request: TrainRequest, group: ProcessGroup) -> dict[str, Any]:
+    """Prepare a run in a temporary folder and return what would be trained."""
+    find_checkpoint(request.folder, resume=False)
+    with TemporaryDirectory(prefix="dragoman-") as made, ExitStack() as held:
+        folder, report = RunFolder(Path(made) / "run"), Report()
+        request = request._replace(folder=folder, overrides=[*request.overrides, f"data.cache={made}/cache"])
+        parent = open_run(request.init_from, device="cpu") if request.init_from is not None else None
+        recipe = begin_run(request, parent, report, held, group)
+        prepared = prepare(recipe, folder, report, tokenizers=parent.tokenizers if parent else None)
+        model, train = new_model(recipe, prepared.tokenizers, parent), recipe.train
+        slots, tokens = 0.0, 0  # slots that an epoch takes in batches, padding left out, and tokens on both sides
+        for part in prepared.train:
+            source_N, target_N = part.store.lengths(np.arange(len(part.store)))
+            slots += part.weight * float(np.maximum(source_N, target_N).sum() + len(source_N))
+            tokens += int((source_N + target_N).sum())
+        return {
+            "model": recipe.model.kind,
+            "parameters": count_parameters(model),
+            "vocabulary": prepared.tokenizers.sizes,
+            "train_examples": sum(len(part.store) for part in prepared.train),
+            "train_tokens": tokens,
+            "dev_examples": sum(len(part.store) for part in prepared.dev),
+            "until": train.limit,
+            "steps_per_epoch": max(round(slots / (train.tokens * train.accumulate)), 1),
+            "memory": count_parameters(model) * (BYTES_PER_PARAMETER + 4 * bool(train.ema)),
+            "execution": str(plan_execution(train, recipe.model.layout, can_bucket_shapes=recipe.can_bucket_shapes)),
+        }
+
+
+def render_dry_run(about: dict[str, Any]) -> str:
+    """Return the result of a dry run as lines for people."""
+    sizes = ", ".join(f"{size:,} {name.removesuffix('_size')}" for name, size in about["vocabulary"].items())
+    rows = {
+        "model": f"{about['model']}, {about['parameters']:,} parameters",
+        "vocabulary": sizes,
+        "train": f"{about['train_examples']:,} examples, {about['train_tokens']:,} tokens",
+        "dev": f"{about['dev_examples']:,} examples",
+        "steps": f"until {about['until']}; an epoch is about {about['steps_per_epoch']:,} steps",
+        "memory": f"{about['memory'] / 1e6:,.0f} MB for weights, gradients and optimizer; activations come on top",
+        "compute": about["execution"],
+    }
+    return "\n".join(f"{name:10}  {value}" for name, value in rows.items())
+
+
+class BatchSize(NamedTuple):
+    """The largest train.tokens that fits into memory."""
+
+    tokens: int
+    needed: float  # bytes
+    memory: float  # bytes of the GPU
+
+
+def find_batch_size(recipe: str | Path, overrides: Sequence[str] = (), report: Report | None = None) -> BatchSize:
+    """Find the largest train.tokens by training steps on growing batches of the recipe's data.
+
+    Nothing is written but the cache.
+    """
+    report = report or Report()
+    whole = read_recipe(Path(recipe), overrides)
+    check_settings(whole)
+    check_files(whole)
+    plan = plan_execution(whole.train, whole.model.layout)
+    device = torch.device(plan.device)
+    if device.type != "cuda":
+        raise UserError(
+            f"batches are fitted to the memory of a GPU, and train.device={whole.train.device} finds none here; "
+            "run it on a machine that has one"
+        )
+    plan.apply()
+    with TemporaryDirectory() as folder:
+        prepared = prepare(whole, RunFolder(folder), report)
+    model = new_model(whole, prepared.tokenizers, None)
+    stepper = Stepper(model, whole.train, replace(plan, use_cuda_graphs=False, compile=False))
+    memory = float(torch.cuda.get_device_properties(device).total_memory)
+
+    def measure(tokens: int) -> float | None:
+        settings = whole.train.model_copy(update={"tokens": tokens})
+        stream = open_stream(whole.model_copy(update={"train": settings}), prepared, bucketed_shapes=True)
+        batch, _ = next(stream.batches(StreamPosition()))
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        try:
+            fetch_metrics([stepper.update([batch], 1, 0.0)])
+            torch.cuda.synchronize(device)
+        except (torch.OutOfMemoryError, OptimizerOutOfMemoryError):
+            report.log(f"{tokens:,} tokens: too many")
+            return None
+        needed = float(torch.cuda.max_memory_allocated(device))
+        report.log(f"{tokens:,} tokens: {needed / 1e9:.1f} GB")
+        return needed
+
+    tokens = find_largest(measure, MEMORY_SHARE * memory)
+    return BatchSize(tokens, measure(tokens) or memory, memory)
+
+
+def find_largest(measure: Callable[[int], float | None], limit: float) -> int:
+    """Return the maximum number of tokens whose memory stays within `limit`.
+
+    `measure` returns the memory of a step with so many tokens, None if it does not fit at all. It grows linearly from
+    some size on: batches are doubled until one takes a third of the limit, and the rest is extrapolated and tried.
+    """
+    tokens, before, now = FIRST_TOKENS, 0.0, measure(FIRST_TOKENS)
+    while now is None or now > limit:
+        if tokens == TOKEN_STEP:
+            return TOKEN_STEP
+        tokens, now = tokens // 2, measure(tokens // 2)
+    while now is not None and (not before or now < limit / 3):
+        tokens, before, now = 2 * tokens, now, measure(2 * tokens)
+    if now is None or now > limit:
+        tokens, factor = tokens // 2, 1.0
+    else:
+        factor = max((limit - now) / max(now - before, 1.0), 0.0) / 2 + 1
+    found = int(tokens * factor) // TOKEN_STEP * TOKEN_STEP
+    while found > tokens and ((need := measure(found)) is None or need > limit):
+        found = max(found * 9 // 10 // TOKEN_STEP * TOKEN_STEP, tokens)
+    return max(found, TOKEN_STEP)
