@@ -1,10 +1,10 @@
-"""Back-translation: training pairs from text alone (Sennrich et al., 2016).
+"""Back-translation: training pairs from monolingual text (Sennrich et al., 2016).
 
     backtranslate("runs/de-en", "news.de", "pairs.jsonl")
 
 A model of the opposite direction translates the text. The text becomes the target side, and the translation, which need
-not be perfect, the source side. Translations with a known fault are left out. The job is resumable, and all processes
-of torchrun share it.
+not be perfect, the source side. Translations with a known fault are left out. The job is resumable, and the processes
+of torchrun divide its shards.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class UsefulPairs:
 
 
 def suggest_remedy(model: str) -> str:
-    """Return what may help a model whose translations have faults; several are named "seed-1 and seed-2"."""
+    """Return advice about a model whose translations have faults. The name of an ensemble contains " and "."""
     them, their = ("them", "their") if " and " in model else ("it", "its")
     return f"train {them} longer, or look at {their} answers with dragoman translate"
 

@@ -2,10 +2,10 @@
 
     distil("runs/teacher", "student.yaml", out="runs/student")
 
-Translations of a model are simpler and more regular than those of people, so a small model can learn them. The student
-keeps the teacher's tokenizer; its training data is in RUN/distilled. The translations are also kept in the data cache,
-in shards, per teacher, corpus and beam: a run that was killed goes on with the next shard, and a second student of the
-same teacher finds them all. Under torchrun the processes share the translating, then train together.
+Translations by a model are simpler and more regular than translations by people, so a small model can learn them. The
+student keeps the teacher's tokenizer; its training data is in RUN/distilled. The translations are also kept in the data
+cache, in shards, by teacher, corpus and beam width: a run that was killed resumes with the next shard, and a second
+student of the same teacher reuses all of them. Under torchrun the processes divide the shards, then train together.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from dragoman.training.start import check_settings, find_checkpoint, lock_run
 from dragoman.training.trainer import train
 from dragoman.types import Line, Pair
 
-SOURCES_PER_BATCH = 256  # that the teacher translates at a time
-MIN_USEFUL_SHARE = 0.1  # of the training data: with less, the student would learn something else than was wanted
-SIMILARITY = METRICS["chrf"]  # of a translation and a reference; unlike BLEU it works for short sentences too
+SOURCES_PER_BATCH = 256  # sources that the teacher translates at a time
+MIN_USEFUL_SHARE = 0.1  # with a smaller part of the data, the student would learn another distribution of sentences
+SIMILARITY = METRICS["chrf"]  # of a translation to its reference; unlike BLEU, chrF is meaningful for short sentences
 
 
 class DistilSettings(Settings):
     """Options of `dragoman distil`."""
 
-    beam: Amount = 0  # of the teacher; 0: its own
-    closest: bool = False  # of the hypotheses in a beam take the one most like the reference, not the likeliest
-    originals: bool = False  # the student learns from the original pairs too
-    sources: Annotated[tuple[str, ...], Listed] = ()  # further files for the teacher to translate, plain text
-    tag: str = ""  # of those
+    beam: Amount = 0  # beam width of the teacher; 0: the setting of its run
+    closest: bool = False  # use the hypothesis that is most similar to the reference, not the most likely one
+    originals: bool = False  # train the student on the original pairs too
+    sources: Annotated[tuple[str, ...], Listed] = ()  # plain text files with more lines for the teacher to translate
+    tag: str = ""  # tag of the lines in `sources`
 
 
 @dataclass(frozen=True)
 class Teacher:
-    """A translator, or several as an ensemble, and how it translates."""
+    """A translator, which may be an ensemble, and its decoding options."""
 
     translator: Translator
     name: str
-    digest: str  # of everything that its translations depend on
+    digest: str  # digest of everything that the translations depend on
     beam: int
     closest: bool
 
@@ -75,7 +75,7 @@ class Teacher:
         return cls(translator, " and ".join(map(str, runs)), digest, beam, settings.closest)
 
     def translate(self, _: int, pairs: Sequence[Pair]) -> list[Record]:
-        """Return a record of each source with the likeliest hypothesis, or the one most like the reference."""
+        """Return a record per source, with the most likely hypothesis or the one most similar to the reference."""
         sources = [Line(pair.source, tag=pair.tag) for pair in pairs]
         trees = [pair.tree for pair in pairs] if self.translator.reads_trees else None
         count = self.beam if self.closest else 1
@@ -89,7 +89,7 @@ class Teacher:
         return records
 
     def make_job(self, corpus: CorpusSettings, recipe: Recipe) -> ShardedJob[Pair]:
-        """Return the job of translating a corpus. Shards are kept in the cache, by all that they depend on."""
+        """Return the job of translating a corpus. Its folder in the cache is named by a digest of all inputs."""
         direction = recipe.data.direction
         fingerprint = fingerprint_corpus(corpus, direction=direction)
         key = [self.digest, self.beam, self.closest, fingerprint, jobs.SHARD_SIZE]
@@ -125,7 +125,8 @@ def distil(
 ) -> Path:
     """Train the student that a recipe describes on translations of the model in `run`. Return the folder `out`.
 
-    Several runs with one vocabulary teach as an ensemble."""
+    Several runs with the same vocabulary teach as an ensemble.
+    """
     settings, folder = settings or DistilSettings(), RunFolder(out)
     with join_process_group() as group:
         wanted = group.run_on_all(lambda: read_recipe(Path(recipe), overrides))

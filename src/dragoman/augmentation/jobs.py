@@ -78,8 +78,8 @@ class ShardedJob(Generic[ShardItem]):
             io.keep_folder(path.parent, ANSWERS, lambda made: (made / ANSWERS).write_bytes(head + body))
         except OSError as error:
             raise UserError(
-                f"answers cannot be kept in {str(self.folder)!r} ({error.strerror}); those that are there are whole: "
-                "make room, and start it again"
+                f"cannot write translations to {str(self.folder)!r} ({error.strerror}); the finished shards there are "
+                "complete: make room, and repeat the command"
             ) from None
 
     def read_records(self, count: int) -> Iterator[Record]:
@@ -87,7 +87,7 @@ class ShardedJob(Generic[ShardItem]):
         for path in map(self.locate, range(count)):
             records = read_shard(path)
             if records is None:
-                raise UserError(f"{str(path)!r} is missing or damaged; start it again, and it is made again")
+                raise UserError(f"{str(path)!r} is missing or damaged; repeat the command to compute it again")
             yield from records
 
     def locate(self, number: int) -> Path:
@@ -162,8 +162,8 @@ def open_shards_beside(output: Path, about: Mapping[str, Any]) -> Iterator[Path]
         for name in [*current, *previous]:
             if previous.get(name) != current.get(name):
                 raise UserError(
-                    f"{str(folder)!r} holds answers that were made with another {name}; repeat that command to go "
-                    "on with it, or remove the folder"
+                    f"{str(folder)!r} holds translations that were made with another {name}; repeat that command "
+                    "to resume it, or remove the folder"
                 )
         resumable = False
         try:

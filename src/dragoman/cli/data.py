@@ -153,7 +153,7 @@ def phrasebook(
 
 
 def show_counts(counts: Counter[str], *, as_json: bool) -> None:
-    """Print how many pairs went where."""
+    """Print the number of pairs per outcome, such as the reason why they were dropped."""
     if as_json:
         print(json.dumps(dict(counts)))
         return
@@ -163,7 +163,7 @@ def show_counts(counts: Counter[str], *, as_json: bool) -> None:
 
 
 def parse_two(name: str, text: str, kind: Callable[[str], Any]) -> dict[str, Any]:
-    """Return the two columns or keys that an option names; nothing where it is left out."""
+    """Return the two columns or keys that an option names; an empty dict if the option is not given."""
     try:
         values = [kind(part.strip()) for part in text.split(",")] if text else []
     except ValueError:

@@ -1,4 +1,4 @@
-"""`dragoman demo`: the main job on the built-in corpus, from nothing to a scored translator, in a few minutes."""
+"""`dragoman demo`: train, score and try a translator on the built-in corpus, in a few minutes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dragoman.training.trainer import train
 RECIPE = "phrasebook-en-de.yaml"
 TEST_LINES = 500
 CANDIDATES = 400  # sentences of the test split among which `pick_phrases` finds one for each point of grammar
-SHORT_SENTENCE = 14  # words of a sentence that is shown
+SHORT_SENTENCE = 14  # maximum words of a sentence that is shown
 POINTS = {  # what makes a sentence hard to translate into the other language, by the phrasebook's names
     "verb-position": "the verb moves, or splits in two",
     "adjective": "endings follow gender, number and case",
@@ -40,7 +40,7 @@ TEST_SPLITS = {"test": "sentences not seen in training", "unseen": "words in con
 
 
 def run_demo(out: Path, overrides: list[str], console: Console) -> None:
-    """Train, score, translate, draw. What is there already is not made again."""
+    """Train and score the demo unless that was done before; print scores, translations and attention weights."""
     report_file = out / "report.json"
     if not report_file.exists():
         train_and_score(out, overrides, report_file, console)

@@ -140,7 +140,8 @@ def process_lines(
             for output in process(number, lines):
                 number += 1
                 print(output.text, file=sink)
-                warned.log(number, output.warnings, output.flags)
+                if output.warnings or output.flags:
+                    warned.log(number, output.warnings, output.flags)
             sink.flush()
             if bar:
                 bar.update(number)

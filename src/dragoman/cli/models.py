@@ -1,4 +1,4 @@
-"""Commands from model to model: distil, backtranslate, export and import; cache shows what they keep."""
+"""Commands that make models or training data from a model (distil, backtranslate, export, import), and the cache."""
 
 from __future__ import annotations
 

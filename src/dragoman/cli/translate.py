@@ -75,11 +75,6 @@ class TranslateOptions:
     engine: opt.EngineName = "auto"
     device: opt.Device = "auto"
 
-    @property
-    def runs(self) -> list[Path]:
-        """The run folders of the model, which is an ensemble if there are several."""
-        return [self.run, *(self.others or [])]
-
 
 def translate_command(options: TranslateOptions) -> None:
     """Translate lines: one line of output per line of input, in the same order.
@@ -91,16 +86,17 @@ def translate_command(options: TranslateOptions) -> None:
     if options.arguments:
         texts, overrides = line_io.split_arguments(options.arguments)
         given = line_io.choose_input(texts, options.input_file)
+    runs = [options.run, *(options.others or [])]
     inputs = [options.input_file, options.glossary, options.dictionary, options.conllu]
-    opt.check_arguments(engine=options.engine, runs=options.runs, inputs=inputs, output=options.output_file)
+    opt.check_arguments(engine=options.engine, runs=runs, inputs=inputs, output=options.output_file)
     if options.resume or opt.is_distributed():
         from dragoman.process_group import join_process_group
 
         with join_process_group() as group:
-            line_translator = group.in_rank_order(lambda: LineTranslator(options, overrides, group))
+            line_translator = group.in_rank_order(lambda: LineTranslator(runs, options, overrides, group))
             line_translator.translate_file(group)
         return
-    line_translator = LineTranslator(options, overrides)
+    line_translator = LineTranslator(runs, options, overrides)
     if options.stream:
         line_translator.stream_lines(given)
     else:
@@ -112,7 +108,9 @@ def translate_command(options: TranslateOptions) -> None:
 class LineTranslator:
     """The model and the files that the options of the command name."""
 
-    def __init__(self, options: TranslateOptions, overrides: Sequence[str], group: ProcessGroup | None = None) -> None:
+    def __init__(
+        self, runs: list[Path], options: TranslateOptions, overrides: Sequence[str], group: ProcessGroup | None = None
+    ) -> None:
         """Load all of them, and refuse invalid options before any line is read. `group`: for `translate_file`."""
         from dragoman.augmentation.jobs import choose_device_of_rank
         from dragoman.data.trees import TreeReader
@@ -137,8 +135,8 @@ class LineTranslator:
         device = choose_device_of_rank(options.device, group) if group else options.device
         log_once = Report(quiet=not group.is_main).log if group else log
         start = time.monotonic()
-        self.options = options
-        self.translator = load_as(Translator, options.runs, device=device, engine=options.engine)
+        self.runs, self.options = runs, options
+        self.translator = load_as(Translator, runs, device=device, engine=options.engine)
         engine = "torch" if options.engine == "auto" else options.engine
         seconds = time.monotonic() - start
         log_once(f"engine {engine}, device {self.translator.device}, loaded in {seconds:.1f} s", DETAIL)
@@ -207,7 +205,7 @@ class LineTranslator:
         files = {"glossary": options.glossary, "dictionary": options.dictionary}
         digests = {name: digest_bytes(path.read_bytes()) if path else "" for name, path in files.items()}
         others = {**digests, "engine": options.engine, "tag": options.tag, "json": options.as_json}
-        about = describe_translation(source, options.runs, self.decode.search, group, **others)
+        about = describe_translation(source, self.runs, self.decode.search, group, **others)
         write_sharded(source, output, process, write, about=about, batch=options.batch, group=group)
         line_io.log_counts(counts)
 
