@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.evaluation.figures import (
+    CHARACTER,
     LABEL_HEIGHT,
     MARGIN_BOTTOM,
     MARGIN_TOP,
     LineChart,
     Point,
     Series,
-    estimate_width,
     linear_ticks,
     logarithmic_ticks,
     render_chart,
@@ -75,7 +75,7 @@ def label_boxes(svg: str) -> dict[str, tuple[float, float, float, float]]:
     found = {}
     for text in texts_of(svg, "name"):
         left, baseline = float(text.attrib["x"]), float(text.attrib["y"])
-        found[str(text.text)] = (left, baseline - 10, left + estimate_width(str(text.text)), baseline + 3)
+        found[str(text.text)] = (left, baseline - 10, left + CHARACTER * len(str(text.text)), baseline + 3)
     return found
 
 

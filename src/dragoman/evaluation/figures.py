@@ -1,8 +1,8 @@
 """Line charts as inline SVG, rendered by matplotlib: the mean of several values as a line, their range as a band, and
 the name of each line at its end.
 
-Colours become CSS variables (templates/style.css), so a chart follows the page's light or dark mode. Text stays text.
-The SVG is the same at every call: it has no date and no random ids.
+The look is that of templates/chart.mplstyle. Colours become CSS variables (templates/style.css), so a chart follows the
+page's light or dark mode. Text stays text. The SVG is the same at every call: it has no date and no random ids.
 """
 
 from __future__ import annotations
@@ -13,24 +13,27 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 from xml.etree import ElementTree
+
+import numpy as np
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.path import Path
-    from matplotlib.transforms import Bbox
+    from matplotlib.lines import Line2D
 
-INK, SOFT, FAINT, BEHIND = "#1c1e21", "#667080", "#d9dce1", "#c4cad2"
+STYLE = Path(__file__).parent / "templates" / "chart.mplstyle"
+SOFT, BEHIND = "#667080", "#c4cad2"
 LINE_COLOURS = ("#0068a8", "#cf5200", "#008a62", "#b0508a", "#a87400", "#6f4bb8", "#2a97d4", "#7d5f2a")
-CSS_VARIABLES = {INK: "--ink", SOFT: "--soft", FAINT: "--faint", BEHIND: "--behind"} | {
+CSS_VARIABLES = {SOFT: "--soft", "#d9dce1": "--faint", BEHIND: "--behind"} | {
     colour: f"--line{number}" for number, colour in enumerate(LINE_COLOURS)
 }
-DASHES = ((), (6, 3), (2, 3))  # for the ninth line and on, the seventeenth and on
+LINE_STYLES = ("-", (0, (3, 1.5)), (0, (1, 1.5)))  # of eight lines each
 MARGIN_TOP, MARGIN_BOTTOM, MARGIN_LEFT = 12, 52, 60  # pixels around the plot
 LABEL_HEIGHT = 14  # pixels from one label to the next
-LABEL_GAP = 8  # pixels between the end of a line and its label
-CHARACTER = 6.8  # pixels, about the width of a bold character at 11 pixels
+LABEL_GAP = 8  # pixels left and right of a label
+CHARACTER = 6.8  # pixels, about the width of a bold character; the browser chooses the font
 FEWEST_TICKS, MOST_TICKS = 3, 6
 CLASSES = {"line", "band", "behind", "dots", "name", "title", "y-tick", "grid"}
 MOST_DOTS = 12  # points on a line; longer lines have no dots
@@ -38,12 +41,6 @@ CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")  # characters that XML doe
 HEX_COLOUR = re.compile(r"#[0-9a-f]{6}")
 LONG_NUMBER = re.compile(r"\d+\.\d{2,}")
 SMALLEST_VALUE = 1e-12  # on a logarithmic axis
-STYLE: dict[Any, Any] = {  # of matplotlib
-    "svg.fonttype": "none",
-    "svg.hashsalt": "dragoman",
-    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
-    "font.size": 11,
-}
 
 
 class Point(NamedTuple):
@@ -79,7 +76,7 @@ class LineChart:
 
 
 def render_chart(chart: LineChart, *, width: int = 720, height: int = 330, behind: Sequence[Series] = ()) -> str:
-    """Return the chart as SVG: its series in colour, those `behind` in grey and without labels."""
+    """Return the chart as SVG: its series in colour, those `behind` in grey and without names."""
     every = [*chart.series, *behind]
     if not any(series.points for series in every):
         return ""
@@ -87,23 +84,26 @@ def render_chart(chart: LineChart, *, width: int = 720, height: int = 330, behin
     from matplotlib.figure import Figure
 
     height = max(height, MARGIN_TOP + MARGIN_BOTTOM + LABEL_HEIGHT * len(chart.series))
-    longest = max(estimate_width(series.name) for series in every)  # so that panels have the same axes
-    right = width - 2 * LABEL_GAP - min(longest, 0.4 * width)
+    longest = min(max(len(series.name) for series in every), int(0.4 * width / CHARACTER))  # panels have equal axes
+    right = width - 2 * LABEL_GAP - longest * CHARACTER
     tips: dict[str, list[str]] = {}
-    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+    with matplotlib.rc_context(fname=str(STYLE)), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # the browser has the fonts
         figure = Figure(figsize=(width / 72, height / 72), dpi=72, frameon=False)  # one pixel is one point
         size = (right - MARGIN_LEFT) / width, (height - MARGIN_TOP - MARGIN_BOTTOM) / height
-        axes = figure.add_axes((MARGIN_LEFT / width, MARGIN_BOTTOM / height, *size), frameon=True)
+        axes = figure.add_axes((MARGIN_LEFT / width, MARGIN_BOTTOM / height, *size))
         draw_axes(axes, chart, every)
         for number, series in enumerate(behind):
-            axes.plot(*mean_line(series), color=BEHIND, linewidth=1.2, gid=f"behind:{number}")
+            xs, means = [point.x for point in series.points], clip_small(point.mean for point in series.points)
+            axes.plot(xs, means, color=BEHIND, linewidth=1.2, gid=f"behind:{number}")
             tips[f"behind:{number}"] = [series.name]
+        lines = []
         for number, series in enumerate(chart.series):
-            draw_series(axes, series, number)
+            lines.append(draw_series(axes, series, number))
             tips[f"dots:{number}"] = [f"{series.name}, {point.label}: {point.mean:.4g}" for point in series.points]
             tips[f"name:{number}"] = [series.name]
-        draw_labels(axes, chart.series, width - right)
+        names = [name if len(name) <= longest else f"{name[: longest - 1]}…" for name, _ in chart.series]
+        draw_labels(axes, lines, names)
         svg = io.StringIO()
         figure.savefig(svg, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     return inline_svg(svg.getvalue(), f"{chart.y_title} by {chart.x_title}", tips)
@@ -130,23 +130,15 @@ def draw_axes(axes: Axes, chart: LineChart, every: Sequence[Series]) -> None:
     axes.set_xticks(x_ticks, [""] * len(x_ticks))
     axes.set_yticks(y_ticks, [format_tick(tick) for tick in y_ticks])
     axes.minorticks_off()
-    axes.tick_params(pad=6, labelcolor=SOFT, bottom=False, left=False)
     for x, name in zip(x_ticks, chart.ticks or map(format_tick, x_ticks), strict=True):
         for row, text in enumerate(name.split("\n")):  # one by one, since matplotlib would centre them for its own font
             where = (x, MARGIN_BOTTOM - 17 - 12 * row)
             axes.annotate(text, where, xycoords=("data", "figure pixels"), ha="center", va="baseline", color=SOFT)
-    axes.grid(True, color=FAINT, linewidth=0.7, gid="grid")
-    axes.set_axisbelow(True)
-    axes.patch.set_visible(False)
-    for side, spine in axes.spines.items():
-        spine.set(visible=side in ("left", "bottom"), color=SOFT, linewidth=1)
+    axes.grid(True, gid="grid")
     for label in axes.get_yticklabels():
         label.set_gid("y-tick")
-    plot = axes.get_window_extent()
-    y_title = f"{chart.y_title} (log scale)" if chart.logarithmic else chart.y_title
-    about: dict[str, Any] = {"xycoords": "figure pixels", "ha": "center", "color": INK, "gid": "title"}
-    axes.annotate(chart.x_title, ((plot.x0 + plot.x1) / 2, 6), va="baseline", **about)
-    axes.annotate(y_title, (12, (plot.y0 + plot.y1) / 2), va="center", rotation=90, **about)
+    axes.set_xlabel(chart.x_title, labelpad=34, gid="title")
+    axes.set_ylabel(f"{chart.y_title} (log scale)" if chart.logarithmic else chart.y_title, gid="title")
 
 
 def linear_ticks(low: float, high: float) -> list[float]:
@@ -186,99 +178,53 @@ def clip_small(values: Iterable[float]) -> list[float]:
     return [value if abs(value) >= SMALLEST_VALUE else SMALLEST_VALUE for value in values]
 
 
-def mean_line(series: Series) -> tuple[list[float], list[float]]:
-    """Return the x and the mean of each point."""
-    return [point.x for point in series.points], clip_small(point.mean for point in series.points)
-
-
-def draw_series(axes: Axes, series: Series, number: int) -> None:
+def draw_series(axes: Axes, series: Series, number: int) -> Line2D:
     """Draw a band from the lowest to the highest value, the mean as a line, and dots where points are few."""
+    xs, means = [point.x for point in series.points], clip_small(point.mean for point in series.points)
     colour = LINE_COLOURS[number % len(LINE_COLOURS)]
-    xs, means = mean_line(series)
+    style = LINE_STYLES[number // len(LINE_COLOURS) % len(LINE_STYLES)]
     if any(len(point.values) > 1 for point in series.points):
         upper = clip_small(max(point.values) for point in series.points)
         lower = clip_small(min(point.values) for point in series.points)
         axes.fill([*xs, *reversed(xs)], [*upper, *reversed(lower)], color=colour, alpha=0.16, linewidth=0, gid="band")
-    dashes = DASHES[number // len(LINE_COLOURS) % len(DASHES)]
-    axes.plot(xs, means, color=colour, linewidth=2, dashes=dashes, gid="line")
     if len(xs) <= MOST_DOTS:
         axes.plot(xs, means, color=colour, linestyle="none", marker="o", markersize=6, gid=f"dots:{number}")
+    [line] = axes.plot(xs, means, color=colour, linewidth=2, linestyle=style, gid="line")
+    return line
 
 
-# Labels: the names of the lines, each near the end of its line
-
-
-def estimate_width(text: str) -> float:
-    """Return about how many pixels a label takes; the browser chooses the font."""
-    return CHARACTER * len(text)
-
-
-def draw_labels(axes: Axes, every: Sequence[Series], room: float) -> None:
-    """Write each name near the end of its line; one that had to move is tied to it by a thin line."""
-    from matplotlib.path import Path
-
-    lines = [axes.transData.transform(list(zip(*mean_line(series), strict=True))) for series in every]
-    most = int((room - 2 * LABEL_GAP + 0.5) / CHARACTER)
-    names = [one.name if len(one.name) <= most else f"{one.name[: most - 1]}…" for one in every]
-    ends = [(float(x), float(y)) for x, y in (line[-1] for line in lines)]
-    places = place_labels([Path(line) for line in lines], ends, names, axes.get_window_extent())
-    for number, (left, middle) in places.items():
-        colour = LINE_COLOURS[number % len(LINE_COLOURS)]
+def draw_labels(axes: Axes, lines: Sequence[Line2D], names: Sequence[str]) -> None:
+    """Write the name of each line right of its end, as far up or down as the other names make necessary."""
+    ends = [axes.transData.transform(line.get_xydata()[-1]) for line in lines]
+    order = sorted(range(len(lines)), key=lambda number: float(ends[number][1]))
+    plot = axes.get_window_extent()
+    heights = spread_apart([ends[number][1] for number in order], plot.y0, plot.y1)
+    for number, height in zip(order, heights, strict=True):
         x, y = ends[number]
-        about: dict[str, Any] = {"xycoords": "figure pixels", "color": colour}
-        if left - x > 2 * LABEL_GAP or abs(middle - y) > LABEL_HEIGHT / 2:
-            line = {"arrowstyle": "-", "color": colour, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
-            axes.annotate("", (x, y), xytext=(left - 2, middle), arrowprops=line, **about)
-        about |= {"va": "baseline", "weight": "bold", "gid": f"name:{number}"}
-        axes.annotate(names[number], (left, middle - 4), **about)
-
-
-def place_labels(
-    paths: Sequence[Path], ends: Sequence[tuple[float, float]], names: Sequence[str], plot: Bbox
-) -> dict[int, tuple[float, float]]:
-    """Return the left end and the middle of each label in pixels, by the number of its line.
-
-    A label whose text fits into the plot stands there, right of its line's end, off the lines where possible. The
-    others stand in a column right of the plot.
-    """
-    from matplotlib.transforms import Bbox
-
-    inside = [n for n, (x, _) in enumerate(ends) if x + LABEL_GAP + estimate_width(names[n]) <= plot.x1]
-    column = sorted((n for n in range(len(ends)) if n not in inside), key=lambda n: ends[n][1])
-    middles = spread_apart([ends[n][1] for n in column], plot.y0, plot.y1)
-    places = {n: (plot.x1 + LABEL_GAP, middle) for n, middle in zip(column, middles, strict=True)}
-    half = LABEL_HEIGHT / 2
-    steps = sorted(range(-30, 31), key=lambda step: (abs(step), -step))
-    taken: list[Bbox] = []
-    for n in inside:
-        left, wanted = ends[n][0] + LABEL_GAP, ends[n][1]
-        middles = [wanted + half * step for step in steps if plot.y0 - 8 <= wanted + half * step <= plot.y1 + 2]
-        boxes = [Bbox.from_extents(left - 2, y - half, left + estimate_width(names[n]), y + half) for y in middles]
-        free = [box for box in boxes if not any(box.fully_overlaps(other) for other in taken)] or boxes
-        clear = (box for box in free if not any(path.intersects_bbox(box, filled=False) for path in paths))
-        box = next(clear, free[0])
-        taken.append(box)
-        places[n] = (left, box.y0 + half)
-    return places
+        colour = lines[number].get_color()
+        axes.annotate(
+            names[number],
+            (x, y),
+            xytext=(x + LABEL_GAP, height - 4),
+            xycoords="figure pixels",
+            color=colour,
+            weight="bold",
+            gid=f"name:{number}",
+            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8, "relpos": (0, 0.5), "shrinkB": 0},
+        )
 
 
 def spread_apart(wanted: Sequence[float], low: float, high: float, gap: float = LABEL_HEIGHT) -> list[float]:
-    """Return positions between low and high, at least `gap` apart and as near to the wanted ones (sorted) as can be.
+    """Return positions between low and high, at least `gap` apart and close to the wanted ones, which are sorted.
 
-    Neighbours that lie too close move as one block around their mean (isotonic regression).
+    Less what the gaps add, positions need not be apart but only in order. The lowest such positions that are not below
+    the wanted ones, and the highest that are not above them, have a mean that is in order too.
     """
-    blocks: list[tuple[float, int]] = []  # mean of the positions less what the gaps add, and how many they are
-    for index, position in enumerate(wanted):
-        blocks.append((position - index * gap, 1))
-        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (one, n), (other, m) = blocks[-2:]
-            blocks[-2:] = [((one * n + other * m) / (n + m), n + m)]
-    moved = [mean for mean, count in blocks for _ in range(count)]
-    last = high - gap * (len(wanted) - 1)
-    return [min(max(position, low), last) + index * gap for index, position in enumerate(moved)]
-
-
-# From a file of its own to a part of a page
+    gaps = gap * np.arange(len(wanted))
+    free = np.array(wanted) - gaps
+    upper, lower = np.maximum.accumulate(free), np.minimum.accumulate(free[::-1])[::-1]
+    found: list[float] = (np.clip((upper + lower) / 2, low, high - gap * (len(wanted) - 1)) + gaps).tolist()
+    return found
 
 
 def inline_svg(text: str, label: str, tips: Mapping[str, Sequence[str]]) -> str:
@@ -297,22 +243,17 @@ def inline_svg(text: str, label: str, tips: Mapping[str, Sequence[str]]) -> str:
         if "style" in element.attrib:  # the page has its own colours and font
             style = re.sub(r"font-family: [^;]*;? ?", "", element.attrib["style"])
             element.set("style", HEX_COLOUR.sub(lambda found: f"var({CSS_VARIABLES.get(found[0], '--ink')})", style))
-        if element.get("transform", "").startswith("rotate(-0 "):  # by nothing
-            del element.attrib["transform"]
-        for name in {"d", "x", "y"} & element.attrib.keys():
+        for name in {"d", "x", "y", "transform"} & element.attrib.keys():
             element.set(name, LONG_NUMBER.sub(lambda found: f"{float(found[0]):.1f}", element.attrib[name]))
-    for group in list(root.iter("g")):
+        if element.tag == "use":
+            element.tag, (x, y, style) = "circle", (element.get(name, "") for name in ("x", "y", "style"))
+            element.attrib = {"class": "dot", "cx": x, "cy": y, "r": "3", "style": style}
+    for group in root.iter("g"):
         gid = group.attrib.pop("id", "")
         if (kind := gid.partition(":")[0]) in CLASSES:
             group.set("class", kind)
-        if kind == "behind":
-            ElementTree.SubElement(group, "title").text = tips[gid][0]
-        if kind in ("dots", "name"):
-            for shape, tip in zip(group.iter("use" if kind == "dots" else "text"), tips.get(gid, [])):
-                ElementTree.SubElement(shape, "title").text = tip
-    for dot in list(root.iter("use")):
-        dot.tag = "circle"
-        x, y, style = (dot.get(name, "") for name in ("x", "y", "style"))
-        dot.attrib = {"class": "dot", "cx": x, "cy": y, "r": "3", "style": style}
+        shapes = {"behind": [group], "dots": list(group.iter("circle")), "name": list(group.iter("text"))}.get(kind, [])
+        for shape, tip in zip(shapes, tips.get(gid, [])):
+            ElementTree.SubElement(shape, "title").text = tip
     root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": label}
     return CONTROL.sub("", ElementTree.tostring(root, encoding="unicode"))  # labels and tips too
