@@ -195,7 +195,7 @@ def draw_series(axes: Axes, series: Series, number: int) -> Line2D:
 
 def draw_labels(axes: Axes, lines: Sequence[Line2D], names: Sequence[str]) -> None:
     """Write the name of each line right of its end, as far up or down as the other names make necessary."""
-    ends = [axes.transData.transform(line.get_xydata()[-1]) for line in lines]
+    ends = [axes.transData.transform(np.asarray(line.get_xydata())[-1]) for line in lines]
     order = sorted(range(len(lines)), key=lambda number: float(ends[number][1]))
     plot = axes.get_window_extent()
     heights = spread_apart([ends[number][1] for number in order], plot.y0, plot.y1)
