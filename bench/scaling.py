@@ -23,9 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.kernels.attention import LONG_SCORES, RowLayout
-from dragoman.models.rnn import RecurrentEncoder
-from dragoman.models.settings import RnnSettings, TransformerSettings
-from dragoman.models.transformer import Encoder
+from dragoman.models.rnn import RecurrentEncoder, RnnSettings
+from dragoman.models.transformer import Encoder, TransformerSettings
 from dragoman.modules.patterns import PATTERNS
 
 LENGTHS = [2**power for power in range(8, 15)]

@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "models": ["config", "kernels", "modules"],
     "decoding": ["config", "data"],
     "smt": ["config"],
-    "recipe": ["config", "data", "models"],
+    "recipe": ["config", "data", "models", "decoding"],
     "run_dir": ["config", "recipe"],
     "inference": [
         "config",

@@ -12,14 +12,13 @@ import typer
 from dragoman.cli.main import app
 from dragoman.cli.models import export_command
 from dragoman.cli.translate import TranslateOptions
-from dragoman.config.settings import SearchSettings
 from dragoman.data.tokenizers import TOKENIZERS
-from dragoman.decoding.methods import SEARCH_REGISTRIES
+from dragoman.decoding.methods import SEARCH_REGISTRIES, SearchSettings
 from dragoman.inference.export import FORMATS
 from dragoman.inference.loading import ENGINES
 from dragoman.inference.postprocess import UNKNOWN_WORD_METHODS
 from dragoman.metrics.metrics import METRICS
-from dragoman.models.settings import MODEL_KINDS
+from dragoman.models.registry import MODEL_KINDS
 from dragoman.recipe import check_model, read_recipe
 from dragoman.training.start import check_settings
 from test_architecture import BASE, MAY_IMPORT  # type: ignore[import-not-found]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import Field, ValidationInfo, model_validator
 
 from dragoman.config.settings import (
-    SearchSettings,
     Settings,
     TokenizerSettings,
     TrainSettings,
@@ -18,8 +19,15 @@ from dragoman.config.settings import (
 )
 from dragoman.data.corpus import DataSettings
 from dragoman.errors import UserError
-from dragoman.models.settings import ModelSettings, TransformerSettings
 
+if TYPE_CHECKING:
+    from dragoman.decoding.methods import SearchSettings
+    from dragoman.models.registry import ModelSettings
+else:
+    SearchSettings = ModelSettings = Any
+
+# Placeholders of the sections whose records stand beside code that imports PyTorch, which takes seconds.
+UNREAD = {"model": Settings(), "search": Settings()}
 RECIPES = "recipes"  # name of the folder
 PACKAGE = Path(__file__).parent
 
@@ -32,9 +40,18 @@ class Recipe(Settings):
 
     data: DataSettings = DataSettings()
     tokenizer: TokenizerSettings = TokenizerSettings()
-    model: ModelSettings = TransformerSettings()
+    model: ModelSettings = Field(default_factory=dict)  # type: ignore[assignment]
     train: TrainSettings = TrainSettings()
-    search: SearchSettings = SearchSettings()
+    search: SearchSettings = Field(default_factory=dict)  # type: ignore[assignment]
+
+    @model_validator(mode="after")
+    def _read_last_sections(self, info: ValidationInfo) -> Self:
+        """Read the sections that need PyTorch, once the others are valid. Records are left as they are."""
+        for name in UNREAD:
+            section = getattr(self, name)
+            if not isinstance(section, Settings):
+                self.__dict__[name] = read_section(name, section, info.context)
+        return self
 
     @property
     def example_format(self) -> str:
@@ -57,11 +74,18 @@ class Recipe(Settings):
         return self.model.layout == "packed" or self.example_format == "pairs"
 
 
-def read_recipe(path: Path, overrides: Iterable[str] = (), *, parent: Recipe | None = None) -> Recipe:
+def read_recipe(
+    path: Path,
+    overrides: Iterable[str] = (),
+    *,
+    parent: Recipe | None = None,
+    unread: Mapping[str, Settings] | None = None,
+) -> Recipe:
     """Read a recipe file and apply `a.b=c` overrides.
 
     Corpus paths are resolved in the working directory first, then next to the recipe file. With `parent`, the recipe
-    of the run whose weights training starts from, model settings set in neither place are taken from `parent`.
+    of the run whose weights training starts from, model settings set in neither place are taken from `parent`. With
+    UNREAD as `unread`, only the other sections are read, without importing PyTorch.
     """
     values, lines = read_values(path)
     items, merged = list(overrides), deepcopy(values)
@@ -69,11 +93,20 @@ def read_recipe(path: Path, overrides: Iterable[str] = (), *, parent: Recipe | N
         for item in items:
             override(merged, item)
             lines.pop(item.partition("=")[0], None)
-        recipe = _build_checked(merged, parent, lines)
+        recipe = _build_checked({**merged, **(unread or {})}, parent, lines)
     except UserError as error:
-        cause = f" with {' '.join(items)}" if items and _is_valid(values, parent) else ""
+        cause = f" with {' '.join(items)}" if items and _is_valid({**values, **(unread or {})}, parent) else ""
         raise UserError(f"{path}{cause}: {error}") from None
     return recipe.model_copy(update={"data": recipe.data.resolve_paths(path.parent)})
+
+
+def read_section(name: str, section: Any, line_of: Mapping[str, int] | None) -> Settings:
+    """Return the record of one of the sections that need PyTorch."""
+    from dragoman.decoding.methods import SearchSettings
+    from dragoman.models.registry import choose_record
+
+    record = choose_record(section) if name == "model" else SearchSettings
+    return build(record, section, name, line_of, Recipe)
 
 
 def override_recipe(recipe: Recipe, overrides: Iterable[str] = (), *, parent: Recipe | None = None) -> Recipe:

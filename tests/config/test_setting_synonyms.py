@@ -13,7 +13,7 @@ from dragoman.data.tokenizers import TOKENIZERS
 from dragoman.errors import UserError
 from dragoman.inference.export import FORMATS
 from dragoman.inference.loading import ENGINES
-from dragoman.models.settings import MODEL_KINDS
+from dragoman.models.registry import MODEL_KINDS
 from dragoman.modules.attention_scores import SCORES
 from dragoman.modules.positions import POSITIONS
 from dragoman.recipe import Recipe

@@ -13,7 +13,7 @@ from dragoman.cli.settings import build_reference, collect_registries, describe_
 from dragoman.config.reference import find_settings, load_reference, render_settings
 from dragoman.config.settings import build, parse_yaml
 from dragoman.errors import UserError
-from dragoman.models.settings import MODEL_KINDS
+from dragoman.models.registry import MODEL_KINDS
 from dragoman.recipe import Recipe, check_model
 from dragoman.training.start import check_settings
 from toy_run import Call, one_sentence

@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dragoman.config.settings import AttentionSettings
 from dragoman.data.batches import BatchPlan, Widths, collate_pairs
 from dragoman.data.features import MAX_TREE_DISTANCE
 from dragoman.errors import UserError
 from dragoman.kernels.attention import AttentionMask, RowLayout, attend_reference
-from dragoman.models.settings import TransformerSettings
-from dragoman.models.transformer import Transformer
+from dragoman.models.transformer import Transformer, TransformerSettings
+from dragoman.modules.patterns import AttentionSettings
 from dragoman.modules.positions import POSITIONS
 from dragoman.types import UNKNOWN_DISTANCE, Batch, Example, TokenFeature
 from tolerance import differ, same

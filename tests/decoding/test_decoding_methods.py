@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.config.settings import SearchSettings
 from dragoman.data.batches import BatchPlan, Widths, collate_pairs
 from dragoman.decoding.methods import (
     METHODS,
     SEARCH_REGISTRIES,
+    SearchSettings,
     check_search_settings,
     decode,
     decode_samples,

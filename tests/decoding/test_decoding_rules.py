@@ -11,8 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dragoman.config.settings import SearchSettings
-from dragoman.decoding.methods import METHODS, decode
+from dragoman.decoding.methods import METHODS, SearchSettings, decode
 from dragoman.decoding.protocol import RULES, DecodingConstraints, Prefix, forbid_repeats, make_rules
 from dragoman.types import EOS, PAD
 from toy_requests import PIECES, asked, search_reference, term

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.config.settings import SearchSettings, build
+from dragoman.config.settings import build
 from dragoman.decoding.beam import LENGTH_NORMS
+from dragoman.decoding.methods import SearchSettings
 from dragoman.errors import UserError
 
 

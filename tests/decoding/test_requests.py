@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.config.settings import SearchSettings, TokenizerSettings
+from dragoman.config.settings import TokenizerSettings
 from dragoman.data.tokenizers import Tokenizers
+from dragoman.decoding.methods import SearchSettings
 from dragoman.errors import UserError
 from dragoman.inference.constraints import make_constraints
 from dragoman.inference.translator import limit_length, merge_search

@@ -11,7 +11,7 @@ import pytest
 from dragoman.inference.loading import load
 from dragoman.inference.single_sequence import Classifier
 from dragoman.io import read_lines
-from dragoman.models.settings import TransformerClassifierSettings
+from dragoman.models.single_sequence import TransformerClassifierSettings
 from dragoman.recipe import read_recipe
 from toy_heads import BACKBONES, classifier_recipe, label
 from toy_run import Call, events, one_sentence, quietly, sentences, tensors, write_lines

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.config.settings import SearchSettings
+from dragoman.decoding.methods import SearchSettings
 from dragoman.errors import UserError
 from dragoman.inference.engines import onnx
 from toy_exchange import assert_same, loaded_run, model_of, refused, run_beam_search, some_jobs

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from dragoman.config.settings import SearchSettings
 from dragoman.decoding import continuous_batching as flow
-from dragoman.decoding.methods import METHODS, apply_fixed_settings
+from dragoman.decoding.methods import METHODS, SearchSettings, apply_fixed_settings
 from dragoman.decoding.protocol import DecodingConstraints, Ensemble, Job, SearchResult
 from dragoman.errors import UserError
 from dragoman.hardware import CpuFeatures, cpu_features

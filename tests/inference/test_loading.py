@@ -11,7 +11,7 @@ import dragoman
 from dragoman.errors import UserError
 from dragoman.inference.engines import ctranslate2
 from dragoman.inference.loading import PREDICTORS, load_as, open_run
-from dragoman.models.settings import MODEL_KINDS
+from dragoman.models.registry import MODEL_KINDS
 from toy_heads import classifier_recipe, lm_recipe
 from toy_run import SMALL, quietly, write_corpus, write_recipe
 

@@ -22,7 +22,7 @@ from dragoman.inference.model_card import (
     read_events,
     render_card,
 )
-from dragoman.models.settings import MODEL_KINDS
+from dragoman.models.registry import MODEL_KINDS
 from dragoman.modules.patterns import PATTERNS
 from dragoman.modules.positions import POSITIONS
 from dragoman.recipe import Recipe

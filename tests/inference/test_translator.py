@@ -15,9 +15,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.config.settings import SearchSettings
 from dragoman.data.batches import group_by_key
 from dragoman.decoding.continuous_batching import round_to_bucket
+from dragoman.decoding.methods import SearchSettings
 from dragoman.decoding.protocol import Job, SearchResult
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import Engine

@@ -15,8 +15,7 @@ from dragoman.inference.loading import load_as
 from dragoman.inference.translator import Translator
 from dragoman.kernels.attention import RowLayout
 from dragoman.models.registry import build_model
-from dragoman.models.rnn import Hybrid
-from dragoman.models.settings import HybridSettings
+from dragoman.models.rnn import Hybrid, HybridSettings
 from dragoman.modules.attention_scores import SCORES
 from dragoman.modules.recurrent import CELLS
 from dragoman.recipe import Recipe, check_model

@@ -16,9 +16,8 @@ from dragoman.errors import UserError
 from dragoman.inference.loading import load_as
 from dragoman.inference.translator import Translator
 from dragoman.kernels.attention import RowLayout
-from dragoman.models.registry import build_model
-from dragoman.models.rnn import BRIDGES, RecurrentLmDecoder, Rnn
-from dragoman.models.settings import MODEL_KINDS, RnnSettings
+from dragoman.models.registry import MODEL_KINDS, build_model
+from dragoman.models.rnn import BRIDGES, RecurrentLmDecoder, Rnn, RnnSettings
 from dragoman.modules.attention_scores import SCORES
 from dragoman.modules.recurrent import CELLS, NONLINEARITIES
 from dragoman.recipe import Recipe, check_model

@@ -14,8 +14,7 @@ from dragoman.data.batches import EXAMPLE_FORMATS, BatchPlan, Widths
 from dragoman.errors import UserError
 from dragoman.kernels.attention import RowLayout
 from dragoman.models.base import Model, collect_tensors
-from dragoman.models.registry import build_model
-from dragoman.models.settings import MODEL_KINDS
+from dragoman.models.registry import MODEL_KINDS, build_model
 from dragoman.models.single_sequence import POOLS, LanguageModel
 from dragoman.types import Example
 from tolerance import differ, same

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dragoman.errors import UserError
 from dragoman.models.base import Model
-from dragoman.models.settings import MODEL_KINDS
+from dragoman.models.registry import MODEL_KINDS
 from dragoman.modules.dropout import HeadDropout, LayerDropout, WordDropout, use_row_slice
 from dragoman.training.step import split_batch
 from dragoman.types import Batch

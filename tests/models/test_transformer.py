@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from dragoman.data.batches import Widths
 from dragoman.errors import UserError
 from dragoman.kernels.attention import KERNELS
-from dragoman.models.registry import build_model, count_parameters
-from dragoman.models.settings import MODEL_KINDS, TransformerSettings
-from dragoman.models.transformer import CAPACITY_STEP, Transformer
+from dragoman.models.registry import MODEL_KINDS, build_model, count_parameters
+from dragoman.models.transformer import CAPACITY_STEP, Transformer, TransformerSettings
 from dragoman.modules.feedforward import FEEDFORWARDS, NORM_PLACES
 from dragoman.modules.norms import NORMS
 from dragoman.modules.patterns import PATTERNS

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dragoman.config.settings import AttentionSettings
 from dragoman.kernels.attention import KERNELS, AttentionMask, RowLayout, unmask_empty_queries
 from dragoman.modules.attention import CrossAttention, SelfAttention, StepContext, split_heads
+from dragoman.modules.patterns import AttentionSettings
 from dragoman.modules.positions import POSITIONS
 from tolerance import differ, same
 

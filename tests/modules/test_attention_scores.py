@@ -13,6 +13,7 @@ from dragoman.modules import attention_scores as scores
 from dragoman.modules.attention_scores import (
     SCORES,
     AttentionScore,
+    ScoreSettings,
     SourceAttention,
     score_additive_chunked,
     score_additive_reference,
@@ -27,7 +28,7 @@ KEEP_BS = torch.tensor([[1] * 6, [1] * 4 + [0] * 2, [0] * 6]).bool()  # the last
 
 def score_of(name: str, memory_width: int = C) -> AttentionScore:
     torch.manual_seed(0)
-    return SCORES[name](C, memory_width, A).double()
+    return SCORES[name](ScoreSettings(), C, memory_width, A).double()
 
 
 def drawn(*shape: int, seed: int = 1) -> Tensor:

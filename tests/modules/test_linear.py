@@ -9,7 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from dragoman.modules import feedforward as linear
-from dragoman.modules.feedforward import Linear, ReluFeedForward, compute_weight_gradient, fast_linear, uses_onednn
+from dragoman.modules.feedforward import (
+    FeedForwardSettings,
+    Linear,
+    ReluFeedForward,
+    compute_weight_gradient,
+    fast_linear,
+    uses_onednn,
+)
 from pairs import in_pairs
 from tolerance import DEVICES, TOLERANCE, differ, same
 
@@ -170,7 +177,7 @@ def test_a_relu_is_the_same_inside_the_product_and_after_it(
 ) -> None:
     """The larger case is more than the kernel for a GPU takes in one round, of tokens and of outputs."""
     torch.manual_seed(1)
-    net = ReluFeedForward(16, outputs).to(device)
+    net = ReluFeedForward(FeedForwardSettings(width=16, feedforward_width=outputs)).to(device)
     layer = net.wide
     x, slope, found = torch.randn(3, tokens, 16, device=device), torch.randn(3, tokens, outputs, device=device), []
     for way in (net.inner, lambda x: torch.relu(layer(x))):

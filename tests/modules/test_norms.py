@@ -7,7 +7,7 @@ from copy import deepcopy
 import pytest
 import torch
 
-from dragoman.modules.norms import NORMS, BatchNorm
+from dragoman.modules.norms import NORMS, BatchNorm, NormSettings
 from tolerance import DEVICES, differ, same
 
 EVERY = pytest.mark.parametrize("name", NORMS)
@@ -17,13 +17,13 @@ EVERY = pytest.mark.parametrize("name", NORMS)
 @pytest.mark.parametrize("width", [2, 8, 33])
 def test_a_norm_is_its_formula(name: str, width: int) -> None:
     x_BTC = torch.randn(3, 4, width, dtype=torch.float64) * 3 + 1
-    same(NORMS[name](width).double()(x_BTC), NORMS[name].formula(x_BTC), torch.float32)
+    same(NORMS[name](NormSettings(width=width)).double()(x_BTC), NORMS[name].formula(x_BTC), torch.float32)
 
 
 @pytest.mark.parametrize("name", ["layer", "layer_scalar"])
 def test_the_example_of_the_lectures(name: str) -> None:
     """[100, 200, 100, 0] has mean 100 and variance 5000; with gain a and bias b the output is [b, 1.4 a + b, ...]."""
-    norm, x = NORMS[name](4), torch.tensor([[[100.0, 200.0, 100.0, 0.0]]])
+    norm, x = NORMS[name](NormSettings(width=4)), torch.tensor([[[100.0, 200.0, 100.0, 0.0]]])
     assert [round(value, 1) for value in norm(x)[0, 0].tolist()] == [0.0, 1.4, 0.0, -1.4]
     with torch.no_grad():
         norm.weight.fill_(3.0)
@@ -34,7 +34,7 @@ def test_the_example_of_the_lectures(name: str) -> None:
 @EVERY
 def test_a_token_is_normed_alone(name: str) -> None:
     """At use, whatever its neighbours are. At training batch norm looks at all of them, and it alone."""
-    norm, x_BTC = NORMS[name](8), torch.randn(3, 4, 8)
+    norm, x_BTC = NORMS[name](NormSettings(width=8)), torch.randn(3, 4, 8)
     norm(x_BTC)
     norm.eval()
     same(norm(x_BTC)[1:2, 2:3], norm(x_BTC[1:2, 2:3]))
@@ -44,17 +44,17 @@ def test_batch_norm_looks_at_real_tokens_only() -> None:
     x_BTC = torch.randn(2, 5, 8)
     real_BT = torch.tensor([[True] * 5, [True, True, False, False, False]])
     stirred = torch.where(real_BT[..., None], x_BTC, 1e3)
-    one, other = NORMS["batch"](8), NORMS["batch"](8)
+    one, other = NORMS["batch"](NormSettings(width=8)), NORMS["batch"](NormSettings(width=8))
     same(one(x_BTC, real_BT)[real_BT], other(stirred, real_BT)[real_BT])
     flat = BatchNorm.formula(x_BTC[real_BT][None])[0]
-    same(NORMS["batch"](8)(x_BTC, real_BT)[real_BT], flat)
+    same(NORMS["batch"](NormSettings(width=8))(x_BTC, real_BT)[real_BT], flat)
     for name, buffer in one.named_buffers():
         same(buffer, other.get_buffer(name))
 
 
 def test_batch_norm_remembers_what_it_saw() -> None:
     """After many batches it treats one token as it treated them; a batch of NaN leaves its memory as it was."""
-    norm = BatchNorm(8)
+    norm = BatchNorm(NormSettings(width=8))
     for _ in range(200):
         norm(torch.randn(4, 16, 8) * 3 + 5)
     before = norm.mean.clone()
@@ -69,7 +69,7 @@ def test_batch_norm_remembers_what_it_saw() -> None:
 @EVERY
 def test_zeros_are_no_trouble(name: str) -> None:
     x_BTC = torch.zeros(1, 2, 8, requires_grad=True)
-    NORMS[name](8)(x_BTC).sum().backward()
+    NORMS[name](NormSettings(width=8))(x_BTC).sum().backward()
     assert x_BTC.grad is not None
     assert x_BTC.grad.isfinite().all()
 
@@ -77,7 +77,7 @@ def test_zeros_are_no_trouble(name: str) -> None:
 @EVERY
 def test_a_norm_begins_as_its_formula_and_learns_a_scale(name: str) -> None:
     """Every parameter is one number for each feature or for all of them, and a gain of 2 doubles what comes out."""
-    norm, x_BTC = NORMS[name](8), torch.randn(3, 4, 8)
+    norm, x_BTC = NORMS[name](NormSettings(width=8)), torch.randn(3, 4, 8)
     assert all(parameter.shape in ((), (8,)) for parameter in norm.parameters())
     before = norm(x_BTC)
     with torch.no_grad():
@@ -92,7 +92,7 @@ def test_a_norm_begins_as_its_formula_and_learns_a_scale(name: str) -> None:
 def test_a_fork_is_x_and_its_norm(name: str, tokens: int, width: int, device: str) -> None:
     """With the slopes of both, and of gain and bias; in half precision on a GPU one kernel makes them."""
     torch.manual_seed(1)
-    norm = NORMS[name](width).to(device)
+    norm = NORMS[name](NormSettings(width=width)).to(device)
     for parameter in norm.parameters():
         torch.nn.init.normal_(parameter, 1.0, 0.3)
     x_BTC = (torch.randn(width, 2, tokens, device=device) * 2 + 1).bfloat16().permute(1, 2, 0)  # not in a row

@@ -13,7 +13,6 @@ from hypothesis import settings as trying
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from dragoman.config.settings import AttentionSettings
 from dragoman.errors import UserError
 from dragoman.kernels.attention import (
     KERNELS,
@@ -24,9 +23,9 @@ from dragoman.kernels.attention import (
     make_causal_mask,
     make_segment_mask,
 )
-from dragoman.models.settings import TransformerSettings
+from dragoman.models.transformer import TransformerSettings
 from dragoman.modules.attention import SelfAttention, StepContext
-from dragoman.modules.patterns import PATTERNS, BigBird, BlockedAttention, BlockMask
+from dragoman.modules.patterns import PATTERNS, AttentionSettings, BigBird, BlockedAttention, BlockMask
 from dragoman.modules.positions import POSITIONS, PositionEmbedding
 from tolerance import DEVICES, differ, same
 

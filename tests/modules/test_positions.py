@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dragoman.config.settings import AttentionSettings
 from dragoman.errors import UserError
 from dragoman.kernels.attention import KERNELS, AttentionMask, RowLayout, compute_attention_weights
+from dragoman.modules.patterns import AttentionSettings
 from dragoman.modules.positions import POSITIONS, PositionScheme, Relative, make_sinusoids
 from tolerance import DEVICES, differ, same
 

@@ -14,6 +14,7 @@ from dragoman.modules.recurrent import (
     CELLS,
     NONLINEARITIES,
     Cell,
+    CellSettings,
     CellStack,
     CellState,
     GruCell,
@@ -23,7 +24,9 @@ from dragoman.modules.recurrent import (
 from tolerance import DEVICES, differ, same
 
 KINDS = [
-    (kind, name) for kind, cell in CELLS.items() for name in (NONLINEARITIES if cell.takes_nonlinearity else ("tanh",))
+    (kind, name)
+    for kind, cell in CELLS.items()
+    for name in (NONLINEARITIES if "nonlinearity" in cell.uses else ("tanh",))
 ]
 EVERY = pytest.mark.parametrize(("kind", "nonlinearity"), KINDS)
 PYTORCHS = [(kind, name) for kind, name in KINDS if CELLS[kind].torch_module and name in ("tanh", "relu")]
@@ -33,7 +36,7 @@ B, T, I, C = 3, 7, 5, 4
 def cell_of(kind: str, nonlinearity: str, *, dtype: torch.dtype = torch.float64, **given: Any) -> Cell:
     """A cell whose biases and start are not at rest, so that a fault in them shows."""
     torch.manual_seed(0)
-    cell = CELLS[kind](I, C, nonlinearity=nonlinearity, **given)
+    cell = CELLS[kind](CellSettings(nonlinearity=nonlinearity), I, C, **given)
     with torch.no_grad():
         for parameter in cell.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
@@ -56,7 +59,7 @@ def slopes(said: Tensor, *wanted: Tensor) -> list[Tensor]:
 
 def pytorchs(cell: Cell, nonlinearity: str) -> nn.RNNBase:
     """The module of PyTorch with the weights of ours."""
-    given: dict[str, Any] = {"nonlinearity": nonlinearity} if cell.takes_nonlinearity else {}
+    given: dict[str, Any] = {"nonlinearity": nonlinearity} if "nonlinearity" in cell.uses else {}
     module: Any = cell.torch_module
     assert module is not None
     made: nn.RNNBase = module(I, C, batch_first=True, **given).to(cell.bias)
@@ -138,7 +141,7 @@ def test_bf16_is_near(kind: str, nonlinearity: str, device: str) -> None:
 
 def test_forgetting_is_learned_not_born() -> None:
     """With the input gate shut and the forget gate open, what the cell holds stays: the seeds' example."""
-    cell = CELLS["lstm"](I, C).double()
+    cell = CELLS["lstm"](CellSettings(), I, C).double()
     with torch.no_grad():
         cell.bias[:C], cell.bias[C : 2 * C] = -1e4, 1e4
     state = inputs(cell, leaf=False)[1]
@@ -146,7 +149,7 @@ def test_forgetting_is_learned_not_born() -> None:
         after = cell.step(x_BI, state)
         same(after[1], state[1])
         state = after
-    assert (CELLS["lstm"](I, C).bias[C : 2 * C] == 1).all()
+    assert (CELLS["lstm"](CellSettings(), I, C).bias[C : 2 * C] == 1).all()
 
 
 @EVERY
@@ -185,7 +188,7 @@ def test_sentences_are_turned_round_inside_their_own_length() -> None:
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_a_reader_reads_each_sentence_as_if_alone(kind: str, nonlinearity: str, bidirectional: bool) -> None:
     torch.manual_seed(0)
-    make = partial(CELLS[kind], nonlinearity=nonlinearity, learned=True)
+    make = partial(CELLS[kind], CellSettings(nonlinearity=nonlinearity), learned=True)
     reader = RecurrentLayer(make, I, C, bidirectional=bidirectional).double()
     with torch.no_grad():
         for parameter in reader.parameters():
@@ -204,7 +207,7 @@ def test_a_reader_reads_each_sentence_as_if_alone(kind: str, nonlinearity: str, 
 
 def test_reading_from_both_ends_sees_both() -> None:
     torch.manual_seed(0)
-    reader = RecurrentLayer(CELLS["lstm"], I, C, bidirectional=True).double()
+    reader = RecurrentLayer(partial(CELLS["lstm"], CellSettings()), I, C, bidirectional=True).double()
     x_BTI = torch.randn(1, T, I, dtype=torch.float64)
     ends = SentenceEnds(rows_of([T], T))
     before = reader(x_BTI, ends)[0]
@@ -219,7 +222,7 @@ def test_reading_from_both_ends_sees_both() -> None:
 @EVERY
 def test_a_stack_step_by_step_is_a_stack(kind: str, nonlinearity: str) -> None:
     torch.manual_seed(0)
-    make = partial(CELLS[kind], nonlinearity=nonlinearity, learned=True)
+    make = partial(CELLS[kind], CellSettings(nonlinearity=nonlinearity), learned=True)
     stack = CellStack([make(I, C), make(C, C), make(C, C)], dropout=0.5).double().eval()
     x_BTI = torch.randn(B, T, I, dtype=torch.float64)
     states = stack.make_initial_state(B)
@@ -232,7 +235,7 @@ def test_a_stack_step_by_step_is_a_stack(kind: str, nonlinearity: str) -> None:
 
 def test_dropout_is_between_layers_alone() -> None:
     torch.manual_seed(0)
-    cells = [CELLS["gru"](I, C), CELLS["gru"](C, C)]
+    cells = [CELLS["gru"](CellSettings(), width, C) for width in (I, C)]
     x_BTI = torch.randn(B, T, I)
     one, two = CellStack(cells[:1], dropout=0.9).train(), CellStack(cells, dropout=0.9).train()
     same(one(x_BTI, one.make_initial_state(B)), one(x_BTI, one.make_initial_state(B)))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dragoman.modules.feedforward import FEEDFORWARDS, NORM_PLACES, FeedForward, Residual
-from dragoman.modules.norms import NORMS
+from dragoman.modules.feedforward import FEEDFORWARDS, NORM_PLACES, FeedForward, FeedForwardSettings, Residual
+from dragoman.modules.norms import NORMS, NormSettings
 from tolerance import same
 
 EVERY = pytest.mark.parametrize("place", NORM_PLACES)
@@ -33,11 +33,13 @@ def wired(
     place: str, norm: str = "layer", dropout: float = 0.0, *, skip: bool = True
 ) -> tuple[Residual[Double], Tensor]:
     torch.manual_seed(1)
-    return Residual(Double(), NORMS[norm](8), norm_place=place, skip=skip, dropout=dropout).eval(), torch.randn(2, 3, 8)
+    return Residual(
+        Double(), NORMS[norm](NormSettings(width=8)), norm_place=place, skip=skip, dropout=dropout
+    ).eval(), torch.randn(2, 3, 8)
 
 
 def test_pre_and_post() -> None:
-    layer = NORMS["layer"](8)
+    layer = NORMS["layer"](NormSettings(width=8))
     pre, x = wired("pre")
     same(pre(x, None, 3.0), x + 2 * layer(x) + 3.0)
     post, _ = wired("post")
@@ -45,7 +47,7 @@ def test_pre_and_post() -> None:
 
 
 def test_without_a_residual_there_is_only_what_the_sublayer_gives() -> None:
-    layer = NORMS["layer"](8)
+    layer = NORMS["layer"](NormSettings(width=8))
     pre, x = wired("pre", skip=False)
     same(pre(x, None, 3.0), 2 * layer(x) + 3.0)
     post, _ = wired("post", skip=False)
@@ -70,7 +72,7 @@ def test_the_sublayer_sees_the_inlet(place: str, norm: str) -> None:
 def test_another_verb_is_wired_the_same(place: str) -> None:
     residual, x = wired(place)
     same(residual(x, None, function=residual.sublayer), residual(x, None))
-    norm, step = NORMS["layer"](8), residual.sublayer.step
+    norm, step = NORMS["layer"](NormSettings(width=8)), residual.sublayer.step
     same(residual(x, None, function=step), x - norm(x) if place == "pre" else norm(x - x))
 
 
@@ -91,7 +93,7 @@ def test_feed_forward_is_its_formula(name: str) -> None:
     """Vaswani 2017, section 3.3 (SwiGLU: Shazeer 2020, a third narrower)."""
     kind = FEEDFORWARDS[name]
     assert kind is not None
-    net = kind(6, 9).double()
+    net = kind(FeedForwardSettings(width=6, feedforward_width=9)).double()
     x = torch.randn(2, 3, 6, dtype=torch.float64)
     expected = FORMULAS[name](x @ net.wide.weight.T + net.wide.bias) @ net.narrow.weight.T + net.narrow.bias
     same(net(x), expected)
@@ -99,5 +101,5 @@ def test_feed_forward_is_its_formula(name: str) -> None:
 
 @pytest.mark.parametrize("kind", [kind for kind in FEEDFORWARDS.values() if kind])
 def test_feed_forward_nets_take_every_token_alone(kind: type[FeedForward]) -> None:
-    net, x = kind(6, 9).double(), torch.randn(2, 3, 6, dtype=torch.float64)
+    net, x = kind(FeedForwardSettings(width=6, feedforward_width=9)).double(), torch.randn(2, 3, 6, dtype=torch.float64)
     same(net(x)[1:, 2:], net(x[1:, 2:]))

@@ -14,9 +14,8 @@ from dragoman.data.batches import EXAMPLE_FORMATS, BatchPlan, Widths
 from dragoman.errors import UserError
 from dragoman.kernels.attention import KERNELS
 from dragoman.models.base import Model
-from dragoman.models.registry import build_model
+from dragoman.models.registry import MODEL_KINDS, build_model
 from dragoman.models.rnn import BRIDGES
-from dragoman.models.settings import MODEL_KINDS
 from dragoman.models.single_sequence import POOLS
 from dragoman.modules.attention_scores import SCORES
 from dragoman.modules.feedforward import FEEDFORWARDS, NORM_PLACES
@@ -74,7 +73,7 @@ def cases() -> dict[str, Section]:
     for section in one_by_one(SMALL_TRANSFORMER, TRANSFORMER):
         if PATTERNS[section.get("decoder_attention", "full")].causal:
             found[f"transformer {differences(section, SMALL_TRANSFORMER)}"] = section
-    for cell in (name for name, kind in CELLS.items() if kind.takes_nonlinearity):
+    for cell in (name for name, kind in CELLS.items() if "nonlinearity" in kind.uses):
         for nonlinearity in NONLINEARITIES:
             found[f"rnn {cell} {nonlinearity}"] = {**SMALL_RNN, "cell": cell, "nonlinearity": nonlinearity}
     others = {name: menu for name, menu in RNN.items() if name != "nonlinearity"}

@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from dragoman.config.settings import SearchSettings
 from dragoman.data.batches import BatchPlan, Widths, collate_pairs
 from dragoman.decoding.continuous_batching import run_batch
-from dragoman.decoding.methods import Request, decode
+from dragoman.decoding.methods import Request, SearchSettings, decode
 from dragoman.decoding.protocol import (
     DecodingConstraints,
     Ensemble,

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from dragoman.config.settings import TrainSettings, check_names
 from dragoman.errors import UserError
-from dragoman.models.settings import RnnSettings, TransformerSettings
+from dragoman.models.rnn import RnnSettings
+from dragoman.models.transformer import TransformerSettings
 from dragoman.training.optim import (
     OPTIMIZERS,
     SCHEDULES,

@@ -23,7 +23,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from dragoman import io
-from dragoman.config.settings import SearchSettings
+from dragoman.config.settings import Settings
 from dragoman.data.corpus import CorpusSettings, fingerprint_corpus
 from dragoman.errors import UserError
 from dragoman.process_group import ProcessGroup
@@ -115,7 +115,7 @@ def digest_runs(runs: Iterable[str | Path]) -> str:
 
 
 def describe_translation(
-    source: Path, runs: Iterable[str | Path], search: SearchSettings, group: ProcessGroup, **options: Any
+    source: Path, runs: Iterable[str | Path], search: Settings, group: ProcessGroup, **options: Any
 ) -> dict[str, Any]:
     """Return everything that the translations of a file depend on, for `write_sharded`."""
     return {

@@ -16,7 +16,8 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from dragoman.config.settings import SearchSettings, override
+from dragoman.config.reference import load_reference
+from dragoman.config.settings import override
 from dragoman.errors import UserError
 from dragoman.io import LONGEST_LINE, lines_of, move_into_place, read_lines, report_write_errors, temporary_beside
 from dragoman.progress import DETAIL, INFO, WARNING, ProgressBar, is_shown, log
@@ -173,10 +174,11 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """
     texts: list[str] = []
     settings: list[str] = []
+    search_names = [row.name for row in load_reference()["transformer"] if row.section == "search"]
     for argument in arguments:
         match = SETTING.fullmatch(argument)
         section, name = match.groups() if match else ("", "")
-        if name in SearchSettings.model_fields and section not in Recipe.model_fields:
+        if name in search_names and section not in Recipe.model_fields:
             right = f"search.{name}={argument.partition('=')[2]}"
             raise UserError(f"{argument!r} is not a setting of search; did you mean {right!r}?")
         (settings if section in Recipe.model_fields else texts).append(argument)

@@ -23,7 +23,7 @@ from dragoman.config.settings import pick, suggest_name
 from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import UserError
 from dragoman.progress import DETAIL, ERROR, INFO, WARNING, set_verbosity
-from dragoman.recipe import find_recipe, list_recipes, read_recipe
+from dragoman.recipe import UNREAD, find_recipe, list_recipes, read_recipe
 from dragoman.run_dir import RunFolder
 
 # The names in inference/loading.py and inference/export.py, which import PyTorch.
@@ -91,7 +91,7 @@ def check_recipe(path: Path, overrides: Iterable[str] | None = None, *, parent: 
             f"there is no recipe file {str(path)!r}{suggest_name(str(path), names)}; "
             "`dragoman recipes` lists the built-in ones"
         )
-    recipe = read_recipe(path, overrides or (), parent=RunFolder(parent).recipe() if parent else None)
+    recipe = read_recipe(path, overrides or (), unread=UNREAD)  # without PyTorch
     corpora: list[CorpusSettings] = [*recipe.data.train, *recipe.data.dev, *recipe.data.test]
     for file in (Path(name) for corpus in corpora for name in corpus.files):
         try:
@@ -100,6 +100,7 @@ def check_recipe(path: Path, overrides: Iterable[str] | None = None, *, parent: 
             sibling = path.absolute().parent / file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
             also = "" if sibling == file else f", nor {str(sibling)!r} next to the recipe"
             raise UserError(f"{path}: {error}{also}") from None
+    read_recipe(path, overrides or (), parent=RunFolder(parent).recipe() if parent else None)
     return path
 
 

@@ -15,7 +15,7 @@ from dragoman.data.tokenizers import TOKENIZERS
 from dragoman.decoding.methods import SEARCH_REGISTRIES
 from dragoman.inference.postprocess import UNKNOWN_WORD_METHODS
 from dragoman.metrics.metrics import metrics_for_task
-from dragoman.models.settings import MODEL_KINDS
+from dragoman.models.registry import MODEL_KINDS
 from dragoman.phrasebook.generate import DIRECTIONS
 from dragoman.recipe import Recipe
 from dragoman.training.start import TRAIN_REGISTRIES

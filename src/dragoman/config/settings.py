@@ -1,8 +1,8 @@
 """Settings: small frozen records in Python, YAML on disk, `a.b=c` on the command line, and error messages.
 
-Every setting has one default and one description, next to its field; model settings are in models/settings.py.
-Values that name a registry entry (`norm`, `optimizer`, ...) are plain strings here. `pick` checks them where the
-registry is imported, so that adding a variant changes one file.
+Every setting has one default and one description, next to its field. The records of models, their modules and decoding
+methods stand beside the code that reads them. Values that name a registry entry (`norm`, `optimizer`, ...) are plain
+strings; `pick` checks them where the registry is imported, so that adding a variant changes one file.
 
 YAML is read without the surprises of YAML 1.1: 1e-3 is a number; 1:30, no, on and 2026-01-01 are text. A repeated key
 is an error, and errors name the line. For an unknown name, the message suggests the name in Dragoman of the same
@@ -17,7 +17,7 @@ import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import (
@@ -26,7 +26,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    Tag,
     ValidationError,
     model_validator,
 )
@@ -135,11 +134,9 @@ def as_yaml(values: dict[str, Any]) -> str:
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-TAG = "kind="  # prefix of the tags of discriminated unions
 EXPECTED = {  # type of a pydantic error -> what was expected, where pydantic's message would be unclear
     "model_type": "settings written as name: value",
     "dict_type": "settings written as name: value",
-    "union_tag_not_found": "settings written as name: value",
     "missing": "set",
     "tuple_type": "a list",
     "too_long": "a list of {max_length}",
@@ -169,7 +166,9 @@ def suggest_name(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {similar[0]!r}?" if similar else ""
 
 
-def describe_error(cls: type[BaseModel], errors: Any, where: str, line_of: Mapping[str, int]) -> str:
+def describe_error(
+    cls: type[BaseModel], errors: Any, where: str, line_of: Mapping[str, int], root: type[BaseModel]
+) -> str:
     """Return a sentence about the first of pydantic's errors: the key, the value and what was expected."""
     first = errors[0]
     if isinstance(error := first.get("ctx", {}).get("error"), UserError):
@@ -178,7 +177,7 @@ def describe_error(cls: type[BaseModel], errors: Any, where: str, line_of: Mappi
     key = ".".join([*([where] if where else []), *path])
     line = f" (line {line_of[key]})" if key in line_of else ""
     if first["type"] == "extra_forbidden":
-        return _describe_unknown(cls, first["loc"], key, line)
+        return _describe_unknown(cls, first["loc"], key, line, root)
     expected = []  # a union has an error per member
     for item in errors:
         if _path(item) == path:
@@ -188,46 +187,43 @@ def describe_error(cls: type[BaseModel], errors: Any, where: str, line_of: Mappi
     return f"{key}{line}: should be {' or '.join(expected)}, got {shorten_value(first['input'])}"
 
 
-def _describe_unknown(cls: type[BaseModel], location: Iterable[Any], key: str, line: str) -> str:
+def _describe_unknown(cls: type[BaseModel], location: Iterable[Any], key: str, line: str, root: type[BaseModel]) -> str:
     """Return a sentence about a setting that does not exist.
 
     It suggests, in this order, a synonym in other toolkits, a setting of this name in another section, a similar name.
     """
-    fields = {name: dict(_records(field.annotation)) for name, field in cls.model_fields.items()}
-    sections = {name: list(found[""].model_fields) if "" in found else [] for name, found in fields.items() if found}
-    record, tag, members = cls, "", dict[str, type[BaseModel]]()
+    from dragoman.config.reference import load_reference  # which imports this module
+
     *parents, name = map(str, location)
-    for parent in parents:  # keys, indices and tags
-        if parent.startswith(TAG):
-            record, tag = members[parent], tag or parent
-        elif parent in record.model_fields:
-            members = dict(_records(record.model_fields[parent].annotation))
-            record = members.get("", record)
-    section, names = key.rpartition(".")[0], list(record.model_fields)
+    for parent in parents:  # keys and indices
+        if parent in cls.model_fields:
+            cls = next(_records(cls.model_fields[parent].annotation), cls)
+    section, names = key.rpartition(".")[0], list(cls.model_fields)
     synonym = SETTING_SYNONYMS.get(name.lower().replace("-", "_"), "")
     home, _, setting = synonym.rpartition(".")
-    homes = [f"{other}.{name}" for other, known in sections.items() if other != section and name in known]
-    if setting and (setting in names if home in ("", section) else home in sections):
+    if setting and (setting in names if home in ("", section) else home in root.model_fields):
         homes = [synonym]
+    else:
+        others = [row for row in load_reference()["transformer"] if row.section in root.model_fields]
+        homes = [row.path for row in others if row.name == name and row.section != section]
     meant = f"; did you mean {' or '.join(map(repr, homes))}?" if homes else suggest_name(name, names)
-    of_kind = f"with {section}.{tag.partition('/')[0]} " if tag else ""  # another kind may have the setting
+    kind = cls.model_fields.get("kind")
+    of_kind = f"with {section}.kind={kind.default} " if kind and get_origin(kind.annotation) is Literal else ""
     return f"{of_kind}there is no setting {key!r}{line}{meant} (there are: {', '.join(names)})"
 
 
 def _path(error: Any) -> list[str]:
     """Return the path of keys of an error, without the parts that pydantic adds for unions and validators."""
-    *parents, last = [str(part) for part in error["loc"]] or [""]
-    marks = ("literal[", "function-", "bool", "tuple[", TAG)
+    *parents, last = map(str, error["loc"] or [""])
+    marks = ("literal[", "function-", "bool", "tuple[")
     kept = [part for part in parents if not part.startswith(marks)]
-    return [*kept, last] if error["type"] == "extra_forbidden" or not last.startswith(marks) else kept
+    return [*kept, last] if error["type"] == "extra_forbidden" or (last and not last.startswith(marks)) else kept
 
 
-def _records(kind: Any) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Yield the settings classes in the type of a field, each with its tag in a discriminated union, else ""."""
+def _records(kind: Any) -> Iterator[type[BaseModel]]:
+    """Yield the settings classes in the type of a field."""
     if isinstance(kind, type) and issubclass(kind, BaseModel):
-        yield "", kind
-    elif tags := [note.tag for note in getattr(kind, "__metadata__", ()) if isinstance(note, Tag)]:
-        yield tags[0], get_args(kind)[0]
+        yield kind
     else:
         for inner in get_args(kind):
             yield from _records(inner)
@@ -318,73 +314,12 @@ class TokenizerSettings(Settings):
     )
 
 
-class AttentionSettings(Settings):
-    """Attention and positions, a part of a Transformer's settings."""
-
-    width: int = setting(512, "of a token's state", ge=1, le=65_536)
-    heads: Count = setting(8, "of each attention")
-    query_width: int = setting(0, "of queries and keys, all heads together; 0: the width", ge=0, le=65_536)
-    value_width: int = setting(0, "of values, all heads together; 0: the width", ge=0, le=65_536)
-    projections: bool = setting(
-        True, "false: queries, keys and values are the token states themselves, without weights"
-    )
-    scaled: bool = setting(True, "divide scores by the square root of a head's query width")
-    head_dropout: Fraction = setting(0.0, "of a head's whole output for a row, at training")
-    kernel: str = setting("auto", "implementation of attention")
-    position: str = setting("sinusoidal", "position encoding")
-    max_length: Count = setting(1024, "number of positions for learned positions and Linformer")
-    reach: int = setting(16, "relative, tree: larger distances are clipped to this one", ge=1, le=65_536)
-    attention: str = setting("full", "the encoder's attention pattern")
-    decoder_attention: str = setting("full", "the decoder's attention pattern")
-    window: Count = setting(64, "local: tokens attended to on either side")
-    block: Count = setting(16, "BigBird: tokens of a block")
-    window_blocks: Count = setting(1, "BigBird: blocks attended to on either side, beside the own one")
-    global_blocks: Amount = setting(1, "BigBird: blocks at the start that attend to all and are attended to by all")
-    random_blocks: Amount = setting(1, "BigBird: further blocks that each block attends to")
-    random_seed: Seed = setting(1, "BigBird: of the random blocks")
-    rank: Count = setting(64, "Linformer: keys and values that a sentence is projected to")
-
-    @property
-    def key_width(self) -> int:
-        """Of one head."""
-        return (self.query_width or self.width) // self.heads
-
-    @property
-    def head_width(self) -> int:
-        """Of one head's values."""
-        return (self.value_width or self.width) // self.heads
-
-
 class SampleSettings(Settings):
     """How the next token is sampled; each setting is an entry of FILTERS in decoding/sampling.py."""
 
     temperature: float = setting(1.0, "below 1: likely tokens become likelier; 0: the likeliest", ge=0, le=100)
     top_k: Amount = setting(0, "sample from the so many likeliest tokens; 0: from all")
     top_p: float = setting(1.0, "sample from the likeliest tokens that together have this probability", gt=0, le=1)
-
-
-class SearchSettings(SampleSettings):
-    """How translations are searched for. The settings of sampling are for the methods sample and mbr."""
-
-    method: str = setting("beam", "decoding method")
-    beam: int = setting(4, "hypotheses kept at each step; 1 is greedy", ge=1, le=1000)
-    nbest: int = setting(1, "hypotheses returned for each line", ge=1, le=1000)
-    length_norm: str = setting("length", "score = logp / length ** length_penalty, and so on")
-    length_penalty: float = setting(1.0, "exponent of the length normalization", ge=0, le=10)
-    coverage: float = setting(0.0, "weight of the coverage penalty (Wu et al., 2016)", ge=0, le=100)
-    stop: str = setting("enough", "when a beam is done")
-    no_repeat: int = setting(0, "no n-gram of so many tokens is repeated; 0 is off", ge=0, le=1000)
-    min_ratio: float = setting(0.0, "output tokens >= min_ratio * source tokens", ge=0, le=100)
-    max_ratio: float = setting(2.0, "output tokens <= max_ratio * source tokens + max_extra", gt=0, le=100)
-    max_extra: int = setting(16, "see max_ratio", ge=0, le=10_000)
-    seed: Seed = setting(1, "of sampling, together with the text of the line")
-    samples: int = setting(32, "mbr: hypotheses sampled; the one most similar to the others wins", ge=1, le=10_000)
-    candidates: Literal["samples", "beam"] = setting("samples", "mbr: where the candidates come from")
-    metric: str = setting("chrf", "mbr: measure of similarity")
-    groups: int = setting(4, "diverse: parts of the beam that avoid each other's tokens", ge=1, le=1000)
-    diversity: float = setting(0.5, "diverse: penalty of a token that another group has just chosen", ge=0, le=100)
-    unknown: str = setting("drop", "of a word vocabulary: what becomes of <unk>")
-    scores: bool = setting(True, "compute scores; if false, an engine may leave them out (nan) where that is faster")
 
 
 LIMITS = ("steps", "epochs", "minutes", "flops")  # of a training run, in TrainSettings
@@ -456,14 +391,23 @@ def override(values: dict[str, Any], item: str) -> None:
     section[leaf] = parse_yaml(value, item)
 
 
-def build(cls: type[S], values: Any, where: str = "", line_of: Mapping[str, int] | None = None) -> S:
-    """Validate nested dicts as a record; raise a UserError about the first error, with key, value and remedy."""
-    if not isinstance(values, dict):
-        raise UserError(f"{where or 'the recipe'} must be settings written as name: value, got {shorten_value(values)}")
+def build(
+    cls: type[S],
+    values: Any,
+    where: str = "",
+    line_of: Mapping[str, int] | None = None,
+    root: type[BaseModel] | None = None,
+) -> S:
+    """Validate nested dicts as a record; raise a UserError about the first error, with key, value and remedy.
+
+    For a section of a larger record, `where` is its name and `root` the record.
+    """
+    if not isinstance(values, dict) and not where:
+        raise UserError(f"the recipe must be settings written as name: value, got {shorten_value(values)}")
     try:
-        return cls.model_validate(values)
+        return cls.model_validate(values, context=line_of)
     except ValidationError as error:
-        raise UserError(describe_error(cls, error.errors(), where, line_of or {})) from None
+        raise UserError(describe_error(cls, error.errors(), where, line_of or {}, root or cls)) from None
 
 
 def read_values(path: Path) -> tuple[dict[str, Any], dict[str, int]]:

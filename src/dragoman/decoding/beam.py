@@ -17,8 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dragoman.config.settings import SearchSettings
-from dragoman.decoding.protocol import NEVER, Job, Prefix, Search, SearchResult
+from dragoman.decoding.protocol import NEVER, BaseSearchSettings, Job, Prefix, Search, SearchResult
 from dragoman.types import EOS
 
 GROUP_SIZE = 64  # columns in a group, see `find_candidates`
@@ -61,7 +60,7 @@ class BeamSearch(Search):
 
     state: BeamState
 
-    def __init__(self, settings: SearchSettings, longest: int, device: torch.device) -> None:
+    def __init__(self, settings: BaseSearchSettings, longest: int, device: torch.device) -> None:
         super().__init__(settings, settings.beam, longest, device)
         assert settings.nbest <= settings.beam
         self.norm_T = LENGTH_NORMS[settings.length_norm](longest, settings.length_penalty)

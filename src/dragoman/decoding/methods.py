@@ -1,6 +1,7 @@
 """Decoding methods. Each takes a request and returns the results of every sentence, best first.
 
-A `Method` also carries what the rest of the package has to know about it, so nothing else asks for a method by name.
+A `Method` also carries what the rest of the package has to know about it, so nothing else asks for a method by name. To
+add a method, write a function and a line in METHODS; settings of its own are fields of SearchSettings.
 
 Minimum Bayes risk decoding chooses, of many hypotheses, the one that is most similar to all the others. The likeliest
 one can be an outlier; one that the others agree with seldom is. Similarity is a metric between two sentences, computed
@@ -15,16 +16,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.config.settings import Registries, SearchSettings, check_names, pick
+from dragoman.config.settings import Registries, check_names, pick, setting
 from dragoman.decoding.beam import LENGTH_NORMS, STOP_RULES, BeamSearch
 from dragoman.decoding.protocol import DecodingConstraints, Job, SearchFactory, SearchResult
 from dragoman.decoding.sampling import SampleSearch
-from dragoman.decoding.sentence_beam import ConstrainedBeam, DiverseBeam, SentenceSearches
+from dragoman.decoding.sentence_beam import ConstrainedBeam, DiverseBeam, DiverseSettings, SentenceSearches
 from dragoman.errors import UserError
 
 Floats = NDArray[np.float64]
@@ -116,6 +117,14 @@ MBR_METRICS: dict[str, Callable[[Sequence[str]], Floats]] = {"chrf": pairwise_ch
 
 MAX_PARALLEL_SAMPLES = 32  # samples of one sentence that are computed at a time
 MAX_WIDTH = 64  # beams of a sentence in constrained search
+
+
+class SearchSettings(DiverseSettings):
+    """The `search` section of a recipe: the settings of all decoding methods together."""
+
+    samples: int = setting(32, "mbr: hypotheses sampled; the one most similar to the others wins", ge=1, le=10_000)
+    candidates: Literal["samples", "beam"] = setting("samples", "mbr: where the candidates come from")
+    metric: str = setting("chrf", "mbr: measure of similarity")
 
 
 @dataclass(frozen=True)

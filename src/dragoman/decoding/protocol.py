@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dragoman.config.settings import SearchSettings
+from dragoman.config.settings import SampleSettings, Seed, setting
 from dragoman.types import BOS, EOS, PAD, TokenFeature
 
 Bytes = frozenset[int]
@@ -150,6 +150,25 @@ def build_nondeterministic(bodies: Iterable[bytes], *, before: bool, after: bool
 
 
 NEVER = float("-inf")  # log-probability of impossible tokens
+
+
+class BaseSearchSettings(SampleSettings):
+    """The settings of all decoding methods. Those of sampling are for the methods sample and mbr."""
+
+    method: str = setting("beam", "decoding method")
+    beam: int = setting(4, "hypotheses kept at each step; 1 is greedy", ge=1, le=1000)
+    nbest: int = setting(1, "hypotheses returned for each line", ge=1, le=1000)
+    length_norm: str = setting("length", "score = logp / length ** length_penalty, and so on")
+    length_penalty: float = setting(1.0, "exponent of the length normalization", ge=0, le=10)
+    coverage: float = setting(0.0, "weight of the coverage penalty (Wu et al., 2016)", ge=0, le=100)
+    stop: str = setting("enough", "when a beam is done")
+    no_repeat: int = setting(0, "no n-gram of so many tokens is repeated; 0 is off", ge=0, le=1000)
+    min_ratio: float = setting(0.0, "output tokens >= min_ratio * source tokens", ge=0, le=100)
+    max_ratio: float = setting(2.0, "output tokens <= max_ratio * source tokens + max_extra", gt=0, le=100)
+    max_extra: int = setting(16, "see max_ratio", ge=0, le=10_000)
+    seed: Seed = setting(1, "of sampling, together with the text of the line")
+    unknown: str = setting("drop", "of a word vocabulary: what becomes of <unk>")
+    scores: bool = setting(True, "compute scores; if false, an engine may leave them out (nan) where that is faster")
 
 
 class SearchState(Protocol):
@@ -283,7 +302,7 @@ class Search(ABC):
 
     state: Any
 
-    def __init__(self, settings: SearchSettings, width: int, longest: int, device: torch.device) -> None:
+    def __init__(self, settings: BaseSearchSettings, width: int, longest: int, device: torch.device) -> None:
         self.settings, self.width, self.longest, self.device = settings, width, longest, device
 
     def open(self, jobs: Sequence[Job], state: Any = None) -> None:
@@ -359,7 +378,7 @@ def sanitize_logp(logp_NV: Tensor) -> Tensor:
 
 
 def make_rules(
-    constraints: Sequence[DecodingConstraints], settings: SearchSettings, device: torch.device
+    constraints: Sequence[DecodingConstraints], settings: BaseSearchSettings, device: torch.device
 ) -> list[Rule]:
     """Return the rules of these slots. If prefixes are required, one rule applies the others after the prefix."""
     if not settings.no_repeat and not any(each.any for each in constraints):
@@ -384,7 +403,7 @@ def make_rules(
     return [force_prefixes]
 
 
-def forbid_repeats(_: Sequence[DecodingConstraints], settings: SearchSettings, __: torch.device) -> Rule | None:
+def forbid_repeats(_: Sequence[DecodingConstraints], settings: BaseSearchSettings, __: torch.device) -> Rule | None:
     """Forbid a token that would complete an n-gram which the prefix already has."""
     n = settings.no_repeat
 
@@ -404,7 +423,7 @@ def forbid_repeats(_: Sequence[DecodingConstraints], settings: SearchSettings, _
 
 
 def forbid_early_end(
-    constraints: Sequence[DecodingConstraints], _: SearchSettings, device: torch.device
+    constraints: Sequence[DecodingConstraints], _: BaseSearchSettings, device: torch.device
 ) -> Rule | None:
     """Forbid EOS before the minimum length of a sentence."""
     if not any(each.minimum for each in constraints):
@@ -419,7 +438,9 @@ def forbid_early_end(
     return rule
 
 
-def forbid_terms(constraints: Sequence[DecodingConstraints], _: SearchSettings, device: torch.device) -> Rule | None:
+def forbid_terms(
+    constraints: Sequence[DecodingConstraints], _: BaseSearchSettings, device: torch.device
+) -> Rule | None:
     """Forbid tokens that would complete a term to avoid.
 
     All automata are in one table, each with its states after the last one's. Sentences with fewer terms than others run
@@ -453,7 +474,7 @@ def forbid_terms(constraints: Sequence[DecodingConstraints], _: SearchSettings, 
     return rule
 
 
-RULES: dict[str, Callable[[Sequence[DecodingConstraints], SearchSettings, torch.device], Rule | None]] = {
+RULES: dict[str, Callable[[Sequence[DecodingConstraints], BaseSearchSettings, torch.device], Rule | None]] = {
     "no_repeat": forbid_repeats,
     "minimum": forbid_early_end,
     "avoid": forbid_terms,

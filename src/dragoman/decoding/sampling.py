@@ -13,9 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman.config.settings import SampleSettings, SearchSettings
+from dragoman.config.settings import SampleSettings
 from dragoman.decoding.beam import LENGTH_NORMS
-from dragoman.decoding.protocol import NEVER, Job, Prefix, Search, SearchResult, StateT, StepModel, sanitize_logp
+from dragoman.decoding.protocol import (
+    NEVER,
+    BaseSearchSettings,
+    Job,
+    Prefix,
+    Search,
+    SearchResult,
+    StateT,
+    StepModel,
+    sanitize_logp,
+)
 from dragoman.types import EOS
 
 
@@ -77,7 +87,7 @@ class SampleSearch(Search):
 
     state: SampleState
 
-    def __init__(self, settings: SearchSettings, numbers: range, longest: int, device: torch.device) -> None:
+    def __init__(self, settings: BaseSearchSettings, numbers: range, longest: int, device: torch.device) -> None:
         super().__init__(settings, len(numbers), longest, device)
         self.numbers = numbers
         self.norm_T = LENGTH_NORMS[settings.length_norm](longest, settings.length_penalty).to(device)

@@ -21,9 +21,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dragoman.config.settings import SearchSettings
+from dragoman.config.settings import setting
 from dragoman.decoding.beam import LENGTH_NORMS, STOP_RULES, stable_topk
-from dragoman.decoding.protocol import NEVER, Job, Prefix, Search, SearchResult, sanitize_logp
+from dragoman.decoding.protocol import NEVER, BaseSearchSettings, Job, Prefix, Search, SearchResult, sanitize_logp
 from dragoman.types import EOS, PAD
 
 
@@ -47,7 +47,7 @@ class SentenceBeam:
     reached EOS, best first. Sums are float32, as in beam.py.
     """
 
-    def __init__(self, job: Job, settings: SearchSettings, width: int, device: torch.device) -> None:  # noqa: ARG002
+    def __init__(self, job: Job, settings: BaseSearchSettings, width: int, device: torch.device) -> None:  # noqa: ARG002
         self.limit, self.width, self.nbest = job.limit, width, min(settings.nbest, width)
         self.norm_T = LENGTH_NORMS[settings.length_norm](self.limit, settings.length_penalty)
         self.should_stop = STOP_RULES[settings.stop]
@@ -107,6 +107,11 @@ class SentenceBeam:
         return (self.finished + cut)[: self.nbest]
 
 
+class DiverseSettings(BaseSearchSettings):
+    groups: int = setting(4, "diverse: parts of the beam that avoid each other's tokens", ge=1, le=1000)
+    diversity: float = setting(0.5, "diverse: penalty of a token that another group has just chosen", ge=0, le=100)
+
+
 class DiverseBeam:
     """Diverse beam search (Vijayakumar 2018): several groups, each a beam search of the same width.
 
@@ -114,7 +119,7 @@ class DiverseBeam:
     one is not the one that beam search finds. Here the first group is a plain beam search and nothing is random.
     """
 
-    def __init__(self, job: Job, settings: SearchSettings, width: int, device: torch.device) -> None:
+    def __init__(self, job: Job, settings: DiverseSettings, width: int, device: torch.device) -> None:
         self.width, self.penalty, self.nbest = width // settings.groups, settings.diversity, settings.nbest
         settings = settings.model_copy(update={"nbest": self.width})
         self.groups = [SentenceBeam(job, settings, self.width, device) for _ in range(settings.groups)]
@@ -154,7 +159,7 @@ class ConstrainedBeam(SentenceBeam):
     lower bank, because the automata of its terms say how far each term has come.
     """
 
-    def __init__(self, job: Job, settings: SearchSettings, width: int, device: torch.device) -> None:
+    def __init__(self, job: Job, settings: BaseSearchSettings, width: int, device: torch.device) -> None:
         super().__init__(job, settings, width, device)
         terms = job.constraints.spellable
         self.next = [torch.tensor(term.next_SV, device=device) for term in terms]
@@ -221,14 +226,14 @@ class SentenceSearches(Search):
 
     def __init__(
         self,
-        make: Callable[[Job, SearchSettings, int, torch.device], SentenceSearch],
-        settings: SearchSettings,
+        make: Callable[[Job, DiverseSettings, int, torch.device], SentenceSearch],
+        settings: DiverseSettings,
         width: int,
         longest: int,
         device: torch.device,
     ) -> None:
         super().__init__(settings, width, longest, device)
-        self.make = make
+        self.make: Callable[[Job], SentenceSearch] = lambda job: make(job, settings, width, device)
 
     @property
     def done_B(self) -> Tensor:
@@ -243,7 +248,7 @@ class SentenceSearches(Search):
         return Prefix(torch.tensor(padded, dtype=torch.long, device=self.device), length_N)
 
     def make_state(self, jobs: Sequence[Job]) -> list[SentenceSlot]:
-        searches = [self.make(job, self.settings, self.width, self.device) for job in jobs]
+        searches = [self.make(job) for job in jobs]
         return [SentenceSlot(search, [[]] * self.width) for search in searches]
 
     def put(self, slots: Sequence[int], jobs: Sequence[Job]) -> None:

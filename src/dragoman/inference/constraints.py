@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dragoman.config.settings import SearchSettings
 from dragoman.data.tokenizers import Tokenizer, Tokenizers
+from dragoman.decoding.methods import SearchSettings
 from dragoman.decoding.protocol import UNREACHABLE, DecodingConstraints, SpellingTable, Term
 from dragoman.errors import UserError
 from dragoman.io import read_lines

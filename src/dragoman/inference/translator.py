@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dragoman.config.settings import SearchSettings, build, pick, suggest_name
+from dragoman.config.settings import build, pick, suggest_name
 from dragoman.data.batches import BatchPlan, collate_pairs, group_by_key
 from dragoman.data.features import FEATURES
 from dragoman.data.simple_tokenizers import WordTokenizer
 from dragoman.data.trees import find_tree_fault
 from dragoman.decoding.beam import BeamState
-from dragoman.decoding.methods import METHODS, apply_fixed_settings, check_search_settings
+from dragoman.decoding.methods import METHODS, SearchSettings, apply_fixed_settings, check_search_settings
 from dragoman.decoding.protocol import NEVER, DecodingConstraints, Job, SearchResult
 from dragoman.errors import UserError
 from dragoman.inference.constraints import list_unmet, make_constraints

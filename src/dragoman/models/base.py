@@ -1,4 +1,6 @@
-"""Base classes of all models, on which training, decoding and inspection rely, and the KV cache of attention decoders.
+"""Base classes of models and their settings, and the KV cache of attention decoders.
+
+Training, decoding and inspection rely on these classes.
 
 Shapes   B rows of a batch, or sentences   S source width   T target width   C model width   H heads   D head width
          N hypotheses in a search   W hypotheses per sentence (N = B * W)   V vocabulary
@@ -9,14 +11,106 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dragoman.config.settings import Fraction, Layers, Registries, Settings, check_names, setting
+from dragoman.errors import UserError
 from dragoman.kernels.attention import AttentionMask, KeyValue
 from dragoman.types import Batch
+
+
+class BaseModelSettings(Settings):
+    """Settings of every kind of model, and properties that training and inference read."""
+
+    layers: Layers = setting(6, "of encoder and decoder each", ge=1)
+    encoder_layers: Layers = setting(0, "0: as many as `layers`")
+    decoder_layers: Layers = setting(0, "0: as many as `layers`")
+    target_word_dropout: Fraction = setting(0.0, "of whole target tokens that the decoder reads")
+    tied: bool = setting(
+        True, "one matrix for target embeddings and output; for source embeddings too, if they are joint"
+    )
+
+    task: ClassVar[Literal["translate", "generate", "classify"]] = "translate"
+    compiles: ClassVar[bool] = False  # whether torch.compile is of use
+    absent: ClassVar[tuple[str, ...]] = ()  # settings of the half that this kind of model lacks
+    absent_from: ClassVar[str] = ""  # this kind of model, for a message
+    exclusive: ClassVar[tuple[str, ...]] = ()  # names of registries: settings of entries not chosen are refused
+
+    @classmethod
+    def registries(cls) -> Registries:
+        """Return the registry of each setting that is a name."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Refuse names that no registry has, and settings that do not go together or would have no effect."""
+        check_names(self.registries(), self, "model")
+        self.refuse(self.absent_from, *self.absent)
+        for name in self.exclusive:
+            self.refuse(f"model.{name}={getattr(self, name)}", *self.find_unread(name))
+
+    def find_unread(self, *names: str) -> list[str]:
+        """Return the settings that only entries of these registries read (`uses`), and none of the chosen ones."""
+        registries = self.registries()
+        chosen = [registries[name][getattr(self, name)] for name in names]
+        every = [entry for name in names for entry in registries[name].values()]
+        read, readable = ({use for entry in some for use in getattr(entry, "uses", ())} for some in (chosen, every))
+        return [name for name in type(self).model_fields if name in readable - read]
+
+    def unused(self) -> set[str]:
+        """Return the names of settings that have no effect in this model."""
+        return {*self.absent, *self.find_unread(*self.registries())}
+
+    @property
+    def layout(self) -> str:
+        """How sentences are arranged in a batch (data/batches.py): "packed", or "padded" with one per row."""
+        return "padded"
+
+    @property
+    def length_limit(self) -> int | None:
+        """The maximum length of a sentence and its EOS or BOS; None where any length will do."""
+        return None
+
+    @property
+    def aligns(self) -> bool:
+        """Whether attention tells source tokens apart."""
+        return True
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The features of source tokens that batches carry (data/features.py)."""
+        return ()
+
+    @property
+    def encoder_depth(self) -> int:
+        return self.encoder_layers or self.layers
+
+    @property
+    def decoder_depth(self) -> int:
+        return self.decoder_layers or self.layers
+
+    def in_use(self) -> dict[str, Any]:
+        """Return the settings that have an effect, with both depths written out.
+
+        The kernel, dropout that is off, and widths of 0, which mean "as the width", are left out.
+        """
+        values: dict[str, Any] = self.model_dump(mode="json")
+        if self.encoder_layers or self.decoder_layers:
+            values |= {"encoder_layers": self.encoder_depth, "decoder_layers": self.decoder_depth}
+            values.pop("layers")
+        if values.get("feedforward_width") == 0:
+            values["feedforward_width"] = 4 * values["width"]
+        off = {name for name, value in values.items() if not value and name.endswith(("_dropout", "_width", "_layers"))}
+        return {name: value for name, value in values.items() if name not in {*off, *self.unused(), "kernel"}}
+
+    def refuse(self, what: str, *names: str) -> None:
+        """Refuse settings that would change nothing: a user who sets one expects an effect."""
+        for name in names:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise UserError(f"model.{name} has no use in {what}; leave it out")
 
 
 class Model(nn.Module, ABC):

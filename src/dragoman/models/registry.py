@@ -1,4 +1,6 @@
-"""From settings to a model, and what a batch costs it. A kind is a record in models/settings.py and a line in MODELS.
+"""From settings to a model, and what a batch costs it.
+
+A kind of model is a class and a record of its settings, with a line each in MODELS and MODEL_KINDS.
 
 The cost is counted in floating-point operations of matrix products only, as is customary. A weight costs two operations
 per entry and token. In attention each query is multiplied with each key twice, once for the score and once for the
@@ -13,15 +15,25 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
-from dragoman.models.base import Model
-from dragoman.models.rnn import Hybrid, Rnn
-from dragoman.models.settings import ModelSettings
-from dragoman.models.single_sequence import LanguageModel, TextClassifier
-from dragoman.models.transformer import Transformer
+from dragoman.config.settings import pick
+from dragoman.models.base import BaseModelSettings, Model
+from dragoman.models.rnn import Hybrid, HybridSettings, Rnn, RnnSettings
+from dragoman.models.single_sequence import (
+    ClassifierSettings,
+    LanguageModel,
+    LmSettings,
+    RnnClassifierSettings,
+    RnnLmSettings,
+    TextClassifier,
+    TransformerClassifierSettings,
+    TransformerLmSettings,
+)
+from dragoman.models.transformer import Transformer, TransformerSettings
 from dragoman.modules.attention import CrossAttention, SelfAttention
 from dragoman.modules.attention_scores import SourceAttention
 from dragoman.modules.patterns import Lengths
@@ -34,6 +46,21 @@ MODELS: dict[str, Callable[..., Model]] = {
     "lm": LanguageModel,
     "classifier": TextClassifier,
 }
+ModelSettings = TransformerSettings | RnnSettings | HybridSettings | LmSettings | ClassifierSettings
+MODEL_KINDS: dict[str, dict[str, type[BaseModelSettings]]] = {  # by kind, then by backbone, "" where there is one
+    "transformer": {"": TransformerSettings},
+    "rnn": {"": RnnSettings},
+    "hybrid": {"": HybridSettings},
+    "lm": {"transformer": TransformerLmSettings, "rnn": RnnLmSettings},
+    "classifier": {"transformer": TransformerClassifierSettings, "rnn": RnnClassifierSettings},
+}
+
+
+def choose_record(section: Any) -> type[BaseModelSettings]:
+    """Return the record that a model section belongs to."""
+    values = section if isinstance(section, dict) else {}
+    backbones = pick(MODEL_KINDS, str(values.get("kind", "transformer")), "model.kind")
+    return backbones.get("") or pick(backbones, str(values.get("backbone", "transformer")), "model.backbone")
 
 
 def build_model(settings: ModelSettings, *, source_size: int, target_size: int, joint: bool) -> Model:

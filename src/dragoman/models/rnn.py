@@ -14,26 +14,122 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
+from dragoman.config.settings import Count, Fraction, Layers, Registries, setting
+from dragoman.errors import UserError
 from dragoman.kernels.attention import RowLayout
-from dragoman.models.base import Seq2Seq, expand_to_rows
-from dragoman.models.settings import HybridSettings, RnnSettings
-from dragoman.models.transformer import Encoder
-from dragoman.modules.attention_scores import SCORES, EncodedSource, SourceAttention
+from dragoman.models.base import BaseModelSettings, Seq2Seq, expand_to_rows
+from dragoman.models.transformer import Encoder, TransformerSettings
+from dragoman.modules.attention_scores import SCORES, EncodedSource, ScoreSettings, SourceAttention
 from dragoman.modules.dropout import Dropout, WordDropout, sample_dropout_mask
 from dragoman.modules.feedforward import Linear
-from dragoman.modules.recurrent import CELLS, Cell, CellStack, RecurrentLayer, SentenceEnds, StackState
+from dragoman.modules.recurrent import (
+    CELLS,
+    NONLINEARITIES,
+    Cell,
+    CellSettings,
+    CellStack,
+    RecurrentLayer,
+    SentenceEnds,
+    StackState,
+)
 from dragoman.types import Batch
+
+Width = Annotated[int, Field(ge=0, le=65_536)]
+
+
+class RnnSettings(CellSettings, ScoreSettings, BaseModelSettings):
+    kind: Literal["rnn"] = "rnn"
+    initial_state: Literal["zero", "learned"] = setting("zero", "of each cell at the start")
+    layers: Layers = setting(1, "of encoder and decoder each", ge=1)
+    width: int = setting(512, "of a state; both directions of an encoder together", ge=1, le=65_536)
+    embedding_width: Width = setting(0, "0: the width")
+    bidirectional: bool = setting(True, "the encoder's; a decoder cannot look ahead")
+    bridge: str = setting("linear", "how the decoder's first state comes from the encoder's last")
+    attention: str = setting("additive", "score of the decoder's attention to the source")
+    attention_width: Width = setting(0, "of additive scores; 0: the width")
+    input_feeding: bool = setting(False, "the output of a step is input to the next one too")
+    dropout: Fraction = setting(0.2, "of embeddings, between layers, and of the output")
+    source_word_dropout: Fraction = setting(0.0, "of whole source tokens")
+    exclusive: ClassVar[tuple[str, ...]] = ("cell", "attention")
+
+    @classmethod
+    def registries(cls) -> Registries:
+        return {"cell": CELLS, "nonlinearity": NONLINEARITIES, "bridge": BRIDGES, "attention": SCORES}
+
+    def check(self) -> None:
+        super().check()
+        if self.bidirectional and self.width % 2:
+            raise UserError(
+                f"model.bidirectional=true gives each direction half of model.width: make it even, got {self.width}"
+            )
+        if not SCORES[self.attention].reads and not BRIDGES[self.bridge].linked:
+            raise UserError(
+                f"with model.attention={self.attention} and model.bridge={self.bridge} the decoder never sees the "
+                "source; change one of them"
+            )
+
+    @property
+    def aligns(self) -> bool:
+        return SCORES[self.attention].aligns
+
+    @property
+    def embedded_width(self) -> int:
+        return self.embedding_width or self.width
+
+    @property
+    def output_width(self) -> int:
+        """The width of the projection's input: a tied one has the width of the embeddings."""
+        return self.embedded_width if self.tied else self.width
+
+
+class HybridSettings(CellSettings, ScoreSettings, TransformerSettings):
+    """The settings of a Transformer, for the encoder, and those of the recurrent decoder."""
+
+    kind: Literal["hybrid"] = "hybrid"  # type: ignore[assignment]
+    decoder_layers: Count = setting(1, "of cells", le=1000)
+    cell: str = setting("lstm", "of the decoder")
+    score: str = setting("additive", "of the decoder's attention to the source")
+    score_width: Width = setting(0, "of additive scores; 0: decoder_width")
+    decoder_width: Width = setting(0, "of a cell's state; 0: the width")
+    embedding_width: Width = setting(
+        0, "of target embeddings and, if tied, output; 0: the width, and the source's are the same"
+    )
+    input_feeding: bool = setting(False, "the output of a step is input to the next one too")
+    compiles: ClassVar[bool] = False
+    absent: ClassVar[tuple[str, ...]] = ("decoder_attention",)
+    absent_from: ClassVar[str] = "a hybrid, whose decoder is recurrent"
+    exclusive: ClassVar[tuple[str, ...]] = ("cell", "score")
+
+    @classmethod
+    def registries(cls) -> Registries:
+        return {**super().registries(), "cell": CELLS, "nonlinearity": NONLINEARITIES, "score": SCORES}
+
+    @property
+    def layout(self) -> str:
+        return "padded"
+
+    @property
+    def aligns(self) -> bool:
+        return SCORES[self.score].aligns
+
+    def of_decoder(self) -> RnnSettings:
+        """Return the decoder's settings under the names that a recurrent model has for them."""
+        common = {name: getattr(self, name) for name in type(self).model_fields if name in RnnSettings.model_fields}
+        widths = {"width": self.decoder_width or self.width, "embedding_width": self.embedding_width or self.width}
+        score = {"attention": self.score, "attention_width": self.score_width}
+        return RnnSettings(**{**common, **widths, **score, "kind": "rnn"})
 
 
 def make_cell_factory(settings: RnnSettings, *, learned: bool = True) -> Callable[[int, int], Cell]:
     """Return a function that makes a cell from input and state width; `learned` allows a learned initial state."""
     learned = learned and settings.initial_state == "learned"
-    return partial(CELLS[settings.cell], nonlinearity=settings.nonlinearity, learned=learned)
+    return partial(CELLS[settings.cell], settings, learned=learned)
 
 
 def make_decoder_stack(settings: RnnSettings, *, learned: bool = True) -> CellStack:
@@ -171,7 +267,7 @@ class RecurrentDecoder(EmbeddedModule):
         width = settings.width
         self.bridge = BRIDGES[settings.bridge](settings)
         self.stack = make_decoder_stack(settings, learned=not self.bridge.linked)
-        score = SCORES[settings.attention](width, width, settings.attention_width or width)
+        score = SCORES[settings.attention](settings, width, width, settings.attention_width or width)
         self.attention = SourceAttention(score, width)
         self.join = Linear(self.attention.width + width, settings.output_width)
         gates = self.stack.cells[0].gates * width
@@ -302,7 +398,7 @@ class HybridEncoder(Encoder):
 
     def __init__(self, settings: HybridSettings, embedding: nn.Embedding) -> None:
         super().__init__(settings, embedding)
-        widths = settings.width, settings.state_width
+        widths = settings.width, settings.of_decoder().width
         self.out = Linear(*widths) if widths[0] != widths[1] else nn.Identity()
 
     def encode(self, ids_BS: Tensor, rows: RowLayout) -> tuple[Tensor, Tensor]:
@@ -323,10 +419,10 @@ class Hybrid(RecurrentSeq2Seq):
         super().__init__()
         self.settings, self.output_size, self.aligns = settings, target_size, settings.aligns
         decoder = settings.of_decoder()
-        same = joint and settings.tied and settings.embedded_width == settings.width
+        same = joint and settings.tied and decoder.embedded_width == settings.width
         # a shared table also has rows for the source-side tags; `output_size` excludes them from the output
         size = source_size if same else target_size
-        table = nn.Embedding(size, settings.embedded_width)
+        table = nn.Embedding(size, decoder.embedded_width)
         self.decoder = RecurrentDecoder(decoder, table)  # first, so that a shared table is named after it
         self.encoder = HybridEncoder(settings, table if same else nn.Embedding(source_size, settings.width))
         self.add_projection_and_initialize(decoder.output_width, size, table if settings.tied else None)

@@ -9,18 +9,98 @@ Shapes   B rows   S source width   T target width, or texts of a row   C model w
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from dragoman.config.settings import Count, Registries, setting
+from dragoman.errors import UserError
 from dragoman.kernels.attention import RowLayout
 from dragoman.models.base import AutoregressiveModel, Model
-from dragoman.models.rnn import RecurrentEncoder, RecurrentLmDecoder
-from dragoman.models.settings import ClassifierSettings, LmSettings, RnnClassifierSettings, RnnLmSettings
-from dragoman.models.transformer import Decoder, Encoder
+from dragoman.models.rnn import RecurrentEncoder, RecurrentLmDecoder, RnnSettings
+from dragoman.models.transformer import Decoder, Encoder, TransformerSettings
 from dragoman.modules.dropout import Dropout
 from dragoman.types import Batch
+
+SOURCE_SETTINGS = ("bridge", "attention", "attention_width", "input_feeding")  # how a recurrent decoder reads a source
+TARGET_SETTINGS = ("decoder_layers", "tied", "target_word_dropout")  # only of models with a decoder
+NO_ENCODER, NO_DECODER = "a language model, which has no encoder", "a classifier, which has no decoder"
+
+
+class TransformerLmSettings(TransformerSettings):
+    kind: Literal["lm"] = "lm"  # type: ignore[assignment]
+    backbone: Literal["transformer"] = "transformer"
+    context: Count = setting(256, "tokens of a window of the text, and the most that attention looks back")
+    task: ClassVar[Literal["translate", "generate", "classify"]] = "generate"
+    bounded: ClassVar[bool] = True  # it looks back no further than its context
+    absent: ClassVar[tuple[str, ...]] = ("encoder_layers", "attention", "source_word_dropout")
+    absent_from: ClassVar[str] = NO_ENCODER
+
+    def check(self) -> None:
+        super().check()
+        if self.features:
+            raise UserError(
+                f"model.position={self.position} needs whole sentences, which a language model has not read yet"
+            )
+        if self.length_limit is not None and self.length_limit < self.context:
+            raise UserError(
+                f"model.context={self.context} is more than model.position={self.position} reaches; "
+                f"raise model.max_length, which is {self.max_length}"
+            )
+
+    @property
+    def output_width(self) -> int:
+        """The width of the projection's input."""
+        return self.width
+
+
+class RnnLmSettings(RnnSettings):
+    kind: Literal["lm"] = "lm"  # type: ignore[assignment]
+    backbone: Literal["rnn"] = "rnn"
+    context: Count = setting(256, "tokens of a window of the text at training; the state is carried on to the next one")
+    bidirectional: bool = setting(False, "not for a language model")
+    task: ClassVar[Literal["translate", "generate", "classify"]] = "generate"
+    bounded: ClassVar[bool] = False
+    absent: ClassVar[tuple[str, ...]] = ("encoder_layers", "bidirectional", "source_word_dropout", *SOURCE_SETTINGS)
+    absent_from: ClassVar[str] = NO_ENCODER
+
+
+class TransformerClassifierSettings(TransformerSettings):
+    kind: Literal["classifier"] = "classifier"  # type: ignore[assignment]
+    backbone: Literal["transformer"] = "transformer"
+    pool: str = setting("mean", "how the states of a text become one")
+    task: ClassVar[Literal["translate", "generate", "classify"]] = "classify"
+    absent: ClassVar[tuple[str, ...]] = ("decoder_attention", *TARGET_SETTINGS)
+    absent_from: ClassVar[str] = NO_DECODER
+
+    @classmethod
+    def registries(cls) -> Registries:
+        return {**super().registries(), "pool": POOLS}
+
+    def check(self) -> None:
+        super().check()
+        if self.features:
+            raise UserError(
+                f"model.position={self.position} needs trees beside texts, which only translation takes so far"
+            )
+
+
+class RnnClassifierSettings(RnnSettings):
+    kind: Literal["classifier"] = "classifier"  # type: ignore[assignment]
+    backbone: Literal["rnn"] = "rnn"
+    pool: str = setting("mean", "how the states of a text become one")
+    task: ClassVar[Literal["translate", "generate", "classify"]] = "classify"
+    absent: ClassVar[tuple[str, ...]] = (*TARGET_SETTINGS, *SOURCE_SETTINGS)
+    absent_from: ClassVar[str] = NO_DECODER
+
+    @classmethod
+    def registries(cls) -> Registries:
+        return {**super().registries(), "pool": POOLS}
+
+
+LmSettings = TransformerLmSettings | RnnLmSettings
+ClassifierSettings = TransformerClassifierSettings | RnnClassifierSettings
 
 
 class LanguageModel(AutoregressiveModel):

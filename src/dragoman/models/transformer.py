@@ -10,22 +10,114 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from dragoman.kernels.attention import AttentionMask, KeyValue, RowLayout, make_additive_mask, make_cross_attention_mask
-from dragoman.models.base import KVCache, Seq2Seq
-from dragoman.models.settings import TransformerSettings
+from dragoman.config.settings import Fraction, Registries, setting
+from dragoman.errors import UserError
+from dragoman.kernels.attention import (
+    KERNELS,
+    AttentionMask,
+    KeyValue,
+    RowLayout,
+    make_additive_mask,
+    make_cross_attention_mask,
+)
+from dragoman.models.base import BaseModelSettings, KVCache, Seq2Seq
 from dragoman.modules.attention import CrossAttention, SelfAttention, StepContext
 from dragoman.modules.dropout import Dropout, LayerDropout, WordDropout
-from dragoman.modules.feedforward import FEEDFORWARDS, Residual, Sublayer
+from dragoman.modules.feedforward import FEEDFORWARDS, NORM_PLACES, FeedForwardSettings, Residual, Sublayer
 from dragoman.modules.norms import NORMS
+from dragoman.modules.patterns import PATTERNS, AttentionSettings
 from dragoman.modules.positions import POSITIONS, PositionScheme
 from dragoman.types import Batch
 
 CAPACITY_STEP = 16  # positions by which a cache grows: full SIMD vectors, so that masked positions change no sum
 SMALL_PRODUCT = 400  # multiply-adds below which PyTorch's matrix products on a CPU round differently
+
+
+class TransformerSettings(FeedForwardSettings, AttentionSettings, BaseModelSettings):
+    kind: Literal["transformer"] = "transformer"
+    shared: bool = setting(False, "one layer's weights at every depth of a stack")
+    dropout: Fraction = setting(0.1, "of embeddings and of each sublayer's output")
+    source_word_dropout: Fraction = setting(0.0, "of whole source tokens, all but their positions")
+    layer_dropout: Fraction = setting(0.0, "of whole layers, for each row of a batch by itself")
+    norm: str = setting("layer", "normalization of states")
+    norm_place: str = setting("pre", "normalization before or after each sublayer")
+    residual: bool = setting(True, "add each sublayer's input to its output")
+    compiles: ClassVar[bool] = True
+
+    @classmethod
+    def registries(cls) -> Registries:
+        return {
+            "norm": NORMS,
+            "norm_place": NORM_PLACES,
+            "activation": FEEDFORWARDS,
+            "kernel": KERNELS,
+            "position": POSITIONS,
+            "attention": PATTERNS,
+            "decoder_attention": {name: pattern for name, pattern in PATTERNS.items() if pattern.causal},
+        }
+
+    def check(self) -> None:
+        for name in ("width", "query_width", "value_width"):
+            if getattr(self, name) % self.heads:
+                raise UserError(
+                    f"model.{name} must be a multiple of model.heads, got {getattr(self, name)} and {self.heads} heads"
+                )
+        causal = self.registries()["decoder_attention"]
+        if self.decoder_attention in PATTERNS and self.decoder_attention not in causal:
+            raise UserError(
+                f"model.decoder_attention={self.decoder_attention} would look ahead, which a decoder may not; "
+                f"choose one of: {', '.join(causal)}"
+            )
+        super().check()
+        scheme = POSITIONS[self.position]
+        scheme.embed.check(self)
+        scheme.relate.check(self)
+        for name, relate in (("attention", scheme.relate), ("decoder_attention", self.decoder_scheme.relate)):
+            if relate.needs not in PATTERNS[getattr(self, name)].provides:
+                raise UserError(
+                    f"model.{name}={getattr(self, name)} does not know the {relate.needs} of two tokens, which "
+                    f"model.position={self.position} asks for; choose another position, such as sinusoidal"
+                )
+        if FEEDFORWARDS[self.activation] is None:
+            self.refuse(f"a model with model.activation={self.activation}", "activation_dropout")
+        if not self.projections and (self.query_width or self.value_width):
+            raise UserError("model.projections=false leaves queries, keys and values as they are: drop their widths")
+
+    @property
+    def decoder_scheme(self) -> PositionScheme:
+        """The decoder's own position scheme: only sources have features, so without them positions are sinusoidal."""
+        scheme = POSITIONS[self.position]
+        return POSITIONS["sinusoidal"] if scheme.features else scheme
+
+    @property
+    def layout(self) -> str:
+        """Several sentences per row, unless one of the patterns cannot tell them apart."""
+        patterns = (PATTERNS[self.attention], PATTERNS[self.decoder_attention])
+        return "packed" if all(pattern.packable for pattern in patterns) else "padded"
+
+    @property
+    def alignment_layer(self) -> int:
+        """Return the decoder layer, counted from 0, whose cross-attention serves as word alignment.
+
+        It is the last but one of three or more layers, as in Garg et al. (2019), and the last of two: on the
+        phrasebook the first of two finds 81 % of the words' links, the last 98 % (docs/LOG.md).
+        """
+        return self.decoder_depth - (1 if self.decoder_depth <= 2 else 2)
+
+    @property
+    def length_limit(self) -> int | None:
+        limited = POSITIONS[self.position].embed.limited or PATTERNS[self.attention].limited
+        return self.max_length if limited else None
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        scheme = POSITIONS.get(self.position)
+        return scheme.features if scheme else ()
 
 
 class TransformerLayer(nn.Module):
@@ -37,13 +129,13 @@ class TransformerLayer(nn.Module):
         super().__init__()
 
         def wrap(sublayer: Sublayer) -> Residual[Sublayer]:
-            norm, place = NORMS[settings.norm](settings.width), settings.norm_place
+            norm, place = NORMS[settings.norm](settings), settings.norm_place
             return Residual(sublayer, norm, norm_place=place, skip=settings.residual, dropout=settings.dropout)
 
         self.attention = wrap(SelfAttention(settings, scheme.relate, bidirectional=bidirectional))
         self.cross = wrap(CrossAttention(settings)) if cross else None
-        kind, inner = FEEDFORWARDS[settings.activation], settings.feedforward_width or 4 * settings.width
-        self.feedforward = wrap(kind(settings.width, inner, settings.activation_dropout)) if kind else None
+        kind = FEEDFORWARDS[settings.activation]
+        self.feedforward = wrap(kind(settings)) if kind else None
 
     def forward(
         self,
@@ -97,7 +189,7 @@ class TransformerStack(nn.Module):
         self.bypass = LayerDropout(settings.layer_dropout)
         self.position = scheme.embed(settings)
         self.dropout = Dropout(settings.dropout)
-        self.norm = NORMS[settings.norm if settings.norm_place == "pre" else "none"](settings.width)
+        self.norm = NORMS[settings.norm if settings.norm_place == "pre" else "none"](settings)
 
     def embed(self, ids_BT: Tensor, rows: RowLayout) -> Tensor:
         """Return the input of the first layer: embeddings, positions and dropout."""

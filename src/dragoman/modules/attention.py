@@ -13,7 +13,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from dragoman.config.settings import AttentionSettings
 from dragoman.kernels.attention import (
     KERNELS,
     AttentionMask,
@@ -29,7 +28,7 @@ from dragoman.kernels.attention import (
 )
 from dragoman.modules.dropout import HeadDropout
 from dragoman.modules.feedforward import Linear
-from dragoman.modules.patterns import PATTERNS, FullAttention
+from dragoman.modules.patterns import PATTERNS, AttentionSettings, FullAttention
 from dragoman.modules.positions import AttentionPosition
 
 

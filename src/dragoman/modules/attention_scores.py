@@ -1,7 +1,7 @@
 """Attention of a recurrent decoder to its source: scores, softmax, and the weighted mean of the source states.
 
 A score takes decoder states and keys made from encoder states, and returns score_BTS. To add a score, write a subclass
-of AttentionScore and a line in SCORES.
+of AttentionScore and a line in SCORES. Settings of its own are fields of ScoreSettings, listed in its `uses`.
 
 Shapes   B sentences   S source width   T queries   C decoder width   M encoder width   A attention width
 """
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dragoman.config.settings import Settings
 from dragoman.kernels.attention import unmask_empty_queries
 from dragoman.modules.feedforward import Linear
 
@@ -24,16 +25,20 @@ BLOCK_ELEMENTS = {
 WIDEST_FUSED_SCORE = 2048  # maximum attention width of the Triton kernel
 
 
+class ScoreSettings(Settings):
+    """The settings that scores read, apart from the widths, which have other names in a hybrid than in an RNN."""
+
+
 class AttentionScore(nn.Module):
     """Score all source tokens alike, so that the context vector is their mean. Base class of the scores."""
 
     reads = True  # whether the decoder gets a context vector
-    uses_width = False  # whether model.attention_width applies
+    uses: tuple[str, ...] = ()  # settings that only some scores read
     aligns = False  # whether its weights distinguish source tokens
 
-    def __init__(self, width: int, memory_width: int, attention_width: int) -> None:  # noqa: ARG002 - the registry's signature
+    def __init__(self, settings: ScoreSettings, width: int, memory_width: int, attention_width: int) -> None:  # noqa: ARG002 - the registry's signature
         super().__init__()
-        self.width, self.attention_width = width, attention_width
+        self.settings, self.width, self.attention_width = settings, width, attention_width
 
     @property
     def multiply_adds(self) -> int:
@@ -70,8 +75,8 @@ class DotScore(AttentionScore):
 class MultiplicativeScore(DotScore):
     """s'Wh (Luong 2015)."""
 
-    def __init__(self, width: int, memory_width: int, attention_width: int) -> None:
-        super().__init__(width, memory_width, attention_width)
+    def __init__(self, settings: ScoreSettings, width: int, memory_width: int, attention_width: int) -> None:
+        super().__init__(settings, width, memory_width, attention_width)
         self.key = Linear(memory_width, width, bias=False)
 
     def keys(self, memory_BSM: Tensor) -> Tensor:
@@ -81,11 +86,11 @@ class MultiplicativeScore(DotScore):
 class AdditiveScore(AttentionScore):
     """v'tanh(W1 h + W2 s) (Bahdanau 2015)."""
 
-    uses_width = True
+    uses = ("attention_width", "score_width")  # the names of its width in an RNN and in a hybrid
     aligns = True
 
-    def __init__(self, width: int, memory_width: int, attention_width: int) -> None:
-        super().__init__(width, memory_width, attention_width)
+    def __init__(self, settings: ScoreSettings, width: int, memory_width: int, attention_width: int) -> None:
+        super().__init__(settings, width, memory_width, attention_width)
         self.key = Linear(memory_width, attention_width, bias=False)
         self.query = Linear(width, attention_width, bias=False)
         self.weight = nn.Parameter(torch.empty(attention_width).uniform_(-1, 1) * (3 / attention_width) ** 0.5)

@@ -1,7 +1,8 @@
 """The parts of a Transformer layer around attention: linear layers, feed-forward networks, residual connections.
 
 The linear layer has faster matrix products for training in float32 on a CPU. To add a feed-forward network, write a
-subclass of FeedForward and a line in FEEDFORWARDS.
+subclass of FeedForward and a line in FEEDFORWARDS. Settings of its own are fields of FeedForwardSettings, listed in its
+`uses`.
 
 Shapes   B batch   T tokens   C model width   N tokens of all rows   I inputs   O outputs
 """
@@ -15,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dragoman.config.settings import Fraction, setting
 from dragoman.modules.dropout import Dropout
-from dragoman.modules.norms import Norm
+from dragoman.modules.norms import Norm, NormSettings
 
 
 class Linear(nn.Linear):
@@ -108,14 +110,29 @@ Sublayer = TypeVar("Sublayer", bound=nn.Module)
 NORM_PLACES = {"pre": "pre", "post": "post"}  # norm before the sublayer, or after the residual sum (Vaswani 2017)
 
 
+class FeedForwardSettings(NormSettings):
+    """The settings that feed-forward networks read."""
+
+    feedforward_width: int = setting(0, "0: four times the width", ge=0, le=1_000_000)
+    activation: str = setting("relu", "of the feed-forward net")
+    activation_dropout: Fraction = setting(0.0, "between the two layers of the feed-forward net")
+
+    @property
+    def inner_width(self) -> int:
+        """Of the activations between the two layers."""
+        return self.feedforward_width or 4 * self.width
+
+
 class FeedForward(nn.Module):
     """Two linear layers on each token without a nonlinearity. Base class of the others."""
 
-    def __init__(self, width: int, inner: int, dropout: float = 0.0) -> None:
+    uses: tuple[str, ...] = ("feedforward_width",)  # settings that only some networks read
+
+    def __init__(self, settings: FeedForwardSettings) -> None:
         super().__init__()
-        self.wide = Linear(width, inner)
-        self.dropout = Dropout(dropout)
-        self.narrow = Linear(inner, width)
+        self.wide = Linear(settings.width, settings.inner_width)
+        self.dropout = Dropout(settings.activation_dropout)
+        self.narrow = Linear(settings.inner_width, settings.width)
 
     def inner(self, x_BTC: Tensor) -> Tensor:
         """Return the activations between the two layers."""
@@ -145,10 +162,10 @@ class GeluFeedForward(FeedForward):
 class SwiGluFeedForward(FeedForward):
     """One half of the inner layer gates the other (Shazeer 2020); a third narrower, for as many parameters."""
 
-    def __init__(self, width: int, inner: int, dropout: float = 0.0) -> None:
-        inner = max(inner * 2 // 3, 1)
-        super().__init__(width, inner, dropout)
-        self.wide = Linear(width, 2 * inner)
+    def __init__(self, settings: FeedForwardSettings) -> None:
+        inner = max(settings.inner_width * 2 // 3, 1)
+        super().__init__(settings.model_copy(update={"feedforward_width": inner}))
+        self.wide = Linear(settings.width, 2 * inner)
 
     def inner(self, x_BTC: Tensor) -> Tensor:
         gate, value = self.wide(x_BTC).chunk(2, -1)

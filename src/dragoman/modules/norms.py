@@ -1,4 +1,7 @@
-"""Normalization of activations. To add a norm, write a subclass of Norm and a line in NORMS.
+"""Normalization of activations.
+
+To add a norm, write a subclass of Norm and a line in NORMS. Settings of its own are fields of NormSettings, listed in
+its `uses`.
 
 A norm is called with the activations and with `real_BT`, True at tokens and False at padding, which only batch norm
 needs. Under autocast norms compute in float32 and return the dtype of their input. `formula` states what a norm with
@@ -16,17 +19,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dragoman.config.settings import Settings, setting
+
 WIDEST_FUSED_NORM = 4096  # maximum model width of the Triton kernel
+
+
+class NormSettings(Settings):
+    """The settings that norms read."""
+
+    width: int = setting(512, "of a token's state", ge=1, le=65_536)
 
 
 class Norm(nn.Module):
     """No normalization: the base class."""
 
     __call__: Callable[..., Tensor]  # nn.Module has no type for its result
+    uses: tuple[str, ...] = ()  # settings that only some norms read
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, settings: NormSettings) -> None:
         super().__init__()
-        self.width = width
+        self.settings, self.width = settings, settings.width
 
     @staticmethod
     def formula(x_BTC: Tensor) -> Tensor:
@@ -44,9 +56,9 @@ class Norm(nn.Module):
 class LayerNorm(Norm):
     """Normalize a token to mean 0 and variance 1; then apply a gain and a bias per feature (Ba 2016)."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__(width)
-        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+    def __init__(self, settings: NormSettings) -> None:
+        super().__init__(settings)
+        self.weight, self.bias = nn.Parameter(torch.ones(self.width)), nn.Parameter(torch.zeros(self.width))
 
     @staticmethod
     def formula(x_BTC: Tensor) -> Tensor:
@@ -104,8 +116,8 @@ def _layer_norm_gradients(ctx: Any, grad_BTC: Tensor, residual_grad_BTC: Tensor 
 class ScalarLayerNorm(Norm):
     """Layer norm with one gain a and one bias b for all features: a (x - mean) / sd + b."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__(width)
+    def __init__(self, settings: NormSettings) -> None:
+        super().__init__(settings)
         self.weight, self.bias = nn.Parameter(torch.ones(())), nn.Parameter(torch.zeros(()))
 
     @staticmethod
@@ -119,9 +131,9 @@ class ScalarLayerNorm(Norm):
 class RmsNorm(Norm):
     """Divide a token by its root mean square, then apply a gain per feature (Zhang 2019)."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__(width)
-        self.weight = nn.Parameter(torch.ones(width))
+    def __init__(self, settings: NormSettings) -> None:
+        super().__init__(settings)
+        self.weight = nn.Parameter(torch.ones(self.width))
 
     @staticmethod
     def formula(x_BTC: Tensor) -> Tensor:
@@ -134,9 +146,9 @@ class RmsNorm(Norm):
 class ScaleNorm(Norm):
     """Scale the vector of every token to one learned length (Nguyen 2019)."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__(width)
-        self.weight = nn.Parameter(torch.tensor(width**0.5))
+    def __init__(self, settings: NormSettings) -> None:
+        super().__init__(settings)
+        self.weight = nn.Parameter(torch.tensor(self.width**0.5))
 
     @staticmethod
     def formula(x_BTC: Tensor) -> Tensor:
@@ -158,11 +170,11 @@ class BatchNorm(Norm):
     mean: Tensor
     variance: Tensor
 
-    def __init__(self, width: int) -> None:
-        super().__init__(width)
-        self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
-        self.register_buffer("mean", torch.zeros(width))
-        self.register_buffer("variance", torch.ones(width))
+    def __init__(self, settings: NormSettings) -> None:
+        super().__init__(settings)
+        self.weight, self.bias = nn.Parameter(torch.ones(self.width)), nn.Parameter(torch.zeros(self.width))
+        self.register_buffer("mean", torch.zeros(self.width))
+        self.register_buffer("variance", torch.ones(self.width))
 
     @staticmethod
     def formula(x_BTC: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 A pattern takes queries, keys and values of the same rows. `make_pattern_mask` states its rule readably; `forward`
 computes the same attention without materializing all pairs. To add a pattern, write a class and a line in PATTERNS;
-what tests and settings must know about it are its class attributes.
+what tests and settings must know about it are its class attributes. Settings of its own are fields of
+AttentionSettings, listed in its `uses`.
 
 Shapes   B batch   H heads   T tokens   D head width   N blocks of a row   Q queries of a block   K keys of a block
          L linked blocks   R rank, or random links
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dragoman.config.settings import AttentionSettings
+from dragoman.config.settings import Amount, Count, Seed, setting
 from dragoman.errors import UserError
 from dragoman.kernels.attention import (
     AttentionMask,
@@ -30,10 +31,24 @@ from dragoman.kernels.attention import (
     make_segment_mask,
     make_self_attention_mask,
 )
-from dragoman.modules.positions import AttentionPosition
+from dragoman.modules.positions import AttentionPosition, PositionSettings
 
 Lengths = NDArray[np.int64]
 IntOrTensor = TypeVar("IntOrTensor", int, Tensor)
+
+
+class AttentionSettings(PositionSettings):
+    """The settings that attention and its patterns read."""
+
+    attention: str = setting("full", "the encoder's attention pattern")
+    decoder_attention: str = setting("full", "the decoder's attention pattern")
+    window: Count = setting(64, "local: tokens attended to on either side")
+    block: Count = setting(16, "BigBird: tokens of a block")
+    window_blocks: Count = setting(1, "BigBird: blocks attended to on either side, beside the own one")
+    global_blocks: Amount = setting(1, "BigBird: blocks at the start that attend to all and are attended to by all")
+    random_blocks: Amount = setting(1, "BigBird: further blocks that each block attends to")
+    random_seed: Seed = setting(1, "BigBird: of the random blocks")
+    rank: Count = setting(64, "Linformer: keys and values that a sentence is projected to")
 
 
 class FullAttention(nn.Module):

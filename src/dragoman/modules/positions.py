@@ -3,7 +3,8 @@
     PositionEmbedding   is added to the token embeddings below the first layer
     AttentionPosition   changes self-attention: it rotates queries and keys, or biases their scores
 
-Every layer has its own AttentionPosition. To add a scheme, write one or two classes and a line in POSITIONS.
+Every layer has its own AttentionPosition. To add a scheme, write one or two classes and a line in POSITIONS. Settings
+of its own are fields of PositionSettings, listed in the `uses` of the classes.
 
 Shapes   B batch   H heads   T tokens   Q queries   K keys   D head width   C model width   R relative positions
 """
@@ -16,10 +17,43 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dragoman.config.settings import AttentionSettings
+from dragoman.config.settings import Count, Fraction, setting
 from dragoman.errors import UserError
 from dragoman.kernels.attention import AttentionMask, Kernel, RowLayout, compute_attention_weights
+from dragoman.modules.norms import NormSettings
 from dragoman.types import UNKNOWN_DISTANCE
+
+
+class HeadSettings(NormSettings):
+    """The settings that every attention reads."""
+
+    heads: Count = setting(8, "of each attention")
+    query_width: int = setting(0, "of queries and keys, all heads together; 0: the width", ge=0, le=65_536)
+    value_width: int = setting(0, "of values, all heads together; 0: the width", ge=0, le=65_536)
+    projections: bool = setting(
+        True, "false: queries, keys and values are the token states themselves, without weights"
+    )
+    scaled: bool = setting(True, "divide scores by the square root of a head's query width")
+    head_dropout: Fraction = setting(0.0, "of a head's whole output for a row, at training")
+    kernel: str = setting("auto", "implementation of attention")
+
+    @property
+    def key_width(self) -> int:
+        """Of one head."""
+        return (self.query_width or self.width) // self.heads
+
+    @property
+    def head_width(self) -> int:
+        """Of one head's values."""
+        return (self.value_width or self.width) // self.heads
+
+
+class PositionSettings(HeadSettings):
+    """The settings that position encodings read."""
+
+    position: str = setting("sinusoidal", "position encoding")
+    max_length: Count = setting(1024, "number of positions for learned positions and Linformer")
+    reach: int = setting(16, "relative, tree: larger distances are clipped to this one", ge=1, le=65_536)
 
 
 class PositionPart(nn.Module):
@@ -28,12 +62,12 @@ class PositionPart(nn.Module):
     features: tuple[str, ...] = ()  # of source tokens that it needs (data/features.py)
     uses: tuple[str, ...] = ()  # settings that only some patterns and positions read
 
-    def __init__(self, settings: AttentionSettings) -> None:
+    def __init__(self, settings: PositionSettings) -> None:
         super().__init__()
         self.settings = settings
 
     @classmethod
-    def check(cls, settings: AttentionSettings) -> None:
+    def check(cls, settings: PositionSettings) -> None:
         """Raise a UserError for settings that cannot work."""
 
 
@@ -50,7 +84,7 @@ class Sinusoidal(PositionEmbedding):
     """Sines and cosines of geometrically growing wavelength, interleaved (Vaswani 2017, section 3.5)."""
 
     @classmethod
-    def check(cls, settings: AttentionSettings) -> None:
+    def check(cls, settings: PositionSettings) -> None:
         if settings.width % 2:
             raise UserError(f"model.position={settings.position} needs an even model.width, got {settings.width}")
 
@@ -70,7 +104,7 @@ class Learned(PositionEmbedding):
     limited = True
     uses = ("max_length",)
 
-    def __init__(self, settings: AttentionSettings) -> None:
+    def __init__(self, settings: PositionSettings) -> None:
         super().__init__(settings)
         self.table = nn.Embedding(settings.max_length, settings.width)
 
@@ -94,7 +128,7 @@ class TreeDepth(Sinusoidal):
     features = ("tree",)
     uses = ("reach",)
 
-    def __init__(self, settings: AttentionSettings) -> None:
+    def __init__(self, settings: PositionSettings) -> None:
         super().__init__(settings)
         self.table = nn.Embedding(settings.reach, settings.width)
 
@@ -134,7 +168,7 @@ class Rotary(AttentionPosition):
     """Rotate queries and keys by angles that grow with the position, so scores depend on the distance (Su 2021)."""
 
     @classmethod
-    def check(cls, settings: AttentionSettings) -> None:
+    def check(cls, settings: PositionSettings) -> None:
         if settings.key_width % 2:
             raise UserError(f"model.position=rotary needs an even width of a head's queries, got {settings.key_width}")
 
@@ -174,7 +208,7 @@ class Relative(DistancePosition):
 
     uses = ("reach",)
 
-    def __init__(self, settings: AttentionSettings) -> None:
+    def __init__(self, settings: PositionSettings) -> None:
         super().__init__(settings)
         self.distances = 2 * settings.reach + 1
         self.key_RD = nn.Parameter(torch.empty(self.distances, settings.key_width))

@@ -2,6 +2,7 @@
 
 A cell is its `advance`, written to be read. `forward` runs full sentences through a fused kernel of PyTorch if there is
 one (on a GPU the step of the LSTM is fused as well). To add a cell, write a subclass of Cell and a line in CELLS.
+Settings of its own are fields of CellSettings, listed in its `uses`.
 
 Shapes   B rows   T tokens   N rows of one step   I input width   C state width   G width of all gates
 """
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dragoman.config.settings import Settings, setting
 from dragoman.kernels.attention import RowLayout
 from dragoman.modules.dropout import Dropout
 
@@ -23,17 +25,24 @@ CellState = tuple[Tensor, ...]  # of one layer: its output h_NC and, in an LSTM,
 StackState = list[CellState]  # of all layers, lowest first
 
 
+class CellSettings(Settings):
+    """The settings that cells read."""
+
+    cell: str = setting("lstm", "of recurrent layers")
+    nonlinearity: str = setting("tanh", "of the vanilla cell; the others have their own")
+
+
 class Cell(nn.Module, ABC):
     """The common part of all cells: weights for input and state, the gates side by side, and the initial state."""
 
     gates, parts = 1, 1  # blocks of the weight matrices; tensors of the state
-    takes_nonlinearity = False  # whether model.nonlinearity applies
+    uses: tuple[str, ...] = ()  # settings that only some cells read
     torch_module: ClassVar[type[nn.RNNBase] | None] = None  # computes the same, for tests
     kernel: Callable[..., tuple[Tensor, ...]] | None = None  # of PyTorch, for full sentences; None: a loop over steps
 
-    def __init__(self, inputs: int, width: int, *, nonlinearity: str = "tanh", learned: bool = False) -> None:
+    def __init__(self, settings: CellSettings, inputs: int, width: int, *, learned: bool = False) -> None:
         super().__init__()
-        self.width, self.nonlinearity = width, nonlinearity
+        self.settings, self.width = settings, width
         self.input_weight = nn.Parameter(torch.empty(self.gates * width, inputs))
         self.hidden_weight = nn.Parameter(torch.empty(self.gates * width, width))
         self.bias = nn.Parameter(torch.zeros(self.gates * width))
@@ -96,15 +105,15 @@ class Cell(nn.Module, ABC):
 class VanillaCell(Cell):
     """h' = f(W h + U x + b) (Elman 1990)."""
 
-    takes_nonlinearity = True
+    uses = ("nonlinearity",)
     torch_module = nn.RNN
 
-    def __init__(self, inputs: int, width: int, *, nonlinearity: str = "tanh", learned: bool = False) -> None:
-        super().__init__(inputs, width, nonlinearity=nonlinearity, learned=learned)
-        self.kernel = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}.get(nonlinearity)
+    def __init__(self, settings: CellSettings, inputs: int, width: int, *, learned: bool = False) -> None:
+        super().__init__(settings, inputs, width, learned=learned)
+        self.kernel = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}.get(settings.nonlinearity)
 
     def advance(self, gates_NG: Tensor, state: CellState) -> CellState:
-        return (NONLINEARITIES[self.nonlinearity](gates_NG + F.linear(state[0], self.hidden_weight)),)
+        return (NONLINEARITIES[self.settings.nonlinearity](gates_NG + F.linear(state[0], self.hidden_weight)),)
 
 
 class GruCell(Cell):
@@ -114,8 +123,8 @@ class GruCell(Cell):
     torch_module = nn.GRU
     kernel = torch.gru
 
-    def __init__(self, inputs: int, width: int, *, nonlinearity: str = "tanh", learned: bool = False) -> None:
-        super().__init__(inputs, width, nonlinearity=nonlinearity, learned=learned)
+    def __init__(self, settings: CellSettings, inputs: int, width: int, *, learned: bool = False) -> None:
+        super().__init__(settings, inputs, width, learned=learned)
         self.content_bias = nn.Parameter(torch.zeros(width))  # of the state, inside the reset gate
 
     def hidden_bias(self) -> Tensor:
@@ -137,8 +146,8 @@ class LstmCell(Cell):
     torch_module = nn.LSTM
     kernel = torch.lstm
 
-    def __init__(self, inputs: int, width: int, *, nonlinearity: str = "tanh", learned: bool = False) -> None:
-        super().__init__(inputs, width, nonlinearity=nonlinearity, learned=learned)
+    def __init__(self, settings: CellSettings, inputs: int, width: int, *, learned: bool = False) -> None:
+        super().__init__(settings, inputs, width, learned=learned)
         nn.init.ones_(self.bias.data[width : 2 * width])  # the forget gate starts open
 
     def advance(self, gates_NG: Tensor, state: CellState) -> CellState:

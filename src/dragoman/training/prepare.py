@@ -22,7 +22,7 @@ from dragoman.data.tokenizers import Tokenizers, train_tokenizer
 from dragoman.errors import UserError
 from dragoman.inference.postprocess import PairStatistics
 from dragoman.io import LONGEST_LINE, cache_folder, digest_bytes, keep_folder, read_lines, write_atomically
-from dragoman.models.settings import LmSettings
+from dragoman.models.single_sequence import LmSettings
 from dragoman.process_group import ProcessGroup
 from dragoman.progress import WARNING, Report
 from dragoman.recipe import Recipe

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
-from dragoman.config.settings import SearchSettings
 from dragoman.data.subword_tokenizers import SubwordTokenizer
 from dragoman.data.tokenizers import Tokenizer
+from dragoman.decoding.methods import SearchSettings
 from dragoman.decoding.protocol import Job, SearchResult
 from dragoman.errors import UserError
 from dragoman.models.base import collect_tensors

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dragoman.config.settings import SampleSettings, SearchSettings
-from dragoman.decoding.methods import METHODS, apply_fixed_settings
-from dragoman.decoding.protocol import Job, SearchResult
+from dragoman.config.settings import SampleSettings
+from dragoman.decoding.methods import METHODS, SearchSettings, apply_fixed_settings
+from dragoman.decoding.protocol import BaseSearchSettings, Job, SearchResult
 from dragoman.errors import UserError
 from dragoman.hardware import cpu_features
 from dragoman.inference.engines.base import (
@@ -61,8 +61,8 @@ BATCH_ROWS = {"cpu": 32, "cuda": 256}  # sentences per batch
 QUEUED_BATCHES = 3  # per worker; few, since an interrupted call waits until all queued batches are done
 SUPPORTED_SETTINGS = {"method", "beam", "nbest", "length_penalty", "max_ratio", "max_extra", "scores"}
 IGNORED_BY_ENGINE = {  # settings of other decoding methods, or applied afterwards by the caller
-    *SampleSettings.model_fields, "seed", "samples", "candidates", "metric", "groups", "diversity", "unknown",
-    "coverage",
+    *SampleSettings.model_fields, *(SearchSettings.model_fields.keys() - BaseSearchSettings.model_fields.keys()),
+    "seed", "unknown", "coverage",
 }  # fmt: skip
 TINY_PENALTY = 1e-30  # replaces a length penalty of 0, with which CTranslate2 would stop earlier than our search
 

@@ -25,10 +25,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from dragoman.config.settings import SearchSettings, build
+from dragoman.config.settings import build
 from dragoman.data.simple_tokenizers import SPACE_MARK
 from dragoman.data.subword_tokenizers import ESCAPES, BpeTokenizer, SubwordTokenizer
 from dragoman.data.tokenizers import Tokenizers
+from dragoman.decoding.methods import SearchSettings
 from dragoman.decoding.protocol import Job, SearchResult
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import (
@@ -41,8 +42,7 @@ from dragoman.inference.engines.base import (
 from dragoman.inference.predictor import Predictor
 from dragoman.models.base import Model, collect_tensors
 from dragoman.models.registry import build_model
-from dragoman.models.settings import TransformerSettings
-from dragoman.models.transformer import Transformer
+from dragoman.models.transformer import Transformer, TransformerSettings
 from dragoman.modules.positions import make_sinusoids
 from dragoman.recipe import Recipe, check_model, read_recipe
 from dragoman.run_dir import RunFolder, format_json

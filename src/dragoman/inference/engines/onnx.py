@@ -23,9 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dragoman.config.settings import SearchSettings
 from dragoman.decoding.continuous_batching import collate_sources, run_batch
-from dragoman.decoding.methods import Request, decode
+from dragoman.decoding.methods import Request, SearchSettings, decode
 from dragoman.decoding.protocol import Job, SearchResult
 from dragoman.errors import UserError
 from dragoman.inference.engines.base import Engine, SupportedValues, list_vocabulary, require_exportable

@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from dragoman.config.settings import SearchSettings, pick
+from dragoman.config.settings import pick
 from dragoman.decoding.continuous_batching import GpuScheduler, JobQueue, Observer, Scheduler, round_to_bucket
-from dragoman.decoding.methods import METHODS, Request, decode
+from dragoman.decoding.methods import METHODS, Request, SearchSettings, decode
 from dragoman.decoding.protocol import Job, SearchFactory, SearchResult, StepModel
 from dragoman.errors import UserError
 from dragoman.hardware import ROWS, CpuFeatures, best_precision, cpu_features, keep_freed_memory, release_memory
