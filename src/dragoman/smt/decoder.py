@@ -1,4 +1,4 @@
-"""PhrasePair-based translation: the phrases, the order and the words that a log-linear model holds best.
+"""Phrase-based translation: the phrases, the order and the words that a log-linear model holds best.
 
 The score of a translation is a weighted sum of features, all of them logarithms or counts: the phrase table's, the
 orientation of phrases, the language model, the distance of jumps, the number of words, phrases and unknown words.
@@ -7,11 +7,10 @@ orientation of phrases, the language model, the distance of jumps, the number of
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cache, cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -173,68 +172,27 @@ class PhraseDecoder:
         )  # fmt: skip
         options, rows = self.collect(words)
         info, score, head = kernels.search_stacks(options, self.lm.trie, limits)
-        return [self.read(words, rows, info, score, path) for path in rank_paths(info, score, int(head), nbest)]
+        paths = kernels.rank_paths(info, score, int(head), nbest, len(words))
+        features = kernels.sum_features(paths, info, score, rows, self.table.features, self.table.reordering)
+        steps = info[:, [kernels.LAST_START, kernels.LAST_END, kernels.OPTION]]
 
-    def read(self, words: Sequence[str], rows: Array, info: Array, score: Array, path: list[int]) -> Derivation:
-        """Return the derivation of a path of hypotheses, with its features."""
-        features = np.zeros(len(FEATURE_NAMES))
-        phrases: list[PhrasePair] = []
-        last_start = last_end = 0
-        table, last = self.table, -1
-        for row in path:
-            start, end = int(info[row, kernels.LAST_START]), int(info[row, kernels.LAST_END])
-            known = int(rows[info[row, kernels.OPTION]])
-            turn = kernels.orientation(last_start, last_end, start, end)
-            features[LM] += score[row, kernels.LM_SCORE]
-            features[DISTORTION] -= abs(start - last_end)
-            features[PHRASES] += 1
-            if last >= 0:
-                features[len(PHRASE_FEATURES) + 3 + turn] += table.reordering[last, 3 + turn]
-            if known >= 0:
-                features[: len(PHRASE_FEATURES)] += table.features[known]
-                features[len(PHRASE_FEATURES) + turn] += table.reordering[known, turn]
-                phrase = table.target[known]
-                ids = table.target_words[table.target_starts[phrase] : table.target_starts[phrase + 1]]
-                links = table.links[table.link_starts[known] : table.link_starts[known + 1]]
-                phrases.append(
-                    PhrasePair(start, end, [self.target_words[i] for i in ids], [(int(i), int(j)) for i, j in links])
-                )
-            else:
-                features[UNKNOWNS] += 1
-                phrases.append(PhrasePair(start, end, [words[start]], [(0, 0)]))
-            features[WORDS] += len(phrases[-1].words)
-            last_start, last_end, last = start, end, known
-        return Derivation(phrases, features, float(features @ self.weights))
+        @cache
+        def read_step(row: int) -> PhrasePair:
+            start, end, option = steps[row].tolist()
+            return self.read_phrase(words, start, end, int(rows[option]))
 
+        found = []
+        for path, values in zip(paths, features, strict=True):
+            phrases = [read_step(row) for row in path[path >= 0].tolist()]
+            values[WORDS] = sum(len(phrase.words) for phrase in phrases)
+            found.append(Derivation(phrases, values, float(values @ weights)))
+        return found
 
-def rank_paths(info: Array, score: Array, head: int, count: int) -> Iterator[list[int]]:
-    """Yield up to `count` paths through the recombined hypotheses, the best first, each from start to end.
-
-    Best-first search from the end: a partial path costs what is behind it, plus the best way to its first hypothesis,
-    which is known exactly. So the first complete path is the best one, and the next the second best.
-    """
-    queue: list[tuple[float, int, tuple[int, Any] | None, int]] = []
-    number = 0
-    while head >= 0:
-        if info[head, kernels.MERGED] < 0:
-            heapq.heappush(queue, (-score[head, kernels.SCORE], number, None, head))
-            number += 1
-        head = int(info[head, kernels.NEXT_IN_STACK])
-    while queue and count:
-        cost, _, behind, row = heapq.heappop(queue)
-        if row == 0:
-            path = []
-            while behind:
-                path.append(behind[0])
-                behind = behind[1]
-            yield path
-            count -= 1
-            continue
-        rest = -cost - score[row, kernels.SCORE]  # of what is behind
-        variant = row
-        while variant >= 0:
-            parent = int(info[variant, kernels.PARENT])
-            gain = score[variant, kernels.SCORE]
-            heapq.heappush(queue, (-(rest + gain), number, (variant, behind), parent))
-            number += 1
-            variant = int(info[variant, kernels.SIBLING])
+    def read_phrase(self, words: Sequence[str], start: int, end: int, row: int) -> PhrasePair:
+        """Return the phrase pair of a span and a row of the table; a word without a row is copied."""
+        if row < 0:
+            return PhrasePair(start, end, [words[start]], [(0, 0)])
+        table, phrase = self.table, self.table.target[row]
+        ids = table.target_words[table.target_starts[phrase] : table.target_starts[phrase + 1]]
+        links = table.links[table.link_starts[row] : table.link_starts[row + 1]].tolist()
+        return PhrasePair(start, end, [self.target_words[i] for i in ids.tolist()], [(i, j) for i, j in links])

@@ -11,6 +11,7 @@ alternative way to reach it, kept for the n-best list.
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from dragoman.smt.compiled import Array, compiled
 from dragoman.smt.trie import ROOT
 
+LM_SLACK = 2.0  # options are scored exactly only if their estimate is at most this log-probability below the floor
 WIDEST = 64  # words between the first uncovered one and the last covered one, the bits of a mask
 
 
@@ -76,14 +78,15 @@ def find_child(children: Array, words: Array, node: int, word: int) -> int:
 @compiled
 def score_word(lm: NgramTrie, state: int, word: int) -> tuple[float, int]:
     """Return log p(word | state) and the state after it: the longest context that the model can still use."""
-    total = 0.0
-    node = find_child(lm.children, lm.words, state, word)
-    while node < 0:
-        if state == ROOT:
-            return total + lm.log_prob[1], ROOT  # <unk> is the first word
+    total, node = 0.0, -1
+    while state != ROOT:
+        node = find_child(lm.children, lm.words, state, word)
+        if node >= 0:
+            break
         total += lm.backoff[state]
         state = lm.suffix[state]
-        node = find_child(lm.children, lm.words, state, word)
+    if node < 0:
+        node = ROOT + 1 + word  # every word is a unigram, and unigrams are sorted by word
     total += lm.log_prob[node]
     while node >= lm.longest or (node != ROOT and lm.children[node] == lm.children[node + 1]):
         node = lm.suffix[node]
@@ -205,7 +208,7 @@ def score_option(lm: NgramTrie, state: int, options: Options, option: int, ends:
 
 
 @compiled
-def sort_stack(info: Array, score: Array, row: int, limit: int, beam: float) -> Array:
+def sort_stack(info: Array, score: Array, row: int, limit: int, floor: float) -> Array:
     """Return the hypotheses of a stack that go on, the best first: not recombined, not too many, not too bad."""
     size, first = 0, row
     while row >= 0:
@@ -220,7 +223,7 @@ def sort_stack(info: Array, score: Array, row: int, limit: int, beam: float) -> 
         row = info[row, NEXT_IN_STACK]
     order = np.argsort(totals, kind="mergesort")[:limit]
     good = len(order)
-    while good > 1 and totals[order[good - 1]] > totals[order[0]] + beam:
+    while good > 1 and totals[order[good - 1]] > -floor:
         good -= 1
     return rows[order[:good]]
 
@@ -230,21 +233,24 @@ def search_stacks(options: Options, lm: NgramTrie, limits: SearchLimits) -> tupl
     """Search for translations of a sentence; return all hypotheses, their scores, and the first whole one.
 
     Hypotheses of a stack are linked by NEXT_IN_STACK. One that was recombined has in MERGED the row that it was merged
-    into; those with the same continuations are linked by SIBLING.
+    into; those with the same continuations are linked by SIBLING. Whenever a stack has twice as many hypotheses as may
+    go on, the worse half is dropped, and its floor, below which no hypothesis is added, rises.
     """
     length = len(options.group)
     future = estimate_future(length, options.group, options.estimate, limits.max_phrase)
     capacity, used = 4096, 1
     info, masks, score = np.empty((capacity, 9), np.int64), np.empty(capacity, np.uint64), np.empty((capacity, 3))
     slots = np.full(4 * capacity, -1, np.int64)
-    heads, best = np.full(length + 1, -1, np.int64), np.full(length + 1, -np.inf)
+    heads, sizes = np.full(length + 1, -1, np.int64), np.zeros(length + 1, np.int64)
+    floor = np.full(length + 1, -np.inf)
     info[0] = (-1, 0, -1, 0, 0, lm.begin, -1, -1, -1)
     masks[0] = np.uint64(0)
     score[0] = (0.0, future[0, length], 0.0)
     heads[0] = 0
     limit = limits.distortion_limit if limits.distortion_limit >= 0 else length
+    slack = LM_SLACK * limits.weight_lm
     for covered in range(length):
-        for row in sort_stack(info, score, heads[covered], limits.stack_size, limits.beam):
+        for row in sort_stack(info, score, heads[covered], limits.stack_size, floor[covered]):
             gap, mask, last_option = info[row, GAP], masks[row], info[row, OPTION]
             last_start, last_end = info[row, LAST_START], info[row, LAST_END]
             for start in range(gap, min(length, gap + WIDEST, last_end + limit + 1)):
@@ -255,6 +261,9 @@ def search_stacks(options: Options, lm: NgramTrie, limits: SearchLimits) -> tupl
                     # A span must be free, and after it the first gap must still be within reach.
                     if is_covered(mask, end - 1 - gap) or (start > gap and end - gap > limit):
                         break
+                    first, last = options.group[start, end - start], options.group[start, end - start + 1]
+                    if first == last:
+                        continue
                     stack = covered + end - start
                     new_gap, new_mask = cover(gap, mask, start, end)
                     rest = sum_future(future, length, new_gap, new_mask)
@@ -262,13 +271,13 @@ def search_stacks(options: Options, lm: NgramTrie, limits: SearchLimits) -> tupl
                     moved = score[row, SCORE] - limits.weight_distortion * jump
                     if last_option >= 0:
                         moved += options.reorder[last_option, 3 + turn]
-                    for option in range(options.group[start, end - start], options.group[start, end - start + 1]):
+                    for option in range(first, last):
                         turned = moved + options.reorder[option, turn]
-                        if turned + options.estimate[option] + rest < best[stack] - limits.beam:
+                        if turned + options.estimate[option] + rest < floor[stack] - slack:
                             continue
                         lm_score, state = score_option(lm, info[row, STATE], options, option, stack == length)
                         new_score = turned + options.static[option] + limits.weight_lm * lm_score
-                        if new_score + rest < best[stack] - limits.beam:
+                        if new_score + rest < floor[stack]:
                             continue
                         if used == capacity:
                             capacity *= 2
@@ -279,8 +288,16 @@ def search_stacks(options: Options, lm: NgramTrie, limits: SearchLimits) -> tupl
                         score[used] = (new_score, new_score + rest, lm_score)
                         if recombine(info, masks, score, slots, used, limits.recombine_phrases):
                             info[used, NEXT_IN_STACK], heads[stack] = heads[stack], used
-                            best[stack] = max(best[stack], new_score + rest)
+                            floor[stack] = max(floor[stack], new_score + rest - limits.beam)
+                            sizes[stack] += 1
                         used += 1
+                        if sizes[stack] == 2 * limits.stack_size:
+                            good = sort_stack(info, score, heads[stack], limits.stack_size, floor[stack])
+                            if len(good) == limits.stack_size:
+                                floor[stack] = score[good[-1], TOTAL]
+                            sizes[stack], heads[stack] = len(good), -1
+                            for other in good:
+                                info[other, NEXT_IN_STACK], heads[stack] = heads[stack], other
     return info[:used], score[:used], heads[length]
 
 
@@ -333,3 +350,61 @@ def rehash(info: Array, masks: Array, used: int, size: int, recombine_phrases: b
 def grow(table: Array) -> Array:
     """Return a table of twice the length with the same beginning."""
     return np.concatenate((table, np.empty_like(table)))
+
+
+@compiled
+def rank_paths(info: Array, score: Array, head: int, count: int, longest: int) -> Array:
+    """Return up to `count` paths through the recombined hypotheses, the best first: rows from start to end, then -1.
+
+    Best-first search from the end: a partial path costs what is behind it, plus the best way to its first hypothesis,
+    which is known exactly. So the first complete path is the best one, and the next the second best.
+    """
+    queue = [(0.0, -1, -1) for _ in range(0)]  # (cost, cell of what is behind, hypothesis)
+    cells = [(-1, -1) for _ in range(0)]  # (hypothesis, cell of what is behind it)
+    while head >= 0:
+        if info[head, MERGED] < 0:
+            heappush(queue, (-score[head, SCORE], -1, head))
+        head = info[head, NEXT_IN_STACK]
+    paths, found = np.full((count, longest), -1), 0
+    while len(queue) and found < count:
+        cost, cell, row = heappop(queue)
+        if row == 0:
+            size = 0
+            while cell >= 0:
+                paths[found, size], cell = cells[cell]
+                size += 1
+            found += 1
+            continue
+        rest = -cost - score[row, SCORE]  # of what is behind
+        variant = row
+        while variant >= 0:
+            cells.append((variant, cell))
+            heappush(queue, (-(rest + score[variant, SCORE]), len(cells) - 1, info[variant, PARENT]))
+            variant = info[variant, SIBLING]
+    return paths[:found]
+
+
+@compiled
+def sum_features(paths: Array, info: Array, score: Array, rows: Array, features: Array, reordering: Array) -> Array:
+    """Return the features of every path apart from the number of words; `rows` are those of options in the table."""
+    size = features.shape[1]
+    out = np.zeros((len(paths), size + 11))
+    for path in range(len(paths)):
+        last_start = last_end = 0
+        last = -1
+        for row in paths[path]:
+            if row < 0:
+                break
+            start, end, known = info[row, LAST_START], info[row, LAST_END], rows[info[row, OPTION]]
+            turn = orientation(last_start, last_end, start, end)
+            if last >= 0:
+                out[path, size + 3 + turn] += reordering[last, 3 + turn]
+            if known >= 0:
+                out[path, :size] += features[known]
+                out[path, size + turn] += reordering[known, turn]
+            out[path, size + 6] += score[row, LM_SCORE]
+            out[path, size + 7] -= abs(start - last_end)
+            out[path, size + 9] += 1
+            out[path, size + 10] += known < 0
+            last_start, last_end, last = start, end, known
+    return out
