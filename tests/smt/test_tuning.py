@@ -1,33 +1,69 @@
-"""Tuning: BLEU is sacreBLEU's, and weights move towards good translations."""
+"""Tuning: BLEU is sacreBLEU's, weights move towards good translations, a resumed run gives the same bytes."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 import sacrebleu
 
-from dragoman.smt.tuning import Candidate, bleu_from_counts, count_overlaps, optimise_weights
+from dragoman.smt.compiled import Array
+from dragoman.smt.decoder import Derivation, PhrasePair
+from dragoman.smt.tuning import TuningState, bleu_from_counts, count_overlaps, tune_weights
 
 REFERENCES = ["the small dog runs in the house", "a cat sleeps on the big house", "the man and the dog sleep"]
 OUTPUTS = ["the small dog runs the house", "a cat sleeps on a big big house", "the man and the dog sleep"]
+SPLIT = [reference.split() for reference in REFERENCES]
+DEV = SPLIT * 20
 
 
 def test_bleu_is_sacrebleus() -> None:
-    stats = np.sum(
-        [count_overlaps(one.split(), [two.split()]) for one, two in zip(OUTPUTS, REFERENCES, strict=True)], 0
-    )
+    stats = np.sum([count_overlaps(one.split(), [two]) for one, two in zip(OUTPUTS, SPLIT, strict=True)], 0)
     expected = sacrebleu.corpus_bleu(OUTPUTS, [REFERENCES], tokenize="none", smooth_method="none").score
     assert 100 * bleu_from_counts(stats) == pytest.approx(expected)
 
 
-def test_weights_learn_which_feature_means_quality() -> None:
-    """Of two features, the first is high where a translation is right, the second where it is wrong."""
+def rank(weights: Array) -> list[list[Derivation]]:
+    """Translate by a toy model: the first feature is high where a translation is right, the second where it is short.
+
+    The third is constant and does not change with tuning.
+    """
     lists = []
-    for good, bad in zip(REFERENCES, OUTPUTS, strict=True):
-        words = [tuple(good.split()), tuple(reversed(bad.split()))]
-        stats = [count_overlaps(each, [good.split()]) for each in words]
-        features = [np.array([1.0, 0.0]), np.array([0.0, 1.0])]
-        lists.append([Candidate(*each) for each in zip(words, features, stats, strict=True)])
-    weights = optimise_weights(lists, np.array([0.0, 1.0]), seed=1)
-    assert weights[0] > weights[1]
-    np.testing.assert_array_equal(weights, optimise_weights(lists, np.array([0.0, 1.0]), seed=1))
+    for reference in DEV:
+        options = [(reference, [1.0, 0.0, 1.0]), (reference[:4], [0.8, 0.5, 1.0]), (reference[::-1], [0.0, 0.6, 1.0])]
+        derivations = [
+            Derivation([PhrasePair(0, 1, words, [])], np.array(values), float(np.dot(values, weights)))
+            for words, values in options
+        ]
+        lists.append(sorted(derivations, key=lambda each: -each.score))
+    return lists
+
+
+START = np.array([0.0, 1.0, -10.0])
+
+
+def test_weights_learn_which_feature_means_quality() -> None:
+    tuned = tune_weights(rank, DEV, START, rounds=4)
+    first, best = tuned.curve[0], tuned.best
+    assert best.bleu == pytest.approx(1.0)
+    assert first.bleu < best.bleu
+    assert best.weights[0] > best.weights[1]
+    assert best.weights[2] == -10.0
+    assert np.abs(best.weights[:2]).sum() == pytest.approx(1.0)  # tuning keeps the scale
+    assert len(tuned.curve) == 2  # and ends when a round finds nothing new
+
+
+def test_the_expected_length_decides_how_long_translations_are() -> None:
+    """With references that count as half as long, the short translation is as precise and not too short."""
+    tuned = tune_weights(rank, DEV, START, rounds=4, length_factor=0.5)
+    assert all(round_.objective >= round_.bleu for round_ in tuned.curve)
+    assert tuned.best.objective == pytest.approx(1.0)
+
+
+def test_a_resumed_run_gives_the_same_bytes(tmp_path: Path) -> None:
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    tune_weights(rank, DEV, START, rounds=3, seed=7).save(whole)
+    tune_weights(rank, DEV, START, rounds=0, seed=7).save(resumed)
+    tune_weights(rank, DEV, START, rounds=3, seed=7, state=TuningState.load(resumed)).save(resumed)
+    assert whole.read_bytes() == resumed.read_bytes()

@@ -3,20 +3,30 @@
 Every round translates the dev set with the weights so far, adds the n-best lists to those of earlier rounds, and moves
 the weights, sentence by sentence, so that a translation with a good BLEU (*hope*) scores better than one that the model
 likes and BLEU does not (*fear*), by a margin of their difference in BLEU.
+
+How long translations should be is what a dev set teaches worst: a thousand references may be some per cent longer or
+shorter than others of the same kind. `length_factor` corrects that: it is the ratio of target to source words in the
+training text, divided by that ratio in the dev set.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from dragoman.smt.compiled import Array
+from dragoman.smt.decoder import Derivation
 
 ORDER = 4
 DECAY = 0.999  # of the statistics that stand for the rest of the corpus in the BLEU of one sentence
+STEP = 0.01  # longest step of an update, the constant C of MIRA
+EPOCHS = 30
+DIGITS = 4  # two derivations whose features agree in so many decimal places are the same
 
 
 def count_overlaps(words: Sequence[str], references: Sequence[Sequence[str]]) -> Array:
@@ -46,41 +56,147 @@ def bleu_from_counts(stats: Array) -> Any:
     return np.nan_to_num(np.exp(precision + brevity))
 
 
-class Candidate(NamedTuple):
-    """A translation in an n-best list."""
+class TuningRound(NamedTuple):
+    """What is known after a round of tuning: how good the weights are that it translated with."""
 
-    words: tuple[str, ...]
+    weights: Array
+    bleu: float  # of the dev set, 0 to 1
+    objective: float  # the same with the references' length corrected, by which weights are chosen
+    candidates: int  # different translations so far
+
+
+class TuningState(NamedTuple):
+    """Everything that the next round needs: the finished rounds, and their candidates as rows of arrays."""
+
+    tried: Array  # weights of finished rounds, a row each
+    scores: Array  # their BLEU, objective and number of candidates
+    sentences: Array  # of each candidate
     features: Array
     stats: Array
 
+    @classmethod
+    def start(cls, features: int) -> TuningState:
+        """Return the state before the first round."""
+        shapes = (0, features), (0, 3), (0, features), (0, 2 * ORDER + 1)
+        tried, scores, empty, stats = (np.zeros(shape) for shape in shapes)
+        return cls(tried, scores, np.zeros(0, np.int64), empty, stats)
 
-def optimise_weights(
-    lists: Sequence[Sequence[Candidate]], weights: Array, seed: int, *, epochs: int = 20, step: float = 0.01
-) -> Array:
-    """Return weights under which good translations score best, averaged over all updates (batch MIRA)."""
+    @classmethod
+    def load(cls, path: Path) -> TuningState:
+        return cls(**load_file(path))
+
+    def save(self, path: Path) -> None:
+        save_file(self._asdict(), path)
+
+    @property
+    def curve(self) -> list[TuningRound]:
+        return [
+            TuningRound(weights, float(bleu), float(objective), int(candidates))
+            for weights, (bleu, objective, candidates) in zip(self.tried, self.scores, strict=True)
+        ]
+
+    @property
+    def best(self) -> TuningRound:
+        return max(self.curve, key=lambda each: each.objective)
+
+
+def tune_weights(
+    translate: Callable[[Array], Sequence[Sequence[Derivation]]],
+    references: Sequence[Sequence[str]],
+    start: Array,
+    *,
+    rounds: int,
+    length_factor: float = 1.0,
+    seed: int = 1,
+    state: TuningState | None = None,
+    keep: Callable[[TuningState], object] = id,
+) -> TuningState:
+    """Translate with the weights `start`, then tune and translate `rounds` times; `best` of the result has the weights.
+
+    `translate` returns n-best lists of the dev set for given weights. The lengths of references are multiplied by
+    `length_factor`. `keep` gets the state after every round, from which tuning can go on. It ends early where a round
+    finds no new translation.
+    """
+    state = state or TuningState.start(len(start))
+    weights = start
+    while len(state.tried) <= rounds and (len(state.tried) < 2 or state.scores[-1, 2] > state.scores[-2, 2]):
+        if len(state.tried):
+            order = np.argsort(state.sentences, kind="stable")
+            cuts = np.flatnonzero(np.diff(state.sentences[order])) + 1
+            stats = state.stats * np.append(np.ones(2 * ORDER), length_factor)
+            lists = np.split(state.features[order], cuts), np.split(stats[order], cuts)
+            weights = optimise_weights(*lists, state.tried[-1], seed + len(state.tried))
+            # The scale of weights changes no translation, but how much the decoder prunes.
+            moved = weights != start
+            weights[moved] *= np.abs(start[moved]).sum() / max(np.abs(weights[moved]).sum(), 1e-9)
+        state = add_candidates(state, weights, translate(weights), references, length_factor)
+        keep(state)
+    return state
+
+
+def add_candidates(
+    state: TuningState,
+    weights: Array,
+    lists: Sequence[Sequence[Derivation]],
+    references: Sequence[Sequence[str]],
+    length_factor: float,
+) -> TuningState:
+    """Return the state after a round: with its n-best lists, and with the BLEU of their first translations."""
+    seen: list[set[bytes]] = [set() for _ in references]
+    for sentence, row in zip(state.sentences.tolist(), np.round(state.features, DIGITS), strict=True):
+        seen[sentence].add(row.tobytes())
+    sentences, features, stats = [], [], []
+    total = np.zeros(2 * ORDER + 1)
+    for sentence, (derivations, reference) in enumerate(zip(lists, references, strict=True)):
+        known: dict[tuple[str, ...], Array] = {}
+        for rank, derivation in enumerate(derivations):
+            key, words = np.round(derivation.features, DIGITS).tobytes(), tuple(derivation.words)
+            if words not in known:
+                known[words] = count_overlaps(words, [reference])
+            if rank == 0:
+                total += known[words]
+            if key not in seen[sentence]:
+                seen[sentence].add(key)
+                sentences.append(sentence)
+                features.append(derivation.features)
+                stats.append(known[words])
+    corrected = total * np.append(np.ones(2 * ORDER), length_factor)
+    count = len(state.features) + len(features)
+    scores = np.array([[bleu_from_counts(total), bleu_from_counts(corrected), count]])
+    return TuningState(
+        np.concatenate([state.tried, weights[None]]),
+        np.concatenate([state.scores, scores]),
+        np.concatenate([state.sentences, np.array(sentences, np.int64)]),
+        np.concatenate([state.features, np.reshape(features, (-1, len(weights)))]),
+        np.concatenate([state.stats, np.reshape(stats, (-1, 2 * ORDER + 1))]),
+    )
+
+
+def optimise_weights(features: Sequence[Array], stats: Sequence[Array], weights: Array, seed: int) -> Array:
+    """Return weights under which good translations of n-best lists score best: the average of the best epoch.
+
+    The BLEU of one translation is measured within that of the translations before it (*background*), and in words, by
+    multiplying it with the number of reference words.
+    """
     rng = np.random.default_rng(seed)
-    features = [np.array([one.features for one in some]) for some in lists]
-    stats = [np.array([one.stats for one in some]) for some in lists]
     weights = weights.copy()
-    background = np.full(2 * ORDER + 1, 1.0)
+    background = np.ones(2 * ORDER + 1)
     best, best_bleu = weights.copy(), -1.0
-    for _ in range(epochs):
+    for _ in range(EPOCHS):
         total = np.zeros_like(weights)
-        for index in rng.permutation(len(lists)):
-            matrix, counts = features[index], stats[index]
-            model = matrix @ weights
-            gain = bleu_from_counts(background + counts) * (
-                background[1] + counts[:, 1]
-            )  # in words, as corpora weigh sentences
+        for index in rng.permutation(len(features)):
+            matrix, model = features[index], features[index] @ weights
+            counts = background + stats[index]
+            gain = bleu_from_counts(counts) * counts[:, -1]
             hope, fear = int(np.argmax(model + gain)), int(np.argmax(model - gain))
             difference = matrix[hope] - matrix[fear]
             loss = (gain[hope] - gain[fear]) - (model[hope] - model[fear])
             norm = float(difference @ difference)
             if loss > 0 and norm > 0:
-                weights += min(step, loss / norm) * difference
-            background = DECAY * (background + counts[hope])
+                weights += min(STEP, loss / norm) * difference
+            background = DECAY * counts[hope]
             total += weights
-        average = total / len(lists)
+        average = total / len(features)
         chosen = [counts[int(np.argmax(matrix @ average))] for matrix, counts in zip(features, stats, strict=True)]
         if (bleu := float(bleu_from_counts(np.sum(chosen, 0)))) > best_bleu:
             best, best_bleu = average, bleu
