@@ -208,6 +208,22 @@ def score_option(lm: NgramTrie, state: int, options: Options, option: int, ends:
 
 
 @compiled
+def list_spans(group: Array, gap: int, mask: Any, last_end: int, max_phrase: int, limit: int) -> Array:
+    """Return the free spans (start, end) with options that a hypothesis may translate next."""
+    length, found = len(group), 0
+    spans = np.empty((min(length - gap, WIDEST) * max_phrase, 2), np.int64)
+    for start in range(max(gap, last_end - limit), min(length, gap + WIDEST, last_end + limit + 1)):
+        for end in range(start + 1, min(start + max_phrase, length, gap + WIDEST) + 1):
+            # A span must be free, and after it the first gap must still be within reach.
+            if is_covered(mask, end - 1 - gap) or (start > gap and end - gap > limit):
+                break
+            if group[start, end - start] < group[start, end - start + 1]:
+                spans[found, 0], spans[found, 1] = start, end
+                found += 1
+    return spans[:found]
+
+
+@compiled
 def sort_stack(info: Array, score: Array, row: int, limit: int, floor: float) -> Array:
     """Return the hypotheses of a stack that go on, the best first: not recombined, not too many, not too bad."""
     size, first = 0, row
@@ -226,6 +242,16 @@ def sort_stack(info: Array, score: Array, row: int, limit: int, floor: float) ->
     while good > 1 and totals[order[good - 1]] > -floor:
         good -= 1
     return rows[order[:good]]
+
+
+@compiled
+def prune_stack(info: Array, score: Array, head: int, limit: int, floor: float) -> tuple[int, int, float]:
+    """Keep the hypotheses of a stack that go on; return the first of them, how many there are, and the new floor."""
+    rows = sort_stack(info, score, head, limit, floor)
+    head = -1
+    for row in rows:
+        info[row, NEXT_IN_STACK], head = head, row
+    return head, len(rows), score[head, TOTAL] if len(rows) == limit else floor
 
 
 @compiled
@@ -253,51 +279,39 @@ def search_stacks(options: Options, lm: NgramTrie, limits: SearchLimits) -> tupl
         for row in sort_stack(info, score, heads[covered], limits.stack_size, floor[covered]):
             gap, mask, last_option = info[row, GAP], masks[row], info[row, OPTION]
             last_start, last_end = info[row, LAST_START], info[row, LAST_END]
-            for start in range(gap, min(length, gap + WIDEST, last_end + limit + 1)):
-                jump = abs(start - last_end)
-                if is_covered(mask, start - gap) or jump > limit:
-                    continue
-                for end in range(start + 1, min(start + limits.max_phrase, length, gap + WIDEST) + 1):
-                    # A span must be free, and after it the first gap must still be within reach.
-                    if is_covered(mask, end - 1 - gap) or (start > gap and end - gap > limit):
-                        break
-                    first, last = options.group[start, end - start], options.group[start, end - start + 1]
-                    if first == last:
+            for start, end in list_spans(options.group, gap, mask, last_end, limits.max_phrase, limit):
+                first, last = options.group[start, end - start], options.group[start, end - start + 1]
+                stack = covered + end - start
+                new_gap, new_mask = cover(gap, mask, start, end)
+                rest = sum_future(future, length, new_gap, new_mask)
+                turn = orientation(last_start, last_end, start, end)
+                moved = score[row, SCORE] - limits.weight_distortion * abs(start - last_end)
+                if last_option >= 0:
+                    moved += options.reorder[last_option, 3 + turn]
+                for option in range(first, last):
+                    turned = moved + options.reorder[option, turn]
+                    if turned + options.estimate[option] + rest < floor[stack] - slack:
                         continue
-                    stack = covered + end - start
-                    new_gap, new_mask = cover(gap, mask, start, end)
-                    rest = sum_future(future, length, new_gap, new_mask)
-                    turn = orientation(last_start, last_end, start, end)
-                    moved = score[row, SCORE] - limits.weight_distortion * jump
-                    if last_option >= 0:
-                        moved += options.reorder[last_option, 3 + turn]
-                    for option in range(first, last):
-                        turned = moved + options.reorder[option, turn]
-                        if turned + options.estimate[option] + rest < floor[stack] - slack:
-                            continue
-                        lm_score, state = score_option(lm, info[row, STATE], options, option, stack == length)
-                        new_score = turned + options.static[option] + limits.weight_lm * lm_score
-                        if new_score + rest < floor[stack]:
-                            continue
-                        if used == capacity:
-                            capacity *= 2
-                            info, masks, score = grow(info), grow(masks), grow(score)
-                            slots = rehash(info, masks, used, 4 * capacity, limits.recombine_phrases)
-                        info[used] = (row, new_gap, option, start, end, state, -1, -1, -1)
-                        masks[used] = new_mask
-                        score[used] = (new_score, new_score + rest, lm_score)
-                        if recombine(info, masks, score, slots, used, limits.recombine_phrases):
-                            info[used, NEXT_IN_STACK], heads[stack] = heads[stack], used
-                            floor[stack] = max(floor[stack], new_score + rest - limits.beam)
-                            sizes[stack] += 1
-                        used += 1
-                        if sizes[stack] == 2 * limits.stack_size:
-                            good = sort_stack(info, score, heads[stack], limits.stack_size, floor[stack])
-                            if len(good) == limits.stack_size:
-                                floor[stack] = score[good[-1], TOTAL]
-                            sizes[stack], heads[stack] = len(good), -1
-                            for other in good:
-                                info[other, NEXT_IN_STACK], heads[stack] = heads[stack], other
+                    lm_score, state = score_option(lm, info[row, STATE], options, option, stack == length)
+                    new_score = turned + options.static[option] + limits.weight_lm * lm_score
+                    if new_score + rest < floor[stack]:
+                        continue
+                    if used == capacity:
+                        capacity *= 2
+                        info, masks, score = grow(info), grow(masks), grow(score)
+                        slots = rehash(info, masks, used, 4 * capacity, limits.recombine_phrases)
+                    info[used] = (row, new_gap, option, start, end, state, -1, -1, -1)
+                    masks[used] = new_mask
+                    score[used] = (new_score, new_score + rest, lm_score)
+                    if recombine(info, masks, score, slots, used, limits.recombine_phrases):
+                        info[used, NEXT_IN_STACK], heads[stack] = heads[stack], used
+                        floor[stack] = max(floor[stack], new_score + rest - limits.beam)
+                        sizes[stack] += 1
+                    used += 1
+                    if sizes[stack] == 2 * limits.stack_size:
+                        heads[stack], sizes[stack], floor[stack] = prune_stack(
+                            info, score, heads[stack], limits.stack_size, floor[stack]
+                        )
     return info[:used], score[:used], heads[length]
 
 
