@@ -32,7 +32,7 @@ from dragoman.data.features import fill_features
 from dragoman.errors import UserError
 from dragoman.process_group import PeerWait, ProcessGroup, join_process_group
 from dragoman.process_group import agree_on_name as meet_at
-from dragoman.training.distributed import PARALLEL
+from dragoman.training.execution import PARALLEL
 from dragoman.training.prepare import check_same_data
 from dragoman.training.step import Learner
 from toy_models import FORM, SMALL_TRANSFORMER, build_small_model, cases, collate_rows, some_examples

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from dragoman.config.settings import TrainSettings
+from dragoman.data.stream import StreamPosition
 from dragoman.progress import Report
-from dragoman.training.logging import MEASURED, Forecast, Reached
+from dragoman.training.checkpoint import TrainState
+from dragoman.training.execution import ExecutionPlan
+from dragoman.training.logging import MEASURED, Forecast
 from dragoman.training.step import Stepper
 from dragoman.training.trainer import train
 
@@ -26,13 +29,19 @@ class Heard(Report):
         self.messages.append((message, *map(str, level)))
 
 
+def update(forecast: Forecast, fractions: dict[str, float], step: int, epochs: float, seconds: float) -> None:
+    position = StreamPosition(passed=epochs)
+    plan = ExecutionPlan("cpu", "float32", False, 1)
+    forecast.update(TrainState(plan, {}, step=step, position=position, seconds=seconds), fractions)
+
+
 def said_of(limit: str, total: float, *, warmup: int = 0, epoch: float = 1000.0, speed: float = 2.0) -> list[str]:
     """What is said of a run with `speed` steps a second, `total` of whatever the limit counts in a step, and `epoch`
     steps to an epoch."""
     report = Heard()
     forecast = Forecast(report, TrainSettings(warmup=warmup))
     for step in range(1, 30):
-        forecast.update(Reached({limit: step / total}, step, step / epoch, step / speed))
+        update(forecast, {limit: step / total}, step, step / epoch, step / speed)
     return [message for message, *_ in report.messages]
 
 
@@ -69,15 +78,15 @@ def test_the_slow_first_step_does_not_count() -> None:
     report = Heard()
     forecast = Forecast(report, TrainSettings())
     for step in range(1, 30):
-        forecast.update(Reached({"train.steps=1000": step / 1000}, step, 0.0, 100.0 + step))
+        update(forecast, {"train.steps=1000": step / 1000}, step, 0.0, 100.0 + step)
     assert "takes about 0:18:20" in report.messages[0][0]
 
 
 def test_nothing_is_said_before_the_speed_is_known() -> None:
     report = Heard()
     forecast = Forecast(report, TrainSettings())
-    forecast.update(Reached({"train.steps=10": 0.1}, 1, 0.0, 0.0))
-    forecast.update(Reached({"train.steps=10": 0.2}, 2, 0.0, MEASURED - 0.1))
+    update(forecast, {"train.steps=10": 0.1}, 1, 0.0, 0.0)
+    update(forecast, {"train.steps=10": 0.2}, 2, 0.0, MEASURED - 0.1)
     assert report.messages == []
 
 

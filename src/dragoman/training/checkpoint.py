@@ -4,7 +4,7 @@ checkpoints/step-0000001000/   weights, optimizer, EMA, state.json: the newest o
 checkpoints/best-0000001000.safetensors   weights alone, of the best validations
 provenance.json                data counts, versions, dates and the parent run, for the model card
 
-Rank 0 writes. If tensors are sharded, all processes do (training/distributed.py).
+Rank 0 writes. If tensors are sharded, all processes do (training/execution.py).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,11 +27,10 @@ from torch import Tensor
 from dragoman.data.batches import EXAMPLE_FORMATS
 from dragoman.data.stream import StreamPosition
 from dragoman.errors import UserError
-from dragoman.io import move_into_place, report_write_errors, sweep, temporary_beside, write_atomically, write_text
+from dragoman.io import move_into_place, report_write_errors, sweep, temporary_beside, write_text
 from dragoman.models.base import collect_tensors
 from dragoman.run_dir import RunFolder, load_tensors, mean, read_digest, read_json, save_tensors
-from dragoman.training.distributed import load_sharded, save_sharded, shard_like
-from dragoman.training.execution import ExecutionPlan
+from dragoman.training.execution import ExecutionPlan, load_sharded, save_sharded, shard_like
 from dragoman.training.prepare import Prepared
 from dragoman.training.step import StepMetrics, Stepper
 from dragoman.training.validation import Validation
@@ -121,16 +121,22 @@ def best_file(folder: RunFolder, step: int) -> Path:
 def save(folder: RunFolder, stepper: Stepper, state: TrainState) -> None:
     """Write a checkpoint, then remove older ones. A crash between the two leaves only superfluous files.
 
-    What Dragoman did not write, such as a copy of a checkpoint, stays.
+    Rank 0 renames a temporary folder when all processes have written to it. What Dragoman did not write, such as a copy
+    of a checkpoint, stays.
     """
     group, target = stepper.group, folder.checkpoints / f"step-{state.step:010}"
     best = [best_file(folder, step) for _, step in state.best]
 
-    def write_files(made: Path) -> None:
-        made.mkdir()
-        for name, tensors in stepper.tensors().items():
-            save_tensors(made / f"{name}.safetensors", tensors)
+    def start() -> Path:
+        with report_write_errors(target):
+            made = held.enter_context(temporary_beside(target))
+            made.mkdir()
+        return made
+
+    def finish() -> None:
         save_state(made, state)
+        with report_write_errors(target):
+            move_into_place(made, target)
 
     def remove_old() -> None:
         for old in folder.checkpoints.iterdir():
@@ -141,31 +147,15 @@ def save(folder: RunFolder, stepper: Stepper, state: TrainState) -> None:
         weights = stepper.weights()
         group.broadcast(lambda: save_tensors(file, weights))
     if not group.broadcast(target.exists):
-        if stepper.parallel.sharded:
-            save_shards(target, stepper, state)
-        else:
-            group.broadcast(lambda: write_atomically(target, write_files))
+        with ExitStack() as held:
+            made = group.broadcast(start)
+            for name, tensors in stepper.tensors().items():
+                if stepper.parallel.sharded:
+                    save_sharded(made / name, tensors, group)
+                else:
+                    group.broadcast(partial(save_tensors, made / f"{name}.safetensors", tensors))
+            group.broadcast(finish)
     group.broadcast(remove_old)
-
-
-def save_shards(target: Path, stepper: Stepper, state: TrainState) -> None:
-    """Let every process write its shard into a temporary folder of rank 0, which renames it when all are done."""
-    group = stepper.group
-
-    def begin() -> Path:
-        with report_write_errors(target):
-            return held.enter_context(temporary_beside(target))
-
-    def finish() -> None:
-        save_state(made, state)
-        with report_write_errors(target):
-            move_into_place(made, target)
-
-    with ExitStack() as held:
-        made = group.broadcast(begin)
-        for name, tensors in stepper.tensors().items():
-            save_sharded(made / name, tensors, group)
-        group.broadcast(finish)
 
 
 def remove_unfinished(folder: RunFolder) -> None:

@@ -1,27 +1,49 @@
-"""How training runs on this machine: device, precision, compilation, threads, CUDA graphs, processes.
+"""How training runs: the plan for a machine, DDP and FSDP2 around the learner, and tensors that are saved sharded.
 
-The plan is made once, saved with every checkpoint and reused on resume. With the same plan, a run on the CPU of the
-same machine gives bit-identical results.
+The plan (device, precision, compilation, threads, CUDA graphs, processes) is made once, saved with every checkpoint and
+reused on resume. With the same plan, a run on the CPU of the same machine gives bit-identical results.
+
+Each of several processes works on its own rows of a batch; DDP and FSDP give every process the mean of all gradients.
+If tensors are sharded, `to_full` and `shard_like` convert between the local part and the full tensor. The registry is
+PARALLEL. A sharded checkpoint is a folder that any number of processes can read:
+
+FOLDER/shard-00002-model-00001-of-00001.safetensors ...   each file's header says which part of a tensor it holds
+FOLDER/digests.json                                       by the name of a file
 """
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import shutil
 import sys
+import warnings
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import torch
 from pydantic import Field
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load as load_parts
+from torch.distributed.checkpoint.state_dict_saver import save as save_parts
+from torch.nn.parallel import DistributedDataParallel
 
 from dragoman.config.settings import TrainSettings
 from dragoman.errors import UserError
 from dragoman.hardware import best_precision, choose_device, keep_freed_memory, set_current_gpu
-from dragoman.io import cache_folder
+from dragoman.io import cache_folder, digest_file, report_write_errors, write_text
+from dragoman.models.transformer import TransformerLayer
+from dragoman.modules.norms import BatchNorm
 from dragoman.process_group import ProcessGroup
+from dragoman.run_dir import read_json
+from dragoman.types import Batch
 
 SWITCH_SECONDS = 1e-4  # interval after which Python switches threads; the default is 5e-3
 COMPILE_STEPS = 2000  # compilation pays off in runs with at least this many steps
@@ -137,3 +159,181 @@ def peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+class SingleProcess:
+    """Training in a single process."""
+
+    sharded = False  # whether parameters are sharded over the processes
+
+    def __init__(self, learner: nn.Module, group: ProcessGroup) -> None:  # noqa: ARG002 - all entries take both
+        self.module: Any = learner
+
+    def __call__(self, batch: Batch) -> Tensor:
+        sums_3: Tensor = self.module(batch)
+        return sums_3
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return a context in which gradients are accumulated locally, without communication."""
+        return nullcontext()
+
+    @staticmethod
+    def check(model: nn.Module) -> None:
+        """Raise a UserError if it cannot train this model."""
+
+
+class DataParallel(SingleProcess):
+    """Every process has the full model. Gradients are averaged in buckets during the backward pass."""
+
+    def __init__(self, learner: nn.Module, group: ProcessGroup) -> None:
+        super().__init__(learner, group)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # newer versions of PyTorch have another name for it
+            self.module = DistributedDataParallel(
+                learner, process_group=group.tensor_group, broadcast_buffers=False, gradient_as_bucket_view=True
+            )
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        context: AbstractContextManager[None] = self.module.no_sync()
+        return context
+
+    @staticmethod
+    def check(model: nn.Module) -> None:
+        if any(isinstance(module, BatchNorm) for module in model.modules()):
+            raise UserError(
+                "model.norm=batch needs the statistics of a whole batch, of which each process sees some rows; train "
+                "in one process, or with another norm, such as layer"
+            )
+
+
+class FullyShardedDataParallel(SingleProcess):
+    """Every process has a shard of each parameter, and the full parameters of a layer only while it is computed.
+
+    Gradients are exchanged after every part of a batch: keeping them unsharded would take the memory that this saves.
+    """
+
+    sharded = True
+
+    def __init__(self, learner: nn.Module, group: ProcessGroup) -> None:
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.fsdp import fully_shard  # a slow import
+
+        super().__init__(learner, group)
+        assert group.tensor_group
+        mesh = DeviceMesh.from_group(group.tensor_group, next(learner.parameters()).device.type)
+        for module in learner.modules():
+            if isinstance(module, TransformerLayer):  # training calls only their `forward`
+                fully_shard(module, mesh=mesh)
+        fully_shard(learner, mesh=mesh)
+
+    @staticmethod
+    def check(model: nn.Module) -> None:
+        DataParallel.check(model)
+        single = [name for name, parameter in model.named_parameters() if not parameter.dim()]
+        if single:
+            raise UserError(
+                f"train.parallel=fsdp cannot shard {single[0]}, which is a single number; take another model.norm, "
+                "such as layer, or train.parallel=ddp"
+            )
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether it is a DTensor."""
+    return hasattr(tensor, "device_mesh")
+
+
+def to_full(tensor: Tensor) -> Tensor:
+    """Return the full tensor. Collective if it is sharded: every rank must call it."""
+    full: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return full
+
+
+def to_local(tensor: Tensor) -> Tensor:
+    """Return the local shard of a tensor, or the tensor itself if it is not sharded."""
+    part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return part
+
+
+def gather_like(part: Tensor, like: Tensor) -> Tensor:
+    """Return the full tensor from local parts that are sharded as `like` is. Collective."""
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
+    return to_full(DTensor.from_local(part, mesh, placements, shape=like.shape, stride=like.stride()))
+
+
+def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a full tensor sharded as `like` is, if that has its shape and is sharded."""
+    if not is_sharded(like) or is_sharded(tensor) or tensor.shape != like.shape:
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
+    return distribute_tensor(tensor.to(like.device), mesh, placements, src_data_rank=None)
+
+
+PARALLEL: dict[str, type[SingleProcess]] = {"ddp": DataParallel, "fsdp": FullyShardedDataParallel}
+
+DIGESTS = "digests.json"
+
+
+def save_sharded(folder: Path, tensors: Mapping[str, Tensor], group: ProcessGroup) -> None:
+    """Write each process's part of the tensors. Collective: the files are complete when it returns."""
+
+    def make_folder() -> None:
+        with report_write_errors(folder):
+            folder.mkdir(parents=True)
+
+    group.broadcast(make_folder)
+    try:
+        if tensors:
+            writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+            save_parts(dict(tensors), storage_writer=writer, process_group=group.control_group)
+    except CheckpointException as error:
+        if not group.is_main:
+            raise UserError("") from None
+        with report_write_errors(folder):
+            raise _cause(error) from None
+    found = digest_files(folder, group)
+    group.broadcast(lambda: write_text(folder / DIGESTS, json.dumps(found, indent=1) + "\n"))
+
+
+def load_sharded(folder: Path, like: Mapping[str, Tensor], group: ProcessGroup) -> dict[str, Tensor]:
+    """Return all tensors of a folder, each sharded as the tensor of `like` with its name (before a colon) and shape."""
+    if read_json(folder / DIGESTS) != digest_files(folder, group):
+        raise UserError(
+            f"{str(folder)!r} is damaged: its files do not match their digests; copy it again or restore it"
+        )
+    if not any(folder.glob("*.safetensors")):
+        return {}
+    try:
+        about = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+        found = {}
+        for name, one in about.items():
+            model = like.get(name.rpartition(":")[0] or name)
+            same = model is not None and model.shape == one.size  # type: ignore[union-attr]
+            new = torch.empty_like(model) if same else torch.empty(one.size)  # type: ignore[arg-type,union-attr]
+            found[name] = new.to(one.properties.dtype).detach()  # type: ignore[union-attr]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # about reading in a single process
+            reader = HuggingFaceStorageReader(str(folder))
+            load_parts(
+                found, storage_reader=reader, process_group=group.control_group, no_dist=not group.is_distributed
+            )
+    except (CheckpointException, SafetensorError, OSError, ValueError, KeyError) as error:
+        why = _cause(error)
+        raise UserError(f"{str(folder)!r} is cut short or damaged ({why}); copy it again or restore it") from None
+    return found
+
+
+def digest_files(folder: Path, group: ProcessGroup) -> dict[str, str]:
+    """Return the digests of all files, each computed by one process."""
+    own = sorted(folder.glob("*.safetensors"))[group.rank :: group.world_size]
+    parts = group.gather(lambda: {file.name: digest_file(file) for file in own})
+    return dict(sorted(pair for part in parts for pair in part.items()))
+
+
+def _cause(error: BaseException) -> OSError:
+    """Return the error of the first process that failed, as an OSError."""
+    causes = [failure[0] for failure in getattr(error, "failures", {}).values()] or [error]
+    return causes[0] if isinstance(causes[0], OSError) else OSError(str(causes[0]))

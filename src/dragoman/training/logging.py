@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import torch
 
@@ -92,9 +92,9 @@ class TrainLogger:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Exclude the time inside, such as that of a validation, from the speed of training."""
-        begun = time.monotonic()
+        paused = time.monotonic()
         yield
-        self.since += time.monotonic() - begun
+        self.since += time.monotonic() - paused
 
     def log(self, state: TrainState, newest: StepMetrics, done: float) -> None:
         """Show the mean losses since the last record and write one if it is due; `done` is the fraction of the run."""
@@ -132,46 +132,42 @@ MEASURED = 5.0  # seconds of training, without the slow first step, from which t
 FEW_EPOCHS = 0.5  # messages point out that a run reads less than this
 
 
-class Reached(NamedTuple):
-    """How far training is: fractions of its limits, such as {"train.steps=1000": 0.2}, steps, epochs and seconds."""
-
-    fractions: Mapping[str, float]
-    step: int
-    epochs: float
-    seconds: float
-
-
 class Forecast:
     """Log once how long training will take, or how many steps a limit of time allows."""
 
     def __init__(self, report: Report, settings: TrainSettings) -> None:
         self.report, self.settings = report, settings
-        self.begun: Reached | None = None
+        self.first: tuple[TrainState, Mapping[str, float]] | None = None
         self.logged = False
 
-    def update(self, now: Reached) -> None:
-        """Record the progress after a step; log the forecast as soon as the speed can be estimated."""
+    def update(self, now: TrainState, fractions: Mapping[str, float]) -> None:
+        """Record the progress after a step; log the forecast as soon as the speed can be estimated.
+
+        `fractions` are those of the limits that are reached, such as {"train.steps=1000": 0.2}.
+        """
         if self.logged:
             return
-        if self.begun is None or now.step <= self.begun.step:  # the first step, or the first after a roll-back
-            self.begun = now
-        elif now.seconds - self.begun.seconds >= MEASURED:
+        if self.first is None or now.step <= self.first[0].step:  # the first step, or the first after a roll-back
+            self.first = now, fractions
+        elif now.seconds - self.first[0].seconds >= MEASURED:
             self.logged = True
-            self.report.log(*self.estimate(self.begun, now))
+            self.report.log(*self.estimate(*self.first, now, fractions))
 
-    def estimate(self, begun: Reached, now: Reached) -> tuple[str, int]:
+    def estimate(
+        self, first: TrainState, before: Mapping[str, float], now: TrainState, fractions: Mapping[str, float]
+    ) -> tuple[str, int]:
         """Return a message about the limit that will be reached first, and the level of the message."""
-        measured = now.seconds - begun.seconds
+        measured = now.seconds - first.seconds
         left = {
-            limit: (1 - fraction) * measured / (fraction - begun.fractions[limit])
-            for limit, fraction in now.fractions.items()
-            if fraction > begun.fractions[limit]
+            limit: (1 - fraction) * measured / (fraction - before[limit])
+            for limit, fraction in fractions.items()
+            if fraction > before[limit]
         }
         if not left:
-            return f"{next(iter(now.fractions))} cannot be estimated yet", INFO
+            return f"{next(iter(fractions))} cannot be estimated yet", INFO
         limit = min(left, key=lambda name: left[name])
-        steps = now.step + round(left[limit] * (now.step - begun.step) / measured)
-        epochs = now.epochs + left[limit] * (now.epochs - begun.epochs) / measured
+        steps = now.step + round(left[limit] * (now.step - first.step) / measured)
+        epochs = now.epochs + left[limit] * (now.epochs - first.epochs) / measured
         lasts = timedelta(seconds=round(now.seconds + left[limit]))
         if limit.startswith("train.steps="):
             return f"at this speed {limit} takes about {lasts} ({epochs:.2g} epochs)", INFO

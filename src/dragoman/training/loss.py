@@ -234,11 +234,8 @@ def chunked_consistency_loss(
 
 def compile_loss(loss: TwoPassLoss) -> TwoPassLoss:
     """Return the loss for a GPU, where a chunk is a dozen kernels or two or three compiled ones."""
-    return (
-        partial(chunked_consistency_loss, compute=torch.compile(consistency_gradient))
-        if loss is chunked_consistency_loss
-        else loss
-    )
+    compute = torch.compile(consistency_gradient)
+    return partial(chunked_consistency_loss, compute=compute) if loss is chunked_consistency_loss else loss
 
 
 def check_consistency(settings: TrainSettings, model: Settings) -> None:
@@ -258,10 +255,7 @@ def check_consistency(settings: TrainSettings, model: Settings) -> None:
 
 
 TwoPassLoss = Callable[[Tensor, Tensor, Tensor, float, Consistency, float], tuple[Tensor, Tensor, Tensor]]
-CONSISTENCY_LOSSES: dict[str, TwoPassLoss] = {
-    "chunked": chunked_consistency_loss,
-    "plain": plain_consistency_loss,
-}  # by the names of training/loss.py
+CONSISTENCY_LOSSES: dict[str, TwoPassLoss] = {"chunked": chunked_consistency_loss, "plain": plain_consistency_loss}
 CONSISTENCY: dict[str, Consistency | None] = {
     "none": None,
     "rdrop": Consistency(right=(0.5, 0.5), same=(0.5, 0.5), cuts=False),  # Liang 2021, whose alpha is twice the weight

@@ -21,7 +21,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from dragoman.config.settings import Settings, TrainSettings
 from dragoman.errors import UserError
-from dragoman.training.distributed import gather_like, is_sharded, shard_like, to_local
+from dragoman.training.execution import gather_like, is_sharded, shard_like, to_local
 
 MOMENTUM = 0.95
 NEWTON_SCHULZ_STEPS = 5

@@ -36,10 +36,8 @@ from dragoman.progress import WARNING, Report
 from dragoman.recipe import Recipe, check_model, override_recipe, read_recipe
 from dragoman.run_dir import RunFolder
 from dragoman.training import checkpoint, optim
-from dragoman.training import loss as consistency
-from dragoman.training.distributed import PARALLEL
-from dragoman.training.execution import plan_execution
-from dragoman.training.loss import LOSSES
+from dragoman.training.execution import PARALLEL, plan_execution
+from dragoman.training.loss import CONSISTENCY, LOSSES, check_consistency
 from dragoman.training.prepare import add_tags, check_data, check_files, open_stream, prepare
 from dragoman.training.step import OptimizerOutOfMemoryError, Stepper, fetch_metrics, freeze_parameters
 from dragoman.types import SPECIALS
@@ -61,7 +59,7 @@ TRAIN_REGISTRIES: Registries = {
     "optimizer": optim.OPTIMIZERS,
     "schedule": optim.SCHEDULES,
     "loss": LOSSES,
-    "consistency": consistency.CONSISTENCY,
+    "consistency": CONSISTENCY,
     "parallel": PARALLEL,
 }
 
@@ -274,7 +272,7 @@ def check_settings(recipe: Recipe) -> None:
     train, task, tokenizer = recipe.train, recipe.model.task, recipe.tokenizer
     check_names(TRAIN_REGISTRIES, train, "train")
     optim.check_optimization(train, recipe.model)
-    consistency.check_consistency(train, recipe.model)
+    check_consistency(train, recipe.model)
     if train.compile is True and not recipe.model.compiles:
         raise UserError("train.compile=true is of no use to recurrent models, whose kernels are compiled; leave it out")
     plan_execution(train)

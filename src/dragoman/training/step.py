@@ -28,10 +28,8 @@ from dragoman.errors import UserError
 from dragoman.models.base import Model, collect_tensors
 from dragoman.modules.dropout import use_row_slice
 from dragoman.process_group import ProcessGroup
-from dragoman.training import loss as consistency
-from dragoman.training.distributed import PARALLEL, SingleProcess, is_sharded, to_full, to_local
-from dragoman.training.execution import ExecutionPlan
-from dragoman.training.loss import CONSISTENCY, LOSSES, count_passes, repeat_rows
+from dragoman.training.execution import PARALLEL, ExecutionPlan, SingleProcess, is_sharded, to_full, to_local
+from dragoman.training.loss import CONSISTENCY, CONSISTENCY_LOSSES, LOSSES, compile_loss, count_passes, repeat_rows
 from dragoman.training.optim import OPTIMIZERS, clip_gradients, compute_gradient_norm, set_learning_rate, step_unless
 from dragoman.types import Batch
 
@@ -116,10 +114,8 @@ class Learner(nn.Module):
         super().__init__()
         self.model, self.settings = model, settings
         self.loss = LOSSES[settings.loss]
-        self.consistency, self.two_pass_loss = (
-            CONSISTENCY[settings.consistency],
-            consistency.CONSISTENCY_LOSSES[settings.loss],
-        )
+        self.consistency = CONSISTENCY[settings.consistency]
+        self.two_pass_loss = CONSISTENCY_LOSSES[settings.loss]
 
     def forward(self, batch: Batch) -> Tensor:
         """Return loss, nll and the divergence of two passes, summed over the real target tokens.
@@ -141,15 +137,14 @@ class Learner(nn.Module):
 
     def compile_layers(self) -> None:
         """Compile each layer separately: all layers of the same kind then share one compilation."""
-        options: dict[str, Any] = {
-            name: False for name in DISABLED_OPTIMIZATIONS if name in torch._inductor.list_options()
-        }
+        known = torch._inductor.list_options()
+        options: dict[str, Any] = {name: False for name in DISABLED_OPTIMIZATIONS if name in known}
         for stack in self.model.modules():
             if isinstance(layers := getattr(stack, "layers", None), nn.ModuleList):
                 stack.embed = torch.compile(stack.embed, dynamic=False, options=options)  # type: ignore
                 for part in (*layers, stack.norm):
                     part.compile(dynamic=False, options=options)
-        self.two_pass_loss = consistency.compile_loss(self.two_pass_loss)
+        self.two_pass_loss = compile_loss(self.two_pass_loss)
 
 
 def select_real_tokens(states_BTC: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -187,10 +182,7 @@ class StepMetrics(NamedTuple):
 def fetch_metrics(pending: Sequence[PendingStep]) -> list[StepMetrics]:
     """Wait for these steps and return their metrics, copied from the GPU in one transfer."""
     rows = torch.stack([step.numbers_4 for step in pending]).tolist() if pending else []
-    return [
-        StepMetrics(loss, nll, divergence, norm, step.lr, step.tokens)
-        for step, (loss, nll, divergence, norm) in zip(pending, rows, strict=True)
-    ]
+    return [StepMetrics._make([*row, step.lr, step.tokens]) for step, row in zip(pending, rows, strict=True)]
 
 
 class OptimizerOutOfMemoryError(UserError):
@@ -235,14 +227,11 @@ class Stepper:
         else:
             self.optimizer.zero_grad()
             sums = torch.zeros(3, device=self.device)
-            some = [
-                (number, part)
-                for number, batch in enumerate(batches)
-                for part in split_batch(batch, self.plan.batch_parts)
-            ]
-            for index, (number, part) in enumerate(some, 1):
+            count = self.plan.batch_parts
+            parts = [(number, part) for number, batch in enumerate(batches) for part in split_batch(batch, count)]
+            for index, (number, part) in enumerate(parts, 1):
                 torch.manual_seed(derive_seed(self.settings.seed, step, number))
-                with nullcontext() if index == len(some) else self.parallel.no_sync():
+                with nullcontext() if index == len(parts) else self.parallel.no_sync():
                     sums += self.backward(part.to(self.device))
             numbers_4 = self.apply(self.group.all_reduce(sums) / self.count)
         return PendingStep(numbers_4, lr, sum(b.tokens for b in batches))

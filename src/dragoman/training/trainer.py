@@ -30,7 +30,7 @@ from dragoman.run_dir import RunFolder
 from dragoman.training import checkpoint
 from dragoman.training.checkpoint import NO_SUMS, TrainState, record_end, record_start
 from dragoman.training.execution import peak_memory, plan_execution
-from dragoman.training.logging import Metrics, Reached, TrainLogger, describe_small_epochs
+from dragoman.training.logging import Metrics, TrainLogger, describe_small_epochs
 from dragoman.training.loss import count_passes
 from dragoman.training.optim import compute_learning_rate
 from dragoman.training.prepare import Prepared, check_same_data, find_changed_corpus, open_stream, prepare
@@ -257,9 +257,7 @@ class Trainer:
                     return False
             self.logger.tokens += metrics.tokens
         self.logger.log(self.state, pending[-1], self.run_fraction())
-        self.logger.forecast.update(
-            Reached(self.limit_fractions(), self.state.step, self.state.epochs, self.state.seconds)
-        )
+        self.logger.forecast.update(self.state, self.limit_fractions())
         if (graphs := self.stepper.cuda_graphs) and graphs.failure:
             self.report.log(f"steps cannot run as CUDA graphs ({graphs.failure}), so kernels are launched one by one")
             self.stepper.disable_cuda_graphs()
@@ -312,15 +310,8 @@ class Trainer:
                 "check the data, or start a new run with a smaller train.lr"
             )
         checkpoint.restore(newest, self.stepper)
-        self.state = replace(
-            back,
-            lr_scale=lr_scale,
-            skipped_in_a_row=0,
-            skipped=now.skipped,
-            seconds=now.seconds,
-            flops=now.flops,
-            plan=now.plan,
-        )
+        kept = {name: getattr(now, name) for name in ("skipped", "seconds", "flops", "plan")}
+        self.state = replace(back, lr_scale=lr_scale, skipped_in_a_row=0, **kept)
         self.group.broadcast(lambda: checkpoint.save_state(newest, self.state))
         self.metrics.truncate(back.step)
         self.metrics.write("rolled back", back.step, after=now.step, scale=lr_scale, skipped=now.skipped)

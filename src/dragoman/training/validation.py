@@ -117,14 +117,15 @@ class Validator:
     def evaluate(self, model: Model) -> Validation:
         """Return loss and score of the model."""
         with eval_mode(model):
-            loss = self.compute_loss(model)
+            loss, predicted, right = self.run_batches(model)
         if self.task == "generate":
             stores = [part.store for part in self.prepared.dev]
             keeps_eos = EXAMPLE_FORMATS[self.recipe.example_format].keeps_eos
             tokens = sum(len(s.target_ids) for s in stores) + (0 if keeps_eos else sum(map(len, stores)))
             tokens_per_character = tokens / sum(s.characters for s in stores)
             return Validation(loss, metric="loss", bits=loss * tokens_per_character / math.log(2))
-        outputs, references = self.classify(model) if self.task == "classify" else self.translate(model)
+        names = self.prepared.tokenizers.target.pieces
+        outputs, references = (names(predicted), [names(right)]) if self.task == "classify" else self.translate(model)
         if not outputs:
             return Validation(loss)
         score, by_corpus = self.metric.compute(outputs, references), {}
@@ -135,16 +136,22 @@ class Validator:
         return Validation(loss, score.value, score.name, score.signature, by_corpus=by_corpus)
 
     @torch.inference_mode()
-    def compute_loss(self, model: Model) -> float:
-        """Return the mean loss of all target tokens, without label smoothing."""
-        total, count = 0.0, 0
+    def run_batches(self, model: Model) -> tuple[float, list[int], list[int]]:
+        """Return the mean loss of all target tokens, without label smoothing, and a classifier's predictions.
+
+        Predictions are the predicted and the right labels of the dev set.
+        """
+        total, predicted, right = 0.0, list[int](), list[int]()
         for batch in self.batches:
             moved = batch.to(self.device)
             real_BT = moved.target_segment_BT > 0
             with self.plan.autocast():
-                _, nll = chunked_loss(model(moved)[real_BT], model.project.weight, moved.target_out_BT[real_BT], 0.0)
-            total, count = total + float(nll), count + batch.target_tokens
-        return total / count
+                states_NC, target_N = model(moved)[real_BT], moved.target_out_BT[real_BT]
+                total += float(chunked_loss(states_NC, model.project.weight, target_N, 0.0)[1])
+                if self.task == "classify":
+                    predicted += model.project(states_NC).argmax(-1).tolist()
+                    right += target_N.tolist()
+        return total / sum(batch.target_tokens for batch in self.batches), predicted, right
 
     def translate(self, model: Model) -> tuple[list[str], list[list[str]]]:
         """Translate the first lines of each corpus of dev; return the translations and the references."""
@@ -158,16 +165,3 @@ class Validator:
         lines = [Line(pair.source, tag=pair.tag) for pair in pairs]
         found = translator.translate(lines, trees=trees, search=GREEDY, align=False)
         return [one.text for one in found], collect_references(pairs)
-
-    @torch.inference_mode()
-    def classify(self, model: Model) -> tuple[list[str], list[list[str]]]:
-        """Return predicted and right labels of the dev set."""
-        found, wanted = [], []
-        with eval_mode(model), self.plan.autocast():
-            for batch in self.batches:
-                moved = batch.to(self.device)
-                real_BT = moved.target_segment_BT > 0
-                found += model.project(model(moved)[real_BT]).argmax(-1).tolist()
-                wanted += moved.target_out_BT[real_BT].tolist()
-        names = self.prepared.tokenizers.target.pieces
-        return names(found), [names(wanted)]
