@@ -27,7 +27,9 @@ class English(Realizer):
         return clause.kind == "main"
 
     def write_predication(self, clause: Clause, head: int) -> None:
-        node, kind, opening, adverbials, verb = clause.node, clause.kind, clause.opening, clause.adverbials, clause.verb
+        node, kind, opening, verb = clause.node, clause.kind, clause.opening, clause.verb
+        subject, adverbials = clause.phrases["subject"], clause.adverbials
+        has_frequency = "frequency" in adverbials
         if opening == "circumstance" or (
             opening == "sentence_adverb" and adverbials[opening].english in FOLLOWED_BY_COMMA
         ):
@@ -39,19 +41,20 @@ class English(Realizer):
             if inverted:
                 self.tokens.append(finite)
             if opening != "subject":
-                self.write_noun_phrase(clause.subject, "subject", head)
-            if "frequency" in adverbials and verb_is_finite:
+                self.write_noun_phrase(subject, "subject", head)
+            if has_frequency and verb_is_finite:
                 self.write_adverbial(clause, "frequency", head)
             if not inverted:
                 self.tokens.append(finite)
-            self.note_agreement(clause.subject, finite[1])
+            if not subject.pronoun:
+                self.agreements.append((subject.node, finite[1], subject.plural))
         if kind == "question":
             self.note("verb-position", finite[1], NEXT_WORD)
         elif kind in ("final", "relative") or opening or clause.follows_clause:
             self.note("verb-position", PREVIOUS_WORD, finite[1])
         if clause.negated and finite[0] != "cannot":
             self.add("not", node + Offset.NOT, head)
-        if "frequency" in adverbials and not verb_is_finite:
+        if has_frequency and not verb_is_finite:
             self.write_adverbial(clause, "frequency", head)
         self.tokens += others
         thing = clause.phrases.get("accusative")

@@ -80,7 +80,7 @@ class German(Realizer):
         return clause.conjunction[1] != "und"
 
     def write_predication(self, clause: Clause, head: int) -> None:
-        node, verb, opening = clause.node, clause.verb, clause.opening
+        node, verb, opening, subject = clause.node, clause.verb, clause.opening, clause.phrases["subject"]
         if verb and clause.kind == "infinitive":
             self.write_middle_field(clause, head)
             if verb.prefix:  # anzurufen, in one word
@@ -96,13 +96,13 @@ class German(Realizer):
         inverted = opening not in ("", "subject") or clause.follows_clause
         subject_first = clause.kind == "main" and not inverted
         if subject_first:
-            self.write_noun_phrase(clause.subject, "subject", head)
+            self.write_noun_phrase(subject, "subject", head)
         if not verb_last:
             self.tokens.append(finite)
             if inverted:
                 self.note("verb-position", PREVIOUS_WORD, finite[1])
         if not subject_first and opening != "subject":
-            self.write_noun_phrase(clause.subject, "subject", head)
+            self.write_noun_phrase(subject, "subject", head)
         self.write_middle_field(clause, head)
         self.tokens += others
         if verb_last:
@@ -111,7 +111,8 @@ class German(Realizer):
             self.note("verb-position", subordinator, finite[1], NEXT_WORD)
         elif others and others[-1][1] == node + Offset.PARTICLE:
             self.note("verb-position", finite[1], node + Offset.PARTICLE, NEXT_WORD)
-        self.note_agreement(clause.subject, finite[1])
+        if not subject.pronoun:
+            self.agreements.append((subject.node, finite[1], subject.plural))
 
     def write_middle_field(self, clause: Clause, head: int) -> None:
         """Write what stands between the finite verb and the end: pronouns, time, objects, manner, place."""
@@ -133,11 +134,10 @@ class German(Realizer):
         """Return the finite verb and the verb forms that close the clause."""
         node, verb, tense, person = clause.node, clause.verb, clause.tense, clause.subject.person
         auxiliary = node + Offset.AUXILIARY
-        infinitive = (verb.prefix + verb.infinitive if verb else "sein", node, head)
-        if clause.modal:
-            return (MODAL_FORMS[clause.modal][tense][person], auxiliary, head), [infinitive]
-        if tense == "future":
-            return (AUXILIARIES["werden"][person], auxiliary, head), [infinitive]
+        if clause.modal or tense == "future":
+            forms = MODAL_FORMS[clause.modal][tense] if clause.modal else AUXILIARIES["werden"]
+            infinitive = verb.prefix + verb.infinitive if verb else "sein"
+            return (forms[person], auxiliary, head), [(infinitive, node, head)]
         if tense == "perfect":
             participle = (verb.participle if verb else "gewesen", node, head)
             return (AUXILIARIES[verb.auxiliary if verb else "sein"][person], auxiliary, head), [participle]
@@ -157,9 +157,10 @@ class German(Realizer):
         forms, endings = DETERMINERS["no" if phrase.negation >= 0 else phrase.determiner]
         word, ending = forms[gender][case], endings[gender][case]
         inflected = []  # nodes that show the declension
-        preposition = phrase.preposition
-        contraction = preposition and CONTRACTIONS.get(f"{preposition.german} {word}")
-        if contraction and phrase.determiner == "the":
+        contraction = None
+        if phrase.preposition and phrase.determiner == "the":
+            contraction = CONTRACTIONS.get(f"{phrase.preposition.german} {word}")
+        if contraction:
             self.tokens[-1] = (contraction, node + Offset.PREPOSITION, node)
             self.fused[node + Offset.PREPOSITION] = node + Offset.DETERMINER
             inflected.append(node + Offset.PREPOSITION)

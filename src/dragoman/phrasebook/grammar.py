@@ -9,7 +9,9 @@ draw checks that first, so the two never meet outside the split `unseen`.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from typing import TypeVar
 
 from dragoman.phrasebook.lexicon import (
@@ -115,11 +117,10 @@ class Grammar:
         """Draw a sentence; `content_hash` and `found_held_out` then say which split it belongs to."""
         self.found_held_out = False
         self.content_hash = 0
-        self.last_node = -BLOCK_SIZE
+        self.new_block = count(0, BLOCK_SIZE).__next__  # returns the first node of a new block
         self.noun_phrases: list[NounPhrase] = []
         self.used: set[object] = set()  # nouns, verbs, adjectives, and the lemmas of these adjectives' opposites
-        chance = self.random()
-        return next(draw for limit, draw in SENTENCE_TYPES if chance < limit)(self)
+        return SENTENCE_TYPES[bisect(SENTENCE_LIMITS, self.random())](self)
 
     def draw_simple(self) -> SentencePlan:
         clause = self.draw_clause("main", self.pick(TENSES), front=self.random() < 0.3)
@@ -279,9 +280,9 @@ class Grammar:
         chance = self.random()
         if chance < 0.2 and not clause.negated:
             clause.degree = self.pick(lexicon.adverbials["degree"])
-        elif chance < 0.3 and common and clause.kind != "relative":
+        elif chance < 0.3 and common and clause.kind != "relative" and adjective.kind != "colour":
             nouns = find_comparable(common, adjective)
-            if len(nouns) > 3 and adjective.kind != "colour":
+            if len(nouns) > 3:
                 clause.comparison = self.draw_noun_phrase(nouns, "subject", "definite")
 
     def add_arguments(self, clause: Clause, frame: Frame, second: bool) -> None:
@@ -473,10 +474,6 @@ class Grammar:
     def pick(self, menu: Sequence[Choice]) -> Choice:
         return menu[int(self.random() * len(menu))]
 
-    def new_block(self) -> int:
-        self.last_node += BLOCK_SIZE
-        return self.last_node
-
     def is_allowed(self, word: Noun | Verb | Adjective, constructions: tuple[str, ...]) -> bool:
         """Return whether the word may appear in these constructions, and note if it is held out from one."""
         if word.held_out and word.held_out in constructions:
@@ -550,11 +547,12 @@ def may_have_relative(phrase: NounPhrase) -> bool:
     return not (phrase.possessor or phrase.postmodifier or phrase.determiner in POSSESSIVES)
 
 
-SENTENCE_TYPES: tuple[tuple[float, Callable[[Grammar], SentencePlan]], ...] = (  # cumulative probabilities
-    (0.42, Grammar.draw_simple),
-    (0.57, Grammar.draw_coordinated),
-    (0.75, Grammar.draw_subordinated),
-    (0.84, Grammar.draw_reported),
-    (0.88, Grammar.draw_controlled),
-    (1.0, Grammar.draw_question),
+SENTENCE_TYPES: tuple[Callable[[Grammar], SentencePlan], ...] = (
+    Grammar.draw_simple,
+    Grammar.draw_coordinated,
+    Grammar.draw_subordinated,
+    Grammar.draw_reported,
+    Grammar.draw_controlled,
+    Grammar.draw_question,
 )
+SENTENCE_LIMITS = (0.42, 0.57, 0.75, 0.84, 0.88)  # cumulative probabilities of these types, except for the last

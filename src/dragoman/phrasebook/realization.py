@@ -158,18 +158,20 @@ class Realizer(ABC):
     # ---- sentences and clauses
 
     def write(self, plan: SentencePlan) -> None:
-        root = plan.root
-        for clause in plan.clauses:
-            is_first, depends = clause is plan.clauses[0], clause is not root
-            if depends and not is_first and self.is_comma_before(clause):
-                self.add_mark(",", clause.node + Offset.COMMA, clause.head)
-            self.write_clause(clause, root.head if depends else 0)
-            if depends and is_first:
-                self.add_mark(",", clause.node + Offset.COMMA, clause.head)
+        """Write the sentence. The clause that depends on the root stands before or after it."""
+        first, root, last = plan.clauses[0], plan.root, plan.clauses[-1]
+        if first is not root:
+            self.write_clause(first, root.head)
+            self.add_mark(",", first.node + Offset.COMMA, first.head)
+        self.write_clause(root, 0)
+        if last is not root:
+            if self.is_comma_before(last):
+                self.add_mark(",", last.node + Offset.COMMA, last.head)
+            self.write_clause(last, root.head)
         self.add_mark("?" if root.kind == "question" else ".", root.node + Offset.STOP, root.head)
         self.words = [token[0] for token in self.tokens]
         self.words[0] = self.words[0][0].upper() + self.words[0][1:]
-        self.text = " ".join(self.words).replace(" ,", ",").replace(" .", ".").replace(" ?", "?")
+        self.text = " ".join(self.words[:-1]).replace(" ,", ",") + self.words[-1]
 
     def write_clause(self, clause: Clause, governor: int) -> None:
         """Write a clause that depends on the node `governor`."""
@@ -193,7 +195,7 @@ class Realizer(ABC):
         for name in names:
             if name in phrases and name != opening:
                 self.write_noun_phrase(phrases[name], name, head)
-            elif name in adverbials and name != opening:
+            elif adverbials and name in adverbials and name != opening:
                 self.write_adverbial(clause, name, head)
 
     def write_adverbial(self, clause: Clause, name: str, head: int) -> None:
@@ -274,10 +276,6 @@ class Realizer(ABC):
     def note(self, phenomenon: str, *nodes: int) -> None:
         self.phenomena.append((phenomenon, nodes))
 
-    def note_agreement(self, subject: NounPhrase, finite: int) -> None:
-        if not subject.pronoun:
-            self.agreements.append((subject.node, finite, subject.plural))
-
     # ---- analysis of the finished sentence
 
     def locate_nodes(self) -> dict[int, int]:
@@ -286,8 +284,8 @@ class Realizer(ABC):
 
     def list_heads(self, positions: dict[int, int], root: int) -> tuple[int, ...]:
         """Return the position of each word's head, counted from 1; the root has 0."""
-        governors = self.governors
-        return tuple(0 if node == root else positions[governors.get(node, head)] + 1 for _, node, head in self.tokens)
+        get = self.governors.get
+        return tuple([0 if node == root else positions[get(node, head)] + 1 for _, node, head in self.tokens])
 
     def locate_meanings(self) -> dict[int, list[int]]:
         """Return the positions of the words that express each meaning (`node >> 2`)."""
