@@ -78,7 +78,7 @@ def compare_training(checkouts: dict[str, Path], options: argparse.Namespace) ->
             contestants.append(Contestant(name, sys.executable, kind, task))
         for contestant in contestants:
             contestant.answer()
-            contestant.tell(0.0, options.warm)
+            contestant.request(0.0, options.warm)
             contestant.answer()
         for report in take_turns(list(contestants), rounds=options.rounds + UNCOUNTED, seconds=options.seconds):
             print(report, flush=True)

@@ -1,8 +1,8 @@
-"""What the races of training speed share: sizes, contestants (bench/peers/), the corpus, and taking turns.
+"""Shared by the benchmarks of training speed: model sizes, contestants (bench/peers/), the corpus, taking turns.
 
-Every contestant is a process of its own and trains the same pairs with a model of the same size. In each round every
-contestant trains for some seconds while the others stand still, so that a ratio within a round is fair even on a
-machine that slows down. Tokens are source and target tokens with their end marks, without begin marks and padding.
+Every contestant is a process and trains a model of the same size on the same pairs. In each round every contestant
+trains for some seconds while the others wait, so that ratios within a round are fair even if the machine slows down.
+Tokens are source and target tokens, with EOS and without BOS and padding.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ SIZES: dict[str, dict[str, Any]] = {
         "width": 16,
         "inner": 32,
         "heads": 2,
-    },  # to try it out
+    },  # for tests
     "small": {"kind": "transformer", "layers": 3, "width": 256, "inner": 1024, "heads": 4},
     "base": {"kind": "transformer", "layers": 6, "width": 512, "inner": 2048, "heads": 8},
     "big": {"kind": "transformer", "layers": 6, "width": 1024, "inner": 4096, "heads": 16},
     "lstm": {"kind": "rnn", "layers": 1, "width": 512, "feeding": True},  # with additive attention
     "lstm-unfed": {"kind": "rnn", "layers": 1, "width": 512, "feeding": False},
 }
-SPECIALS = 4  # tokens that no sentence holds
+SPECIALS = 4  # ids reserved for special tokens
 OURS = "dragoman"
-COMPILED = " compiled"  # at the end of a contestant's name
+COMPILED = " compiled"  # suffix of a contestant's name: it runs under torch.compile
 
 
 class Kind(NamedTuple):
     script: str
-    module: str  # what must be importable in its Python
-    precisions: tuple[str, ...]  # on a CPU
-    compiles: bool
-    note: str = ""
+    module: str  # must be importable in the contestant's Python
+    precisions: tuple[str, ...]  # supported on a CPU
+    compiles: bool  # supports torch.compile
+    note: str = ""  # why a precision is not supported
     models: tuple[str, ...] = ("transformer",)
 
 
@@ -63,51 +63,51 @@ KINDS = {
 
 
 def available(names: Iterable[str], pythons: dict[str, str]) -> list[str]:
-    """Those of these contestants whose Python has what they need; the others are named."""
-    found = []
+    """Return the contestants whose Python has the module they need; print the names of the others."""
+    installed = []
     for name in names:
         kind = KINDS[name]
         python = pythons.setdefault(name, sys.executable)
         check = f"import importlib.util as u, sys; sys.exit(u.find_spec({kind.module!r}) is None)"
         if subprocess.run([python, "-c", check], capture_output=True, check=False).returncode == 0:
-            found.append(name)
+            installed.append(name)
         else:
             print(f"{name} is skipped: {kind.module} is not installed there; name its Python with --peer {name}=PYTHON")
-    return found
+    return installed
 
 
 def write_corpus(
     folder: Path, *, pairs: int, mean: float, vocabulary: int, shortest: int = 1, longest: int = 120, seed: int = 1
 ) -> dict[str, int]:
-    """Pairs of random tokens with log-normal lengths that go together, as ids and as words."""
+    """Write pairs of random tokens, as ids and as words; lengths are log-normal and correlated. Return token counts."""
     rng = np.random.default_rng(seed)
-    spread, together = 0.6, 0.95
+    spread, correlation = 0.6, 0.95
     first, second = rng.normal(size=(2, pairs))
-    second = together * first + (1 - together**2) ** 0.5 * second
+    second = correlation * first + (1 - correlation**2) ** 0.5 * second
     lengths = {}
     for side, deviation in (("source", first), ("target", second)):
         length = np.exp(np.log(mean) - spread**2 / 2 + spread * deviation)
         lengths[side] = np.clip(np.round(length), shortest, longest).astype(np.int64)
-    stored = {}
+    arrays = {}
     words = np.array([f"w{i}" for i in range(vocabulary)], dtype=object)
     for side, length in lengths.items():
-        stored[f"{side}_lengths"] = length
-        stored[f"{side}_ids"] = rng.integers(SPECIALS, vocabulary, length.sum())
-        sentences = np.split(words[stored[f"{side}_ids"]], np.cumsum(length)[:-1])
+        arrays[f"{side}_lengths"] = length
+        arrays[f"{side}_ids"] = rng.integers(SPECIALS, vocabulary, length.sum())
+        sentences = np.split(words[arrays[f"{side}_ids"]], np.cumsum(length)[:-1])
         lines = [" ".join(sentence) + "\n" for sentence in sentences]
         (folder / f"train.{side}").write_text("".join(lines))
         (folder / f"dev.{side}").write_text("".join(lines[:10]))
-    np.savez(folder / "pairs.npz", **stored)
-    known = words[SPECIALS:].tolist()
-    (folder / "words.txt").write_text("\n".join(known) + "\n")
-    (folder / "marian-words.txt").write_text("\n".join(["</s>", "<unk>", *known]) + "\n")
+    np.savez(folder / "pairs.npz", **arrays)
+    vocabulary_words = words[SPECIALS:].tolist()
+    (folder / "words.txt").write_text("\n".join(vocabulary_words) + "\n")
+    (folder / "marian-words.txt").write_text("\n".join(["</s>", "<unk>", *vocabulary_words]) + "\n")
     counts = {side: int(length.sum()) + pairs for side, length in lengths.items()}
     (folder / "counts.json").write_text(json.dumps(counts))
     return counts
 
 
 class Contestant:
-    """A process that trains when told to, and answers line by line."""
+    """A process that trains on request and answers with lines of JSON (bench/peers/turns.py)."""
 
     def __init__(self, name: str, python: str, kind: Kind, task: dict[str, Any]) -> None:
         self.name, self.clock = name, task["clock"]
@@ -116,7 +116,7 @@ class Contestant:
         self.facts: dict[str, Any] = {}
         self.lines: queue.Queue[str] = queue.Queue()
         threads = str(task["threads"])
-        self.begun = time.time()
+        self.start_time = time.time()
         self.process = subprocess.Popen(
             [python, str(HERE / "peers" / kind.script), json.dumps(task)],
             stdin=subprocess.PIPE,
@@ -125,66 +125,69 @@ class Contestant:
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
         )
-        threading.Thread(target=self.listen, daemon=True).start()
+        threading.Thread(target=self.read_output, daemon=True).start()
 
-    def listen(self) -> None:
+    def read_output(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.put(line)
         self.lines.put("")
 
-    def tell(self, seconds: float, updates: int = 1) -> None:
-        """Train for so long, and so many updates at least; what came of it is its next `answer`."""
+    def request(self, seconds: float, updates: int = 1) -> None:
+        """Start a turn of at least this length and number of updates; `answer` returns its result."""
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # its last words are in the log, and `answer` brings them
+        with suppress(BrokenPipeError):  # the process has ended: `answer` reports why
             self.process.stdin.write(f"go {seconds} {updates}\n")
             self.process.stdin.flush()
 
-    def answer(self, patience: float | None = None) -> dict[str, Any]:
+    def answer(self, timeout: float | None = None) -> dict[str, Any]:
+        """Return the next answer of the process; raise a RuntimeError if it ends or does not answer in time."""
         try:
-            line = self.lines.get(timeout=patience)
+            line = self.lines.get(timeout=timeout)
         except queue.Empty:
             raise RuntimeError(f"{self.name} did not answer in time") from None
         if not line:
-            raise RuntimeError(f"{self.name} gave up:\n" + "\n".join(self.log.read_text().splitlines()[-5:]))
-        found: dict[str, Any] = json.loads(line)
-        return found
+            raise RuntimeError(f"{self.name} ended:\n" + "\n".join(self.log.read_text().splitlines()[-5:]))
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def train(self, seconds: float) -> float:
-        """Real tokens per second over at least so many seconds of whole updates."""
-        self.tell(seconds)
+        """Train for at least this time; return tokens per second, without padding."""
+        self.request(seconds)
         done = self.answer()
         self.facts["peak"] = done.get("peak", 0)
         if done.get("flops"):
             self.facts["flops_per_token"] = done["flops"] / done["tokens"]
         return float(done["tokens"] / done[self.clock])
 
-    def end(self, patience: float = 20.0) -> None:
+    def end(self, timeout: float = 20.0) -> None:
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self.process.stdin.close()
         try:
-            self.process.wait(patience)
+            self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             self.process.kill()
 
 
 def take_turns(ready: list[Contestant], *, rounds: int, seconds: float, until: float = float("inf")) -> Iterator[str]:
-    """Rounds in which each trains once; says how each round went. None begins that would not end by `until`."""
-    longest = 0.0
+    """Run rounds in which each contestant trains; yield a report. None starts that would end after `until`."""
+    longest_round = 0.0
     for number in range(rounds):
-        begun = time.monotonic()
+        start = time.monotonic()
         if not ready:
             return
-        if begun + longest > until:
+        if start + longest_round > until:
             yield f"no time for more than {number} of {rounds} rounds"
             return
-        for contestant in ready[number % len(ready) :] + ready[: number % len(ready)]:  # nobody is always first
+        for contestant in (
+            ready[number % len(ready) :] + ready[: number % len(ready)]
+        ):  # the order changes from round to round
             try:
                 contestant.rates.append(contestant.train(seconds))
             except RuntimeError as error:
                 ready.remove(contestant)
                 contestant.end()
                 yield f"left out: {error}"
-        longest = max(longest, time.monotonic() - begun)
+        longest_round = max(longest_round, time.monotonic() - start)
         yield "  ".join(f"{c.name} {c.rates[-1]:,.0f}" for c in ready)

@@ -1,7 +1,7 @@
-"""Where the time of a training step goes, by kind of work and by kernel. Called by train_gpu.py --profile.
+"""Profile a training step: time by kind of work and by kernel. Called by train_gpu.py --profile.
 
-A kernel's name is all that is known of it: the products by which Muon makes matrices orthogonal count as matrix
-products, and most of what it does beside them as elementwise.
+Kernels are classified by their names: matrix products of Muon count as matrix products, most of its other work as
+elementwise.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-STEPS = 32  # that are looked at: twice as many as the trainer lets pass between two looks at their numbers
-KINDS = {  # the first that a kernel's name answers to
+STEPS = 32  # profiled: twice the interval at which the trainer reads numbers from the device
+KINDS = {  # kind of work -> pattern of kernel names; the first match counts
     "exchange between GPUs": r"nccl",
     "attention": r"flash|fmha|attention|attend|sdpa|flex|^_(forward|backward|queries|keys|query|key|score)",
     "loss": r"cross_entropy|softmax|soften|nll_loss|logsumexp|loss",
@@ -35,8 +35,8 @@ class Kernel(NamedTuple):
     calls: float
 
 
-class Gate:
-    """Lets updates through: some to get warm, some by the clock, some under the profiler; then it ends training."""
+class StepProfiler:
+    """Observe updates: some to warm up, some timed, some profiled; then end training by an exception."""
 
     def __init__(self, warm: int, on_gpu: bool) -> None:
         self.warm, self.on_gpu = warm, on_gpu
@@ -59,20 +59,20 @@ class Gate:
         elif self.updates == self.warm + 2 * STEPS:
             self.now()
             self.record.stop()
-            raise Enough
+            raise ProfileComplete
 
     def after(self, tokens: int, flops: float) -> None:
         self.updates += 1
         self.tokens, self.flops = self.tokens + tokens, self.flops + flops
 
     def now(self) -> float:
-        """The time when all that was asked of the device is done."""
+        """Return the time, after waiting for the device."""
         if self.on_gpu:
             torch.cuda.synchronize()
         return time.perf_counter()
 
     def kernels(self) -> list[Kernel]:
-        """By name, longest first; on a CPU the operators stand for kernels."""
+        """Return the kernels by time, longest first; on a CPU, operators are listed instead of kernels."""
         found = []
         for event in self.record.key_averages():
             is_kernel = event.device_type == torch.profiler.DeviceType.CUDA and not event.key.startswith("##")
@@ -83,39 +83,39 @@ class Gate:
         return sorted((kernel for kernel in found if kernel.ms), key=lambda kernel: -kernel.ms)
 
 
-class Enough(Exception):
-    """All has been seen."""
+class ProfileComplete(Exception):
+    """Raised to end training when all steps are profiled."""
 
 
-def kind_of(kernel: str) -> str:
+def classify_kernel(kernel: str) -> str:
     return next((kind for kind, names in KINDS.items() if re.search(names, kernel.lower())), REST)
 
 
-def profiled(asked: dict[str, Any], warm: int, top: int = 30) -> Iterator[str]:
-    """Lines of a report on Dragoman's step, seen after so many others."""
+def profile_training(task: dict[str, Any], warm: int, top: int = 30) -> Iterator[str]:
+    """Profile Dragoman's training step after `warm` other steps; yield the lines of a report."""
     from dragoman_train import train
 
-    gate = Gate(warm, on_gpu=asked["device"] != "cpu")
+    profiler = StepProfiler(warm, on_gpu=task["device"] != "cpu")
     try:
-        train(asked, gate)
-    except Enough:
-        yield from report(gate.kernels(), gate.seconds * 1000, top)
+        train(task, profiler)
+    except ProfileComplete:
+        yield from format_report(profiler.kernels(), profiler.seconds * 1000, top)
 
 
-def report(found: list[Kernel], wall: float, top: int) -> Iterator[str]:
-    """`wall` is the time of a step without the profiler, in ms."""
+def format_report(kernels: list[Kernel], wall: float, top: int) -> Iterator[str]:
+    """Yield tables by kind of work and by kernel. `wall` is the time of a step without the profiler, in ms."""
     spent: Counter[str] = Counter()
-    for kernel in found:
-        spent[kind_of(kernel.name)] += kernel.ms  # type: ignore[assignment]
+    for kernel in kernels:
+        spent[classify_kernel(kernel.name)] += kernel.ms  # type: ignore[assignment]
     busy = sum(spent.values())
     yield ""
-    yield "| kind of work | ms of a step | share |"
+    yield "| kind of work | ms per step | fraction |"
     yield "|---|---|---|"
     for kind, ms in spent.most_common():
         yield f"| {kind} | {ms:.2f} | {ms / busy:.1%} |"
     yield f"| all | {busy:.2f} | of {wall:.2f} ms by the clock |"
     yield ""
-    yield "| kernel | kind | ms of a step | calls |"
+    yield "| kernel | kind | ms per step | calls |"
     yield "|---|---|---|---|"
-    for kernel in found[:top]:
-        yield f"| {kernel.name[:90]} | {kind_of(kernel.name)} | {kernel.ms:.3f} | {kernel.calls:g} |"
+    for kernel in kernels[:top]:
+        yield f"| {kernel.name[:90]} | {classify_kernel(kernel.name)} | {kernel.ms:.3f} | {kernel.calls:g} |"

@@ -1,10 +1,10 @@
-"""How much memory does the data path hold on a corpus of millions of pairs?
+"""Measure the memory of the data pipeline on a corpus of millions of pairs.
 
     python bench/memory.py --pairs 5000000 --keep bench/results/FILE.json
 
-The corpus is written from the phrasebook first, by other processes, into two plain files. Resident memory is read from
-the kernel after every part of the path: learning the tokenizer, encoding, and reading batches as training does. What
-the libraries take when they are imported counts apart.
+The corpus is first written from the phrasebook, by other processes, into two plain files. Resident memory is read from
+the kernel after each part of the pipeline: training the tokenizer, encoding, and reading batches as in training. Memory
+used by imported libraries is reported separately.
 """
 
 import argparse
@@ -26,14 +26,14 @@ from dragoman.run_dir import RunFolder
 from dragoman.training.prepare import prepare
 
 
-def resident(peak: bool = False) -> float:
-    """Resident memory in MB, now or at its highest since `forget_peak`."""
+def read_resident(peak: bool = False) -> float:
+    """Return resident memory in MB: the current value, or the peak since `reset_peak`."""
     name = "VmHWM" if peak else "VmRSS"
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
 
 
-def forget_peak() -> None:
+def reset_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -42,8 +42,8 @@ def write(part: tuple[str, int, int]) -> None:
     write_phrasebook(Path(prefix), count=count, split="train", seed=seed, gold=False, conllu=False)
 
 
-def corpus(folder: str, pairs: int, workers: int) -> dict[str, str]:
-    """Two files with that many pairs. Parts of different seeds may share a few pairs, as real corpora do."""
+def write_corpus(folder: str, pairs: int, workers: int) -> dict[str, str]:
+    """Write two files with this number of pairs. Parts of different seeds may have a few pairs in common."""
     parts = [(f"{folder}/part{seed}", pairs // workers, seed) for seed in range(workers)]
     with ProcessPoolExecutor(workers) as pool:
         list(pool.map(write, parts))
@@ -60,13 +60,13 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5_000_000)
     parser.add_argument("--batches", type=int, default=600)
     parser.add_argument("--workers", type=int, default=2, help="processes that write the corpus")
-    parser.add_argument("--keep", type=Path, help="where the result goes")
-    asked = parser.parse_args()
+    parser.add_argument("--keep", type=Path, help="write the result to this file")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        files = corpus(folder, asked.pairs, asked.workers)
+        files = write_corpus(folder, options.pairs, options.workers)
         torch.zeros(1)
-        imported = resident()
-        forget_peak()
+        imported = read_resident()
+        reset_peak()
         recipe = build(
             Recipe,
             {
@@ -74,34 +74,34 @@ def main() -> None:
                 "tokenizer": {"size": 3600},
             },
         )
-        begun = time.monotonic()
+        start = time.monotonic()
         prepared = prepare(recipe, RunFolder(f"{folder}/run"), Report())
-        prepare_peak, prepare_seconds = resident(peak=True), time.monotonic() - begun
-        forget_peak()
-        begun = time.monotonic()
+        prepare_peak, prepare_seconds = read_resident(peak=True), time.monotonic() - start
+        reset_peak()
+        start = time.monotonic()
         prepare(recipe, RunFolder(f"{folder}/run"), Report())
-        again_seconds = time.monotonic() - begun
+        again_seconds = time.monotonic() - start
         stream = BatchStream(prepared.train, prepared.tokenizers, layout="packed", tokens=8192, seed=1)
         batches, tokens = prefetch(lambda: stream.batches(StreamPosition())), 0
-        begun = time.monotonic()
-        for _ in range(asked.batches):
+        start = time.monotonic()
+        for _ in range(options.batches):
             tokens += next(batches)[0].tokens
-        stream_seconds = time.monotonic() - begun
+        stream_seconds = time.monotonic() - start
         batches.close()
         result = {
             "date": time.strftime("%Y-%m-%d"),
             "machine": f"{platform.processor() or platform.machine()}, torch {torch.__version__}",
-            "pairs": asked.pairs,
+            "pairs": options.pairs,
             "MB when imported": round(imported),
             "MB of the data path while preparing, at most": round(prepare_peak - imported),
-            "MB of the data path while training, at most": round(resident(peak=True) - imported),
+            "MB of the data path while training, at most": round(read_resident(peak=True) - imported),
             "seconds to prepare": round(prepare_seconds),
             "seconds to start again": round(again_seconds, 2),
             "tokens/s that the stream gives": round(tokens / stream_seconds),
         }
     print(json.dumps(result, indent=1))
-    if asked.keep:
-        asked.keep.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if options.keep:
+        options.keep.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

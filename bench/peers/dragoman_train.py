@@ -1,4 +1,4 @@
-"""`dragoman train` itself: it reads, packs, copies, learns and logs as ever, and waits at a gate before each update."""
+"""Train with `dragoman train` unchanged, data pipeline and logging included, with a pause between turns."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from plain import turns_on
-from turns import task
+from plain import make_turns
+from turns import read_task
 
 from dragoman.config.settings import build
 from dragoman.models.registry import count_parameters
@@ -16,56 +16,56 @@ from dragoman.recipe import Recipe
 from dragoman.training import trainer
 from dragoman.types import SPECIALS, Batch
 
-FOR_EVER = 10**9
+NEVER_ENDING = 10**9
 
 
-class Gate(Protocol):
-    """Who lets updates through: a contestant's turns, or a profiler."""
+class UpdateObserver(Protocol):
+    """Called around every update: the turns of a contestant, or a profiler."""
 
     def ready(self, **facts: Any) -> None: ...
     def before(self) -> None: ...
     def after(self, tokens: int, flops: float) -> None: ...
 
 
-def model_of(asked: dict[str, Any]) -> dict[str, Any]:
-    size = asked["size"]
-    shared = {"kind": size["kind"], "layers": size["layers"], "width": size["width"], "dropout": asked["dropout"]}
+def configure_model(task: dict[str, Any]) -> dict[str, Any]:
+    size = task["size"]
+    shared = {"kind": size["kind"], "layers": size["layers"], "width": size["width"], "dropout": task["dropout"]}
     if size["kind"] == "rnn":
         return {**shared, "cell": "lstm", "attention": "additive", "input_feeding": size["feeding"]}
     return {**shared, "heads": size["heads"], "feedforward_width": size["inner"]}
 
 
-def recipe_of(asked: dict[str, Any]) -> Recipe:
-    folder = Path(asked["folder"])
+def make_recipe(task: dict[str, Any]) -> Recipe:
+    folder = Path(task["folder"])
     data = {
         "train": {"source": str(folder / "train.source"), "target": str(folder / "train.target")},
         "cache": str(folder / "cache"),
     }
     train = {
-        "steps": FOR_EVER,
-        "save_every": FOR_EVER,
+        "steps": NEVER_ENDING,
+        "save_every": NEVER_ENDING,
         "validate_every": 0,
-        "tokens": asked["tokens"],
-        "precision": asked["precision"],
-        "threads": asked["threads"],
-        "label_smoothing": asked["smoothing"],
-        "clip": asked["clip"],
+        "tokens": task["tokens"],
+        "precision": task["precision"],
+        "threads": task["threads"],
+        "label_smoothing": task["smoothing"],
+        "clip": task["clip"],
         "optimizer": "adam",
-        "device": asked["device"],
-        "compile": True if asked["compiled"] else "auto",
+        "device": task["device"],
+        "compile": True if task["compiled"] else "auto",
     }
-    tokenizer = {"kind": "space", "size": asked["vocabulary"] - len(SPECIALS)}
-    return build(Recipe, {"data": data, "tokenizer": tokenizer, "model": model_of(asked), "train": train})
+    tokenizer = {"kind": "space", "size": task["vocabulary"] - len(SPECIALS)}
+    return build(Recipe, {"data": data, "tokenizer": tokenizer, "model": configure_model(task), "train": train})
 
 
-def train(asked: dict[str, Any], gate: Gate) -> None:
-    """Train until the gate ends it."""
+def train(task: dict[str, Any], observer: UpdateObserver) -> None:
+    """Train until the observer raises an exception."""
 
-    class Gated(trainer.Trainer):
+    class ObservedTrainer(trainer.Trainer):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
-            self.counted = 0.0
-            gate.ready(
+            self.flops_before = 0.0
+            observer.ready(
                 version=f"on torch {torch.__version__}",
                 parameters=count_parameters(self.stepper.model),
                 chosen=str(self.stepper.plan),
@@ -73,23 +73,24 @@ def train(asked: dict[str, Any], gate: Gate) -> None:
             )
 
         def train_step(self, batches: list[Batch]) -> Any:
-            gate.before()
-            done = super().train_step(batches)
-            spent, self.counted = self.state.flops - self.counted, self.state.flops  # of the step before
-            gate.after(sum(batch.tokens for batch in batches), spent)
-            return done
+            observer.before()
+            result = super().train_step(batches)
+            # The trainer counts the operations of a step when the next one starts.
+            flops, self.flops_before = self.state.flops - self.flops_before, self.state.flops
+            observer.after(sum(batch.tokens for batch in batches), flops)
+            return result
 
-    out = Path(tempfile.mkdtemp(dir=asked["folder"])) / "run"
-    usual, trainer.Trainer = trainer.Trainer, Gated  # type: ignore[misc,assignment]  # what `train` makes
+    out = Path(tempfile.mkdtemp(dir=task["folder"])) / "run"
+    original, trainer.Trainer = trainer.Trainer, ObservedTrainer  # type: ignore[misc,assignment]  # made by `train`
     try:
-        trainer.train(recipe_of(asked), out=out, overrides=asked["overrides"])
+        trainer.train(make_recipe(task), out=out, overrides=task["overrides"])
     finally:
-        trainer.Trainer = usual  # type: ignore[misc]
+        trainer.Trainer = original  # type: ignore[misc]
 
 
 def main() -> None:
-    asked = task()
-    train(asked, turns_on(asked["device"]))
+    task = read_task()
+    train(task, make_turns(task["device"]))
 
 
 if __name__ == "__main__":

@@ -5,19 +5,19 @@ from __future__ import annotations
 import torch
 import transformers
 from padded import BOS, EOS, PAD
-from plain import train, turns_on
+from plain import make_turns, train
 from torch import Tensor
-from turns import task
+from turns import read_task
 
 
 def main() -> None:
-    asked = task()
-    turns = turns_on(asked["device"])
+    task = read_task()
+    turns = make_turns(task["device"])
     torch.manual_seed(1)
-    size = asked["size"]
+    size = task["size"]
     model = transformers.MarianMTModel(
         transformers.MarianConfig(
-            vocab_size=asked["vocabulary"],
+            vocab_size=task["vocabulary"],
             d_model=size["width"],
             encoder_layers=size["layers"],
             decoder_layers=size["layers"],
@@ -26,7 +26,7 @@ def main() -> None:
             encoder_ffn_dim=size["inner"],
             decoder_ffn_dim=size["inner"],
             activation_function="relu",
-            dropout=asked["dropout"],
+            dropout=task["dropout"],
             attention_dropout=0.0,
             activation_dropout=0.0,
             max_position_embeddings=512,
@@ -40,8 +40,8 @@ def main() -> None:
             forced_eos_token_id=None,
         )
     )
-    if asked.get("attention"):
-        model.set_attn_implementation(asked["attention"])
+    if task.get("attention"):
+        model.set_attn_implementation(task["attention"])
 
     def logits(source_BS: Tensor, target_in_BT: Tensor, length_B: Tensor) -> Tensor:  # noqa: ARG001
         real_BS = source_BS != PAD
@@ -50,7 +50,7 @@ def main() -> None:
         ).logits
         return out
 
-    train(asked, turns, model, logits, f"{transformers.__version__} on torch {torch.__version__}")
+    train(task, turns, model, logits, f"{transformers.__version__} on torch {torch.__version__}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""JoeyNMT: its own data reading, batching and training loop; every update is stopped at the gate between turns."""
+"""Train with JoeyNMT: its own data reading, batching and training loop, with a pause between turns."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from joeynmt.config import parse_global_args, set_validation_args
 from joeynmt.prediction import prepare
 from joeynmt.training import TrainManager
-from plain import turns_on
-from turns import Turns, task
+from plain import make_turns
+from turns import Turns, read_task
 
-FOR_EVER = 10**9
+NEVER_ENDING = 10**9
 
 
-def stacks(asked: dict[str, Any]) -> dict[str, Any]:
-    """Encoder and decoder. An encoder that reads both ways gives each way half of the width, as Dragoman does."""
-    size, dropout = asked["size"], asked["dropout"]
+def configure_model(task: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of encoder and decoder. A direction of a recurrent encoder has half the width."""
+    size, dropout = task["size"], task["dropout"]
     shared = {
         "num_layers": size["layers"],
         "hidden_size": size["width"],
@@ -36,14 +36,14 @@ def stacks(asked: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def settings(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
-    side = {"level": "word", "voc_file": str(folder / "words.txt"), "voc_limit": asked["vocabulary"], "max_length": 512}
+def configure(task: dict[str, Any], folder: Path) -> dict[str, Any]:
+    side = {"level": "word", "voc_file": str(folder / "words.txt"), "voc_limit": task["vocabulary"], "max_length": 512}
     return {
         "name": "bench",
         "joeynmt_version": version("joeynmt"),
-        "model_dir": str(folder / f"joey-{asked['size']['kind']}-{asked['size']['width']}"),
-        "use_cuda": asked["device"] != "cpu",
-        "fp16": asked["precision"] != "float32",  # it knows no bf16
+        "model_dir": str(folder / f"joey-{task['size']['kind']}-{task['size']['width']}"),
+        "use_cuda": task["device"] != "cpu",
+        "fp16": task["precision"] != "float32",  # JoeyNMT has no bf16
         "num_workers": 0,
         "data": {
             "train": str(folder / "train"),
@@ -58,45 +58,45 @@ def settings(asked: dict[str, Any], folder: Path) -> dict[str, Any]:
             "adam_betas": [0.9, 0.98],
             "scheduling": "warmupinversesquareroot",
             "learning_rate_warmup": 1000,
-            "clip_grad_norm": asked["clip"],
+            "clip_grad_norm": task["clip"],
             "loss": "crossentropy",
-            "label_smoothing": asked["smoothing"],
+            "label_smoothing": task["smoothing"],
             "normalization": "tokens",
             "batch_type": "token",
-            "batch_size": asked["tokens"],
-            "epochs": FOR_EVER,
-            "updates": FOR_EVER,
-            "validation_freq": FOR_EVER,
-            "logging_freq": FOR_EVER,
+            "batch_size": task["tokens"],
+            "epochs": NEVER_ENDING,
+            "updates": NEVER_ENDING,
+            "validation_freq": NEVER_ENDING,
+            "logging_freq": NEVER_ENDING,
             "early_stopping_metric": "loss",
         },
         "testing": {"beam_size": 1, "batch_size": 1, "batch_type": "sentence"},
-        "model": {"tied_embeddings": True, "tied_softmax": True, **stacks(asked)},
+        "model": {"tied_embeddings": True, "tied_softmax": True, **configure_model(task)},
     }
 
 
-class Gated(TrainManager):  # type: ignore[misc]
-    """Its own loop, which waits at the gate before each update."""
+class TurnTakingManager(TrainManager):  # type: ignore[misc]
+    """JoeyNMT's training loop, which waits for its turn before each update."""
 
     turns: Turns
 
     def _train_step(self, batch: Any) -> Any:
         self.turns.before()
-        done = super()._train_step(batch)
+        loss = super()._train_step(batch)
         self.turns.after(int(batch.src_length.sum()) + int(batch.ntokens))
-        return done
+        return loss
 
 
 def main() -> None:
-    asked = task()
-    turns = turns_on(asked["device"])
-    torch.set_num_threads(asked["threads"])
-    folder = Path(asked["folder"])
-    whole = settings(asked, folder)
-    Path(whole["model_dir"]).mkdir(exist_ok=True)
-    args = parse_global_args(whole, rank=0, mode="train")
+    task = read_task()
+    turns = make_turns(task["device"])
+    torch.set_num_threads(task["threads"])
+    folder = Path(task["folder"])
+    config = configure(task, folder)
+    Path(config["model_dir"]).mkdir(exist_ok=True)
+    args = parse_global_args(config, rank=0, mode="train")
     model, train_data, dev_data, _ = prepare(args, rank=0, mode="train")
-    manager = Gated(
+    manager = TurnTakingManager(
         model=model,
         model_dir=args.model_dir,
         device=args.device,

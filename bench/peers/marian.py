@@ -1,6 +1,6 @@
-"""Marian: its own process, which stands still between turns. Its log names every update and its labels.
+"""Train with Marian in a process of its own, which is stopped between turns. Its log has a line for every update.
 
-Marian counts target tokens (with their end marks); source tokens are added by the corpus' own ratio.
+Marian logs target tokens only (EOS included); source tokens are added by the ratio of the two in the whole corpus.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from turns import Turns, task
+from turns import Turns, read_task
 
-# "... : Cost 9.01 * 4,012 @ 3,998 after 8,010 : ...": labels per update, labels in this update, labels so far
+# "... : Cost 9.01 * 4,012 @ 3,998 after 8,010 : ...": the last number is the target tokens so far
 LABELS = re.compile(r"after ([\d,]+) : Time")
 
 
-def command(asked: dict[str, Any], folder: Path) -> list[str]:
-    size = asked["size"]
+def command(task: dict[str, Any], folder: Path) -> list[str]:
+    size = task["size"]
     options: dict[str, Any] = {
         "model": folder / f"marian-{size['width']}.npz",
         "type": "transformer",
@@ -32,18 +32,18 @@ def command(asked: dict[str, Any], folder: Path) -> list[str]:
         "dim-emb": size["width"],
         "transformer-dim-ffn": size["inner"],
         "transformer-heads": size["heads"],
-        "transformer-dropout": asked["dropout"],
-        "label-smoothing": asked["smoothing"],
-        "clip-norm": asked["clip"],
+        "transformer-dropout": task["dropout"],
+        "label-smoothing": task["smoothing"],
+        "clip-norm": task["clip"],
         "optimizer": "adam",
         "learn-rate": 0.0001,
-        "mini-batch-words": asked["tokens"],
+        "mini-batch-words": task["tokens"],
         "mini-batch": 1000,
         "maxi-batch": 1000,
         "maxi-batch-sort": "trg",
         "max-length": 512,
         "workspace": 3000,
-        "cpu-threads": asked["threads"],
+        "cpu-threads": task["threads"],
         "disp-freq": "1u",
         "save-freq": "1000000u",
         "valid-freq": "1000000u",
@@ -59,51 +59,51 @@ def command(asked: dict[str, Any], folder: Path) -> list[str]:
 
 
 class Marian:
-    def __init__(self, asked: dict[str, Any]) -> None:
-        folder = Path(asked["folder"])
+    def __init__(self, task: dict[str, Any]) -> None:
+        folder = Path(task["folder"])
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(command(asked, folder), stderr=subprocess.PIPE, text=True, env=environment)
+        self.process = subprocess.Popen(command(task, folder), stderr=subprocess.PIPE, text=True, env=environment)
         counts = json.loads((folder / "counts.json").read_text())
-        self.both = (counts["source"] + counts["target"]) / counts["target"]
+        self.tokens_per_target = (counts["source"] + counts["target"]) / counts["target"]
         self.recent: list[str] = []
 
     def next_update(self) -> tuple[float, float, int]:
-        """When the next update was logged, by the clock and by its own use of the CPU, and target tokens so far."""
+        """Wait for the next update in the log; return the time, Marian's CPU seconds and the target tokens so far."""
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.recent = [*self.recent[-20:], line]
             found = LABELS.search(line)
             if found:
-                return time.perf_counter(), self.used(), int(found[1].replace(",", ""))
+                return time.perf_counter(), self.cpu_seconds(), int(found[1].replace(",", ""))
         raise SystemExit("marian ended: " + "".join(self.recent))
 
-    def used(self) -> float:
+    def cpu_seconds(self) -> float:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def train(self, seconds: float) -> dict[str, float]:
-        """Timed from one log line to another, so that the update that was standing half done does not count."""
+        """Train for a turn, timed between two log lines: the update that was stopped halfway does not count."""
         self.process.send_signal(signal.SIGCONT)
-        self.next_update()  # it may have been logged before the process stood still
-        begun, begun_cpu, before = self.next_update()
-        ended, ended_cpu, after, updates = begun, begun_cpu, before, 0
-        while ended - begun < seconds:
+        self.next_update()  # this update may have been logged before the process was stopped
+        started, started_cpu, before = self.next_update()
+        ended, ended_cpu, after, updates = started, started_cpu, before, 0
+        while ended - started < seconds:
             ended, ended_cpu, after = self.next_update()
             updates += 1
         self.process.send_signal(signal.SIGSTOP)
-        tokens = (after - before) * self.both
-        return {"tokens": tokens, "wall": ended - begun, "cpu": ended_cpu - begun_cpu, "updates": updates}
+        tokens = (after - before) * self.tokens_per_target
+        return {"tokens": tokens, "wall": ended - started, "cpu": ended_cpu - started_cpu, "updates": updates}
 
 
 def main() -> None:
-    asked, turns = task(), Turns()
-    marian = Marian(asked)
+    task, turns = read_task(), Turns()
+    marian = Marian(task)
     try:
         marian.next_update()
         marian.process.send_signal(signal.SIGSTOP)
         turns.ready(version=version("pymarian"))
         while True:
-            turns.say(**marian.train(turns.wait()[0]))
+            turns.answer(**marian.train(turns.wait()[0]))
     finally:
         marian.process.kill()
 

@@ -1,7 +1,7 @@
-"""torch.nn.Transformer with the usual things around it: scaled tied embeddings, sinusoidal positions, length buckets.
+"""torch.nn.Transformer with scaled tied embeddings and sinusoidal positions, trained on length buckets.
 
-Dropout stands where Dragoman has it (embeddings and residuals). The class would also drop attention weights and inner
-feed-forward values; both are switched off, which makes it faster.
+Dropout is applied as in Dragoman (embeddings and residuals). torch.nn.Transformer also has dropout of attention weights
+and of feed-forward activations; both are switched off, which makes it faster.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import math
 
 import torch
 from padded import PAD
-from plain import train, turns_on
+from plain import make_turns, train
 from torch import Tensor, nn
 from torch.nn import functional as F
-from turns import task
+from turns import read_task
 
 
 class Translator(nn.Module):
@@ -39,26 +39,26 @@ class Translator(nn.Module):
 
     def forward(self, source_BS: Tensor, target_BT: Tensor, length_B: Tensor) -> Tensor:  # noqa: ARG002
         T = target_BT.size(1)
-        ahead_TT = torch.ones(T, T, dtype=torch.bool, device=target_BT.device).triu(1)
-        blank_BS = source_BS == PAD
+        future_TT = torch.ones(T, T, dtype=torch.bool, device=target_BT.device).triu(1)
+        padding_BS = source_BS == PAD
         states = self.body(
             self.embed(source_BS),
             self.embed(target_BT),
-            tgt_mask=ahead_TT,
+            tgt_mask=future_TT,
             tgt_is_causal=True,
-            src_key_padding_mask=blank_BS,
-            memory_key_padding_mask=blank_BS,
+            src_key_padding_mask=padding_BS,
+            memory_key_padding_mask=padding_BS,
         )
         return F.linear(states, self.embedding.weight)
 
 
 def main() -> None:
-    asked = task()
-    turns = turns_on(asked["device"])
+    task = read_task()
+    turns = make_turns(task["device"])
     torch.manual_seed(1)
-    size = {name: asked["size"][name] for name in ("layers", "width", "inner", "heads")}
-    model = Translator(vocabulary=asked["vocabulary"], dropout=asked["dropout"], **size)
-    train(asked, turns, model, model, torch.__version__)
+    size = {name: task["size"][name] for name in ("layers", "width", "inner", "heads")}
+    model = Translator(vocabulary=task["vocabulary"], dropout=task["dropout"], **size)
+    train(task, turns, model, model, torch.__version__)
 
 
 if __name__ == "__main__":

@@ -65,9 +65,9 @@ def test_all_contestants_read_the_same_pairs(corpus: Path) -> None:
 
 @pytest.mark.parametrize("multiple", [1, 8])
 def test_padded_batches_keep_to_the_budget_and_count_what_is_real(corpus: Path, multiple: int) -> None:
-    from padded import EOS, PAD, padded_batches
+    from padded import EOS, PAD, make_batches
 
-    batches = padded_batches(str(corpus), tokens=256, multiple=multiple)
+    batches = make_batches(str(corpus), tokens=256, multiple=multiple)
     assert sum(len(batch.source_BS) for batch in batches) <= CORPUS["pairs"]
     for batch in batches:
         grids = (batch.source_BS, batch.target_out_BT)
@@ -166,7 +166,7 @@ def test_a_quick_race_leaves_what_is_set_beside_it(monkeypatch: pytest.MonkeyPat
     import train_gpu
 
     monkeypatch.setattr(sys, "argv", ["train_gpu.py", "--quick", "--rounds", "7", "--variant", "a: b=c"])
-    given = vars(train_gpu.options())
+    given = vars(train_gpu.parse_options())
     assert {name: given[name] for name in train_gpu.QUICK} == {**train_gpu.QUICK, "rounds": 7}
     assert given["variant"] == ["a: b=c"]
 
@@ -194,6 +194,6 @@ def test_smoothing_is_a_mean_of_what_is_there(curves: ModuleType) -> None:
     ],
 )
 def test_kernels_are_known_by_their_names(name: str, kind: str) -> None:
-    from kernels import kind_of
+    from kernels import classify_kernel
 
-    assert kind_of(name) == kind
+    assert classify_kernel(name) == kind
