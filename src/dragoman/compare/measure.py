@@ -7,7 +7,7 @@ Measurements are plain JSON, written next to the run. They contain everything th
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,7 @@ import torch
 from dragoman.data.batches import BatchPlan, Widths, collate_pairs
 from dragoman.data.corpus import CorpusSettings, collect_references, phrasebook_direction, read_pairs
 from dragoman.evaluation.report import scores_of
-from dragoman.evaluation.systems import (
-    Bounds,
-    EvaluationSet,
-    SystemOutput,
-    predict_lines,
-    read_test_corpus,
-    score_phenomena,
-)
+from dragoman.evaluation.systems import EvaluationSet, SystemOutput, predict_lines, read_test_corpus, score_phenomena
 from dragoman.inference.loading import load
 from dragoman.inference.model_card import read_events
 from dragoman.inference.predictor import eval_mode
@@ -38,6 +31,7 @@ from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
 from dragoman.types import Line, Pair
 
+Bin = tuple[int, int | None]  # inclusive bounds; None is no upper bound
 VERSION = 2  # measurements of another version are repeated
 TASK_METRICS = {  # default metrics by task, if data.metrics is empty; the first one is plotted
     "translate": ("bleu", "chrf"),
@@ -163,12 +157,12 @@ def translate_pairs(translator: Translator, pairs: Sequence[Pair], *, beam: int 
 
 def measure_lengths(pairs: Sequence[Pair], texts: Sequence[str], metric: str) -> list[dict[str, Any]]:
     """Return the metric on the sentences in each bin of LENGTH_BINS."""
-    rows = []
-    for (low, high), lines in fill_bins([len(pair.source.split()) for pair in pairs], LENGTH_BINS):
+
+    def score(lines: Sequence[int]) -> float:
         references = collect_references([pairs[line] for line in lines])
-        [score] = compute_metrics([texts[line] for line in lines], references, [metric])
-        rows.append({"low": low, "high": high, "lines": len(lines), "value": score.value})
-    return rows
+        return compute_metrics([texts[line] for line in lines], references, [metric])[0].value
+
+    return measure_bins([len(pair.source.split()) for pair in pairs], LENGTH_BINS, score)
 
 
 def measure_distances(phrases: Sequence[Phrase], texts: Sequence[str]) -> list[dict[str, Any]]:
@@ -178,24 +172,29 @@ def measure_distances(phrases: Sequence[Phrase], texts: Sequence[str]) -> list[d
         for phrase, text in zip(phrases, texts, strict=True)
         for phenomenon, correct in judge_phenomena(phrase, text)
     ]
-    rows = []
-    for (low, high), indices in fill_bins([distance for distance, _ in verdicts], DISTANCES):
-        percent = 100 * sum(verdicts[index][1] for index in indices) / len(indices)
-        rows.append({"low": low, "high": high, "lines": len(indices), "value": percent})
-    return rows
+
+    def score(lines: Sequence[int]) -> float:
+        return 100 * sum(verdicts[line][1] for line in lines) / len(lines)
+
+    return measure_bins([distance for distance, _ in verdicts], DISTANCES, score)
 
 
-def fill_bins(numbers: Sequence[int], bins: Sequence[Bounds]) -> list[tuple[Bounds, list[int]]]:
-    """Return the bins with the indices of their numbers. A bin with too few is merged with the previous bin."""
-    filled: list[tuple[Bounds, list[int]]] = []
+def measure_bins(
+    numbers: Sequence[int], bins: Sequence[Bin], score: Callable[[Sequence[int]], float]
+) -> list[dict[str, Any]]:
+    """Return the score of the lines in each bin, given the number of each line.
+
+    A bin with too few lines is merged with the previous one.
+    """
+    filled: list[tuple[Bin, list[int]]] = []
     for low, high in bins:
-        inside = [i for i, number in enumerate(numbers) if low <= number and (high is None or number <= high)]
+        inside = [line for line, number in enumerate(numbers) if low <= number and (high is None or number <= high)]
         if inside and filled and len(inside) < SMALLEST_BIN * len(numbers):
             (lower, _), previous = filled.pop()
             filled.append(((lower, high), previous + inside))
         elif inside:
             filled.append(((low, high), inside))
-    return filled
+    return [{"low": low, "high": high, "lines": len(lines), "value": score(lines)} for (low, high), lines in filled]
 
 
 def measure_gradients(translator: Translator, pairs: Sequence[Pair]) -> dict[str, list[float]]:

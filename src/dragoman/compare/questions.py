@@ -87,13 +87,7 @@ def plot_buckets(
     return plot_scores(make_series(models, find_points), options, x_title=x_title, ticks=ticks, unit=unit)
 
 
-def plot_gradient(
-    models: Sequence[ModelRecord],
-    options: FigureOptions,  # noqa: ARG001
-    *,
-    side: str,
-    x_title: str,
-) -> LineChart:
+def plot_gradient(models: Sequence[ModelRecord], _: FigureOptions, *, side: str, x_title: str) -> LineChart:
     """Plot the gradient norm at the tokens of one side by their distance, relative to that at distance 0."""
 
     def find_points(model: ModelRecord) -> list[Point]:

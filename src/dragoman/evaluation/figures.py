@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
@@ -200,18 +200,10 @@ def draw_labels(axes: Axes, lines: Sequence[Line2D], names: Sequence[str]) -> No
     plot = axes.get_window_extent()
     heights = spread_apart([ends[number][1] for number in order], plot.y0, plot.y1)
     for number, height in zip(order, heights, strict=True):
-        x, y = ends[number]
-        colour = lines[number].get_color()
-        axes.annotate(
-            names[number],
-            (x, y),
-            xytext=(x + LABEL_GAP, height - 4),
-            xycoords="figure pixels",
-            color=colour,
-            weight="bold",
-            gid=f"name:{number}",
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.8, "relpos": (0, 0.5), "shrinkB": 0},
-        )
+        colour, (x, y) = lines[number].get_color(), ends[number]
+        tie = {"arrowstyle": "-", "color": colour, "linewidth": 0.8, "relpos": (0, 0.5), "shrinkB": 0}
+        style: dict[str, Any] = {"color": colour, "weight": "bold", "gid": f"name:{number}"}
+        axes.annotate(names[number], (x, y), (x + LABEL_GAP, height - 4), "figure pixels", arrowprops=tie, **style)
 
 
 def spread_apart(wanted: Sequence[float], low: float, high: float, gap: float = LABEL_HEIGHT) -> list[float]:

@@ -22,8 +22,8 @@ from rich.text import Text
 from dragoman.errors import UserError
 from dragoman.evaluation.figures import LINE_COLOURS, LineChart, Point, Series, render_chart
 from dragoman.evaluation.systems import TRAINING_DATA, ScoredSystem
+from dragoman.metrics import significance
 from dragoman.metrics.metrics import METRICS, WORD_OR_SIGN, Array
-from dragoman.metrics.significance import BOOTSTRAP, CONFIDENCE, RANDOMISATION, SEED
 
 Result = Mapping[str, Any]  # of a system on a test set (scorer.py)
 SCORE_COLUMNS = ("run", "score", "value", "±", "difference", "p (bootstrap)", "p (randomisation)", "signature")
@@ -44,18 +44,14 @@ def format_scores(results: Sequence[Result], *, parts: bool = False) -> Text:
     terminal: people copy them.
     """
     runs = shorten_names([result["run"] for result in results])
-    blocks = []
+    tests = []
     for heading, group in group_by_test(results):
         columns = list(zip(SCORE_COLUMNS, *(row for result in group for row in score_rows(result, runs)), strict=True))
         shown = [column for column in columns[len(runs) == 1 :] if any(column[1:])]
-        block = [heading, align_columns(list(zip(*shown, strict=True)))]
-        block += [line for result in group for line in describe_bleu(result, runs)] if parts else []
-        for result in group:
-            if "confusion" in result:
-                block += ["", f"confusion matrix of {runs[result['run']]}", format_confusion(result["confusion"])]
-        blocks.append("\n".join(block))
-    blocks += filter(None, [describe_method(results, runs)])
-    return Text("\n\n".join(blocks), no_wrap=True, overflow="ignore")
+        tests.append({"heading": heading, "table": align_columns(list(zip(*shown, strict=True))), "results": group})
+    scores = [score for result in results for score in scores_of(result).values()]
+    text = render_page("scores.txt", tests=tests, runs=runs, scores=scores, parts=parts)
+    return Text(text.rstrip(), no_wrap=True, overflow="ignore")
 
 
 def score_rows(result: Result, runs: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
@@ -108,42 +104,9 @@ def shorten_names(names: Sequence[str]) -> dict[str, str]:
     return {name: name for name in names}
 
 
-def describe_bleu(result: Result, runs: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each BLEU of a result: its precisions and its brevity penalty."""
-    for name, held in scores_of(result).items():
-        if "precisions" in held:
-            precisions = "/".join(f"{precision:.1f}" for precision in held["precisions"])
-            yield (
-                f"{runs[result['run']]}: {SCORE_TITLES[name]} {held['value']:.2f} = n-gram precisions {precisions}, "
-                f"brevity penalty {held['brevity_penalty']:.3f} "
-                f"(hypothesis {held['hypothesis_length']:,} tokens, reference {held['reference_length']:,})"
-            )
-
-
 def format_p(value: float) -> str:
     """Return a p-value with more digits where it is small."""
     return f"{value:.4f}" if value < 0.1 else f"{value:.2f}"
-
-
-def describe_method(results: Sequence[Result], runs: Mapping[str, str]) -> str:
-    """Return what ±, p and * mean. `runs` has the short names of runs."""
-    found = [held for result in results for held in scores_of(result).values()]
-    if not any("interval" in held for held in found):
-        return ""
-    note = (
-        f"± is half the width of the {CONFIDENCE:.0%} confidence interval from {BOOTSTRAP:,} bootstrap resamples "
-        f"(seed {SEED})."
-    )
-    firsts = dict.fromkeys(runs[held["against"]["run"]] for held in found if "against" in held)
-    if firsts:
-        note += (
-            f"\nDifferences are from {', '.join(firsts)}. p-values: paired bootstrap with {BOOTSTRAP:,} resamples, "
-            f"approximate randomisation with {RANDOMISATION:,} trials;\n"
-            f"* marks differences where both are below {1 - CONFIDENCE:.2f}."
-        )
-    if any("|tok:char|" in held["signature"] for held in found):
-        note += "\nBLEU counts characters here; for words of Japanese and Korean: pip install 'dragoman[mecab]'."
-    return note
 
 
 def format_confusion(table: Mapping[str, Any]) -> str:
@@ -214,11 +177,13 @@ class Span(NamedTuple):
 
 
 def render_page(template: str, **context: Any) -> str:
-    """Return the page of a template in templates/. Everything but the charts is escaped."""
+    """Return the text of a template in templates/. Everything on pages but the charts is escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    loader = PackageLoader("dragoman.evaluation")
-    pages = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    pages = Environment(trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined)
+    pages.loader, pages.autoescape = PackageLoader("dragoman.evaluation"), template.endswith(".html")
+    pages.globals |= {"significance": significance, "titles": SCORE_TITLES, "colours": len(LINE_COLOURS)}
+    pages.globals |= {"scores_of": scores_of, "format_p": format_p, "format_confusion": format_confusion}
     return pages.get_template(template).render(context)
 
 
@@ -233,8 +198,7 @@ def render_evaluation(tests: Sequence[Sequence[ScoredSystem]]) -> str:
     sections = [
         {"heading": heading, **describe_test(systems, names)} for heading, systems in zip(headings, tests, strict=True)
     ]
-    context = {"titles": SCORE_TITLES, "colours": len(LINE_COLOURS), "format_p": format_p}
-    return render_page("evaluation.html", title=title, tests=sections, **context)
+    return render_page("evaluation.html", title=title, tests=sections, runs=names)
 
 
 def describe_test(systems: Sequence[ScoredSystem], names: Mapping[str, str]) -> dict[str, Any]:
@@ -245,9 +209,8 @@ def describe_test(systems: Sequence[ScoredSystem], names: Mapping[str, str]) -> 
         "systems": [names[system.name] for system in systems],
         "results": results,
         "metrics": list(dict.fromkeys(metric for system in systems for metric in system.counts)),
-        "method": describe_method(results, names).replace("\n", " "),
+        "scores": [score for result in results for score in scores_of(result).values()],
         "signatures": {name: score["signature"] for result in results for name, score in scores_of(result).items()},
-        "bleu": [line for result in results for line in describe_bleu(result, names)],
         "charts": list(render_breakdowns(systems, names)),
         "tallies": [((gap_N > 0).sum(), (gap_N < 0).sum(), (gap_N == 0).sum()) for gap_N in value_SN[1:] - value_SN[0]],
         "lines": [compare_line(systems, value_SN[:, line], line) for line in find_different(value_SN, LINES_SHOWN)],

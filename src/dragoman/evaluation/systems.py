@@ -24,6 +24,7 @@ from dragoman.data.corpus import CorpusSettings, collect_references, read_pairs
 from dragoman.data.trees import TreeReader
 from dragoman.errors import UserError
 from dragoman.io import read_lines
+from dragoman.metrics import significance
 from dragoman.metrics.metrics import (
     METRICS,
     SPACELESS_LANGUAGES,
@@ -35,14 +36,6 @@ from dragoman.metrics.metrics import (
     extract_words,
     refuse_subwords,
     select_metrics,
-)
-from dragoman.metrics.significance import (
-    RANDOMISATION,
-    Counts,
-    Values,
-    bootstrap_scores,
-    compare_with_first,
-    compute_interval,
 )
 from dragoman.phrasebook.generate import Phrase, count_correct_phenomena, generate_phrases
 from dragoman.progress import Report
@@ -158,7 +151,11 @@ def collect_outputs(
             predictor = load(run, device=options.device, engine=options.engine)
         if trees and not getattr(predictor, "reads_trees", False):
             report.log(f"{run} does not use trees: it is scored without them")
-        for output in predict_tests(predictor, options, test=test if options.source else None, report=report):
+        if options.source:
+            outputs = iter([predict_lines(predictor, test, options, report)])
+        else:
+            outputs = predict_tests(predictor, options, report)
+        for output in outputs:
             metrics = metrics or output.metrics
             yield str(run), output
     for path, lines in zip(files, others, strict=True):
@@ -190,17 +187,11 @@ def read_trees(conllu: Path, sources: Sequence[str], name: Path) -> list[Tree | 
 
 
 def predict_tests(
-    predictor: Predictor[Any],
-    options: EvaluationOptions = DEFAULT_OPTIONS,
-    *,
-    test: EvaluationSet | None = None,
-    report: Report = SILENT,
+    predictor: Predictor[Any], options: EvaluationOptions = DEFAULT_OPTIONS, report: Report = SILENT
 ) -> Iterator[SystemOutput]:
-    """Yield the output on `test`, else on the phrasebook if the options name a split, else on each of `data.test`."""
+    """Yield the output on the phrasebook, if the options name a split of it, else on every corpus of `data.test`."""
     data = predictor.recipe.data
-    if test:
-        yield predict_lines(predictor, test, options, report)
-    elif options.phrasebook:
+    if options.phrasebook:
         phrases = list(generate_phrases(options.phrasebook, options.count, direction=data.direction))
         sources, targets = [phrase.source for phrase in phrases], [phrase.target for phrase in phrases]
         trees = [phrase.tree for phrase in phrases]
@@ -374,8 +365,8 @@ class ScoredSystem:
 
     name: str
     output: SystemOutput
-    counts: Counts
-    values: Values
+    counts: significance.Counts
+    values: significance.Values
     result: Mapping[str, Any]
 
 
@@ -386,6 +377,7 @@ class WordCounts(NamedTuple):
     where: str
 
 
+@dataclass
 class Scorer:
     """Score systems one after another. `tests` has, for each test set, the systems scored so far.
 
@@ -393,11 +385,10 @@ class Scorer:
     breakdown by length and word frequency.
     """
 
-    def __init__(
-        self, *, tokenize: str = "", recipes: Mapping[str, Recipe] | None = None, report: Report = SILENT
-    ) -> None:
-        self.tokenize, self.recipes, self.report = tokenize, recipes, report
-        self.tests: list[list[ScoredSystem]] = []
+    tokenize: str = ""  # the tokenizer of BLEU, by default that of the script
+    recipes: Mapping[str, Recipe] | None = None
+    report: Report = SILENT
+    tests: list[list[ScoredSystem]] = field(default_factory=list)
 
     def score(self, name: str, output: SystemOutput) -> dict[str, Any]:
         """Return the result of one system on one test set, as a dict that can be written as JSON."""
@@ -407,20 +398,22 @@ class Scorer:
         systems: list[ScoredSystem] = next(same, [])  # the earlier systems on the same test set
         metrics = select_metrics(output.metrics, tokenize=self.tokenize) if output.texts else []
         counts = {metric.name: metric.counted(output.texts, test.references) for metric in metrics}
-        values = bootstrap_scores(counts) if counts else {}
+        values = significance.bootstrap_scores(counts) if counts else {}
         scores: dict[str, dict[str, Any]] = {}
         for metric in metrics:
             counted = counts[metric.name]
             scores[metric.name] = {
                 "value": counted.value,
                 "signature": counted.signature,
-                "interval": compute_interval(values[metric.name]),
+                "interval": significance.compute_interval(values[metric.name]),
                 **(metric.parts(counted.line_NK.sum(0)) if metric.parts else {}),
             }
         if systems:
             first = systems[0]
-            with self.report.progress("comparing with the first system", total=RANDOMISATION, unit="trials") as bar:
-                differences = compare_with_first(first.counts, counts, first.values, values, tick=bar.update)
+            trials = significance.RANDOMISATION
+            with self.report.progress("comparing with the first system", total=trials, unit="trials") as bar:
+                pair = (first.counts, counts, first.values, values)
+                differences = significance.compare_with_first(*pair, tick=bar.update)
             for metric_name, found in differences.items():
                 against = {"run": first.name, **found._asdict(), "significant": found.significant}
                 scores[metric_name]["against"] = against
@@ -463,7 +456,7 @@ def fit_buckets(numbers: Sequence[int], count: int = LENGTH_BUCKETS) -> list[tup
     return list(zip([min(numbers), *(end + 1 for end in ends[:-1])], ends, strict=True))
 
 
-def score_by_length(output: SystemOutput, counts: Counts) -> dict[str, Any]:
+def score_by_length(output: SystemOutput, counts: significance.Counts) -> dict[str, Any]:
     """Return every metric by the length of the source or, if it is not known, of the reference.
 
     Scores are computed from sums of the counts per line, so no line is processed again.
