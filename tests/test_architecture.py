@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "modules": ["config", "kernels"],
     "models": ["config", "kernels", "modules"],
     "decoding": ["config", "data"],
-    "smt": ["config"],
+    "smt": ["config", "data"],
     "recipe": ["config", "data", "models", "decoding"],
     "run_dir": ["config", "recipe"],
     "inference": [

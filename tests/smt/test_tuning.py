@@ -40,7 +40,7 @@ def rank(weights: Array) -> list[list[Derivation]]:
     return lists
 
 
-START = np.array([0.0, 1.0, -10.0])
+START = np.array([0.1, 0.9, -10.0])
 
 
 def test_weights_learn_which_feature_means_quality() -> None:
@@ -52,6 +52,11 @@ def test_weights_learn_which_feature_means_quality() -> None:
     assert best.weights[2] == -10.0
     assert np.abs(best.weights[:2]).sum() == pytest.approx(1.0)  # tuning keeps the scale
     assert len(tuned.curve) == 2  # and ends when a round finds nothing new
+
+
+def test_features_without_weight_stay_without() -> None:
+    tuned = tune_weights(rank, DEV, np.array([0.0, 1.0, 0.0]), rounds=1)
+    np.testing.assert_array_equal(tuned.tried[:, [0, 2]], 0.0)
 
 
 def test_the_expected_length_decides_how_long_translations_are() -> None:

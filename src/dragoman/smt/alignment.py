@@ -40,6 +40,7 @@ from dragoman.smt.symmetrization import SYMMETRIZATIONS, Links
 KINDS = {"ibm1": kernels.MODEL1, "ibm2": kernels.MODEL2, "diagonal": kernels.DIAGONAL, "hmm": kernels.HMM}
 AGREEMENT = "agreement"  # links by the posteriors of both directions, instead of a heuristic over two alignments
 BLOCK_CELLS = 40_000_000  # that are held at a time, with two numbers of four bytes each
+RUNS = 8  # parts of a block that threads work on
 PRUNE_BELOW = 1e-6  # entries less likely than this in both directions are dropped after two iterations of IBM Model 1
 PRIOR_LENGTH = 64  # sentences up to this length have a table of their own in IBM Model 2
 SMALLEST_SUM = 1e-30  # keeps divisions by nothing from failing
@@ -128,16 +129,16 @@ class Aligner:
     ) -> tuple[Array, Array, float]:
         """Return the posteriors of every cell in both directions, and the log-likelihood; add to the counts."""
         cells = self.read(block)
-        made: list[PositionCounts] = []
 
-        def work(first: int, last: int) -> float:
-            made.append(empty_counts(self.table, positions))
-            return float(kernels.infer_pairs(block, self.table, positions, agree, first, last, *cells, made[-1]))
+        def work(first: int, last: int) -> tuple[float, PositionCounts]:
+            made = empty_counts(self.table, positions)
+            return kernels.infer_pairs(block, self.table, positions, agree, first, last, *cells, made), made
 
-        likelihood = sum(self.run(np.diff(block.first_cell), work))
-        for part in made if counts else []:
-            for total, one in zip(counts or (), part, strict=True):
-                total += one
+        likelihood = 0.0
+        for found, made in self.run(np.diff(block.first_cell), work):
+            likelihood += found
+            for total, part in zip(counts or (), made if counts else (), strict=True):
+                total += part
         return *cells, likelihood
 
     def iterate(self, source: Side, target: Side, tick: Callable[[int], object] = id) -> float:
@@ -157,9 +158,12 @@ class Aligner:
         return likelihood / max(len(source.ids) + len(target.ids), 1)
 
     def run(self, weights: Array, work: Callable[..., Any], *before: Any, then: Sequence[Any] = ()) -> list[Any]:
-        """Call `work(*before, first, last, *then)` in threads, on runs of about the same weight; return all results."""
+        """Call `work(*before, first, last, *then)` in threads, on runs of about the same weight; return all results.
+
+        How many runs there are does not depend on the threads, so sums over them are the same on every machine.
+        """
         total = np.concatenate([[0], np.cumsum(weights)])
-        cuts = np.searchsorted(total, np.linspace(0, total[-1], self.threads + 1)[1:-1])
+        cuts = np.searchsorted(total, np.linspace(0, total[-1], RUNS + 1)[1:-1])
         edges = [0, *(int(cut) for cut in cuts), len(weights)]
         with ThreadPoolExecutor(self.threads) as pool:
             futures = [pool.submit(work, *before, *run, *then) for run in pairwise(edges)]

@@ -7,14 +7,17 @@ orientation of phrases, the language model, the distance of jumps, the number of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import islice, repeat
 from typing import NamedTuple
 
 import numpy as np
 
 from dragoman.config.settings import Settings, setting
+from dragoman.hardware import usable_cores
 from dragoman.smt import decoder_kernels as kernels
 from dragoman.smt.compiled import Array
 from dragoman.smt.decoder_kernels import NgramTrie, Options, SearchLimits
@@ -29,6 +32,7 @@ FEATURE_NAMES = (
 LM, DISTORTION, WORDS, PHRASES, UNKNOWNS = range(len(PHRASE_FEATURES) + 6, len(FEATURE_NAMES))
 REORDERING = slice(len(PHRASE_FEATURES), len(PHRASE_FEATURES) + 6)
 DEFAULT_WEIGHTS = np.array([0.2, 0.15, 0.2, 0.15, *[0.1] * 6, 0.45, 0.15, 0.8, -0.1, -10.0])
+SENTENCES_AT_A_TIME = 256
 NOISY_CHANNEL = np.array([0, 1, 0, 0, *[0] * 6, 1, 0.1, 0, 0, -100.0])  # P(source | target) P(target)
 
 
@@ -160,6 +164,13 @@ class PhraseDecoder:
         return Options(
             group, word_starts, target, static, estimate, np.where(known[:, None], self.reorder[index], 0.0)
         ), rows
+
+    def decode_all(self, sentences: Iterable[Sequence[str]], nbest: int = 1) -> Iterator[list[Derivation]]:
+        """Yield the best derivations of each sentence, in order; several sentences are decoded at a time."""
+        waiting = iter(sentences)
+        with ThreadPoolExecutor(usable_cores()) as pool:
+            while some := list(islice(waiting, SENTENCES_AT_A_TIME)):
+                yield from pool.map(self.decode, some, repeat(nbest))
 
     def decode(self, words: Sequence[str], nbest: int = 1) -> list[Derivation]:
         """Return the best derivations of a tokenised sentence, the best first."""

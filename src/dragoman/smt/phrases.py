@@ -11,9 +11,11 @@ link (Och and Ney 2004). Its features are logarithms:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from dragoman.smt.compiled import Array, compiled
 from dragoman.smt.ngram import estimate_discounts
@@ -114,6 +116,18 @@ class PhraseTable:
     reordering: Array  # options x 6: three orientations towards the phrase before, three towards the one after
     link_starts: Array  # where the links of each option start
     links: Array  # (source, target) positions inside the phrase
+
+    def save(self, path: Path) -> None:
+        """Write all arrays into a file."""
+        arrays = {name: value for name, value in vars(self).items() if name != "source"}
+        save_file({**arrays, **{f"trie.{name}": value for name, value in vars(self.source).items()}}, path)
+
+    @classmethod
+    def load(cls, path: Path) -> PhraseTable:
+        """Read a table that `save` wrote."""
+        arrays = load_file(path)
+        trie = Trie(**{name.removeprefix("trie."): arrays.pop(name) for name in list(arrays) if "." in name})
+        return cls(source=trie, **arrays)
 
 
 def build_table(

@@ -114,8 +114,8 @@ def tune_weights(
     """Translate with the weights `start`, then tune and translate `rounds` times; `best` of the result has the weights.
 
     `translate` returns n-best lists of the dev set for given weights. The lengths of references are multiplied by
-    `length_factor`. `keep` gets the state after every round, from which tuning can go on. It ends early where a round
-    finds no new translation.
+    `length_factor`. Features whose weight is 0 at the start are left out. `keep` gets the state after every round, from
+    which tuning can go on. Tuning ends early if a round finds no new translation.
     """
     state = state or TuningState.start(len(start))
     weights = start
@@ -124,7 +124,7 @@ def tune_weights(
             order = np.argsort(state.sentences, kind="stable")
             cuts = np.flatnonzero(np.diff(state.sentences[order])) + 1
             stats = state.stats * np.append(np.ones(2 * ORDER), length_factor)
-            lists = np.split(state.features[order], cuts), np.split(stats[order], cuts)
+            lists = np.split(state.features[order] * (start != 0), cuts), np.split(stats[order], cuts)
             weights = optimise_weights(*lists, state.tried[-1], seed + len(state.tried))
             # The scale of weights changes no translation, but how much the decoder prunes.
             moved = weights != start
