@@ -34,84 +34,6 @@ TILE = 64  # queries, and keys, of a tile of longer rows
 POSITIONS_PER_BLOCK = 16  # of a KV cache that are read at a time
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _keep(query_segment, key_segment, b, Q, K, CAUSAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the mask of row b: attend within the query's own sentence and, if causal, not to later keys."""
-    m, n = tl.arange(0, M), tl.arange(0, N)
-    own = tl.load(query_segment + b * Q + m, mask=m < Q, other=-1)
-    other = tl.load(key_segment + b * K + n, mask=n < K, other=-2)
-    keep = own[:, None] == other[None, :]
-    if CAUSAL:
-        keep = keep & (m[:, None] >= n[None, :])
-    return keep
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _tile(base, b, h, rows, row_stride, head_stride, token_stride, P: tl.constexpr, D: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return pointers to the tokens of a row and head, and which of them exist."""
-    p, d = tl.arange(0, P), tl.arange(0, D)
-    at = base + b.to(tl.int64) * row_stride + h * head_stride
-    return at + p[:, None] * token_stride + d[None, :], (p < rows)[:, None]
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _forward(  # type: ignore[no-untyped-def]
-    query, key, value, query_segment, key_segment, out, sums,
-    query_b, query_h, query_q, key_b, key_h, key_k, value_b, value_h, value_k,
-    H, Q, K, scale, CAUSAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
-):  # fmt: skip
-    b, h = tl.program_id(0) // H, tl.program_id(0) % H
-    at, real = _tile(query, b, h, Q, query_b, query_h, query_q, M, D)
-    q = tl.load(at, mask=real, other=0.0)
-    at, there = _tile(key, b, h, K, key_b, key_h, key_k, N, D)
-    k = tl.load(at, mask=there, other=0.0)
-    score = tl.dot(q, tl.trans(k)) * scale
-    score = tl.where(_keep(query_segment, key_segment, b, Q, K, CAUSAL, M, N), score, -1e30)
-    highest = tl.maximum(tl.max(score, 1), -1e29)  # padding may have no key: then all its weights are 0
-    weight = tl.exp2(score - highest[:, None])
-    total = tl.maximum(tl.sum(weight, 1), 1e-30)
-    at, there = _tile(value, b, h, K, value_b, value_h, value_k, N, D)
-    v = tl.load(at, mask=there, other=0.0)
-    read = tl.dot(weight.to(v.dtype), v) / total[:, None]
-    at, real = _tile(out, b, h, Q, Q * H * D, D, H * D, M, D)
-    tl.store(at, read.to(v.dtype), mask=real)
-    m = tl.arange(0, M)
-    tl.store(sums + tl.program_id(0) * Q + m, highest + tl.log2(total), mask=m < Q)
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def _backward(  # type: ignore[no-untyped-def]
-    query, key, value, query_segment, key_segment, out, sums, grad, query_grad, key_grad, value_grad,
-    query_b, query_h, query_q, key_b, key_h, key_k, value_b, value_h, value_k, grad_b, grad_h, grad_q,
-    query_grad_q, key_grad_k, value_grad_k, H, Q, K, scale, root,
-    CAUSAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
-):  # fmt: skip
-    b, h = tl.program_id(0) // H, tl.program_id(0) % H
-    m = tl.arange(0, M)
-    at, real = _tile(query, b, h, Q, query_b, query_h, query_q, M, D)
-    q = tl.load(at, mask=real, other=0.0)
-    at, there = _tile(key, b, h, K, key_b, key_h, key_k, N, D)
-    k = tl.load(at, mask=there, other=0.0)
-    total = tl.load(sums + tl.program_id(0) * Q + m, mask=m < Q, other=0.0)
-    score = tl.dot(q, tl.trans(k)) * scale
-    keep = _keep(query_segment, key_segment, b, Q, K, CAUSAL, M, N)
-    weight = tl.where(keep, tl.exp2(score - total[:, None]), 0.0)
-    at, real = _tile(grad, b, h, Q, grad_b, grad_h, grad_q, M, D)
-    g = tl.load(at, mask=real, other=0.0)
-    at, there = _tile(value, b, h, K, value_b, value_h, value_k, N, D)
-    v = tl.load(at, mask=there, other=0.0)
-    at, there = _tile(value_grad, b, h, K, K * value_grad_k, D, value_grad_k, N, D)
-    tl.store(at, tl.dot(tl.trans(weight.to(g.dtype)), g).to(v.dtype), mask=there)
-    at, real = _tile(out, b, h, Q, Q * H * D, D, H * D, M, D)
-    read = tl.load(at, mask=real, other=0.0)
-    mean = tl.sum(read.to(tl.float32) * g.to(tl.float32), 1)
-    score_grad = (weight * (tl.dot(g, tl.trans(v)) - mean[:, None]) * root).to(q.dtype)
-    at, real = _tile(query_grad, b, h, Q, Q * query_grad_q, D, query_grad_q, M, D)
-    tl.store(at, tl.dot(score_grad, k).to(q.dtype), mask=real)
-    at, there = _tile(key_grad, b, h, K, K * key_grad_k, D, key_grad_k, N, D)
-    tl.store(at, tl.dot(tl.trans(score_grad), q).to(k.dtype), mask=there)
-
-
 @triton.jit
 def _load_segments(segment, b, length, p, missing):  # type: ignore[no-untyped-def]
     """Load the segment ids of these tokens of row b."""
@@ -132,11 +54,66 @@ def _load(base, b, h, p, length, row_stride, head_stride, token_stride, D: tl.co
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _keep_tile(own, other, m, n, CAUSAL: tl.constexpr):  # type: ignore[no-untyped-def]
+def _store(base, b, h, p, length, row_stride, head_stride, token_stride, x, D: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Store x at these tokens of a row and head, as far as they exist."""
+    tl.store(_at(base, b, h, p, row_stride, head_stride, token_stride, D), x, mask=(p < length)[:, None])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _keep(own, other, m, n, CAUSAL: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the mask: attend within the query's own sentence and, if causal, not to later keys."""
     keep = own[:, None] == other[None, :]
     if CAUSAL:
         keep = keep & (m[:, None] >= n[None, :])
     return keep
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _forward(  # type: ignore[no-untyped-def]
+    query, key, value, query_segment, key_segment, out, sums,
+    query_b, query_h, query_q, key_b, key_h, key_k, value_b, value_h, value_k,
+    H, Q, K, scale, CAUSAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    b, h = tl.program_id(0) // H, tl.program_id(0) % H
+    m, n = tl.arange(0, M), tl.arange(0, N)
+    q = _load(query, b, h, m, Q, query_b, query_h, query_q, D)
+    k = _load(key, b, h, n, K, key_b, key_h, key_k, D)
+    score = tl.dot(q, tl.trans(k)) * scale
+    own, other = _load_segments(query_segment, b, Q, m, -1), _load_segments(key_segment, b, K, n, -2)
+    score = tl.where(_keep(own, other, m, n, CAUSAL), score, -1e30)
+    highest = tl.maximum(tl.max(score, 1), -1e29)  # padding may have no key: then all its weights are 0
+    weight = tl.exp2(score - highest[:, None])
+    total = tl.maximum(tl.sum(weight, 1), 1e-30)
+    v = _load(value, b, h, n, K, value_b, value_h, value_k, D)
+    read = tl.dot(weight.to(v.dtype), v) / total[:, None]
+    _store(out, b, h, m, Q, Q * H * D, D, H * D, read.to(v.dtype), D)
+    tl.store(sums + tl.program_id(0) * Q + m, highest + tl.log2(total), mask=m < Q)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _backward(  # type: ignore[no-untyped-def]
+    query, key, value, query_segment, key_segment, out, sums, grad, query_grad, key_grad, value_grad,
+    query_b, query_h, query_q, key_b, key_h, key_k, value_b, value_h, value_k, grad_b, grad_h, grad_q,
+    query_grad_q, key_grad_k, value_grad_k, H, Q, K, scale, root,
+    CAUSAL: tl.constexpr, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    b, h = tl.program_id(0) // H, tl.program_id(0) % H
+    m, n = tl.arange(0, M), tl.arange(0, N)
+    q = _load(query, b, h, m, Q, query_b, query_h, query_q, D)
+    k = _load(key, b, h, n, K, key_b, key_h, key_k, D)
+    total = tl.load(sums + tl.program_id(0) * Q + m, mask=m < Q, other=0.0)
+    score = tl.dot(q, tl.trans(k)) * scale
+    own, other = _load_segments(query_segment, b, Q, m, -1), _load_segments(key_segment, b, K, n, -2)
+    weight = tl.where(_keep(own, other, m, n, CAUSAL), tl.exp2(score - total[:, None]), 0.0)
+    g = _load(grad, b, h, m, Q, grad_b, grad_h, grad_q, D)
+    v = _load(value, b, h, n, K, value_b, value_h, value_k, D)
+    value_grads = tl.dot(tl.trans(weight.to(g.dtype)), g).to(v.dtype)
+    _store(value_grad, b, h, n, K, K * value_grad_k, D, value_grad_k, value_grads, D)
+    read = _load(out, b, h, m, Q, Q * H * D, D, H * D, D)
+    mean = tl.sum(read.to(tl.float32) * g.to(tl.float32), 1)
+    score_grad = (weight * (tl.dot(g, tl.trans(v)) - mean[:, None]) * root).to(q.dtype)
+    _store(query_grad, b, h, m, Q, Q * query_grad_q, D, query_grad_q, tl.dot(score_grad, k).to(q.dtype), D)
+    _store(key_grad, b, h, n, K, K * key_grad_k, D, key_grad_k, tl.dot(tl.trans(score_grad), q).to(k.dtype), D)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -154,7 +131,7 @@ def _forward_tiled(  # type: ignore[no-untyped-def]
     end = tl.minimum((tl.program_id(1) + 1) * TILE, K) if CAUSAL else K
     for start in range(0, end, TILE):
         n = start + tl.arange(0, TILE)
-        keep = _keep_tile(own, _load_segments(key_segment, b, K, n, -2), m, n, CAUSAL)
+        keep = _keep(own, _load_segments(key_segment, b, K, n, -2), m, n, CAUSAL)
         if tl.max(keep.to(tl.int32)) > 0:
             k = _load(key, b, h, n, K, key_b, key_h, key_k, D)
             score = tl.where(keep, tl.dot(q, tl.trans(k)) * scale, -1e30)
@@ -165,8 +142,7 @@ def _forward_tiled(  # type: ignore[no-untyped-def]
             read = read * rescale[:, None] + tl.dot(weight.to(v.dtype), v)
             highest = now
     total = tl.maximum(total, 1e-30)  # padding may have no key
-    at = _at(out, b, h, m, Q * H * D, D, H * D, D)
-    tl.store(at, (read / total[:, None]).to(q.dtype), mask=(m < Q)[:, None])
+    _store(out, b, h, m, Q, Q * H * D, D, H * D, (read / total[:, None]).to(q.dtype), D)
     tl.store(sums + tl.program_id(0) * Q + m, highest + tl.log2(total), mask=m < Q)
 
 
@@ -179,7 +155,6 @@ def _queries_back(  # type: ignore[no-untyped-def]
     """Compute the gradients of a tile of queries, and `means` (out . grad), which the keys' gradients need."""
     b, h = tl.program_id(0) // H, tl.program_id(0) % H
     m = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    real = (m < Q)[:, None]
     own = _load_segments(query_segment, b, Q, m, -1)
     q = _load(query, b, h, m, Q, query_b, query_h, query_q, D)
     g = _load(grad, b, h, m, Q, grad_b, grad_h, grad_q, D)
@@ -191,15 +166,14 @@ def _queries_back(  # type: ignore[no-untyped-def]
     end = tl.minimum((tl.program_id(1) + 1) * TILE, K) if CAUSAL else K
     for start in range(0, end, TILE):
         n = start + tl.arange(0, TILE)
-        keep = _keep_tile(own, _load_segments(key_segment, b, K, n, -2), m, n, CAUSAL)
+        keep = _keep(own, _load_segments(key_segment, b, K, n, -2), m, n, CAUSAL)
         if tl.max(keep.to(tl.int32)) > 0:
             k = _load(key, b, h, n, K, key_b, key_h, key_k, D)
             v = _load(value, b, h, n, K, value_b, value_h, value_k, D)
             weight = tl.where(keep, tl.exp2(tl.dot(q, tl.trans(k)) * scale - total[:, None]), 0.0)
             score_grad = weight * (tl.dot(g, tl.trans(v)) - mean[:, None]) * root
             grad_total += tl.dot(score_grad.to(k.dtype), k)
-    at = _at(query_grad, b, h, m, Q * query_grad_q, D, query_grad_q, D)
-    tl.store(at, grad_total.to(q.dtype), mask=real)
+    _store(query_grad, b, h, m, Q, Q * query_grad_q, D, query_grad_q, grad_total.to(q.dtype), D)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -211,14 +185,13 @@ def _keys_back(  # type: ignore[no-untyped-def]
     """Compute the gradients of a tile of keys and values."""
     b, h = tl.program_id(0) // H, tl.program_id(0) % H
     n = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    there = (n < K)[:, None]
     other = _load_segments(key_segment, b, K, n, -2)
     k = _load(key, b, h, n, K, key_b, key_h, key_k, D)
     v = _load(value, b, h, n, K, value_b, value_h, value_k, D)
     key_total, value_total = tl.zeros([TILE, D], tl.float32), tl.zeros([TILE, D], tl.float32)
     for start in range(tl.program_id(1) * TILE if CAUSAL else 0, Q, TILE):
         m = start + tl.arange(0, TILE)
-        keep = _keep_tile(_load_segments(query_segment, b, Q, m, -1), other, m, n, CAUSAL)
+        keep = _keep(_load_segments(query_segment, b, Q, m, -1), other, m, n, CAUSAL)
         if tl.max(keep.to(tl.int32)) > 0:
             q = _load(query, b, h, m, Q, query_b, query_h, query_q, D)
             g = _load(grad, b, h, m, Q, grad_b, grad_h, grad_q, D)
@@ -228,10 +201,8 @@ def _keys_back(  # type: ignore[no-untyped-def]
             value_total += tl.dot(tl.trans(weight.to(g.dtype)), g)
             score_grad = (weight * (tl.dot(g, tl.trans(v)) - mean[:, None]) * root).to(q.dtype)
             key_total += tl.dot(tl.trans(score_grad), q)
-    at = _at(key_grad, b, h, n, K * key_grad_k, D, key_grad_k, D)
-    tl.store(at, key_total.to(k.dtype), mask=there)
-    at = _at(value_grad, b, h, n, K * value_grad_k, D, value_grad_k, D)
-    tl.store(at, value_total.to(v.dtype), mask=there)
+    _store(key_grad, b, h, n, K, K * key_grad_k, D, key_grad_k, key_total.to(k.dtype), D)
+    _store(value_grad, b, h, n, K, K * value_grad_k, D, value_grad_k, value_total.to(v.dtype), D)
 
 
 def _single_tile(q_BHQD: Tensor, k_BHKD: Tensor, causal: bool) -> dict[str, Any]:
