@@ -29,29 +29,20 @@ if TYPE_CHECKING:
     from dragoman.types import PairScore as PairScore
     from dragoman.types import Score as Score
 
-_MODULES = {
-    "Classifier": "inference.single_sequence",
-    "Continuation": "inference.single_sequence",
-    "Generator": "inference.single_sequence",
-    "Hypothesis": "types",
-    "Line": "types",
-    "Pair": "types",
-    "PairScore": "types",
-    "Recipe": "recipe",
-    "SampleSettings": "config.settings",
-    "Score": "types",
-    "Translator": "inference.translator",
-    "UserError": "errors",
-    "Verdict": "inference.single_sequence",
-    "evaluate": "evaluation.systems",
-    "export": "inference.export",
-    "load": "inference.loading",
-    "score": "inference.loading",
-    "train": "training.trainer",
+_EXPORTS = {
+    "config.settings": "SampleSettings",
+    "errors": "UserError",
+    "evaluation.systems": "evaluate",
+    "inference.export": "export",
+    "inference.loading": "load score",
+    "inference.single_sequence": "Classifier Continuation Generator Verdict",
+    "inference.translator": "Translator",
+    "recipe": "Recipe",
+    "training.trainer": "train",
+    "types": "Hypothesis Line Pair PairScore Score",
 }
-__all__ = [
-    *_MODULES,
-]
+_MODULES = {name: module for module, names in _EXPORTS.items() for name in names.split()}
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

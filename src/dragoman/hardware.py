@@ -157,11 +157,8 @@ def release_memory() -> None:
 
 def resident_memory() -> int:
     """Return the resident memory of this process in bytes; 0 if unknown."""
-    try:
-        pages = Path("/proc/self/statm").read_text().split()[1]
-    except OSError:
-        return 0
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+    words = read_words(Path("/proc/self/statm"))
+    return int(words[1]) * os.sysconf("SC_PAGE_SIZE") if words else 0
 
 
 def total_memory(device: torch.device) -> int:

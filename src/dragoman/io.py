@@ -52,12 +52,11 @@ CACHE_ENTRIES = {  # kind of a cache entry -> pattern of its name
 def temporary_beside(path: Path) -> Iterator[Path]:
     """Yield a path that does not exist yet, in a new temporary folder beside `path`; remove both at the end."""
     holder = Path(tempfile.mkdtemp(SUFFIX, f".{path.name[:KEPT_OF_NAME]}.", path.parent))
-    handle = os.open(holder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        _lock(handle)
-        yield holder / path.name
+        with _open(holder) as handle:
+            _lock(handle)
+            yield holder / path.name
     finally:
-        os.close(handle)
         shutil.rmtree(holder, ignore_errors=True)
 
 
@@ -154,14 +153,21 @@ def remove_unused(path: Path) -> bool:
     Commands lock the folders that they use. On a disk without locks, a temporary folder counts as in use for a day
     after its creation.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
+    with _open(path, os.O_DIRECTORY | os.O_NOFOLLOW) as handle:
         locked = _lock(handle)
         recent = is_temporary(path) and time.time() - os.fstat(handle).st_mtime < ABANDONED
         if locked is False or (locked is None and recent):
             return False
         shutil.rmtree(path)
         return True
+
+
+@contextmanager
+def _open(path: Path, flags: int = os.O_DIRECTORY) -> Iterator[int]:
+    """Yield a handle of a folder, or with other flags of a file; closing it removes its locks."""
+    handle = os.open(path, os.O_RDONLY | flags)
+    try:
+        yield handle
     finally:
         os.close(handle)
 
@@ -189,26 +195,20 @@ def lock_folder(folder: Path, refusal: str) -> Iterator[bool]:
         made = True
     except FileExistsError:
         made = False
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with _open(folder) as handle:
         if _lock(handle) is False:
             raise UserError(refusal)
         yield made
-    finally:
-        os.close(handle)
 
 
 @contextmanager
 def share_folder(folder: Path) -> Iterator[None]:
     """Create a folder if needed and mark it as in use with a shared lock, which several processes may hold."""
     folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with _open(folder) as handle:
         with suppress(OSError):  # some network disks have no locks
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
         yield
-    finally:
-        os.close(handle)
 
 
 def check_plain(path: Path) -> None:
@@ -273,11 +273,8 @@ def _read_umask() -> int:
 
 
 def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
+    with _open(path, flags=0) as handle:
         os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 Watch = Callable[[Callable[[], int]], None]
