@@ -11,7 +11,7 @@ import torch
 from dragoman.config.settings import TrainSettings
 from dragoman.models.base import collect_tensors
 from dragoman.training.execution import ExecutionPlan
-from dragoman.training.optim import OPTIMIZERS, use
+from dragoman.training.optim import OPTIMIZERS, OptimizerFactory
 from dragoman.training.step import WARMUP_CALLS, Stepper, fetch_metrics
 from dragoman.types import Batch
 from tolerance import same
@@ -65,7 +65,7 @@ def compare(section: Section, **settings: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def _stock_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(OPTIMIZERS, "nadam", use(torch.optim.NAdam))
+    monkeypatch.setitem(OPTIMIZERS, "nadam", OptimizerFactory(torch.optim.NAdam))
 
 
 @pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "nadam"])

@@ -17,6 +17,7 @@ from dragoman.models.transformer import TransformerSettings
 from dragoman.training.optim import (
     OPTIMIZERS,
     SCHEDULES,
+    OptimizerFactory,
     check_optimization,
     clip_gradients,
     compute_gradient_norm,
@@ -136,6 +137,38 @@ def test_settings_reach_the_optimizer(name: str) -> None:
         assert group["weight_decay"] == 0.5
         if "betas" in group:
             assert group["betas"] == (0.9, 0.75)
+
+
+def test_an_optimizer_with_settings_of_its_own_is_one_registry_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    nadam = OptimizerFactory(torch.optim.NAdam, own={"momentum_decay": 0.004})
+    monkeypatch.setitem(OPTIMIZERS, "nadam", nadam)
+    for options, expected in (({}, 0.004), ({"momentum_decay": 0.125}, 0.125)):
+        settings = TrainSettings(optimizer="nadam", optimizer_options=options)
+        check_optimization(settings, TransformerSettings())
+        [group] = nadam({"x": torch.zeros(2, requires_grad=True)}, settings).param_groups
+        assert group["momentum_decay"] == expected
+        assert group["betas"] == (0.9, settings.beta2)
+
+
+@EVERY_OPTIMIZER
+def test_an_option_that_an_optimizer_does_not_have_is_refused(name: str) -> None:
+    settings = TrainSettings(optimizer=name, optimizer_options={"momentun": 0.5})
+    with pytest.raises(UserError, match=f"train.optimizer={name} has no option 'momentun'"):
+        check_optimization(settings, TransformerSettings())
+
+
+def test_muon_has_the_momentum_that_is_set() -> None:
+    assert OPTIMIZERS["muon"].own == {"momentum": 0.95}
+    torch.manual_seed(1)
+    found = []
+    for momentum in (0.95, 0.5):
+        x = torch.zeros(3, 4, requires_grad=True)
+        optimizer = OPTIMIZERS["muon"]({"x.weight": x}, TrainSettings(optimizer_options={"momentum": momentum}))
+        x.grad = torch.ones(3, 4)
+        optimizer.step()
+        found.append(optimizer.state[x]["momentum_buffer"])
+    same(found[0], torch.full((3, 4), 0.05))
+    same(found[1], torch.full((3, 4), 0.5))
 
 
 @EVERY_OPTIMIZER

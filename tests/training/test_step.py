@@ -12,7 +12,7 @@ from torch import Tensor
 from dragoman.config.settings import TrainSettings
 from dragoman.models.base import collect_tensors
 from dragoman.training.execution import ExecutionPlan
-from dragoman.training.optim import OPTIMIZERS, use
+from dragoman.training.optim import OPTIMIZERS, OptimizerFactory
 from dragoman.training.step import Stepper, fetch_metrics
 from dragoman.types import Batch
 from tolerance import differ, same
@@ -76,7 +76,7 @@ EVERY_OPTIMIZER = pytest.mark.parametrize("optimizer", [*OPTIMIZERS, "nadam"])
 @pytest.fixture(autouse=True)
 def _stock_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
     """An optimizer that knows nothing of this project is registered with one line."""
-    monkeypatch.setitem(OPTIMIZERS, "nadam", use(torch.optim.NAdam))
+    monkeypatch.setitem(OPTIMIZERS, "nadam", OptimizerFactory(torch.optim.NAdam))
 
 
 @EVERY_OPTIMIZER

@@ -338,6 +338,7 @@ class TrainSettings(Settings):
     lr: Positive = setting(5e-4, "peak learning rate")
     warmup: Amount = setting(1000, "steps")
     optimizer: str = setting("adamw", "update rule")
+    optimizer_options: dict[str, float] = setting({}, "of the optimizer alone, such as {momentum: 0.9} of muon")
     beta2: Fraction = setting(0.98, "decay of the running mean of squared gradients")
     weight_decay: float = setting(0.0, "of the optimizer", ge=0)
     schedule: str = setting("inverse_sqrt", "of the learning rate after warmup")

@@ -12,18 +12,19 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from dragoman.config.settings import Settings, TrainSettings
+from dragoman.config.settings import Settings, TrainSettings, suggest_name
 from dragoman.errors import UserError
 from dragoman.training.execution import gather_like, is_sharded, shard_like, to_local
 
-MOMENTUM = 0.95
+FUSED_ADAM: dict[str, Any] = {"eps": 1e-9, "fused": True}
 NEWTON_SCHULZ_STEPS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic, which brings singular values near 1 in few iterations
 ADAMW_RMS = 0.2  # root mean square of AdamW's updates
@@ -37,15 +38,24 @@ class Muon(AdamW):
     """Muon for matrices, AdamW for all other parameters. Like fused AdamW, it skips the step if `found_inf` is 1."""
 
     def __init__(
-        self, named: Mapping[str, Tensor], *, lr: float | Tensor, beta2: float, weight_decay: float, capturable: bool
+        self,
+        named: Iterable[tuple[str, Tensor]],
+        lr: float | Tensor,
+        betas: tuple[float, float],
+        weight_decay: float,
+        capturable: bool,
+        momentum: float,
     ) -> None:
-        self.blocks = {id(param): count_blocks(name) for name, param in named.items() if is_matrix(name, param)}
-        matrices = [param for param in named.values() if id(param) in self.blocks]
-        rest = [param for param in named.values() if id(param) not in self.blocks]
-        groups: list[dict[str, Any]] = [{"params": params} for params in (rest, matrices)]
-        super().__init__(
-            groups, lr=lr, betas=(0.9, beta2), eps=1e-9, weight_decay=weight_decay, fused=True, capturable=capturable
-        )
+        self.momentum = momentum
+        self.blocks: dict[int, int] = {}  # by the id of a matrix
+        rest, matrices = list[Tensor](), list[Tensor]()
+        for name, param in named:
+            if param.dim() == 2 and not name.endswith(ADAMW_SUFFIXES):
+                module, _, parameter = name.rpartition(".")
+                self.blocks[id(param)] = BLOCKS.get(module.rpartition(".")[2], 1) if parameter == "weight" else 1
+            (matrices if id(param) in self.blocks else rest).append(param)
+        groups: list[dict[str, Any]] = [{"params": rest}, {"params": matrices}]
+        super().__init__(groups, lr, betas, weight_decay=weight_decay, capturable=capturable, **FUSED_ADAM)
 
     __setstate__ = Optimizer.__setstate__  # AdamW's method expects a step count, which matrices do not have
 
@@ -77,8 +87,8 @@ class Muon(AdamW):
         if found_inf is not None:
             grad_KRC = torch.where(found_inf > 0, 0.0, grad_KRC)
         momentum_KRC = torch.stack(buffers)
-        momentum_KRC = momentum_KRC + (grad_KRC - momentum_KRC) * ((1 - MOMENTUM) * scale)
-        nesterov_KRC = grad_KRC.lerp(momentum_KRC, MOMENTUM)
+        momentum_KRC = momentum_KRC + (grad_KRC - momentum_KRC) * ((1 - self.momentum) * scale)
+        nesterov_KRC = grad_KRC.lerp(momentum_KRC, self.momentum)
         update_KRC = self.orthogonalize_sharded(nesterov_KRC, matrices)
         torch._foreach_copy_(buffers, list(momentum_KRC))
         torch._foreach_mul_(weights, 1 - lr * decay * scale)
@@ -94,16 +104,6 @@ class Muon(AdamW):
         if not sharded:
             return out_KAC
         return torch.stack([to_local(shard_like(*pair)) for pair in zip(out_KAC, like, strict=True)])
-
-
-def is_matrix(name: str, parameter: Tensor) -> bool:
-    return parameter.dim() == 2 and not name.endswith(ADAMW_SUFFIXES)
-
-
-def count_blocks(name: str) -> int:
-    """Return how many matrices are stacked along the rows of a weight."""
-    module, _, parameter = name.rpartition(".")
-    return BLOCKS.get(module.rpartition(".")[2], 1) if parameter == "weight" else 1
 
 
 def orthogonalize(x_KRC: Tensor) -> Tensor:
@@ -131,44 +131,39 @@ class CapturableSGD(SGD):
             torch._foreach_sub_(weights, torch._foreach_mul(grads, group["lr"]))
 
 
-NamedParameters = Mapping[str, Tensor]
-MakeOptimizer = Callable[[NamedParameters, TrainSettings], Optimizer]
+@dataclass(frozen=True)
+class OptimizerFactory:
+    """A registry entry: a class of optimizers that take named parameters, as those of `torch.optim` do.
+
+    The constructor gets those settings that it accepts, the fixed `options`, and the optimizer's own settings: `own`
+    has their defaults, and train.optimizer_options changes them.
+    """
+
+    kind: type[Optimizer]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    own: Mapping[str, float] = field(default_factory=dict)
+
+    def __call__(self, named: Mapping[str, Tensor], settings: TrainSettings) -> Optimizer:
+        """Return an optimizer of these parameters. For CUDA graphs the learning rate is a tensor."""
+        parameter = next(iter(named.values()))
+        tensor_lr = parameter.is_cuda and not is_sharded(parameter)
+        common = {
+            "lr": torch.tensor(settings.lr, device=parameter.device) if tensor_lr else settings.lr,
+            "betas": (0.9, settings.beta2),
+            "weight_decay": settings.weight_decay,
+            "capturable": parameter.is_cuda,
+        }
+        accepted = inspect.signature(self.kind).parameters
+        common = {name: value for name, value in common.items() if name in accepted}
+        make: Callable[..., Optimizer] = self.kind
+        return make(named.items(), **common, **self.options, **{**self.own, **settings.optimizer_options})
 
 
-def _common_options(named: NamedParameters, settings: TrainSettings) -> dict[str, Any]:
-    """Return the options that many optimizers share. For CUDA graphs the learning rate is a tensor."""
-    parameter = next(iter(named.values()))
-    tensor_lr = parameter.is_cuda and not is_sharded(parameter)
-    return {
-        "lr": torch.tensor(settings.lr, device=parameter.device) if tensor_lr else settings.lr,
-        "betas": (0.9, settings.beta2),
-        "weight_decay": settings.weight_decay,
-        "capturable": parameter.is_cuda,
-    }
-
-
-def use(kind: type[Optimizer], **options: Any) -> MakeOptimizer:
-    """Return a registry entry for a class of `torch.optim`, which gets the settings that its constructor accepts."""
-
-    def make(named: NamedParameters, settings: TrainSettings) -> Optimizer:
-        accepted = inspect.signature(kind).parameters
-        common = {k: v for k, v in _common_options(named, settings).items() if k in accepted}
-        return kind(list(named.values()), **common | options)
-
-    return make
-
-
-def make_muon(named: NamedParameters, settings: TrainSettings) -> Optimizer:
-    common = _common_options(named, settings)
-    del common["betas"]
-    return Muon(named, beta2=settings.beta2, **common)
-
-
-OPTIMIZERS: dict[str, MakeOptimizer] = {
-    "sgd": use(CapturableSGD),
-    "adam": use(Adam, eps=1e-9, fused=True),
-    "adamw": use(AdamW, eps=1e-9, fused=True),
-    "muon": make_muon,
+OPTIMIZERS: dict[str, OptimizerFactory] = {
+    "sgd": OptimizerFactory(CapturableSGD),
+    "adam": OptimizerFactory(Adam, FUSED_ADAM),
+    "adamw": OptimizerFactory(AdamW, FUSED_ADAM),
+    "muon": OptimizerFactory(Muon, own={"momentum": 0.95}),
 }
 
 
@@ -259,6 +254,12 @@ def check_optimization(settings: TrainSettings, model: Settings) -> None:
         raise UserError(
             f"train.average={settings.average} needs as many checkpoints, "
             f"but train.keep={settings.keep}; raise train.keep"
+        )
+    own = OPTIMIZERS[settings.optimizer].own
+    if unknown := [name for name in settings.optimizer_options if name not in own]:
+        raise UserError(
+            f"train.optimizer={settings.optimizer} has no option {unknown[0]!r}{suggest_name(unknown[0], own)} "
+            f"(there are: {', '.join(own) or 'none'})"
         )
     query, value = (getattr(model, f"{name}_width", 0) or getattr(model, "width", 0) for name in ("query", "value"))
     if settings.optimizer == "muon" and query != value:
