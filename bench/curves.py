@@ -1,22 +1,22 @@
-"""Does the fast path learn what the readable path learns? Loss curves of both, over several seeds.
+"""Compare the loss curves of the fast training path with those of the reference path, over several seeds.
 
     python bench/curves.py --out runs/curves --keep bench/results/2026-11-15-curves-h200
     python bench/curves.py --recipe recipes/multi30k-en-de.yaml --set data.train.source=F ... --out runs/curves
     python bench/curves.py --again bench/results/2026-11-15-curves-h200.json
 
-The same recipe is trained in two ways: as it is, with all that makes it fast, and as it can be read, with the reference
-attention, the plain loss, float32, and nothing compiled. The curves are smoothed over --smooth steps. At each step the
-means of the two ways may differ by less than seeds do: the distance from the lowest to the highest of the readable
-runs, which is smoothed five times as far, because three curves cross by chance. The exit code is 1 where they do not.
-Three seeds at each of many steps break such a rule by chance too. So there is a control, further seeds of the readable
-way: for each choice of three of all these, the mean of the others is held to the same rule. How that came out is told
-and drawn beside the verdict, which it does not change.
+The same recipe is trained on two paths: "fast", as it is, and "readable", with the reference attention, the plain loss,
+float32 and no compilation. Curves are smoothed over --smooth steps. The criterion: at every step, the means of the two
+paths differ by less than the spread of seeds, the distance between the lowest and the highest readable run. The spread
+is smoothed over five times as many steps, because three curves cross by chance. The exit code is 1 if it is violated.
+With three seeds and many steps, the criterion can also be violated by chance. A control estimates how often: with
+further seeds of the readable path, for each choice of three seeds, the mean of the others is tested in the same way.
+The control is reported and drawn, and does not change the exit code.
 
-On a GPU both sides share whatever has no setting, such as CUDA graphs (training/step.py) and the dropout kernel
-(kernels/rowwise_triton.py), so these curves say nothing about those.
+On a GPU, both paths use CUDA graphs (training/step.py) and the dropout kernel (kernels/rowwise_triton.py), which have
+no setting to switch them off, so this benchmark does not test them.
 
-Runs that are finished are not run again, and what was stopped goes on. --keep leaves a JSON file, a short report and a
-figure (which needs `pip install 'dragoman[figures]'`); --again makes the last two from the first.
+Finished runs are not repeated and interrupted ones are resumed. --keep writes a JSON file, a short report and a figure
+(which needs `pip install 'dragoman[figures]'`); --again makes report and figure from the JSON file.
 
 Shapes   P paths   S seeds   K points of a curve   C choices of seeds
 """
@@ -43,9 +43,9 @@ PATHS: dict[str, list[str]] = {
     "fast": [],
 }
 COLOURS = {"readable": "#3465a4", "fast": "#ce5c00"}
-OTHER_ENDS = ("epochs", "minutes", "flops", "patience")  # of a run, beside its steps
-LOG_EVERY = 10  # steps to a point of a curve
-WIDER = 5  # times as far as the curves, the spread of seeds is smoothed
+OTHER_LIMITS = ("epochs", "minutes", "flops", "patience")  # limits of a run other than train.steps
+LOG_EVERY = 10  # steps between two points of a curve
+SPREAD_SMOOTHING = 5  # times the smoothing of the curves
 Curves = NDArray[np.float64]
 
 
@@ -54,17 +54,17 @@ class Run(NamedTuple):
     seed: int
     folder: Path
 
-    def settings(self, asked: argparse.Namespace) -> list[str]:
-        """Whatever ends the recipe, this run ends after so many steps."""
-        ends = [f"train.steps={asked.steps}", *(f"train.{end}=0" for end in OTHER_ENDS)]
-        rhythm = [f"train.validate_every={asked.steps}", "train.validate_lines=0", "train.metric=loss"]
-        told = [f"train.save_every={asked.steps}", f"train.log_every={LOG_EVERY}", f"train.seed={self.seed}"]
-        return [*ends, *rhythm, *told, *asked.set, *PATHS[self.path]]
+    def settings(self, options: argparse.Namespace) -> list[str]:
+        """Return the overrides of this run. It ends after --steps steps, whatever limits the recipe has."""
+        ends = [f"train.steps={options.steps}", *(f"train.{end}=0" for end in OTHER_LIMITS)]
+        validation = [f"train.validate_every={options.steps}", "train.validate_lines=0", "train.metric=loss"]
+        other = [f"train.save_every={options.steps}", f"train.log_every={LOG_EVERY}", f"train.seed={self.seed}"]
+        return [*ends, *validation, *other, *options.set, *PATHS[self.path]]
 
-    def train(self, asked: argparse.Namespace) -> str:
-        """What it says at its end."""
-        command = [sys.executable, "-m", "dragoman", "train", asked.recipe, "--out", str(self.folder), "--resume"]
-        done = subprocess.run([*command, *self.settings(asked)], capture_output=True, text=True, check=False)
+    def train(self, options: argparse.Namespace) -> str:
+        """Train the run; return the last line of its log."""
+        command = [sys.executable, "-m", "dragoman", "train", options.recipe, "--out", str(self.folder), "--resume"]
+        done = subprocess.run([*command, *self.settings(options)], capture_output=True, text=True, check=False)
         if done.returncode:
             raise SystemExit(f"{self.folder} failed:\n{done.stderr[-2000:]}")
         return f"{self.path}, seed {self.seed}: {done.stderr.splitlines()[-1]}"
@@ -74,27 +74,30 @@ class Run(NamedTuple):
         return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
-def trained(asked: argparse.Namespace) -> dict[str, Any]:
-    """All runs, a few at a time; their losses as the trainer logged them."""
-    seeds = {"readable": [*asked.seeds, *asked.control], "fast": asked.seeds}
-    runs = [Run(path, seed, asked.out / f"{path}-{seed}") for path in PATHS for seed in seeds[path]]
-    asked.out.mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(asked.at_once) as pool:
-        for said in pool.map(lambda run: run.train(asked), runs):
-            print(said, flush=True)
+def train_all(options: argparse.Namespace) -> dict[str, Any]:
+    """Train all runs, --at-once at a time; return the losses that the trainer logged."""
+    seeds = {"readable": [*options.seeds, *options.control], "fast": options.seeds}
+    runs = [Run(path, seed, options.out / f"{path}-{seed}") for path in PATHS for seed in seeds[path]]
+    options.out.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(options.at_once) as pool:
+        for line in pool.map(lambda run: run.train(options), runs):
+            print(line, flush=True)
     logged = {run: run.events("train") for run in runs}
     losses = {run: [round(event["loss"], 5) for event in events] for run, events in logged.items()}
-    control, runs = [run for run in runs if run.seed in asked.control], [run for run in runs if run.seed in asked.seeds]
+    control, runs = (
+        [run for run in runs if run.seed in options.control],
+        [run for run in runs if run.seed in options.seeds],
+    )
     found: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{asked.machine}, Python {platform.python_version()}",
-        "recipe": Path(asked.recipe).name,
-        "settings": [item for item in asked.set if not item.startswith("data.")],  # where files lie on a machine
+        "machine": f"{options.machine}, Python {platform.python_version()}",
+        "recipe": Path(options.recipe).name,
+        "settings": [item for item in options.set if not item.startswith("data.")],  # without paths of this machine
         "readable": PATHS["readable"],
-        "seeds": asked.seeds,
+        "seeds": options.seeds,
         "steps": [event["step"] for event in logged[runs[0]]],
         "loss": {p: [losses[r] for r in runs if r.path == p] for p in PATHS},
-        "control": {"seeds": asked.control, "loss": [losses[r] for r in control]},
+        "control": {"seeds": options.control, "loss": [losses[r] for r in control]},
         "dev_loss": {p: [r.events("validate")[-1]["loss"] for r in runs if r.path == p] for p in PATHS},
         "tokens_per_second": {
             p: [int(np.median([e["tokens_per_second"] for e in logged[r]])) for r in runs if r.path == p] for p in PATHS
@@ -103,8 +106,8 @@ def trained(asked: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-def smoothed(values: Curves, points: int) -> Curves:
-    """The mean of so many points around each along the last axis; of fewer at the ends."""
+def smooth_curves(values: Curves, points: int) -> Curves:
+    """Return the moving average over `points` points along the last axis, over fewer at the ends."""
     ones = np.ones(min(points, values.shape[-1]))
     count_K = np.convolve(np.ones(values.shape[-1]), ones, "same")
     return np.apply_along_axis(lambda row: np.convolve(row, ones, "same") / count_K, -1, values)
@@ -112,29 +115,29 @@ def smoothed(values: Curves, points: int) -> Curves:
 
 class Comparison(NamedTuple):
     step_K: Curves
-    curves: dict[str, Curves]  # by path, one row to a seed, smoothed
-    differs_K: Curves  # the means of the two paths
-    spread_K: Curves  # the readable seeds, from the lowest to the highest
-    pair: float  # the largest distance of two runs of one seed
-    control_CK: Curves  # what share_K is of two paths, for each choice of seeds of the readable one and its others
+    curves: dict[str, Curves]  # path -> smoothed losses, one row per seed
+    differs_K: Curves  # difference between the means of the two paths
+    spread_K: Curves  # distance between the lowest and the highest readable seed
+    pair: float  # largest difference between two runs of the same seed
+    control_CK: Curves  # like ratio_K, for each choice of readable seeds against the other readable seeds
 
     @property
-    def share_K(self) -> Curves:
+    def ratio_K(self) -> Curves:
         return self.differs_K / self.spread_K
 
     @property
-    def share(self) -> float:
-        return float(self.share_K.max())
+    def max_ratio(self) -> float:
+        return float(self.ratio_K.max())
 
     @property
-    def held(self) -> bool:
-        return self.share < 1
+    def passed(self) -> bool:
+        return self.max_ratio < 1
 
     def __str__(self) -> str:
-        at, largest = int(self.share_K.argmax()), int(self.differs_K.argmax())
-        verdict = "less" if self.held else "MORE"
-        told = (
-            f"The two paths differ {verdict} than seeds do: by at most {self.share:.2f} of their spread, at step "
+        at, largest = int(self.ratio_K.argmax()), int(self.differs_K.argmax())
+        verdict = "less" if self.passed else "MORE"
+        text = (
+            f"The two paths differ {verdict} than seeds do: by at most {self.max_ratio:.2f} of their spread, at step "
             f"{self.step_K[at]:.0f}, where the means differ by {self.differs_K[at]:.4f} nats and seeds by "
             f"{self.spread_K[at]:.4f}. The largest difference of the means is {self.differs_K[largest]:.4f} (seeds: "
             f"{self.spread_K[largest]:.4f}), the average one {self.differs_K.mean():.4f} (seeds: "
@@ -142,27 +145,27 @@ class Comparison(NamedTuple):
         )
         if len(self.control_CK):
             most_C = self.control_CK.max(1)
-            told += (
+            text += (
                 f" The control: of {len(most_C)} choices of seeds of the readable path, against its others, "
-                f"{(most_C >= 1).sum()} break the same rule and {(most_C > self.share).sum()} "
+                f"{(most_C >= 1).sum()} break the same rule and {(most_C > self.max_ratio).sum()} "
                 f"by more than the two paths do. At most they differ by {most_C.min():.2f} to {most_C.max():.2f} of "
                 f"their spread (median {np.median(most_C):.2f}), on average over the curve by "
-                f"{self.control_CK.mean():.2f}, and the two paths by {self.share_K.mean():.2f}."
+                f"{self.control_CK.mean():.2f}, and the two paths by {self.ratio_K.mean():.2f}."
             )
-        return told
+        return text
 
 
-def compared(found: dict[str, Any], smooth: int) -> Comparison:
+def compare(found: dict[str, Any], smooth: int) -> Comparison:
     points = max(smooth // LOG_EVERY, 1)
     steps = np.array(found["steps"], dtype=float)
-    curves = {path: smoothed(np.array(rows), points) for path, rows in found["loss"].items()}
+    curves = {path: smooth_curves(np.array(rows), points) for path, rows in found["loss"].items()}
     readable_SK, fast_SK = curves["readable"], curves["fast"]
 
     def spread(of_SK: Curves) -> Curves:
-        return smoothed(np.ptp(of_SK, axis=0), WIDER * points)
+        return smooth_curves(np.ptp(of_SK, axis=0), SPREAD_SMOOTHING * points)
 
     others = found.get("control", {}).get("loss", [])
-    all_SK = np.concatenate([readable_SK, smoothed(np.array(others), points)]) if others else readable_SK
+    all_SK = np.concatenate([readable_SK, smooth_curves(np.array(others), points)]) if others else readable_SK
     control = []
     for chosen in combinations(range(len(all_SK)), len(readable_SK)) if others else ():
         own_SK, rest_SK = all_SK[list(chosen)], np.delete(all_SK, chosen, axis=0)
@@ -196,7 +199,7 @@ def report(found: dict[str, Any], made: Comparison) -> str:
 
 
 def draw(made: Comparison, file: Path) -> None:
-    """Above, the mean of each path in the band of its seeds; below, how far apart they are, beside the spread."""
+    """Draw the mean and range of the seeds of each path, and below the difference of the means by the spread."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -208,14 +211,14 @@ def draw(made: Comparison, file: Path) -> None:
     for path, curve_SK in made.curves.items():
         above.fill_between(made.step_K, curve_SK.min(0), curve_SK.max(0), color=COLOURS[path], alpha=0.25, linewidth=0)
         above.plot(made.step_K, curve_SK.mean(0), color=COLOURS[path], label=f"{path}: mean, lowest to highest seed")
-    below.plot(made.step_K, made.share_K, color=COLOURS["fast"], label="difference of the two means", zorder=3)
+    below.plot(made.step_K, made.ratio_K, color=COLOURS["fast"], label="difference of the two means", zorder=3)
     below.axhline(1, color=COLOURS["readable"], linestyle="dashed", label="spread of the readable seeds")
-    for number, share_K in enumerate(made.control_CK):
+    for number, ratio_K in enumerate(made.control_CK):
         label = "the same of readable seeds among themselves" if number == 0 else None
-        below.plot(made.step_K, share_K, color="#888a85", linewidth=0.5, alpha=0.5, label=label)
+        below.plot(made.step_K, ratio_K, color="#888a85", linewidth=0.5, alpha=0.5, label=label)
     above.set(ylabel="training loss, nats per token")
     below.set(
-        ylabel="part of the spread", xlabel="step", ylim=(0, 1.5 * max(made.share, made.control_CK.max(initial=1)))
+        ylabel="part of the spread", xlabel="step", ylim=(0, 1.5 * max(made.max_ratio, made.control_CK.max(initial=1)))
     )
     for axis in (above, below):
         axis.legend(frameon=False)
@@ -236,35 +239,35 @@ def keep(found: dict[str, Any], made: Comparison, stem: Path) -> None:
     stem.with_suffix(".md").write_text(text, encoding="utf-8")
 
 
-def options() -> argparse.Namespace:
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", default=str(ROOT / "recipes" / "phrasebook-en-de.yaml"))
     parser.add_argument("--set", action="extend", nargs="+", default=[], metavar="a.b=c", help="settings of all runs")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--control", type=int, nargs="*", default=[4, 5, 6], help="other seeds of the readable way")
+    parser.add_argument("--control", type=int, nargs="*", default=[4, 5, 6], help="further seeds of the readable path")
     parser.add_argument("--smooth", type=int, default=100, help="steps")
     parser.add_argument("--at-once", type=int, default=1, help="runs")
     parser.add_argument("--machine", default=platform.processor() or platform.machine(), help="what to call this one")
     parser.add_argument("--out", type=Path, default=Path("runs/curves"), help="folder of the runs")
     parser.add_argument("--keep", type=Path, help="where the results go, without a suffix")
     parser.add_argument("--again", type=Path, metavar="JSON", help="kept results, to be reported and drawn anew")
-    asked = parser.parse_args()
-    if {*asked.seeds} & {*asked.control}:
-        parser.error("--control is of other seeds than --seeds")
-    if len(set(asked.seeds)) < 2:
-        parser.error("--seeds needs two at least: the two ways are measured by how far seeds are apart")
-    return asked
+    options = parser.parse_args()
+    if {*options.seeds} & {*options.control}:
+        parser.error("--control needs other seeds than --seeds")
+    if len(set(options.seeds)) < 2:
+        parser.error("--seeds needs two at least: the two paths are compared with the spread of the seeds")
+    return options
 
 
 def main() -> None:
-    asked = options()
-    found = json.loads(asked.again.read_text(encoding="utf-8")) if asked.again else trained(asked)
-    made = compared(found, asked.smooth)
+    options = parse_options()
+    found = json.loads(options.again.read_text(encoding="utf-8")) if options.again else train_all(options)
+    made = compare(found, options.smooth)
     print(report(found, made))
-    if stem := asked.keep or (asked.again and asked.again.with_suffix("")):
+    if stem := options.keep or (options.again and options.again.with_suffix("")):
         keep(found, made, stem)
-    sys.exit(not made.held)
+    sys.exit(not made.passed)
 
 
 if __name__ == "__main__":

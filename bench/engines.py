@@ -1,18 +1,18 @@
-"""Do all engines say the same? One run through every engine and every format, there and back, on the same lines.
+"""Check that all engines and export formats translate alike: one run, the same lines.
 
     python bench/engines.py RUN [--lines 1000] [--source F --reference F] [--only engines] [--quick] [--out STEM]
     python bench/engines.py RUN --classes [--out STEM]
 
-The run is exported to every format, and what Hugging Face holds is imported again. All of them translate the same
-lines, test sentences of the phrasebook if no file is named, with the run's own beam. They are measured by what the run
-itself gives by PyTorch in float32: how many texts are the same, how far apart in score the others are, and BLEU.
-A score is the log-probability per token that the run itself gives to a text, whoever found it.
+The run is exported to every format, and the Hugging Face export is imported again. All systems translate the same
+lines (by default test sentences of the phrasebook) with the beam size of the run. They are compared with the PyTorch
+engine in float32: the fraction of equal texts, the difference in score of the others, and BLEU. The score of a text
+is its log-probability per token under the run's model in float32.
 
-Required: in full precision 99 of 100 texts the same and the others within a thousandth in score, in less BLEU within
-0.2. The table is printed, STEM.json and STEM.md are written; the exit code is 1 where one is off, or where full
-precision is refused. A precision that the CPU has no instructions for may be refused.
+Required: in full precision 99 % of the texts equal and the others within 0.001 in score; in lower precision BLEU within
+0.2. The table is printed, and written to STEM.json and STEM.md. The exit code is 1 if a system violates this, or if one
+in full precision cannot run. A precision that the CPU does not support may be refused.
 
-`--classes` runs the engines once for each class of CPU below this one that environment variables can simulate.
+`--classes` runs the engines once for each older class of CPU that environment variables can simulate.
 """
 
 from __future__ import annotations
@@ -46,46 +46,46 @@ from dragoman.phrasebook.generate import generate_pairs
 from dragoman.progress import ProgressBar, log
 from translators import describe_machine
 
-ALIKE, NEAR, BLEU = 0.99, 1e-3, 0.2  # what is required
-QUICK = 20  # lines, which show nothing but that it runs
+MIN_SAME, MAX_GAP, MAX_BLEU_GAP = 0.99, 1e-3, 0.2  # required
+QUICK = 20  # lines: only checks that the benchmark runs
 AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "CT2_FORCE_CPU_ISA": "AVX2"}
-CLASSES = {  # by the environment that keeps libraries from using more
+CLASSES = {  # class of CPU -> environment variables that limit the instructions libraries use
     "this one": {},
     "AVX-512 without VNNI": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
     "AVX2": AVX2,
     "AVX2, CTranslate2 with MKL": {**AVX2, "CT2_USE_MKL": "1", "MKL_ENABLE_INSTRUCTIONS": "AVX2"},
     "SSE4.1": {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default", "CT2_FORCE_CPU_ISA": "GENERIC"},
 }
-PORTION = 500  # lines at a time: whoever has one limit for a call makes many small calls of few lines
+PORTION = 500  # lines per call: some systems have one length limit per call
 
-Answer = Callable[[Sequence[str]], list[str]]
-
-
-class Way(NamedTuple):
-    """From lines to texts: opened when its turn comes."""
-
-    open: Callable[[], Answer]
-    full: bool = True  # precision
+TranslateLines = Callable[[Sequence[str]], list[str]]
 
 
-def texts_of(translator: Translator) -> Answer:
+class System(NamedTuple):
+    """A way to translate lines, opened when it is needed."""
+
+    open: Callable[[], TranslateLines]
+    full: bool = True  # full precision
+
+
+def use_translator(translator: Translator) -> TranslateLines:
     return lambda lines: [one.text for one in translator.translate(lines, align=False)]
 
 
-def engine(translator: Translator, name: str) -> Answer:
-    """`dragoman translate --engine NAME`."""
-    return texts_of(replace(translator, engine=open_engine(name, translator)))
+def use_engine(translator: Translator, name: str) -> TranslateLines:
+    """Translate as `dragoman translate --engine NAME` does."""
+    return use_translator(replace(translator, engine=open_engine(name, translator)))
 
 
-def exported(translator: Translator, run: Path, folder: Path, to: str, quantization: str) -> Answer:
-    """What answers from the folder that `dragoman export` writes."""
+def use_export(translator: Translator, run: Path, folder: Path, to: str, quantization: str) -> TranslateLines:
+    """Export the run and translate with the exported model."""
     out = folder / f"{to}-{quantization}"
     export(run, to=to, out=out, quantization=quantization)
-    return texts_of(replace(translator, engine=FORMATS[to].engine(translator, out, quantization)))
+    return use_translator(replace(translator, engine=FORMATS[to].engine(translator, out, quantization)))
 
 
-def transformers_alone(folder: Path) -> Answer:
-    """The exported folder as a user of `transformers` runs it: their tokenizer, their settings, one call."""
+def use_transformers(folder: Path) -> TranslateLines:
+    """Translate with the exported folder as users of `transformers` do: its tokenizer and settings."""
     from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
     if not (folder / "tokenizer.json").exists():
@@ -102,28 +102,28 @@ def transformers_alone(folder: Path) -> Answer:
     return answer
 
 
-def imported(folder: Path, out: Path) -> Answer:
+def use_import(folder: Path, out: Path) -> TranslateLines:
     import_run(folder, out)
-    return texts_of(load_as(Translator, out, device="cpu"))
+    return use_translator(load_as(Translator, out, device="cpu"))
 
 
-def ways(translator: Translator, run: Path, folder: Path, only: str = "") -> dict[str, Way]:
-    """By what a table calls them; formats that hold less than full precision are asked for int8 too."""
+def list_systems(translator: Translator, run: Path, folder: Path, only: str = "") -> dict[str, System]:
+    """Return the systems by their names in the table; formats with quantization also in int8."""
     names = [name for name in ENGINES if name != "auto"]  # which is torch
-    found = {f"--engine {name}": Way(partial(engine, translator, name), "-" not in name) for name in names}
+    found = {f"--engine {name}": System(partial(use_engine, translator, name), "-" not in name) for name in names}
     if only == "engines":
         return found
     for to, kind in FORMATS.items():
         for quantization in [each for each in ("float32", "int8") if each in kind.quantizations]:
-            write = partial(exported, translator, run, folder, to, quantization)
-            found[f"export --to {to}, {quantization}"] = Way(write, quantization == "float32")
+            write = partial(use_export, translator, run, folder, to, quantization)
+            found[f"export --to {to}, {quantization}"] = System(write, quantization == "float32")
     there = folder / "huggingface-float32"
-    found["huggingface folder, transformers alone"] = Way(partial(transformers_alone, there))
-    found["huggingface folder, imported again"] = Way(partial(imported, there, folder / "back"))
+    found["huggingface folder, transformers alone"] = System(partial(use_transformers, there))
+    found["huggingface folder, imported again"] = System(partial(use_import, there, folder / "back"))
     return found
 
 
-def answered(answer: Answer, lines: Sequence[str], name: str) -> list[str]:
+def translate_portions(answer: TranslateLines, lines: Sequence[str], name: str) -> list[str]:
     texts: list[str] = []
     with ProgressBar(name, total=len(lines), unit="lines") as bar:
         for start in range(0, len(lines), PORTION):
@@ -132,48 +132,48 @@ def answered(answer: Answer, lines: Sequence[str], name: str) -> list[str]:
     return texts
 
 
-def digest(texts: Sequence[str]) -> str:
-    """Return what is the same for the same texts on another CPU."""
+def hash_texts(texts: Sequence[str]) -> str:
+    """Return a digest of texts, to compare the texts of different CPUs."""
     return hashlib.blake2b("\n".join(texts).encode(), digest_size=6).hexdigest()
 
 
-def gaps(translator: Translator, lines: Sequence[str], truth: Sequence[str], texts: Sequence[str]) -> list[float]:
-    """By how much the run itself scores other texts than its own lower, or higher if below 0."""
+def score_gaps(translator: Translator, lines: Sequence[str], truth: Sequence[str], texts: Sequence[str]) -> list[float]:
+    """Return how much lower the model scores each text that differs from its float32 translation."""
     other = [i for i in range(len(lines)) if truth[i] != texts[i]]
     sources = [lines[i] for i in other]
     own, found = (translator.score(sources, [side[i] for i in other]) for side in (truth, texts))
     return [a.mean - b.mean for a, b in zip(own, found, strict=True)]
 
 
-def compared(run: Path, lines: Sequence[str], references: Sequence[str], only: str = "") -> dict[str, dict[str, Any]]:
+def compare(run: Path, lines: Sequence[str], references: Sequence[str], only: str = "") -> dict[str, dict[str, Any]]:
     translator = load_as(Translator, run, device="cpu")
-    truth = answered(texts_of(translator), lines, "the run as it is")
+    truth = translate_portions(use_translator(translator), lines, "the run as it is")
     bleu = METRICS["bleu"](truth, [references]).value
-    results: dict[str, dict[str, Any]] = {"the run as it is": {"bleu": bleu, "digest": digest(truth)}}
+    results: dict[str, dict[str, Any]] = {"the run as it is": {"bleu": bleu, "digest": hash_texts(truth)}}
     with tempfile.TemporaryDirectory() as folder:
-        for name, way in ways(translator, run, Path(folder), only).items():
+        for name, system in list_systems(translator, run, Path(folder), only).items():
             try:
-                texts = answered(way.open(), lines, name)
+                texts = translate_portions(system.open(), lines, name)
             except UserError as lack:
                 log(f"{name}: {lack}")
-                results[name] = {"refused": str(lack), "good": not way.full and not isinstance(lack, Disagreement)}
+                results[name] = {"refused": str(lack), "good": not system.full and not isinstance(lack, Disagreement)}
                 continue
-            apart = gaps(translator, lines, truth, texts)
+            apart = score_gaps(translator, lines, truth, texts)
             found: dict[str, Any] = {
                 "same": 1 - len(apart) / len(lines),
                 "gap": max(map(abs, apart), default=0.0),
                 "gaps": apart,
             }
-            found |= {"bleu": METRICS["bleu"](texts, [references]).value, "digest": digest(texts)}
+            found |= {"bleu": METRICS["bleu"](texts, [references]).value, "digest": hash_texts(texts)}
             found["bleu_of_the_run"] = METRICS["bleu"](texts, [truth]).value
-            exact = found["same"] >= ALIKE and found["gap"] <= NEAR
-            results[name] = {**found, "good": exact if way.full else abs(found["bleu"] - bleu) <= BLEU}
+            exact = found["same"] >= MIN_SAME and found["gap"] <= MAX_GAP
+            results[name] = {**found, "good": exact if system.full else abs(found["bleu"] - bleu) <= MAX_BLEU_GAP}
             log(f"{name}: {found['same']:.1%}")
     return results
 
 
-def table(results: dict[str, dict[str, Any]]) -> str:
-    """Markdown, for bench/results."""
+def format_table(results: dict[str, dict[str, Any]]) -> str:
+    """Return the results as a Markdown table."""
     first, *others = results
     bleu = results[first]["bleu"]
     rows = ["| | same text | largest gap in score | BLEU | difference | as required |", "|---" * 6 + "|"]
@@ -189,7 +189,7 @@ def table(results: dict[str, dict[str, Any]]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def by_class(run: Path, lines: int) -> dict[str, dict[str, Any]]:
+def run_classes(run: Path, lines: int) -> dict[str, dict[str, Any]]:
     """Return the results of all engines for each class of CPU, each in a process of its own."""
     found = {}
     for name, limits in CLASSES.items():
@@ -202,8 +202,8 @@ def by_class(run: Path, lines: int) -> dict[str, dict[str, Any]]:
     return found
 
 
-def class_table(found: dict[str, dict[str, Any]]) -> str:
-    """Markdown; the last column says whether texts are to the letter those on this CPU with all it has."""
+def format_class_table(found: dict[str, dict[str, Any]]) -> str:
+    """Return a Markdown table; the last column says whether texts equal those on this CPU without limits."""
     head = (
         "CPU",
         "engine",
@@ -217,18 +217,18 @@ def class_table(found: dict[str, dict[str, Any]]) -> str:
     here = next(iter(found.values()))["results"]
     for cpu, one in found.items():
         (first, plain), *others = one["results"].items()
-        rows.append(f"| {cpu} | {first} | | {plain['bleu']:.2f} | | | {yes(plain, here[first])} |")
+        rows.append(f"| {cpu} | {first} | | {plain['bleu']:.2f} | | | {same_texts(plain, here[first])} |")
         for name, way in others:
             if "refused" in way:
                 rows.append(f"| {cpu} | `{name}` | {way['refused']} | | | | |")
                 continue
             cells = [f"{way['same']:.1%}", f"{way['bleu']:.2f}", f"{way['bleu'] - plain['bleu']:+.2f}"]
-            cells += [f"{way['bleu_of_the_run']:.2f}", yes(way, here[name])]
+            cells += [f"{way['bleu_of_the_run']:.2f}", same_texts(way, here[name])]
             rows.append(f"| {cpu} | `{name}` | " + " | ".join(cells) + " |")
     return "\n".join(rows) + "\n"
 
 
-def yes(one: dict[str, Any], other: dict[str, Any]) -> str:
+def same_texts(one: dict[str, Any], other: dict[str, Any]) -> str:
     return "yes" if one.get("digest") == other.get("digest") else "no"
 
 
@@ -245,12 +245,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--lines", type=int, default=1000)
-    parser.add_argument("--source", type=Path, help="plain text; by default test sentences of the phrasebook")
+    parser.add_argument("--source", type=Path, help="plain text; default: test sentences of the phrasebook")
     parser.add_argument("--reference", type=Path)
-    parser.add_argument("--only", choices=("", "engines"), default="", help="without the formats of others")
-    parser.add_argument("--classes", action="store_true", help="the engines, as on other CPUs too")
+    parser.add_argument("--only", choices=("", "engines"), default="", help="leave out export formats")
+    parser.add_argument("--classes", action="store_true", help="simulate other classes of CPU")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK} lines, engines only: shows that it runs")
-    parser.add_argument("--out", type=Path, help="the results, without an ending")
+    parser.add_argument("--out", type=Path, help="write results to this path with the suffixes .json and .md")
     if parser.parse_args().quick:
         parser.set_defaults(lines=QUICK, only="engines")
     options = parser.parse_args()
@@ -266,12 +266,12 @@ def main() -> None:
     about: dict[str, Any] = {"date": date.today().isoformat(), "machine": ", ".join(describe_machine())}
     about |= {"run": options.run.name, "corpus": corpus, "lines": len(lines), "beam": recipe.search.beam}
     if options.classes:
-        found = by_class(options.run, options.lines)
-        write(options.out, "Engines on other classes of CPU", about, found, class_table(found))
+        found = run_classes(options.run, options.lines)
+        write(options.out, "Engines on other classes of CPU", about, found, format_class_table(found))
         results = {f"{cpu}: {name}": way for cpu, one in found.items() for name, way in one["results"].items()}
     else:
-        results = compared(options.run, lines, references, options.only)
-        write(options.out, f"Engines, {corpus}", about, results, table(results))
+        results = compare(options.run, lines, references, options.only)
+        write(options.out, f"Engines, {corpus}", about, results, format_table(results))
     sys.exit(0 if all(one.get("good", True) for one in results.values()) else 1)
 
 

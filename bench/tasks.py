@@ -1,11 +1,11 @@
-"""How good are the recipes of recipes/tasks, beside what is published? One table, from real data.
+"""Train and score the recipes of recipes/tasks on real data, beside published figures.
 
     python bench/tasks.py scan-simple geo atis --data ../shared/data --out runs/tasks
     python bench/tasks.py --data F --out F --at-once 4 --seeds 1 2 3 --set train.threads=2
 
-Without names it runs all. Every run trains and is scored by processes of its own, a few at a time. What is finished is
-not run again and what was stopped goes on, so the same command may be given as often as need be. OUT/tasks.json and
-OUT/tasks.md are written anew after every run. --data is a folder that holds scan, g2p-sigmorphon2020 and so on.
+Without names, all tasks are run. Every run is trained and scored in separate processes, --at-once of them at a time.
+Finished runs are not repeated and interrupted ones are resumed, so the command can be repeated. OUT/tasks.json and
+OUT/tasks.md are rewritten after every run. --data is a folder that contains scan, g2p-sigmorphon2020 and so on.
 
 Published figures marked "unchecked" are quoted from memory: compare them with the paper before relying on them.
 """
@@ -27,20 +27,20 @@ from dragoman.config.settings import metric_name
 from dragoman.metrics.metrics import METRICS
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes" / "tasks"
-OF_TEXT = {"loss", "perplexity", "bits_per_character"}  # a language model's, which are on no menu
-LOWER = OF_TEXT | {name for name, metric in METRICS.items() if not metric.higher}  # is better
+LM_METRICS = {"loss", "perplexity", "bits_per_character"}  # of language models: not in METRICS
+LOWER = LM_METRICS | {name for name, metric in METRICS.items() if not metric.higher}  # lower is better
 
 
 class Task(NamedTuple):
     recipe: str
-    published: tuple[dict[str, str], ...]  # for each corpus of data.test: by metric, what others reached
+    published: tuple[dict[str, str], ...]  # for each corpus of data.test: metric -> published figures
     source: str
     settings: tuple[str, ...] = ()
-    parent: str = ""  # the task whose model it goes on from
+    parent: str = ""  # the task whose model is fine-tuned
 
 
 def g2p(language: str, lstm: str, transformer: str) -> Task:
-    """Each of the two as word error rate / phone error rate."""
+    """Return a task; `lstm` and `transformer` are published word and phone error rates, such as 28.00/6.53."""
     one, other = lstm.split("/"), transformer.split("/")
     figures = [f"{a} (LSTM), {b} (Transformer)" for a, b in zip(one, other, strict=True)]
     folder = "data/g2p-sigmorphon2020"
@@ -108,7 +108,7 @@ class Bench:
         return self.out / f"{name}-{seed}.json"
 
     def run(self, name: str, seed: int) -> None:
-        """Train, score, keep the result. A failure is said and leaves the others alone."""
+        """Train and score a run and write its result. A failure is reported and does not stop other runs."""
         if self.result(name, seed).exists():
             return
         task, run = TASKS[name], f"{name}-{seed}"
@@ -125,34 +125,34 @@ class Bench:
         found = {"seconds": card["train_seconds"], "parameters": card["parameters"], "tests": tests}
         self.result(name, seed).write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         with self.lock:
-            self.tell()
+            self.write_tables()
         print(f"{run}: done", file=sys.stderr)
 
     def command(self, run: str, *arguments: str) -> str:
-        """What a command of Dragoman's prints; what it says goes to the run's log."""
+        """Run a command of Dragoman; return its standard output and append its messages to the log of the run."""
         with (self.out / f"{run}.log").open("a", encoding="utf-8") as log:
             whole = [sys.executable, "-m", "dragoman", *arguments]
             done = subprocess.run(whole, cwd=self.out, stdout=subprocess.PIPE, stderr=log, text=True, check=True)
         return done.stdout
 
-    def tell(self) -> None:
+    def write_tables(self) -> None:
         rows = [row for name in TASKS for row in self.rows(name)]
         whole = json.dumps(rows, indent=1, ensure_ascii=False) + "\n"
         (self.out / "tasks.json").write_text(whole, encoding="utf-8")
         (self.out / "tasks.md").write_text(as_markdown(rows), encoding="utf-8")
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """A row for every test corpus and metric of a task, over the seeds that are done."""
+        """Return a row for every test corpus and metric of a task, over all finished seeds."""
         files = sorted(self.out.glob(f"{name}-[0-9]*.json"))
         runs = [read_result(file) for file in files if file.stem.removeprefix(name)[1:].isdigit()]
         if not runs:
             return []
         rows = []
-        for place, test in enumerate(runs[0]["tests"]):
+        for index, test in enumerate(runs[0]["tests"]):
             metrics = [key for key, held in test.items() if isinstance(held, dict) and "value" in held]
-            published = TASKS[name].published[place] if place < len(TASKS[name].published) else {}
+            published = TASKS[name].published[index] if index < len(TASKS[name].published) else {}
             for metric in metrics:
-                values = [run["tests"][place][metric]["value"] for run in runs]
+                values = [run["tests"][index][metric]["value"] for run in runs]
                 rows.append({
                     "task": name,
                     "test": Path(str(test.get("test", "")).split(" and ")[0]).name,
@@ -170,7 +170,7 @@ class Bench:
 
 
 def read_result(file: Path) -> dict[str, Any]:
-    """Return a kept result, with today's names of its metrics."""
+    """Return a stored result, with the current names of its metrics."""
     found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     tests = [{metric_name(name): value for name, value in test.items()} for test in found["tests"]]
     return {**found, "tests": tests}
@@ -189,9 +189,9 @@ def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="TASK", help=f"of {', '.join(TASKS)}; by default all")
+    parser.add_argument("names", nargs="*", metavar="TASK", help=f"tasks: {', '.join(TASKS)}; default: all")
     parser.add_argument("--data", type=Path, required=True, help="the folder that holds the corpora")
-    parser.add_argument("--out", type=Path, required=True, help="where runs and tables go")
+    parser.add_argument("--out", type=Path, required=True, help="folder of runs and tables")
     parser.add_argument("--at-once", type=int, default=1, help="runs at the same time")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--set", nargs="+", default=[], metavar="a.b=c", help="settings for all of them")
@@ -202,12 +202,12 @@ def main() -> None:
             parser.error(f"there is no task called {name!r}; there are {', '.join(TASKS)}")
     wanted = dict.fromkeys(name for one in names for name in (TASKS[one].parent, one) if name)
     bench = Bench(arguments.out, arguments.data, arguments.seeds, arguments.set)
-    for later in (False, True):  # a run that goes on from another comes after it
+    for later in (False, True):  # runs that are fine-tuned from another come after it
         jobs = [(n, s) for s in arguments.seeds for n in wanted if bool(TASKS[n].parent) == later]
         with ThreadPoolExecutor(arguments.at_once) as pool:
             for done in [pool.submit(bench.run, *job) for job in jobs]:
                 done.result()
-    bench.tell()
+    bench.write_tables()
     print((arguments.out / "tasks.md").read_text(encoding="utf-8"), end="")
 
 

@@ -1,10 +1,9 @@
-"""Translation on a GPU: Dragoman's engine beside Hugging Face `generate`, the same weights and sentences, in one run.
+"""Compare the speed of translation on a GPU: Dragoman and Hugging Face `generate`, same weights and sentences.
 
     python bench/translate_gpu.py RUN --source F [--reference F] [--flight 256] [--beams 4 1] [--out F.json]
 
-Two speeds each: of the search alone, from ids to ids, and end to end, from lines to lines. Rounds are interleaved; the
-first of each is thrown away (compilation, capture, libraries getting warm). Tokens are those of the answers, end marks
-counted.
+Each has two speeds: of the search alone, from ids to ids, and end to end, from lines to lines. Rounds are interleaved;
+the first one is not counted (compilation, CUDA graphs). Tokens are those of the translations, EOS included.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ sys.path.insert(0, str(Path(__file__).parent))
 from dragoman.inference.translator import Translator
 from dragoman.io import read_lines
 from dragoman.metrics.metrics import METRICS
-from translators import System, huggingface, ours
+from translators import System, open_dragoman, open_huggingface
 
 PEER = "huggingface generate"
 
 
-def timed(call: Callable[[], Any]) -> tuple[Any, float]:
+def measure(call: Callable[[], Any]) -> tuple[Any, float]:
     torch.cuda.synchronize()
-    begun = time.perf_counter()
-    found = call()
+    start = time.perf_counter()
+    result = call()
     torch.cuda.synchronize()
-    return found, time.perf_counter() - begun
+    return result, time.perf_counter() - start
 
 
-def compared(
+def compare(
     translator: Translator, systems: dict[str, System], lines: Sequence[str], references: Any, rounds: int
 ) -> dict[str, Any]:
     ids = translator.tokenizers.source.encode_all(lines)
@@ -48,9 +47,9 @@ def compared(
     texts = {}
     for number in range(rounds + 1):
         for name, system in systems.items():
-            found, seconds = timed(partial(system.search, ids))
+            found, seconds = measure(partial(system.search, ids))
             tokens = sum(len(each) + 1 for each in found)
-            texts[name], whole = timed(partial(system.translate, lines))
+            texts[name], whole = measure(partial(system.translate, lines))
             if number:
                 speeds[name]["search"].append(tokens / seconds)
                 speeds[name]["lines"].append(tokens / whole)
@@ -86,10 +85,10 @@ def main() -> None:
     found: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "lines": len(lines)}
     for beam in options.beams:
         systems = {
-            PEER: huggingface(translator, beam, options.flight, torch.bfloat16),
-            "dragoman torch-bf16": ours(translator, "torch-bf16", beam),
+            PEER: open_huggingface(translator, beam, options.flight, torch.bfloat16),
+            "dragoman torch-bf16": open_dragoman(translator, "torch-bf16", beam),
         }
-        found[f"beam {beam}"] = compared(translator, systems, lines, read * options.repeat, options.rounds)
+        found[f"beam {beam}"] = compare(translator, systems, lines, read * options.repeat, options.rounds)
         print(json.dumps({beam: found[f"beam {beam}"]}), flush=True)
         if options.out:
             options.out.write_text(json.dumps(found, indent=1) + "\n")

@@ -1,8 +1,7 @@
-"""What bench/translate_cpu.py and bench/translate_gpu.py set side by side: the same weights behind several engines.
+"""The systems compared by bench/translate_cpu.py and bench/translate_gpu.py: the same weights in several engines.
 
-Every one of them takes lines and gives lines, through the run's own tokenizer, and can also be asked for the search
-alone, from ids to ids. They are handed everything at once, and each batches as is best for it: by length, which is what
-a user of theirs would write.
+Every system translates lines with the tokenizer of the run, and can also run the search alone, from ids to ids. All
+lines are passed at once, and each system batches them by length, as its users would.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ def describe_machine() -> list[str]:
     return [cpu_name(), f"CPU features: {cpu_features()}", f"threads: {torch.get_num_threads()}", *libraries]
 
 
-def limit_of(ids: Sequence[int], translator: Translator) -> int:
+def max_length(ids: Sequence[int], translator: Translator) -> int:
     search = translator.recipe.search
     return int(search.max_ratio * len(ids)) + search.max_extra + 1
 
 
-def through(translator: Translator, search: Callable[[Ids], Ids]) -> System:
+def make_system(translator: Translator, search: Callable[[Ids], Ids]) -> System:
     source, target = translator.tokenizers.source, translator.tokenizers.target
 
     def translate(lines: Sequence[str]) -> list[str]:
@@ -55,24 +54,24 @@ def through(translator: Translator, search: Callable[[Ids], Ids]) -> System:
     return System(search, translate)
 
 
-def ours(translator: Translator, engine: str, beam: int) -> System:
-    """`dragoman translate --engine NAME`."""
-    made = open_engine(engine, translator)
-    door = replace(translator, engine=made)
+def open_dragoman(translator: Translator, engine: str, beam: int) -> System:
+    """Return what `dragoman translate --engine NAME` does."""
+    opened = open_engine(engine, translator)
+    predictor = replace(translator, engine=opened)
     settings = translator.recipe.search.model_copy(update={"beam": beam, "nbest": 1})
 
     def search(ids: Ids) -> Ids:
-        found = made.search([Job(each, limit_of(each, translator)) for each in ids], settings)
+        found = opened.search([Job(each, max_length(each, translator)) for each in ids], settings)
         return [answers[0].tokens for answers in found]
 
     def translate(lines: Sequence[str]) -> list[str]:
-        return [one.text for one in door.translate(lines, beam=beam, search={"scores": False}, align=False)]
+        return [one.text for one in predictor.translate(lines, beam=beam, search={"scores": False}, align=False)]
 
     return System(search, translate)
 
 
-def huggingface(translator: Translator, beam: int, batch: int, dtype: torch.dtype) -> System:
-    """`generate` of transformers, on the exported model."""
+def open_huggingface(translator: Translator, beam: int, batch: int, dtype: torch.dtype) -> System:
+    """Return `generate` of transformers on the exported model."""
     from transformers import AutoModelForSeq2SeqLM
 
     with tempfile.TemporaryDirectory() as folder:
@@ -90,19 +89,19 @@ def huggingface(translator: Translator, beam: int, batch: int, dtype: torch.dtyp
             for row, i in enumerate(some):
                 source_BS[row, : len(ids[i]) + 1] = torch.tensor([*ids[i], EOS])
             source_BS = source_BS.to(translator.device)
-            made = model.generate(
+            generated = model.generate(
                 source_BS, attention_mask=(source_BS != PAD).long(), num_beams=beam, do_sample=False,
-                early_stopping=beam > 1, length_penalty=1.0, max_new_tokens=limit_of(ids[some[0]], translator),
+                early_stopping=beam > 1, length_penalty=1.0, max_new_tokens=max_length(ids[some[0]], translator),
             )  # fmt: skip
-            for i, (_, *said) in zip(some, made.tolist(), strict=True):
-                found[i] = [token for token in said[: said.index(EOS) if EOS in said else None] if token != PAD]
+            for i, (_, *output) in zip(some, generated.tolist(), strict=True):
+                found[i] = [token for token in output[: output.index(EOS) if EOS in output else None] if token != PAD]
         return found
 
-    return through(translator, search)
+    return make_system(translator, search)
 
 
-def ctranslate2(translator: Translator, beam: int, batch: int, precision: str) -> System:
-    """CTranslate2 called directly."""
+def open_ctranslate2(translator: Translator, beam: int, batch: int, precision: str) -> System:
+    """Return CTranslate2 called directly."""
     import ctranslate2 as library
 
     folder = tempfile.mkdtemp()
@@ -111,15 +110,18 @@ def ctranslate2(translator: Translator, beam: int, batch: int, precision: str) -
     model = library.Translator(
         folder, device=translator.device.type, compute_type=precision, inter_threads=threads, intra_threads=1
     )
-    pieces, said = list_vocabulary(translator.tokenizers.source), list_vocabulary(translator.tokenizers.target)
-    numbers = {piece: number for number, piece in enumerate(said)}
+    source_words, target_words = (
+        list_vocabulary(translator.tokenizers.source),
+        list_vocabulary(translator.tokenizers.target),
+    )
+    numbers = {piece: number for number, piece in enumerate(target_words)}
 
     def search(ids: Ids) -> Ids:
         found = model.translate_batch(
-            [[pieces[i] for i in each] for each in ids], beam_size=beam, max_batch_size=batch, length_penalty=1.0,
-            max_decoding_length=max(limit_of(each, translator) for each in ids),
-            suppress_sequences=[[said[PAD]], [said[BOS]]],
+            [[source_words[i] for i in each] for each in ids], beam_size=beam, max_batch_size=batch, length_penalty=1.0,
+            max_decoding_length=max(max_length(each, translator) for each in ids),
+            suppress_sequences=[[target_words[PAD]], [target_words[BOS]]],
         )  # fmt: skip
         return [[numbers[piece] for piece in one.hypotheses[0]] for one in found]
 
-    return through(translator, search)
+    return make_system(translator, search)

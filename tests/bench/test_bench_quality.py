@@ -1,4 +1,4 @@
-"""bench/quality.py says what `evaluate` says, seed by seed; bench/tell.py puts that, and nothing else, into pages."""
+"""bench/quality.py gives the scores of `evaluate`, seed by seed; bench/publish_results.py writes them into pages."""
 
 from __future__ import annotations
 
@@ -131,39 +131,39 @@ def test_a_seed_that_fails_is_said(corpus: Path) -> None:
 
 
 def test_comments_are_no_other_version(tmp_path: Path) -> None:
-    tell, recipe = module("tell"), tmp_path / "recipe.yaml"
+    publish, recipe = module("publish_results"), tmp_path / "recipe.yaml"
     digests = []
     for text in ("train:\n  steps: 1\n", "# ours\ntrain:\n  # few\n  steps: 1\n", "train:\n  steps: 2\n"):
         recipe.write_text(text, encoding="utf-8")
-        digests.append(tell.digest(recipe))
+        digests.append(publish.hash_recipe(recipe))
     assert digests[0] == digests[1] != digests[2]
 
 
 def test_pages_say_what_was_found() -> None:
-    """Who adds a result runs bench/tell.py."""
-    tell = module("tell")
-    for path, text in tell.told(tell.results(ROOT / "bench" / "results")):
-        assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python bench/tell.py"
+    """Who adds a result runs bench/publish_results.py."""
+    publish = module("publish_results")
+    for path, text in publish.update_files(publish.read_results(ROOT / "bench" / "results")):
+        assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python bench/publish_results.py"
 
 
 def test_every_figure_comes_from_a_file(found: dict[str, Any], tmp_path: Path) -> None:
     """Of two results of a recipe, one with settings changed: each in its table, the plain one in the recipe's head."""
-    tell = module("tell")
+    publish = module("publish_results")
     recipe = "recipes/translation/multi30k-tiny.yaml"
-    plain = {**found, "recipe": recipe, "settings": [], "digest": tell.digest(ROOT / recipe)}
+    plain = {**found, "recipe": recipe, "settings": [], "digest": publish.hash_recipe(ROOT / recipe)}
     old = {**plain, "recipe": recipe.replace("tiny", "larger")}  # of which another version was measured
     better = json.loads(json.dumps(plain))
     better["settings"] = ["train.ema=0.9"]
     better["tests"][0]["chrf"]["mean"] += 1.5
     for name, one in (("plain", plain), ("better", better), ("old", old)):
         (tmp_path / f"2026-01-01-quality-{name}-toy.json").write_text(json.dumps(one), encoding="utf-8")
-    results = tell.results(tmp_path)
+    results = publish.read_results(tmp_path)
     mean = plain["tests"][0]["chrf"]["mean"]
-    told = {path.name: text for path, text in tell.told(results)}
-    assert f"# measured: chrf {mean:.2f} / " in told["multi30k-tiny.yaml"]
-    assert "2026-01-01-quality-plain-toy.json" in told["multi30k-tiny.yaml"]
-    assert "# measured: not yet" in told["multi30k-larger.yaml"]
-    page = told["recipes.md"]
+    updated = {path.name: text for path, text in publish.update_files(results)}
+    assert f"# measured: chrf {mean:.2f} / " in updated["multi30k-tiny.yaml"]
+    assert "2026-01-01-quality-plain-toy.json" in updated["multi30k-tiny.yaml"]
+    assert "# measured: not yet" in updated["multi30k-larger.yaml"]
+    page = updated["recipes.md"]
     assert f"chrf {mean:.2f} (" in page
     assert "[`multi30k-larger`](../bench/results/2026-01-01-quality-old-toy.json) | an earlier version | " in page
     scores, methods = (page.split(f"<!-- end of {name} -->")[0] for name in ("scores", "methods"))
@@ -171,4 +171,4 @@ def test_every_figure_comes_from_a_file(found: dict[str, Any], tmp_path: Path) -
     assert f"| `train.ema=0.9` | {mean + 1.5:.2f} / " in methods
     assert " | +1.50 / +0.00 | " in methods
     assert "| never, never |" in page
-    assert tell.page(page, results) == page
+    assert publish.update_page(page, results) == page

@@ -126,8 +126,8 @@ def found(shift: float) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("shift", "held"), [(0.0, True), (0.005, True), (0.2, False), (-0.2, False)])
 def test_paths_may_differ_less_than_seeds_and_no_more(curves: ModuleType, shift: float, held: bool) -> None:
-    made = curves.compared(found(shift), smooth=100)
-    assert (made.share < 1) == held
+    made = curves.compare(found(shift), smooth=100)
+    assert (made.max_ratio < 1) == held
     assert ("less" in str(made).split(":")[0]) == held
     assert made.pair == pytest.approx(abs(shift))
 
@@ -135,14 +135,14 @@ def test_paths_may_differ_less_than_seeds_and_no_more(curves: ModuleType, shift:
 def test_other_seeds_of_the_readable_path_are_held_to_the_same_rule(curves: ModuleType) -> None:
     """Given the fast path's curves as the control, the first choice of seeds says what the two paths say."""
     both = found(0.2)
-    made = curves.compared({**both, "control": {"seeds": [4, 5, 6], "loss": both["loss"]["fast"]}}, smooth=100)
+    made = curves.compare({**both, "control": {"seeds": [4, 5, 6], "loss": both["loss"]["fast"]}}, smooth=100)
     assert made.control_CK.shape == (20, len(both["steps"]))  # three of six
-    assert made.control_CK[0] == pytest.approx(made.share_K)
+    assert made.control_CK[0] == pytest.approx(made.ratio_K)
     assert (
         f"of 20 choices of seeds of the readable path, against its others, {sum(made.control_CK.max(1) >= 1)} break"
         in str(made)
     )
-    assert "control" not in str(curves.compared(both, smooth=100))
+    assert "control" not in str(curves.compare(both, smooth=100))
 
 
 def test_runs_end_by_their_steps_alone(curves: ModuleType) -> None:
@@ -158,7 +158,7 @@ def test_one_seed_has_no_spread(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["curves.py", "--seeds", *seeds])
     with pytest.raises(SystemExit):
-        curves.options()
+        curves.parse_options()
     assert "--seeds needs two at least" in capsys.readouterr().err
 
 
@@ -173,8 +173,8 @@ def test_a_quick_race_leaves_what_is_set_beside_it(monkeypatch: pytest.MonkeyPat
 
 def test_smoothing_is_a_mean_of_what_is_there(curves: ModuleType) -> None:
     row = np.array([[1.0, 2.0, 6.0, 3.0]])
-    assert curves.smoothed(row, 3).tolist() == [[1.5, 3.0, pytest.approx(11 / 3), 4.5]]
-    assert curves.smoothed(np.full((2, 4), 7.0), 99).tolist() == [[7.0] * 4] * 2
+    assert curves.smooth_curves(row, 3).tolist() == [[1.5, 3.0, pytest.approx(11 / 3), 4.5]]
+    assert curves.smooth_curves(np.full((2, 4), 7.0), 99).tolist() == [[7.0] * 4] * 2
 
 
 @pytest.mark.parametrize(

@@ -25,13 +25,13 @@ def test_lines_are_those_of_the_library(
     bench: Any = importlib.import_module(name)
     seen = []
 
-    def compared(_: object, __: object, lines: list[str], references: list[str], *rounds: float) -> dict[str, Any]:  # noqa: ARG001
+    def compare(_: object, __: object, lines: list[str], references: list[str], *rounds: float) -> dict[str, Any]:  # noqa: ARG001
         seen.extend([lines, references])
         return {}
 
-    for each in ("load_as", "huggingface", "ours"):
+    for each in ("load_as", "open_huggingface", "open_dragoman"):
         monkeypatch.setattr(bench, each, lambda *_, **__: None)
-    monkeypatch.setattr(bench, "compared", compared)
+    monkeypatch.setattr(bench, "compare", compare)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "none")
     file = tmp_path / "lines.txt"
     file.write_bytes("\n".join([*LINES, ""]).encode())

@@ -57,7 +57,7 @@ def test_a_recipe_is_right(path: Path) -> None:
         for wanted in ("Data: ", f"dragoman train {path.relative_to(ROOT)}", "Metric", "Published"):
             assert wanted in head
     if path in TRANSLATION:
-        assert head.count("\n# measured: ") == 1  # bench/tell.py fills it in
+        assert head.count("\n# measured: ") == 1  # bench/publish_results.py fills it in
 
 
 @pytest.mark.parametrize("path", TASKS, ids=name)
@@ -163,7 +163,7 @@ def test_the_bench_tells_what_came_out(bench: ModuleType, tmp_path: Path) -> Non
     for seed, value in ((1, 60.0), (2, 70.0)):
         one.result("geo", seed).write_text(json.dumps(result(value)))
         one.run("geo", seed)  # would fail: there is no data
-    one.tell()
+    one.write_tables()
     [row] = json.loads((tmp_path / "out" / "tasks.json").read_text())
     assert (row["task"], row["metric"], row["reached"], row["values"]) == ("geo", "exact", 65.0, [60.0, 70.0])
     text = (tmp_path / "out" / "tasks.md").read_text()
