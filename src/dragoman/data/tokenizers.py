@@ -122,8 +122,7 @@ class Tokenizers:
 
     def fingerprint(self) -> str:
         """Return a digest that is equal for tokenizers with equal behaviour."""
-        parts = [digest_bytes(part.content()).encode() for part in self._sides().values()]
-        return digest_bytes(b"".join(parts) + (json.dumps(self.tags).encode() if self.tags else b""))
+        return combine_digests((digest_bytes(part.content()) for part in self._sides().values()), self.tags)
 
     def _sides(self) -> dict[str, Tokenizer]:
         return {"joint": self.source} if self.source is self.target else {"source": self.source, "target": self.target}
@@ -140,7 +139,8 @@ class Tokenizers:
         (folder / "tokenizer.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
-    def load(cls, folder: Path) -> Tokenizers:
+    def load(cls, folder: Path, *, fingerprint: str | None = None) -> Tokenizers:
+        """Read the tokenizers of a run folder. Refuse others than those with this fingerprint, if it is given."""
         try:
             index = json.loads((folder / "tokenizer.json").read_bytes())
             tags, parts = tuple(map(str, index.pop("tags", ()))), {}
@@ -149,6 +149,8 @@ class Tokenizers:
                 if digest_bytes(content) != entry["hash"]:
                     raise UserError(f"{folder / entry['file']} is damaged; copy the whole folder again")
                 parts[name] = SAVED_TOKENIZERS[entry["kind"]].from_content(content)
+            if fingerprint not in (None, combine_digests((entry["hash"] for entry in index.values()), tags)):
+                raise UserError(f"{str(folder)!r} is damaged, or not the tokenizer that the model was trained with")
             return cls(parts.get("joint") or parts["source"], parts.get("joint") or parts["target"], tags)
         except FileNotFoundError as error:
             raise UserError(f"there is no file {error.filename!r}; copy the whole folder again") from None
@@ -158,6 +160,11 @@ class Tokenizers:
             ) from None
         except (KeyError, TypeError, AttributeError, RuntimeError, UnicodeDecodeError, json.JSONDecodeError):
             raise UserError(f"{folder / 'tokenizer.json'} is damaged; copy the whole folder again") from None
+
+
+def combine_digests(digests: Iterable[str], tags: tuple[str, ...]) -> str:
+    """Return the fingerprint of tokenizers, given the digest of each."""
+    return digest_bytes("".join(digests).encode() + (json.dumps(tags).encode() if tags else b""))
 
 
 TOKENIZERS: dict[str, type[Tokenizer]] = {**SUBWORD_TOKENIZERS, **SIMPLE_TOKENIZERS}

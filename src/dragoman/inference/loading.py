@@ -96,9 +96,7 @@ def open_run(run: str | Path, *, device: str = "auto") -> Translator | Generator
             raise UserError(
                 f"{str(folder.model)!r} has weights that are not finite, in {name!r}; restore the file, or train again"
             )
-    tokenizers = Tokenizers.load(folder.tokenizer)
-    if header.get("tokenizer") != tokenizers.fingerprint():
-        raise UserError(f"{str(folder.tokenizer)!r} is damaged, or not the tokenizer that the model was trained with")
+    tokenizers = Tokenizers.load(folder.tokenizer, fingerprint=header.get("tokenizer", ""))
     model = build_model(recipe.model, **tokenizers.sizes, joint=recipe.tokenizer.joint)
     if folder.check() == 1:
         weights = rename_tensors(weights)
