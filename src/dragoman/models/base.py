@@ -207,10 +207,6 @@ class KVCache:
     indirect: bool = False
 
     @property
-    def capacity(self) -> int:
-        return self.caches[0][0].size(2)
-
-    @property
     def nbytes(self) -> int:
         """The size of all keys and values in bytes."""
         return sum(tensor.nbytes for pair in (*self.memory, *self.caches) for tensor in pair or ())

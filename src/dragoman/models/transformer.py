@@ -257,7 +257,7 @@ class Decoder(TransformerStack):
 
     def step(self, token_N: Tensor, state: KVCache) -> tuple[Tensor, KVCache]:
         """Return the states of one new token per row, states_NC, and the new cache."""
-        if not state.indirect and int(state.length_B.max()) >= state.capacity:
+        if not state.indirect and int(state.length_B.max()) >= state.caches[0][0].size(2):
             narrow = min(self.settings.key_width, self.settings.head_width)
             state = state.reserve(CAPACITY_STEP * max(-(-SMALL_PRODUCT // (CAPACITY_STEP * narrow)), 1))
         position_N1 = state.length_B.repeat_interleave(len(token_N) // len(state.length_B))[:, None]
@@ -268,7 +268,7 @@ class Decoder(TransformerStack):
         if state.indirect:
             context = StepContext(position_N1, AttentionMask(), state.beam_indices_NK)
         else:
-            mask = self.attention.make_step_mask(position_N1, state.capacity, x_N1C.dtype)
+            mask = self.attention.make_step_mask(position_N1, state.caches[0][0].size(2), x_N1C.dtype)
             context = StepContext(position_N1, mask)
         for layer, memory, cache in zip(self.layers, state.memory, state.caches, strict=True):
             x_BWC = layer.step(x_BWC, cache, context, memory, state.mask)
