@@ -109,14 +109,14 @@ def test_words_come_one_by_one(translator: Translator) -> None:
 def test_whoever_stops_listening_stops_the_work(translator: Translator) -> None:
     before, steps = threading.active_count(), 0
 
-    def endless(watch: BeamObserver) -> Hypothesis:
+    def endless(watch: BeamObserver) -> list[list[Hypothesis]]:
         nonlocal steps
         shown: list[BeamState] = []
         beam_search(Steps(), *sources(4), torch.tensor([5]), width=1, watch=shown.append)
         while steps < 100_000:
             steps += 1
             watch(shown[-1])
-        return translator.translate(["ba."])[0]
+        return [translator.translate(["ba."])]
 
     stream = stream_text(endless, lambda tokens: "a b " * len(tokens))
     assert next(stream)

@@ -10,12 +10,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.data.batches import group_by_key
 from dragoman.decoding.continuous_batching import round_to_bucket
 from dragoman.decoding.methods import SearchSettings
 from dragoman.decoding.protocol import Job, SearchResult
@@ -24,9 +24,9 @@ from dragoman.inference.engines.base import Engine
 from dragoman.inference.loading import load
 from dragoman.inference.postprocess import drop_duplicates, join_hypotheses, warning_kinds
 from dragoman.inference.postprocess import split_sentences as sentences_of
-from dragoman.inference.predictor import MAX_UNSPLIT
+from dragoman.inference.predictor import MAX_UNSPLIT, bucket_widths
 from dragoman.inference.translator import Translator
-from dragoman.types import EOS, PAD, Hypothesis, Line
+from dragoman.types import EOS, PAD, Example, Hypothesis, Line
 from toy_requests import beam_search, take_likeliest
 from toy_run import Call, Toy, process, sentences, translated, write_lines
 
@@ -340,11 +340,15 @@ def test_rungs_depend_on_the_length_alone() -> None:
     assert [round_to_bucket(length) for length in (1, 16, 17, 32, 33, 1000)] == [16, 16, 32, 32, 64, 1024]
 
 
-@given(items=st.lists(st.integers(0, 9), max_size=40), size=st.integers(1, 5))
-def test_groups_hold_every_item_once(items: list[int], size: int) -> None:
-    groups = list(group_by_key(range(len(items)), lambda i: items[i] % 3, size))
-    assert sorted(i for _, some in groups for i in some) == list(range(len(items)))
-    for key, some in groups:
-        assert len(some) <= size
-        assert {items[i] % 3 for i in some} == {key}
-        assert some == sorted(some)
+def test_batches_have_every_example_once_and_one_shape_per_width(translator: Translator) -> None:
+    random, seen, cells = Random(1), list[int](), 5 * 64**2
+    lengths = [random.randrange(60) for _ in range(40)]
+    examples = [Example(np.full(length, 5), np.full(1, 5), i) for i, length in enumerate(lengths)]
+    for indices, batch in translator.iter_batches(examples, bucket_widths, max_cells=cells):
+        rows, width = batch.source_BS.shape
+        assert rows == min(translator.rows, cells // width**2) >= len(indices)
+        assert {round_to_bucket(lengths[i] + 1) for i in indices} == {width}
+        used = (batch.source_BS != PAD).sum(1).tolist()
+        assert used == [lengths[i] + 1 for i in indices] + [0] * (rows - len(indices))
+        seen += indices
+    assert sorted(seen) == list(range(len(examples)))

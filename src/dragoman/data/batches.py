@@ -20,11 +20,10 @@ Shapes   B rows   S source width   T target width   N examples, or tokens of all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,19 +32,7 @@ from torch import Tensor
 from dragoman.data.features import FEATURES, IntArray, scatter
 from dragoman.types import BOS, EOS, PAD, Batch, Example
 
-Key = TypeVar("Key")
 Examples = Sequence[Example] | Mapping[int, Example]  # indexed by the numbers in a BatchPlan
-
-
-def group_by_key(items: Iterable[int], key: Callable[[int], Key], size: int) -> Iterator[tuple[Key, list[int]]]:
-    """Yield each key with its items, at most `size` at a time, in the order of `items`."""
-    groups: dict[Key, list[int]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    for value, members in groups.items():
-        remaining = iter(members)
-        while chunk := list(islice(remaining, size)):
-            yield value, chunk
 
 
 CELLS_PER_WIDTH = 128  # resolution at which lengths are compared when rows are filled

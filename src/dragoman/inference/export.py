@@ -166,16 +166,15 @@ def check_free(out: Path) -> None:
 
 def sample_lines(data: DataSettings, count: int) -> list[Line]:
     """Return sentences of the dev and test corpora of the run if the files still exist, else of the phrasebook."""
-
-    def read_sources() -> Iterator[Line]:
-        for split, corpora in (("dev", data.dev), ("test", data.test)):
-            for corpus in corpora:
-                for pair in read_pairs(corpus, split=split, direction=data.direction):
-                    if pair.source.strip():
-                        yield Line(pair.source, tag=pair.tag)
-
+    sources = (
+        Line(pair.source, tag=pair.tag)
+        for split, corpora in (("dev", data.dev), ("test", data.test))
+        for corpus in corpora
+        for pair in read_pairs(corpus, split=split, direction=data.direction)
+        if pair.source.strip()
+    )
     try:
-        lines = list(islice(read_sources(), count))
+        lines = list(islice(sources, count))
     except UserError:
         lines = []
     tag = next(iter(data.tags), "")

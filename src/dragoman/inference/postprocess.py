@@ -223,28 +223,13 @@ def coverage_penalty(alignment: AlignmentRows) -> float:
     return sum(math.log(min(max(sum(column), MIN_COVERAGE), 1.0)) for column in zip(*alignment))
 
 
-UnknownWordMethod = Callable[[str, Mapping[str, str]], str]  # (source word, dictionary) -> replacement
-
-
-def keep_unknown(word: str, dictionary: Mapping[str, str]) -> str:  # noqa: ARG001 - the registry's signature
-    return SPECIALS[UNK]
-
-
-def copy_source_word(word: str, dictionary: Mapping[str, str]) -> str:  # noqa: ARG001
-    """Return the word itself: names and numbers are the same in many languages."""
-    return word
-
-
-def look_up_word(word: str, dictionary: Mapping[str, str]) -> str:
-    """Return the translation of the word, or of its lower-case form; copy a word that is not in the dictionary."""
-    return dictionary.get(word) or dictionary.get(word.lower()) or word
-
-
-UNKNOWN_WORD_METHODS: dict[str, UnknownWordMethod | None] = {  # search.unknown
+# search.unknown: from the aligned source word and a dictionary to what replaces <unk>. Copied words are names and
+# numbers, which are the same in many languages, and words that are not in the dictionary.
+UNKNOWN_WORD_METHODS: dict[str, Callable[[str, Mapping[str, str]], str] | None] = {
     "drop": None,
-    "keep": keep_unknown,
-    "copy": copy_source_word,
-    "dictionary": look_up_word,
+    "keep": lambda _, __: SPECIALS[UNK],
+    "copy": lambda word, _: word,
+    "dictionary": lambda word, dictionary: dictionary.get(word) or dictionary.get(word.lower()) or word,
 }
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import nn
 
-from dragoman.data.batches import BatchPlan, Widths, collate_pairs, group_by_key
+from dragoman.data.batches import BatchPlan, Widths, collate_pairs
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.decoding.continuous_batching import round_to_bucket
 from dragoman.errors import UserError
@@ -28,7 +28,7 @@ from dragoman.inference.postprocess import PairStatistics
 from dragoman.models.base import Model, Seq2Seq
 from dragoman.models.registry import count_parameters
 from dragoman.recipe import Recipe
-from dragoman.types import EOS, UNK, Example, Line, PairScore
+from dragoman.types import EOS, UNK, Batch, Example, Line, PairScore
 
 _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Model, covariant=True)
@@ -67,6 +67,27 @@ class Predictor(Generic[_M]):
     @property
     def rows(self) -> int:
         return ROWS[self.device.type]
+
+    def iter_batches(
+        self,
+        examples: Sequence[Example],
+        widths: Callable[[Example], Widths],
+        collate: Callable[[BatchPlan, Sequence[Example]], Batch] = collate_pairs,
+        max_cells: int = sys.maxsize,
+    ) -> Iterator[tuple[list[int], Batch]]:
+        """Yield batches of examples that have the same widths, one per row, with the indices of the examples.
+
+        All batches of a width have the same number of rows; `max_cells` limits rows * width ** 2.
+        """
+        groups: dict[Widths, list[int]] = {}
+        for index, example in enumerate(examples):
+            groups.setdefault(widths(example), []).append(index)
+        for group_widths, group in groups.items():
+            height = max(1, min(self.rows, max_cells // max(group_widths) ** 2))
+            for start in range(0, len(group), height):
+                indices = group[start : start + height]
+                rows = [[index] for index in indices] + [[]] * (height - len(indices))
+                yield indices, collate(BatchPlan(rows, group_widths), examples).to(self.device)
 
 
 @contextmanager
@@ -135,17 +156,13 @@ def compute_logps(predictor: Predictor[Seq2Seq], examples: Sequence[Example]) ->
     """Return the log-probability of each target token and of EOS, given the source and the previous tokens."""
     logps: list[list[float]] = [[] for _ in examples]
     model = predictor.model
-    for widths, group in group_by_key(range(len(examples)), lambda i: bucket_widths(examples[i]), len(examples)):
-        height = max(1, min(predictor.rows, ATTENTION_CELLS // max(widths) ** 2))
-        for _, indices in group_by_key(group, lambda _: 0, height):
-            rows = [[i] for i in indices] + [[]] * (height - len(indices))
-            batch = collate_pairs(BatchPlan(rows, widths), examples).to(predictor.device)
-            states_BTC = model(batch)
-            for row, i in enumerate(indices):  # one target at a time, so that shapes depend on its length only
-                length = len(examples[i].target) + 1
-                states = torch.split(states_BTC[row, :length], LOGIT_CHUNK)
-                targets = torch.split(batch.target_out_BT[row, :length], LOGIT_CHUNK)
-                for states_LC, target_L in zip(states, targets, strict=True):
-                    logp_LV = model.project(states_LC).float().log_softmax(-1)
-                    logps[i] += logp_LV.gather(1, target_L[:, None])[:, 0].tolist()
+    for indices, batch in predictor.iter_batches(examples, bucket_widths, max_cells=ATTENTION_CELLS):
+        states_BTC = model(batch)
+        for row, i in enumerate(indices):  # one target at a time, so that shapes depend on its length only
+            length = len(examples[i].target) + 1
+            states = torch.split(states_BTC[row, :length], LOGIT_CHUNK)
+            targets = torch.split(batch.target_out_BT[row, :length], LOGIT_CHUNK)
+            for states_LC, target_L in zip(states, targets, strict=True):
+                logp_LV = model.project(states_LC).float().log_softmax(-1)
+                logps[i] += logp_LV.gather(1, target_L[:, None])[:, 0].tolist()
     return logps

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from dragoman.config.settings import SampleSettings
-from dragoman.data.batches import EXAMPLE_FORMATS, BatchPlan, Widths, group_by_key
+from dragoman.data.batches import EXAMPLE_FORMATS, Widths
 from dragoman.data.stream import TextWindows
 from dragoman.decoding.continuous_batching import round_to_bucket
-from dragoman.decoding.protocol import SearchResult
 from dragoman.decoding.sampling import sample_continuations
 from dragoman.errors import UserError
 from dragoman.inference.predictor import Predictor, check_lines, eval_mode
@@ -63,26 +63,15 @@ class TextLikelihood:
         return self.loss * self.tokens / self.characters / math.log(2)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PartialText:
-    """A text being generated: its tokens, the length of the prompt, and random numbers for the tokens to come."""
+    """A text being generated: its tokens, the length of the prompt, and a random number for each token to come."""
 
     ids: list[int]
     prompt: int
-    random_T: np.ndarray[tuple[int], np.dtype[np.float64]]
+    random_T: NDArray[np.float64]
     logp: float = 0.0
     finished: bool = False
-
-    @property
-    def remaining(self) -> int:
-        return len(self.random_T)
-
-    def extend(self, result: SearchResult, limit: int) -> PartialText:
-        """Append the tokens of a result. If it has fewer than `limit` tokens, the text has ended."""
-        rest_T = self.random_T[limit:] if len(result.tokens) == limit else self.random_T[:0]
-        return PartialText(
-            self.ids + result.tokens, self.prompt, rest_T, self.logp + result.logp, self.finished or result.finished
-        )
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -104,12 +93,15 @@ class Generator(Predictor[LanguageModel]):
         """
         prompts = check_lines(prompts, "generate")
         texts = [self.start_text(prompt, tokens, (seed, n)) for prompt in prompts for n in range(count)]
-        done: list[PartialText] = []
+        context = self.model.settings.context
         with eval_mode(self.model):
             for start in range(0, len(texts), self.rows):
-                done += self.finish_texts(texts[start : start + self.rows], settings or SampleSettings())
+                some, history = texts[start : start + self.rows], context - 1
+                while any(len(text.random_T) for text in some):
+                    self.fill_window(some, settings or SampleSettings(), max(history, 1))
+                    history = context // 2  # from now on, each window is half previous tokens and half new tokens
         return [
-            [self.make_continuation(prompt, text) for text in done[i * count : (i + 1) * count]]
+            [self.make_continuation(prompt, text) for text in texts[i * count : (i + 1) * count]]
             for i, prompt in enumerate(prompts)
         ]
 
@@ -121,25 +113,17 @@ class Generator(Predictor[LanguageModel]):
             tokens = min(tokens, max(self.recipe.data.max_length + 1 - len(ids), 0))
         return PartialText(ids, len(ids), np.random.default_rng(key).random(tokens))
 
-    def finish_texts(self, texts: list[PartialText], settings: SampleSettings) -> list[PartialText]:
-        """Generate the texts to their end, one window of the model's context at a time."""
-        context = self.model.settings.context
-        history = context - 1
-        while any(text.remaining for text in texts):
-            texts = self.fill_window(texts, settings, max(history, 1))
-            history = context // 2  # from now on, each window is half previous tokens and half new tokens
-        return texts
-
-    def fill_window(self, texts: list[PartialText], settings: SampleSettings, history: int) -> list[PartialText]:
-        """Read the last `history` tokens of each text and generate until the window is full.
+    def fill_window(self, texts: list[PartialText], settings: SampleSettings, history: int) -> None:
+        """Read the last `history` tokens of each text and extend it until the window is full or the text has ended.
 
         Recurrent models, which have no context limit, and models of lines read each text from its beginning.
         """
         moving = self.whole_files and self.model.settings.bounded
         inputs = [text.ids[-history:] if moving else text.ids for text in texts]
         context = self.model.settings.context
-        room = [context - len(ids) if moving else text.remaining for ids, text in zip(inputs, texts)]
-        limits = [min(text.remaining, max(free, 1)) for text, free in zip(texts, room)]
+        limits = [len(text.random_T) for text in texts]
+        if moving:
+            limits = [min(limit, max(context - len(ids), 1)) for limit, ids in zip(limits, inputs)]
         prompt_BP = torch.full((self.rows, max(map(len, inputs))), PAD)
         random_BT = torch.zeros(self.rows, max(limits), dtype=torch.float64)
         length_B, limit_B = torch.ones(self.rows, dtype=torch.long), torch.zeros(self.rows, dtype=torch.long)
@@ -151,7 +135,11 @@ class Generator(Predictor[LanguageModel]):
         results = sample_continuations(
             self.model, prompt_BP, length_B, random_BT, limit_B, settings, ends=not self.whole_files
         )
-        return [text.extend(result, limit) for text, result, limit in zip(texts, results, limits)]
+        for text, result, limit in zip(texts, results, limits):
+            text.random_T = text.random_T[limit:] if len(result.tokens) == limit else text.random_T[:0]
+            text.ids += result.tokens
+            text.logp += result.logp
+            text.finished = text.finished or result.finished
 
     def make_continuation(self, prompt: str, generated: PartialText) -> Continuation:
         warnings = []
@@ -189,12 +177,9 @@ class Generator(Predictor[LanguageModel]):
         collate = EXAMPLE_FORMATS["windows" if self.whole_files else "lines"].collate
         total, count = 0.0, 0
         with eval_mode(self.model), torch.inference_mode():
-            indices = range(len(examples))
-            for width, group in group_by_key(
-                indices, lambda i: round_to_bucket(len(examples[i].target) + 1), self.rows
+            for _, batch in self.iter_batches(
+                examples, lambda example: Widths(0, round_to_bucket(len(example.target) + 1)), collate
             ):
-                rows = [[i] for i in group] + [[]] * (self.rows - len(group))
-                batch = collate(BatchPlan(rows, Widths(0, width)), examples).to(self.device)
                 real_BT = batch.target_segment_BT > 0
                 logits_NV = self.model.project(self.model(batch)[real_BT]).float()
                 total += float(F.cross_entropy(logits_NV, batch.target_out_BT[real_BT], reduction="sum"))
@@ -245,11 +230,12 @@ class Classifier(Predictor[Model]):
         """Return the log-probabilities of the labels for each part."""
         examples = [Example(np.array(ids), NO_LABEL, i) for i, ids in enumerate(parts)]
         found: dict[int, list[float]] = {}
-        for width, some in group_by_key(range(len(parts)), lambda i: round_to_bucket(len(parts[i]) + 1), self.rows):
-            rows = [[i] for i in some] + [[]] * (self.rows - len(some))
-            batch = EXAMPLE_FORMATS["labels"].collate(BatchPlan(rows, Widths(width, 1)), examples).to(self.device)
+        collate = EXAMPLE_FORMATS["labels"].collate
+        for indices, batch in self.iter_batches(
+            examples, lambda example: Widths(round_to_bucket(len(example.source) + 1), 1), collate
+        ):
             logp_BV = self.model.project(self.model(batch)[:, 0]).float().log_softmax(-1)
-            found.update(zip(some, logp_BV.tolist()))
+            found.update(zip(indices, logp_BV.tolist()))
         return [found[i] for i in range(len(parts))]
 
     def make_verdict(self, parts: Sequence[list[int]], logps: Sequence[list[float]]) -> Verdict:

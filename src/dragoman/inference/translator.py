@@ -24,7 +24,6 @@ import numpy as np
 import torch
 
 from dragoman.config.settings import build, pick, suggest_name
-from dragoman.data.batches import BatchPlan, collate_pairs, group_by_key
 from dragoman.data.features import FEATURES
 from dragoman.data.simple_tokenizers import WordTokenizer
 from dragoman.data.trees import find_tree_fault
@@ -32,25 +31,11 @@ from dragoman.decoding.beam import BeamState
 from dragoman.decoding.methods import METHODS, SearchSettings, apply_fixed_settings, check_search_settings
 from dragoman.decoding.protocol import NEVER, DecodingConstraints, Job, SearchResult
 from dragoman.errors import UserError
+from dragoman.inference import postprocess
 from dragoman.inference.constraints import list_unmet, make_constraints
 from dragoman.inference.engines.base import Engine
 from dragoman.inference.engines.torch import TorchEngine
-from dragoman.inference.postprocess import (
-    FLAG_UNKNOWN,
-    NON_SPACE,
-    NON_SPACES,
-    UNKNOWN_WORD_METHODS,
-    AlignmentRows,
-    check_placeholders,
-    drop_duplicates,
-    fill_unknowns,
-    find_flags,
-    join_hypotheses,
-    list_source_words,
-    rerank_by_coverage,
-    split_sentences,
-    warning_kinds,
-)
+from dragoman.inference.postprocess import AlignmentRows, join_hypotheses
 from dragoman.inference.predictor import Predictor, bucket_widths, check_lines, eval_mode, score_pairs
 from dragoman.models.base import Seq2Seq
 from dragoman.types import UNK, Example, Hypothesis, Line, Pair, PairScore, TokenFeature, Tree
@@ -180,7 +165,7 @@ class Translator(Predictor[Seq2Seq]):
         results = []
         for parts in by_line:
             if len(parts) == 1:
-                results.append(drop_duplicates(parts[0])[: options.search.nbest])
+                results.append(postprocess.drop_duplicates(parts[0])[: options.search.nbest])
             else:
                 results.append([join_hypotheses([part[0] for part in parts])] if parts else [EMPTY_HYPOTHESIS])
         return results
@@ -209,12 +194,9 @@ class Translator(Predictor[Seq2Seq]):
         for segment in self.make_segments(line, options):
             if parts:
                 yield " "
-            work = partial(self._translate_observed, segment, options)
+            work = partial(self.decode_segments, [segment], options)
             parts.append((yield from stream_text(work, self.tokenizers.target.decode)))
         return join_hypotheses(parts) if len(parts) > 1 else parts[0] if parts else EMPTY_HYPOTHESIS
-
-    def _translate_observed(self, segment: SourceSegment, options: DecodeOptions, observe: BeamObserver) -> Hypothesis:
-        return self.decode_segments([segment], options, observe)[0][0]
 
     def score(
         self,
@@ -312,8 +294,8 @@ class Translator(Predictor[Seq2Seq]):
         if len(ids) <= min(self.longest, self.max_unsplit):
             segments = [SourceSegment(text, ids, line, line_index)]
         else:
-            texts = split_sentences(text) if len(ids) > self.longest else [text]
-            for unit in (NON_SPACES, NON_SPACE):
+            texts = postprocess.split_sentences(text) if len(ids) > self.longest else [text]
+            for unit in (postprocess.NON_SPACES, postprocess.NON_SPACE):
                 texts = [part for long in texts for part in self._split_units(long, unit)]
             segments = [SourceSegment(part, encode(part), line, line_index) for part in texts]
         if self.reads_trees:
@@ -349,7 +331,7 @@ class Translator(Predictor[Seq2Seq]):
     ) -> list[list[Hypothesis]]:
         """Return the hypotheses of each segment.
 
-        `observe`, for a single segment, is called with the beam after each step if `is_certain_early`. Without
+        `observe`, for a single segment, is called with the beam after each step if its common prefix is final. Without
         alignments, each result becomes text as soon as it arrives, while the engine decodes other jobs.
         """
         search, engine = options.search, self.engine
@@ -357,7 +339,9 @@ class Translator(Predictor[Seq2Seq]):
         results: Iterable[tuple[int, list[SearchResult]]]
         hypotheses: list[list[Hypothesis]] = [[] for _ in segments]
         with eval_mode(self.model):
-            if observe and isinstance(engine, TorchEngine) and is_certain_early(segments[0], search):
+            # The common prefix of all hypotheses of a beam is final unless something may reorder or change them.
+            plain = METHODS[search.method].is_beam_search and search.unknown == "drop" and not search.coverage
+            if observe and isinstance(engine, TorchEngine) and plain and not segments[0].constraints.must:
                 results = engine.iter_results(jobs, search, observe)
             else:
                 # Get all results of the beam: some may have the same text, and reranking changes their order.
@@ -384,17 +368,16 @@ class Translator(Predictor[Seq2Seq]):
         flat = [(index, result) for index in range(len(segments)) for result in results[index]]
         alignments: list[AlignmentRows] = [[] for _ in flat]
         examples = [segments[index].example(result.tokens) for index, result in flat] if self.model.aligns else []
-        for widths, some in group_by_key(range(len(examples)), lambda i: bucket_widths(examples[i]), self.rows):
-            rows = [[i] for i in some] + [[]] * (self.rows - len(some))
-            weight_BTS = self.model.alignment(collate_pairs(BatchPlan(rows, widths), examples).to(self.device)).cpu()
-            for row, i in enumerate(some):
+        for indices, batch in self.iter_batches(examples, bucket_widths):
+            weight_BTS = self.model.alignment(batch).cpu()
+            for row, i in enumerate(indices):
                 tag, length = len(segments[flat[i][0]].tag_ids), len(examples[i].source)
                 weight_TS = weight_BTS[row, : len(examples[i].target), tag:length]  # without the attention to a tag
                 alignments[i] = (weight_TS / weight_TS.sum(-1, keepdim=True).clamp(min=1e-9)).tolist()
         aligned: list[list[tuple[SearchResult, AlignmentRows]]] = [[] for _ in segments]
         for (index, result), alignment in zip(flat, alignments, strict=True):
             aligned[index].append((result, alignment))
-        return [rerank_by_coverage(pairs, coverage) for pairs in aligned] if coverage else aligned
+        return [postprocess.rerank_by_coverage(pairs, coverage) for pairs in aligned] if coverage else aligned
 
     def make_hypothesis(
         self, segment: SourceSegment, found: SearchResult, alignment: AlignmentRows, options: DecodeOptions
@@ -403,9 +386,9 @@ class Translator(Predictor[Seq2Seq]):
         source, target, unknown = self.tokenizers.source, self.tokenizers.target, options.search.unknown
         lengths = len(segment.ids), len(found.tokens)
         if UNK in found.tokens and unknown != "drop":
-            words = list_source_words(source, segment.text, segment.ids)
+            words = postprocess.list_source_words(source, segment.text, segment.ids)
             rows = alignment or [[]] * len(found.tokens)
-            text = fill_unknowns(found.tokens, rows, target, words, unknown, options.dictionary)
+            text = postprocess.fill_unknowns(found.tokens, rows, target, words, unknown, options.dictionary)
         else:
             text = target.decode(found.tokens)
         warnings = [segment.warning] if segment.warning else []
@@ -415,9 +398,9 @@ class Translator(Predictor[Seq2Seq]):
             full = lengths[1] == self.max_tokens
             why = "model.max_length allows" if full else "search.max_ratio and max_extra allow"
             warnings.append(f"cut at {lengths[1]} tokens, the most that {why}")
-        flags = find_flags(segment.text, text, lengths, self.statistics)
-        lost = [FLAG_UNKNOWN] if UNK in found.tokens and unknown == "drop" else []
-        changed = check_placeholders(segment.text, text, self.statistics)
+        flags = postprocess.find_flags(segment.text, text, lengths, self.statistics)
+        lost = [postprocess.FLAG_UNKNOWN] if UNK in found.tokens and unknown == "drop" else []
+        changed = postprocess.check_placeholders(segment.text, text, self.statistics)
         if segment.constraints.any:
             warnings += list_unmet(segment.line, segment.constraints, text)
         return Hypothesis(
@@ -428,7 +411,7 @@ class Translator(Predictor[Seq2Seq]):
             source_tokens=source.pieces(segment.ids),
             logp=found.logp,
             warnings=(*warnings, *changed),
-            flags=(*flags, *lost, *(warning_kinds(changed) if changed else ())),
+            flags=(*flags, *lost, *(postprocess.warning_kinds(changed) if changed else ())),
         )
 
 
@@ -447,7 +430,7 @@ def merge_search(
     given = {name: value for name, value in (("beam", beam), ("nbest", count)) if value is not None}
     settings = build(SearchSettings, {**own.model_dump(), **(changes or {}), **given}, where="search")
     check_search_settings(settings)
-    pick(UNKNOWN_WORD_METHODS, settings.unknown, "search.unknown")
+    pick(postprocess.UNKNOWN_WORD_METHODS, settings.unknown, "search.unknown")
     needs = [f"search.coverage={settings.coverage:g}"] if settings.coverage else []
     needs += [f"search.unknown={settings.unknown}"] if settings.unknown in ("copy", "dictionary") else []
     if needs and not aligns:
@@ -462,12 +445,6 @@ def limit_length(constraints: DecodingConstraints, tokens: int, search: SearchSe
     """Return the most tokens of a translation, EOS included: what the constraints need comes on top."""
     usual = int(search.max_ratio * tokens) + search.max_extra + 1
     return min(max(usual, constraints.minimum + 1) + len(constraints.prefix) + constraints.needed_tokens, max_tokens)
-
-
-def is_certain_early(segment: SourceSegment, search: SearchSettings) -> bool:
-    """Return whether the common prefix of all beam hypotheses is final, so that it can be streamed."""
-    plain = METHODS[search.method].is_beam_search and search.unknown == "drop"
-    return plain and not search.coverage and not segment.constraints.must
 
 
 class StreamClosed(Exception):
@@ -495,12 +472,12 @@ def keep_complete_words(text: str) -> str:
 
 
 def stream_text(
-    work: Callable[[BeamObserver], Hypothesis], decode: Callable[[list[int]], str]
+    work: Callable[[BeamObserver], list[list[Hypothesis]]], decode: Callable[[list[int]], str]
 ) -> Generator[str, None, Hypothesis]:
     """Yield the text of a hypothesis in parts, each once it is certain; return the hypothesis.
 
-    `work` runs in a separate thread, calls an observer after each decoding step and returns the hypothesis. It is
-    cancelled when the consumer closes the generator.
+    `work` runs in a separate thread, calls an observer after each decoding step and returns the hypotheses of one
+    sentence. It is cancelled when the consumer closes the generator.
     """
     messages: SimpleQueue[str | Hypothesis | BaseException] = SimpleQueue()
     closed = Event()
@@ -510,16 +487,14 @@ def stream_text(
             raise StreamClosed
         messages.put(keep_complete_words(decode(find_certain_prefix(beams))))
 
-    initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    gpu = (
-        torch.cuda.current_device() if initialized else None
-    )  # the current GPU is per thread; a new one starts with GPU 0
+    has_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    gpu = torch.cuda.current_device() if has_gpu else None  # of this thread; a new thread starts with GPU 0
 
     def run() -> None:
         try:
             if gpu is not None:
                 torch.cuda.set_device(gpu)
-            messages.put(work(observe))
+            messages.put(work(observe)[0][0])
         except BaseException as error:
             messages.put(error)
 

@@ -292,9 +292,7 @@ class CTranslate2Engine(Engine):
         limit of that sentence, decoding with this lower limit would have given the same results. The other sentences
         are decoded again, in batches of equal limit.
         """
-        for reason in (explain_refusal(search), *map(self.explain_unsupported_job, jobs)):
-            if reason:
-                raise UserError(f"{reason}; use --engine torch")
+        self.check_supported(jobs, search)
         search = apply_fixed_settings(search)
         yield from ((i, []) for i, job in enumerate(jobs) if job.limit <= 0)
         order = sorted((i for i, job in enumerate(jobs) if job.limit > 0), key=lambda i: -len(jobs[i].ids))
@@ -357,33 +355,26 @@ class CTranslate2Engine(Engine):
                 results.append(SearchResult(tokens[:-1] if finished else tokens, logp, score, finished))
             yield i, results
 
-    def explain_unsupported_job(self, job: Job) -> str:
-        """Return why CTranslate2 cannot decode this job, or "" if it can."""
-        if job.constraints.any:
-            return "CTranslate2 does not support forced prefixes, or required or forbidden terms"
-        longest = max(len(job.ids) + 1, job.limit)
-        if longest > self.max_tokens:
-            return f"CTranslate2 has positions for {self.max_tokens} tokens, and this sentence may need {longest}"
-        return ""
+    def check_supported(self, jobs: Sequence[Job], search: SearchSettings) -> None:
+        """Raise a UserError if CTranslate2 cannot reproduce our search of these jobs."""
+        defaults, supported = SearchSettings(), SUPPORTED_SETTINGS | IGNORED_BY_ENGINE
+        refused = [name for name, value in search if name not in supported and value != getattr(defaults, name)]
+        refused += [] if METHODS[search.method].is_beam_search else ["method"]
+        longest = max((max(len(job.ids) + 1, job.limit) for job in jobs), default=0)
+        if refused:
+            why = f"does not support search.{refused[0]}={getattr(search, refused[0])}"
+        elif any(job.constraints.any for job in jobs):
+            why = "does not support forced prefixes, or required or forbidden terms"
+        elif longest > self.max_tokens:
+            why = f"has positions for {self.max_tokens} tokens, and this sentence may need {longest}"
+        else:
+            return
+        raise UserError(f"CTranslate2 {why}; use --engine torch")
 
 
 def needs_scores(search: SearchSettings) -> bool:
     """Return whether scores are computed: on request, and always with a beam, which needs them for the search."""
     return search.scores or search.beam > 1
-
-
-def explain_refusal(search: SearchSettings) -> str:
-    """Return why CTranslate2 cannot reproduce our search with these settings, or "" if it can."""
-    defaults = SearchSettings()
-    refused = [
-        name
-        for name in SearchSettings.model_fields
-        if name not in SUPPORTED_SETTINGS | IGNORED_BY_ENGINE and getattr(search, name) != getattr(defaults, name)
-    ]
-    if not METHODS[search.method].is_beam_search:
-        refused.append("method")
-    name = next(iter(refused), "")
-    return f"CTranslate2 does not support search.{name}={getattr(search, name)}" if name else ""
 
 
 def convert_cached(run: Predictor[Model], cache: Path, quantization: str) -> Path:

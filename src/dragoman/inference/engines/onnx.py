@@ -14,10 +14,9 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -108,8 +107,7 @@ def export_graph(model: nn.Module, path: Path, output: str, **inputs: Tensor) ->
         )
 
 
-@dataclass(frozen=True)
-class OnnxState:
+class OnnxState(NamedTuple):
     """Sources, their encoder states and the target prefixes of a search."""
 
     source_NS: Tensor
@@ -118,7 +116,7 @@ class OnnxState:
 
     def select(self, rows_N: Tensor) -> OnnxState:
         """Return the state of these rows, in this order."""
-        return OnnxState(self.source_NS[rows_N], self.memory_NSC[rows_N], self.target_NT[rows_N])
+        return OnnxState(*[tensor[rows_N] for tensor in self])
 
 
 class OnnxSession(Protocol):
@@ -145,7 +143,7 @@ class OnnxEngine(Engine):
         return OnnxState(source_BS, run_session(self.encoder, source=source_BS), source_BS[:, :0])
 
     def step(self, token_N: Tensor, state: OnnxState) -> tuple[Tensor, OnnxState]:
-        state = replace(state, target_NT=torch.cat([state.target_NT, token_N[:, None]], 1))
+        state = state._replace(target_NT=torch.cat([state.target_NT, token_N[:, None]], 1))
         logp_NV = run_session(self.decoder, source=state.source_NS, memory=state.memory_NSC, target=state.target_NT)
         return logp_NV, state
 
