@@ -185,15 +185,14 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return texts, settings
 
 
-def parse_search_overrides(overrides: Sequence[str], begun: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `begun` with the overrides `search.a=b`. Other settings of a trained run cannot be changed."""
-    values: dict[str, Any] = {"search": dict(begun)}
+def parse_search_overrides(overrides: Sequence[str], initial: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `initial` with the overrides `search.a=b`. Other settings of a trained run cannot be changed."""
+    values: dict[str, Any] = {"search": dict(initial)}
     for item in overrides:
         if not item.startswith("search."):
             raise UserError(f"{item!r} cannot be changed here; only settings of search can, such as search.beam=8")
         override(values, item)
-    changes: dict[str, Any] = values["search"]
-    return changes
+    return dict(values["search"])
 
 
 @dataclass

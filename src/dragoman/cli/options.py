@@ -119,7 +119,7 @@ Texts = Annotated[
     Argument(metavar="[TEXT ...]", help="text to process, one line per argument; cannot be combined with --input"),
 ]
 InputFile = Annotated[Path | None, Option("-i", "--input", help="input file; - or omitted: stdin")]
-WRITTEN_FILE: Any = {"parser": parse_output_file, "metavar": "<path>"}
+WRITTEN_FILE: Any = {"parser": parse_output_file, "metavar": "<path>"}  # for options that name a file to write
 OutputFile = Annotated[Path | None, Option("-o", "--output", help="output file; omitted: stdout", **WRITTEN_FILE)]
 BatchSize = Annotated[
     int, Option(min=1, max=1_000_000, help="maximum lines per batch; torch engines give the same text for any value")

@@ -106,12 +106,15 @@ def translate_command(options: TranslateOptions) -> None:
 
 
 class LineTranslator:
-    """The model and the files that the options of the command name."""
+    """Translate lines with the model and the files that the options of `dragoman translate` name."""
 
     def __init__(
         self, runs: list[Path], options: TranslateOptions, overrides: Sequence[str], group: ProcessGroup | None = None
     ) -> None:
-        """Load all of them, and refuse invalid options before any line is read. `group`: for `translate_file`."""
+        """Load the model and the files; refuse invalid options before any line is read.
+
+        `group` has the processes that translate a file in shards; None otherwise.
+        """
         from dragoman.augmentation.jobs import choose_device_of_rank
         from dragoman.data.trees import TreeReader
         from dragoman.inference.constraints import read_dictionary, read_glossary
