@@ -32,19 +32,18 @@ from dragoman.config.settings import SampleSettings, Seed, setting
 from dragoman.types import BOS, EOS, PAD, TokenFeature
 
 Bytes = frozenset[int]
-Edges = dict[int, list[tuple[Bytes, int]]]  # by state: the bytes that lead to another state
+Spelling = tuple[Bytes, ...]  # the bytes allowed at each position
 UNREACHABLE = 1 << 20  # tokens that a term needs which cannot be spelt at all
 ANY: Bytes = frozenset(range(256))
 REST: Bytes = frozenset(range(0x80, 0xC0))  # later bytes of a character
 ASCII: Bytes = frozenset(b for b in range(0x80) if not chr(b).isalnum())
-BREAKS: list[list[Bytes]] = [  # between words: ASCII, then punctuation of Latin-1, general, CJK, full width
-    [ASCII],
-    [frozenset({0xC2}), REST],
-    [frozenset({0xE2}), frozenset({0x80, 0x81}), REST],
-    [frozenset({0xE3}), frozenset({0x80}), REST],
-    [frozenset({0xEF}), frozenset({0xBC}), REST],
+BREAKS: list[Spelling] = [  # between words: ASCII, then punctuation of Latin-1, general, CJK, full width
+    (ASCII,),
+    (frozenset({0xC2}), REST),
+    (frozenset({0xE2}), frozenset({0x80, 0x81}), REST),
+    (frozenset({0xE3}), frozenset({0x80}), REST),
+    (frozenset({0xEF}), frozenset({0xBC}), REST),
 ]
-OUTSIDE, ACCEPT = 0, 1  # states of the nondeterministic automaton: outside the term, and term complete
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,59 +93,33 @@ def build_automaton(
 ) -> tuple[NDArray[np.int16], NDArray[np.bool_]]:
     """Return the state after each byte, and the states that the end of the text completes.
 
-    The nondeterministic automaton may always be outside the term, and tries at every possible start of it. The subset
-    construction makes each reachable set of its states one state of the result.
+    A state is the set of spellings that may still follow, each as the bytes allowed at its positions. A new occurrence
+    may start at every byte. The empty spelling means that the term is complete.
     """
-    edges, first, last = build_nondeterministic(bodies, before=before, after=after)
-    sets = list({among for each in edges.values() for among, _ in each})
-    alike: dict[tuple[bool, ...], list[int]] = {}  # bytes that no edge tells apart
+    ends = BREAKS if after else [()]
+    inside = [(*(frozenset({byte}) for byte in body), *end) for body in bodies for end in ends]
+    starts = [(*begin, *rest) for begin in (BREAKS if before else [(ANY,)]) for rest in inside]
+    distinct = list({among for rest in starts for among in rest})
+    alike: dict[tuple[bool, ...], list[int]] = {}  # bytes that no spelling tells apart
     for byte in range(256):
-        alike.setdefault(tuple(byte in among for among in sets), []).append(byte)
-    states, rows = [frozenset(first)], []
+        alike.setdefault(tuple(byte in among for among in distinct), []).append(byte)
+    started = {some[0]: [rest[1:] for rest in starts if some[0] in rest[0]] for some in alike.values()}
+    complete: frozenset[Spelling] = frozenset({()})
+    states, rows = [frozenset(inside)], []
     number = {states[0]: 0}
     for here in states:  # which grows on the way
         row = np.zeros(256, dtype=np.int64)
         for some in alike.values():
-            there = frozenset(to for state in here for among, to in edges.get(state, ()) if some[0] in among)
-            if ACCEPT in there:
-                there = frozenset({ACCEPT})
+            there = frozenset([*started[some[0]], *(rest[1:] for rest in here if rest and some[0] in rest[0])])
+            there = complete if here == complete or () in there else there
             if there not in number:
                 number[there] = len(states)
                 states.append(there)
             row[some] = number[there]
         rows.append(row)
-    order = sorted(range(len(states)), key=lambda i: ACCEPT in states[i])  # the accepting state comes last
+    order = sorted(range(len(states)), key=lambda i: states[i] == complete)  # the accepting state comes last
     delta_S256 = np.argsort(order)[np.stack(rows)[order]].astype(np.int16)
-    return delta_S256, np.array([bool(states[i] & {*last, ACCEPT}) for i in order])
-
-
-def build_nondeterministic(bodies: Iterable[bytes], *, before: bool, after: bool) -> tuple[Edges, set[int], set[int]]:
-    """Return edges by state, the initial states, and those that the end of the text completes."""
-    edges: Edges = {OUTSIDE: [(ANY, OUTSIDE)], ACCEPT: [(ANY, ACCEPT)]}
-    first, last, count = {OUTSIDE}, set(), 2
-
-    def add_path(start: int, steps: Sequence[Bytes], end: int | None = None) -> int:
-        nonlocal count
-        for i, among in enumerate(steps):
-            if i == len(steps) - 1 and end is not None:
-                target = end
-            else:
-                target, count = count, count + 1
-            edges.setdefault(start, []).append((among, target))
-            start = target
-        return start
-
-    for body in bodies:
-        begun, count = count, count + 1
-        first.add(begun)
-        for steps in BREAKS if before else [[ANY]]:
-            add_path(OUTSIDE, steps, begun)
-        written = add_path(begun, [frozenset({byte}) for byte in body], None if after else ACCEPT)
-        if after:
-            last.add(written)
-            for steps in BREAKS:
-                add_path(written, steps, ACCEPT)
-    return edges, first, last
+    return delta_S256, np.array([states[i] == complete or not states[i].isdisjoint(ends) for i in order])
 
 
 NEVER = float("-inf")  # log-probability of impossible tokens
