@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dragoman.config.settings import Count, Registries, setting
 from dragoman.errors import UserError
 from dragoman.kernels.attention import RowLayout
-from dragoman.models.base import AutoregressiveModel, Model
+from dragoman.models.base import AutoregressiveModel, BaseModelSettings, Model
 from dragoman.models.rnn import RecurrentEncoder, RecurrentLmDecoder, RnnSettings
 from dragoman.models.transformer import Decoder, Encoder, TransformerSettings
 from dragoman.modules.dropout import Dropout
@@ -25,17 +25,21 @@ from dragoman.types import Batch
 
 SOURCE_SETTINGS = ("bridge", "attention", "attention_width", "input_feeding")  # how a recurrent decoder reads a source
 TARGET_SETTINGS = ("decoder_layers", "tied", "target_word_dropout")  # only of models with a decoder
-NO_ENCODER, NO_DECODER = "a language model, which has no encoder", "a classifier, which has no decoder"
 
 
-class TransformerLmSettings(TransformerSettings):
-    kind: Literal["lm"] = "lm"  # type: ignore[assignment]
-    backbone: Literal["transformer"] = "transformer"
+class LmFields(BaseModelSettings):
+    """The settings that all language models have."""
+
+    kind: Literal["lm"] = "lm"
     context: Count = setting(256, "tokens of a window of the text, and the most that attention looks back")
     task: ClassVar[Literal["translate", "generate", "classify"]] = "generate"
-    bounded: ClassVar[bool] = True  # it looks back no further than its context
+    bounded: ClassVar[bool] = True  # whether it looks back no further than its context
+    absent_from: ClassVar[str] = "a language model, which has no encoder"
+
+
+class TransformerLmSettings(LmFields, TransformerSettings):  # type: ignore[misc]
+    backbone: Literal["transformer"] = "transformer"
     absent: ClassVar[tuple[str, ...]] = ("encoder_layers", "attention", "source_word_dropout")
-    absent_from: ClassVar[str] = NO_ENCODER
 
     def check(self) -> None:
         super().check()
@@ -55,28 +59,30 @@ class TransformerLmSettings(TransformerSettings):
         return self.width
 
 
-class RnnLmSettings(RnnSettings):
-    kind: Literal["lm"] = "lm"  # type: ignore[assignment]
+class RnnLmSettings(LmFields, RnnSettings):  # type: ignore[misc]
     backbone: Literal["rnn"] = "rnn"
     context: Count = setting(256, "tokens of a window of the text at training; the state is carried on to the next one")
     bidirectional: bool = setting(False, "not for a language model")
-    task: ClassVar[Literal["translate", "generate", "classify"]] = "generate"
     bounded: ClassVar[bool] = False
     absent: ClassVar[tuple[str, ...]] = ("encoder_layers", "bidirectional", "source_word_dropout", *SOURCE_SETTINGS)
-    absent_from: ClassVar[str] = NO_ENCODER
 
 
-class TransformerClassifierSettings(TransformerSettings):
-    kind: Literal["classifier"] = "classifier"  # type: ignore[assignment]
-    backbone: Literal["transformer"] = "transformer"
+class ClassifierFields(BaseModelSettings):
+    """The settings that all classifiers have."""
+
+    kind: Literal["classifier"] = "classifier"
     pool: str = setting("mean", "how the states of a text become one")
     task: ClassVar[Literal["translate", "generate", "classify"]] = "classify"
-    absent: ClassVar[tuple[str, ...]] = ("decoder_attention", *TARGET_SETTINGS)
-    absent_from: ClassVar[str] = NO_DECODER
+    absent_from: ClassVar[str] = "a classifier, which has no decoder"
 
     @classmethod
     def registries(cls) -> Registries:
         return {**super().registries(), "pool": POOLS}
+
+
+class TransformerClassifierSettings(ClassifierFields, TransformerSettings):  # type: ignore[misc]
+    backbone: Literal["transformer"] = "transformer"
+    absent: ClassVar[tuple[str, ...]] = ("decoder_attention", *TARGET_SETTINGS)
 
     def check(self) -> None:
         super().check()
@@ -86,17 +92,9 @@ class TransformerClassifierSettings(TransformerSettings):
             )
 
 
-class RnnClassifierSettings(RnnSettings):
-    kind: Literal["classifier"] = "classifier"  # type: ignore[assignment]
+class RnnClassifierSettings(ClassifierFields, RnnSettings):  # type: ignore[misc]
     backbone: Literal["rnn"] = "rnn"
-    pool: str = setting("mean", "how the states of a text become one")
-    task: ClassVar[Literal["translate", "generate", "classify"]] = "classify"
     absent: ClassVar[tuple[str, ...]] = (*TARGET_SETTINGS, *SOURCE_SETTINGS)
-    absent_from: ClassVar[str] = NO_DECODER
-
-    @classmethod
-    def registries(cls) -> Registries:
-        return {**super().registries(), "pool": POOLS}
 
 
 LmSettings = TransformerLmSettings | RnnLmSettings
