@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -47,10 +48,14 @@ class Recipe(Settings):
     @model_validator(mode="after")
     def _read_last_sections(self, info: ValidationInfo) -> Self:
         """Read the sections that need PyTorch, once the others are valid. Records are left as they are."""
-        for name in UNREAD:
-            section = getattr(self, name)
-            if not isinstance(section, Settings):
-                self.__dict__[name] = read_section(name, section, info.context)
+        unread = [name for name in UNREAD if not isinstance(getattr(self, name), Settings)]
+        if unread:
+            from dragoman.decoding.methods import SearchSettings
+            from dragoman.models.registry import choose_record
+
+            records: dict[str, type[Settings]] = {"model": choose_record(self.model), "search": SearchSettings}
+            for name in unread:
+                self.__dict__[name] = build(records[name], getattr(self, name), name, info.context, Recipe)
         return self
 
     @property
@@ -89,24 +94,24 @@ def read_recipe(
     """
     values, lines = read_values(path)
     items, merged = list(overrides), deepcopy(values)
+
+    def build_checked(values: dict[str, Any], line_of: Mapping[str, int] | None = None) -> Recipe:
+        recipe = build(Recipe, inherit_model({**values, **(unread or {})}, parent), line_of=line_of)
+        recipe.data.check()
+        return recipe
+
     try:
         for item in items:
             override(merged, item)
             lines.pop(item.partition("=")[0], None)
-        recipe = _build_checked({**merged, **(unread or {})}, parent, lines)
+        recipe = build_checked(merged, lines)
     except UserError as error:
-        cause = f" with {' '.join(items)}" if items and _is_valid({**values, **(unread or {})}, parent) else ""
+        cause = ""
+        with suppress(UserError):  # name the overrides if the recipe is valid without them
+            build_checked(values)
+            cause = f" with {' '.join(items)}" if items else ""
         raise UserError(f"{path}{cause}: {error}") from None
     return recipe.model_copy(update={"data": recipe.data.resolve_paths(path.parent)})
-
-
-def read_section(name: str, section: Any, line_of: Mapping[str, int] | None) -> Settings:
-    """Return the record of one of the sections that need PyTorch."""
-    from dragoman.decoding.methods import SearchSettings
-    from dragoman.models.registry import choose_record
-
-    record = choose_record(section) if name == "model" else SearchSettings
-    return build(record, section, name, line_of, Recipe)
 
 
 def override_recipe(recipe: Recipe, overrides: Iterable[str] = (), *, parent: Recipe | None = None) -> Recipe:
@@ -131,28 +136,13 @@ def check_model(recipe: Recipe) -> Recipe:
     """Return the recipe; refuse an invalid model section, or a model whose length limit is below data.max_length."""
     recipe.model.check()
     limit, longest = recipe.model.length_limit, recipe.data.max_length
-    if (
-        limit is not None and longest >= limit and recipe.model.task != "generate"
-    ):  # language models split long texts into windows
+    splits_texts = recipe.model.task == "generate"  # into windows
+    if limit is not None and longest >= limit and not splits_texts:
         raise UserError(
             f"data.max_length={longest} must be smaller than model.max_length={limit}, to leave room for the "
             "end-of-sentence token; lower data.max_length or raise model.max_length"
         )
     return recipe
-
-
-def _build_checked(values: dict[str, Any], parent: Recipe | None, line_of: Mapping[str, int] | None = None) -> Recipe:
-    recipe = build(Recipe, inherit_model(values, parent), line_of=line_of)
-    recipe.data.check()
-    return recipe
-
-
-def _is_valid(values: dict[str, Any], parent: Recipe | None) -> bool:
-    try:
-        _build_checked(values, parent)
-    except UserError:
-        return False
-    return True
 
 
 def packaged_folder() -> Path | None:
