@@ -33,11 +33,8 @@ from dragoman.types import Line, Pair
 
 Bin = tuple[int, int | None]  # inclusive bounds; None is no upper bound
 VERSION = 2  # measurements of another version are repeated
-TASK_METRICS = {  # default metrics by task, if data.metrics is empty; the first one is plotted
-    "translate": ("bleu", "chrf"),
-    "classify": ("accuracy",),
-    "generate": ("loss", "perplexity"),
-}
+# Default metrics by task, if data.metrics is empty; the first one is plotted.
+TASK_METRICS = {"translate": ("bleu", "chrf"), "classify": ("accuracy",), "generate": ("loss", "perplexity")}
 TIMED_SENTENCES = 256  # translated greedily to measure speed
 GRADIENT_SENTENCES = 64
 SMALLEST_BIN = 0.02  # fraction of all lines; a smaller bin is merged with the previous one

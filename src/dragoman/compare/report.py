@@ -182,23 +182,23 @@ def find_unfair_budgets(trained: Mapping[str, Mapping[str, Any]]) -> list[str]:
     runs = {name: run for name, run in trained.items() if run["tokens"] and run["seconds"]}
     cost = {name: run["flops"] / run["tokens"] for name, run in runs.items()}
     speed = {name: run["tokens_per_second"] or run["tokens"] / run["seconds"] for name, run in runs.items()}
-    steps = {name: run["steps"] for name, run in runs.items()}
     groups: list[list[str]] = []
     for name in sorted(cost, key=cost.__getitem__):
         if not groups or cost[name] > SAME_COST * cost[groups[-1][0]]:
             groups.append([])
         groups[-1].append(name)
     ends = [(min(group, key=speed.__getitem__), max(group, key=speed.__getitem__)) for group in groups]
-    unfair = [(a, b) for a, b in ends if speed[b] > SAME_SPEED * speed[a] and steps[a] != steps[b]]
+    unfair = [(a, b) for a, b in ends if speed[b] > SAME_SPEED * speed[a] and runs[a]["steps"] != runs[b]["steps"]]
     if not unfair:
         return []
     slow, fast = max(unfair, key=lambda pair: speed[pair[1]] / speed[pair[0]])
+    slow_steps, fast_steps = runs[slow]["steps"], runs[fast]["steps"]
     others = f" So do the speeds in {len(unfair) - 1} more groups of runs." if len(unfair) > 1 else ""
     return [
-        f"The budget in minutes is unfair: {slow} trained at {speed[slow]:,.0f} tokens/s ({steps[slow]:,} steps) and "
-        f"{fast} at {speed[fast]:,.0f} ({steps[fast]:,} steps). Both need as many FLOPs per token, so these speeds "
+        f"The budget in minutes is unfair: {slow} trained at {speed[slow]:,.0f} tokens/s ({slow_steps:,} steps) and "
+        f"{fast} at {speed[fast]:,.0f} ({fast_steps:,} steps). Both need as many FLOPs per token, so these speeds "
         f"differ because of other work on the machine.{others} Set the budget in steps or FLOPs, such as "
-        f"train.minutes=0 train.steps={steps[fast]}."
+        f"train.minutes=0 train.steps={fast_steps}."
     ]
 
 

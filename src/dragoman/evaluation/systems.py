@@ -291,16 +291,11 @@ def count_warnings(outputs: Sequence[Hypothesis | Verdict]) -> dict[str, int]:
 
 def score_phenomena(phrases: Sequence[Phrase], texts: TextLines) -> dict[str, dict[str, float]]:
     """Return the accuracy of the texts on each grammatical phenomenon."""
-    right: Counter[str] = Counter()
-    total: Counter[str] = Counter()
+    counts: dict[str, Counter[str]] = {}
     for phrase, text in zip(phrases, texts, strict=True):
-        for name, (correct, count) in count_correct_phenomena(phrase, text).items():
-            right[name] += correct
-            total[name] += count
-    return {
-        name: {"right": right[name], "total": total[name], "percent": 100 * right[name] / total[name]}
-        for name in sorted(total)
-    }
+        for name, (right, total) in count_correct_phenomena(phrase, text).items():
+            counts.setdefault(name, Counter()).update(right=right, total=total)
+    return {name: {**count, "percent": 100 * count["right"] / count["total"]} for name, count in sorted(counts.items())}
 
 
 def evaluate(
@@ -412,11 +407,9 @@ class Scorer:
             first = systems[0]
             trials = significance.RANDOMISATION
             with self.report.progress("comparing with the first system", total=trials, unit="trials") as bar:
-                pair = (first.counts, counts, first.values, values)
-                differences = significance.compare_with_first(*pair, tick=bar.update)
-            for metric_name, found in differences.items():
-                against = {"run": first.name, **found._asdict(), "significant": found.significant}
-                scores[metric_name]["against"] = against
+                found = significance.compare_with_first(first.counts, counts, first.values, values, tick=bar.update)
+            for key, score in found.items():
+                scores[key]["against"] = {"run": first.name, **score._asdict(), "significant": score.significant}
         result = {"run": name, **output.describe(), **scores, **output.about}
         if counts and self.recipes is not None:
             result["lengths"] = score_by_length(output, counts)

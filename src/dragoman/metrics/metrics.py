@@ -272,18 +272,15 @@ def count_bleu_moses(language: str, hypotheses: TextLines, references: Sequence[
     return counted._replace(signature=f"{signature}|sacremoses:{version('sacremoses')}")
 
 
-def count_chrf(hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
-    """Count character n-grams up to 6; recall counts double (chrF2). 100 is perfect."""
-    from sacrebleu.metrics.chrf import CHRF
+def count_by_default(name: str, hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
+    """Count by a metric of sacreBLEU in its default settings.
 
-    return count_by_sacrebleu(CHRF(), hypotheses, references)
+    CHRF counts character n-grams up to 6; recall counts double (chrF2), and 100 is perfect. TER counts edits, phrase
+    shifts among them, per hundred words of the reference; 0 is perfect.
+    """
+    from sacrebleu.metrics import METRICS as SACREBLEU_METRICS
 
-
-def count_ter(hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
-    """Count edits, phrase shifts among them, per hundred words of the reference. 0 is perfect."""
-    from sacrebleu.metrics.ter import TER
-
-    return count_by_sacrebleu(TER(), hypotheses, references)
+    return count_by_sacrebleu(SACREBLEU_METRICS[name](), hypotheses, references)
 
 
 def count_by_sacrebleu(metric: Any, hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
@@ -376,9 +373,9 @@ def select_best_metric(name: str, task: str, own: Sequence[str] = ()) -> Metric 
     `auto` is the first of a recipe's `own` metrics (data.metrics), or else the usual one of the task. A language model
     outputs nothing that could be compared with a reference, so it has only the loss.
     """
-    menu: dict[str, Metric | None] = {"loss": None, **metrics_for_task(task)}
-    auto = menu[own[0]] if own and own[0] in menu else menu[AUTO_METRIC[task]]
-    return pick({"auto": auto, **menu}, metric_name(name), f"metric of models that {task}")
+    choices: dict[str, Metric | None] = {"loss": None, **metrics_for_task(task)}
+    auto = choices[own[0]] if own and own[0] in choices else choices[AUTO_METRIC[task]]
+    return pick({"auto": auto, **choices}, metric_name(name), f"metric of models that {task}")
 
 
 def note_on_wer(names: Iterable[str], tokenizer: TokenizerSettings) -> str:
@@ -419,8 +416,9 @@ METRICS: dict[str, Metric] = {
             bleu_metric(f"bleu_moses_{code}", f"BLEU lc {code}", partial(count_bleu_moses, code), extra="moses")
             for code in MOSES_LANGUAGES
         ),
-        Metric("chrf", "chrF", count_chrf, compute_chrf),
-        Metric("ter", "TER", count_ter, higher=False, best_reference=False),  # per word of the mean reference
+        Metric("chrf", "chrF", partial(count_by_default, "CHRF"), compute_chrf),
+        # Errors are counted per word of the mean reference.
+        Metric("ter", "TER", partial(count_by_default, "TER"), higher=False, best_reference=False),
         *(Metric(f"rouge{n}", f"ROUGE-{n}", partial(count_rouge, f"rouge{n}"), extra="rouge") for n in "12L"),
         Metric("exact", "exact match", count_exact, labels=True),
         Metric("accuracy", "accuracy", count_exact, labels=True),

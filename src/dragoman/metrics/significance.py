@@ -46,7 +46,7 @@ class Difference(NamedTuple):
 
 def bootstrap_scores(counts: Counts, *, trials: int = BOOTSTRAP, seed: int = SEED, tick: Tick = id) -> dict[str, Array]:
     """Return value_T of each metric: its scores of as many resamples of the lines."""
-    rng, lines = np.random.default_rng(seed), count_lines(counts)
+    rng, lines = np.random.default_rng(seed), len(next(iter(counts.values())).line_NK)
     totals: dict[str, list[Array]] = {name: [] for name in counts}
     for some in split_trials(trials, lines, tick):
         sampled = rng.integers(lines, size=(some, lines)) + lines * np.arange(some)[:, None]
@@ -62,17 +62,11 @@ def compute_interval(value_T: Array) -> list[float]:
     return bounds
 
 
-def compute_bootstrap_p(difference: float, first_T: Array, second_T: Array) -> float:
-    """Return how often the differences of resamples exceed their mean by the observed one, as sacreBLEU counts it."""
-    gap_T = np.abs(second_T - first_T)
-    return compute_p_value(gap_T - gap_T.mean(), abs(difference))
-
-
 def randomise_systems(
     first: Counts, second: Counts, *, trials: int = RANDOMISATION, seed: int = SEED, tick: Tick = id
 ) -> dict[str, float]:
     """Return, by metric, how often two systems differ as much as these after their lines were swapped at random."""
-    rng, lines = np.random.default_rng(seed), count_lines(first)
+    rng, lines = np.random.default_rng(seed), len(next(iter(first.values())).line_NK)
     gaps: dict[str, list[Array]] = {name: [] for name in first}
     for some in split_trials(trials, lines, tick):
         swap_TN = rng.integers(2, size=(some, lines), dtype=np.int8).astype(np.float64)
@@ -92,25 +86,23 @@ def compare_with_first(
 ) -> dict[str, Difference]:
     """Return the differences of the second system from the first, in the metrics that both have.
 
-    The values are those of `bootstrap_scores`.
+    The values are those of `bootstrap_scores`. Its p-value is how often the differences of resamples exceed their mean
+    by the observed one, as sacreBLEU counts it.
     """
     both = [name for name in second if name in first]
     swapped = randomise_systems({n: first[n] for n in both}, {n: second[n] for n in both}, tick=tick) if both else {}
     found = {}
-    for name in both:
-        value = second[name].value - first[name].value
-        bootstrap = compute_bootstrap_p(value, first_values[name], second_values[name])
-        found[name] = Difference(value, bootstrap, swapped[name])
+    for name, p_randomisation in swapped.items():
+        difference = second[name].value - first[name].value
+        gap_T = np.abs(second_values[name] - first_values[name])
+        p_bootstrap = compute_p_value(gap_T - gap_T.mean(), abs(difference))
+        found[name] = Difference(difference, p_bootstrap, p_randomisation)
     return found
 
 
 def compute_p_value(value_T: Array, bound: float) -> float:
     """Return the share of trials that reach the bound. The observed one counts as a trial, so that p is never 0."""
     return float(((value_T >= bound - ROUNDING).sum() + 1) / (len(value_T) + 1))
-
-
-def count_lines(counts: Counts) -> int:
-    return len(next(iter(counts.values())).line_NK)
 
 
 def split_trials(trials: int, lines: int, tick: Tick) -> Iterator[int]:
