@@ -66,9 +66,11 @@ def move_into_place(made: Path, path: Path) -> None:
     A folder cannot be renamed over another one, so the old folder is moved aside first; if the new one then cannot be
     renamed, the old one is moved back.
     """
+    umask = os.umask(0)  # the only way to read it
+    os.umask(umask)
     for file in [*sorted(made.rglob("*")), made] if made.is_dir() else [made]:
         if file.is_file():
-            file.chmod(0o666 & ~_read_umask())  # some writers make files that only their owner may read
+            file.chmod(0o666 & ~umask)  # some writers make files that only their owner may read
         _sync(file)
     if made.is_dir() and path.is_dir():
         aside = Path(tempfile.mkdtemp(dir=made.parent)) / "old"  # removed with the temporary folder
@@ -264,12 +266,6 @@ def digest_file(path: Path) -> str:
     """Return the digest of a file, without reading all of it into memory at once."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
-
-def _read_umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _sync(path: Path) -> None:

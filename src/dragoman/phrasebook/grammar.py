@@ -14,17 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import TypeVar
 
-from dragoman.phrasebook.lexicon import (
-    Adjective,
-    Adverbial,
-    Frame,
-    Noun,
-    Preposition,
-    Verb,
-    find_comparable,
-    load_lexicon,
-    parse_preposition,
-)
+from dragoman.phrasebook.lexicon import Adjective, Adverbial, Frame, Noun, Preposition, Verb, find_similar, load_lexicon
 from dragoman.phrasebook.realization import BLOCK_SIZE, Clause, ClauseKind, NounPhrase, Offset, SentencePlan
 
 Choice = TypeVar("Choice")
@@ -84,17 +74,16 @@ SUBORDINATORS = expand_weights("because/weil*5 although/obwohl*3 if/wenn*2 befor
 TEMPORAL = ("before", "until", "as soon as")  # they join events, not descriptions
 QUESTION_WORDS = expand_weights("-*4 who what whom which where when why")
 QUESTION_ADVERBS = {
-    "where": Adverbial(("where",), ("wo",)),
-    "when": Adverbial(("when",), ("wann",)),
-    "why": Adverbial(("why",), ("warum",)),
+    english: Adverbial((english,), (german,))
+    for english, german in (("where", "wo"), ("when", "wann"), ("why", "warum"))
 }
 RELATIVE_ROLES = expand_weights("subject*3 accusative*2 dative prepositional")
-WITH, DESPITE = parse_preposition("with/mit+dat"), parse_preposition("despite/trotz+gen")
-PLACE_PREPOSITIONS = {text[:2]: parse_preposition(text) for text in ("in/in+dat", "on/auf+dat", "at/an+dat")}  # by tag
+WITH, DESPITE = Preposition.parse("with/mit+dat"), Preposition.parse("despite/trotz+gen")
+PLACE_PREPOSITIONS = {text[:2]: Preposition.parse(text) for text in ("in/in+dat", "on/auf+dat", "at/an+dat")}  # by tag
 AROUND_FURNITURE = tuple(
-    map(parse_preposition, ("on/auf+dat", "under/unter+dat", "behind/hinter+dat", "beside/neben+dat"))
+    map(Preposition.parse, ("on/auf+dat", "under/unter+dat", "behind/hinter+dat", "beside/neben+dat"))
 )
-EVENT_PREPOSITIONS = tuple(map(parse_preposition, ("during/während+gen", "after/nach+dat")))
+EVENT_PREPOSITIONS = tuple(map(Preposition.parse, ("during/während+gen", "after/nach+dat")))
 
 
 class NoFittingWord(Exception):
@@ -281,7 +270,7 @@ class Grammar:
         if chance < 0.2 and not clause.negated:
             clause.degree = self.pick(lexicon.adverbials["degree"])
         elif chance < 0.3 and common and clause.kind != "relative" and adjective.kind != "colour":
-            nouns = find_comparable(common, adjective)
+            nouns = find_similar(common, adjective)
             if len(nouns) > 3:
                 clause.comparison = self.draw_noun_phrase(nouns, "subject", "definite")
 
@@ -359,8 +348,8 @@ class Grammar:
             tags = place.noun.tags
             place.preposition = next(p for tag, p in PLACE_PREPOSITIONS.items() if tag in tags)
         elif "company" in frame.adjuncts and 0.4 < chance < 0.5:
-            people = self.lexicon.people
-            clause.phrases["place"] = self.draw_noun_phrase(people, "prepositional", "possessor", preposition=WITH)
+            place = clause.phrases["place"] = self.draw_noun_phrase(self.lexicon.people, "prepositional", "possessor")
+            place.preposition = WITH
 
     def add_sentence_adjuncts(self, clause: Clause, *, elaborate: bool, front: bool) -> None:
         """Add perhaps a time, a frequency, a circumstance or a sentence adverb; `front` makes it the opening."""
@@ -387,7 +376,8 @@ class Grammar:
         elif name != "circumstance":
             clause.adverbials[name] = self.pick(lexicon.adverbials[name])
         elif self.random() < 0.4:
-            clause.phrases[name] = self.draw_noun_phrase(lexicon.weather, name, "the", preposition=DESPITE)
+            phrase = clause.phrases[name] = self.draw_noun_phrase(lexicon.weather, name, "the")
+            phrase.preposition = DESPITE
         else:
             phrase = clause.phrases[name] = self.draw_noun_phrase(lexicon.events, name, "definite")
             phrase.preposition = self.pick(EVENT_PREPOSITIONS)
@@ -414,21 +404,14 @@ class Grammar:
     # ---- noun phrases
 
     def draw_noun_phrase(
-        self,
-        menu: Sequence[Noun],
-        role: str,
-        determiners: str,
-        *,
-        extend: bool = False,
-        preposition: Preposition | None = None,
+        self, menu: Sequence[Noun], role: str, determiners: str, *, extend: bool = False
     ) -> NounPhrase:
         """Draw a noun with its determiner and perhaps adjectives; `extend` allows a genitive or "with ..." after it."""
         noun = self.draw_noun(menu, role)
-        plural = not noun.mass and self.random() < 0.36
-        phrase = NounPhrase(self.new_block(), noun, plural, preposition=preposition)
+        phrase = NounPhrase(self.new_block(), noun, not noun.mass and self.random() < 0.36)
         self.noun_phrases.append(phrase)
         menus = DETERMINER_MENUS[determiners]
-        phrase.determiner = self.pick(menus[2 if noun.mass and len(menus) > 2 else plural])
+        phrase.determiner = self.pick(menus[2 if noun.mass and len(menus) > 2 else phrase.plural])
         if phrase.determiner in POSSESSIVES and not noun.tags & POSSESSABLE:
             phrase.determiner = "the"
         elif phrase.determiner == "a" and "family" in noun.tags:
@@ -457,8 +440,8 @@ class Grammar:
             phrase.determiner = "the"
             phrase.possessor = self.draw_noun_phrase(lexicon.possessors[noun], "possessor", "possessor")
         elif "person" in noun.tags:
-            carried = self.draw_noun_phrase(lexicon.carried, "prepositional", "carried", preposition=WITH)
-            phrase.postmodifier = carried
+            phrase.postmodifier = self.draw_noun_phrase(lexicon.carried, "prepositional", "carried")
+            phrase.postmodifier.preposition = WITH
         elif noun.tags & {"small", "text"} and "furniture" not in noun.tags:
             phrase.postmodifier = self.draw_noun_phrase(lexicon.furniture, "prepositional", "definite")
             phrase.postmodifier.preposition = self.pick(AROUND_FURNITURE)

@@ -50,6 +50,12 @@ class Preposition(NamedTuple):
     german: str
     case: int
 
+    @classmethod
+    def parse(cls, text: str) -> Preposition:
+        """Parse a preposition such as "for/auf+acc"."""
+        english, german, case = re.split("[/+]", text)
+        return cls(english, german, ("nom", "acc", "dat", "gen").index(case))
+
 
 class Adverbial(NamedTuple):
     """A fixed phrase. Phrases with as many words in both languages are aligned word by word, others all with all."""
@@ -133,7 +139,7 @@ class Frame:
         self.verb = verb
         self.clause = clause  # that, whether, to or nothing
         self.fillers = {role: select_nouns(nouns, *row[role].split()) for role in ROLES}
-        self.preposition = parse_preposition(row["preposition"]) if row["preposition"] else None
+        self.preposition = Preposition.parse(row["preposition"]) if row["preposition"] else None
         self.predicates = frozenset(row["predicates"].split())  # adjectives that complete the verb: remains calm
         self.adjuncts = frozenset(row["adjuncts"].split())  # place, company, manner
         self.stative = bool(row["stative"])
@@ -165,12 +171,6 @@ def add_s(word: str) -> str:
 def read_table(name: str) -> list[Row]:
     text = Path(__file__).with_name(f"{name}.tsv").read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))
-
-
-def parse_preposition(text: str) -> Preposition:
-    """Parse a preposition such as "for/auf+acc"."""
-    english, german, case = re.split("[/+]", text)
-    return Preposition(english, german, ("nom", "acc", "dat", "gen").index(case))
 
 
 def select_nouns(nouns: tuple[Noun, ...], *tags: str) -> tuple[Noun, ...]:
@@ -255,7 +255,7 @@ def load_lexicon() -> BilingualLexicon:
 
 
 @cache
-def find_comparable(noun: Noun, adjective: Adjective) -> tuple[Noun, ...]:
+def find_similar(noun: Noun, adjective: Adjective) -> tuple[Noun, ...]:
     """Return nouns to compare `noun` with: they share a kind with it, and the adjective fits them too."""
     kinds = noun.tags - {noun.lemma, "goods", "small", "portable", "carried", "idea", "in", "on", "at"}
     fit = (other for other in load_lexicon().nouns if other.tags & kinds and other.tags & adjective.tags)
