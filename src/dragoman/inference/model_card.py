@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -229,13 +228,6 @@ def list_languages(recipe: Recipe) -> list[str]:
     return list(dict.fromkeys(directions))
 
 
-TEXT_FILTERS: dict[str, Callable[[str], str]] = {
-    "base_name": lambda path: Path(path).name or path,  # the root has no name
-    "quote": shlex.quote,
-    "repr": repr,
-}
-
-
 def format_card(about: dict[str, Any]) -> Sections:
     """Return the card as text: for each section, its values by name. Repeated names are numbered."""
     sections: Sections = {}
@@ -248,7 +240,7 @@ def format_card(about: dict[str, Any]) -> Sections:
 
     duration = timedelta(seconds=round(about["train_seconds"]))
     context = {**about, "row": row, "duration": duration, "metrics": METRICS}
-    render_template("model_card_rows.jinja", context, TEXT_FILTERS)
+    render_template("model_card_rows.jinja", context)
     return sections
 
 
@@ -269,4 +261,4 @@ def render_card(run: str | Path, *, exported: str = "") -> str:
     about = read_card(run)
     about["run"] = Path(about["run"]).resolve().name  # the path means nothing to other readers of the card
     context = {**about, "sections": format_card(about), "exported": exported}
-    return render_template("model_card.md.jinja", context, TEXT_FILTERS)
+    return render_template("model_card.md.jinja", context)

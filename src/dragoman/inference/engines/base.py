@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -139,9 +141,7 @@ def fingerprint_model(model: nn.Module, *about: object) -> str:
     return digest.hexdigest()
 
 
-def render_template(
-    name: str, context: Mapping[str, object], filters: Mapping[str, Callable[[str], str]] | None = None
-) -> str:
+def render_template(name: str, context: Mapping[str, object]) -> str:
     """Render a file of inference/templates/ without HTML escaping."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -150,5 +150,5 @@ def render_template(
         loader=loader, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, undefined=StrictUndefined
     )
     environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
-    environment.filters |= filters or {}
+    environment.filters |= {"base_name": lambda path: Path(path).name or path, "quote": shlex.quote, "repr": repr}
     return environment.get_template(name).render(context)
