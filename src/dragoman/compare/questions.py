@@ -1,8 +1,8 @@
 """Figures of a comparison, and the questions about them: what a folder of recipes is meant to show.
 
 A figure takes the models that it is about, as report.json has them, and returns a chart. Each point holds the value of
-every seed, so that one sees how much of a difference is chance. Questions are asked in a file beside the recipes, and
-answered from the numbers of a figure alone:
+every seed, so that readers see how much of a difference is chance. Questions are in a file beside the recipes, and
+are answered from the numbers of a figure alone:
 
 questions:
   - title: Does attention help with long sentences?

@@ -86,14 +86,14 @@ def run_comparison(
     found = {run.folder: measured for run in runs if (measured := read_measurements(run)) is not None}
     if not found:
         raise UserError(f"none of the {len(runs)} runs finished; {next(iter(failures.values()))}")
-    whole = {"title": questions.title, **summarise(runs, found, failures, jobs=jobs)}
-    for warning in whole["warnings"]:
+    comparison = {"title": questions.title, **summarise(runs, found, failures, jobs=jobs)}
+    for warning in comparison["warnings"]:
         report.log(warning, WARNING)
-    whole["questions"] = [answer_question(question, whole) for question in questions.questions]
-    write_text(out / "report.json", json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
-    write_text(out / "report.html", render_comparison(whole))
+    comparison["questions"] = [answer_question(question, comparison) for question in questions.questions]
+    write_text(out / "report.json", json.dumps(comparison, indent=1, ensure_ascii=False) + "\n")
+    write_text(out / "report.html", render_comparison(comparison))
     report.log(f"the report is {out / 'report.html'}, its numbers are in {out / 'report.json'}")
-    return whole
+    return comparison
 
 
 # The record

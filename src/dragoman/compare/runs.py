@@ -69,8 +69,8 @@ def plan_runs(paths: Sequence[Path], out: Path, overrides: Sequence[str], seeds:
             recipes[path.stem] = read_recipe(path, overrides)
             check_settings(recipes[path.stem])
             check_files(recipes[path.stem])
-        except UserError as fault:
-            message = str(fault)
+        except UserError as error:
+            message = str(error)
             raise UserError(message if str(path) in message else f"{path}: {message}") from None
     check_comparable(recipes)
     runs = []
@@ -217,17 +217,15 @@ class Worker:
         """Copy new output to standard error; return the exit code, None while the process runs."""
         code = self.process.poll()
         if self.echo:
-            sys.stderr.write(self.log.read())
-            sys.stderr.flush()
+            print(self.log.read(), end="", file=sys.stderr, flush=True)
         return code
 
     def close(self) -> int:
         """Give the process time to save and end, and return its exit code."""
         with self.process, self.log:
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 self.process.wait(SAVE_SECONDS)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
+            self.process.kill()  # without effect if the process has ended
             self.process.wait()
             self.poll()
         return self.process.returncode

@@ -25,7 +25,7 @@ from dragoman.evaluation.systems import TRAINING_DATA, ScoredSystem
 from dragoman.metrics import significance
 from dragoman.metrics.metrics import METRICS, WORD_OR_SIGN, Array
 
-Result = Mapping[str, Any]  # of a system on a test set (scorer.py)
+Result = Mapping[str, Any]  # of a system on a test set (systems.py)
 SCORE_COLUMNS = ("run", "score", "value", "±", "difference", "p (bootstrap)", "p (randomisation)", "signature")
 SCORE_TITLES = {**{name: metric.shown for name, metric in METRICS.items()}, "bits_per_character": "bits per character"}
 DIGITS = {"loss": 4, "bits_per_character": 4}  # after the decimal point; others have 2
@@ -57,22 +57,22 @@ def format_scores(results: Sequence[Result], *, parts: bool = False) -> Text:
 def score_rows(result: Result, runs: Mapping[str, str]) -> Iterator[tuple[str, ...]]:
     """Yield a row of SCORE_COLUMNS for each score and each grammatical phenomenon."""
     run = runs[result["run"]]
-    for name, held in scores_of(result).items():
-        value = f"{held['value']:.{DIGITS.get(name, 2)}f}"
-        low, high = held.get("interval", (0.0, 0.0))
-        half = f"{(high - low) / 2:.2f}" if "interval" in held else ""
+    for name, score in scores_of(result).items():
+        value = f"{score['value']:.{DIGITS.get(name, 2)}f}"
+        low, high = score.get("interval", (0.0, 0.0))
+        half = f"{(high - low) / 2:.2f}" if "interval" in score else ""
         tests = ("", "", "")
-        if one := held.get("against"):
-            difference = f"{one['difference']:+.2f}{' *' * one['significant']}"
-            tests = (difference, format_p(one["p_bootstrap"]), format_p(one["p_randomisation"]))
-        yield (run, SCORE_TITLES.get(name, name), value, half, *tests, held["signature"])
+        if against := score.get("against"):
+            difference = f"{against['difference']:+.2f}{' *' * against['significant']}"
+            tests = (difference, format_p(against["p_bootstrap"]), format_p(against["p_randomisation"]))
+        yield (run, SCORE_TITLES.get(name, name), value, half, *tests, score["signature"])
     for name, c in result.get("phenomena", {}).items():
         yield (run, name, f"{c['percent']:.1f} %", "", "", "", "", f"{c['right']} of {c['total']} right")
 
 
 def scores_of(result: Result) -> dict[str, Any]:
     """Return the scores of a result by the name of the metric."""
-    return {name: held for name, held in result.items() if isinstance(held, dict) and "signature" in held}
+    return {name: score for name, score in result.items() if isinstance(score, dict) and "signature" in score}
 
 
 def group_by_test(results: Sequence[Result]) -> list[tuple[str, list[Result]]]:

@@ -1,4 +1,4 @@
-"""Metrics: lines of text against one or several references, with a signature that says how they are counted.
+"""Metrics: lines of text against one or several references, with a signature that names the way of counting.
 
 `hypotheses` is a list of lines of plain text; `references` is a list of such lists, each as long as `hypotheses`.
 A metric counts something in each line (line_NK), and its score is a function of the sums of these counts. That
@@ -290,7 +290,7 @@ def count_by_sacrebleu(metric: Any, hypotheses: TextLines, references: Sequence[
     return CountedScore(float(value), str(metric.get_signature()), np.array(counts, dtype=np.float64))
 
 
-def make_share_score(counts: Iterable[tuple[float, float]], signature: str) -> CountedScore:
+def make_percentage_score(counts: Iterable[tuple[float, float]], signature: str) -> CountedScore:
     """Return the score of (part, whole) pairs, one for each line: the sum of the parts in per cent of the wholes."""
     line_N2 = np.array(list(counts), dtype=np.float64)
     return CountedScore(float(compute_percentages(line_N2.sum(0))), signature, line_N2)
@@ -307,14 +307,14 @@ def count_rouge(kind: str, hypotheses: TextLines, references: Sequence[TextLines
     rows = zip(hypotheses, zip(*references, strict=True), strict=True)
     found = [scorer.score_multi(list(row), line)[kind].fmeasure for line, row in rows]
     signature = f"nrefs:{len(references)}|case:lc|stem:porter|mean:f1|version:rouge-score {version('rouge-score')}"
-    return make_share_score(((share, 1) for share in found), signature)
+    return make_percentage_score(((share, 1) for share in found), signature)
 
 
 def count_exact(hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
     """Count the lines in a hundred that equal a reference; runs of spaces count as one. 100 is perfect."""
     rows = zip(hypotheses, zip(*references, strict=True), strict=True)
     right = [line.split() in [reference.split() for reference in row] for line, row in rows]
-    return make_share_score(((one, 1) for one in right), f"nrefs:{len(references)}|case:mixed|space:one|unit:line")
+    return make_percentage_score(((one, 1) for one in right), f"nrefs:{len(references)}|case:mixed|space:one|unit:line")
 
 
 def count_line_errors(hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
@@ -324,7 +324,7 @@ def count_line_errors(hypotheses: TextLines, references: Sequence[TextLines]) ->
     word error rate.
     """
     _, signature, right_N2 = count_exact(hypotheses, references)
-    return make_share_score(((1 - right, 1) for right, _ in right_N2), signature)
+    return make_percentage_score(((1 - right, 1) for right, _ in right_N2), signature)
 
 
 def count_word_errors(hypotheses: TextLines, references: Sequence[TextLines]) -> CountedScore:
@@ -336,7 +336,7 @@ def count_word_errors(hypotheses: TextLines, references: Sequence[TextLines]) ->
     for line, *row in zip(hypotheses, *references, strict=True):
         words = [reference.split() for reference in row]
         counts.append(min((compute_edit_distance(line.split(), reference), len(reference)) for reference in words))
-    return make_share_score(counts, f"nrefs:{len(references)}|case:mixed|edits:ins+del+sub|per:reference")
+    return make_percentage_score(counts, f"nrefs:{len(references)}|case:mixed|edits:ins+del+sub|per:reference")
 
 
 def compute_edit_distance(one: Sequence[str], other: Sequence[str]) -> int:
