@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.data.cleaning import DROP_REASONS, CleanSettings, clean_pairs
+from dragoman.data.cleaning import CleanSettings, clean_pairs
 from dragoman.errors import UserError
 from dragoman.types import Pair
 
@@ -37,7 +37,7 @@ SETTINGS = st.builds(
 )
 
 
-@pytest.mark.parametrize("reason", DROP_REASONS)
+@pytest.mark.parametrize("reason", DROPPED)
 def test_every_reason_is_given_when_asked_for_and_only_then(reason: str) -> None:
     settings, bad = DROPPED[reason]
     counts: Counter[str] = Counter()
@@ -61,7 +61,7 @@ def test_kept_and_dropped_make_the_whole(pairs: list[Pair], settings: CleanSetti
     kept = list(clean_pairs(pairs, settings, counts))
     assert counts["kept"] == len(kept)
     assert counts.total() == len(pairs)
-    assert set(counts) <= {"kept", *DROP_REASONS}
+    assert set(counts) <= {"kept", *DROPPED}
     rest = iter(pairs)
     assert all(pair in rest for pair in kept), "in order"
     assert list(clean_pairs(kept, settings, Counter())) == kept, "clean stays clean"

@@ -1,15 +1,15 @@
 """Filters for sentence pairs, and what they need: language guesses, a compact set of texts, overlap of corpora.
 
-A reason to drop a pair (DROP_REASONS, in the order in which they are tried) is a function from the settings to a test
-of one pair, or to None where the settings turn it off. Dropped pairs are counted by reason.
+`PairFilter.find_reason` tries the reasons to drop a pair one after the other. Dropped pairs are counted by reason.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -191,96 +191,58 @@ class CleanSettings(Settings):
     target_language: str = Field("", description="likewise for the target")
 
 
-PairTest = Callable[[Pair], bool]
+class PairFilter:
+    """Tests whether a pair is worth keeping. It remembers the pairs before, to find duplicates."""
+
+    def __init__(self, settings: CleanSettings) -> None:
+        self.settings, self.seen = settings, TextSet()
+        codes = {"source": settings.source_language, "target": settings.target_language}
+        self.codes = {side: code for side, code in codes.items() if code}
+        self.languages = LanguageGuesser() if self.codes else None
+        for side, code in self.codes.items():
+            known = self.languages.codes if self.languages else frozenset()
+            if code not in known:
+                raise UserError(
+                    f"{side}_language {code!r} is not a language that py3langid knows{suggest_name(code, known)}"
+                )
+
+    def find_reason(self, pair: Pair) -> str:
+        """Return the first reason to drop a pair, or "kept"."""
+        limits, sides = self.settings, (pair.source, pair.target)
+        if not all(side.strip() for side in sides):
+            return "empty"
+        if limits.drop_equal and pair.source.strip() == pair.target.strip():
+            return "equal"
+        if limits.min_words and any(len(side.split()) < limits.min_words for side in sides):
+            return "short"
+        words, characters = limits.max_words or math.inf, limits.max_characters or math.inf
+        # Words and the spaces between them: a text of n words has at least 2n - 1 characters.
+        if any(len(side) > characters or (2 * words < len(side) and len(side.split()) > words) for side in sides):
+            return "long"
+        least, most = sorted(len(side.encode()) for side in sides)
+        if limits.max_ratio and most > limits.max_ratio * least:
+            return "ratio"
+        if limits.drop_duplicates and not self.seen.add(*sides):
+            return "duplicate"
+        if self.languages and any(
+            self.languages.foreign(getattr(pair, side), code) for side, code in self.codes.items()
+        ):
+            return "language"
+        return "kept"
 
 
 def clean_pairs(pairs: Iterable[Pair], settings: CleanSettings, counts: Counter[str]) -> Iterator[Pair]:
-    """Yield the pairs worth keeping; count in `counts` how many were kept, and dropped for which reason.
+    """Return the pairs worth keeping; count in `counts` how many were kept, and dropped for which reason.
 
     counts = Counter()
     kept = list(clean_pairs([Pair("a dog", "ein Hund"), Pair("a dog", "")], CleanSettings(), counts))
     assert counts == {"kept": 1, "empty": 1}
     """
-    tests = [(name, test) for name, reason in DROP_REASONS.items() if (test := reason(settings))]
+    chosen = PairFilter(settings)
 
-    def kept() -> Iterator[Pair]:
-        for pair in pairs:
-            verdict = next((name for name, test in tests if test(pair)), "kept")
-            counts[verdict] += 1
-            if verdict == "kept":
-                yield pair
+    def keep(pair: Pair) -> bool:
+        reason = chosen.find_reason(pair)
+        counts[reason] += 1
+        return reason == "kept"
 
-    return kept()
-
-
-def detect_empty(settings: CleanSettings) -> PairTest:  # noqa: ARG001
-    """Test whether a side is empty or contains only spaces."""
-    return lambda pair: not pair.source.strip() or not pair.target.strip()
-
-
-def detect_equal(settings: CleanSettings) -> PairTest | None:
-    """Test whether both sides are the same text, but for spaces around it."""
-    return (lambda pair: pair.source.strip() == pair.target.strip()) if settings.drop_equal else None
-
-
-def detect_short(settings: CleanSettings) -> PairTest | None:
-    """Test whether a side has fewer words than min_words."""
-    least = settings.min_words
-    return (lambda pair: any(len(side.split()) < least for side in (pair.source, pair.target))) if least else None
-
-
-def detect_long(settings: CleanSettings) -> PairTest | None:
-    """Test whether a side has more words than max_words, or more characters than max_characters."""
-    words = settings.max_words or float("inf")
-    characters = settings.max_characters or float("inf")
-    return lambda pair: any(
-        len(side) > characters or (2 * words < len(side) and len(side.split()) > words)
-        for side in (pair.source, pair.target)
-    )
-
-
-def detect_ratio(settings: CleanSettings) -> PairTest | None:
-    """Test whether one side is more than max_ratio times as long as the other."""
-    most = settings.max_ratio
-
-    def lopsided(pair: Pair) -> bool:
-        lengths = len(pair.source.encode()), len(pair.target.encode())
-        return max(lengths) > most * min(lengths)
-
-    return lopsided if most else None
-
-
-def detect_duplicate(settings: CleanSettings) -> PairTest | None:
-    """Test whether the same pair came before."""
-    seen = TextSet()
-    return (lambda pair: not seen.add(pair.source, pair.target)) if settings.drop_duplicates else None
-
-
-def detect_language(settings: CleanSettings) -> PairTest | None:
-    """Test whether a side is clearly in another language than the settings require."""
-    wanted = settings.source_language, settings.target_language
-    if not any(wanted):
-        return None
-    languages = LanguageGuesser()
-    for name, code in zip(("source_language", "target_language"), wanted):
-        if code and code not in languages.codes:
-            raise UserError(
-                f"{name} {code!r} is not a language that py3langid knows{suggest_name(code, languages.codes)}"
-            )
-
-    def foreign(pair: Pair) -> bool:
-        sides = (pair.source, pair.target)
-        return any(code and languages.foreign(side, code) for side, code in zip(sides, wanted))
-
-    return foreign
-
-
-DROP_REASONS: dict[str, Callable[[CleanSettings], PairTest | None]] = {
-    "empty": detect_empty,
-    "equal": detect_equal,
-    "short": detect_short,
-    "long": detect_long,
-    "ratio": detect_ratio,
-    "duplicate": detect_duplicate,
-    "language": detect_language,
-}
+    return filter(keep, pairs)
