@@ -12,13 +12,13 @@ from pydantic import Field, ValidationInfo, model_validator
 
 from dragoman.config.settings import (
     Settings,
-    TokenizerSettings,
     TrainSettings,
     build,
     override,
     read_values,
 )
 from dragoman.data.corpus import DataSettings
+from dragoman.data.tokenizers import TokenizerSettings
 from dragoman.errors import UserError
 
 if TYPE_CHECKING:

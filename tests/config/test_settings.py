@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from dragoman.config.settings import (
     Settings,
-    TokenizerSettings,
     TrainSettings,
     build,
     override,
@@ -23,6 +22,7 @@ from dragoman.config.settings import (
     to_yaml,
 )
 from dragoman.data.corpus import SPLITS, CorpusSettings, DataSettings
+from dragoman.data.tokenizers import TokenizerSettings
 from dragoman.decoding.methods import SearchSettings
 from dragoman.errors import UserError
 from dragoman.models.registry import ModelSettings

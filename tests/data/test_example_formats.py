@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dragoman.data.batches import EXAMPLE_FORMATS, LAYOUTS, BatchPlan, Widths, choose_widths
-from dragoman.data.simple_tokenizers import LabelTokenizer
 from dragoman.data.token_store import TokenStore, open_store
-from dragoman.data.tokenizers import Tokenizers
+from dragoman.data.tokenizers import LabelTokenizer, Tokenizers
 from dragoman.errors import UserError
 from dragoman.types import BOS, EOS, Batch, Example, Pair
 from toy_text import ALL
@@ -100,7 +99,7 @@ def store(cache: Path, form: str, pairs: list[Pair], tokenizers: Tokenizers, max
 
 
 def test_what_does_not_fit_is_counted_by_form(tmp_path: Path) -> None:
-    labels = Tokenizers(ALL["byte"], LabelTokenizer(["no", "yes"]))
+    labels = Tokenizers(ALL["byte"], LabelTokenizer.train(["no", "yes"]))
     pairs = [Pair("a", "yes"), Pair("", "yes"), Pair("b", "maybe"), Pair("c" * 9, "no"), Pair("d", " no ")]
     found = store(tmp_path, "labels", pairs, labels)
     assert found.dropped == {

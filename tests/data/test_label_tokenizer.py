@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.data import simple_tokenizers as labels_module
-from dragoman.data.simple_tokenizers import LabelTokenizer
-from dragoman.data.tokenizers import TOKENIZERS, Tokenizers
+from dragoman.data import tokenizers as labels_module
+from dragoman.data.tokenizers import TOKENIZERS, LabelTokenizer, Tokenizers
 from dragoman.errors import UserError
 from toy_text import ALL
 
@@ -24,15 +23,11 @@ def test_a_label_comes_back(names: list[str], other: str) -> None:
     assert sorted(found.encode(name)[0] for name in names) == list(range(len(names)))
     assert all(found.decode(found.encode(name)) == name for name in names)
     assert (found.encode(other) == []) == (other.strip() not in names)
-    assert (
-        found.content()
-        == LabelTokenizer.train(reversed(names)).content()
-        == LabelTokenizer.from_content(found.content()).content()
-    )
+    assert found.content == LabelTokenizer.train(reversed(names)).content == LabelTokenizer(found.content).content
 
 
 def test_a_run_keeps_them(tmp_path: Path) -> None:
-    pair = Tokenizers(ALL["char"], LabelTokenizer(["no", "yes"]))
+    pair = Tokenizers(ALL["char"], LabelTokenizer.train(["no", "yes"]))
     pair.save(tmp_path)
     assert Tokenizers.load(tmp_path).fingerprint() == pair.fingerprint()
     assert LabelTokenizer not in TOKENIZERS.values()  # nobody should cut text with it

@@ -22,10 +22,9 @@ from dragoman.config.settings import build
 from dragoman.data import sampling_workers as samplers
 from dragoman.data import stream as stream_module
 from dragoman.data.sampling_workers import SamplingPool, SamplingTask, sample_task
-from dragoman.data.simple_tokenizers import LabelTokenizer
 from dragoman.data.stream import BatchStream, StreamPosition, WeightedStore, prefetch
 from dragoman.data.token_store import TokenStore, open_store
-from dragoman.data.tokenizers import Tokenizers
+from dragoman.data.tokenizers import LabelTokenizer, Tokenizers
 from dragoman.errors import UserError
 from dragoman.recipe import Recipe, check_model
 from dragoman.training.start import check_settings
@@ -192,12 +191,12 @@ def test_work_that_is_no_longer_wanted_is_not_waited_for() -> None:
 @pytest.mark.parametrize("kind", [*ALL, "labels"])
 def test_a_tokenizer_travels(kind: str) -> None:
     """By its content, without what it remembers; and what both sides share is one thing on the other side too."""
-    one = LabelTokenizer(["no", "yes"]) if kind == "labels" else ALL[kind]
+    one = LabelTokenizer.train(["no", "yes"]) if kind == "labels" else ALL[kind]
     there = pickle.loads(pickle.dumps(Tokenizers(one, one, ("back",))))
     assert there.joint
     assert there.tags == ("back",)
     assert type(there.source) is type(one)
-    assert there.source.content() == one.content()
+    assert there.source.content == one.content
 
 
 @pytest.mark.parametrize(

@@ -10,18 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.config.settings import TokenizerSettings
-from dragoman.data import subword_tokenizers as subword_sampling
-from dragoman.data.subword_tokenizers import (
-    BpeTokenizer,
-    SubwordTokenizer,
-    SubwordVocabulary,
-    escape,
-    generate_uniform,
-    segment_bpe,
-    segment_unigram,
-)
-from dragoman.data.tokenizers import train_tokenizer
+from dragoman.data import subwords
+from dragoman.data.subwords import SubwordVocabulary, escape, generate_uniform, segment_bpe, segment_unigram
+from dragoman.data.tokenizers import BpeTokenizer, SubwordTokenizer, TokenizerSettings, train_tokenizer
 from dragoman.types import UNK
 from toy_text import ALL, LINES, TEXT
 
@@ -72,23 +63,22 @@ def test_seed_epoch_and_line_each_change_the_pieces(kind: str) -> None:
 
 @kinds
 def test_a_sample_does_not_depend_on_what_was_sampled_before(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subword_sampling, "CACHED_VARIANTS", 8)
-    tokenizer = ALL[kind]
+    monkeypatch.setattr(subwords, "CACHED_VARIANTS", 8)
+    tokenizer = type(ALL[kind])(ALL[kind].content)
     forwards = [tokenizer.sample(line, rate=0.3, key=(1, 1, n)) for n, line in enumerate(LINES)]
     tokenizer.sample(LINES[0], rate=0.7, key=(1, 1, 1))
-    monkeypatch.undo()
-    backwards = [tokenizer.sample(line, rate=0.3, key=(1, 1, n)) for n, line in reversed([*enumerate(LINES)])]
+    backwards = [ALL[kind].sample(line, rate=0.3, key=(1, 1, n)) for n, line in reversed([*enumerate(LINES)])]
     assert forwards == backwards[::-1]
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subword_sampling, "CACHED_VARIANTS", 100)
-    assert isinstance(BPE, BpeTokenizer)
+    monkeypatch.setattr(subwords, "CACHED_VARIANTS", 100)
+    tokenizer = BpeTokenizer(BPE.content)
     for n in range(500):
-        BPE.sample(f"word{n} {'x' * 1000}", rate=0.5, key=(1, 1, n))
-    sampler = BPE.sampler
-    assert len(sampler.recent) + len(sampler.older) <= 100
-    assert all(len(word) <= subword_sampling.LONGEST_CACHED for word, _ in [*sampler.recent, *sampler.older])
+        tokenizer.sample(f"word{n} {'x' * 1000}", rate=0.5, key=(1, 1, n))
+    cache = tokenizer.sampler.make_cached.cache_info()
+    assert cache.currsize == 100
+    assert cache.hits + cache.misses == 500  # words, without the long ones
 
 
 def cuts(word: str) -> Iterator[tuple[str, ...]]:
@@ -137,7 +127,7 @@ def test_all_variants_of_a_word_are_met() -> None:
     ways = {tuple(tokenizer.sample(WORD, rate=0.9, key=(1, epoch, 1))) for epoch in range(1000)}
     assert isinstance(tokenizer, SubwordTokenizer)
     sampler = tokenizer.sampler
-    variants = {tuple(sampler.make(WORD, v)) for v in range(subword_sampling.VARIANTS)}
+    variants = {tuple(sampler.make(WORD, v, 0.9)) for v in range(subwords.VARIANTS)}
     assert ways == variants
     assert len(ways) > 20
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.config.settings import TokenizerSettings
-from dragoman.data.subword_tokenizers import ESCAPES, escape, unescape
-from dragoman.data.tokenizers import train_tokenizer
+from dragoman.data.subwords import ESCAPES, escape, unescape
+from dragoman.data.tokenizers import TokenizerSettings, train_tokenizer
 from dragoman.errors import UserError
 from toy_text import LINES, ODD
 

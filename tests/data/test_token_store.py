@@ -18,9 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dragoman.data import token_store as tokens
-from dragoman.data.simple_tokenizers import ByteTokenizer
 from dragoman.data.token_store import TokenStore, open_store
-from dragoman.data.tokenizers import Tokenizers
+from dragoman.data.tokenizers import ByteTokenizer, Tokenizers
 from dragoman.errors import UserError
 from dragoman.io import cache_entries, keep_folder, lock_folder
 from dragoman.types import Pair

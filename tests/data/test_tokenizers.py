@@ -10,8 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.config.settings import TokenizerSettings
-from dragoman.data.tokenizers import TOKENIZERS, Tokenizer, Tokenizers, sample_reservoir, train_tokenizer
+from dragoman.data.tokenizers import (
+    TOKENIZERS,
+    Tokenizer,
+    Tokenizers,
+    TokenizerSettings,
+    sample_reservoir,
+    train_tokenizer,
+)
 from dragoman.errors import UserError
 from dragoman.types import SPECIALS, UNK, Pair
 from toy_text import ALL, LINES, ODD, PAIRS, SIZES, TEXT
@@ -87,7 +93,7 @@ def test_every_vocabulary_begins_with_the_specials(kind: str) -> None:
 @kinds
 def test_the_same_text_gives_the_same_tokenizer(kind: str) -> None:
     settings = TokenizerSettings(kind=kind, size=SIZES[kind])
-    assert train_tokenizer(iter(LINES), settings).content() == ALL[kind].content()
+    assert train_tokenizer(iter(LINES), settings).content == ALL[kind].content
 
 
 @given(KINDS, TEXT, st.floats(0, 0.9), st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 10**9)))

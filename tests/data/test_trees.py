@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.config.settings import TokenizerSettings
 from dragoman.data.corpus import CorpusSettings, read_pairs
 from dragoman.data.features import FEATURES
-from dragoman.data.tokenizers import TOKENIZERS, Tokenizer, train_tokenizer
+from dragoman.data.tokenizers import TOKENIZERS, Tokenizer, TokenizerSettings, train_tokenizer
 from dragoman.data.trees import attach_trees, find_tree_fault, format_conllu, read_conllu
 from dragoman.errors import UserError
 from dragoman.phrasebook.generate import generate_phrases

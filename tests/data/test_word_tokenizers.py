@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.config.settings import TokenizerSettings
-from dragoman.data.simple_tokenizers import ByteTokenizer, CharTokenizer, SpaceTokenizer, WordTokenizer
+from dragoman.data.tokenizers import ByteTokenizer, CharTokenizer, SpaceTokenizer, TokenizerSettings, WordTokenizer
 
 MARKED = st.lists(st.sampled_from(["dog", "größer", "don't", "well-known", "हिन्दी", *".,!?()„“\"'-–…。", " "]))
 
@@ -39,7 +38,7 @@ def test_size_keeps_the_most_frequent_and_ties_do_not_depend_on_order(
     lines = ["c c c", "b b", "a", "d e f g h i j k"]
     tokenizer = cls.train(lines, settings)
     assert tokenizer.size == 4 + 8
-    assert tokenizer.content() == cls.train(lines[::-1], settings).content()
+    assert tokenizer.content == cls.train(lines[::-1], settings).content
     assert "c" in "".join(tokenizer.pieces([4, 5]))
 
 

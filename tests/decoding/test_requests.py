@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dragoman.config.settings import TokenizerSettings
-from dragoman.data.tokenizers import Tokenizers
+from dragoman.data.tokenizers import Tokenizers, TokenizerSettings
 from dragoman.decoding.methods import SearchSettings
 from dragoman.errors import UserError
 from dragoman.inference.constraints import make_constraints

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dragoman.config.settings import TokenizerSettings
-from dragoman.data.tokenizers import Tokenizers, train_tokenizer
+from dragoman.data.tokenizers import Tokenizers, TokenizerSettings, train_tokenizer
 from dragoman.decoding.methods import SearchSettings
 from dragoman.decoding.protocol import DecodingConstraints, Job
 from dragoman.errors import UserError

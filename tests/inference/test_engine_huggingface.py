@@ -14,9 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from dragoman.config.settings import TokenizerSettings
-from dragoman.data.subword_tokenizers import SubwordTokenizer
-from dragoman.data.tokenizers import Tokenizers, train_tokenizer
+from dragoman.data.tokenizers import SubwordTokenizer, Tokenizers, TokenizerSettings, train_tokenizer
 from dragoman.decoding.methods import SearchSettings
 from dragoman.decoding.protocol import Job, SearchResult
 from dragoman.errors import UserError

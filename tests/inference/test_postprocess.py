@@ -11,9 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.config.settings import TokenizerSettings
 from dragoman.data.batches import BatchPlan, Widths, collate_pairs
-from dragoman.data.tokenizers import TOKENIZERS, Tokenizers, train_tokenizer
+from dragoman.data.tokenizers import TOKENIZERS, Tokenizers, TokenizerSettings, train_tokenizer
 from dragoman.decoding.protocol import SearchResult
 from dragoman.errors import UserError
 from dragoman.inference.loading import EnsembleModel

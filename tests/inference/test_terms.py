@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dragoman.config.settings import TokenizerSettings
-from dragoman.data.tokenizers import TOKENIZERS, train_tokenizer
+from dragoman.data.tokenizers import TOKENIZERS, TokenizerSettings, train_tokenizer
 from dragoman.decoding.protocol import UNREACHABLE, SpellingTable, Term
 from dragoman.inference.constraints import TermCompiler, output_contains
 

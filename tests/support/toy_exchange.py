@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dragoman.config.settings import TokenizerSettings
-from dragoman.data.tokenizers import Tokenizers, train_tokenizer
+from dragoman.data.tokenizers import Tokenizers, TokenizerSettings, train_tokenizer
 from dragoman.decoding.methods import SearchSettings
 from dragoman.decoding.protocol import NEVER, Job, SearchResult
 from dragoman.inference.engines.base import SupportedValues, format_setting

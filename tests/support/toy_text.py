@@ -6,8 +6,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from dragoman.config.settings import TokenizerSettings
-from dragoman.data.tokenizers import TOKENIZERS, train_tokenizer
+from dragoman.data.tokenizers import TOKENIZERS, TokenizerSettings, train_tokenizer
 from dragoman.types import Pair
 
 RANDOM = Random(1)

@@ -82,7 +82,7 @@ def evaluate_command(
         if name in map(str, runs or []):
             folder, test = RunFolder(name), str(source or f"phrasebook {phrasebook}")
             keep_scores(folder, results[-1], test=test, beam=beam, engine=engine, tag=tag)
-            if note := note_on_wer(results[-1], folder.recipe().tokenizer):
+            if note := note_on_wer(results[-1], folder.recipe().tokenizer.for_target().kind):
                 log(note)
         log_counts(Counter(results[-1]["warnings"]))
         if hint_pending and "bleu" in results[-1] and looks_tokenized(output.texts):

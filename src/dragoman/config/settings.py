@@ -302,18 +302,6 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Layers = Annotated[int, Field(ge=0, le=1000)]
 
 
-class TokenizerSettings(Settings):
-    kind: str = setting("bpe", "algorithm of the vocabulary")
-    size: int = setting(8000, "of the vocabulary: subwords, or at most so many words or characters", ge=8, le=1_000_000)
-    joint: bool = setting(True, "one vocabulary for both sides")
-    target_kind: str = setting("", "of the target side, if there are two vocabularies; by default as the source side")
-    target_size: int = setting(0, "likewise; 0: as the source side", ge=0, le=1_000_000)
-    byte_fallback: bool = setting(True, "spell in bytes what no subword covers, so that nothing is lost")
-    sampling: Fraction = setting(
-        0.0, "bpe: probability of skipping a merge; unigram: spread of the samples; at training only"
-    )
-
-
 class SampleSettings(Settings):
     """How the next token is sampled; each setting is an entry of FILTERS in decoding/sampling.py."""
 

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dragoman.data.simple_tokenizers import Tokenizer
+from dragoman.data.tokenizers import Tokenizer
 from dragoman.data.trees import remove_spaces
 from dragoman.types import UNKNOWN_DISTANCE, Pair, TokenFeature
 

@@ -1,28 +1,465 @@
-"""Train, save and load the tokenizers of a run: raw text to ids and back.
+"""Tokenizers: raw text to ids and back, by characters, bytes, words or subwords, and the labels of a classifier.
 
-The kinds are defined and registered in simple_tokenizers.py and subword_tokenizers.py; TOKENIZERS joins the two.
+Ids 0 to 3 are <pad>, <unk>, <s> and </s>, except for labels. Kinds with byte fallback, which spell unknown characters
+in bytes, keep ids 4 to 259 for the 256 bytes; then come the symbols, most frequent first.
+
+Subwords (subwords.py) are trained and applied by SentencePiece on raw text without normalization.
+
+To add a kind: a subclass of Tokenizer, its entry in TOKENIZERS, and fields in TokenizerSettings for its own settings.
 """
 
 from __future__ import annotations
 
+import io
 import json
-from collections.abc import Callable, Iterable
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
 from pathlib import Path
 from random import Random
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
-from dragoman.config.settings import TokenizerSettings, pick
-from dragoman.data.simple_tokenizers import SIMPLE_TOKENIZERS, LabelTokenizer, Tokenizer
-from dragoman.data.subword_tokenizers import SUBWORD_TOKENIZERS
+from dragoman.config.settings import Fraction, Settings, pick, setting
+from dragoman.data.subwords import (
+    SPACE_MARK,
+    SubwordSampler,
+    SubwordVocabulary,
+    escape,
+    explain_failure,
+    segment_bpe,
+    segment_unigram,
+    unescape,
+)
 from dragoman.errors import UserError
 from dragoman.io import digest_bytes
-from dragoman.types import Pair
+from dragoman.types import BOS, EOS, PAD, SPECIALS, UNK, Pair
 
-__all__ = ["TOKENIZERS", "Tokenizer", "Tokenizers", "train_tokenizer"]
-
-MAX_TRAINING_LINES = 1_000_000  # maximum number of lines that a tokenizer is trained on, sampled from all
 Item = TypeVar("Item")
+MAX_TRAINING_LINES = 1_000_000  # maximum number of lines that a tokenizer is trained on, sampled from all
+BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
+
+
+class TokenizerSettings(Settings):
+    kind: str = setting("bpe", "algorithm of the vocabulary")
+    size: int = setting(8000, "of the vocabulary: subwords, or at most so many words or characters", ge=8, le=1_000_000)
+    joint: bool = setting(True, "one vocabulary for both sides")
+    target_kind: str = setting("", "of the target side, if there are two vocabularies; by default as the source side")
+    target_size: int = setting(0, "likewise; 0: as the source side", ge=0, le=1_000_000)
+    byte_fallback: bool = setting(True, "spell in bytes what no subword covers, so that nothing is lost")
+    sampling: Fraction = setting(
+        0.0, "bpe: probability of skipping a merge; unigram: spread of the samples; at training only"
+    )
+
+    def for_target(self) -> TokenizerSettings:
+        """Return the settings of the target side; they must not differ if the vocabulary is joint."""
+        kind, size = self.target_kind or self.kind, self.target_size or self.size
+        target = self.model_copy(update={"kind": kind, "size": size})
+        if self.joint and target != self:
+            raise UserError(
+                "tokenizer.target_kind and target_size are for two vocabularies; set tokenizer.joint to false"
+            )
+        return target
+
+
+class Tokenizer(ABC):
+    """Raw text to ids and back. `lossless` promises decode(encode(text)) == text for every text.
+
+    `samples` is set where a text has several segmentations, from which `sample` chooses. `splits_punctuation` is unset
+    where punctuation marks stay part of the word that they touch. `content` is the file that the tokenizer is made of.
+    """
+
+    suffix: ClassVar[str] = ".json"
+    samples: ClassVar[bool] = False
+    splits_punctuation: ClassVar[bool] = True
+    size: int
+    lossless: bool
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+
+    @classmethod
+    @abstractmethod
+    def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> Tokenizer: ...
+
+    @abstractmethod
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, without <s> and </s>."""
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.encode(text) for text in texts]
+
+    @abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of the ids; the four specials have none."""
+
+    @abstractmethod
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """Return one readable string for each id; a space is shown as "▁"."""
+
+    def spellings(self) -> list[bytes]:
+        """Return the bytes that each id decodes to, with a space before a word; the four specials have none."""
+        shown = [self.pieces([i])[0].replace(SPACE_MARK, " ").encode() for i in range(len(SPECIALS), self.size)]
+        return [b""] * len(SPECIALS) + shown
+
+    def sample(self, text: str, *, rate: float, key: tuple[int, int, int]) -> list[int]:  # noqa: ARG002
+        """Return a random segmentation of the text: a pure function of text, rate and key = (seed, epoch, line).
+
+        Kinds with a single segmentation return it.
+        """
+        return self.encode(text)
+
+    def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:  # noqa: ARG002
+        """Return how many bytes of the text, without spaces, precede each token; None where that is unknown."""
+        return None
+
+    def __reduce__(self) -> tuple[type[Tokenizer], tuple[bytes]]:
+        """Pickle by content: other processes rebuild the tokenizer from it."""
+        return type(self), (self.content,)
+
+
+class CharTokenizer(Tokenizer):
+    """One id per character; a character that is not in the vocabulary is encoded as bytes, or as <unk>."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        record = json.loads(content)
+        symbols, byte_fallback = record["symbols"], record["byte_fallback"]
+        reserved = [b""] * len(SPECIALS) + [bytes([byte]) for byte in range(256) if byte_fallback]
+        self.spelling = reserved + [symbol.encode() for symbol in symbols]
+        self.shown = [
+            *SPECIALS,
+            *(BYTE_TOKENS if byte_fallback else ()),
+            *(s.replace(" ", SPACE_MARK) for s in symbols),
+        ]
+        self.ids = {symbol: [len(reserved) + i] for i, symbol in enumerate(symbols)}
+        self.size = len(self.spelling)
+        self.lossless = byte_fallback
+
+    @classmethod
+    def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> CharTokenizer:
+        counts: Counter[str] = Counter()
+        for line in lines:
+            counts.update(line)
+        symbols = most_frequent(counts, settings.size)
+        return cls(to_json({"byte_fallback": settings.byte_fallback, "symbols": symbols}))
+
+    def encode(self, text: str) -> list[int]:
+        return [
+            i
+            for character in text
+            for i in self.ids.get(character)
+            or ([len(SPECIALS) + byte for byte in character.encode()] if self.lossless else [UNK])
+        ]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        spelling = self.spelling
+        return b"".join([spelling[i] for i in ids]).decode(errors="replace")
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        return [self.shown[i] for i in ids]
+
+    def spellings(self) -> list[bytes]:
+        return self.spelling
+
+    def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:
+        spelling = [self.spelling[i] for i in ids] if self.lossless else [character.encode() for character in text]
+        return find_starts([len(spelt.replace(b" ", b"")) for spelt in spelling], text)
+
+
+class ByteTokenizer(CharTokenizer):
+    """One id per byte of UTF-8: no training, 260 ids, every text of every language."""
+
+    def __init__(self, content: bytes = b"") -> None:  # noqa: ARG002 - all are the same
+        super().__init__(to_json({"byte_fallback": True, "symbols": []}))
+        self.shown = [*SPECIALS, *(chr(b) if 0x20 < b < 0x7F else BYTE_TOKENS[b] for b in range(256))]
+        self.shown[len(SPECIALS) + ord(" ")] = SPACE_MARK
+
+    @classmethod
+    def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> ByteTokenizer:  # noqa: ARG003
+        return cls()
+
+    def encode(self, text: str) -> list[int]:
+        return [len(SPECIALS) + byte for byte in text.encode()]
+
+
+PUNCTUATION = (  # ASCII, Latin-1, Arabic, danda, general, symbols, CJK, full-width, emoji
+    r"!-/:-@\[-`{-~¡-©«-±´-¸»¿×÷،؛؟।॥\u2010-\u205e\u20a0-\u20cf\u2190-\u2bff\u3001-\u303f\uff01-\uff0f"
+    r"\uff1a-\uff20\uff3b-\uff40\uff5b-\uff65\uffe0-\uffee\U0001f000-\U0001faff"
+)
+WORD_OR_MARK = re.compile(rf"(?P<word>[^\s{PUNCTUATION}]+(?:['’\-][^\s{PUNCTUATION}]+)*)|[{PUNCTUATION}]")
+JOINER = "￭"  # on the side of a punctuation mark where no space stands: "walks." is the tokens "walks" and "￭."
+
+
+class WordTokenizer(Tokenizer):
+    """One id per word or punctuation mark. Rare words are unknown and runs of spaces become one: it is not lossless.
+
+    Marks, not words, record where no space stands, so that a word has the same id beside a mark as anywhere else.
+    """
+
+    lossless = False
+    token: ClassVar[re.Pattern[str]] = WORD_OR_MARK
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self.symbols = [*SPECIALS, *json.loads(content)["symbols"]]
+        self.ids = {symbol: i for i, symbol in enumerate(self.symbols) if i >= len(SPECIALS)}
+        self.size = len(self.symbols)
+
+    @classmethod
+    def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> Self:
+        counts: Counter[str] = Counter()
+        for line in lines:
+            counts.update(cls.split(line))
+        return cls.from_symbols(most_frequent(counts, settings.size))
+
+    @classmethod
+    def from_symbols(cls, symbols: Sequence[str]) -> Self:
+        """Return a tokenizer of these words and marks."""
+        return cls(to_json({"symbols": list(symbols)}))
+
+    @staticmethod
+    def split(text: str) -> list[str]:
+        """Return words and punctuation marks, a mark with a joiner on each side where no space stands."""
+        found = list(WORD_OR_MARK.finditer(text))
+        is_word = [match["word"] is not None for match in found]
+        tokens = [match[0] for match in found]
+        for i in range(1, len(found)):
+            if found[i - 1].end() == found[i].start():
+                if not is_word[i]:
+                    tokens[i] = JOINER + tokens[i]
+                else:
+                    tokens[i - 1] += JOINER
+        return tokens
+
+    def encode(self, text: str) -> list[int]:
+        return [self.ids.get(word, UNK) for word in self.split(text)]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        known = [i for i in ids if i >= len(SPECIALS)]
+        return "".join(self.pieces(known)).replace(SPACE_MARK, " ")[1:]
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        shown: list[str] = []
+        joined = False
+        for symbol in (self.symbols[i] for i in ids):
+            left = len(symbol) > 1 and symbol[0] == JOINER
+            right = len(symbol) > 1 + left and symbol[-1] == JOINER
+            glued = bool(shown) and (joined or left)
+            shown.append(("" if glued else SPACE_MARK) + symbol[left : len(symbol) - right])
+            joined = right
+        return shown
+
+    def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:  # noqa: ARG002 - unknown words count too
+        return [count_letter_bytes(text[: found.start()]) for found in self.token.finditer(text)]
+
+
+class SpaceTokenizer(WordTokenizer):
+    """One id per run between spaces: for text that is tokenized already, such as phones, actions or SQL."""
+
+    splits_punctuation = False
+    token = re.compile(r"\S+")
+
+    @staticmethod
+    def split(text: str) -> list[str]:
+        return text.split()
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return " ".join(self.symbols[i] for i in ids if i >= len(SPECIALS))
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        return [SPACE_MARK + self.symbols[i] for i in ids]
+
+
+def count_letter_bytes(text: str) -> int:
+    """Return how many bytes a text has, without spaces."""
+    return len(text.replace(" ", "").encode())
+
+
+def find_starts(sizes: Sequence[int], text: str) -> list[int] | None:
+    """Return where tokens of these sizes in bytes begin, or None if they do not add up to the text."""
+    *starts, end = accumulate(sizes, initial=0)
+    return starts if end == count_letter_bytes(text) else None
+
+
+def most_frequent(counts: Counter[str], size: int) -> list[str]:
+    """Return the most frequent symbols; ties go by the symbol itself, so the order of the corpus does not matter."""
+    return [symbol for symbol, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:size]]
+
+
+def to_json(record: dict[str, object]) -> bytes:
+    return (json.dumps(record, ensure_ascii=False, indent=0) + "\n").encode()
+
+
+MAX_TRAINING_CHUNK = 4000  # characters of a line given to SentencePiece at once; a word of 65,536 would abort it
+
+
+class SubwordTokenizer(Tokenizer):
+    """Subwords of a SentencePiece model."""
+
+    suffix = ".model"
+    samples = True
+    kind: ClassVar[str]
+
+    @staticmethod
+    @abstractmethod
+    def segment(word: str, vocabulary: SubwordVocabulary, rate: float, draws: Iterator[float]) -> list[str]:
+        """Return one random segmentation of a word."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        import sentencepiece  # here, because recipes import this module and must load quickly
+
+        self.processor: Any = sentencepiece.SentencePieceProcessor(model_proto=content)
+        self.size = self.processor.get_piece_size()
+        pieces: list[str] = self.processor.id_to_piece(list(range(self.size)))
+        byte_ids = [self.processor.piece_to_id(name) for name in BYTE_TOKENS] if pieces[4] == BYTE_TOKENS[0] else []
+        ordinary = range(len(SPECIALS) + len(byte_ids), self.size)
+        self.lossless = bool(byte_ids)
+        self.spelling = [b""] * len(SPECIALS) + [bytes([b]) for b in range(len(byte_ids))]
+        self.spelling += [pieces[i].encode() for i in ordinary]
+        self.shown = [unescape(piece) for piece in pieces]
+        scores: list[float] = self.processor.get_score(list(range(self.size)))
+        vocabulary = SubwordVocabulary(
+            {pieces[i]: i for i in ordinary}, {pieces[i]: scores[i] for i in ordinary}, byte_ids
+        )
+        self.sampler = SubwordSampler(vocabulary, self.segment)
+
+    @classmethod
+    def train(cls, lines: Sequence[str], settings: TokenizerSettings) -> Self:
+        if not any(lines):
+            raise UserError(f"there is no text to learn {cls.kind} pieces from; every line is empty")
+        import sentencepiece
+
+        model = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=(
+                    escape(line[start : start + MAX_TRAINING_CHUNK])
+                    for line in lines
+                    for start in range(0, len(line), MAX_TRAINING_CHUNK)
+                ),
+                model_writer=model,
+                model_type=cls.kind,
+                vocab_size=settings.size,
+                byte_fallback=settings.byte_fallback,
+                character_coverage=0.9995 if settings.byte_fallback else 1.0,
+                normalization_rule_name="identity",
+                remove_extra_whitespaces=False,
+                max_sentence_length=1 << 30,  # longer lines would be left out
+                pad_id=PAD,
+                unk_id=UNK,
+                bos_id=BOS,
+                eos_id=EOS,
+                num_threads=4,  # a constant: sums differ in their last digit with the number of threads
+                minloglevel=2,
+            )
+        except (RuntimeError, ValueError) as error:
+            raise explain_failure(str(error), cls.kind, settings.size, settings.byte_fallback) from None
+        return cls(model.getvalue())
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
+        ids: list[list[int]] = self.processor.encode([escape(text) for text in texts])
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        text = b"".join([self.spelling[i] for i in ids]).decode(errors="replace")
+        return unescape(text.removeprefix(SPACE_MARK).replace(SPACE_MARK, " "))
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        return list(map(self.shown.__getitem__, ids))
+
+    def spellings(self) -> list[bytes]:
+        return [spelt.replace(SPACE_MARK.encode(), b" ") for spelt in self.spelling]
+
+    def starts(self, text: str, ids: Sequence[int]) -> list[int] | None:
+        sizes = [len(self.spelling[i].replace(SPACE_MARK.encode(), b"")) for i in ids]
+        if not self.lossless:  # one <unk> stands for a run of characters that are not in the vocabulary
+            vocabulary, escaped = self.sampler.vocabulary, escape(text).replace(" ", SPACE_MARK)
+            runs = groupby(escaped, vocabulary.ids.__contains__)
+            unknown = iter([len("".join(run).encode()) for known, run in runs if not known])
+            sizes = [next(unknown, 0) if i == UNK else size for i, size in zip(ids, sizes)]
+        return find_starts(sizes, text)
+
+    def sample(self, text: str, *, rate: float, key: tuple[int, int, int]) -> list[int]:
+        if not rate or not text:
+            return self.encode(text)
+        return self.sampler.sample(escape(text), rate=rate, key=key)
+
+
+class BpeTokenizer(SubwordTokenizer):
+    """Byte-pair encoding: merges the most frequent neighbours again and again. Samples by BPE-dropout."""
+
+    kind = "bpe"
+    segment = staticmethod(segment_bpe)
+
+
+class UnigramTokenizer(SubwordTokenizer):
+    """A unigram language model over subwords, pruned to size. Samples by the probability of each segmentation."""
+
+    kind = "unigram"
+    segment = staticmethod(segment_unigram)
+
+
+MAX_LABELS = 10_000  # a corpus with more has probably named the wrong column
+
+
+class LabelTokenizer(Tokenizer):
+    """The labels of a classifier, one id each, from 0, in alphabetical order, without special tokens."""
+
+    lossless = False
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self.names: list[str] = json.loads(content)["labels"]
+        self.ids = {name: i for i, name in enumerate(self.names)}
+        self.size = len(self.names)
+
+    @classmethod
+    def train(cls, lines: Iterable[str], settings: TokenizerSettings | None = None) -> LabelTokenizer:  # noqa: ARG003
+        """Collect every label. Spaces around it do not count."""
+        names: set[str] = set()
+        for line in lines:
+            names.add(line.strip())
+            if len(names) > MAX_LABELS:
+                raise UserError(
+                    f"there are more than {MAX_LABELS} different labels; check columns or keys of data.train"
+                )
+        names.discard("")
+        if len(names) < 2:
+            only = f"only the label {min(names)!r}" if names else "no label at all"
+            raise UserError(f"data.train has {only}, but a classifier needs two or more; check its columns or keys")
+        return cls(to_json({"labels": sorted(names)}))
+
+    def encode(self, text: str) -> list[int]:
+        """Return the label's id, or no id if the label is unknown."""
+        found = self.ids.get(text.strip())
+        return [] if found is None else [found]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return " ".join(self.pieces(ids))
+
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        return [self.names[i] for i in ids]
+
+
+TOKENIZERS: dict[str, type[Tokenizer]] = {
+    "bpe": BpeTokenizer,
+    "unigram": UnigramTokenizer,
+    "char": CharTokenizer,
+    "byte": ByteTokenizer,
+    "word": WordTokenizer,
+    "space": SpaceTokenizer,
+}
+SAVED_TOKENIZERS: dict[str, type[Tokenizer]] = {
+    **TOKENIZERS,
+    "labels": LabelTokenizer,
+}  # those that a run folder may hold
 
 
 def train_tokenizer(
@@ -42,15 +479,6 @@ def train_tokenizer(
     if total > len(lines):
         log(f"the tokenizer learns from {len(lines)} of {total} lines, drawn at random")
     return kind.train(lines, settings)
-
-
-def target_settings(settings: TokenizerSettings) -> TokenizerSettings:
-    """Return the tokenizer settings of the target side; they must not differ if the vocabulary is joint."""
-    kind, size = settings.target_kind or settings.kind, settings.target_size or settings.size
-    target = settings.model_copy(update={"kind": kind, "size": size})
-    if settings.joint and target != settings:
-        raise UserError("tokenizer.target_kind and target_size are for two vocabularies; set tokenizer.joint to false")
-    return target
 
 
 def sample_reservoir(items: Iterable[Item], count: int, seed: int) -> tuple[list[Item], int]:
@@ -110,7 +538,7 @@ class Tokenizers:
         log: Callable[[str], None] = lambda _: None,
     ) -> Tokenizers:
         """Train on the pairs of a corpus; each call of `pairs` reads the corpus from its beginning."""
-        target = target_settings(settings)
+        target = settings.for_target()
         if settings.joint:
             both = (side for pair in pairs() for side in (pair.source, pair.target))
             joint = train_tokenizer(both, settings, seed=seed, log=log)
@@ -122,18 +550,18 @@ class Tokenizers:
 
     def fingerprint(self) -> str:
         """Return a digest that is equal for tokenizers with equal behaviour."""
-        return combine_digests((digest_bytes(part.content()) for part in self._sides().values()), self.tags)
-
-    def _sides(self) -> dict[str, Tokenizer]:
-        return {"joint": self.source} if self.source is self.target else {"source": self.source, "target": self.target}
+        sides = [self.source] if self.joint else [self.source, self.target]
+        parts = [digest_bytes(side.content).encode() for side in sides]
+        return digest_bytes(b"".join(parts) + (json.dumps(self.tags).encode() if self.tags else b""))
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         index: dict[str, Any] = {}
-        for name, part in self._sides().items():
-            path = part.save(folder, name)
-            kind = next(kind for kind, cls in SAVED_TOKENIZERS.items() if type(part) is cls)
-            index[name] = {"kind": kind, "file": path.name, "hash": digest_bytes(part.content())}
+        sides = {"joint": self.source} if self.joint else {"source": self.source, "target": self.target}
+        for name, side in sides.items():
+            (folder / f"{name}{side.suffix}").write_bytes(side.content)
+            kind = next(kind for kind, cls in SAVED_TOKENIZERS.items() if type(side) is cls)
+            index[name] = {"kind": kind, "file": f"{name}{side.suffix}", "hash": digest_bytes(side.content)}
         if self.tags:
             index["tags"] = self.tags
         (folder / "tokenizer.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
@@ -148,10 +576,11 @@ class Tokenizers:
                 content = (folder / Path(entry["file"]).name).read_bytes()
                 if digest_bytes(content) != entry["hash"]:
                     raise UserError(f"{folder / entry['file']} is damaged; copy the whole folder again")
-                parts[name] = SAVED_TOKENIZERS[entry["kind"]].from_content(content)
-            if fingerprint not in (None, combine_digests((entry["hash"] for entry in index.values()), tags)):
+                parts[name] = SAVED_TOKENIZERS[entry["kind"]](content)
+            found = cls(parts.get("joint") or parts["source"], parts.get("joint") or parts["target"], tags)
+            if fingerprint not in (None, found.fingerprint()):
                 raise UserError(f"{str(folder)!r} is damaged, or not the tokenizer that the model was trained with")
-            return cls(parts.get("joint") or parts["source"], parts.get("joint") or parts["target"], tags)
+            return found
         except FileNotFoundError as error:
             raise UserError(f"there is no file {error.filename!r}; copy the whole folder again") from None
         except OSError as error:
@@ -160,15 +589,3 @@ class Tokenizers:
             ) from None
         except (KeyError, TypeError, AttributeError, RuntimeError, UnicodeDecodeError, json.JSONDecodeError):
             raise UserError(f"{folder / 'tokenizer.json'} is damaged; copy the whole folder again") from None
-
-
-def combine_digests(digests: Iterable[str], tags: tuple[str, ...]) -> str:
-    """Return the fingerprint of tokenizers, given the digest of each."""
-    return digest_bytes("".join(digests).encode() + (json.dumps(tags).encode() if tags else b""))
-
-
-TOKENIZERS: dict[str, type[Tokenizer]] = {**SUBWORD_TOKENIZERS, **SIMPLE_TOKENIZERS}
-SAVED_TOKENIZERS: dict[str, type[Tokenizer]] = {
-    **TOKENIZERS,
-    "labels": LabelTokenizer,
-}  # those that a run folder may hold

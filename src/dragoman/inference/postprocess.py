@@ -14,7 +14,8 @@ from dataclasses import replace
 from operator import eq
 from typing import NamedTuple, Self
 
-from dragoman.data.simple_tokenizers import SPACE_MARK, Tokenizer, WordTokenizer, count_letter_bytes
+from dragoman.data.subwords import SPACE_MARK
+from dragoman.data.tokenizers import Tokenizer, WordTokenizer, count_letter_bytes
 from dragoman.decoding.protocol import SearchResult
 from dragoman.types import SPECIALS, UNK, Hypothesis
 

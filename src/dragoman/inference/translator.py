@@ -25,7 +25,7 @@ import torch
 
 from dragoman.config.settings import build, pick, suggest_name
 from dragoman.data.features import FEATURES
-from dragoman.data.simple_tokenizers import WordTokenizer
+from dragoman.data.tokenizers import WordTokenizer
 from dragoman.data.trees import find_tree_fault
 from dragoman.decoding.beam import BeamState
 from dragoman.decoding.methods import METHODS, SearchSettings, apply_fixed_settings, check_search_settings

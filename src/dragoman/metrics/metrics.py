@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.config.settings import TokenizerSettings, metric_name, pick
+from dragoman.config.settings import metric_name, pick
 from dragoman.errors import UserError
 from dragoman.types import Score
 
@@ -378,9 +378,9 @@ def select_best_metric(name: str, task: str, own: Sequence[str] = ()) -> Metric 
     return pick({"auto": auto, **choices}, metric_name(name), f"metric of models that {task}")
 
 
-def note_on_wer(names: Iterable[str], tokenizer: TokenizerSettings) -> str:
-    """Return a note where `wer` is not the word error rate in the usual sense, else an empty string."""
-    if "wer" not in names or (tokenizer.target_kind or tokenizer.kind) != "space":
+def note_on_wer(names: Iterable[str], target_kind: str) -> str:
+    """Return a note where `wer` is not the word error rate in the usual sense, given the kind of target tokenizer."""
+    if "wer" not in names or target_kind != "space":
         return ""
     return (
         "wer counts the tokens between spaces: where a line is a word and its tokens are phones "

@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from dragoman.config.settings import Listed, Settings, build, setting
-from dragoman.data.simple_tokenizers import SIMPLE_TOKENIZERS, WordTokenizer
+from dragoman.data.tokenizers import TOKENIZERS, WordTokenizer
 from dragoman.errors import UserError
 from dragoman.io import digest_bytes, read_lines, write_atomically, write_text
 from dragoman.progress import Report
@@ -146,7 +146,7 @@ class PhraseSystem:
 def join_tokens(tokens: Sequence[str], tokenizer: type[WordTokenizer]) -> str:
     """Return the text of tokens that `tokenizer.split` made."""
     first = len(SPECIALS)
-    return tokenizer(tokens).decode(range(first, first + len(tokens)))
+    return tokenizer.from_symbols(tokens).decode(range(first, first + len(tokens)))
 
 
 def train_system(
@@ -341,7 +341,7 @@ def load_system(folder: Path) -> PhraseSystem:
 
 def find_tokenizer(kind: str) -> type[WordTokenizer]:
     """Return a tokenizer whose tokens are words."""
-    found = SIMPLE_TOKENIZERS.get(kind)
+    found = TOKENIZERS.get(kind)
     if found is None or not issubclass(found, WordTokenizer):
         raise UserError(f"a phrase-based system translates words: its tokenizer is word or space, not {kind}")
     return found

@@ -15,10 +15,9 @@ from typing import Any
 from dragoman.data.batches import EXAMPLE_FORMATS, RankShard
 from dragoman.data.corpus import SPLITS, CorpusSettings, fingerprint_corpus, read_pairs
 from dragoman.data.features import FEATURES
-from dragoman.data.simple_tokenizers import LabelTokenizer
 from dragoman.data.stream import BatchStream, TextWindowStream, WeightedStore
 from dragoman.data.token_store import TokenStore, open_store
-from dragoman.data.tokenizers import Tokenizers, train_tokenizer
+from dragoman.data.tokenizers import LabelTokenizer, Tokenizers, train_tokenizer
 from dragoman.errors import UserError
 from dragoman.inference.postprocess import PairStatistics
 from dragoman.io import LONGEST_LINE, cache_folder, digest_bytes, keep_folder, read_lines, write_atomically

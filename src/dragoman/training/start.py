@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dragoman.config.settings import LIMITS, Registries, TokenizerSettings, check_names, pick
+from dragoman.config.settings import LIMITS, Registries, check_names, pick
 from dragoman.data.corpus import FILES, SPLITS
 from dragoman.data.stream import StreamPosition
-from dragoman.data.tokenizers import TOKENIZERS, Tokenizers, target_settings
+from dragoman.data.tokenizers import TOKENIZERS, Tokenizers, TokenizerSettings
 from dragoman.errors import UserError
 from dragoman.inference.loading import copy_weights, open_run
 from dragoman.inference.predictor import Predictor
@@ -150,7 +150,7 @@ def begin_run(
     check_scoring(recipe)
     check_parallel(recipe, group)
     check_files(recipe)
-    if note := note_on_wer([recipe.train.metric, *recipe.data.metrics], recipe.tokenizer):
+    if note := note_on_wer([recipe.train.metric, *recipe.data.metrics], recipe.tokenizer.for_target().kind):
         report.log(note)
     if parent:
         now, before = (each.model.model_dump(mode="json") for each in (recipe, parent.recipe))
@@ -294,7 +294,7 @@ def check_settings(recipe: Recipe) -> None:
             if corpus.phrasebook:
                 check_request(corpus.split or split, corpus.phrasebook, recipe.data.direction)
     check_data(recipe)
-    kinds = [tokenizer.kind, target_settings(tokenizer).kind]
+    kinds = [tokenizer.kind, tokenizer.for_target().kind]
     pick(TOKENIZERS, kinds[1], "tokenizer.target_kind")
     if tokenizer.sampling and not any(TOKENIZERS[kind].samples for kind in kinds):
         able = " or ".join(name for name, kind in TOKENIZERS.items() if kind.samples)

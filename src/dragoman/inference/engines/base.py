@@ -11,8 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
-from dragoman.data.subword_tokenizers import SubwordTokenizer
-from dragoman.data.tokenizers import Tokenizer
+from dragoman.data.tokenizers import SubwordTokenizer, Tokenizer
 from dragoman.decoding.methods import SearchSettings
 from dragoman.decoding.protocol import Job, SearchResult
 from dragoman.errors import UserError

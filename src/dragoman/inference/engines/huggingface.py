@@ -26,9 +26,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from dragoman.config.settings import build
-from dragoman.data.simple_tokenizers import SPACE_MARK
-from dragoman.data.subword_tokenizers import ESCAPES, BpeTokenizer, SubwordTokenizer
-from dragoman.data.tokenizers import Tokenizers
+from dragoman.data.subwords import ESCAPES, SPACE_MARK
+from dragoman.data.tokenizers import BpeTokenizer, SubwordTokenizer, Tokenizers
 from dragoman.decoding.methods import SearchSettings
 from dragoman.decoding.protocol import Job, SearchResult
 from dragoman.errors import UserError
