@@ -28,7 +28,7 @@ from dragoman.metrics.metrics import METRICS, WORD_OR_SIGN, Array
 Result = Mapping[str, Any]  # of a system on a test set (systems.py)
 SCORE_COLUMNS = ("run", "score", "value", "±", "difference", "p (bootstrap)", "p (randomisation)", "signature")
 SCORE_TITLES = {**{name: metric.shown for name, metric in METRICS.items()}, "bits_per_character": "bits per character"}
-DIGITS = {"loss": 4, "bits_per_character": 4}  # after the decimal point; others have 2
+SCORE_DIGITS = {"loss": 4, "bits_per_character": 4}  # after the decimal point; others have 2
 LABEL_SCORES = ("precision", "recall", "f1")  # columns of a confusion matrix
 LINES_SHOWN = 40  # on which a system beats the first by most, and as many on which it falls behind by most
 PIECE = re.compile(rf"{WORD_OR_SIGN.pattern}|\s+|.", re.DOTALL)  # words, spaces, and each punctuation mark by itself
@@ -58,7 +58,7 @@ def score_rows(result: Result, runs: Mapping[str, str]) -> Iterator[tuple[str, .
     """Yield a row of SCORE_COLUMNS for each score and each grammatical phenomenon."""
     run = runs[result["run"]]
     for name, score in scores_of(result).items():
-        value = f"{score['value']:.{DIGITS.get(name, 2)}f}"
+        value = f"{score['value']:.{SCORE_DIGITS.get(name, 2)}f}"
         low, high = score.get("interval", (0.0, 0.0))
         half = f"{(high - low) / 2:.2f}" if "interval" in score else ""
         tests = ("", "", "")
