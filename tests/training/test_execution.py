@@ -13,6 +13,7 @@ from dragoman.config.settings import TrainSettings
 from dragoman.errors import UserError
 from dragoman.hardware import CpuFeatures
 from dragoman.process_group import ProcessGroup
+from dragoman.recipe import Recipe
 from dragoman.training.execution import ExecutionPlan, plan_execution
 
 BEFORE = ExecutionPlan(device="cpu", precision="bf16", compile=True, threads=7, batch_parts=4)
@@ -20,7 +21,7 @@ BEFORE = ExecutionPlan(device="cpu", precision="bf16", compile=True, threads=7, 
 
 def again(before: ExecutionPlan, settings: TrainSettings | None = None, world: int = 1) -> ExecutionPlan:
     group = ProcessGroup(world_size=world)
-    return plan_execution(settings or TrainSettings(), resumed_plan=before, group=group)
+    return plan_execution(Recipe(train=settings or TrainSettings()), resumed_plan=before, group=group)
 
 
 def test_a_resumed_run_keeps_its_plan() -> None:
@@ -34,7 +35,7 @@ def test_a_resumed_run_keeps_its_plan() -> None:
 )
 def test_what_is_set_by_name_is_done(name: str, value: object) -> None:
     settings = TrainSettings(**{name: value})  # type: ignore[arg-type]
-    assert getattr(plan_execution(settings), name) == value
+    assert getattr(plan_execution(Recipe(train=settings)), name) == value
     assert again(BEFORE, settings) == replace(BEFORE, **{name: value})  # type: ignore[arg-type]
 
 
@@ -74,14 +75,14 @@ def test_steps_run_as_cuda_graphs_wherever_they_can(
 def test_compile_needs_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(UserError, match=r"train\.compile"):
-        plan_execution(TrainSettings(compile=True, device="cpu"))
-    assert not plan_execution(TrainSettings(device="cpu")).compile
+        plan_execution(Recipe(train=TrainSettings(compile=True, device="cpu")))
+    assert not plan_execution(Recipe(train=TrainSettings(device="cpu"))).compile
 
 
 @pytest.mark.parametrize("fast", [True, False])
 def test_bf16_only_where_it_is_fast(monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
     monkeypatch.setattr(hardware, "cpu_features", lambda: CpuFeatures(avx512=True, bf16=fast))
-    assert plan_execution(TrainSettings(device="cpu")).precision == ("bf16" if fast else "float32")
+    assert plan_execution(Recipe(train=TrainSettings(device="cpu"))).precision == ("bf16" if fast else "float32")
 
 
 def test_autocast_has_the_planned_precision() -> None:

@@ -198,10 +198,9 @@ def restore(path: Path, stepper: Stepper) -> None:
     def tensors(name: str) -> dict[str, Tensor]:
         if (path / name).is_dir():
             return load_sharded(path / name, like, stepper.group)
-        found = load_tensors(path / f"{name}.safetensors")[0]
-        return {
-            one: shard_like(tensor, like.get(one.rpartition(":")[0] or one, tensor)) for one, tensor in found.items()
-        }
+        found, _ = load_tensors(path / f"{name}.safetensors")
+        owners = {key: like.get(key.rpartition(":")[0] or key, tensor) for key, tensor in found.items()}
+        return {key: shard_like(tensor, owners[key]) for key, tensor in found.items()}
 
     stepper.restore(tensors("model"), tensors("optimizer"), tensors("ema"))
 

@@ -35,13 +35,13 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_parts
 from torch.distributed.checkpoint.state_dict_saver import save as save_parts
 from torch.nn.parallel import DistributedDataParallel
 
-from dragoman.config.settings import TrainSettings
 from dragoman.errors import UserError
 from dragoman.hardware import best_precision, choose_device, keep_freed_memory, set_current_gpu
 from dragoman.io import cache_folder, digest_file, report_write_errors, write_text
 from dragoman.models.transformer import TransformerLayer
 from dragoman.modules.norms import BatchNorm
 from dragoman.process_group import ProcessGroup
+from dragoman.recipe import Recipe
 from dragoman.run_dir import read_json
 from dragoman.types import Batch
 
@@ -93,20 +93,13 @@ class ExecutionPlan:
 
 
 def plan_execution(
-    settings: TrainSettings,
-    layout: str = "packed",
-    *,
-    can_bucket_shapes: bool = True,
-    resumed_plan: ExecutionPlan | None = None,
-    group: ProcessGroup | None = None,
+    recipe: Recipe, *, resumed_plan: ExecutionPlan | None = None, group: ProcessGroup | None = None
 ) -> ExecutionPlan:
     """Return the plan for this process.
 
     Explicit settings win; otherwise the plan of the resumed run; otherwise the fastest choice for this machine.
-    `layout` is the layout of the batches (data/batches.py), and `can_bucket_shapes` whether they can be padded to a
-    small set of shapes.
     """
-    group = group or ProcessGroup()
+    settings, group = recipe.train, group or ProcessGroup()
     if resumed_plan and settings.device == "auto":
         device = torch.device(resumed_plan.device)
         index = 0 if group.is_distributed else device.index or 0  # with several processes, the rank decides
@@ -131,9 +124,10 @@ def plan_execution(
     elif resumed_plan and torch.device(resumed_plan.device).type == device.type:
         compiled = resumed_plan.compile
     else:  # on a CPU, eager mode with the kernels of this project is faster than compiled code
-        compiled = on_gpu and layout == "packed" and (settings.steps == 0 or settings.steps >= COMPILE_STEPS)
+        is_long = settings.steps == 0 or settings.steps >= COMPILE_STEPS
+        compiled = on_gpu and recipe.model.layout == "packed" and is_long
     same_world = resumed_plan and resumed_plan.world_size == group.world_size
-    bucketed_shapes = resumed_plan.bucketed_shapes if resumed_plan else on_gpu and can_bucket_shapes
+    bucketed_shapes = resumed_plan.bucketed_shapes if resumed_plan else on_gpu and recipe.can_bucket_shapes
     name, gpus = str(device), torch.cuda.device_count()
     if on_gpu and group.is_distributed:
         if group.local_rank >= gpus:

@@ -52,9 +52,8 @@ class Prepared:
         """What pairs usually look like: lengths from all over each corpus, and the texts of some pairs."""
         lengths, texts = [], []
         for part in self.train:
-            lengths += list(
-                zip(*(side.tolist() for side in part.store.sample_lengths(STATISTICS_LENGTHS)), strict=True)
-            )
+            sides = (side.tolist() for side in part.store.sample_lengths(STATISTICS_LENGTHS))
+            lengths += list(zip(*sides, strict=True))
             for line in range(0, len(part.store), max(len(part.store) // STATISTICS_TEXTS, 1)):
                 pair = part.store.example(line)
                 source = pair.source[len(self.tokenizers.tag_ids(part.store.tag)) :]
@@ -145,9 +144,7 @@ def check_files(recipe: Recipe) -> None:
                     yield line
 
             assert corpus.reader is not None
-            full = corpus.model_copy(
-                update={"part": (0.0, 1.0)}
-            )  # the start of a part is known only from the full file
+            full = corpus.model_copy(update={"part": (0.0, 1.0)})  # where a part starts depends on the full file
             with suppress(NoPairFound):
                 next(corpus.reader.read(full, read_first), None)
 
@@ -160,9 +157,8 @@ def prepare(recipe: Recipe, folder: RunFolder, report: Report, *, tokenizers: To
     tokenizers = add_tags(tokenizers, recipe)
     if not folder.tokenizer.exists():
         write_atomically(folder.tokenizer, tokenizers.save)
-    corpora = [("train", corpus) for corpus in recipe.data.training_corpora] + [
-        ("dev", corpus) for corpus in recipe.data.dev
-    ]
+    splits = {"train": recipe.data.training_corpora, "dev": recipe.data.dev}
+    corpora = [(split, corpus) for split, found in splits.items() for corpus in found]
     stores = [encode_corpus(recipe, corpus, split, tokenizers, report) for split, corpus in corpora]
     count = len(recipe.data.training_corpora)
     names = [f"data.{split} ({corpus.shown})" for split, corpus in corpora]

@@ -88,7 +88,10 @@ class TrainRequest(NamedTuple):
 
 
 class Start(NamedTuple):
+    """A run whose recipe is checked and whose folder is locked."""
+
     recipe: Recipe  # with every setting written out
+    folder: RunFolder
     newest: Path | None  # the checkpoint to resume from
     parent: Predictor[Any] | None  # the run from whose weights a new run starts
     init_from: str
@@ -114,7 +117,7 @@ def begin(request: TrainRequest, report: Report, held: ExitStack, group: Process
             )
 
     group.run_on_all(check_folder)
-    return Start(recipe, newest, parent, str(init_from) if parent else "")
+    return Start(recipe, folder, newest, parent, str(init_from) if parent else "")
 
 
 def find_checkpoint(folder: RunFolder, *, resume: bool) -> Path | None:
@@ -275,7 +278,7 @@ def check_settings(recipe: Recipe) -> None:
     check_consistency(train, recipe.model)
     if train.compile is True and not recipe.model.compiles:
         raise UserError("train.compile=true is of no use to recurrent models, whose kernels are compiled; leave it out")
-    plan_execution(train)
+    plan_execution(recipe)
     merge_search(recipe.search)
     pick(TOKENIZERS, tokenizer.kind, "tokenizer.kind")
     metric = select_best_metric(train.metric, task)
@@ -392,7 +395,7 @@ def describe_run(request: TrainRequest, group: ProcessGroup) -> dict[str, Any]:
             "until": train.limit,
             "steps_per_epoch": max(round(slots / (train.tokens * train.accumulate)), 1),
             "memory": count_parameters(model) * (BYTES_PER_PARAMETER + 4 * bool(train.ema)),
-            "execution": str(plan_execution(train, recipe.model.layout, can_bucket_shapes=recipe.can_bucket_shapes)),
+            "execution": str(plan_execution(recipe)),
         }
 
 
@@ -428,7 +431,7 @@ def find_batch_size(recipe: str | Path, overrides: Sequence[str] = (), report: R
     whole = read_recipe(Path(recipe), overrides)
     check_settings(whole)
     check_files(whole)
-    plan = plan_execution(whole.train, whole.model.layout)
+    plan = plan_execution(whole)
     device = torch.device(plan.device)
     if device.type != "cuda":
         raise UserError(

@@ -314,7 +314,7 @@ class Stepper:
 
     @contextmanager
     def ema_weights(self) -> Iterator[None]:
-        """Let `eval_model` have the weights that users get. If it is the trained model, its own are put back after."""
+        """Load the weights that users get into `eval_model`. If that is the trained model, restore it after."""
         if self.eval_model is not self.model:
             weights = self.weights()
             if self.group.is_main:
@@ -325,12 +325,12 @@ class Stepper:
         if not self.ema:
             yield
             return
-        own = clone_weights(self.model)
+        trained = clone_weights(self.model)
         load_weights(self.model, self.ema)
         try:
             yield
         finally:
-            load_weights(self.model, own)
+            load_weights(self.model, trained)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return all tensors that the next step depends on."""
@@ -383,11 +383,12 @@ def split_batch(batch: Batch, count: int) -> list[Batch]:
         return [batch]
     rows = len(batch.source_BS)
     size = -(-rows // count)
-    made = []
+    parts = []
     for start in range(0, rows, size):
         part = batch.map_tensors(itemgetter(slice(start, start + size)))
-        made.append(replace(part, first_row=batch.first_row + start, total_rows=batch.total_rows or rows))
-    return [part for part in made if part.target_segment_BT.any()]
+        if part.target_segment_BT.any():
+            parts.append(replace(part, first_row=batch.first_row + start, total_rows=batch.total_rows or rows))
+    return parts
 
 
 def derive_seed(seed: int, step: int, batch: int) -> int:

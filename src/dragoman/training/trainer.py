@@ -76,7 +76,7 @@ def train(
         form, resumed = start.recipe.example_format, start.newest is not None
         group.broadcast(lambda: record_start(folder, prepared, form, init_from=start.init_from, resumed=resumed))
         state = group.run_on_all(lambda: prepare_state(start, prepared, report, group))
-        trainer = group.run_on_all(lambda: Trainer(start, state, folder, prepared, report, group))
+        trainer = group.run_on_all(lambda: Trainer(start, state, prepared, report, group))
         with trainer.group.handle_peer_failure(), closing(trainer):
             trainer.fit()
     return folder.path
@@ -85,13 +85,7 @@ def train(
 def prepare_state(start: Start, prepared: Prepared, report: Report, group: ProcessGroup) -> TrainState:
     """Return the state of the checkpoint to resume from, or that of a new run, with the plan for this process."""
     saved = checkpoint.load_state(start.newest) if start.newest else None
-    plan = plan_execution(
-        start.recipe.train,
-        start.recipe.model.layout,
-        can_bucket_shapes=start.recipe.can_bucket_shapes,
-        resumed_plan=saved.plan if saved else None,
-        group=group,
-    )
+    plan = plan_execution(start.recipe, resumed_plan=saved.plan if saved else None, group=group)
     if not saved:
         longest = max(prepared.longest, start.parent.longest if start.parent else 0)
         return TrainState(plan, prepared.digests, longest=longest, parent=start.init_from)
@@ -110,17 +104,11 @@ class Trainer:
     """Train one run. A checkpoint is `state` together with the tensors of the stepper."""
 
     def __init__(
-        self,
-        start: Start,
-        state: TrainState,
-        folder: RunFolder,
-        prepared: Prepared,
-        report: Report,
-        group: ProcessGroup,
+        self, start: Start, state: TrainState, prepared: Prepared, report: Report, group: ProcessGroup
     ) -> None:
         recipe, settings, plan = start.recipe, start.recipe.train, state.plan
         self.recipe, self.settings, self.state = recipe, settings, state
-        self.folder, self.prepared, self.report = folder, prepared, report
+        self.folder, self.prepared, self.report = start.folder, prepared, report
         plan.apply()
         self.group = group.start_work(torch.device(plan.device), settings.timeout)
         model = new_model(recipe, prepared.tokenizers, start.parent)
@@ -133,7 +121,7 @@ class Trainer:
         if group.is_distributed and self.stepper.device.type == "cpu":
             self.stepper.rehearse(self.stream.empty_batch())
         self.validator = Validator(recipe, prepared, self.stream.widths, plan, state.last_validation)
-        path = folder.metrics if group.is_main else None
+        path = start.folder.metrics if group.is_main else None
         self.metrics = Metrics(path, step=state.step, board=settings.tensorboard)
         self.logger = TrainLogger(report, self.metrics, settings, plan)
         self.received_signal = 0  # number of the signal that this process received
@@ -165,10 +153,8 @@ class Trainer:
                     if self.should_save():
                         self.save()
                     if self.signal and not self.stop_reason():
-                        name = signal.Signals(self.signal).name
-                        message = (
-                            f"stopped by {name} at step {self.state.step}; everything is saved, continue with --resume"
-                        )
+                        what = f"stopped by {signal.Signals(self.signal).name} at step {self.state.step}"
+                        message = f"{what}; everything is saved, continue with --resume"
                         raise Stop(message if self.group.is_main else "", 128 + self.signal)
         self.group.broadcast(lambda: record_end(self.folder, trained=not finished))
         self.log_end()
@@ -184,10 +170,8 @@ class Trainer:
         parallel = f" ({self.settings.parallel})" if self.group.is_distributed else ""
         count = count_parameters(self.stepper.model)
         self.report.log(f"{count:,} parameters; {self.state.plan}{parallel}; until {self.settings.limit}")
-        if 0 < self.settings.steps <= self.settings.warmup:
-            self.report.log(
-                f"the run ends inside its warm-up: train.warmup={self.settings.warmup} should be far lower", WARNING
-            )
+        if 0 < self.settings.steps <= (warmup := self.settings.warmup):
+            self.report.log(f"the run ends inside its warm-up: train.warmup={warmup} should be far lower", WARNING)
         if not self.validator.batches:
             self.report.log("there is no data.dev: training is not validated, and the last weights are kept", WARNING)
 
@@ -270,12 +254,11 @@ class Trainer:
         """Take one step; if memory runs out, split batches into smaller parts and try again."""
         step = self.state.step + 1
         minutes_fraction = self.state.seconds / self.settings.minutes / 60 if self.settings.minutes else 0.0
-        lr = compute_learning_rate(
-            step, self.settings, run_fraction=self.run_fraction(), minutes_fraction=minutes_fraction
-        )
+        fractions = {"run_fraction": self.run_fraction(), "minutes_fraction": minutes_fraction}
+        lr = self.state.lr_scale * compute_learning_rate(step, self.settings, **fractions)
         while True:
             try:
-                return self.stepper.update(batches, step, self.state.lr_scale * lr)
+                return self.stepper.update(batches, step, lr)
             except torch.OutOfMemoryError:
                 if self.group.is_distributed:
                     raise UserError(
