@@ -216,30 +216,25 @@ def decode_mbr(request: Request) -> list[list[SearchResult]]:
     return ranked
 
 
+def check_count(settings: SearchSettings, most: int, origin: str) -> None:
+    """Refuse more results than the method can return; `origin` says where they come from, and the remedy."""
+    if settings.nbest > most:
+        raise UserError(f"{settings.nbest} answers cannot come from {origin}")
+
+
 def check_beam(settings: SearchSettings) -> None:
-    """Refuse more results than the beam is wide."""
-    count, beam = settings.nbest, settings.beam
-    if count > beam:
-        raise UserError(f"{count} answers cannot come from a beam of {beam}; ask for --beam {count} or more")
+    check_count(settings, settings.beam, f"a beam of {settings.beam}; ask for --beam {settings.nbest} or more")
 
 
 def check_greedy(settings: SearchSettings) -> None:
-    """Raise a UserError if more than one result is requested."""
-    if settings.nbest > 1:
-        raise UserError(
-            f"{settings.nbest} answers cannot come from greedy search; set search.method to beam, diverse or sample"
-        )
+    check_count(settings, 1, "greedy search; set search.method to beam, diverse or sample")
 
 
 def check_mbr(settings: SearchSettings) -> None:
-    """Refuse more results than there are candidates."""
-    count = settings.nbest
-    if settings.candidates != "samples":
-        check_beam(settings)
-    elif count > settings.samples:
-        raise UserError(
-            f"{count} answers cannot come from search.samples={settings.samples}; set it to {count} or more"
-        )
+    if settings.candidates == "beam":
+        return check_beam(settings)
+    origin = f"search.samples={settings.samples}; set it to {settings.nbest} or more"
+    return check_count(settings, settings.samples, origin)
 
 
 def check_diverse(settings: SearchSettings) -> None:

@@ -13,7 +13,7 @@ Shapes   N pairs of a batch
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,9 +122,13 @@ class Cost:
     def of(cls, model: Model, passes: int = 1) -> Cost:
         """Count the multiply-adds of a model's weights and attentions."""
         sides = dict.fromkeys(("source", "target", "pair"), 0)
-        for name, weight in iterate_weights(model):
-            side = next((side for part, side in WEIGHT_SIDES.items() if part in f".{name}"), "target")
-            sides[side] += weight.numel()
+        # Embedding tables do not count, unless they are also the output projection. Shared weights count in each layer.
+        tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+        sides["target"] += model.project.weight.numel() if id(model.project.weight) in tables else 0
+        for name, weight in model.named_parameters(remove_duplicate=False):
+            if weight.dim() == 2 and id(weight) not in tables and not any(part in name for part in NO_PRODUCTS):
+                side = next((side for part, side in WEIGHT_SIDES.items() if part in f".{name}"), "target")
+                sides[side] += weight.numel()
         costs = []
         for name, module in model.named_modules(remove_duplicate=False):
             if isinstance(module, SelfAttention):
@@ -150,19 +154,6 @@ class Cost:
         """Return the operations of forward and backward passes over a batch."""
         sides = (batch.source_segment_BS, batch.target_segment_BT)
         return self.passes * (1 + BACKWARD_FACTOR) * self.forward(*(measure_segments(segment) for segment in sides))
-
-
-def iterate_weights(model: Model) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weight matrices of matrix products, once for each layer that shares them.
-
-    Embedding tables do not count, unless they are also the output projection.
-    """
-    tables = {id(m.weight): name for name, m in model.named_modules() if isinstance(m, nn.Embedding)}
-    for name, weight in model.named_parameters(remove_duplicate=False):
-        if weight.dim() == 2 and id(weight) not in tables and not any(part in name for part in NO_PRODUCTS):
-            yield name, weight
-    if id(model.project.weight) in tables:
-        yield "project.weight", model.project.weight
 
 
 def measure_segments(segment_BT: Tensor) -> Lengths:
