@@ -414,7 +414,7 @@ def render_dry_run(about: dict[str, Any]) -> str:
     return "\n".join(f"{name:10}  {value}" for name, value in rows.items())
 
 
-class BatchSize(NamedTuple):
+class FittedBatchSize(NamedTuple):
     """The largest train.tokens that fits into memory."""
 
     tokens: int
@@ -422,7 +422,7 @@ class BatchSize(NamedTuple):
     memory: float  # bytes of the GPU
 
 
-def find_batch_size(recipe: str | Path, overrides: Sequence[str] = (), report: Report | None = None) -> BatchSize:
+def find_batch_size(recipe: str | Path, overrides: Sequence[str] = (), report: Report | None = None) -> FittedBatchSize:
     """Find the largest train.tokens by training steps on growing batches of the recipe's data.
 
     Nothing is written but the cache.
@@ -462,7 +462,7 @@ def find_batch_size(recipe: str | Path, overrides: Sequence[str] = (), report: R
         return needed
 
     tokens = find_largest(measure, MEMORY_SHARE * memory)
-    return BatchSize(tokens, measure(tokens) or memory, memory)
+    return FittedBatchSize(tokens, measure(tokens) or memory, memory)
 
 
 def find_largest(measure: Callable[[int], float | None], limit: float) -> int:
