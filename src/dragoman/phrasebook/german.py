@@ -132,7 +132,7 @@ class German(Realizer):
 
     def conjugate(self, clause: Clause, head: int) -> tuple[Token, list[Token]]:
         """Return the finite verb and the verb forms that close the clause."""
-        node, verb, tense, person = clause.node, clause.verb, clause.tense, clause.subject.person
+        node, verb, tense, person = clause.node, clause.verb, clause.tense, clause.phrases["subject"].person
         auxiliary = node + Offset.AUXILIARY
         if clause.modal or tense == "future":
             forms = MODAL_FORMS[clause.modal][tense] if clause.modal else AUXILIARIES["werden"]

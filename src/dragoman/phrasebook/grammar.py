@@ -194,7 +194,6 @@ class Grammar:
         self,
         kind: ClauseKind,
         tense: str,
-        *,
         position: str = "only",
         frame: Frame | None = None,
         front: bool = False,
@@ -468,7 +467,7 @@ class Grammar:
     def draw_noun(self, menu: Sequence[Noun], role: str) -> Noun:
         for _ in range(12):
             noun = menu[int(self.random() * len(menu))]
-            if noun not in self.used and self.is_allowed(noun, (role,)):
+            if noun not in self.used and (noun.held_out != role or self.is_allowed(noun, (role,))):
                 self.used.add(noun)
                 self.content_hash += noun.hash
                 return noun
@@ -485,7 +484,7 @@ class Grammar:
         """Draw an adjective that contradicts none before it, or None if the one drawn may not be used."""
         if not menu:
             return None
-        adjective = self.pick(menu)
+        adjective = menu[int(self.random() * len(menu))]
         if adjective in self.used or adjective.lemma in self.used or not self.is_allowed(adjective, constructions):
             return None
         self.used.add(adjective)

@@ -192,6 +192,8 @@ class Realizer(ABC):
     def write_rest(self, clause: Clause, names: Iterable[str], head: int) -> None:
         """Write the named phrases and adverbials that the clause has, except for the opening."""
         phrases, adverbials, opening = clause.phrases, clause.adverbials, clause.opening
+        if len(phrases) == 1 and not adverbials:  # nothing but the subject
+            return
         for name in names:
             if name in phrases and name != opening:
                 self.write_noun_phrase(phrases[name], name, head)
