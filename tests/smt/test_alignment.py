@@ -108,7 +108,7 @@ def test_hmm_against_all_paths(O: int, S: int) -> None:
     gamma, null_gamma = np.empty((O, S)), np.empty(O)
     counts = np.zeros((2, kernels.BUCKETS))
     size = max(O, S)
-    tables, vectors = np.empty((3, size + 1, size + 2)), np.empty((5, size + 2))
+    tables, vectors = np.empty((3, size + 1, size + 2)), np.empty((6, size + 2 * kernels.WINDOW + 2))
     found = kernels.infer_hmm(emission, null, O, S, 0.2, jumps, gamma, null_gamma, counts, tables, vectors)
     paths = {path: score_path(path, emission, null, jumps, 0.2) for path in product(range(-1, S), repeat=O)}
     total = sum(paths.values())

@@ -121,7 +121,7 @@ class Aligner:
         """Return the translation probabilities of every cell in both directions."""
         size = int(block.first_cell[-1])
         cells = np.empty(size, np.float32), np.empty(size, np.float32)
-        self.run(np.diff(block.row_starts), kernels.read_cells, block, self.table, then=cells)
+        self.run(np.diff(block.row_starts), kernels.visit_rows, block, self.table, False, then=cells)
         return cells
 
     def infer(
@@ -150,7 +150,7 @@ class Aligner:
         likelihood = 0.0
         for block in split_blocks(source, target):
             *cells, found = self.infer(block, self.positions, agree=self.settings.agree, counts=counts)
-            self.run(np.diff(block.row_starts), kernels.add_cells, block, expected, then=cells)
+            self.run(np.diff(block.row_starts), kernels.visit_rows, block, expected, True, then=cells)
             likelihood += found
             tick(int(block.first_cell[-1]))
         self.table = normalise_table(expected, counts)

@@ -100,51 +100,40 @@ def list_cooccurrences(
 
 
 @compiled
-def read_cells(block: Block, table: WordTable, first: int, last: int, forward: Array, backward: Array) -> None:
-    """Write both translation probabilities of every cell whose source word is one of the block's rows [first, last)."""
-    slot = np.full(len(table.null_target), -1, np.int64)
+def visit_rows(
+    block: Block, table: WordTable, add: bool, first: int, last: int, forward: Array, backward: Array
+) -> None:
+    """Copy probabilities from the table into the cells of the block's rows [first, last), or add cells to the table.
+
+    One row of the table is spread over all words of the language at a time, so that a cell is found by its word alone.
+    """
+    dense = np.full((len(table.null_target), 2), np.float64(MISSING))
     for number in range(first, last):
-        row = block.rows[number]
-        for entry in range(table.starts[row], table.starts[row + 1]):
-            slot[table.columns[entry]] = entry
+        entries = range(table.starts[block.rows[number]], table.starts[block.rows[number] + 1])
+        for entry in entries:
+            word = table.columns[entry]
+            dense[word, 0] = 0.0 if add else table.forward[entry]
+            dense[word, 1] = 0.0 if add else table.backward[entry]
         for occurrence in range(block.row_starts[number], block.row_starts[number + 1]):
             pair = block.pairs[occurrence]
             begin, end = block.target.starts[pair], block.target.starts[pair + 1]
-            cell = block.first_cell[pair] + block.positions[occurrence] * (end - begin)
-            for j in range(begin, end):
-                entry = slot[block.target.ids[j]]
-                forward[cell] = table.forward[entry] if entry >= 0 else MISSING
-                backward[cell] = table.backward[entry] if entry >= 0 else MISSING
-                cell += 1
-        for entry in range(table.starts[row], table.starts[row + 1]):
-            slot[table.columns[entry]] = -1
-
-
-@compiled
-def add_cells(block: Block, counts: WordTable, first: int, last: int, forward: Array, backward: Array) -> None:
-    """Add the posteriors of every cell to the expected counts of its row: the opposite of `read_cells`."""
-    known = np.zeros(len(counts.null_target), np.bool_)
-    sums = np.zeros((len(known), 2))  # in double precision, for words that occur a million times
-    for number in range(first, last):
-        row = block.rows[number]
-        for entry in range(counts.starts[row], counts.starts[row + 1]):
-            known[counts.columns[entry]] = True
-        for occurrence in range(block.row_starts[number], block.row_starts[number + 1]):
-            pair = block.pairs[occurrence]
-            begin, end = block.target.starts[pair], block.target.starts[pair + 1]
-            cell = block.first_cell[pair] + block.positions[occurrence] * (end - begin)
-            for j in range(begin, end):
-                word = block.target.ids[j]
-                if known[word]:
-                    sums[word, 0] += forward[cell]
-                    sums[word, 1] += backward[cell]
-                cell += 1
-        for entry in range(counts.starts[row], counts.starts[row + 1]):
-            word = counts.columns[entry]
-            counts.forward[entry] += sums[word, 0]
-            counts.backward[entry] += sums[word, 1]
-            sums[word, 0] = sums[word, 1] = 0.0
-            known[word] = False
+            cell = block.first_cell[pair] + block.positions[occurrence] * (end - begin) - begin
+            if add:
+                for j in range(begin, end):
+                    word = block.target.ids[j]
+                    dense[word, 0] += forward[cell + j]
+                    dense[word, 1] += backward[cell + j]
+            else:
+                for j in range(begin, end):
+                    word = block.target.ids[j]
+                    forward[cell + j], backward[cell + j] = dense[word, 0], dense[word, 1]
+        for entry in entries:
+            word = table.columns[entry]
+            if add:
+                table.forward[entry] += dense[word, 0]
+                table.backward[entry] += dense[word, 1]
+            else:
+                dense[word, 0] = dense[word, 1] = MISSING
 
 
 @compiled
@@ -191,37 +180,72 @@ def infer_independent(
 
 
 @compiled
-def spread(jumps: Array, message: Array, S: int, sums: Array, out: Array, forward: bool) -> None:
-    """Write out[to] = sum over `from` of p(jump) message[from], or with the roles exchanged if not `forward`.
+def spread(taps: Array, message: Array, S: int, sums: Array, out: Array) -> None:
+    """Write out[s] = sum over all positions t of taps(t - s) message[t].
 
-    Positions run from 0, the virtual one before the sentence, to S. Jumps longer than WINDOW share a probability per
-    side, so their part is a difference of prefix sums.
+    Positions run from 0, the virtual one before the sentence, to S; `message` has WINDOW zeros before and after them.
+    `taps` are the probabilities of jumps, or in reverse order those of jumps in the other direction. Jumps longer than
+    WINDOW share a probability per side, so their part is a difference of prefix sums.
     """
     sums[0] = 0.0
-    for s in range(S + 1):
+    for s in range(S + 1 + 2 * WINDOW):
         sums[s + 1] = sums[s] + message[s]
-    sign = 1 if forward else -1
+    total = sums[S + 1 + 2 * WINDOW]
     for s in range(S + 1):
-        low, high = max(s - WINDOW, 0), min(s + WINDOW, S)
-        below, above = sums[low], sums[S + 1] - sums[high + 1]
-        if forward:  # from below is a jump to the right
-            out[s] = jumps[BUCKETS - 1] * below + jumps[0] * above
-        else:
-            out[s] = jumps[0] * below + jumps[BUCKETS - 1] * above
-    for d in range(-WINDOW, WINDOW + 1):
-        p = jumps[WINDOW + 1 + sign * d]
-        for s in range(max(d, 0), min(S, S + d) + 1):
-            out[s] += p * message[s - d]
+        reached = taps[0] * sums[s] + taps[BUCKETS - 1] * (total - sums[s + 2 * WINDOW + 1])
+        for k in range(2 * WINDOW + 1):
+            reached += taps[k + 1] * message[s + k]
+        out[s] = reached
 
 
 @compiled
-def count_jumps(jumps: Array, message: Array, sums: Array, s: int, S: int, weight: float, counts: Array) -> None:
-    """Add weight * p(jump) * message[to] for all jumps from position s: one by one within the window, else by sums."""
-    low, high = max(s - WINDOW, 0), min(s + WINDOW, S)
-    counts[0] += weight * jumps[0] * sums[low]
-    counts[BUCKETS - 1] += weight * jumps[BUCKETS - 1] * (sums[S + 1] - sums[high + 1])
-    for to in range(low, high + 1):
-        counts[WINDOW + 1 + to - s] += weight * jumps[WINDOW + 1 + to - s] * message[to]
+def count_jumps(leaving: Array, message: Array, S: int, sums: Array, counts: Array) -> None:
+    """Add leaving[s] message[t] to the bucket of every jump from s to t; `sums` is what `spread` wrote."""
+    total = sums[S + 1 + 2 * WINDOW]
+    left = right = 0.0
+    for s in range(S + 1):
+        left += leaving[s] * sums[s]
+        right += leaving[s] * (total - sums[s + 2 * WINDOW + 1])
+    counts[0] += left
+    counts[BUCKETS - 1] += right
+    for k in range(2 * WINDOW + 1):
+        near = 0.0
+        for s in range(S + 1):
+            near += leaving[s] * message[s + k]
+        counts[k + 1] += near
+
+
+@compiled
+def run_forward(
+    emission: Array, null: Array, O: int, S: int, p_null: float, jumps: Array, reach: Array, tables: Array,
+    scales: Array, vectors: Array,
+) -> float:  # fmt: skip
+    """Fill the probabilities of the forward algorithm, scaled to sum to one at each word; return the log-likelihood.
+
+    `reach` is what all jumps from a position are multiplied by to sum to one. `moved` are the parts of `alpha`, before
+    scaling, in which a word is generated from a position.
+    """
+    alpha, moved = tables[0], tables[1]
+    message, out, sums = vectors[0], vectors[1], vectors[2]
+    inside, back = message[WINDOW : WINDOW + S + 1], jumps[::-1].copy()
+    alpha[0, 0] = 1.0
+    alpha[0, 1 : S + 1] = 0.0
+    total = 0.0
+    for o in range(O):
+        for s in range(S + 1):
+            inside[s] = alpha[o, s] * reach[s]
+        spread(back, message, S, sums, out)
+        stay, scale = p_null * null[o], p_null * null[o] * alpha[o, 0]
+        alpha[o + 1, 0] = scale
+        for s in range(1, S + 1):
+            moved[o, s] = emission[o, s - 1] * out[s]
+            alpha[o + 1, s] = moved[o, s] + stay * alpha[o, s]
+            scale += alpha[o + 1, s]
+        total += np.log(scale)
+        scales[o] = 1 / scale
+        for s in range(S + 1):
+            alpha[o + 1, s] *= scales[o]
+    return total
 
 
 @compiled
@@ -236,52 +260,39 @@ def infer_hmm(
     Adds the expected number of every jump to `counts[0]`, and to `counts[1]` what they are divided by for new ones.
     """
     alpha, moved, beta = tables[0], tables[1], tables[2]
-    message, out, norm, sums, leaving = vectors[0], vectors[1], vectors[2], vectors[3], vectors[4]
-    message[0] = 0.0
-    message[1 : S + 1] = 1.0
-    spread(jumps, message, S, sums, norm, False)  # how likely any position is reached from each
-    alpha[0, 0] = 1.0
-    alpha[0, 1 : S + 1] = 0.0
-    total = 0.0
-    for o in range(O):
-        for s in range(S + 1):
-            message[s] = alpha[o, s] / norm[s]
-        spread(jumps, message, S, sums, out, True)
-        scale = 0.0
-        moved[o, 0] = 0.0
-        for s in range(1, S + 1):
-            moved[o, s] = (1 - p_null) * emission[o, s - 1] * out[s]
-        for s in range(S + 1):
-            alpha[o + 1, s] = moved[o, s] + p_null * null[o] * alpha[o, s]
-            scale += alpha[o + 1, s]
-        total += np.log(scale)
-        null_gamma[o] = scale
-        for s in range(S + 1):
-            alpha[o + 1, s] /= scale
-    beta[O, : S + 1] = 1.0
-    leaving[: S + 1] = 0.0
-    for o in range(O - 1, -1, -1):
-        scale = null_gamma[o]
-        message[0] = 0.0
-        for s in range(1, S + 1):
-            message[s] = (1 - p_null) * emission[o, s - 1] * beta[o + 1, s] / scale
-        spread(jumps, message, S, sums, out, False)
-        stays = 0.0
-        for s in range(S + 1):
-            here = alpha[o, s] / norm[s]
-            leaving[s] += here * out[s]
-            beta[o, s] = out[s] / norm[s] + p_null * null[o] / scale * beta[o + 1, s]
-            stays += alpha[o, s] * p_null * null[o] / scale * beta[o + 1, s]
-            count_jumps(jumps, message, sums, s, S, here, counts[0])
-        for s in range(1, S + 1):
-            gamma[o, s - 1] = moved[o, s] * beta[o + 1, s] / scale
-        null_gamma[o] = stays
-    message[0] = 0.0
-    message[1 : S + 1] = 1.0
-    ones = np.ones(BUCKETS)
-    spread(ones, message, S, sums, out, False)
+    message, out, sums, reach, leaving, left = vectors
+    crossings, scales = np.zeros((2, BUCKETS)), null_gamma
+    message[: S + 1 + 2 * WINDOW] = 0.0
+    inside = message[WINDOW : WINDOW + S + 1]
+    inside[1:] = 1.0
+    spread(jumps, message, S, sums, reach)
     for s in range(S + 1):
-        count_jumps(ones, message, sums, s, S, leaving[s] / norm[s], counts[1])
+        reach[s] = (1 - p_null) / reach[s]
+    total = run_forward(emission, null, O, S, p_null, jumps, reach, tables, scales, vectors)
+    beta[O, : S + 1] = 1.0
+    left[: S + 1] = 0.0
+    for o in range(O - 1, -1, -1):
+        scale = scales[o]
+        stay, stays = p_null * null[o] * scale, 0.0
+        inside[0] = 0.0
+        for s in range(1, S + 1):
+            inside[s] = emission[o, s - 1] * beta[o + 1, s] * scale
+            gamma[o, s - 1] = moved[o, s] * beta[o + 1, s] * scale
+        spread(jumps, message, S, sums, out)
+        for s in range(S + 1):
+            leaving[s] = alpha[o, s] * reach[s]
+            left[s] += leaving[s] * out[s] * reach[s]
+            beta[o, s] = out[s] * reach[s] + stay * beta[o + 1, s]
+            stays += alpha[o, s] * stay * beta[o + 1, s]
+        count_jumps(leaving, message, S, sums, crossings[0])
+        null_gamma[o] = stays
+    inside[0] = 0.0
+    inside[1:] = 1.0
+    spread(jumps, message, S, sums, out)
+    count_jumps(left, message, S, sums, crossings[1])
+    for bucket in range(BUCKETS):
+        counts[0, bucket] += crossings[0, bucket] * jumps[bucket]
+        counts[1, bucket] += crossings[1, bucket] / (1 - p_null)
     return total
 
 
@@ -299,10 +310,10 @@ def find_best_path(
     vectors: Array,
 ) -> None:
     """Write the state of each observation on the likeliest path through the HMM, or -1 for none (Viterbi)."""
-    best, norm, sums = vectors[0], vectors[1], vectors[2]
-    best[0] = 0.0
-    best[1 : S + 1] = 1.0
-    spread(jumps, best, S, sums, norm, False)
+    reachable, norm, sums = vectors[0], vectors[1], vectors[2]
+    reachable[: S + 1 + 2 * WINDOW] = 0.0
+    reachable[WINDOW + 1 : WINDOW + S + 1] = 1.0
+    spread(jumps, reachable, S, sums, norm)
     for s in range(S + 1):
         score[0, s] = 0.0 if s == 0 else -np.inf
     for o in range(O):
@@ -360,7 +371,7 @@ def infer_pairs(
     far as both models believe in it. Returns the log-likelihood of both directions.
     """
     longest = block.longest
-    tables, vectors = np.empty((3, longest + 1, longest + 2)), np.empty((5, longest + 2))
+    tables, vectors = np.empty((3, longest + 1, longest + 2)), np.empty((6, longest + 2 * WINDOW + 2))
     emission, gamma = np.empty((longest, longest)), np.empty((2, longest, longest))
     null, null_gamma = np.empty(longest), np.empty((2, longest))
     total = 0.0
@@ -406,7 +417,7 @@ def link_pairs(
 ) -> None:  # fmt: skip
     """Find the likeliest alignment of pairs [first, last) in each direction; write which cells are links of both."""
     longest = block.longest
-    score, vectors = np.empty((longest + 1, longest + 2)), np.empty((5, longest + 2))
+    score, vectors = np.empty((longest + 1, longest + 2)), np.empty((6, longest + 2 * WINDOW + 2))
     back = np.empty((longest, longest + 1), np.int64)
     emission, gamma = np.empty((longest, longest)), np.empty((longest, longest))
     null, null_gamma, moments = np.empty(longest), np.empty(longest), np.empty(BUCKETS)

@@ -169,11 +169,11 @@ def read_arpa(path: Path) -> NgramModel:
     """Read a model from a file in ARPA's form; a file that was cut short is refused."""
     words: dict[str, int] = {}
     orders: list[Order] = []
-    index: dict[tuple[int, ...], int] = {(): 0}
+    index = {"": 0}  # of the n-grams one shorter, by their text
     sizes: list[int] = []
     with path.open(encoding="utf-8") as lines:
         rows: list[tuple[int, int, float, float]] = []
-        fresh: dict[tuple[int, ...], int] = {}
+        fresh: dict[str, int] = {}
         n, ended = 0, False
         for number, line in enumerate(lines, 1):
             line = line.rstrip("\n")
@@ -188,17 +188,14 @@ def read_arpa(path: Path) -> NgramModel:
                     n = 0
             elif line and n:
                 try:
-                    fields = line.split("\t")
-                    tokens = fields[1].split(" ")
+                    log_prob, text, *backoff = line.split("\t")
+                    prefix, _, word = text.rpartition(" ")
                     if n == 1:
-                        words.setdefault(tokens[0], len(words))
-                    key = tuple(words[token] for token in tokens)
-                    rows.append(
-                        (index[key[:-1]], key[-1], float(fields[0]), float(fields[2]) if len(fields) > 2 else 0.0)
-                    )
-                except (KeyError, ValueError, IndexError) as error:
+                        words.setdefault(word, len(words))
+                    rows.append((index[prefix], words[word], float(log_prob), float(backoff[0]) if backoff else 0.0))
+                except (KeyError, ValueError) as error:
                     raise UserError(f"{path}, line {number}: not an n-gram of this model: {line!r}") from error
-                fresh[key] = len(fresh)
+                fresh[text] = len(fresh)
     if not ended or sizes != [len(order.word) for order in orders]:
         raise UserError(f"{path} is no complete ARPA file; it may have been cut short")
     return NgramModel(list(words), orders)

@@ -213,14 +213,14 @@ def align_pairs(
 ) -> None:
     """Learn to align the pairs, and write the links of each."""
     lines = [" ".join(tokens) for tokens in source], [" ".join(tokens) for tokens in target]
-    with report.progress("learning to align", total=1000) as bar:
+    with report.progress("learning to align", total=len(source), unit="pairs") as bar:
         aligner = train_aligner(
             *lines,
             settings,
             report=lambda one: report.log(
                 f"{one.kind} {one.iteration}: log-likelihood {one.log_likelihood:.4f} a word"
             ),
-            show=lambda share: bar.update(1000 * share),
+            show=lambda share: bar.update(int(share * len(source))),
         )
     with report.progress("aligning", total=len(source), unit="pairs") as bar:
         links = list(bar.iterate(aligner.align(*lines)))
