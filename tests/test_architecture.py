@@ -71,7 +71,6 @@ MAY_IMPORT = {
         "phrasebook",
         "metrics",
         "data",
-        "models",
         "inference",
         "evaluation",
         "inspection",

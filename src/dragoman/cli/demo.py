@@ -18,7 +18,6 @@ from dragoman.inference.loading import load_as
 from dragoman.inference.translator import Translator
 from dragoman.inspection.attention_maps import render_alignment
 from dragoman.io import write_text
-from dragoman.models.registry import count_parameters
 from dragoman.phrasebook.generate import Phrase, generate_phrases
 from dragoman.progress import Report
 from dragoman.recipe import packaged_folder, read_recipe
@@ -83,7 +82,7 @@ def train_and_score(out: Path, overrides: list[str], report_file: Path, console:
         "bleu": {split: result["bleu"]["value"] for split, result in results.items()},
         "chrf": {split: result["chrf"]["value"] for split, result in results.items()},
         "train_seconds": RunFolder(out).state()["seconds"],
-        "parameters": count_parameters(translator.model),
+        "parameters": translator.parameter_count,
         "results": results,
     }
     write_text(report_file, json.dumps(report, indent=1, ensure_ascii=False) + "\n")

@@ -25,7 +25,6 @@ from dragoman.inference.predictor import eval_mode
 from dragoman.inference.translator import Translator
 from dragoman.inspection.gradient_flow import gradient_by_distance
 from dragoman.metrics.metrics import compute_metrics
-from dragoman.models.registry import count_parameters
 from dragoman.phrasebook.generate import Phrase, generate_phrases, judge_phenomena
 from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder
@@ -47,7 +46,7 @@ DISTANCES = ((1, 1), (2, 2), (3, 4), (5, 6), (7, 8), (9, None))
 def measure_run(run: Path, *, device: str) -> dict[str, Any]:
     """Return all measurements of a trained run."""
     predictor = load(run, device=device)
-    measured = {"version": VERSION, "parameters": count_parameters(predictor.model), "training": read_training(run)}
+    measured = {"version": VERSION, "parameters": predictor.parameter_count, "training": read_training(run)}
     if isinstance(predictor, Translator):
         return measured | measure_translator(predictor)
     tests = {

@@ -25,7 +25,6 @@ from dragoman.errors import UserError
 from dragoman.inference.engines.base import render_template
 from dragoman.inference.loading import open_run
 from dragoman.metrics.metrics import METRICS, select_best_metric
-from dragoman.models.registry import count_parameters
 from dragoman.recipe import Recipe
 from dragoman.run_dir import RunFolder, load_tensors, read_digest
 
@@ -121,7 +120,7 @@ def read_card(run: str | Path) -> dict[str, Any]:
         "format": int(folder.format.read_text()),
         "digest": read_digest(folder.model),
         "task": task,
-        "parameters": count_parameters(opened.model),
+        "parameters": opened.parameter_count,
         "model": recipe.model.model_dump(mode="json", exclude_unset=True),
         "settings": recipe.model.in_use(),
         "tokenizer": recipe.tokenizer.model_dump(),

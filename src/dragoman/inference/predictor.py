@@ -61,8 +61,12 @@ class Predictor(Generic[_M]):
 
     def __repr__(self) -> str:
         """Return text like Translator('runs/demo', transformer, 3.8 M parameters, cpu)."""
-        size = f"{count_parameters(self.model) / 1e6:.1f} M parameters"
+        size = f"{self.parameter_count / 1e6:.1f} M parameters"
         return f"{type(self).__name__}({self.run!r}, {self.recipe.model.kind}, {size}, {self.device})"
+
+    @property
+    def parameter_count(self) -> int:
+        return count_parameters(self.model)
 
     @property
     def rows(self) -> int:
