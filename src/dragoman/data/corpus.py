@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator
 
@@ -40,7 +40,6 @@ from dragoman.phrasebook.generate import generate_pairs, hash_package
 from dragoman.types import Pair
 
 ReadLines = Callable[[Path], Iterator[str]]  # of a file
-RowField = TypeVar("RowField", str, list[str])  # of a row: its text, or several
 LINE_BREAK = re.compile(r"\s*[\r\n]\s*")  # inside a text of a list, which is joined
 TURN_SEPARATOR = " | "  # between the turns of a dialogue
 MAX_TURN_DIGITS = 9  # of a turn's number
@@ -302,62 +301,62 @@ def read_tsv(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
             raise UserError(f"{path}: where names the column {name!r}, but columns are numbered, from 0")
     wanted = list(dict.fromkeys([*map(str, corpus.columns), *corpus.where]))
 
-    def row(line: str, place: str) -> dict[str, str]:
+    def parse(line: str, place: str) -> dict[str, list[str]]:
         fields = line.split("\t")
         if len(fields) <= max(map(int, wanted)):
             raise UserError(
                 f"{place} has {len(fields)} column{'s' * (len(fields) != 1)}, "
                 f"but columns {' and '.join(wanted)} (counted from 0) are wanted; columns are separated by one tab"
             )
-        return {name: fields[int(name)] for name in wanted}
+        return {name: [fields[int(name)]] for name in wanted}
 
     left, right = map(str, corpus.columns)
-    return (Pair(found[left], found[right]) for found in filter_rows(lines_in(path), path, row, corpus.where))
+    return read_rows(lines_in(path), path, parse, corpus.where, left, right)
 
 
 def read_jsonl(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
     """Read two keys of an object a line. A list of sources is joined; a list of targets is several references."""
     path = Path(corpus.jsonl)
-
     left, right = corpus.keys
 
-    def row(line: str, place: str) -> dict[str, list[str]]:
+    def parse(line: str, place: str) -> dict[str, list[str]]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict):
             raise UserError(f"{place} is not a JSON object such as {json.dumps(dict.fromkeys(corpus.keys, '...'))}")
-        found = {key: read_texts_of_key(record, key, place) for key in (left, right, *corpus.where)}
-        if not found[right]:
+        row = {key: read_texts_of_key(record, key, place) for key in (left, right, *corpus.where)}
+        if not row[right]:
             raise UserError(f"{place}: {right!r} is an empty list; it must hold a text, or several right ones")
-        return found
+        return row
 
-    return (
-        Pair(" ".join(found[left]), found[right][0], alternatives=tuple(found[right][1:]))
-        for found in filter_rows(lines_in(path), path, row, {key: [word] for key, word in corpus.where.items()})
-    )
+    return read_rows(lines_in(path), path, parse, corpus.where, left, right)
 
 
-def filter_rows(
-    lines: Iterable[str], path: Path, row: Callable[[str, str], dict[str, RowField]], where: dict[str, RowField]
-) -> Iterator[dict[str, RowField]]:
-    """Yield the rows of a file whose fields have the values in `where`."""
+def read_rows(
+    lines: Iterable[str],
+    path: Path,
+    parse: Callable[[str, str], dict[str, list[str]]],
+    where: dict[str, str],
+    left: str,
+    right: str,
+) -> Iterator[Pair]:
+    """Yield a pair for each row of a file whose fields have the words in `where`. A field has one text or several."""
     number = kept = 0
     others: dict[str, None] = {}
     for number, line in enumerate(lines, 1):
-        found = row(line, f"{path} line {number}")
-        held = {name: found[name] for name in where}
-        if held == where:
+        row = parse(line, f"{path} line {number}")
+        if all(row[name] == [word] for name, word in where.items()):
             kept += 1
-            yield found
+            yield Pair(" ".join(row[left]), row[right][0], alternatives=tuple(row[right][1:]))
         elif len(others) < QUOTED_ROWS:
-            others[", ".join(f"{name}: {shorten_field(field)}" for name, field in held.items())] = None
+            others[", ".join(f"{name}: {' | '.join(row[name])[:40]}" for name in where)] = None
     if not number:
         raise UserError(f"{path} is empty")
     if not kept:
-        asked = ", ".join(f"{name}: {shorten_field(field)}" for name, field in where.items())
-        raise UserError(f"{path} has no line with {asked}, as where asks; its lines have such as {'; '.join(others)}")
+        wanted = ", ".join(f"{name}: {word[:40]}" for name, word in where.items())
+        raise UserError(f"{path} has no line with {wanted}, as where asks; its lines have such as {'; '.join(others)}")
 
 
 def read_dialogues(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pair]:
@@ -406,10 +405,6 @@ def read_text_lines(corpus: CorpusSettings, lines_in: ReadLines) -> Iterator[Pai
         at += len(line) + 1
     if not found:
         raise UserError(f"{path} has no line in part {list(corpus.part)}" if at else f"{path} is empty")
-
-
-def shorten_field(field: str | list[str]) -> str:
-    return (field if isinstance(field, str) else " | ".join(field))[:40]
 
 
 def read_texts_of_key(record: dict[str, Any], key: str, where: str) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from random import Random
 
 from rich.console import Group, RenderableType
@@ -108,17 +108,17 @@ class SideCounts:
             self.longest, self.longest_line = size, number
 
     def summary(self, languages: dict[str, float]) -> SideStatistics:
-        [edge] = compute_percentiles(self.characters, (0.99,))
+        characters = Distribution.of(self.characters)
         return SideStatistics(
             words=Distribution.of(self.words),
-            characters=Distribution.of(self.characters),
+            characters=characters,
             total_words=int(sum(size * count for size, count in self.words.items())),
             total_characters=int(sum(size * count for size, count in self.characters.items())),
             empty=self.empty,
             repeated=self.repeated,
             longest_line=self.longest_line,
             languages=languages,
-            histogram=compute_histogram(self.characters, 0, edge),
+            histogram=compute_histogram(self.characters, 0, characters.p99),
         )
 
 
@@ -257,8 +257,7 @@ def render_statistics(found: CorpusStatistics) -> RenderableType:
         table.add_column(name, justify="left" if name in ("", "figure") else "right", no_wrap=True)
 
     def row(name: str, spread: Distribution, total: str, digits: int, figure: str) -> None:
-        values = (spread.mean, spread.p5, spread.median, spread.p95, spread.p99, spread.max)
-        shown = [f"{value:,.{digits if i else max(digits, 1)}f}" for i, value in enumerate(values)]
+        shown = [f"{value:,.{digits if i else max(digits, 1)}f}" for i, value in enumerate(astuple(spread))]
         table.add_row(name, total, *shown, figure)
 
     sourced = found.source.empty < found.pairs
