@@ -81,7 +81,7 @@ def test_output_leaves_files_of_the_user_alone(tmp_path: Path) -> None:
     (tmp_path / "victim").write_text("precious")
     (tmp_path / "other.part").symlink_to("victim")
     for name in ("out", "other"):
-        with line_io.output_to(tmp_path / name) as sink:
+        with line_io.open_output(tmp_path / name) as sink:
             sink.write("answers\n")
     assert (tmp_path / "out.part").read_text() == (tmp_path / "victim").read_text() == "precious"
     assert (tmp_path / "out").read_text() == (tmp_path / "other").read_text() == "answers\n"
@@ -91,7 +91,7 @@ def test_output_leaves_files_of_the_user_alone(tmp_path: Path) -> None:
 def test_output_goes_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("folder/real")
-    with line_io.output_to(tmp_path / "link") as sink:
+    with line_io.open_output(tmp_path / "link") as sink:
         sink.write("answers\n")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "folder" / "real").read_text() == "answers\n"
@@ -101,7 +101,7 @@ def test_output_that_cannot_be_written_is_named_as_given(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
     for name in ("file/out", "nowhere/out"):
-        with pytest.raises(UserError, match=f"cannot write '{name}' "), line_io.output_to(Path(name)):
+        with pytest.raises(UserError, match=f"cannot write '{name}' "), line_io.open_output(Path(name)):
             pass
 
 
@@ -112,5 +112,5 @@ def test_output_to_what_leads_to_a_pipe(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], stdout=PIPE, check=True)
     assert done.stdout == b"through\n"
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with pytest.raises(UserError, match="loop"), line_io.output_to(tmp_path / "loop"):
+    with pytest.raises(UserError, match="loop"), line_io.open_output(tmp_path / "loop"):
         pass

@@ -31,7 +31,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 
 from dragoman.cli import main as cli
-from dragoman.cli.line_io import LineWarnings
+from dragoman.cli.line_io import WarningLog
 from dragoman.cli.main import run_command
 from dragoman.phrasebook.generate import generate_phrases
 from dragoman.progress import results_console
@@ -355,7 +355,7 @@ def test_what_is_said_of_many_lines_is_said_of_a_few(
 
 def test_each_kind_has_its_few_and_processes_share_them() -> None:
     said: list[str] = []
-    warned = LineWarnings(lambda message, _: said.append(message), processes=4)
+    warned = WarningLog(lambda message, _: said.append(message), processes=4)
     for number in range(1, 7):
         warned.log(number, ["cut at 5 tokens", f"{LACK}: 'a'", f"{LACK}: 'b'"][: 1 if number < 4 else 3])
     heads = [line.split(":")[0] for line in said if line.startswith("line ")]
@@ -363,7 +363,7 @@ def test_each_kind_has_its_few_and_processes_share_them() -> None:
     assert said[2].startswith("further lines cut are only counted")
     assert said[7].startswith(f"further lines {LACK} are only counted")
     assert warned.lines == {"cut": 6, LACK: 3}
-    many = LineWarnings(lambda message, _: said.append(message), processes=64)
+    many = WarningLog(lambda message, _: said.append(message), processes=64)
     said.clear()
     for number in (1, 2, 3):
         many.log(number, ["cut at 5 tokens"])

@@ -56,7 +56,7 @@ def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pipe]:
 
 
 def test_a_group_is_what_is_there(pipe: Pipe) -> None:
-    groups = line_io.input_groups(None, 3)
+    groups = line_io.read_batches(None, 3)
     pipe.write(b"one\ntwo\nhal")
     assert next(groups) == ["one", "two"]
     pipe.write(b"f\r\nfour\nfive\nsix\nseven\n\n")
@@ -68,10 +68,10 @@ def test_a_group_is_what_is_there(pipe: Pipe) -> None:
 
 
 def test_a_long_line_comes_in_many_parts(pipe: Pipe) -> None:
-    groups = line_io.input_groups(None, 2)
+    groups = line_io.read_batches(None, 2)
     pipe.write(b"a" * 60_000)
     arriving = b"b" * 60_000 + b"\nnext\n"
-    reader = line_io.ArrivingLines(pipe.file)
+    reader = line_io.StreamLines(pipe.file)
     assert not reader.has_next()
     pipe.write(arriving)
     assert list(islice(reader, 2)) == [b"a" * 60_000 + b"b" * 60_000 + b"\n", b"next\n"]
@@ -82,13 +82,13 @@ def test_a_long_line_comes_in_many_parts(pipe: Pipe) -> None:
 def test_an_endless_line_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a little more than the limit is read of a stream that never ends a line."""
     with Path("/dev/zero").open("rb") as endless:
-        reader = line_io.ArrivingLines(endless, longest=1 << 20)
+        reader = line_io.StreamLines(endless, longest=1 << 20)
         assert 1 << 20 < len(next(iter(reader))) <= (1 << 20) + (1 << 16)
         monkeypatch.setattr(line_io, "LONGEST_LINE", 1 << 20)
         monkeypatch.setattr(file_io.lines_of, "__kwdefaults__", {"longest": 1 << 20})
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(endless))
         with pytest.raises(UserError, match="the input line 1 has more than the 1 MiB allowed"):
-            next(line_io.input_groups(None, 2))
+            next(line_io.read_batches(None, 2))
 
 
 @pytest.mark.parametrize("size", [1, 2, 1000])
@@ -96,7 +96,7 @@ def test_lines_are_the_same_in_groups_of_every_size(monkeypatch: pytest.MonkeyPa
     text = "\ufeffone\r\n\ntwo\u2028still two\n\x0c\nlast".encode()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
     (tmp_path / "file").write_bytes(text)
-    found = [list(line_io.input_groups(path, size)) for path in (None, tmp_path / "file")]
+    found = [list(line_io.read_batches(path, size)) for path in (None, tmp_path / "file")]
     assert found[0] == found[1]
     assert [line for group in found[0] for line in group] == ["one", "", "two\u2028still two", "\x0c", "last"]
     assert max(map(len, found[0])) <= size

@@ -32,7 +32,7 @@ def find_faults(hypothesis: Hypothesis) -> list[str]:
     return [*(why for why in hypothesis.warnings if why != NO_TREE_WARNING), *hypothesis.flags]
 
 
-class UsefulPairs:
+class PairFilter:
     """Count pairs that are good to learn from, and those left out, by their first fault.
 
     `nonblank` counts pairs with words on either side, and `useful` the good ones among them.
@@ -86,9 +86,9 @@ def backtranslate(
     engine: str = "auto",
     device: str = "auto",
     report: Report | None = None,
-) -> UsefulPairs:
+) -> PairFilter:
     """Write `out`, a corpus {jsonl: out} whose targets are the lines of `text`. Return counts of its pairs."""
-    text, out, pairs = Path(text), Path(out), UsefulPairs()
+    text, out, pairs = Path(text), Path(out), PairFilter()
 
     def check_output() -> None:
         if out.exists() and text.exists() and out.samefile(text):
@@ -115,7 +115,7 @@ def backtranslate(
         def format_pairs(records: Iterator[Record]) -> Iterator[str]:
             yield from pairs.format_lines(records)
             if pairs.left_out and not pairs.good:  # raised here, so that an earlier file is not replaced
-                raise jobs.NothingUseful(
+                raise jobs.NoUsableRecords(
                     f"{pairs}: nothing of {run} is good enough to learn from; {suggest_remedy(str(run))}"
                 )
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from dragoman.augmentation import jobs
-from dragoman.augmentation.backtranslation import UsefulPairs, find_faults, suggest_remedy, warn_of_poor_translations
+from dragoman.augmentation.backtranslation import PairFilter, find_faults, suggest_remedy, warn_of_poor_translations
 from dragoman.augmentation.jobs import Record, ShardedJob
 from dragoman.config.settings import Amount, Listed, Settings
 from dragoman.data.corpus import CorpusSettings, fingerprint_corpus, read_pairs
@@ -37,7 +37,7 @@ from dragoman.training.trainer import train
 from dragoman.types import Line, Pair
 
 SOURCES_PER_BATCH = 256  # sources that the teacher translates at a time
-MIN_USEFUL_SHARE = 0.1  # with a smaller part of the data, the student would learn another distribution of sentences
+MIN_USABLE_FRACTION = 0.1  # with a smaller part of the data, the student would learn another distribution of sentences
 SIMILARITY = METRICS["chrf"]  # of a translation to its reference; unlike BLEU, chrF is meaningful for short sentences
 
 
@@ -105,7 +105,7 @@ class Teacher:
 
 
 @dataclass(frozen=True)
-class CorpusTranslation:
+class CorpusJob:
     """A corpus, the job of translating it, and the file of the student's training data that is made from it."""
 
     corpus: CorpusSettings
@@ -158,9 +158,7 @@ def distil(
         return train(student, out=out, resume=resume, tokenizers=teacher.translator.tokenizers, report=report)
 
 
-def plan_translations(
-    recipe: Recipe, teacher: Teacher, settings: DistilSettings, folder: RunFolder
-) -> list[CorpusTranslation]:
+def plan_translations(recipe: Recipe, teacher: Teacher, settings: DistilSettings, folder: RunFolder) -> list[CorpusJob]:
     """Return the recipe's training corpora and the further sources; refuse what the teacher cannot translate."""
     check_files(recipe)
     extra = [CorpusSettings(text=str(Path(name).absolute()), tag=settings.tag) for name in settings.sources]
@@ -169,7 +167,7 @@ def plan_translations(
     parts = []
     for number, corpus in enumerate([*recipe.data.train, *extra], 1):
         teacher.translator.encode_tag(corpus.tag)
-        parts.append(CorpusTranslation(corpus, teacher.make_job(corpus, recipe), folder.distilled / f"{number}.jsonl"))
+        parts.append(CorpusJob(corpus, teacher.make_job(corpus, recipe), folder.distilled / f"{number}.jsonl"))
     return parts
 
 
@@ -221,9 +219,7 @@ def write_teacher_record(folder: RunFolder, about: Mapping[str, Any], corpora: S
     write_text(folder.distilled / "teacher.json", format_json({**about, "corpora": corpora}))
 
 
-def translate_corpora(
-    teacher: Teacher, parts: Sequence[CorpusTranslation], group: ProcessGroup, report: Report
-) -> list[int]:
+def translate_corpora(teacher: Teacher, parts: Sequence[CorpusJob], group: ProcessGroup, report: Report) -> list[int]:
     """Translate the shards of this process. Return the number of shards of each corpus."""
     sizes = [sum(1 for _ in report.progress("reading").iterate(part.job.items())) for part in parts]
     verb = "translate" if " and " in teacher.name else "translates"
@@ -235,7 +231,7 @@ def translate_corpora(
 
 def write_corpora(
     folder: RunFolder,
-    parts: Sequence[CorpusTranslation],
+    parts: Sequence[CorpusJob],
     shards: Sequence[int],
     about: Mapping[str, Any],
     report: Report,
@@ -243,19 +239,19 @@ def write_corpora(
     """Write the student's training data and a record of it; refuse a teacher whose translations are too poor."""
     found, written, originals = [], [], 0
     for part, count in zip(parts, shards, strict=True):
-        pairs = UsefulPairs()
+        pairs = PairFilter()
         jobs.write_lines(part.file, pairs.format_lines(part.job.read_records(count)))
         name, left_out = part.corpus.shown, dict(pairs.left_out)
         written.append({"file": part.file.name, "of": name, "answers": pairs.good, "left_out": left_out})
         found.append(pairs)
         originals += 0 if part.corpus.text or not about["originals"] else pairs.nonblank
         report.log(f"{name}: {pairs}")
-    if warning := check_useful(about["teacher"], found, originals):
+    if warning := check_enough_pairs(about["teacher"], found, originals):
         report.log(warning)
     write_teacher_record(folder, about, written)
 
 
-def check_useful(teacher: str, found: Sequence[UsefulPairs], originals: int) -> str:
+def check_enough_pairs(teacher: str, found: Sequence[PairFilter], originals: int) -> str:
     """Return a warning if many translations are left out, else nothing. Raise a UserError if too few are useful.
 
     `originals` is the number of original pairs that the student learns from too.
@@ -263,7 +259,7 @@ def check_useful(teacher: str, found: Sequence[UsefulPairs], originals: int) -> 
     useful, total = sum(pairs.useful for pairs in found), sum(pairs.nonblank for pairs in found)
     if not useful:
         raise UserError(f"no answer of {teacher} is good enough to learn from; {suggest_remedy(teacher)}")
-    if useful + originals < MIN_USEFUL_SHARE * (total + originals):
+    if useful + originals < MIN_USABLE_FRACTION * (total + originals):
         more = "" if originals else "; --with-originals gives the student the original pairs too"
         raise UserError(
             f"only {useful:,} of {total:,} answers of {teacher} are good enough to learn from; "

@@ -32,12 +32,12 @@ from dragoman.run_dir import RunFolder, format_json, read_json
 
 ShardItem = TypeVar("ShardItem")
 SHARD_SIZE = 4096  # items per shard
-ANSWERS, ABOUT = "answers.jsonl", "about.json"
+RECORDS_FILE, ABOUT_FILE = "answers.jsonl", "about.json"
 
 Record = dict[str, Any]  # the result for one item, as a JSON object
 
 
-class NothingUseful(UserError):
+class NoUsableRecords(UserError):
     """The job is complete, but none of its records can be used: no file is written, and nothing is left to resume."""
 
 
@@ -75,7 +75,7 @@ class ShardedJob(Generic[ShardItem]):
         body = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records).encode()
         head = json.dumps({"of": digest, "digest": io.digest_bytes(body)}).encode() + b"\n"
         try:
-            io.keep_folder(path.parent, ANSWERS, lambda made: (made / ANSWERS).write_bytes(head + body))
+            io.keep_folder(path.parent, RECORDS_FILE, lambda made: (made / RECORDS_FILE).write_bytes(head + body))
         except OSError as error:
             raise UserError(
                 f"cannot write translations to {str(self.folder)!r} ({error.strerror}); the finished shards there are "
@@ -92,7 +92,7 @@ class ShardedJob(Generic[ShardItem]):
 
     def locate(self, number: int) -> Path:
         """Return the path of a shard."""
-        return self.folder / f"{number:06}" / ANSWERS
+        return self.folder / f"{number:06}" / RECORDS_FILE
 
 
 def read_shard(path: Path, digest: str = "") -> list[Record] | None:
@@ -152,13 +152,13 @@ def open_shards_beside(output: Path, about: Mapping[str, Any]) -> Iterator[Path]
         except OSError as error:
             raise UserError(f"cannot write {str(folder)!r} ({error.strerror}); choose another --output") from None
         for path in folder.iterdir():
-            if not (path.name == ABOUT or re.fullmatch(r"\d{6}", path.name) or io.is_temporary(path)):
+            if not (path.name == ABOUT_FILE or re.fullmatch(r"\d{6}", path.name) or io.is_temporary(path)):
                 raise UserError(
                     f"{str(folder)!r} holds {path.name!r}, which is no part of a resumable job; move the folder away, "
                     "or choose another --output"
                 )
         current = json.loads(json.dumps(about))
-        previous = read_json(folder / ABOUT) if (folder / ABOUT).exists() and has_shards(folder) else current
+        previous = read_json(folder / ABOUT_FILE) if (folder / ABOUT_FILE).exists() and has_shards(folder) else current
         for name in [*current, *previous]:
             if previous.get(name) != current.get(name):
                 raise UserError(
@@ -167,10 +167,10 @@ def open_shards_beside(output: Path, about: Mapping[str, Any]) -> Iterator[Path]
                 )
         resumable = False
         try:
-            io.write_text(folder / ABOUT, format_json(about))
+            io.write_text(folder / ABOUT_FILE, format_json(about))
             yield folder
         except BaseException as error:
-            resumable = has_shards(folder) and not isinstance(error, NothingUseful)
+            resumable = has_shards(folder) and not isinstance(error, NoUsableRecords)
             raise
         finally:
             if not resumable:
@@ -179,7 +179,7 @@ def open_shards_beside(output: Path, about: Mapping[str, Any]) -> Iterator[Path]
 
 def has_shards(folder: Path) -> bool:
     """Return whether there is any shard to resume from."""
-    return any(folder.glob(f"*/{ANSWERS}"))
+    return any(folder.glob(f"*/{RECORDS_FILE}"))
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

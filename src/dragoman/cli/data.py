@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 from typer.core import TyperCommand
 
-from dragoman.cli.options import Commands, Json
+from dragoman.cli.options import CommandGroup, Json
 from dragoman.config.settings import build
 from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import UserError
@@ -21,7 +21,7 @@ from dragoman.progress import log, results_console
 if TYPE_CHECKING:
     from dragoman.data.preparation import CorpusList
 
-data = Commands(help="Look at, filter and make corpora.")
+data = CommandGroup(help="Look at, filter and make corpora.")
 
 
 CorpusFiles = list[Path] | None
@@ -56,8 +56,8 @@ class CorpusOptions:
         if len(sources) != len(targets):
             raise UserError(f"there are {len(sources)} --source and {len(targets)} --target; give as many of both")
         values: list[dict[str, Any]] = [{"source": str(s), "target": str(t)} for s, t in zip(sources, targets)]
-        values += [{"tsv": str(path), **parse_two("columns", self.columns, int)} for path in self.tsv or []]
-        values += [{"jsonl": str(path), **parse_two("keys", self.keys, str)} for path in self.jsonl or []]
+        values += [{"tsv": str(path), **parse_pair_option("columns", self.columns, int)} for path in self.tsv or []]
+        values += [{"jsonl": str(path), **parse_pair_option("keys", self.keys, str)} for path in self.jsonl or []]
         corpora = [build(CorpusSettings, each) for each in values]
         corpora += [corpus for text in self.corpus or [] for corpus in parse_corpora(text, "--corpus").corpora]
         if not corpora:
@@ -117,7 +117,7 @@ def clean(
     """Filter pairs by length, ratio, duplicates and language; say how many went, and why."""
     from dragoman.data.preparation import write_cleaned
 
-    show_counts(write_cleaned(corpora.read(), out_prefix, settings or []), as_json=as_json)
+    print_counts(write_cleaned(corpora.read(), out_prefix, settings or []), as_json=as_json)
 
 
 @data.command()
@@ -133,7 +133,7 @@ def split(
     """Split a corpus into train, dev and test that share no source sentence."""
     from dragoman.data.preparation import write_split
 
-    show_counts(write_split(corpora.read(), out_prefix, dev=dev, test=test, seed=seed), as_json=as_json)
+    print_counts(write_split(corpora.read(), out_prefix, dev=dev, test=test, seed=seed), as_json=as_json)
 
 
 @data.command()
@@ -152,7 +152,7 @@ def phrasebook(
     log(f"{count:,} pairs in {out_prefix}.en and {out_prefix}.de")
 
 
-def show_counts(counts: Counter[str], *, as_json: bool) -> None:
+def print_counts(counts: Counter[str], *, as_json: bool) -> None:
     """Print the number of pairs per outcome, such as the reason why they were dropped."""
     if as_json:
         print(json.dumps(dict(counts)))
@@ -162,7 +162,7 @@ def show_counts(counts: Counter[str], *, as_json: bool) -> None:
         print(f"{reason:>{width}}  {count:>10,}  {100 * count / total:6.2f} %")
 
 
-def parse_two(name: str, text: str, kind: Callable[[str], Any]) -> dict[str, Any]:
+def parse_pair_option(name: str, text: str, kind: Callable[[str], Any]) -> dict[str, Any]:
     """Return the two columns or keys that an option names; an empty dict if the option is not given."""
     try:
         values = [kind(part.strip()) for part in text.split(",")] if text else []

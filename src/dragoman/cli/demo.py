@@ -25,10 +25,10 @@ from dragoman.run_dir import RunFolder, read_json
 from dragoman.training.trainer import train
 
 RECIPE = "phrasebook-en-de.yaml"
-TEST_LINES = 500
-CANDIDATES = 400  # sentences of the test split among which `pick_phrases` finds one for each point of grammar
-SHORT_SENTENCE = 14  # maximum words of a sentence that is shown
-POINTS = {  # what makes a sentence hard to translate into the other language, by the phrasebook's names
+TEST_SENTENCES = 500
+CANDIDATE_COUNT = 400  # sentences of the test split among which `choose_phrases` finds one for each point of grammar
+MAX_SHOWN_WORDS = 14  # maximum words of a sentence that is shown
+PHENOMENA = {  # what makes a sentence hard to translate into the other language, by the phrasebook's names
     "verb-position": "the verb moves, or splits in two",
     "adjective": "endings follow gender, number and case",
     "agreement": "the verb agrees with a noun further away",
@@ -48,7 +48,7 @@ def run_demo(out: Path, overrides: list[str], console: Console) -> None:
     else:
         console.print(f"The demo was trained before; what follows is from {out}.")
     report = read_json(report_file)
-    console.print(f"\nScores ({TEST_LINES} sentences each):")
+    console.print(f"\nScores ({TEST_SENTENCES} sentences each):")
     for split, meaning in TEST_SPLITS.items():
         console.print(f"\n[bold]{split}[/bold]: {meaning}")
         console.print(format_scores([report["results"][split] | {"run": str(out)}]))  # type: ignore[index]
@@ -59,7 +59,7 @@ def run_demo(out: Path, overrides: list[str], console: Console) -> None:
         while line := console.input("> ").strip():
             console.print(f"  {translator.translate([line])[0].text}", markup=False)
     command = "dragoman" if shutil.which("dragoman") else sys.argv[0]
-    console.print(NEXT.format(dragoman=command, out=out))
+    console.print(NEXT_COMMANDS.format(dragoman=command, out=out))
 
 
 def train_and_score(out: Path, overrides: list[str], report_file: Path, console: Console) -> None:
@@ -72,11 +72,11 @@ def train_and_score(out: Path, overrides: list[str], report_file: Path, console:
         "(800 steps take about three minutes on two CPU cores)."
     )
     train(recipe, out=out, resume=RunFolder(out).format.exists(), report=Report())
-    console.print(f"Scoring it on two test sets, {TEST_LINES} sentences each: a minute or less.")
+    console.print(f"Scoring it on two test sets, {TEST_SENTENCES} sentences each: a minute or less.")
     translator = load_as(Translator, out)
     results: dict[str, Any] = {}
     for split in TEST_SPLITS:
-        [output] = predict_tests(translator, EvaluationOptions(phrasebook=split, count=TEST_LINES))
+        [output] = predict_tests(translator, EvaluationOptions(phrasebook=split, count=TEST_SENTENCES))
         results[split] = output.result()
     report = {
         "bleu": {split: result["bleu"]["value"] for split, result in results.items()},
@@ -90,7 +90,7 @@ def train_and_score(out: Path, overrides: list[str], report_file: Path, console:
 
 def show_translations(translator: Translator, console: Console) -> None:
     """Translate one sentence for each point of grammar, and draw the attention weights of the longest."""
-    phrases = pick_phrases(translator.recipe.data.direction)
+    phrases = choose_phrases(translator.recipe.data.direction)
     begun = time.monotonic()
     found = translator.translate([phrase.source for phrase in phrases.values()])
     each = (time.monotonic() - begun) / len(phrases) * 1000
@@ -101,17 +101,17 @@ def show_translations(translator: Translator, console: Console) -> None:
         console.print(f" {'[green]✓[/green]' if right else '[yellow]~[/yellow]'} [bold]{one.text}[/bold]")
         if not right:
             console.print(f"   [dim]reference: {phrase.target}[/dim]")
-        console.print(f"   [dim]{POINTS[point]}[/dim]\n")
+        console.print(f"   [dim]{PHENOMENA[point]}[/dim]\n")
     longest = max(found, key=lambda one: len(one.tokens))
     console.print("Attention (source words above, translation at the left, brighter is more):\n")
     console.print(render_alignment(longest))
 
 
-def pick_phrases(direction: str) -> dict[str, Phrase]:
+def choose_phrases(direction: str) -> dict[str, Phrase]:
     """Return a short test sentence for each point of grammar that the direction has, no sentence twice."""
     chosen: dict[str, Phrase] = {}
-    for phrase in generate_phrases("test", CANDIDATES, seed=3, direction=direction):
-        if not SHORT_SENTENCE // 2 <= len(phrase.source_words) <= SHORT_SENTENCE:
+    for phrase in generate_phrases("test", CANDIDATE_COUNT, seed=3, direction=direction):
+        if not MAX_SHOWN_WORDS // 2 <= len(phrase.source_words) <= MAX_SHOWN_WORDS:
             continue
         point = next((one.name for one in phrase.phenomena if one.name not in chosen), None)
         if point:
@@ -119,7 +119,7 @@ def pick_phrases(direction: str) -> dict[str, Phrase]:
     return chosen
 
 
-NEXT = """
+NEXT_COMMANDS = """
 What to type next:
   {dragoman} translate {out} --input FILE         # a file, line by line
   {dragoman} evaluate {out} --phrasebook unseen   # score it again, with signatures

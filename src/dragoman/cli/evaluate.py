@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from dragoman.cli import options as opt
-from dragoman.cli.line_io import LineWarnings, log_counts, output_to
+from dragoman.cli.line_io import WarningLog, log_warning_counts, open_output
 from dragoman.config.settings import build, override
 from dragoman.errors import UserError
 from dragoman.io import keep_folder, read_lines
@@ -26,7 +26,7 @@ from dragoman.run_dir import RunFolder
 if TYPE_CHECKING:
     from dragoman.smt.alignment import Aligner, AlignerSettings
 
-PAIRS_TO_DRAW = 3  # on a terminal
+MAX_DRAWN_PAIRS = 3  # on a terminal
 FileList = list[Path] | None
 SOURCE_HELP = "plain text file, one sentence per line"
 References = Annotated[FileList, Option(help="one or more files of reference translations or labels, line by line")]
@@ -38,7 +38,7 @@ BleuTokenize = Annotated[str, Option(help="tokenizer of BLEU: 13a, intl, zh, cha
 Breakdown = Annotated[bool, Option("--breakdown", help="also print scores by source length and by word frequency")]
 PageFile = Annotated[
     Path | None,
-    Option(help="write an HTML page with scores and the lines where systems differ most", **opt.WRITTEN_FILE),
+    Option(help="write an HTML page with scores and the lines where systems differ most", **opt.OUTPUT_PATH),
 ]
 
 
@@ -81,10 +81,10 @@ def evaluate_command(
         results.append(scorer.score(name, output))
         if name in map(str, runs or []):
             folder, test = RunFolder(name), str(source or f"phrasebook {phrasebook}")
-            keep_scores(folder, results[-1], test=test, beam=beam, engine=engine, tag=tag)
+            record_scores(folder, results[-1], test=test, beam=beam, engine=engine, tag=tag)
             if note := note_on_wer(results[-1], folder.recipe().tokenizer.for_target().kind):
                 log(note)
-        log_counts(Counter(results[-1]["warnings"]))
+        log_warning_counts(Counter(results[-1]["warnings"]))
         if hint_pending and "bleu" in results[-1] and looks_tokenized(output.texts):
             log(f"the outputs of {name} look tokenised; --metric bleu_tokens does not tokenise them again")
             hint_pending = False
@@ -95,11 +95,11 @@ def evaluate_command(
         results_console().print(*shown, sep="\n")
     if page:
         html = render_evaluation(scorer.tests)
-        with output_to(page) as sink:
+        with open_output(page) as sink:
             sink.write(html)
 
 
-def keep_scores(
+def record_scores(
     folder: RunFolder, result: dict[str, Any], *, test: str, beam: int | None, engine: str, tag: str
 ) -> None:
     """Append a result to the run's scores.jsonl, for its model card."""
@@ -141,8 +141,8 @@ def score_command(
     translator = load_as(Translator, run, device=device)
     sources, targets = read_parallel_files([source, target])
     trees = read_trees(conllu, sources, source) if conllu else None
-    warned = LineWarnings()
-    with output_to(output_file) as sink, ProgressBar("scoring", total=len(sources)) as bar:
+    warned = WarningLog()
+    with open_output(output_file) as sink, ProgressBar("scoring", total=len(sources)) as bar:
         for begun in range(0, len(sources), batch):
             part = slice(begun, begun + batch)
             scores = translator.score(sources[part], targets[part], trees=trees[part] if trees else None, tag=tag)
@@ -156,7 +156,7 @@ def score_command(
                 warned.log(number, score.warnings)
             sink.flush()
             bar.update(begun + len(scores))
-    log_counts(warned.lines)
+    log_warning_counts(warned.lines)
 
 
 def align_command(
@@ -191,13 +191,13 @@ def align_command(
     saved = Aligner.load(model) if model else None
     settings = build(AlignerSettings, {**(saved.settings.model_dump() if saved else {}), **values})
     check_symmetrization(settings)
-    aligner = saved or learn_alignment(lines, train, settings)
+    aligner = saved or train_on_lines(lines, train, settings)
     aligner.settings = settings
     if save:
         keep_folder(save, "aligner.json", aligner.save)
     with ProgressBar("aligning", total=len(lines[0]), unit="pairs") as bar:
         found = list(bar.iterate(aligner.align(*lines)))
-    with output_to(output_file) as out:
+    with open_output(output_file) as out:
         if out is sys.stdout and out.isatty() and not as_json:
             print_alignments(lines, found)
         else:
@@ -216,7 +216,7 @@ def read_parallel_lines(source: Path, target: Path) -> tuple[list[str], list[str
     return lines
 
 
-def learn_alignment(
+def train_on_lines(
     lines: tuple[list[str], list[str]], train: tuple[Path, Path] | None, settings: AlignerSettings
 ) -> Aligner:
     """Train a model on the lines and on further pairs, and print how the likelihood grows."""
@@ -246,7 +246,7 @@ def print_alignments(lines: tuple[list[str], list[str]], found: Sequence[Sequenc
     from dragoman.inspection.attention_maps import render_matrix
 
     console = results_console()
-    for source, target, links in list(zip(*lines, found, strict=True))[:PAIRS_TO_DRAW]:
+    for source, target, links in list(zip(*lines, found, strict=True))[:MAX_DRAWN_PAIRS]:
         words = source.split(), target.split()
         weights = np.zeros((len(words[1]), len(words[0])))
         for i, j in links:

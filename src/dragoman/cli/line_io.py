@@ -23,9 +23,9 @@ from dragoman.io import LONGEST_LINE, lines_of, move_into_place, read_lines, rep
 from dragoman.progress import DETAIL, INFO, WARNING, ProgressBar, is_shown, log
 from dragoman.recipe import Recipe
 
-LOGGED_WARNINGS = 10  # warnings of each kind that are logged; further ones are only counted
-SETTING = re.compile(r"(?:(\w+)\.)?(\w+)=\S*")
-STDIN = (None, Path("-"))
+MAX_LOGGED_WARNINGS = 10  # warnings of each kind that are logged; further ones are only counted
+SETTING_PATTERN = re.compile(r"(?:(\w+)\.)?(\w+)=\S*")
+STDIN_PATHS = (None, Path("-"))
 LINE_BREAKS = str.maketrans("\r\n", "  ")  # for str.translate: one line of input gives one line of output
 Input = Path | Sequence[str] | None  # a file, lines from the command line, or stdin
 
@@ -39,7 +39,7 @@ class OutputLine(NamedTuple):
 
 
 @dataclass
-class ArrivingLines:
+class StreamLines:
     """Iterate over the lines of a stream, including line feeds; `has_next` tells whether reading would block.
 
     A line of more than `longest` bytes is yielded in parts, so that an endless line does not fill the memory.
@@ -80,18 +80,18 @@ class ArrivingLines:
             self.rest.clear()
 
 
-def input_groups(given: Input, size: int) -> Iterator[list[str]]:
+def read_batches(given: Input, size: int) -> Iterator[list[str]]:
     """Yield up to `size` lines at a time. Only \\n and \\r\\n end a line.
 
     From a pipe or a terminal, yield the lines that have arrived: the writer may wait for their output before sending
     more.
     """
-    if given not in STDIN:
+    if given not in STDIN_PATHS:
         lines = read_lines(given) if isinstance(given, Path) else iter(given or ())
         while group := list(islice(lines, size)):
             yield group
         return
-    arriving = ArrivingLines(sys.stdin.buffer, LONGEST_LINE)
+    arriving = StreamLines(sys.stdin.buffer, LONGEST_LINE)
     lines = lines_of(arriving, "the input")
     for line in lines:
         group = [line]
@@ -101,7 +101,7 @@ def input_groups(given: Input, size: int) -> Iterator[list[str]]:
 
 
 @contextmanager
-def output_to(path: Path | None) -> Iterator[IO[str]]:
+def open_output(path: Path | None) -> Iterator[IO[str]]:
     """Open stdout or a file. The file is written under a temporary name and renamed when it is complete.
 
     For a symbolic link, its target is replaced; a pipe or a device is written to directly.
@@ -131,13 +131,13 @@ def process_lines(
 
     `process` is called with the number of lines processed so far and a batch of lines.
     """
-    warned, start, number = LineWarnings(), time.monotonic(), 0
+    warned, start, number = WarningLog(), time.monotonic(), 0
     with ExitStack() as stack:
-        sink, bar = stack.enter_context(output_to(output_file)), None
-        if isinstance(given, Path) and given not in STDIN and sys.stderr.isatty() and is_shown(INFO):
+        sink, bar = stack.enter_context(open_output(output_file)), None
+        if isinstance(given, Path) and given not in STDIN_PATHS and sys.stderr.isatty() and is_shown(INFO):
             total = sum(1 for _ in read_lines(given))
             bar = stack.enter_context(ProgressBar("processing", total=total, unit="lines"))
-        for lines in input_groups(given, batch):
+        for lines in read_batches(given, batch):
             for output in process(number, lines):
                 number += 1
                 print(output.text, file=sink)
@@ -146,7 +146,7 @@ def process_lines(
             sink.flush()
             if bar:
                 bar.update(number)
-    log_counts(warned.lines)
+    log_warning_counts(warned.lines)
     log(f"{number:,} line{'s' * (number != 1)} in {time.monotonic() - start:.1f} s", DETAIL)
 
 
@@ -176,7 +176,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     settings: list[str] = []
     search_names = [row.name for row in load_reference()["transformer"] if row.section == "search"]
     for argument in arguments:
-        match = SETTING.fullmatch(argument)
+        match = SETTING_PATTERN.fullmatch(argument)
         section, name = match.groups() if match else ("", "")
         if name in search_names and section not in Recipe.model_fields:
             right = f"search.{name}={argument.partition('=')[2]}"
@@ -196,7 +196,7 @@ def parse_search_overrides(overrides: Sequence[str], initial: Mapping[str, Any])
 
 
 @dataclass
-class LineWarnings:
+class WarningLog:
     """Log the first warnings of each kind, and count the lines with each kind of warning.
 
     LOGGED_WARNINGS is divided among the processes. Flags, which mark suspicious outputs, are only counted.
@@ -210,7 +210,7 @@ class LineWarnings:
         """Log and count the warnings of a line; return its distinct kinds of warnings and flags."""
         from dragoman.inference.postprocess import warning_kinds
 
-        kinds, maximum = warning_kinds(warnings), max(LOGGED_WARNINGS // self.processes, 1)
+        kinds, maximum = warning_kinds(warnings), max(MAX_LOGGED_WARNINGS // self.processes, 1)
         kinds_and_flags = list(dict.fromkeys([*kinds, *flags]))
         self.lines.update(kinds_and_flags)
         for warning in warnings:
@@ -222,7 +222,7 @@ class LineWarnings:
         return kinds_and_flags
 
 
-def log_counts(lines: Mapping[str, int]) -> None:
+def log_warning_counts(lines: Mapping[str, int]) -> None:
     """Log how many lines had each kind of warning."""
     if lines:
         log("; ".join(f"{count} line{'s' * (count > 1)} {kind}" for kind, count in lines.items()), WARNING)

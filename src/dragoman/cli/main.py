@@ -32,15 +32,15 @@ from dragoman.recipe import find_recipe, list_recipes
 from dragoman.run_dir import RunFolder
 
 # Texts in the messages of other exceptions than MemoryError.
-NO_MEMORY = (
+OUT_OF_MEMORY_TEXTS = (
     "can't allocate memory",
     "can't start new thread",
     "Resource temporarily unavailable",
     "std::bad_alloc",
 )
-TERMINATED = 128 + signal.SIGTERM  # exit code
+SIGTERM_EXIT_CODE = 128 + signal.SIGTERM  # exit code
 
-app = opt.Commands()
+app = opt.CommandGroup()
 app.add_typer(data, name="data")
 for command in (
     translate_command,
@@ -261,7 +261,7 @@ def explain_error(error: Any) -> tuple[str, int]:
     if isinstance(error, typer.Exit):
         message, code = "", error.exit_code
     elif isinstance(error, SystemExit):  # the caller raises it again
-        message = "stopped by SIGTERM" if error.code == TERMINATED else ""
+        message = "stopped by SIGTERM" if error.code == SIGTERM_EXIT_CODE else ""
     elif isinstance(error, Stop):
         code = error.code
     elif isinstance(error, UserError):
@@ -286,7 +286,7 @@ def explain_error(error: Any) -> tuple[str, int]:
     elif (
         isinstance(error, MemoryError)
         or type(error).__name__ == "OutOfMemoryError"  # of PyTorch
-        or (isinstance(error, RuntimeError) and any(words in message for words in NO_MEMORY))
+        or (isinstance(error, RuntimeError) and any(words in message for words in OUT_OF_MEMORY_TEXTS))
     ):
         advice = "free memory that other programs use, or choose a smaller model or smaller batches"
         message = f"out of memory; {advice}"
@@ -310,7 +310,7 @@ def main() -> None:
     set_runtime_defaults()
     limit_threads()
     # SystemExit, unlike the default action, runs the handlers that remove temporary files.
-    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(SIGTERM_EXIT_CODE))
     try:
         code = run_command(typer.main.get_command(app), repeat_options(sys.argv[1:]))
     finally:

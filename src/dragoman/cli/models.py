@@ -55,7 +55,7 @@ def backtranslate_command(
     overrides: opt.Overrides = None,
     *,
     input_file: Annotated[Path, Option("-i", "--input", help="text to translate, one sentence per line")],
-    output_file: Annotated[Path, Option("-o", "--output", help="JSONL file for the pairs", **opt.WRITTEN_FILE)],
+    output_file: Annotated[Path, Option("-o", "--output", help="JSONL file for the pairs", **opt.OUTPUT_PATH)],
     beam: opt.Beam = None,
     tag: opt.Tag = "",
     batch: opt.BatchSize = 1024,

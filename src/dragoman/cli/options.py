@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from dragoman.cli.line_io import STDIN
+from dragoman.cli.line_io import STDIN_PATHS
 from dragoman.config.settings import pick, suggest_name
 from dragoman.data.corpus import CorpusSettings
 from dragoman.errors import UserError
@@ -54,7 +54,7 @@ def check_arguments(
         if run is not None:
             RunFolder(run).check()
     for path in inputs:
-        if path in STDIN:
+        if path in STDIN_PATHS:
             continue
         assert path
         try:
@@ -119,8 +119,8 @@ Texts = Annotated[
     Argument(metavar="[TEXT ...]", help="text to process, one line per argument; cannot be combined with --input"),
 ]
 InputFile = Annotated[Path | None, Option("-i", "--input", help="input file; - or omitted: stdin")]
-WRITTEN_FILE: Any = {"parser": parse_output_file, "metavar": "<path>"}  # for options that name a file to write
-OutputFile = Annotated[Path | None, Option("-o", "--output", help="output file; omitted: stdout", **WRITTEN_FILE)]
+OUTPUT_PATH: Any = {"parser": parse_output_file, "metavar": "<path>"}  # for options that name a file to write
+OutputFile = Annotated[Path | None, Option("-o", "--output", help="output file; omitted: stdout", **OUTPUT_PATH)]
 BatchSize = Annotated[
     int, Option(min=1, max=1_000_000, help="maximum lines per batch; torch engines give the same text for any value")
 ]
@@ -144,7 +144,7 @@ Quiet = Annotated[
 Verbose = Annotated[bool, Option("-v", "--verbose", help="print more details")]
 
 
-class Commands(typer.Typer):
+class CommandGroup(typer.Typer):
     """A group of commands that all have -h, -q and -v."""
 
     def __init__(self, **options: Any) -> None:

@@ -191,7 +191,7 @@ class LineTranslator:
         assert source
         assert output
         counts: Counter[str] = Counter()
-        warned = line_io.LineWarnings(processes=group.world_size)
+        warned = line_io.WarningLog(processes=group.world_size)
 
         def process(before: int, lines: Sequence[str]) -> list[Record]:
             # These keys are on disk: shards of earlier releases can be resumed.
@@ -210,13 +210,13 @@ class LineTranslator:
         others = {**digests, "engine": options.engine, "tag": options.tag, "json": options.as_json}
         about = describe_translation(source, self.runs, self.decode.search, group, **others)
         write_sharded(source, output, process, write, about=about, batch=options.batch, group=group)
-        line_io.log_counts(counts)
+        line_io.log_warning_counts(counts)
 
     def stream_lines(self, given: line_io.Input) -> None:
         """Translate one line at a time, and print words as soon as all beam hypotheses agree on them."""
-        warned = line_io.LineWarnings()
-        with line_io.output_to(self.options.output_file) as sink:
-            for number, [text] in enumerate(line_io.input_groups(given, 1), 1):
+        warned = line_io.WarningLog()
+        with line_io.open_output(self.options.output_file) as sink:
+            for number, [text] in enumerate(line_io.read_batches(given, 1), 1):
                 line = self.glossary.line(Line(text)) if self.glossary else text
                 words = self.translator.stream_line(line, self.decode)
                 while True:
@@ -227,7 +227,7 @@ class LineTranslator:
                         break
                 print(file=sink, flush=True)
                 warned.log(number, hypothesis.warnings, hypothesis.flags)
-        line_io.log_counts(warned.lines)
+        line_io.log_warning_counts(warned.lines)
 
 
 def generate_command(
@@ -259,9 +259,9 @@ def generate_command(
 
     generator = load_as(Generator, run, device=device)
     separator = "---\n" if generator.whole_files else ""  # such texts have many lines
-    with line_io.output_to(output_file) as sink:
+    with line_io.open_output(output_file) as sink:
         number = 0  # prompts processed
-        for batch in line_io.input_groups(input_file or prompts or [""], 64):
+        for batch in line_io.read_batches(input_file or prompts or [""], 64):
             for texts_of_prompt in generator.generate(batch, count=count, tokens=tokens, seed=seed, settings=settings):
                 for text in texts_of_prompt:
                     prefix = "" if (number == 0 and text is texts_of_prompt[0]) or as_json else separator
