@@ -48,9 +48,9 @@ def test_on_a_terminal_it_is_gone_in_the_end(
 
 HALVES = """
 import os, pathlib, sys
-from dragoman.cli.line_io import output_to
+from dragoman.cli.line_io import open_output
 
-with output_to(pathlib.Path(sys.argv[1])) as sink:
+with open_output(pathlib.Path(sys.argv[1])) as sink:
     sink.write(f"{os.getpid()}\\n" * 1000)
     sink.flush()
     print("half", flush=True)
@@ -108,7 +108,7 @@ def test_output_that_cannot_be_written_is_named_as_given(tmp_path: Path, monkeyp
 def test_output_to_what_leads_to_a_pipe(tmp_path: Path) -> None:
     """/dev/stdout of a command in a pipe has a name that cannot be opened by its target."""
     code = "from pathlib import Path; from dragoman.cli import line_io\n"
-    code += "with line_io.output_to(Path('/dev/stdout')) as sink: print('through', file=sink)"
+    code += "with line_io.open_output(Path('/dev/stdout')) as sink: print('through', file=sink)"
     done = subprocess.run([sys.executable, "-c", code], stdout=PIPE, check=True)
     assert done.stdout == b"through\n"
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
