@@ -70,3 +70,16 @@ def test_the_table_is_limited_to_the_likeliest() -> None:
     kept = [table.target_words[table.target_starts[phrase]] for phrase in table.target]
     assert kept == [0, 1]
     assert table.features[0, 0] == pytest.approx(table.features[:, 0].max())
+
+
+def test_the_table_as_text() -> None:
+    """`das haus` and `the house`, linked word by word: three phrase pairs with their links, all of them certain."""
+    side = make_side([[0, 1]])
+    table = build_table(side, side, (2, 2), (np.array([0, 2]), np.array([0, 1]), np.array([0, 1])))
+    lines = [line.split(" ||| ") for line in table.list_lines(["das", "haus"], ["the", "house"])]
+    assert {(source, target, links) for source, target, _, links in lines} == {
+        ("das", "the", "0-0"),
+        ("haus", "house", "0-0"),
+        ("das haus", "the house", "0-0 1-1"),
+    }
+    assert all(0 < float(value) <= 1 + 1e-6 for _, _, values, _ in lines for value in values.split())

@@ -203,7 +203,5 @@ class PhraseDecoder:
         """Return the phrase pair of a span and a row of the table; a word without a row is copied."""
         if row < 0:
             return PhrasePair(start, end, [words[start]], [(0, 0)])
-        table, phrase = self.table, self.table.target[row]
-        ids = table.target_words[table.target_starts[phrase] : table.target_starts[phrase + 1]]
-        links = table.links[table.link_starts[row] : table.link_starts[row + 1]].tolist()
-        return PhrasePair(start, end, [self.target_words[i] for i in ids.tolist()], [(i, j) for i, j in links])
+        target, links = self.table.read_option(row)
+        return PhrasePair(start, end, [self.target_words[word] for word in target], links)

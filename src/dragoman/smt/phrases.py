@@ -10,6 +10,7 @@ link (Och and Ney 2004). Its features are logarithms:
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from safetensors.numpy import load_file, save_file
 
 from dragoman.smt.compiled import Array, compiled
 from dragoman.smt.ngram import estimate_discounts
-from dragoman.smt.trie import Trie, number_substrings
+from dragoman.smt.trie import ROOT, Trie, number_substrings
 
 PHRASE_FEATURES = ("p(target|source)", "p(source|target)", "lex(target|source)", "lex(source|target)")
 ORIENTATIONS = ("monotone", "swap", "discontinuous")
@@ -116,6 +117,32 @@ class PhraseTable:
     reordering: Array  # options x 6: three orientations towards the phrase before, three towards the one after
     link_starts: Array  # where the links of each option start
     links: Array  # (source, target) positions inside the phrase
+
+    def read_option(self, row: int) -> tuple[list[int], list[tuple[int, int]]]:
+        """Return the target words of an option, and its links."""
+        phrase = self.target[row]
+        words = self.target_words[self.target_starts[phrase] : self.target_starts[phrase + 1]]
+        links = self.links[self.link_starts[row] : self.link_starts[row + 1]]
+        return words.tolist(), [(i, j) for i, j in links.tolist()]
+
+    def list_lines(self, source_words: Sequence[str], target_words: Sequence[str]) -> Iterator[str]:
+        """Yield the table as text in the form of Moses: source ||| target ||| probabilities ||| links."""
+        trie = self.source
+        for node in np.flatnonzero(np.diff(self.options)).tolist():
+            source, at = [], node
+            while at != ROOT:
+                source.append(source_words[trie.words[at]])
+                at = trie.parents[at]
+            for row in range(self.options[node], self.options[node + 1]):
+                words, links = self.read_option(row)
+                yield " ||| ".join(
+                    [
+                        " ".join(reversed(source)),
+                        " ".join(target_words[word] for word in words),
+                        " ".join(f"{value:.6g}" for value in np.exp(self.features[row])),
+                        " ".join(f"{i}-{j}" for i, j in links),
+                    ]
+                )
 
     def save(self, path: Path) -> None:
         """Write all arrays into a file."""
