@@ -17,7 +17,7 @@ from dragoman.errors import UserError
 from dragoman.hardware import CpuFeatures, cpu_features
 from dragoman.inference.engines import ctranslate2
 from dragoman.inference.engines import ctranslate2 as engines_ctranslate2
-from dragoman.inference.engines.base import list_vocabulary
+from dragoman.inference.engines.base import SUPPORTED_BY_LIBRARY, list_vocabulary
 from dragoman.inference.engines.ctranslate2 import CTranslate2Engine
 from dragoman.models.transformer import Transformer
 from dragoman.types import EOS, SPECIALS
@@ -35,8 +35,8 @@ from toy_exchange import (
 from toy_models import build_small_model, cases, differences
 from toy_run import Call, Toy
 
-HELD = combinations(**{name: ctranslate2.CTRANSLATE2_SUPPORTS[name] for name in ("norm", "activation", "position")})
-REFUSED = refused(ctranslate2.CTRANSLATE2_SUPPORTS)
+HELD = combinations(**{name: SUPPORTED_BY_LIBRARY["CTranslate2"][name] for name in ("norm", "activation", "position")})
+REFUSED = refused(SUPPORTED_BY_LIBRARY["CTranslate2"])
 
 
 @pytest.fixture(scope="module")
@@ -218,7 +218,7 @@ def test_a_library_of_cuda_that_is_missing_is_named(tokenizers: Tokenizers, tmp_
             raise RuntimeError("Library libcublas.so.12 is not found or cannot be loaded")
 
     opened = engine(model_of({}), tokenizers, tmp_path)
-    batch = engines_ctranslate2.PendingBatch([0], [Future()], False)  # type: ignore[list-item]
+    batch = engines_ctranslate2.PendingBatch([0], [Future()], False)
     with pytest.raises(UserError, match=r"libcublas\.so\.12.*--device cpu or --engine torch"):
         list(opened.collect(batch, SearchSettings()))
 

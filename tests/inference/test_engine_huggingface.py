@@ -19,6 +19,7 @@ from dragoman.decoding.methods import SearchSettings
 from dragoman.decoding.protocol import Job, SearchResult
 from dragoman.errors import UserError
 from dragoman.inference.engines import huggingface
+from dragoman.inference.engines.base import SUPPORTED_BY_LIBRARY
 from dragoman.inference.engines.huggingface import HuggingFaceEngine, describe_tokenizer, import_huggingface
 from dragoman.inference.loading import open_run
 from dragoman.models.base import collect_tensors
@@ -31,9 +32,9 @@ from toy_models import differences
 
 HELD = [
     {**section, "scaled": True, "tied": section["tied"] or section["norm_place"] == "pre"}
-    for section in combinations(activation=huggingface.HUGGINGFACE_SUPPORTS["activation"], dropout=[0.0, 0.1])
+    for section in combinations(activation=SUPPORTED_BY_LIBRARY["Hugging Face"]["activation"], dropout=[0.0, 0.1])
 ]
-REFUSED = refused(huggingface.HUGGINGFACE_SUPPORTS)
+REFUSED = refused(SUPPORTED_BY_LIBRARY["Hugging Face"])
 
 
 def written(model: Transformer, folder: Path, tokenizers: Tokenizers | None = None) -> Path:
@@ -101,7 +102,7 @@ def test_two_vocabularies(tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [2, 8, 14])
 def test_halves_are_the_waves_in_their_order(width: int) -> None:
     """What the order does to our sinusoids is what they have; and there is a way back."""
-    order_C = huggingface.half_order(width)
+    order_C = huggingface.compute_feature_order(width)
     waves_TC = make_sinusoids(torch.arange(50), width)
     angle_TC = torch.arange(50.0)[:, None] * 10_000 ** (-torch.arange(0, width, 2) / width)
     assert torch.allclose(waves_TC[:, order_C], torch.cat([angle_TC.sin(), angle_TC.cos()], 1), atol=1e-5)
@@ -118,14 +119,14 @@ def test_every_weight_has_one_name() -> None:
 
 
 @pytest.mark.parametrize("setting", REFUSED)
-def test_a_model_that_it_cannot_hold_is_refused_by_name(setting: str) -> None:
+def test_a_model_that_it_cannot_hold_is_refused_by_name(setting: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"^model\.{setting} cannot be exported to Hugging Face, which supports "):
-        huggingface.check_huggingface(model_of(REFUSED[setting]))
+        huggingface.save_huggingface(loaded_run(model_of(REFUSED[setting])), tmp_path)
 
 
-def test_two_tables_before_the_norm_are_refused() -> None:
+def test_two_tables_before_the_norm_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="norm_place=pre with two tables"):
-        huggingface.check_huggingface(model_of({"tied": False, "norm_place": "pre"}))
+        huggingface.save_huggingface(loaded_run(model_of({"tied": False, "norm_place": "pre"})), tmp_path)
 
 
 CORPUS = [side for pair in generate_pairs("train", 400) for side in (pair.source, pair.target)]
@@ -179,7 +180,7 @@ def test_auto_tokenizer_reads_the_folder(tmp_path: Path) -> None:
 
 def test_a_tokenizer_that_it_cannot_hold_is_said(tmp_path: Path) -> None:
     model = model_of({})
-    assert huggingface.save_huggingface(loaded_run(model), tmp_path)[0].startswith("the tokenizer is no bpe")
+    assert huggingface.save_huggingface(loaded_run(model), tmp_path)[0].startswith("the tokenizer is not bpe")
     assert not (tmp_path / "tokenizer.json").exists()
 
 
@@ -196,10 +197,10 @@ def changed(folder: Path, **values: Any) -> None:
         ({"scale_embedding": False}, "has scale_embedding=False"),
         ({"decoder_start_token_id": 0}, "has decoder_start_token_id=0, .* it takes 2"),
         ({"decoder_attention_heads": 4}, "has decoder_attention_heads=4, .* it takes 2"),
-        ({"vocab_size": 41}, "has 40 and 40 pieces, but the model was made for 41 and 41"),
+        ({"vocab_size": 41}, "has 40 and 40 tokens, but the model was made for 41 and 41"),
         ({"decoder_layers": 3}, "the weight 'model.decoder.layers.2.* is missing"),
-        ({"decoder_layers": 1}, "the weight 'model.decoder.layers.1.* is one that Dragoman has nothing for"),
-        ({"encoder_ffn_dim": 16, "decoder_ffn_dim": 16}, "fc1.weight' is 32 x 8, and config.json asks for 16 x 8"),
+        ({"decoder_layers": 1}, "models do not have the weight 'model.decoder.layers.1."),
+        ({"encoder_ffn_dim": 16, "decoder_ffn_dim": 16}, "fc1.weight' is 32 x 8, and config.json requires 16 x 8"),
     ],
 )
 def test_a_folder_that_we_cannot_hold_is_refused_by_name(
@@ -215,8 +216,8 @@ def test_a_folder_that_we_cannot_hold_is_refused_by_name(
     ("name", "complaint"),
     [
         ("final_logits_bias", "'final_logits_bias' is not zero"),
-        ("model.encoder.embed_positions.weight", "does not hold the usual sinusoids"),
-        ("model.encoder.extra.weight", "'model.encoder.extra.weight' is one that Dragoman has nothing for"),
+        ("model.encoder.embed_positions.weight", "does not contain sinusoids"),
+        ("model.encoder.extra.weight", "models do not have the weight 'model.encoder.extra.weight'"),
     ],
 )
 def test_weights_that_we_cannot_hold_are_refused_by_name(name: str, complaint: str, tmp_path: Path) -> None:
@@ -235,7 +236,7 @@ def test_pickled_weights_are_read_as_weights_alone(tmp_path: Path) -> None:
     import_huggingface(folder, tmp_path / "run")
     assert open_run(tmp_path / "run", device="cpu").longest == 9
     torch.save({"x": Path("code")}, folder / "pytorch_model.bin")
-    with pytest.raises(UserError, match=r"pytorch_model\.bin' is damaged or holds more than weights"):
+    with pytest.raises(UserError, match=r"pytorch_model\.bin' is damaged or contains more than weights"):
         import_huggingface(folder, tmp_path / "other")
 
 

@@ -9,9 +9,10 @@ import pytest
 from dragoman.decoding.methods import SearchSettings
 from dragoman.errors import UserError
 from dragoman.inference.engines import onnx
+from dragoman.inference.engines.base import SUPPORTED_BY_LIBRARY
 from toy_exchange import assert_same, loaded_run, model_of, refused, run_beam_search, some_jobs
 
-REFUSED = refused(onnx.ONNX_SUPPORTS)
+REFUSED = refused(SUPPORTED_BY_LIBRARY["ONNX"])
 
 
 def test_a_model_answers_as_ours(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import torch
 
 from dragoman.data.tokenizers import Tokenizers
 from dragoman.inference import export as trade
-from dragoman.inference.engines import ctranslate2, huggingface, onnx
-from dragoman.inference.engines.base import SupportedValues, format_setting
+from dragoman.inference.engines import ctranslate2
+from dragoman.inference.engines.base import SUPPORTED_BY_LIBRARY, SupportedValues, format_setting
 from dragoman.inference.loading import load
 from dragoman.inference.model_card import render_card
 from dragoman.run_dir import RunFolder
@@ -178,7 +178,7 @@ PAGE = (Path(__file__).parents[2] / "docs/exchange.md").read_text(encoding="utf-
 
 @pytest.mark.parametrize(
     ("column", "holds"),
-    [(2, ctranslate2.CTRANSLATE2_SUPPORTS), (3, huggingface.HUGGINGFACE_SUPPORTS), (4, onnx.ONNX_SUPPORTS)],
+    [(column, SUPPORTED_BY_LIBRARY[name]) for column, name in ((2, "CTranslate2"), (3, "Hugging Face"), (4, "ONNX"))],
 )
 def test_what_a_format_holds_is_told(column: int, holds: SupportedValues) -> None:
     rows = [line.split("|") for line in PAGE.splitlines() if line.startswith("|")]

@@ -1,4 +1,8 @@
-"""Shared by engines and export formats: protocols, checks of the model, vocabularies, names of weights."""
+"""What engines and export formats have in common.
+
+`Engine` is the interface of everything that decodes. The rest is for the export to other libraries: the model settings
+that they support and their names of weights (formats.yaml), vocabularies as lists, and templates of files.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
+from dragoman.config.settings import parse_yaml
 from dragoman.data.tokenizers import SubwordTokenizer, Tokenizer
 from dragoman.decoding.methods import SearchSettings
 from dragoman.decoding.protocol import Job, SearchResult
@@ -19,11 +24,13 @@ from dragoman.models.base import collect_tensors
 from dragoman.models.transformer import Transformer
 from dragoman.types import SPECIALS
 
-SupportedValues = Mapping[str, Sequence[Any]]  # model setting -> values that an export format supports
+SupportedValues = Mapping[str, Sequence[Any]]  # setting -> values that another library supports
+TABLES = parse_yaml(Path(__file__).with_name("formats.yaml").read_text("utf-8"), "formats.yaml")
+SUPPORTED_BY_LIBRARY: Mapping[str, SupportedValues] = TABLES["supported"]
 
 
 class Engine(Protocol):
-    """Decode jobs with a model, whatever library runs it."""
+    """The interface of everything that decodes: a model and the library that runs it."""
 
     def iter_results(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
         """Yield the index of each job and up to `search.nbest` different results, best first; jobs in any order.
@@ -39,34 +46,15 @@ class Engine(Protocol):
 
 
 class LayerModule(NamedTuple):
-    """A module of a Transformer layer and its names in other libraries, which may split it into several modules.
-
-    `axis` is the axis of its weight whose size is the model width: 0 for the outputs, 1 for the inputs.
-    """
+    """A module of a Transformer layer and its names in other libraries (see formats.yaml)."""
 
     path: str
-    huggingface: str
-    ctranslate2: str
+    huggingface: list[str]
+    ctranslate2: list[str]
     axis: int
 
 
-LAYER_MODULES = [
-    LayerModule(
-        "attention.sublayer.query_key_value",
-        "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
-        "self_attention.linear.0",
-        axis=1,
-    ),
-    LayerModule("attention.sublayer.out", "self_attn.out_proj", "self_attention.linear.1", axis=0),
-    LayerModule("attention.norm", "self_attn_layer_norm", "self_attention.layer_norm", axis=0),
-    LayerModule("cross.sublayer.query", "encoder_attn.q_proj", "attention.linear.0", axis=1),
-    LayerModule("cross.sublayer.key_value", "encoder_attn.k_proj encoder_attn.v_proj", "attention.linear.1", axis=1),
-    LayerModule("cross.sublayer.out", "encoder_attn.out_proj", "attention.linear.2", axis=0),
-    LayerModule("cross.norm", "encoder_attn_layer_norm", "attention.layer_norm", axis=0),
-    LayerModule("feedforward.sublayer.wide", "fc1", "ffn.linear_0 ffn.linear_0_noact", axis=1),
-    LayerModule("feedforward.sublayer.narrow", "fc2", "ffn.linear_1", axis=0),
-    LayerModule("feedforward.norm", "final_layer_norm", "ffn.layer_norm", axis=0),
-]
+LAYER_MODULES = [LayerModule(**row) for row in TABLES["layer_modules"]]
 
 
 def list_layer_modules(layer: nn.Module) -> Iterator[tuple[LayerModule, nn.Module]]:
@@ -76,44 +64,37 @@ def list_layer_modules(layer: nn.Module) -> Iterator[tuple[LayerModule, nn.Modul
             yield names, layer.get_submodule(names.path)
 
 
-def require_exportable(
-    model: nn.Module, supported: SupportedValues, name: str, *, equal_head_widths: bool = False
-) -> Transformer:
-    """Return the model if the format called `name` supports it, or raise a UserError that names the setting.
+def require_exportable(model: nn.Module, library: str, *, equal_head_widths: bool = False) -> Transformer:
+    """Return the model if the library supports its settings, or raise a UserError that names the setting.
 
     With `equal_head_widths`, the widths of queries and values must equal the model width.
     """
     if not isinstance(model, Transformer):
         kind = getattr(model, "settings", None)
         what = f"model.kind={kind.kind}" if kind else "an ensemble"
-        raise UserError(f"{what} cannot be exported to {name}, which supports model.kind=transformer")
-    settings = model.settings
+        raise UserError(f"{what} cannot be exported to {library}, which supports model.kind=transformer")
+    supported = {**SUPPORTED_BY_LIBRARY[library]}
+    if equal_head_widths:
+        supported |= dict.fromkeys(("query_width", "value_width"), (model.settings.width, 0))  # 0: the model width
     for setting, choices in supported.items():
-        value = getattr(settings, setting)
+        value = getattr(model.settings, setting)
         if value not in choices:
             raise UserError(
-                f"model.{setting}={format_setting(value)} cannot be exported to {name}, "
+                f"model.{setting}={format_setting(value)} cannot be exported to {library}, "
                 f"which supports {' or '.join(map(format_setting, choices))}"
-            )
-    for setting in ("query_width", "value_width") if equal_head_widths else ():
-        value = getattr(settings, setting)
-        if value not in (0, settings.width):
-            raise UserError(
-                f"model.{setting}={value} cannot be exported to {name}, which supports only the model width, "
-                f"{settings.width}"
             )
     return model
 
 
 def format_setting(value: object) -> str:
-    """Return a value as it is written in a recipe (YAML)."""
+    """Return a value as users write it in a recipe (YAML)."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def list_vocabulary(tokenizer: Tokenizer, tags: Sequence[str] = ()) -> list[str]:
-    """Return the tokens in the order of their ids, then the tags. Duplicates are made unique by a suffix.
+    """Return all tokens in the order of their ids, then the tags.
 
-    Tokens of SentencePiece keep its spelling, such as "▁the".
+    Other libraries need distinct tokens, so duplicates get a suffix. Subwords are spelled as in SentencePiece ("▁the").
     """
     if isinstance(tokenizer, SubwordTokenizer):
         tokens = dict.fromkeys(tokenizer.processor.id_to_piece(list(range(tokenizer.size))))
@@ -131,9 +112,9 @@ def list_vocabulary(tokenizer: Tokenizer, tags: Sequence[str] = ()) -> list[str]
     return list(tokens)
 
 
-def fingerprint_model(model: nn.Module, *about: object) -> str:
-    """Return a digest of a model's weights and of the values in `about`."""
-    digest = hashlib.blake2b(repr(about).encode(), digest_size=12)
+def fingerprint_model(model: nn.Module, *values: object) -> str:
+    """Return a digest of a model's weights and of further values that the converted files depend on."""
+    digest = hashlib.blake2b(repr(values).encode(), digest_size=12)
     for name, tensor in sorted(collect_tensors(model).items()):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
@@ -141,7 +122,7 @@ def fingerprint_model(model: nn.Module, *about: object) -> str:
 
 
 def render_template(name: str, context: Mapping[str, object]) -> str:
-    """Render a file of inference/templates/ without HTML escaping."""
+    """Render a Jinja2 template of inference/templates/ as plain text, without HTML escaping."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("dragoman.inference")

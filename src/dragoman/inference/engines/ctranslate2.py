@@ -1,4 +1,7 @@
-"""Export to CTranslate2, and CTranslate2 as an engine: the model is converted once into the user's cache.
+"""Export to CTranslate2, and CTranslate2 as an engine.
+
+The export fills CTranslate2's specification of a Transformer with our weights, quantises them and saves it. The engine
+converts a model once and keeps the result in the user's cache.
 
 CTranslate2's beam search equals ours with search.stop=enough (stop once `beam` hypotheses are finished), with two
 differences: (1) CTranslate2 has one length limit per call, which `CTranslate2Engine.iter_results` works around;
@@ -17,7 +20,7 @@ from contextlib import ExitStack
 from itertools import groupby, islice
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +33,6 @@ from dragoman.errors import UserError
 from dragoman.hardware import cpu_features
 from dragoman.inference.engines.base import (
     Engine,
-    SupportedValues,
     fingerprint_model,
     list_layer_modules,
     list_vocabulary,
@@ -45,22 +47,13 @@ from dragoman.types import BOS, EOS, PAD, SPECIALS
 
 NARROW_INT8 = 64  # the largest int8 weight for which two products with a uint8 fit int16: 2 * 255 * 64 < 2**15
 TABLE_POSITIONS = 4096  # rows of the sinusoid table: maximum tokens of a source or an output, EOS included
-CTRANSLATE2_SUPPORTS: SupportedValues = {
-    "norm": ("layer", "rms"),
-    "activation": ("relu", "gelu", "swiglu"),
-    "position": ("none", "sinusoidal", "learned", "relative", "rotary"),
-    "attention": ("full",),
-    "decoder_attention": ("full",),
-    "residual": (True,),
-    "projections": (True,),
-}
-ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swiglu": "SWISH"}
+ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "swiglu": "SWISH"}  # model.activation -> name in CTranslate2
 QUANTIZATIONS = ["float32", "int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16"]
 CACHE_VERSION = 1  # increment when the converted files change for an unchanged model
 BATCH_ROWS = {"cpu": 32, "cuda": 256}  # sentences per batch
 QUEUED_BATCHES = 3  # per worker; few, since an interrupted call waits until all queued batches are done
-SUPPORTED_SETTINGS = {"method", "beam", "nbest", "length_penalty", "max_ratio", "max_extra", "scores"}
-IGNORED_BY_ENGINE = {  # settings of other decoding methods, or applied afterwards by the caller
+SUPPORTED_SEARCH_SETTINGS = {"method", "beam", "nbest", "length_penalty", "max_ratio", "max_extra", "scores"}
+IGNORED_SEARCH_SETTINGS = {  # settings of other decoding methods, and settings that the caller applies to the results
     *SampleSettings.model_fields, *(SearchSettings.model_fields.keys() - BaseSearchSettings.model_fields.keys()),
     "seed", "unknown", "coverage",
 }  # fmt: skip
@@ -98,9 +91,7 @@ def quantize_weights(spec: Any, quantization: str, *, narrow_int8: bool) -> None
     spec_module = import_ctranslate2().specs.model_spec
 
     def narrow(layer: Any, name: str, value: object) -> None:
-        if name not in weights or isinstance(
-            value, str
-        ):  # not quantised, or a string: the name of the weight it is tied to
+        if name not in weights or isinstance(value, str):  # a string is the name of the weight that this one is tied to
             return
         weight_OI = weights[name]
         scale_O = NARROW_INT8 / np.maximum(np.abs(weight_OI).max(1), np.float32(1e-12))
@@ -113,7 +104,7 @@ def quantize_weights(spec: Any, quantization: str, *, narrow_int8: bool) -> None
 
 def make_specification(run: Predictor[Model]) -> Any:
     """Return CTranslate2's specification of the model, filled with its weights."""
-    model = require_exportable(run.model, CTRANSLATE2_SUPPORTS, "CTranslate2", equal_head_widths=True)
+    model = require_exportable(run.model, "CTranslate2", equal_head_widths=True)
     specs, settings = import_ctranslate2().specs, model.settings
     options = {
         "pre_norm": settings.norm_place == "pre",
@@ -156,26 +147,27 @@ def fill_stack(spec: Any, stack: TransformerStack) -> None:
         fill_parts([spec.layer_norm], stack.norm)
     for layer_spec, layer in zip(spec.layer, stack.layers, strict=True):
         for names, module in list_layer_modules(layer):
-            fill_parts(list(find_parts(layer_spec, names.ctranslate2)), module)
+            fill_parts(find_parts(layer_spec, names.ctranslate2), module)
         if not settings.scaled:
-            for attention in find_parts(layer_spec, "self_attention attention"):
+            for attention in find_parts(layer_spec, ["self_attention", "attention"]):
                 attention.queries_scale = 1.0
         if isinstance(relate := layer.attention.sublayer.relate, Relative):
             layer_spec.self_attention.relative_position_keys = copy_float(relate.key_RD)
             layer_spec.self_attention.relative_position_values = copy_float(relate.value_RD)
 
 
-def find_parts(spec: object, paths: str) -> Iterator[Any]:
-    """Yield the parts of a specification at these space-separated paths, such as "linear.0" for linear[0].
+def find_parts(spec: object, paths: Sequence[str]) -> list[Any]:
+    """Return the parts of a specification at these paths, such as "linear.0" for linear[0].
 
     Paths that do not exist in this specification are skipped.
     """
-    for path in paths.split():
+    parts = []
+    for path in paths:
         part: Any = spec
         for name in path.split("."):
             part = part[int(name)] if name.isdigit() else getattr(part, name, None)
-        if part is not None:
-            yield part
+        parts.append(part)
+    return [part for part in parts if part is not None]
 
 
 def fill_parts(parts: list[Any], module: nn.Module) -> None:
@@ -192,38 +184,16 @@ def copy_float(tensor: Tensor) -> Tensor:
     return tensor.detach().float().cpu().clone()
 
 
-class TranslationResult(Protocol):
-    """What CTranslate2 returns for a sentence: hypotheses as tokens, and their scores if they were requested."""
-
-    hypotheses: list[list[str]]
-    scores: list[float]
-
-
-class TranslationFuture(Protocol):
-    """A result that CTranslate2 may still compute."""
-
-    def result(self) -> TranslationResult: ...
-
-
-class BatchTranslator(Protocol):
-    """The part of `ctranslate2.Translator` that the engine uses."""
-
-    device: str
-    compute_type: str
-
-    def translate_batch(self, source: list[list[str]], **options: object) -> list[TranslationFuture]: ...
-
-
 class PendingBatch(NamedTuple):
-    """A submitted batch: the indices of its jobs and the futures of their results."""
+    """A submitted batch: the indices of its jobs and CTranslate2's futures of their results."""
 
     indices: list[int]
-    futures: list[TranslationFuture]
+    futures: list[Any]
     is_retry: bool
 
 
 class CTranslate2Engine(Engine):
-    """The engine of one model, in one precision: float32, int8 or another of QUANTIZATIONS."""
+    """The engine that runs a converted model in CTranslate2, in one of QUANTIZATIONS."""
 
     def __init__(self, run: Predictor[Model], folder: Path, quantization: str) -> None:
         device, threads = run.device, torch.get_num_threads()
@@ -232,28 +202,28 @@ class CTranslate2Engine(Engine):
         self.max_pending = QUEUED_BATCHES * (threads if device.type == "cpu" else 1)
         library, index = import_ctranslate2(), device.index or 0
         supported_types = library.get_supported_compute_types(device.type, index)
-        self.translator: BatchTranslator = library.Translator(
+        self.translator: Any = library.Translator(
             str(folder),
             device=device.type,
             device_index=index,
             compute_type=quantization if quantization in supported_types else "default",
-            max_queued_batches=-1,  # no limit here: `iter_results` limits the queue
+            max_queued_batches=-1,  # unlimited, since `iter_results` limits the number of pending batches
             **({"inter_threads": threads, "intra_threads": 1} if device.type == "cpu" else {}),
         )
-        torch.set_num_threads(threads)  # CTranslate2 changes this process-wide number
+        torch.set_num_threads(threads)  # CTranslate2 has changed this process-wide number
         self.source = list_vocabulary(run.tokenizers.source, run.tokenizers.tags)
         self.target = list_vocabulary(run.tokenizers.target)
-        self.target_ids = {piece: number for number, piece in enumerate(self.target)}
+        self.target_ids = {token: number for number, token in enumerate(self.target)}
 
     @classmethod
     def convert(
         cls, run: Predictor[Model], cache: Path | None = None, *, quantization: str = "float32"
     ) -> CTranslate2Engine:
-        """Return the engine of a model, converting the model into the cache unless that was done before.
+        """Return the engine of a model. The model is converted first, unless the cache contains the converted model.
 
         The default is the user's cache, not the run's data.cache: a run folder from an untrusted source must not decide
         where files are written. If the cache cannot be written, the model is converted into a temporary folder, which
-        is removed after opening.
+        is removed as soon as CTranslate2 has loaded the model.
         """
         cache = cache or cache_folder()
         if run.device.type == "cuda" and not import_ctranslate2().get_cuda_device_count():
@@ -279,14 +249,14 @@ class CTranslate2Engine(Engine):
                 raise UserError(f"CTranslate2 cannot open {location} ({error}); {remedy}") from None
 
     def describe_precision_fallback(self, quantization: str) -> str:
-        """Return a message if CTranslate2 computes in another precision than that of the stored weights, else ""."""
+        """Return a message if this device cannot compute in the requested precision, else ""."""
         computed = self.translator.compute_type
         if computed in (quantization, f"{quantization}_float32"):
             return ""
         return f"on this {self.translator.device}, CTranslate2 computes {quantization} as {computed}"
 
     def iter_results(self, jobs: Sequence[Job], search: SearchSettings) -> Iterator[tuple[int, list[SearchResult]]]:
-        """Yield the index and the results of each job; none for a job with limit 0.
+        """Yield the index and the results of each job. A job with limit 0 has no results.
 
         A batch is decoded with the highest length limit of its jobs. If all results of a sentence end within the
         limit of that sentence, decoding with this lower limit would have given the same results. The other sentences
@@ -315,9 +285,10 @@ class CTranslate2Engine(Engine):
     def submit(
         self, jobs: Sequence[Job], batch: list[int], search: SearchSettings, *, retry: bool = False
     ) -> PendingBatch:
-        """Queue a batch. With `retry`, decode sentences that hit their own limit again.
+        """Submit the jobs with the indices `batch` for asynchronous decoding.
 
-        With patience 2, CTranslate2 returns up to 2*beam hypotheses, so unfinished ones do not displace finished ones.
+        A `retry` decodes jobs again that have reached their length limit. Its patience of 2 makes CTranslate2 return up
+        to 2*beam hypotheses, so that unfinished ones do not displace finished ones.
         """
         patience = 2 if retry and search.beam > 1 else 1
         futures = self.translator.translate_batch(
@@ -348,38 +319,38 @@ class CTranslate2Engine(Engine):
                     f"CTranslate2 cannot use the GPU ({error}); write --device cpu or --engine torch"
                 ) from None
             scores = translation.scores if needs_scores(search) else [math.nan]
-            for pieces, score in zip(translation.hypotheses, scores, strict=True):
-                tokens = list(map(self.target_ids.__getitem__, pieces))
+            for hypothesis, score in zip(translation.hypotheses, scores, strict=True):
+                tokens = list(map(self.target_ids.__getitem__, hypothesis))
                 finished = not tokens or tokens[-1] == EOS
                 logp = score * max(len(tokens), 1) ** search.length_penalty
                 results.append(SearchResult(tokens[:-1] if finished else tokens, logp, score, finished))
             yield i, results
 
     def check_supported(self, jobs: Sequence[Job], search: SearchSettings) -> None:
-        """Raise a UserError if CTranslate2 cannot reproduce our search of these jobs."""
-        defaults, supported = SearchSettings(), SUPPORTED_SETTINGS | IGNORED_BY_ENGINE
-        refused = [name for name, value in search if name not in supported and value != getattr(defaults, name)]
-        refused += [] if METHODS[search.method].is_beam_search else ["method"]
+        """Raise a UserError if CTranslate2 cannot decode these jobs as our own search does."""
+        defaults, supported = SearchSettings(), SUPPORTED_SEARCH_SETTINGS | IGNORED_SEARCH_SETTINGS
+        unsupported = [name for name, value in search if name not in supported and value != getattr(defaults, name)]
+        unsupported += [] if METHODS[search.method].is_beam_search else ["method"]
         longest = max((max(len(job.ids) + 1, job.limit) for job in jobs), default=0)
-        if refused:
-            why = f"does not support search.{refused[0]}={getattr(search, refused[0])}"
+        if unsupported:
+            reason = f"does not support search.{unsupported[0]}={getattr(search, unsupported[0])}"
         elif any(job.constraints.any for job in jobs):
-            why = "does not support forced prefixes, or required or forbidden terms"
+            reason = "does not support forced prefixes, or required or forbidden terms"
         elif longest > self.max_tokens:
-            why = f"has positions for {self.max_tokens} tokens, and this sentence may need {longest}"
+            reason = f"has positions for {self.max_tokens} tokens, and this sentence may need {longest}"
         else:
             return
-        raise UserError(f"CTranslate2 {why}; use --engine torch")
+        raise UserError(f"CTranslate2 {reason}; use --engine torch")
 
 
 def needs_scores(search: SearchSettings) -> bool:
-    """Return whether scores are computed: on request, and always with a beam, which needs them for the search."""
+    """Return whether CTranslate2 computes scores: on request, and always in beam search, which ranks by them."""
     return search.scores or search.beam > 1
 
 
 def convert_cached(run: Predictor[Model], cache: Path, quantization: str) -> Path:
-    """Return the folder of this model in the cache; convert the model first if the folder does not exist."""
-    model = require_exportable(run.model, CTRANSLATE2_SUPPORTS, "CTranslate2", equal_head_widths=True)
+    """Return the folder of the converted model in the cache; convert the model if the folder does not exist."""
+    model = require_exportable(run.model, "CTranslate2", equal_head_widths=True)
     narrow = quantization.startswith("int8") and run.device.type == "cpu" and not cpu_features().exact_int8
     key = fingerprint_model(
         model, run.tokenizers.fingerprint(), model.settings, quantization, CACHE_VERSION, *["narrow"] * narrow
