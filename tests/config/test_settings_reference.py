@@ -87,8 +87,8 @@ def test_meanings_and_choices_stand_behind_the_settings() -> None:
         r"  tied: true +# one matrix for target",
         r"  precision: auto +# auto \| float32 \| bf16; ",
         r"  compile: auto +# auto \| true \| false",
-        r"  warmup: 1000 +# steps$",
-        r"  #   columns: \[0, 1\] +# of a TSV file",
+        r"  warmup: 1000 +# steps of learning-rate warmup$",
+        r"  #   columns: \[0, 1\] +# TSV columns",
     ):
         assert sum(bool(re.match(words, line)) for line in lines) == 1, words
 

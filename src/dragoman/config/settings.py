@@ -305,8 +305,8 @@ Layers = Annotated[int, Field(ge=0, le=1000)]
 class SampleSettings(Settings):
     """How the next token is sampled; each setting is an entry of FILTERS in decoding/sampling.py."""
 
-    temperature: float = setting(1.0, "below 1: likely tokens become likelier; 0: the likeliest", ge=0, le=100)
-    top_k: Amount = setting(0, "sample from the so many likeliest tokens; 0: from all")
+    temperature: float = setting(1.0, "sampling temperature; below 1 favours likely tokens, 0 is greedy", ge=0, le=100)
+    top_k: Amount = setting(0, "sample from this number of likeliest tokens; 0: from all tokens")
     top_p: float = setting(1.0, "sample from the likeliest tokens that together have this probability", gt=0, le=1)
 
 
@@ -314,48 +314,46 @@ LIMITS = ("steps", "epochs", "minutes", "flops")  # of a training run, in TrainS
 
 
 class TrainSettings(Settings):
-    seed: Seed = setting(1, "of all randomness in training")
-    steps: Amount = setting(100_000, "limits: whichever comes first; 0 is no limit")
-    epochs: Amount = setting(0, "limit; 0 is none")
-    minutes: float = setting(0.0, "limit; 0 is none", ge=0)
-    flops: float = setting(
-        0.0, "limit, such as 1e15: floating-point operations, as models/registry.py counts them; 0 is none", ge=0
-    )
-    tokens: int = setting(8192, "of one batch, on the longer side, padding included", ge=64, le=10_000_000)
-    accumulate: int = setting(1, "batches per optimizer step", ge=1, le=10_000)
+    seed: Seed = setting(1, "seed of all randomness in training")
+    steps: Amount = setting(100_000, "stop after this number of optimizer steps; 0: no limit")
+    epochs: Amount = setting(0, "stop after this number of epochs; 0: no limit")
+    minutes: float = setting(0.0, "stop after this number of minutes; 0: no limit", ge=0)
+    flops: float = setting(0.0, "stop after this number of floating-point operations, such as 1e15; 0: no limit", ge=0)
+    tokens: int = setting(8192, "tokens per batch on the longer side, including padding", ge=64, le=10_000_000)
+    accumulate: int = setting(1, "batches per optimizer step (gradient accumulation)", ge=1, le=10_000)
     lr: Positive = setting(5e-4, "peak learning rate")
-    warmup: Amount = setting(1000, "steps")
-    optimizer: str = setting("adamw", "update rule")
-    optimizer_options: dict[str, float] = setting({}, "of the optimizer alone, such as {momentum: 0.9} of muon")
-    beta2: Fraction = setting(0.98, "decay of the running mean of squared gradients")
-    weight_decay: float = setting(0.0, "of the optimizer", ge=0)
-    schedule: str = setting("inverse_sqrt", "of the learning rate after warmup")
-    label_smoothing: Fraction = setting(0.1, "probability mass spread over the vocabulary")
-    loss: str = setting("chunked", "how it is computed: the fast way, or the reference implementation")
-    consistency: str = setting("none", "run every batch twice and train both passes to agree")
-    consistency_weight: Positive = setting(1.0, "of the divergence of the two passes, beside the loss")
-    cut: Fraction = setting(0.05, "simcut: share of tokens hidden from the second pass")
-    clip: float = setting(1.0, "maximum norm of the gradient; 0 is off", ge=0)
-    precision: Literal["auto", "float32", "bf16"] = setting("auto", "of matrix products in training")
-    device: str = setting("auto", "auto, cpu, cuda, cuda:1, ...")
+    warmup: Amount = setting(1000, "steps of learning-rate warmup")
+    optimizer: str = setting("adamw", "optimizer")
+    optimizer_options: dict[str, float] = setting({}, "options of the optimizer, such as {momentum: 0.9} for muon")
+    beta2: Fraction = setting(0.98, "decay of the moving average of squared gradients in Adam")
+    weight_decay: float = setting(0.0, "weight decay of the optimizer", ge=0)
+    schedule: str = setting("inverse_sqrt", "learning-rate schedule after the warmup")
+    label_smoothing: Fraction = setting(0.1, "label smoothing: probability mass spread over the vocabulary")
+    loss: str = setting("chunked", "implementation of the loss: chunked is fast, plain is the reference implementation")
+    consistency: str = setting("none", "run every batch twice and train the two passes to agree")
+    consistency_weight: Positive = setting(1.0, "weight of the divergence between the two passes in the loss")
+    cut: Fraction = setting(0.05, "simcut: fraction of tokens hidden from the second pass")
+    clip: float = setting(1.0, "maximum gradient norm; 0: no clipping", ge=0)
+    precision: Literal["auto", "float32", "bf16"] = setting("auto", "precision of matrix products in training")
+    device: str = setting("auto", "device to train on: auto, cpu, cuda, cuda:1, ...")
     compile: Literal["auto"] | bool = setting("auto", "use torch.compile")
-    threads: int = setting(0, "0: as PyTorch finds best", ge=0, le=1024)
-    parallel: str = setting("ddp", "under torchrun, each process holds the full model or a shard of it")
+    threads: int = setting(0, "number of CPU threads; 0: chosen by PyTorch", ge=0, le=1024)
+    parallel: str = setting("ddp", "under torchrun, each process holds the full model (ddp) or a shard of it (fsdp)")
     timeout: float = setting(30.0, "minutes that processes wait for each other", gt=0, le=100_000)
-    ema: Fraction = setting(0.0, "decay of the exponential moving average of the weights; 0 is off")
-    average: Amount = setting(0, "the model is the mean of this many best checkpoints; 0 or 1: the best one")
-    keep: Count = setting(3, "best checkpoints kept, beside the last")
-    validate_every: Amount = setting(1000, "steps; 0 is only at the end")
-    validate_lines: Amount = setting(500, "dev pairs that are translated and scored; 0: only the loss")
+    ema: Fraction = setting(0.0, "decay of the exponential moving average of the weights; 0: off")
+    average: Amount = setting(0, "the final model is the mean of this many best checkpoints; 0 or 1: the best one")
+    keep: Count = setting(3, "number of best checkpoints to keep, besides the last one")
+    validate_every: Amount = setting(1000, "steps between validations; 0: only at the end")
+    validate_lines: Amount = setting(500, "number of dev pairs to translate and score; 0: only the loss")
     metric: MetricName = setting(
-        "auto", "ranks checkpoints: loss, a metric, or auto: the first of data.metrics, else the task's own"
+        "auto", "metric that ranks checkpoints; auto: the first of data.metrics, or the task's default"
     )
-    patience: Amount = setting(0, "validations without improvement before stopping; 0 is off")
-    save_every: Count = setting(1000, "steps")
-    log_every: Count = setting(50, "steps")
-    tensorboard: bool = setting(False, "write curves to RUN/tensorboard, beside metrics.jsonl")
+    patience: Amount = setting(0, "stop after this number of validations without improvement; 0: off")
+    save_every: Count = setting(1000, "steps between checkpoints")
+    log_every: Count = setting(50, "steps between log entries")
+    tensorboard: bool = setting(False, "write curves to RUN/tensorboard, in addition to metrics.jsonl")
     freeze: Annotated[tuple[str, ...], Listed] = setting(
-        (), "names of parameters that are not trained, such as encoder.*"
+        (), "names or patterns of parameters that are not trained, such as encoder.*"
     )
 
     @property

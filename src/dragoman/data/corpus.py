@@ -73,33 +73,31 @@ class CorpusSettings(Settings):
     A language model takes plain text, or the targets of pairs. READERS says which files and options belong together.
     """
 
-    source: str = setting("", "plain text file of sources, one sentence a line")
-    target: str = setting("", "plain text file of targets, line by line with the source")
-    tsv: str = setting("", "file of tab-separated columns")
-    jsonl: str = setting("", "file with one JSON object a line")
-    dialogue: str = setting(
-        "", 'file of numbered turns, "3 a question<tab>the answer"; the source is the dialogue so far'
-    )
-    text: str = setting("", "plain text file for a language model")
-    conllu: str = setting("", "dependency trees of the sources that are not empty, in order; for model.position=tree")
+    source: str = setting("", "text file with one source sentence per line")
+    target: str = setting("", "text file with one target sentence per line, aligned with `source`")
+    tsv: str = setting("", "file with tab-separated columns (see `columns`)")
+    jsonl: str = setting("", "file with one JSON object per line (see `keys`)")
+    dialogue: str = setting("", 'file with numbered turns, "3 question<tab>answer"; the source is the dialogue so far')
+    text: str = setting("", "text file for a language model")
+    conllu: str = setting("", "file with the dependency trees of all non-empty sources; for model.position=tree")
     part: Annotated[tuple[Share, Share], Listed] = setting(
-        (0.0, 1.0), "of a text, by its characters: from here to there"
+        (0.0, 1.0), "start and end of the part of `text` that is used, as fractions of its characters"
     )
-    columns: Annotated[tuple[Amount, Amount], Listed] = setting((0, 1), "of a TSV file: source, target")
-    keys: Annotated[tuple[str, str], Listed] = setting(("source", "target"), "of a JSONL file: source, target")
+    columns: Annotated[tuple[Amount, Amount], Listed] = setting((0, 1), "TSV columns of source and target, from 0")
+    keys: Annotated[tuple[str, str], Listed] = setting(("source", "target"), "JSON keys of source and target")
     references: Annotated[tuple[str, ...], Listed] = setting(
-        (), "of a JSONL file to test on: keys of all reference translations"
+        (), "JSON keys of all reference translations, for a test set"
     )
     where: Annotated[dict[str, str], BeforeValidator(convert_to_text)] = setting(
-        {}, "TSV column or JSONL key: the word it must hold"
+        {}, "read only rows with these values, {TSV column or JSON key: value}"
     )
-    source_words: Amount = setting(0, "read only so many words of each source, such as a long document; 0: all")
-    phrasebook: Amount = setting(0, "pairs to generate from the built-in phrasebook; 0: none")
-    split: str = setting("", "of the phrasebook; by default the one that the recipe puts it under")
-    seed: Seed = setting(1, "of the phrasebook")
-    weight: float = setting(1.0, "2.0: every pair twice an epoch; 0.5: every other pair", gt=0, le=1000)
+    source_words: Amount = setting(0, "truncate each source to this number of words; 0: do not truncate")
+    phrasebook: Amount = setting(0, "number of pairs to generate from the built-in phrasebook; 0: none")
+    split: str = setting("", "phrasebook: split to generate; by default train, dev or test, where the corpus is listed")
+    seed: Seed = setting(1, "phrasebook: seed of the generator")
+    weight: float = setting(1.0, "passes over the corpus per epoch; 0.5 uses half of its pairs", gt=0, le=1000)
     reverse: bool = setting(False, "swap source and target")
-    tag: str = setting("", "put before every source, such as de for the target language; a space between several")
+    tag: str = setting("", "tag put before every source, such as de for the target language; several with spaces")
 
     @property
     def reader(self) -> CorpusReader | None:
@@ -168,15 +166,13 @@ Corpora = Annotated[tuple[CorpusSettings, ...], Listed, BeforeValidator(wrap_in_
 class DataSettings(Settings):
     train: Corpora = setting((), "corpora to train on")
     dev: Corpora = setting((), "corpora to validate on")
-    test: Corpora = setting((), "corpora that `dragoman evaluate RUN` scores, each by itself")
-    metrics: Annotated[tuple[MetricName, ...], Listed] = setting(
-        (), "metrics of evaluation; by default those of the task"
-    )
-    direction: str = setting("en-de", "of the phrasebook")
-    both_ways: bool = setting(False, "train on every pair in both directions, as a start for another run")
-    documents: Literal["file", "line"] = setting("file", "of a language model: each file is one text, or each line")
-    max_length: Count = setting(512, "tokens on either side; longer pairs are left out of training and counted")
-    cache: str = setting("~/.cache/dragoman", "folder for token ids, kept once per corpus and tokenizer")
+    test: Corpora = setting((), "corpora that `dragoman evaluate RUN` scores, each separately")
+    metrics: Annotated[tuple[MetricName, ...], Listed] = setting((), "evaluation metrics; by default those of the task")
+    direction: str = setting("en-de", "phrasebook: source and target language")
+    both_ways: bool = setting(False, "train on every pair in both directions, to pretrain for another run")
+    documents: Literal["file", "line"] = setting("file", "language model: a text is a whole file or a single line")
+    max_length: Count = setting(512, "maximum number of tokens per side; longer pairs are not used in training")
+    cache: str = setting("~/.cache/dragoman", "folder that caches the token ids of each corpus and tokenizer")
 
     def check(self) -> None:
         """Refuse corpora that name no files, or files and options that do not go together."""

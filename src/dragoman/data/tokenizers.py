@@ -43,14 +43,14 @@ BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 class TokenizerSettings(Settings):
-    kind: str = setting("bpe", "algorithm of the vocabulary")
-    size: int = setting(8000, "of the vocabulary: subwords, or at most so many words or characters", ge=8, le=1_000_000)
-    joint: bool = setting(True, "one vocabulary for both sides")
-    target_kind: str = setting("", "of the target side, if there are two vocabularies; by default as the source side")
-    target_size: int = setting(0, "likewise; 0: as the source side", ge=0, le=1_000_000)
-    byte_fallback: bool = setting(True, "spell in bytes what no subword covers, so that nothing is lost")
+    kind: str = setting("bpe", "type of tokenizer")
+    size: int = setting(8000, "vocabulary size; for words and characters, the maximum", ge=8, le=1_000_000)
+    joint: bool = setting(True, "share one vocabulary between source and target")
+    target_kind: str = setting("", "type of the target tokenizer if joint=false; by default the same as `kind`")
+    target_size: int = setting(0, "vocabulary size of the target if joint=false; 0: same as `size`", ge=0, le=1_000_000)
+    byte_fallback: bool = setting(True, "encode characters outside the vocabulary as bytes, so that no text is lost")
     sampling: Fraction = setting(
-        0.0, "bpe: probability of skipping a merge; unigram: spread of the samples; at training only"
+        0.0, "subword sampling in training; bpe: merge dropout rate; unigram: smoothing of the distribution"
     )
 
     def for_target(self) -> TokenizerSettings:

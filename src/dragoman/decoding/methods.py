@@ -122,9 +122,9 @@ MAX_WIDTH = 64  # beams of a sentence in constrained search
 class SearchSettings(DiverseSettings):
     """The `search` section of a recipe: the settings of all decoding methods together."""
 
-    samples: int = setting(32, "mbr: hypotheses sampled; the one most similar to the others wins", ge=1, le=10_000)
-    candidates: Literal["samples", "beam"] = setting("samples", "mbr: where the candidates come from")
-    metric: str = setting("chrf", "mbr: measure of similarity")
+    samples: int = setting(32, "mbr: number of samples; the most similar to the others wins", ge=1, le=10_000)
+    candidates: Literal["samples", "beam"] = setting("samples", "mbr: candidates are samples or beam search results")
+    metric: str = setting("chrf", "mbr: similarity metric")
 
 
 @dataclass(frozen=True)

@@ -129,19 +129,19 @@ class BaseSearchSettings(SampleSettings):
     """The settings of all decoding methods. Those of sampling are for the methods sample and mbr."""
 
     method: str = setting("beam", "decoding method")
-    beam: int = setting(4, "hypotheses kept at each step; 1 is greedy", ge=1, le=1000)
-    nbest: int = setting(1, "hypotheses returned for each line", ge=1, le=1000)
-    length_norm: str = setting("length", "score = logp / length ** length_penalty, and so on")
+    beam: int = setting(4, "number of hypotheses kept at each step; 1 is greedy search", ge=1, le=1000)
+    nbest: int = setting(1, "number of hypotheses returned per line", ge=1, le=1000)
+    length_norm: str = setting("length", "divide log-probabilities by length ** length_penalty, the GNMT formula, or 1")
     length_penalty: float = setting(1.0, "exponent of the length normalization", ge=0, le=10)
     coverage: float = setting(0.0, "weight of the coverage penalty (Wu et al., 2016)", ge=0, le=100)
-    stop: str = setting("enough", "when a beam is done")
-    no_repeat: int = setting(0, "no n-gram of so many tokens is repeated; 0 is off", ge=0, le=1000)
+    stop: str = setting("enough", "stop with enough finished hypotheses, when none can improve, or at the limit")
+    no_repeat: int = setting(0, "never repeat an n-gram of this length; 0: off", ge=0, le=1000)
     min_ratio: float = setting(0.0, "output tokens >= min_ratio * source tokens", ge=0, le=100)
     max_ratio: float = setting(2.0, "output tokens <= max_ratio * source tokens + max_extra", gt=0, le=100)
-    max_extra: int = setting(16, "see max_ratio", ge=0, le=10_000)
-    seed: Seed = setting(1, "of sampling, together with the text of the line")
-    unknown: str = setting("drop", "of a word vocabulary: what becomes of <unk>")
-    scores: bool = setting(True, "compute scores; if false, an engine may leave them out (nan) where that is faster")
+    max_extra: int = setting(16, "tokens added to the length limit, see max_ratio", ge=0, le=10_000)
+    seed: Seed = setting(1, "seed of sampling, combined with the text of the line")
+    unknown: str = setting("drop", "word vocabularies: how to treat <unk> in the output")
+    scores: bool = setting(True, "compute scores; false: engines may return nan if that is faster")
 
 
 class SearchState(Protocol):

@@ -108,8 +108,8 @@ class SentenceBeam:
 
 
 class DiverseSettings(BaseSearchSettings):
-    groups: int = setting(4, "diverse: parts of the beam that avoid each other's tokens", ge=1, le=1000)
-    diversity: float = setting(0.5, "diverse: penalty of a token that another group has just chosen", ge=0, le=100)
+    groups: int = setting(4, "diverse: number of groups of the beam, which avoid each other's tokens", ge=1, le=1000)
+    diversity: float = setting(0.5, "diverse: penalty of a token per earlier group that has chosen it", ge=0, le=100)
 
 
 class DiverseBeam:

@@ -26,13 +26,11 @@ from dragoman.types import Batch
 class BaseModelSettings(Settings):
     """Settings of every kind of model, and properties that training and inference read."""
 
-    layers: Layers = setting(6, "of encoder and decoder each", ge=1)
-    encoder_layers: Layers = setting(0, "0: as many as `layers`")
-    decoder_layers: Layers = setting(0, "0: as many as `layers`")
-    target_word_dropout: Fraction = setting(0.0, "of whole target tokens that the decoder reads")
-    tied: bool = setting(
-        True, "one matrix for target embeddings and output; for source embeddings too, if they are joint"
-    )
+    layers: Layers = setting(6, "number of layers of the encoder and of the decoder", ge=1)
+    encoder_layers: Layers = setting(0, "number of encoder layers; 0: same as `layers`")
+    decoder_layers: Layers = setting(0, "number of decoder layers; 0: same as `layers`")
+    target_word_dropout: Fraction = setting(0.0, "probability of zeroing a target token's embedding in training")
+    tied: bool = setting(True, "one matrix for target embeddings, output and, if tokenizer.joint, source embeddings")
 
     task: ClassVar[Literal["translate", "generate", "classify"]] = "translate"
     compiles: ClassVar[bool] = False  # whether torch.compile is of use

@@ -45,17 +45,17 @@ Width = Annotated[int, Field(ge=0, le=65_536)]
 
 class RnnSettings(CellSettings, ScoreSettings, BaseModelSettings):
     kind: Literal["rnn"] = "rnn"
-    initial_state: Literal["zero", "learned"] = setting("zero", "of each cell at the start")
-    layers: Layers = setting(1, "of encoder and decoder each", ge=1)
-    width: int = setting(512, "of a state; both directions of an encoder together", ge=1, le=65_536)
-    embedding_width: Width = setting(0, "0: the width")
-    bidirectional: bool = setting(True, "the encoder's; a decoder cannot look ahead")
-    bridge: str = setting("linear", "how the decoder's first state comes from the encoder's last")
-    attention: str = setting("additive", "score of the decoder's attention to the source")
-    attention_width: Width = setting(0, "of additive scores; 0: the width")
-    input_feeding: bool = setting(False, "the output of a step is input to the next one too")
-    dropout: Fraction = setting(0.2, "of embeddings, between layers, and of the output")
-    source_word_dropout: Fraction = setting(0.0, "of whole source tokens")
+    initial_state: Literal["zero", "learned"] = setting("zero", "initial state of each recurrent cell")
+    layers: Layers = setting(1, "number of layers of the encoder and of the decoder", ge=1)
+    width: int = setting(512, "width of a state; each direction of a bidirectional encoder has half", ge=1, le=65_536)
+    embedding_width: Width = setting(0, "width of the embeddings; 0: same as `width`")
+    bidirectional: bool = setting(True, "the encoder reads the source in both directions")
+    bridge: str = setting("linear", "how the encoder's final state becomes the decoder's initial state")
+    attention: str = setting("additive", "score function of the decoder's attention to the source")
+    attention_width: Width = setting(0, "width of additive attention scores; 0: same as `width`")
+    input_feeding: bool = setting(False, "feed the output of each step into the next step")
+    dropout: Fraction = setting(0.2, "dropout rate of embeddings, between layers, and of the output")
+    source_word_dropout: Fraction = setting(0.0, "probability of zeroing a source token's embedding")
     exclusive: ClassVar[tuple[str, ...]] = ("cell", "attention")
 
     @classmethod
@@ -92,15 +92,15 @@ class HybridSettings(CellSettings, ScoreSettings, TransformerSettings):
     """The settings of a Transformer, for the encoder, and those of the recurrent decoder."""
 
     kind: Literal["hybrid"] = "hybrid"  # type: ignore[assignment]
-    decoder_layers: Count = setting(1, "of cells", le=1000)
-    cell: str = setting("lstm", "of the decoder")
-    score: str = setting("additive", "of the decoder's attention to the source")
-    score_width: Width = setting(0, "of additive scores; 0: decoder_width")
-    decoder_width: Width = setting(0, "of a cell's state; 0: the width")
+    decoder_layers: Count = setting(1, "number of recurrent decoder layers", le=1000)
+    cell: str = setting("lstm", "recurrent cell of the decoder")
+    score: str = setting("additive", "score function of the decoder's attention to the source")
+    score_width: Width = setting(0, "width of additive attention scores; 0: same as decoder_width")
+    decoder_width: Width = setting(0, "width of a decoder layer's state; 0: same as `width`")
     embedding_width: Width = setting(
-        0, "of target embeddings and, if tied, output; 0: the width, and the source's are the same"
+        0, "width of target embeddings; only with 0, the same as `width`, can both sides share a table"
     )
-    input_feeding: bool = setting(False, "the output of a step is input to the next one too")
+    input_feeding: bool = setting(False, "feed the output of each step into the next step")
     compiles: ClassVar[bool] = False
     absent: ClassVar[tuple[str, ...]] = ("decoder_attention",)
     absent_from: ClassVar[str] = "a hybrid, whose decoder is recurrent"

@@ -31,7 +31,7 @@ class LmFields(BaseModelSettings):
     """The settings that all language models have."""
 
     kind: Literal["lm"] = "lm"
-    context: Count = setting(256, "tokens of a window of the text, and the most that attention looks back")
+    context: Count = setting(256, "tokens per window of the text, and the maximum distance of attention")
     task: ClassVar[Literal["translate", "generate", "classify"]] = "generate"
     bounded: ClassVar[bool] = True  # whether it looks back no further than its context
     absent_from: ClassVar[str] = "a language model, which has no encoder"
@@ -61,8 +61,8 @@ class TransformerLmSettings(LmFields, TransformerSettings):  # type: ignore[misc
 
 class RnnLmSettings(LmFields, RnnSettings):  # type: ignore[misc]
     backbone: Literal["rnn"] = "rnn"
-    context: Count = setting(256, "tokens of a window of the text at training; the state is carried on to the next one")
-    bidirectional: bool = setting(False, "not for a language model")
+    context: Count = setting(256, "tokens per training window; generation has no such limit")
+    bidirectional: bool = setting(False, "not available: a language model reads from left to right")
     bounded: ClassVar[bool] = False
     absent: ClassVar[tuple[str, ...]] = ("encoder_layers", "bidirectional", "source_word_dropout", *SOURCE_SETTINGS)
 
@@ -71,7 +71,7 @@ class ClassifierFields(BaseModelSettings):
     """The settings that all classifiers have."""
 
     kind: Literal["classifier"] = "classifier"
-    pool: str = setting("mean", "how the states of a text become one")
+    pool: str = setting("mean", "how the states of a text are combined into one")
     task: ClassVar[Literal["translate", "generate", "classify"]] = "classify"
     absent_from: ClassVar[str] = "a classifier, which has no decoder"
 

@@ -40,13 +40,13 @@ SMALL_PRODUCT = 400  # multiply-adds below which PyTorch's matrix products on a 
 
 class TransformerSettings(FeedForwardSettings, AttentionSettings, BaseModelSettings):
     kind: Literal["transformer"] = "transformer"
-    shared: bool = setting(False, "one layer's weights at every depth of a stack")
-    dropout: Fraction = setting(0.1, "of embeddings and of each sublayer's output")
-    source_word_dropout: Fraction = setting(0.0, "of whole source tokens, all but their positions")
-    layer_dropout: Fraction = setting(0.0, "of whole layers, for each row of a batch by itself")
-    norm: str = setting("layer", "normalization of states")
-    norm_place: str = setting("pre", "normalization before or after each sublayer")
-    residual: bool = setting(True, "add each sublayer's input to its output")
+    shared: bool = setting(False, "share the weights of one layer among all layers of a stack")
+    dropout: Fraction = setting(0.1, "dropout rate of embeddings and of each sublayer's output")
+    source_word_dropout: Fraction = setting(0.0, "probability of zeroing a source token's embedding, not its position")
+    layer_dropout: Fraction = setting(0.0, "probability of skipping a layer, sampled for each row of a batch")
+    norm: str = setting("layer", "normalization of the token states")
+    norm_place: str = setting("pre", "normalize before (pre) or after (post) each sublayer")
+    residual: bool = setting(True, "residual connections: add each sublayer's input to its output")
     compiles: ClassVar[bool] = True
 
     @classmethod

@@ -113,9 +113,9 @@ NORM_PLACES = {"pre": "pre", "post": "post"}  # norm before the sublayer, or aft
 class FeedForwardSettings(NormSettings):
     """The settings that feed-forward networks read."""
 
-    feedforward_width: int = setting(0, "0: four times the width", ge=0, le=1_000_000)
-    activation: str = setting("relu", "of the feed-forward net")
-    activation_dropout: Fraction = setting(0.0, "between the two layers of the feed-forward net")
+    feedforward_width: int = setting(0, "hidden width of the feed-forward network; 0: 4 * `width`", ge=0, le=1_000_000)
+    activation: str = setting("relu", "activation of the feed-forward network; none: no such network")
+    activation_dropout: Fraction = setting(0.0, "dropout rate between the two layers of the feed-forward network")
 
     @property
     def inner_width(self) -> int:

@@ -27,7 +27,7 @@ WIDEST_FUSED_NORM = 4096  # maximum model width of the Triton kernel
 class NormSettings(Settings):
     """The settings that norms read."""
 
-    width: int = setting(512, "of a token's state", ge=1, le=65_536)
+    width: int = setting(512, "width of the token states", ge=1, le=65_536)
 
 
 class Norm(nn.Module):

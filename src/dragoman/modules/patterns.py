@@ -40,15 +40,15 @@ IntOrTensor = TypeVar("IntOrTensor", int, Tensor)
 class AttentionSettings(PositionSettings):
     """The settings that attention and its patterns read."""
 
-    attention: str = setting("full", "the encoder's attention pattern")
-    decoder_attention: str = setting("full", "the decoder's attention pattern")
-    window: Count = setting(64, "local: tokens attended to on either side")
-    block: Count = setting(16, "BigBird: tokens of a block")
-    window_blocks: Count = setting(1, "BigBird: blocks attended to on either side, beside the own one")
-    global_blocks: Amount = setting(1, "BigBird: blocks at the start that attend to all and are attended to by all")
-    random_blocks: Amount = setting(1, "BigBird: further blocks that each block attends to")
-    random_seed: Seed = setting(1, "BigBird: of the random blocks")
-    rank: Count = setting(64, "Linformer: keys and values that a sentence is projected to")
+    attention: str = setting("full", "attention pattern of the encoder")
+    decoder_attention: str = setting("full", "attention pattern of the decoder")
+    window: Count = setting(64, "local: number of tokens attended to on either side")
+    block: Count = setting(16, "BigBird: number of tokens per block")
+    window_blocks: Count = setting(1, "BigBird: neighbouring blocks attended to on either side")
+    global_blocks: Amount = setting(1, "BigBird: first blocks, which attend to all blocks and are attended to by all")
+    random_blocks: Amount = setting(1, "BigBird: random blocks that each block attends to in addition")
+    random_seed: Seed = setting(1, "BigBird: seed of the random blocks")
+    rank: Count = setting(64, "Linformer: number of keys and values after the projection")
 
 
 class FullAttention(nn.Module):

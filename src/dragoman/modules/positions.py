@@ -27,14 +27,12 @@ from dragoman.types import UNKNOWN_DISTANCE
 class HeadSettings(NormSettings):
     """The settings that every attention reads."""
 
-    heads: Count = setting(8, "of each attention")
-    query_width: int = setting(0, "of queries and keys, all heads together; 0: the width", ge=0, le=65_536)
-    value_width: int = setting(0, "of values, all heads together; 0: the width", ge=0, le=65_536)
-    projections: bool = setting(
-        True, "false: queries, keys and values are the token states themselves, without weights"
-    )
-    scaled: bool = setting(True, "divide scores by the square root of a head's query width")
-    head_dropout: Fraction = setting(0.0, "of a head's whole output for a row, at training")
+    heads: Count = setting(8, "number of heads of each attention")
+    query_width: int = setting(0, "width of queries and keys, all heads together; 0: same as `width`", ge=0, le=65_536)
+    value_width: int = setting(0, "width of values, all heads together; 0: same as `width`", ge=0, le=65_536)
+    projections: bool = setting(True, "project queries, keys and values; false: use the token states themselves")
+    scaled: bool = setting(True, "divide attention scores by the square root of a head's query width")
+    head_dropout: Fraction = setting(0.0, "probability of dropping a head's output for a row of a batch, in training")
     kernel: str = setting("auto", "implementation of attention")
 
     @property
@@ -52,8 +50,8 @@ class PositionSettings(HeadSettings):
     """The settings that position encodings read."""
 
     position: str = setting("sinusoidal", "position encoding")
-    max_length: Count = setting(1024, "number of positions for learned positions and Linformer")
-    reach: int = setting(16, "relative, tree: larger distances are clipped to this one", ge=1, le=65_536)
+    max_length: Count = setting(1024, "maximum number of positions for learned positions and Linformer")
+    reach: int = setting(16, "relative, tree: distances are clipped to this maximum", ge=1, le=65_536)
 
 
 class PositionPart(nn.Module):

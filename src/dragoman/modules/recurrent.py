@@ -28,8 +28,8 @@ StackState = list[CellState]  # of all layers, lowest first
 class CellSettings(Settings):
     """The settings that cells read."""
 
-    cell: str = setting("lstm", "of recurrent layers")
-    nonlinearity: str = setting("tanh", "of the vanilla cell; the others have their own")
+    cell: str = setting("lstm", "recurrent cell")
+    nonlinearity: str = setting("tanh", "nonlinearity of the vanilla cell; gru and lstm have their own")
 
 
 class Cell(nn.Module, ABC):

@@ -54,14 +54,12 @@ class AlignerSettings(Settings):
     ibm2: int = setting(0, "iterations of IBM Model 2", ge=0)
     diagonal: int = setting(0, "iterations of IBM Model 2 with the diagonal parametrisation of fast_align", ge=0)
     hmm: int = setting(5, "iterations of the HMM", ge=0)
-    agree: bool = setting(True, "train both directions to agree")
-    null: float = setting(0.1, "probability that a word is a translation of none", gt=0, lt=1)
+    agree: bool = setting(True, "train both directions jointly to agree")
+    null: float = setting(0.1, "probability that a word is aligned to NULL", gt=0, lt=1)
     lowercase: bool = setting(True, "ignore case")
-    max_length: int = setting(100, "longest sentences to learn from, in words; longer ones are only aligned", ge=1)
+    max_length: int = setting(100, "maximum sentence length in words for training; longer pairs are only aligned", ge=1)
     symmetrize: str = setting(AGREEMENT, f"{AGREEMENT}, or one of {', '.join(SYMMETRIZATIONS)}")
-    threshold: float = setting(
-        0.5, "smallest geometric mean of both posteriors that makes a link, for agreement", ge=0, le=1
-    )
+    threshold: float = setting(0.5, "agreement: minimum geometric mean of the two posteriors of a link", ge=0, le=1)
 
 
 class Progress(NamedTuple):

@@ -39,10 +39,10 @@ NOISY_CHANNEL = np.array([0, 1, 0, 0, *[0] * 6, 1, 0.1, 0, 0, -100.0])  # P(sour
 class DecoderSettings(Settings):
     """How far the decoder looks for the best translation."""
 
-    stack: int = setting(100, "hypotheses kept for each number of covered words", ge=1)
-    beam: float = setting(8.0, "hypotheses worse than the best of their stack by more than this are dropped", gt=0)
-    distortion_limit: int = setting(6, "farthest jump between two phrases, in source words; -1 for any", ge=-1)
-    options: int = setting(20, "translations of each source phrase that are tried", ge=1)
+    stack: int = setting(100, "maximum number of hypotheses per stack (one stack per number of covered words)", ge=1)
+    beam: float = setting(8.0, "drop hypotheses whose score is below the best of their stack by more than this", gt=0)
+    distortion_limit: int = setting(6, "maximum jump between two phrases in source words; -1: no limit", ge=-1)
+    options: int = setting(20, "number of translations tried per source phrase", ge=1)
 
 
 class NgramScorer:

@@ -61,21 +61,21 @@ class SmtSettings(Settings):
 
     kind: Literal["smt"] = "smt"
     align: AlignerSettings = setting(AlignerSettings(threshold=0.3), "word alignment, from which phrases are extracted")
-    max_phrase: int = setting(7, "longest phrase, in words", ge=1, le=20)
-    phrase_options: int = setting(30, "translations of a source phrase that are kept, the likeliest", ge=1)
-    order: int = setting(5, "of the language model's n-grams", ge=1, le=10)
+    max_phrase: int = setting(7, "maximum length of a phrase in words", ge=1, le=20)
+    phrase_options: int = setting(30, "number of translations kept per source phrase, the likeliest", ge=1)
+    order: int = setting(5, "order of the n-gram language model", ge=1, le=10)
     prune: Annotated[tuple[int, ...], Listed] = setting(
-        (), "n-grams that occur at most so often are dropped, by order; the last goes on"
+        (), "highest count of n-grams to drop, per order; the last applies to all higher orders"
     )
-    lm_text: str = setting("", "a file with more text of the target language, one sentence a line")
-    reordering: bool = setting(True, "score the orientation of phrases towards their neighbours")
-    decoder: DecoderSettings = setting(DecoderSettings(), "how far the decoder looks")
+    lm_text: str = setting("", "file with additional target-language text, one sentence per line")
+    reordering: bool = setting(True, "lexicalized reordering: score the orientation of neighbouring phrases")
+    decoder: DecoderSettings = setting(DecoderSettings(), "limits of the decoder's search")
     preset: Literal["log-linear", "noisy-channel"] = setting(
-        "log-linear", "weights to begin with: all features, or p(source | target) and p(target) with a weight of one"
+        "log-linear", "initial weights: of all features, or 1 for p(source | target) and p(target)"
     )
-    weights: dict[str, float] = setting({}, "of single features, instead of those of the preset")
-    tuning_rounds: int = setting(4, "rounds of batch MIRA on the dev set; 0: keep the weights", ge=0)
-    n_best: int = setting(100, "translations of each sentence that tuning learns from", ge=2)
+    weights: dict[str, float] = setting({}, "weights of single features, which replace those of the preset")
+    tuning_rounds: int = setting(4, "rounds of batch MIRA on the dev set; 0: no tuning", ge=0)
+    n_best: int = setting(100, "number of translations per sentence that tuning learns from", ge=2)
 
     def initial_weights(self) -> Array:
         """Return the weights before tuning."""
